@@ -1,0 +1,33 @@
+# make sweep, make test: both set up .venv on first use. make check: what CI checks besides.
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: sweep test slow check benchmarks clean
+
+sweep: .venv/installed
+	$(BIN)/python -m stability.sweep $(ARGS)
+
+test: .venv/installed
+	$(BIN)/python -m pytest $(ARGS)
+
+slow: .venv/installed
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+check: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+benchmarks: .venv/installed
+	$(BIN)/python benchmarks/mechanisms.py
+
+.venv/installed: constraints.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info

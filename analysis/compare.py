@@ -1,0 +1,101 @@
+"""Paired comparisons over seeds, of quantities known exactly or only by bounds. Numbers only; `claims` makes the sentences.
+
+"Wider" compares the one window's lower with the other's upper bound. Where open ends leave that undecided, the parts within the swept
+range are compared, if both were swept over the same one, and the result says so.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from analysis.load import Frame, Study
+from analysis.spread import mean_interval
+from analysis.stability_window import SeriesWindows
+from analysis.tables import stable_steps
+
+HIGHEST_LRS = 2
+# Two windows that differ by less are one: a hundredth of a decade is 2.3 % of a learning rate.
+TIE_DECADES = 0.01
+EVERYTHING = (-math.inf, math.inf)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Which of two is greater (+1 the first, -1 the second, 0 undecided), on how many paired seeds, over which scope, and the interval."""
+
+    direction: int
+    n: int
+    scope: Literal["whole", "range", "none"] = "none"
+    interval: tuple[float, float] = EVERYTHING
+    why_undecided: str = ""
+
+
+@dataclass(frozen=True)
+class StepShares:
+    """% stable of two series at the highest LRs that both were measured at."""
+
+    lrs: tuple[float, ...]
+    first: float
+    second: float
+    result: Comparison
+
+
+def decide(lows: list[float], highs: list[float], tie: float = 0.0) -> tuple[int, tuple[float, float]]:
+    """Sign of a paired difference known by a lower and an upper bound per seed: (direction, interval).
+
+    Fewer than three seeds: all must agree, the interval is their range. Three or more: the Student-t 95 % interval of the mean lower (upper)
+    bound must exclude 0.
+    """
+    if not lows:
+        return 0, EVERYTHING
+    interval = (min(lows), max(highs)) if len(lows) < 3 else (mean_interval(lows)[0], mean_interval(highs)[1])
+    return (1 if interval[0] > tie else -1 if interval[1] < -tie else 0), interval
+
+
+def compare_windows(first: SeriesWindows, second: SeriesWindows) -> Comparison:
+    """Whether the first's windows are wider, seed by seed."""
+    seeds = sorted(first.by_seed.keys() & second.by_seed.keys())
+    pairs = [(first.by_seed[seed], second.by_seed[seed]) for seed in seeds]
+    known = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if not pairs or len(known) < len(pairs):
+        return Comparison(0, len(pairs), why_undecided="in one seed or more a mechanism has no finished run")
+    whole, interval = decide([a.width - b.width_max for a, b in known], [a.width_max - b.width for a, b in known], TIE_DECADES)
+    if whole:
+        return Comparison(whole, len(pairs), "whole", interval)
+    if any(a.grid != b.grid for a, b in known):
+        return Comparison(0, len(pairs), "none", interval, "the two were swept over different ranges and a window is open or next to a divergence")
+    part, interval = decide([a.width - b.width_max_in_grid for a, b in known], [a.width_max_in_grid - b.width for a, b in known], TIE_DECADES)
+    if part:
+        return Comparison(part, len(pairs), "range", interval)
+    if all(a.fills_grid and b.fills_grid for a, b in known):
+        return Comparison(0, len(pairs), "none", interval, "both windows fill the whole sweep, a wider range of learning rates would tell")
+    return Comparison(0, len(pairs), "none", interval, _undecided(len(pairs)))
+
+
+def _undecided(n: int) -> str:
+    if n >= 3:
+        return "the interval of the paired differences contains 0"
+    return "the seeds disagree, or edges next to diverged or missing runs leave too much room"
+
+
+def compare_stable_steps(study: Study, first: str, second: str, state: str) -> StepShares | None:
+    """% stable of two series at the two highest LRs at which both have recorded steps of terminal checkpoints; None where there is none."""
+    rows = study.with_run(study.curvature)
+    rows = rows[(rows["phase"] == "terminal") & (rows["state"] == state)]
+    parts = [rows[rows["series"] == series] for series in (first, second)]
+    lrs = sorted(set(parts[0]["run_lr"]) & set(parts[1]["run_lr"]))[-HIGHEST_LRS:]
+    shares = [_shares(part[part["run_lr"].isin(lrs)]) for part in parts]
+    seeds = sorted(shares[0].keys() & shares[1].keys())
+    if not seeds:
+        return None
+    differences = [shares[0][seed] - shares[1][seed] for seed in seeds]
+    direction, interval = decide(differences, differences)
+    means = [sum(share[seed] for seed in seeds) / len(seeds) for share in shares]
+    return StepShares(tuple(lrs), means[0], means[1], Comparison(direction, len(seeds), "whole", interval))
+
+
+def _shares(rows: Frame) -> dict[int, float]:
+    """% stable of each seed."""
+    return {int(seed): float(stable_steps(part).mean() * 100) for seed, part in rows.groupby("seed")}

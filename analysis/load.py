@@ -1,0 +1,167 @@
+"""One study's files → one frozen object. The only place of `analysis` that touches a study's folder; needs neither torch nor `conf/`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    # pandas annotates its results as unions of all that can come out: checked against those, every second line is a false error.
+    Frame = Any
+    Column = Any
+else:
+    Frame = pd.DataFrame
+    Column = pd.Series
+
+# A copy of stability.runs.results on purpose (analysis imports nothing of stability); a test holds the two together.
+SCHEMA_VERSION = 1
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "runs": (
+        "study", "run_id", "mechanism", "residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model", "num_params", "lr",
+        "seed", "status", "reason", "val_nll", "init_nll", "unigram_nll", "gen_nll", "num_steps", "num_tokens", "wall_s",
+    ),
+    "curvature": (
+        "run_id", "phase", "state", "step", "slope", "curvature", "alpha_max", "lr", "loss_before", "loss_after", "method", "rel_error",
+    ),
+    "curves": ("run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"),
+}  # fmt: skip
+TEXT_COLUMNS = {
+    "study", "run_id", "mechanism", "residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model", "status", "reason",
+    "phase", "state", "method",
+}  # fmt: skip
+# Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
+SETTING_AXES = ("residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model")
+
+FINISHED = ("stable", "spiked", "plateaued")
+PENDING = ("queued", "running")
+PAPER_ORDER = ("sa", "sc", "mix", "sw")
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """A study's three tables and its `study.json`.
+
+    `runs` carries two columns more than its file: `setting` (the other axes that vary in this study, "" where none does) and `series`
+    (mechanism and setting: what one line of a figure shows).
+    """
+
+    name: str
+    runs: Frame
+    curvature: Frame
+    curves: Frame
+    study: dict[str, Any]
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """Every series, sa sc mix sw first, the others by name; settings together."""
+        pairs = self.runs[["setting", "mechanism", "series"]].drop_duplicates().itertuples(index=False)
+        return tuple(pair.series for pair in sorted(pairs, key=lambda pair: (pair.setting, paper_rank(pair.mechanism))))
+
+    @property
+    def fingerprint(self) -> str:
+        """The first 12 hex digits of the data's fingerprint (of each, where the study holds several data sets)."""
+        known = sorted({value[:12] for value in self.runs["data_fingerprint"] if value})
+        return ", ".join(known) or str(self.study.get("provenance", {}).get("data_fingerprint") or "")[:12] or "not recorded"
+
+    def of(self, series: str) -> Frame:
+        """The runs of one series."""
+        return self.runs[self.runs["series"] == series]
+
+    def with_run(self, frame: Frame) -> Frame:
+        """`curvature` or `curves` with its runs' `series`, `mechanism`, `setting`, `seed` and training LR (`run_lr`) beside each row."""
+        keys = self.runs[["run_id", "series", "mechanism", "setting", "seed", "lr"]].rename(columns={"lr": "run_lr"})
+        return frame.merge(keys, on="run_id", how="inner")
+
+
+def paper_rank(mechanism: str) -> tuple[int, str]:
+    """Sort key: the paper's four mechanisms in a fixed order, then the rest by name."""
+    return (PAPER_ORDER.index(mechanism) if mechanism in PAPER_ORDER else len(PAPER_ORDER), mechanism)
+
+
+def load(study_dir: Path | str) -> Study:
+    """Read ``<runs_dir>/studies/<name>/study.json`` and ``results/{runs,curvature,curves}.parquet``.
+
+    Errors: ``ValueError`` of one line where a file is missing (it names the command that makes it), unreadable, or of another schema version.
+    """
+    study_dir = Path(study_dir)
+    manifest = _manifest(study_dir)
+    frames = {name: _frame(study_dir, name, manifest) for name in COLUMNS}
+    frames["runs"] = _with_series(frames["runs"].drop_duplicates("run_id").reset_index(drop=True))
+    if frames["runs"].empty:
+        raise ValueError(f"{study_dir}: results/runs.parquet lists no run; `{_sweep_command(study_dir, manifest)}` makes them")
+    return Study(name=str(manifest.get("name") or study_dir.name), study=manifest, **frames)
+
+
+def _manifest(study_dir: Path) -> dict[str, Any]:
+    path = study_dir / "study.json"
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing: `{_sweep_command(study_dir, {})}` makes it") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not JSON ({error}): `{_sweep_command(study_dir, {})}` writes it again") from None
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{path} holds no JSON object: `{_sweep_command(study_dir, {})}` writes it again")
+    return manifest
+
+
+def _sweep_command(study_dir: Path, manifest: dict[str, Any]) -> str:
+    """The command that makes the study's results: its own where `study.json` recorded one."""
+    return str(manifest.get("command") or f"python -m stability.sweep name={study_dir.name}")
+
+
+def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
+    path = study_dir / "results" / f"{name}.parquet"
+    command = f"python -m stability.hessian ckpt={study_dir}" if name == "curvature" else _sweep_command(study_dir, manifest)
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: `{command}` makes it")
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path} is no parquet file ({error}): `{command}` writes it again") from None
+    version = _schema_version(table.schema.metadata or {})
+    if version != SCHEMA_VERSION:
+        found = "no schema version" if version is None else f"schema version {version}"
+        raise ValueError(f"{path} has {found}, this analysis reads version {SCHEMA_VERSION}: `{command}` writes it again")
+    lacking = [column for column in COLUMNS[name] if column not in table.column_names]
+    if lacking:
+        raise ValueError(f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}: `{command}` writes it again")
+    return _typed(table.select(list(COLUMNS[name])).to_pandas())
+
+
+def _schema_version(metadata: dict[bytes, bytes]) -> int | None:
+    """From the file's own key, else from the attributes that pandas stores."""
+    raw = metadata.get(b"schema_version")
+    if raw is None:
+        raw = json.loads(metadata.get(b"PANDAS_ATTRS", b"{}")).get("schema_version")
+    try:
+        return None if raw is None else int(raw)
+    except ValueError:
+        return None
+
+
+def _typed(frame: Frame) -> Frame:
+    """Text columns as str ("" for null), all others as float64 (NaN for null): an all-null column has no type of its own in parquet."""
+    columns = {
+        column: frame[column].map(lambda value: "" if pd.isna(value) else str(value)).astype(object)
+        if column in TEXT_COLUMNS
+        else pd.Series(pd.to_numeric(frame[column], errors="coerce"), dtype="float64")
+        for column in frame.columns
+    }
+    return pd.DataFrame(columns)
+
+
+def _with_series(runs: Frame) -> Frame:
+    # A float's last digit must not split one learning rate in two columns.
+    runs["lr"] = [float(f"{lr:.9g}") for lr in runs["lr"]]
+    varying = [axis for axis in SETTING_AXES if runs[axis].nunique() > 1]
+    labels = [[value[:12] or "none" for value in row] for row in runs[varying].itertuples(index=False)] if varying else [[]] * len(runs)
+    runs["setting"] = [" ".join(label) for label in labels]
+    runs["series"] = [f"{m} {s}".strip() for m, s in zip(runs["mechanism"], runs["setting"], strict=True)]
+    return runs

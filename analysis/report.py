@@ -1,0 +1,230 @@
+"""A study's results → reports/<name>.pdf, and the tables that a sweep prints at its end. Reads parquet only; imports no torch."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import typst
+from matplotlib.figure import Figure
+
+from analysis import claims, tables, typeset
+from analysis.alpha_plots import alpha_figures
+from analysis.load import Study, load
+from analysis.plots import learning_curves, nll_figure, window_figure
+from analysis.spread import duration, listed, plural, power
+from analysis.style import RC
+
+STATES_EXPLAINED = (
+    "State “checkpoint” starts from the run's own optimizer state, state “paper” follows the paper's protocol to the letter: its averages over "
+    "five batches, already unbiased, are bias-corrected once more, which makes the step direction about a fifth of AdamW's real one and "
+    "overstates α_max about 5 times; read “paper” against the paper's tables, “checkpoint” for what the training met."
+)
+NLL_CAPTION = (
+    "Validation NLL at the end of training against learning rate. Points: seeds; line: their median, broken where half of them or more diverged; "
+    "×: diverged runs of all runs there. Beneath: the stable window of the median (bar) and of each seed (thin lines); arrow: open, a lower bound; "
+    "dotted: the neighbouring rate diverged and the edge lies in between."
+)
+WINDOW_CAPTION = (
+    "Widths of the stable windows. Bar and number: of the median line; points: single seeds; arrow: open, a lower bound; hatched: where the edge may "
+    "still lie, the neighbouring rate having diverged."
+)
+ALPHA_CAPTION = (
+    "α_max of the recorded steps against learning rate, {phase}. Above the dashed line (shaded) the training's own step lowers its batch's loss to "
+    "second order; the small numbers count steps."
+)
+CURVES_CAPTION = (
+    "Training loss against step, averaged over a twentieth of a run, one line per run, coloured by learning rate; circles: validation NLL; ×: the "
+    "last finite loss of a run that diverged. What rises above the axis is cut."
+)
+NLL, WINDOW, CURVES = "nll", "window", "curves"
+
+
+def build(study_dir: Path | str, reports_dir: Path | str) -> Path:
+    """Write ``<reports_dir>/<name>.pdf`` and return its path; a reader never sees a half-written one.
+
+    Errors: ``ValueError`` where the study's files are missing or of another schema version (see `load`).
+    """
+    study_dir, reports_dir = Path(study_dir), Path(reports_dir)
+    study = load(study_dir)
+    with tempfile.TemporaryDirectory(prefix="stability-report-") as folder:
+        source = Path(folder) / "report.typ"
+        source.write_text(_document(study, Path(folder)), encoding="utf-8")
+        pdf = typst.compile(str(source), root=folder, ignore_system_fonts=True)
+    return _replace(reports_dir / f"{study_dir.resolve().name}.pdf", pdf)
+
+
+def summary(study_dir: Path | str) -> str:
+    """The plain-text tables at the end of a sweep: NLL, windows, α_max of the terminal checkpoints in short, and the claims."""
+    study = load(study_dir)
+    parts = [table.text() for table in tables.nll_tables(study)]
+    parts.append(tables.window_table(study).text())
+    parts += [table.text(details=False) for table in tables.alpha_tables(study, phases=("terminal",))]
+    parts.append(claims.paragraph(study))
+    return "\n\n".join(_wrapped(part) for part in parts) + "\n"
+
+
+def write_figures(study_dir: Path | str, folder: Path | str, suffix: str = "svg") -> list[Path]:
+    """The report's figures as single files (`nll.svg`, …), for a README or a talk."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return [path for path in _draw(load(study_dir), folder, suffix).values() if path is not None]
+
+
+def _wrapped(part: str) -> str:
+    """A paragraph in lines of 110; a table stays as it is."""
+    return part if "\n" in part else "\n".join(textwrap.wrap(part, 110))
+
+
+def _replace(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _draw(study: Study, folder: Path, suffix: str) -> dict[str, Path | None]:
+    """Every figure into its file; None for one that has no data. α_max has one file per phase and four series."""
+    with matplotlib.rc_context(RC):
+        figures: dict[str, Figure | None] = {NLL: nll_figure(study), WINDOW: window_figure(study), CURVES: learning_curves(study)}
+        for phase in dict.fromkeys(phase for phase, _ in tables.phases_and_states(study)):
+            figures |= {f"alpha-{phase}-{index}": figure for index, figure in enumerate(alpha_figures(study, phase))}
+        return {name: _save(figure, folder / f"{name}.{suffix}") for name, figure in figures.items()}
+
+
+def _save(figure: Figure | None, path: Path) -> Path | None:
+    if figure is None:
+        return None
+    # Without a date the same study gives the same file.
+    dates = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+    figure.savefig(path, metadata=dates.get(path.suffix), dpi=200)
+    return path
+
+
+def _document(study: Study, folder: Path) -> str:
+    figures = _draw(study, folder, "pdf")
+    sections = (_overview(study), _claims(study), _nll(study, figures), _alpha(study, figures), _curves(figures), _troubles(study))
+    return typeset.document(f"Learning-rate stability: {study.name}", _subtitle(study), "".join(sections))
+
+
+def _subtitle(study: Study) -> str:
+    lrs = sorted(set(study.runs["lr"]))
+    span = tables.lr_text(lrs[0]) if len(lrs) == 1 else f"{tables.lr_text(lrs[0])} to {tables.lr_text(lrs[-1])}"
+    counts = f"{plural(study.runs['seed'].nunique(), 'seed')} · {plural(len(study.runs), 'run')}"
+    return f"{listed(study.series)} · {plural(len(lrs), 'learning rate')}, {span} · {counts}"
+
+
+def _overview(study: Study) -> str:
+    """What was run, and where the numbers come from."""
+    provenance = study.study.get("provenance")
+    known: dict[str, Any] = provenance if isinstance(provenance, dict) else {}
+    commit = _known(known.get("commit"))
+    pairs = [
+        ("Command", _known(known.get("command") or study.study.get("command"))),
+        ("Commit", f"{commit}, with uncommitted changes" if known.get("dirty") else commit),
+        ("Hardware", _hardware(known.get("hardware"))),
+        ("Versions", ", ".join(f"{name} {version}" for name, version in _mapping(known.get("versions")).items()) or "not recorded"),
+        ("Data", f"{_known(known.get('data_description'))} (fingerprint {study.fingerprint})"),
+        ("Started", f"{_known(known.get('started_at')).replace('T', ' ')}, launcher: {_known(study.study.get('launcher'))}"),
+        ("Wall time", f"{_seconds(known.get('wall_s'))} (the runs’ own clocks sum to {duration(float(study.runs['wall_s'].sum()))})"),
+        ("Runs", ", ".join(f"{count} {status}" for status, count in study.runs["status"].value_counts().items())),
+    ]
+    return typeset.heading("What was run") + typeset.facts(pairs)
+
+
+def _known(value: Any) -> str:
+    return "not recorded" if value is None or value == "" else str(value)
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _seconds(value: Any) -> str:
+    return duration(float(value)) if isinstance(value, int | float) else "not recorded"
+
+
+def _hardware(value: Any) -> str:
+    known = _mapping(value)
+    memory = known.get("memory_gb")
+    parts = [
+        str(known["cpu"]) if known.get("cpu") else "",
+        f"{known['cores']} cores" if known.get("cores") else "",
+        f"{memory:.0f} GB memory" if isinstance(memory, int | float) else "",
+        (str(known["gpu"]) if known["gpu"] else "no GPU") if "gpu" in known else "",
+    ]
+    return ", ".join(part for part in parts if part) or "not recorded"
+
+
+def _claims(study: Study) -> str:
+    return typeset.heading("Does the paper's claim hold here?") + typeset.boxed([claim.text for claim in claims.judge(study)])
+
+
+def _figure(figures: dict[str, Path | None], name: str, caption: str, missing: str) -> str:
+    path = figures.get(name)
+    return typeset.paragraph(missing) if path is None else typeset.picture(path, caption)
+
+
+def _nll(study: Study, figures: dict[str, Path | None]) -> str:
+    missing = (
+        "A single learning rate makes neither a curve nor a window: the tables say what there is."
+        if study.runs["lr"].nunique() < 2
+        else "No run ended with a finite validation NLL: there is neither a curve nor a stable window to draw."
+    )
+    body = [typeset.heading("Validation NLL and the stable window"), _figure(figures, NLL, NLL_CAPTION, missing)]
+    body += [table.typst() for table in tables.nll_tables(study)]
+    body += [tables.window_table(study).typst()]
+    if figures[WINDOW] is not None:
+        body.append(_figure(figures, WINDOW, WINDOW_CAPTION, ""))
+    return "".join(body)
+
+
+def _alpha(study: Study, figures: dict[str, Path | None]) -> str:
+    head = typeset.heading("Maximum stable learning rate α_max along the optimizer's step")
+    if study.curvature.empty:
+        return head + typeset.paragraph("α_max was not measured in this study (hessian=false, or no run left a checkpoint).")
+    body = [head, typeset.paragraph(STATES_EXPLAINED)]
+    for name in (name for name in figures if name.startswith("alpha-")):
+        phase = name.removeprefix("alpha-").rpartition("-")[0]
+        body.append(_figure(figures, name, ALPHA_CAPTION.format(phase=tables.PHASES.get(phase, phase)), ""))
+    body.append(typeset.paragraph(verification(study)))
+    return "".join(body + [table.typst() for table in tables.alpha_tables(study)])
+
+
+def verification(study: Study) -> str:
+    """How the curvatures were computed, and how far one of each run and state lies from central differences."""
+    methods = study.curvature["method"].value_counts()
+    counted = listed(f"{method or 'not recorded'} ({plural(count, 'step')})" for method, count in methods.items())
+    used = f"Methods: {counted}."
+    checked = study.curvature[study.curvature["rel_error"].notna()]
+    if checked.empty:
+        return f"{used} No curvature was compared with central differences."
+    worst = checked.loc[checked["rel_error"].idxmax()]
+    return (
+        f"{used} Verification: in {plural(len(checked), 'step')} the curvature was compared with central differences of the gradient; relative "
+        f"error: median {power(float(np.median(checked['rel_error'])))}, largest {power(float(worst['rel_error']))} "
+        f"(run {worst['run_id']}, state {worst['state']})."
+    )
+
+
+def _curves(figures: dict[str, Path | None]) -> str:
+    return typeset.heading("Learning curves") + _figure(figures, CURVES, CURVES_CAPTION, "No training loss was recorded.")
+
+
+def _troubles(study: Study) -> str:
+    table = tables.trouble_table(study)
+    head = typeset.heading("Runs that diverged, failed, or learned nothing")
+    return head + (typeset.paragraph("None: every run ended stable.") if table is None else table.typst())
+
+
+__all__: Sequence[str] = ("build", "summary", "verification", "write_figures")

@@ -1,0 +1,117 @@
+"""A number with its sample size and its interval, and how numbers are written in tables, figures and sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+# 97.5 % quantiles of Student's t for 1…30 degrees of freedom: scipy is no dependency of this package.
+_T_975 = (
+    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788, 2.1604, 2.1448, 2.1314,
+    2.1199, 2.1098, 2.1009, 2.0930, 2.0860, 2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423,
+)  # fmt: skip
+
+INTERVAL_RULE = "Second line: min–max over the seeds (n = 2) or Student-t 95 % interval of the mean (n ≥ 3)"
+
+
+def t_975(degrees: int) -> float:
+    """The 97.5 % quantile of Student's t; beyond 30 degrees of freedom by its expansion around the normal quantile (error < 1e-4)."""
+    if degrees < 1:
+        return math.inf
+    if degrees <= len(_T_975):
+        return _T_975[degrees - 1]
+    z = 1.959964
+    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
+
+
+def mean_interval(values: Iterable[float]) -> tuple[float, float]:
+    """Student-t 95 % interval of the mean; infinite where fewer than two values are given or one is not finite."""
+    array = np.asarray(list(values), dtype=float)
+    if len(array) < 2 or not np.isfinite(array).all():
+        return (-math.inf, math.inf)
+    half = t_975(len(array) - 1) * float(array.std(ddof=1)) / math.sqrt(len(array))
+    return (float(array.mean()) - half, float(array.mean()) + half)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A median with its n and an interval: min–max for two values, Student-t 95 % of the mean for three or more, none for one."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Spread:
+        """Over the finite values only; n = 0 and NaN where there is none."""
+        finite = np.asarray([value for value in values if math.isfinite(value)], dtype=float)
+        if len(finite) == 0:
+            return Spread(math.nan, math.nan, math.nan, 0)
+        low, high = mean_interval(finite) if len(finite) >= 3 else (float(finite.min()), float(finite.max()))
+        return Spread(float(np.median(finite)), low, high, len(finite))
+
+    def detail(self, form=lambda value: f"{value:.3f}") -> str:
+        """What stands under the median: the interval and n, or n alone."""
+        return f"n={self.n}" if self.n < 2 else f"{form(self.low)}–{form(self.high)}, n={self.n}"
+
+
+def power(value: float, digits: int = 2) -> str:
+    """Short scientific notation as in the paper's tables: 2.2e-3, with ``digits`` significant ones; 0 and ∞ as they are."""
+    if math.isnan(value):
+        return "--"
+    if value == 0 or math.isinf(value):
+        return "0" if value == 0 else ("∞" if value > 0 else "-∞")
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def lr_text(lr: float) -> str:
+    """A learning rate as the user wrote it: 3e-4, 7.5e-4, 1e-1."""
+    mantissa, _, exponent = power(lr, digits=4).partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{exponent}" if exponent else mantissa
+
+
+def short_count(number: float) -> str:
+    """2345678 → 2.35 M; 102400 → 102 k."""
+    if not math.isfinite(number):
+        return "not recorded"
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.0f}"
+
+
+def count_range(numbers: Iterable[float]) -> str:
+    """The range of a count over runs: one number where all agree."""
+    finite = [number for number in numbers if math.isfinite(number)]
+    if not finite:
+        return "not recorded"
+    low, high = short_count(min(finite)), short_count(max(finite))
+    return low if low == high else f"{low} to {high}"
+
+
+def duration(seconds: float) -> str:
+    """47 s, 6 min 03 s, 2 h 05 min."""
+    if not math.isfinite(seconds):
+        return "not recorded"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.0f} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def plural(number: int, noun: str) -> str:
+    """1 seed, 2 seeds."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(words: Iterable[str]) -> str:
+    """a, b and c."""
+    items = list(words)
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""

@@ -1,0 +1,116 @@
+"""How figures look: one colour and marker per mechanism, the same in every figure and every study; sizes for the width of an A4 column."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+
+from analysis.load import Study, paper_rank
+from analysis.spread import lr_text
+
+WIDTH_INCHES = 6.53
+INK, MUTED, GRID = "#1d232b", "#5b6470", "#e3e6ea"
+
+# Okabe and Ito's palette, told apart with every common colour blindness; the marker says the same once more.
+FIXED = {"sa": ("#0072B2", "o"), "sc": ("#D55E00", "s"), "mix": ("#CC79A7", "D"), "sw": ("#009E73", "^")}
+OTHERS = (
+    ("#E69F00", "v"), ("#56B4E9", "P"), ("#332288", "X"), ("#999933", "<"), ("#882255", ">"), ("#44AA99", "p"), ("#661100", "h"), ("#6B6B6B", "d"),
+)  # fmt: skip
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
+
+RC: dict[Any, Any] = {
+    "font.family": "STIXGeneral",
+    "mathtext.fontset": "stix",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.6,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 3,
+    "ytick.major.size": 3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.4,
+    "pdf.fonttype": 42,
+    # Paths, and a fixed salt: the same study gives the same bytes on every machine.
+    "svg.fonttype": "path",
+    "svg.hashsalt": "stability",
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one series is drawn."""
+
+    color: str
+    marker: str
+    dashes: Any
+
+
+def mechanism_looks(mechanisms: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each mechanism: fixed for sa sc mix sw; for another the slot of its name's checksum, or the next free one."""
+    looks, taken = {}, set()
+    for name in sorted(set(mechanisms), key=paper_rank):
+        if name in FIXED:
+            looks[name] = FIXED[name]
+            continue
+        slot = zlib.crc32(name.encode()) % len(OTHERS)
+        # With more mechanisms than slots the colours repeat; the legend still names each line.
+        free = [(slot + offset) % len(OTHERS) for offset in range(len(OTHERS)) if (slot + offset) % len(OTHERS) not in taken]
+        chosen = free[0] if free else slot
+        taken.add(chosen)
+        looks[name] = OTHERS[chosen]
+    return looks
+
+
+def looks(study: Study) -> dict[str, Look]:
+    """Each series' look: the mechanism's colour and marker, the setting's dashes."""
+    by_mechanism = mechanism_looks(study.runs["mechanism"])
+    settings = sorted(set(study.runs["setting"]))
+    pairs = study.runs[["series", "mechanism", "setting"]].drop_duplicates().itertuples(index=False)
+    return {
+        pair.series: Look(*by_mechanism[pair.mechanism], DASHES[settings.index(pair.setting) % len(DASHES)])
+        for pair in sorted(pairs, key=lambda pair: study.series.index(pair.series))
+    }
+
+
+def lr_colors(lrs: Iterable[float]) -> dict[float, Any]:
+    """One colour per learning rate along one ordered ramp, dark to bright; its pale end is left out, it vanishes on white."""
+    ordered = sorted(set(lrs))
+    ramp = colormaps["plasma"]
+    return {lr: ramp(0.02 + 0.84 * index / max(1, len(ordered) - 1)) for index, lr in enumerate(ordered)}
+
+
+def lr_axis(ax: Axes, lrs: Iterable[float], most: int = 8) -> None:
+    """A log axis whose ticks are the swept rates themselves (every k-th where they are many), with room on both sides."""
+    ordered = sorted(set(lrs))
+    stride = -(-len(ordered) // most)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(FixedLocator(ordered[::stride]))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xticks(ordered[::stride], [lr_text(lr) for lr in ordered[::stride]])
+    room = (ordered[-1] / ordered[0]) ** 0.05 if len(ordered) > 1 else 2.0
+    ax.set_xlim(ordered[0] / room, ordered[-1] * room)

@@ -1,0 +1,225 @@
+"""The report's tables: NLL, stable windows, α_max in the layout of the paper's Table 5, and the runs that went wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from analysis.load import FINISHED, PENDING, Column, Frame, Study
+from analysis.spread import INTERVAL_RULE, Spread, count_range, lr_text, plural, power
+from analysis.stability_window import SeriesWindows, Window, median_line, outcomes, windows
+from analysis.typeset import Cell, Table
+
+NLL_COLUMNS, ALPHA_COLUMNS = 6, 4
+PHASES = {"terminal": "terminal checkpoint", "earliest": "earliest checkpoint"}
+TROUBLES_SHOWN = 60
+
+
+def chunks(items: Sequence[str], size: int) -> list[tuple[str, ...]]:
+    """As even as possible, none longer than ``size``: seven columns become 4 + 3, not 6 + 1."""
+    count = max(1, math.ceil(len(items) / size))
+    return [tuple(part) for part in np.array_split(np.asarray(items, dtype=object), count)]
+
+
+def source(study: Study) -> str:
+    """The end of every caption: which data the numbers are about."""
+    return f"Data fingerprint {study.fingerprint}."
+
+
+def nll_tables(study: Study) -> list[Table]:
+    """Learning rate × mechanism: median validation NLL, its interval and n, and how many runs diverged."""
+    return [_nll_table(study, series) for series in chunks(study.series, NLL_COLUMNS)]
+
+
+def _nll_table(study: Study, series: tuple[str, ...]) -> Table:
+    lines = {name: median_line(outcomes(study, name)) for name in series}
+    best = {name: line.idxmin() for name, line in lines.items() if np.isfinite(line).any()}
+    lrs = sorted({lr for line in lines.values() for lr in line.index})
+    rows = [(Cell(lr_text(lr)), *(_nll_cell(study.of(name), lr, best.get(name) == lr) for name in series)) for lr in lrs]
+    caption = (
+        "Nats per predicted token at the end of training; median over the seeds that finished. "
+        f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each column. {source(study)}"
+    )
+    return Table("Validation NLL against learning rate", caption, ("LR", *series), tuple(rows))
+
+
+def _nll_cell(runs: Frame, lr: float, bold: bool) -> Cell:
+    runs = runs[runs["lr"] == lr]
+    if runs.empty:
+        return Cell("--")
+    usable = runs[runs["status"].isin(FINISHED) & np.isfinite(runs["val_nll"])]
+    spread, troubles = Spread.of(usable["val_nll"]), _troubles(runs)
+    if spread.n == 0:
+        return Cell(troubles[0], "\n".join(troubles[1:]))
+    return Cell(f"{spread.median:.3f}", "\n".join([spread.detail(), *troubles]), bold)
+
+
+def _troubles(runs: Frame) -> list[str]:
+    """``["diverged 1/2", "plateaued 1/2"]``: every verdict of a cell's runs but the good ones."""
+    finite = np.isfinite(runs["val_nll"])
+    labels = runs["status"].where(~(runs["status"].isin(FINISHED) & ~finite), "non-finite")
+    counts = labels[~labels.isin(("stable", "spiked"))].value_counts()
+    order = ("diverged", "non-finite", "failed", *PENDING, "plateaued")
+    return [f"{label} {counts[label]}/{len(runs)}" for label in order if label in counts]
+
+
+def window_table(study: Study) -> Table:
+    """One row per series: its best learning rate, and the range of rates within 5 % of the best NLL."""
+    found = windows(study)
+    rows = tuple(_window_row(study, found[name]) for name in study.series)
+    caption = (
+        "The range of learning rates whose NLL is within 5 % of the mechanism's best, around the best one, on the median over seeds (a divergence "
+        "counting as infinite); edges interpolated in log10 LR. ≥: the window reaches the end of the sweep, or a rate without a result, and is a "
+        "lower bound. A range a–b: the neighbouring rate diverged and the edge lies in between. Last column: the range of the windows of the "
+        f"single seeds. {source(study)}"
+    )
+    header = ("mechanism", "best LR", "best NLL", "unigram", "window", "decades", "single seeds")
+    return Table("Stable windows", caption, header, rows)
+
+
+def _window_row(study: Study, found: SeriesWindows) -> tuple[Cell, ...]:
+    runs = study.of(found.series)
+    unigram = Spread.of(runs["unigram_nll"])
+    unigram_cell = Cell(f"{unigram.median:.3f}" if unigram.n else "not recorded")
+    name = Cell(found.series, f"{count_range(runs['num_params'])} parameters")
+    if found.median is None:
+        return (name, Cell("--"), Cell("no run finished"), unigram_cell, Cell("--"), Cell("--"), Cell("--"))
+    at_best = outcomes(study, found.series).loc[found.median.best_lr]
+    best = Spread.of(at_best)
+    widths = found.seed_widths
+    seeds = Cell(f"{min(widths):.2f} to {max(widths):.2f}", f"n={len(found.by_seed)}") if len(widths) > 1 else Cell("--", f"n={len(found.by_seed)}")
+    return (
+        name,
+        Cell(lr_text(found.median.best_lr)),
+        Cell(f"{best.median:.3f}", best.detail()),
+        unigram_cell,
+        Cell(f"{power(found.median.low.lr)} to {power(found.median.high.lr)}", edge_words(found.median)),
+        Cell(width_text(found.median)),
+        seeds,
+    )
+
+
+def width_text(found: Window) -> str:
+    """1.32, ≥ 1.32 or 1.20–1.68: what is known of the width in decades."""
+    if math.isinf(found.width_max):
+        return f"≥ {found.width:.2f}"
+    if found.width_max > found.width + 0.005:
+        return f"{found.width:.2f}–{found.width_max:.2f}"
+    return f"{found.width:.2f}"
+
+
+def edge_words(found: Window) -> str:
+    """Why a window ends where it does, empty where both edges are interpolated."""
+    words = []
+    for side, edge in (("low", found.low), ("high", found.high)):
+        if edge.kind == "open":
+            words.append(f"open {side}")
+        elif edge.kind == "unmeasured":
+            words.append(f"no result {side}")
+        elif edge.kind == "diverged":
+            words.append(f"{power(edge.furthest_lr)} diverged")
+    return ", ".join(words)
+
+
+def alpha_tables(study: Study, phases: Sequence[str] | None = None, states: Sequence[str] | None = None) -> list[Table]:
+    """Table-5-style α_max tables, one per phase, state and at most four series; none where nothing was recorded."""
+    rows = study.with_run(study.curvature)
+    tables = []
+    for phase, state in phases_and_states(study):
+        if (phases is None or phase in phases) and (states is None or state in states):
+            recorded = rows[(rows["phase"] == phase) & (rows["state"] == state)]
+            present = tuple(name for name in study.series if name in set(recorded["series"]))
+            tables += [_alpha_table(study, recorded, phase, state, part) for part in chunks(present, ALPHA_COLUMNS)]
+    return tables
+
+
+def phases_and_states(study: Study) -> list[tuple[str, str]]:
+    """What was recorded: terminal before earliest, paper before checkpoint."""
+    pairs = set(study.curvature[["phase", "state"]].itertuples(index=False, name=None))
+    return sorted(pairs, key=lambda pair: (pair[0] != "terminal", pair[0], pair[1] != "paper", pair[1]))
+
+
+def stable_steps(rows: Frame) -> Column:
+    """Which recorded steps have α_max above the LR in force: ∞ does, 0 and NaN (a step lost to a non-finite loss) do not."""
+    return rows["alpha_max"] > rows["lr"].fillna(rows["run_lr"])
+
+
+def _alpha_table(study: Study, recorded: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
+    lrs = sorted(set(recorded["run_lr"]))
+    body = tuple(_alpha_row(recorded[recorded["run_lr"] == lr], lr, series) for lr in lrs)
+    lost = int(recorded["alpha_max"].isna().sum())
+    steps = recorded.groupby("run_id").size()
+    caption = (
+        f"Left: median of the finite α_max (bold: above the training LR), below it the range of the single runs' medians, and n, the runs. Right: "
+        f"share of recorded steps with α_max above the training LR in % (bold: highest of the row), below it the range over runs, and n, the steps. "
+        f"{count_range(steps)} steps recorded per run"
+        f"{f', {lost} of {len(recorded)} lost to a non-finite loss' if lost else ''}; -- where there is none. {source(study)}"
+    )
+    title = f"Median α_max and % stable steps, state “{state}”, {PHASES.get(phase, phase)}"
+    groups = (("", 1), ("median α_max", len(series)), ("% stable", len(series)))
+    widths = ("auto", *("1.3fr",) * len(series), *("1fr",) * len(series)) if len(series) > 2 else ()
+    cells = recorded[recorded["series"].isin(series)].groupby(["series", "run_lr"])
+    brief = (
+        "Median of the finite α_max (bold: above the training LR), and the share of steps with α_max above the training LR (bold: highest of the "
+        f"row); each cell over {count_range(cells['run_id'].nunique())} runs, {count_range(cells.size())} steps. {source(study)}"
+    )
+    return Table(title, caption, ("LR", *series, *series), body, groups, (), widths, brief)
+
+
+def _alpha_row(recorded: Frame, lr: float, series: tuple[str, ...]) -> tuple[Cell, ...]:
+    parts = [recorded[recorded["series"] == name] for name in series]
+    shares = [stable_steps(part).mean() if len(part) else math.nan for part in parts]
+    top = max((share for share in shares if not math.isnan(share)), default=math.nan)
+    return (Cell(lr_text(lr)), *(_median_cell(part, lr) for part in parts), *(_share_cell(part, top) for part in parts))
+
+
+def finite_median(values: Column) -> float:
+    """Median over the finite α_max (zeros are finite); NaN where there is none."""
+    finite = values[np.isfinite(values)]
+    return float(finite.median()) if len(finite) else math.nan
+
+
+def _median_cell(part: Frame, lr: float) -> Cell:
+    if part.empty:
+        return Cell("--")
+    median, runs = finite_median(part["alpha_max"]), part["run_id"].nunique()
+    by_run = [value for _, rows in part.groupby("run_id") if not math.isnan(value := finite_median(rows["alpha_max"]))]
+    interval = f"{power(min(by_run))}–{power(max(by_run))}, " if len(by_run) > 1 else ""
+    return Cell(power(median), f"{interval}n={runs}", bool(median > lr))
+
+
+def _share_cell(part: Frame, top: float) -> Cell:
+    if part.empty:
+        return Cell("--")
+    stable = stable_steps(part)
+    by_run = stable.groupby(part["run_id"]).mean() * 100
+    interval = f"{by_run.min():.0f}–{by_run.max():.0f}, " if len(by_run) > 1 else ""
+    return Cell(f"{stable.mean() * 100:.0f}", f"{interval}n={len(part)}", bool(stable.mean() == top > 0))
+
+
+def trouble_table(study: Study) -> Table | None:
+    """Every run that did not end `stable`, with its reason; None where all did."""
+    runs = study.runs[study.runs["status"] != "stable"]
+    runs = runs.assign(order=runs["series"].map(study.series.index)).sort_values(["order", "lr", "seed"], kind="stable")
+    if runs.empty:
+        return None
+    rows = tuple(
+        (
+            Cell(run.run_id),
+            Cell(run.series),
+            Cell(lr_text(run.lr)),
+            Cell(f"{run.seed:g}"),
+            Cell(run.status),
+            Cell(f"{run.num_steps:g}" if math.isfinite(run.num_steps) else "--"),
+            Cell(run.reason or "--"),
+        )
+        for run in runs.head(TROUBLES_SHOWN).itertuples()
+    )
+    hidden = len(runs) - len(rows)
+    more = f" {plural(hidden, 'further run')} not shown: results/runs.parquet has them." if hidden else ""
+    caption = f"A divergence is a result; only “failed” is a crash.{more} {source(study)}"
+    align = ("left", "left", "right", "right", "left", "right", "left")
+    widths = ("auto",) * 6 + ("1fr",)
+    return Table("Runs that did not end stable", caption, ("run", "mechanism", "LR", "seed", "status", "steps", "reason"), rows, (), align, widths)

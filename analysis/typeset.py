@@ -1,0 +1,197 @@
+"""One table object with two renderings (plain text, typst), and the few typst pieces that the report is made of.
+
+Text never enters typst as markup: every string becomes a typst string literal, in which only the backslash and the quote mean something.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROWS_KEPT_TOGETHER = 16
+TERMS = {"α_max": "α#sub[max]", "log10": "log#sub[10]"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: a value, below it in small type its interval and n (one line each), and whether it stands out."""
+
+    text: str
+    detail: str = ""
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under a header; `groups` are headings over several columns (text, span), covering all of them.
+
+    `align` and `widths` are typst's, one per column; `brief` replaces the caption where the details are left out.
+    """
+
+    title: str
+    caption: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    groups: tuple[tuple[str, int], ...] = ()
+    align: tuple[str, ...] = ()
+    widths: tuple[str, ...] = ()
+    brief: str = ""
+
+    def __post_init__(self) -> None:
+        assert all(len(row) == len(self.header) for row in self.rows), "a row of another length than the header"
+        assert not self.groups or sum(span for _, span in self.groups) == len(self.header), "groups do not cover the columns"
+
+    def text(self, details: bool = True, wrap: int = 110) -> str:
+        """Aligned plain text; `*` marks what is bold. ``details=False`` leaves the lines below the values out."""
+        rows = [_lines(row, details) for row in self.rows]
+        columns = zip(self.header, *(line for row in rows for line in row), strict=True)
+        widths = _widened([max(map(len, column)) for column in columns], self.groups)
+        aligned = self.align or ("left",) + ("right",) * (len(self.header) - 1)
+        body = [_padded(line, widths, aligned) for row in rows for line in row]
+        rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+        head = [_group_line(self.groups, widths)] if self.groups else []
+        lines = [self.title, rule, *head, _padded(self.header, widths, aligned), rule, *body, rule]
+        caption = self.caption if details or not self.brief else self.brief
+        caption += " * stands for bold." if any(cell.bold for row in self.rows for cell in row) else ""
+        return "\n".join(line.rstrip() for line in [*lines, *textwrap.wrap(caption, wrap)])
+
+    def typst(self) -> str:
+        """A `figure` of kind table with rules above, below and under the header; it may break over pages and repeats its header."""
+        columns = ", ".join(self.widths) if self.widths else "auto, " * len(self.header)
+        aligned = self.align or ("left",) + ("center",) * (len(self.header) - 1)
+        head = "".join(f"table.cell(colspan: {span}, align: center, {_label(text)})," for text, span in self.groups)
+        head += _span_rules(self.groups)
+        head += "".join(f"{_label(name)}," for name in self.header)
+        body = "".join("".join(_cell(cell) for cell in row) + "\n" for row in self.rows)
+        # A short table stays on one page, caption and all; a long one may break anywhere.
+        breakable = str(len(self.rows) > ROWS_KEPT_TOGETHER).lower()
+        return (
+            f"#[#show figure: set block(breakable: {breakable})\n"
+            f"#figure(caption: [#strong[{prose(self.title + '.')}] {prose(self.caption)}], kind: table, table(\n"
+            f"columns: ({columns}), align: ({', '.join(f'{side} + top' for side in aligned)}), stroke: none,\n"
+            f"table.hline(stroke: 0.8pt), table.header({head}), table.hline(stroke: 0.5pt),\n{body}table.hline(stroke: 0.8pt)))]\n"
+        )
+
+
+def _lines(row: tuple[Cell, ...], details: bool) -> list[list[str]]:
+    """A row as one line, and one more for each line of its longest detail."""
+    below = [cell.detail.split("\n") if details and cell.detail else [] for cell in row]
+    depth = max(len(part) for part in below)
+    lines = [[f"{cell.text}*" if cell.bold else cell.text for cell in row]]
+    return lines + [[part[index] if index < len(part) else "" for part in below] for index in range(depth)]
+
+
+def _widened(widths: list[int], groups: tuple[tuple[str, int], ...]) -> list[int]:
+    """Widths under which every group's heading fits over its columns."""
+    start = 0
+    for text, span in groups:
+        lack = len(text) - (sum(widths[start : start + span]) + 2 * (span - 1))
+        widths[start + span - 1] += max(0, lack)
+        start += span
+    return widths
+
+
+def _padded(line, widths: list[int], aligned: tuple[str, ...]) -> str:
+    return "  ".join(text.ljust(width) if side == "left" else text.rjust(width) for text, width, side in zip(line, widths, aligned, strict=True))
+
+
+def _group_line(groups: tuple[tuple[str, int], ...], widths: list[int]) -> str:
+    parts, start = [], 0
+    for text, span in groups:
+        parts.append(text.center(sum(widths[start : start + span]) + 2 * (span - 1)))
+        start += span
+    return "  ".join(parts)
+
+
+def _span_rules(groups: tuple[tuple[str, int], ...]) -> str:
+    rules, start = "", 0
+    for text, span in groups:
+        # A hair of air on the right keeps two neighbouring headings' rules apart.
+        rules += f"table.hline(start: {start}, end: {start + span}, stroke: 0.3pt)," if text else ""
+        start += span
+    return rules
+
+
+def _label(text: str) -> str:
+    return f"strong[{prose(text)}]" if text else "[]"
+
+
+def _cell(cell: Cell) -> str:
+    text = f"#strong({literal(cell.text)})" if cell.bold else f"#{literal(cell.text)}"
+    return f"[{text}{''.join(f' #linebreak() #detail({literal(line)})' for line in cell.detail.split(chr(10)) if line)}],"
+
+
+def literal(text: object) -> str:
+    """A typst string literal of any text; control characters become spaces, and long words may break anywhere."""
+    flat = "".join(character if character.isprintable() or character == "\n" else " " for character in str(text))
+    words = [_breakable(word) for word in flat.replace("\n", " ").split(" ")]
+    return '"' + " ".join(words).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _breakable(word: str) -> str:
+    """Zero-width spaces after every separator of a word that no line could hold."""
+    if len(word) <= 40:
+        return word
+    return "".join(f"{character}\u200b" if character in "/,._-=&?" or index % 40 == 39 else character for index, character in enumerate(word))
+
+
+def prose(text: str) -> str:
+    """Plain text as typst content: a string literal, but for the few terms that are set as mathematics, and curly apostrophes."""
+    parts = re.split("|".join(map(re.escape, TERMS)), text.replace("'", "’"))
+    terms = re.findall("|".join(map(re.escape, TERMS)), text)
+    return "".join(f"#{literal(part)}{TERMS.get(term, '')}" for part, term in zip(parts, [*terms, ""], strict=True))
+
+
+def paragraph(text: str) -> str:
+    return f"{prose(text)}\n\n"
+
+
+def heading(text: str) -> str:
+    return f"#heading(level: 1)[{prose(text)}]\n"
+
+
+def picture(path: Path, caption: str) -> str:
+    """A figure around a vector file that lies beside the document; it stays whole on one page."""
+    return f"#figure(caption: [{prose(caption)}], image({literal(path.name)}))\n"
+
+
+def boxed(paragraphs: Sequence[str]) -> str:
+    """Paragraphs on a tinted ground: what a hurried reader should read."""
+    return '#block(width: 100%, fill: rgb("#f3f5f7"), inset: 8pt, radius: 2pt)[#set text(size: 9.4pt)\n' + "\n\n".join(prose(text) for text in paragraphs) + "]\n"
+
+
+def facts(pairs: list[tuple[str, str]]) -> str:
+    """A two-column list of what was run."""
+    rows = "".join(f"text(fill: muted, {literal(name)}), {literal(value)},\n" for name, value in pairs)
+    return f"#grid(columns: (3.2cm, 1fr), row-gutter: 0.55em, column-gutter: 0.6em,\n{rows})\n"
+
+
+PREAMBLE = """
+#let muted = rgb("#5b6470")
+#let detail(body) = text(size: 6.4pt, fill: muted, body)
+#set document(title: TITLE)
+#set page(paper: "a4", margin: (x: 2.2cm, top: 1.9cm, bottom: 2cm),
+  footer: context [#set text(size: 7.5pt, fill: muted); #TITLE #h(1fr) #counter(page).display("1 of 1", both: true)])
+#set text(font: "Libertinus Serif", size: 10pt, lang: "en")
+#set par(justify: true, leading: 0.58em, spacing: 0.9em)
+#set table(inset: (x: 5pt, y: 3.6pt))
+#show table: set text(size: 8.4pt)
+#show table: set par(justify: false, leading: 0.42em)
+#show grid: set par(justify: false)
+#show figure.caption: set text(size: 8.6pt)
+#show figure.caption: it => block(width: 100%, align(left, it))
+#show figure.where(kind: table): set figure.caption(position: top)
+#show figure.where(kind: table): set block(breakable: true)
+#show figure: set block(above: 1.3em, below: 1.5em)
+#show heading.where(level: 1): set text(size: 12.5pt)
+#show heading.where(level: 1): set block(above: 1.4em, below: 0.75em)
+"""
+
+
+def document(title: str, subtitle: str, body: str) -> str:
+    """A whole typst document."""
+    head = f'#text(size: 19pt, weight: "bold", {literal(title)})\n\n#text(size: 10pt, fill: muted, {literal(subtitle)})\n\n'
+    return PREAMBLE.replace("TITLE", literal(title)) + head + body

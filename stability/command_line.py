@@ -1,0 +1,160 @@
+"""What the entries share: Hydra composes, `config.parse` validates, errors become two lines and exit code 2."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stability.config import parse
+from stability.registry import Registry, add_plugin, near_misses
+
+PATH_KEYS = ("data.path", "runs_dir", "reports_dir", "ckpt")
+# keys that change where or how a sweep runs, not what it is: they never enter its name
+LABELS = ("name", "runs_dir", "reports_dir", "launcher", "logger", "device", "dry_run", "report", "cpus_per_trial", "gpus_per_trial", "plugins", "study")
+AXES = ("mechanism", "residual", "norm", "optimizer")
+CHOICES = (*AXES, "model", "objective", "data", "schedule", "lr")
+USAGE = 2
+
+
+def conf_dir() -> Path:
+    """The Hydra folder: beside the package in a checkout, inside it in an installed wheel."""
+    inside = Path(__file__).resolve().parent / "conf"
+    return inside if inside.is_dir() else Path(__file__).resolve().parent.parent / "conf"
+
+
+def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
+    """Run an entry's ``main`` on the command line: ``-h``, and what the user or the machine got wrong as two lines with exit code 2."""
+    argv = sys.argv[1:]
+    if any(flag in argv for flag in ("-h", "--help", "help")):
+        print(help_text.strip())
+        sys.exit(0)
+    try:
+        sys.exit(main(argv))
+    except (ValueError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(USAGE)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+
+
+def read_spec(kind: str, argv: Sequence[str], into: str | None = None) -> Any:
+    """Command line → validated spec. ``into``: the field that takes the keys which the root yaml writes flat (see conf/hessian.yaml)."""
+    store_plugins(argv)
+    values = compose(kind, argv)
+    if kind == "sweep" and values.get("name") is None:
+        values["name"] = study_name(argv)
+    if into is not None:
+        own = ("ckpt", "device")
+        values = {key: values[key] for key in own} | {into: {key: value for key, value in values.items() if key not in own}}
+    return parse(kind, values)
+
+
+def compose(root: str, argv: Sequence[str]) -> dict[str, Any]:
+    """The plain dict that ``conf/<root>.yaml`` and the overrides make. Errors: ``ValueError`` in one or two lines."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    for word in argv:
+        if "=" not in word and not word.startswith("~"):
+            raise ValueError(f"'{word}' is not of the form key=value; e.g. mechanism=sc lr=range (-h shows more)")
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            config = hydra_compose(root, overrides=hydra_overrides(argv))
+        return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ValueError(_two_lines(error, root)) from None
+
+
+def store_plugins(argv: Sequence[str]) -> None:
+    """Make ``plugins=[my_pkg.my_mechanism]`` known to the registry, and its Config's defaults to Hydra, so that it is chosen like a yaml of ours."""
+    from hydra.core.config_store import ConfigStore
+
+    listed = next((word.partition("=")[2] for word in argv if word.startswith("plugins=")), "")
+    for module in re.findall(r"[\w.]+", listed):
+        family, name = add_plugin(module)
+        group = {"data": "data"}.get(family, family.removesuffix("s"))
+        fields = Registry(family).load(name).Config.model_fields
+        node = {key: "???" if field.is_required() else field.get_default(call_default_factory=True) for key, field in fields.items()}
+        named = node if group in AXES else {"name": name, **node}
+        ConfigStore.instance().store(group=group, name=name, node=named, package=f"{group}.{name}" if group in AXES else group)
+
+
+def hydra_overrides(argv: Sequence[str]) -> list[str]:
+    """The argv shim: ``lr=1e-3`` and ``lr=[…]`` choose conf/lr/values.yaml, and paths are quoted; everything else passes unchanged."""
+    overrides: list[str] = []
+    for word in argv:
+        key, _, value = word.partition("=")
+        if key == "lr" and re.match(r"^[\[\d.+-]", value):
+            overrides += ["lr=values", f"lr.values={value if value.startswith('[') else f'[{value}]'}"]
+        elif key in PATH_KEYS and value[:1] not in ("'", '"'):
+            quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+            overrides.append(f"{key}='{quoted}'")
+        else:
+            overrides.append(word)
+    return overrides
+
+
+def study_name(argv: Sequence[str]) -> str:
+    """The preset's name where nothing else was asked for, else a name made from the overrides: ``mechanism=sc lr=range`` → ``sc-range``."""
+    pairs = [word.lstrip("+~").partition("=")[::2] for word in argv]
+    preset = dict(pairs).get("study")
+    asked = [(key, value) for key, value in pairs if key not in LABELS]
+    words = ([preset or "quickstart"] if preset or not asked else []) + [_word(key, value) for key, value in asked]
+    return "-".join(words)[:100].rstrip("-._")
+
+
+def _word(key: str, value: str) -> str:
+    value = Path(value).name.split(".")[0] if key in PATH_KEYS else value
+    value = re.sub(r"[^A-Za-z0-9._+-]+", "", value.replace(",", "+"))
+    return value if key in CHOICES or key in PATH_KEYS else f"{key}{value}"
+
+
+def _two_lines(error: Exception, root: str) -> str:
+    text = str(error).strip()
+    if match := re.search(r"Could not (?:find|load) '([\w/]+)/([^']*)'", text):
+        group, name = match.groups()
+        return f"{group}={name}: no such choice; {near_misses(name, _choices(group))}"
+    if match := re.search(r"Could not override '([^']+)'", text):
+        return _unknown_key(match.group(1), root)
+    if "Missing mandatory value" in text:
+        key = getattr(error, "full_key", "") or text.rsplit(" ", 1)[-1]
+        return f"{key}: a value is missing; give {key}=…"
+    lines = [line.strip() for line in text.splitlines() if line.strip() and "hydra.cc" not in line]
+    return "cannot read the command line: " + " ".join(lines[:2])
+
+
+def _unknown_key(key: str, root: str) -> str:
+    known = _keys(root)
+    if key in known:
+        chosen = ".".join(key.split(".")[:2])
+        return f"{key}: {chosen} is not among what this command selects; add {key.split('.')[0]}=[…,{chosen.split('.')[-1]}]"
+    return f"{key}: unknown key; {near_misses(key, known)}"
+
+
+def _choices(group: str) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")))
+
+
+def _keys(root: str) -> tuple[str, ...]:
+    """Dotted keys of the root config as composed by default, for near misses."""
+    flat: list[str] = []
+
+    def walk(node: Any, prefix: str) -> None:
+        for key, value in node.items() if isinstance(node, dict) else ():
+            flat.append(f"{prefix}{key}")
+            walk(value, f"{prefix}{key}.")
+
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from omegaconf import OmegaConf
+
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        walk(OmegaConf.to_container(hydra_compose(root)), "")
+    return tuple(flat)

@@ -1,0 +1,311 @@
+"""The frozen, hashable specs that everything below the command line works from, and the one place that validates them.
+
+`parse` turns the plain dict that Hydra composed into a `SweepSpec` or `HessianSpec`; `SweepSpec.expand` makes `RunSpec`s; `run_id` names a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_serializer, model_validator
+
+from stability.registry import Registry, add_plugin, near_misses
+
+# Raised when the same spec would train differently: old runs then keep their ids and are not taken for new ones.
+BEHAVIOUR_VERSION = 1
+
+
+class Settings(BaseModel):
+    """Base of every spec and of every part's own Config: frozen, no unknown keys, no NaN, tuples for lists."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class Part(Settings):
+    """One named choice of a family with that choice's own settings; written flat: ``{"name": "sc", "window": 2, …}``."""
+
+    name: str = Field(description="the stem of the part's file")
+    settings: SerializeAsAny[Settings] = Field(description="the part's own Config")
+
+    @model_serializer(mode="plain")
+    def _flat(self) -> dict[str, Any]:
+        return {"name": self.name, **self.settings.model_dump(mode="json")}
+
+
+def part(family: str, value: Any) -> Part:
+    """A `Part` from ``{"name": …, **settings}`` (or a bare name), validated by the Config in the part's own file."""
+    if isinstance(value, Part):
+        return value
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, dict) or "name" not in value:
+        raise ValueError(f"{Registry(family).noun}: expected a name, got {value!r}; choices: {', '.join(Registry(family).names())}")
+    settings = {key: item for key, item in value.items() if key != "name"}
+    return Part(name=value["name"], settings=settings_of(family, value["name"], settings))
+
+
+def settings_of(family: str, name: str, settings: dict[str, Any]) -> Any:
+    """A part's validated Config. Errors: ``ValueError`` of one line, with the nearest valid key where a key is unknown."""
+    registry = Registry(family)
+    config = registry.load(name).Config
+    try:
+        return config.model_validate(settings)
+    except ValidationError as error:
+        prefix = registry.noun.replace("data source", "data")
+        raise ValueError(explain(error, config, f"{prefix}.{name}" if prefix != "data" else prefix)) from None
+
+
+def _parts(family: str) -> Any:
+    return BeforeValidator(lambda value: part(family, value))
+
+
+def _axis(family: str) -> Any:
+    def read(value: Any) -> Any:
+        if isinstance(value, dict):  # as Hydra composes an axis: {"sa": {…}, "sc": {…}}
+            value = [{"name": name, **(settings or {})} for name, settings in value.items()]
+        return tuple(part(family, item) for item in value)
+
+    return BeforeValidator(read)
+
+
+def _axis_of_names(value: Any) -> Any:
+    return tuple(value) if isinstance(value, dict) else value
+
+
+class ModelSpec(Settings):
+    """The size of the transformer."""
+
+    name: str = Field(description="the size's name in tables, e.g. nano")
+    layers: int = Field(ge=1, description="number of blocks")
+    width: int = Field(ge=2, description="model width d")
+    heads: int = Field(ge=1, description="number of heads H")
+    positions: int = Field(ge=2, description="sequence length N that is trained on")
+    ffn_multiple: float = Field(default=4.0, gt=0, description="hidden width of the MLP as a multiple of d")
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> ModelSpec:
+        if self.width % self.heads or (self.width // self.heads) % 2:
+            valid = [h for h in range(1, self.width + 1) if self.width % h == 0 and (self.width // h) % 2 == 0]
+            raise ValueError(f"model.heads={self.heads} must divide model.width={self.width} into even head widths (RoPE turns pairs); valid: {valid}")
+        return self
+
+
+class ScheduleSpec(Settings):
+    """Learning rate over the steps, as a factor of its peak."""
+
+    name: Literal["constant", "linear", "cosine"] = Field(description="shape of the decay after warm-up")
+    warmup_steps: int = Field(default=0, ge=0, description="steps of linear warm-up from 0")
+    final_ratio: float = Field(default=0.1, ge=0, le=1, description="last learning rate over the peak (linear and cosine)")
+
+
+class EvaluationSpec(Settings):
+    every_steps: int = Field(default=100, ge=1, description="steps between validations; the first and the last step are always validated")
+    sequences: int = Field(default=256, ge=1, description="held-out sequences per validation, the same ones with the same masks every time")
+
+
+class CheckpointSpec(Settings):
+    every_steps: int = Field(default=0, ge=0, description="extra checkpoint cadence; 0: only at the first evaluation and at the end")
+
+
+class VerdictSpec(Settings):
+    smoothing_steps: int = Field(default=20, ge=1, description="steps of the exponential mean of the training loss that a spike is judged on")
+    spike_nats: float = Field(default=0.5, gt=0, description="rise of the smoothed loss above its running minimum that counts as a spike")
+
+
+class AbstractRecipe(Settings):
+    """What a sweep and each of its runs share."""
+
+    model: ModelSpec = Field(description="size of the transformer")
+    objective: Annotated[Part, _parts("objectives")] = Field(description="what is predicted")
+    data: Annotated[Part, _parts("data")] = Field(description="what is read")
+    schedule: ScheduleSpec = Field(description="learning-rate schedule")
+    steps: int = Field(ge=1, description="optimizer steps")
+    batch: int = Field(ge=1, description="sequences per step")
+    clip_norm: float = Field(gt=0, description="largest global gradient norm that reaches the optimizer")
+    evaluation: EvaluationSpec = Field(default=EvaluationSpec(), description="validation cadence and size")
+    checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="checkpoint cadence")
+    verdict: VerdictSpec = Field(default=VerdictSpec(), description="what counts as a spike")
+    threads: int = Field(default=1, ge=1, description="CPU threads per run; part of a run's identity, since sums depend on it")
+    plugins: tuple[str, ...] = Field(default=(), description="importable modules that add parts of your own")
+
+    @model_validator(mode="after")
+    def _warmup_fits(self) -> AbstractRecipe:
+        if self.schedule.warmup_steps >= self.steps and self.schedule.warmup_steps > 0:
+            raise ValueError(f"schedule.warmup_steps={self.schedule.warmup_steps} must be below steps={self.steps}")
+        return self
+
+
+class RunSpec(AbstractRecipe):
+    """One training run, completely: equal specs train equal models."""
+
+    mechanism: Annotated[Part, _parts("mechanisms")] = Field(description="sequence mechanism")
+    residual: Annotated[Part, _parts("residuals")] = Field(description="residual scheme")
+    optimizer: Annotated[Part, _parts("optimizers")] = Field(description="optimizer and its settings but for the learning rate")
+    norm: Literal["layernorm", "rmsnorm"] = Field(description="normalisation before each branch")
+    lr_peak: float = Field(gt=0, description="peak learning rate")
+    seed: int = Field(ge=0, description="seed of initialisation, data order and masks")
+    data_fingerprint: str = Field(min_length=1, description="sha256 of the prepared data, which stands for its path in the run's id")
+    behaviour: int = Field(default=BEHAVIOUR_VERSION, description="version of the training code's behaviour")
+
+    @model_validator(mode="after")
+    def _mechanism_fits_objective(self) -> RunSpec:
+        direction = Registry("objectives").load(self.objective.name).direction
+        registry = Registry("mechanisms")
+        if direction not in registry.load(self.mechanism.name).supported_directions(self.mechanism.settings):
+            fitting = [name for name in registry.names() if direction in registry.load(name).supported_directions(registry.load(name).Config())]
+            raise ValueError(f"objective={self.objective.name} needs a {direction} mechanism and {self.mechanism.name} is none; these are: {', '.join(fitting)}")
+        return self
+
+
+class LearningRates(Settings):
+    """Either ``values``, or ``num`` rates from ``low`` to ``high`` in equal ratios, rounded to three digits."""
+
+    values: tuple[float, ...] | None = Field(default=None, min_length=1, description="the rates themselves")
+    low: float | None = Field(default=None, gt=0, description="smallest rate of a range")
+    high: float | None = Field(default=None, gt=0, description="largest rate of a range")
+    num: int | None = Field(default=None, ge=2, description="number of rates of a range")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> LearningRates:
+        of_range = (self.low, self.high, self.num)
+        if (self.values is None) == any(item is None for item in of_range) and (self.values is None or any(item is not None for item in of_range)):
+            raise ValueError("lr takes either values, or low, high and num together; e.g. lr=1e-3, lr=[1e-4,1e-3] or lr=range lr.num=9")
+        if self.values is not None and (min(self.values) <= 0 or len(set(self.values)) < len(self.values)):
+            raise ValueError(f"lr.values={list(self.values)} must be positive and distinct")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"lr.low={self.low:g} must be below lr.high={self.high:g}")
+        return self
+
+    def rates(self) -> tuple[float, ...]:
+        if self.values is not None:
+            return tuple(sorted(self.values))
+        assert self.low is not None and self.high is not None and self.num is not None
+        ratio = math.log(self.high / self.low) / (self.num - 1)
+        return tuple(float(f"{self.low * math.exp(index * ratio):.3g}") for index in range(self.num))
+
+
+class CurvatureSpec(Settings):
+    """The protocol of the paper's section 5.2.1; every number of it is a field."""
+
+    phase: Literal["terminal", "earliest", "all"] = Field(default="terminal", description="which checkpoints of a run are measured")
+    state: tuple[Literal["paper", "checkpoint"], ...] = Field(
+        default=("paper", "checkpoint"), min_length=1, description="optimizer state the steps start from: the paper's warm-up, or the run's own"
+    )
+    batch: int | None = Field(default=None, ge=1, description="sequences per measured step; null: the run's own batch")
+    warmup_batches: int = Field(default=5, ge=1, description="batches whose clipped gradients give m and v (state=paper)")
+    warmup_steps: int = Field(default=5, ge=0, description="optimizer steps taken before recording")
+    recorded_steps: int = Field(default=25, ge=1, description="optimizer steps recorded")
+    method: Literal["auto", "double_backward", "finite_difference"] = Field(default="auto", description="how uᵀHu is computed")
+    seed: int = Field(default=0, ge=0, description="seed of the measured batches and masks, which training never drew")
+
+
+class SweepSpec(AbstractRecipe):
+    """A product of mechanisms, residuals, optimizers, norms, learning rates and seeds, and how to run it."""
+
+    mechanism: Annotated[tuple[Part, ...], _axis("mechanisms")] = Field(min_length=1, description="sequence mechanisms")
+    residual: Annotated[tuple[Part, ...], _axis("residuals")] = Field(min_length=1, description="residual schemes")
+    optimizer: Annotated[tuple[Part, ...], _axis("optimizers")] = Field(min_length=1, description="optimizers")
+    norm: Annotated[tuple[Literal["layernorm", "rmsnorm"], ...], BeforeValidator(_axis_of_names)] = Field(min_length=1, description="normalisations")
+    lr: LearningRates = Field(description="peak learning rates")
+    seeds: int = Field(ge=1, description="number of seeds, counted from 0")
+    hessian: bool = Field(default=True, description="whether α_max is measured after each run")
+    curvature: CurvatureSpec = Field(default=CurvatureSpec(), description="how α_max is measured")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$", max_length=100, description="the study's name, a folder under runs/studies")
+    runs_dir: str = Field(min_length=1, description="folder of the pool of runs")
+    launcher: Literal["serial", "ray"] = Field(description="what the runs are handed to")
+    cpus_per_trial: float = Field(default=1, gt=0, description="CPUs that one trial holds (ray)")
+    gpus_per_trial: float | None = Field(default=None, ge=0, description="share of a GPU that one trial holds (ray); null: 0.25 where there is a GPU")
+    logger: Literal["files", "wandb"] = Field(description="where metrics go beside the run's files")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
+    report: bool = Field(default=True, description="whether reports/<name>.pdf is made at the end")
+    reports_dir: str = Field(default="reports", min_length=1, description="folder of the PDFs")
+    dry_run: bool = Field(default=False, description="print the plan and train nothing")
+
+    def expand(self, data_fingerprint: str) -> tuple[RunSpec, ...]:
+        """Every run of the product, seeds innermost, so that a table fills row by row."""
+        shared = {name: getattr(self, name) for name in AbstractRecipe.model_fields}
+        axes = itertools.product(self.mechanism, self.residual, self.optimizer, self.norm, self.lr.rates(), range(self.seeds))
+        keys = ("mechanism", "residual", "optimizer", "norm", "lr_peak", "seed")
+        return tuple(checked(RunSpec, {**shared, **dict(zip(keys, point, strict=True)), "data_fingerprint": data_fingerprint}) for point in axes)
+
+
+class HessianSpec(Settings):
+    """α_max of checkpoints that exist."""
+
+    ckpt: str = Field(min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
+    curvature: CurvatureSpec = Field(description="the protocol")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
+
+
+class ReportSpec(Settings):
+    """Tables, figures and PDF of a study that has run."""
+
+    study: str = Field(min_length=1, description="a study's folder, or its name under runs/studies")
+    runs_dir: str = Field(default="runs", min_length=1, description="folder of the pool of runs")
+    reports_dir: str = Field(default="reports", min_length=1, description="folder of the PDFs")
+
+
+SPECS = {"sweep": SweepSpec, "hessian": HessianSpec, "report": ReportSpec}
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
+def parse(kind: Literal["sweep", "hessian", "report"], values: dict[str, Any]) -> Any:
+    """The validated spec of an entry. Plugins named in it are made known first. Errors: ``ValueError``, at most two lines."""
+    for module in values.get("plugins") or ():
+        add_plugin(module)
+    return checked(SPECS[kind], values)
+
+
+def parse_run(values: dict[str, Any]) -> RunSpec:
+    """The `RunSpec` behind a ``spec.json`` (or a checkpoint's manifest), plugins included."""
+    for module in values.get("plugins") or ():
+        add_plugin(module)
+    return checked(RunSpec, values)
+
+
+def checked(model: type[AnySettings], values: dict[str, Any]) -> AnySettings:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ValueError(explain(error, model)) from None
+
+
+def run_id(spec: RunSpec) -> str:
+    """First 12 hex digits of sha256 over the canonical JSON; the data's fingerprint stands for its path, the size's and the run's names count."""
+    values = spec.model_dump(mode="json")
+    values["data"].pop("path", None)
+    values["model"].pop("name", None)  # a name is a label: the same size under another name is the same run
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """A pydantic error in one line (two for two errors): field, value, rule, nearest valid choice."""
+    lines = [_explain_one(item, model, prefix) for item in error.errors()]
+    more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
+    return "\n".join(lines[:2]) + more
+
+
+def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
+    path = ".".join([prefix, *(str(step) for step in item["loc"])] if prefix else [str(step) for step in item["loc"]])
+    if item["type"] == "value_error":
+        return str(item["ctx"]["error"])
+    if item["type"] == "extra_forbidden":
+        return f"{path}: unknown key; {near_misses(str(item['loc'][-1]), _fields_at(model, item['loc'][:-1]))}"
+    if item["type"] == "missing":
+        return f"{path}: a value is missing; give {path}=…"
+    return f"{path}={item['input']!r}: {item['msg'][0].lower()}{item['msg'][1:]}"
+
+
+def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, ...]:
+    """Names of the fields of the nested model at a location."""
+    for step in loc:
+        field = model.model_fields.get(str(step))
+        nested = field.annotation if field else None
+        if isinstance(nested, type) and issubclass(nested, BaseModel):
+            model = nested
+    return tuple(model.model_fields)

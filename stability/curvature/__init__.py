@@ -1,0 +1,9 @@
+"""Slope, curvature and α_max of any loss along any direction: a library of its own, which imports torch and nothing of this project."""
+
+from stability.curvature._graph import NoSecondDerivative
+from stability.curvature._jet import NoRule
+from stability.curvature.alpha_max import alpha_max, paper_state, step_direction
+from stability.curvature.products import METHODS, Directional, directional, hvp
+from stability.curvature.training_graph import GradientWithGraph
+
+__all__ = ["METHODS", "Directional", "GradientWithGraph", "NoRule", "NoSecondDerivative", "alpha_max", "directional", "hvp", "paper_state", "step_direction"]

@@ -1,0 +1,97 @@
+"""First and second derivatives from autograd graphs, and the detection of operations that have no second one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+from stability.curvature._inputs import Tensors
+
+# What torch 2.13, and kernels that refuse politely, say where a second derivative does not exist.
+_REFUSALS = re.compile(
+    r"derivative for .* is not implemented|differentiate twice|once_differentiable|no autograd formula was registered"
+    r"|double.?backward|second derivative",
+    re.IGNORECASE,
+)
+
+
+class NoSecondDerivative(RuntimeError):
+    """An operation of the loss has no second derivative; the message names it."""
+
+
+def is_refusal(error: RuntimeError) -> bool:
+    """Whether ``error`` says that an operation cannot be differentiated twice (and not that anything else went wrong)."""
+    return isinstance(error, NoSecondDerivative) or bool(_REFUSALS.search(str(error)))
+
+
+def custom_functions(loss: Tensor) -> list[BackwardCFunction]:
+    """The nodes of custom `autograd.Function`s in the graph of ``loss``."""
+    return [node for node in _nodes(loss) if isinstance(node, BackwardCFunction)]
+
+
+def _nodes(loss: Tensor) -> Iterator[object]:
+    stack, seen = [loss.grad_fn], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        stack.extend(following for following, _ in node.next_functions)
+
+
+def gradient_with_graph(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | None]:
+    """∂loss/∂leaf with its graph, None where the loss does not use the leaf. Raises `NoSecondDerivative` where the graph would be cut.
+
+    A custom Function whose backward is a kernel, or is marked `once_differentiable`, drops its second derivative in silence under `autograd.grad`
+    (FACTS 7). A correct backward is linear in the gradient that comes in, so that when this one requires a gradient, as the seed below
+    makes it, the outgoing one must, too: a hook on each custom node looks.
+    """
+    if loss.grad_fn is None:
+        return dict.fromkeys(leaves)
+    cut: list[str] = []
+    for node in custom_functions(loss):
+        node.register_hook(_watch(type(node).__name__, cut))
+    seed = torch.ones_like(loss, requires_grad=True)
+    gradients = torch.autograd.grad(loss, list(leaves.values()), seed, create_graph=True, allow_unused=True)
+    if cut:
+        raise NoSecondDerivative(f"{cut[0].removesuffix('Backward')} (a custom autograd.Function) has no second derivative")
+    return dict(zip(leaves, gradients, strict=True))
+
+
+def _watch(name: str, cut: list[str]):
+    def hook(grad_inputs, grad_outputs):
+        if not any(grad is not None and grad.requires_grad for grad in grad_outputs):
+            return
+        for grad in grad_inputs:
+            dropped = grad is not None and not grad.requires_grad and bool(grad.any())  # a backward may return plain zeros to block a path
+            if dropped or (grad is not None and type(grad.grad_fn).__name__ == "Error"):  # "Error": the mark of once_differentiable
+                cut.append(name)
+
+    return hook
+
+
+def plain_gradient(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | None]:
+    """∂loss/∂leaf without a graph, None where the loss does not use the leaf."""
+    if loss.grad_fn is None:
+        return dict.fromkeys(leaves)
+    return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True))
+
+
+def product_along(gradients: dict[str, Tensor | None], leaves: Tensors, direction: Tensors) -> dict[str, Tensor | None]:
+    """H u by reverse over reverse: the gradient of ⟨∇L, u⟩. None where H u is zero because nothing depends on the leaf. Frees the graph."""
+    used = [(gradient, direction[name]) for name, gradient in gradients.items() if gradient is not None]
+    if not used:
+        return dict.fromkeys(leaves)
+    outputs, seeds = zip(*used, strict=True)
+    return dict(zip(leaves, torch.autograd.grad(outputs, list(leaves.values()), seeds, allow_unused=True), strict=True))
+
+
+def check_used(gradients: dict[str, Tensor | None]) -> None:
+    """ValueError where the loss depends on none of the parameters: loss_fn then used tensors of its own instead of those it was given."""
+    if all(gradient is None for gradient in gradients.values()):
+        raise ValueError("the loss depends on none of params; loss_fn must use the tensors it is given (torch.func.functional_call)")

@@ -1,0 +1,129 @@
+"""What every method works on: checked parameters and directions, the loss as one mean over microbatches, replayed random state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Tensors = dict[str, Tensor]
+_CHUNK = 1 << 20  # elements of a dot product converted to float64 at a time: 16 MiB instead of two doubled embedding tables
+
+
+def check_params(params: Mapping[str, Tensor]) -> Tensors:
+    """A plain dict of ``params``, or a one-line ValueError that says which entry cannot be differentiated and why."""
+    if not isinstance(params, Mapping) or not params:
+        raise ValueError("params must be a non-empty dict of name -> tensor, such as dict(model.named_parameters())")
+    for name, tensor in params.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"params[{name!r}] is a {type(tensor).__name__}, not a tensor")
+        if not tensor.is_floating_point():
+            raise ValueError(f"params[{name!r}] has dtype {tensor.dtype}; only floating-point tensors have a derivative")
+    # Plain tensors, as torch.func uses them, carry no flag at all; a frozen one among trainable ones got in by mistake.
+    frozen = [name for name, tensor in params.items() if not tensor.requires_grad]
+    if frozen and len(frozen) < len(params):
+        raise ValueError(f"params[{frozen[0]!r}] has requires_grad=False; leave frozen parameters out of params and direction")
+    return dict(params)
+
+
+def check_direction(params: Tensors, direction: Mapping[str, Tensor]) -> Tensors:
+    """``direction`` with the keys, order, shapes and dtypes of ``params``, detached; a one-line ValueError where it does not fit."""
+    if not isinstance(direction, Mapping):
+        raise ValueError(f"direction must be a dict of name -> tensor with the keys of params, not a {type(direction).__name__}")
+    for names, rule in (([n for n in params if n not in direction], "lacks"), ([n for n in direction if n not in params], "has, beyond params,")):
+        if names:
+            raise ValueError(f"direction {rule} {len(names)} of its keys, first {names[0]!r}; params and direction need the same keys")
+    for name, param in params.items():
+        step = direction[name]
+        if not isinstance(step, Tensor):
+            raise ValueError(f"direction[{name!r}] is a {type(step).__name__}, not a tensor")
+        if step.shape != param.shape:
+            raise ValueError(f"direction[{name!r}] has shape {tuple(step.shape)}; params[{name!r}] has {tuple(param.shape)}")
+        if not step.is_floating_point():
+            raise ValueError(f"direction[{name!r}] has dtype {step.dtype}; a direction is made of floating-point tensors")
+        if step.device != param.device:
+            raise ValueError(f"direction[{name!r}] is on {step.device}; params[{name!r}] is on {param.device}")
+    return {name: direction[name].detach().to(param.dtype) for name, param in params.items()}
+
+
+class Objective:
+    """L(params) = Σ sum / Σ count over the microbatches; without ``batches`` one term, loss_fn(params) itself, with count 1."""
+
+    def __init__(self, loss_fn: Callable[..., Any], batches: Iterable[Any] | None = None):
+        if not callable(loss_fn):
+            raise ValueError(f"loss_fn must be callable, not a {type(loss_fn).__name__}")
+        self.loss_fn = loss_fn
+        self.batches = None if batches is None else batches if isinstance(batches, (list, tuple)) else list(batches)
+        if self.batches is not None and not self.batches:
+            raise ValueError("batches is empty; give at least one microbatch, or leave batches out for loss_fn(params)")
+
+    def terms(self, params: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, float]]:
+        """(sum, count) of one microbatch after another; nothing of a microbatch is held here once the next is asked for."""
+        if self.batches is None:
+            yield self._scalar(self._evaluate(params)), 1.0
+            return
+        for batch in self.batches:
+            yield self._pair(self._evaluate(params, batch))
+
+    def _evaluate(self, *args: Any) -> Any:
+        with sdpa_kernel(SDPBackend.MATH):  # the only backend that differentiates twice (FACTS 7); callers outside keep theirs
+            return self.loss_fn(*args)
+
+    def _pair(self, result: Any) -> tuple[Tensor, float]:
+        if not isinstance(result, (tuple, list)) or len(result) != 2:
+            raise ValueError(f"with batches, loss_fn(params, batch) returns (sum, count); it returned a {type(result).__name__}")
+        count = float(result[1])
+        if not count >= 0 or math.isinf(count):
+            raise ValueError(f"with batches, loss_fn(params, batch) returns (sum, count); it returned the count {count}")
+        return self._scalar(result[0]), count
+
+    @staticmethod
+    def _scalar(loss: Any) -> Tensor:
+        if not isinstance(loss, Tensor):
+            raise ValueError(f"loss_fn returned a {type(loss).__name__}; a scalar tensor is needed")
+        if loss.numel() != 1 or not loss.is_floating_point():
+            raise ValueError(f"loss_fn returned {loss.dtype} of shape {tuple(loss.shape)}; a floating-point scalar is needed")
+        return loss.reshape(())
+
+
+def mean_of(total: float, count: float) -> float:
+    """total / count, with one line for a batch in which nothing was counted."""
+    if count == 0:
+        raise ValueError("the counts of all batches sum to 0; at least one item must be counted")
+    return total / count
+
+
+def dot(a: Tensor, b: Tensor) -> float:
+    """⟨a, b⟩ accumulated in float64 (float32 sums over millions of products lose the slope's small digits)."""
+    if a.numel() <= _CHUNK:
+        return float((a.detach().double() * b.detach().double()).sum())
+    pieces = zip(a.detach().reshape(-1).split(_CHUNK), b.detach().reshape(-1).split(_CHUNK), strict=True)
+    return float(sum((x.double() * y.double()).sum() for x, y in pieces))
+
+
+def norm(tensors: Mapping[str, Tensor]) -> float:
+    """Euclidean norm over all tensors, in float64."""
+    return math.sqrt(sum(dot(tensor, tensor) for tensor in tensors.values()))
+
+
+class RandomState:
+    """The generators as they stood at one moment. Each `replayed` pass starts there, so that dropout and random masks repeat, and leaves
+    the global generators untouched. Generators of numpy, `random` or the caller's own are not covered."""
+
+    def __init__(self, params: Mapping[str, Tensor]):
+        self.devices = sorted({tensor.device.index or 0 for tensor in params.values() if tensor.is_cuda})
+        self.cpu = torch.get_rng_state()
+        self.cuda = [torch.cuda.get_rng_state(device) for device in self.devices]
+
+    @contextmanager
+    def replayed(self) -> Iterator[None]:
+        with torch.random.fork_rng(devices=self.devices):
+            torch.set_rng_state(self.cpu)
+            for device, state in zip(self.devices, self.cuda, strict=True):
+                torch.cuda.set_rng_state(state, device)
+            yield

@@ -1,0 +1,159 @@
+"""The tensor that carries a value and its first two derivatives along a line, and the dispatch of operations to their rules.
+
+Two levels. `__torch_function__` sees what the user calls: it refuses what would drop derivatives in silence, and takes the fused rules (linear, attention,
+LayerNorm, cross entropy …). Everything else goes on into torch, which decomposes it, and arrives in `__torch_dispatch__` as one of ATen's
+operations, where the remaining rules are, and where an operation without one raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
+
+Component = Tensor | None
+Rule = Callable[..., Any]
+
+FUNCTION_RULES: dict[Any, Rule] = {}  # what users call -> rule(*args, **kwargs); NotImplemented hands the call on to torch's own decomposition
+ATEN_RULES: dict[Any, Rule] = {}  # torch.ops.aten packet -> rule(func, args, kwargs)
+
+
+class NoRule(RuntimeError):
+    """An operation cannot be carried to second order; the message names it."""
+
+
+class Jet(Tensor):
+    """f(t), f′(t) and f″(t) of one tensor at t = 0; a derivative that is None is zero. The derivatives have the shape and dtype of the value."""
+
+    value: Tensor
+    first: Component
+    second: Component
+
+    @staticmethod
+    def __new__(cls, value: Tensor, first: Component = None, second: Component = None) -> Jet:
+        jet = Tensor._make_wrapper_subclass(cls, value.shape, strides=value.stride(), dtype=value.dtype, device=value.device, layout=value.layout)
+        jet.value, jet.first, jet.second = value, first, second
+        return jet
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"Jet(shape={tuple(self.value.shape)}, dtype={self.value.dtype})"
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func not in _METADATA:
+            _refuse_drops(func)
+            rule = FUNCTION_RULES.get(func)
+            with torch.no_grad(), DisableTorchFunctionSubclass():
+                try:
+                    result = NotImplemented if rule is None else rule(*args, **kwargs)
+                    return func(*args, **kwargs) if result is NotImplemented else result
+                except NoRule as error:
+                    raise NoRule(f"{error} (called by {name_of(func)})") if " (called by " not in str(error) else error from None
+        if func is Tensor.requires_grad.__get__:
+            return True  # code that picks its path by this flag takes the one it would train with
+        with DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func._schema.is_mutable:
+            raise NoRule(f"taylor cannot follow {func}, which writes into a tensor in place")
+        rule = ATEN_RULES.get(func.overloadpacket)
+        if rule is None:
+            raise NoRule(f"taylor has no rule for {func.overloadpacket}")
+        return rule(func, args, kwargs or {})
+
+
+_ATTRIBUTES = "shape dtype device ndim layout requires_grad is_cuda is_sparse is_nested is_leaf is_cpu is_quantized is_meta is_mps is_xpu grad_fn itemsize nbytes"
+_QUESTIONS = "size dim numel stride is_contiguous is_floating_point is_complex element_size __len__ nelement ndimension get_device is_signed __repr__ __hash__"
+_METADATA = {
+    *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split()),
+    *(getattr(Tensor, name) for name in _QUESTIONS.split()),
+    *(torch.is_floating_point, torch.is_complex, torch.numel),
+}
+_DROPS = {
+    Tensor.detach, Tensor.detach_, torch.detach, torch.detach_, Tensor.data.__get__, Tensor.data.__set__, Tensor.__setitem__, Tensor.numpy, Tensor.tolist,
+    Tensor.item, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__array__, Tensor.requires_grad_, Tensor.data_ptr, Tensor.__index__,
+}  # fmt: skip
+
+
+def _refuse_drops(func: Any) -> None:
+    if func in _DROPS:
+        raise NoRule(f"taylor refuses {name_of(func)}: it would drop derivatives")
+    # The pass runs with gradients enabled although nothing records any: whoever switches them off means a constant, or is a custom Function's forward.
+    if not torch.is_grad_enabled():
+        raise NoRule(f"taylor refuses {name_of(func)} inside torch.no_grad or a custom autograd.Function: derivatives would be dropped or wrong")
+
+
+def name_of(func: Any) -> str:
+    """A name a reader recognises: Tensor.detach, torch.nn.functional.elu, Tensor.data."""
+    owner = getattr(func, "__self__", None)
+    if getattr(func, "__name__", "") in ("__get__", "__set__") and owner is not None:
+        return f"Tensor.{owner.__name__}"
+    name = getattr(func, "__qualname__", getattr(func, "__name__", str(func)))
+    module = getattr(func, "__module__", None)
+    if name.startswith(("_TensorBase.", "TensorBase.")):
+        return "Tensor." + name.split(".", 1)[1]
+    return name if module is None or "." in name else f"{module}.{name}"
+
+
+def on(*functions: Any) -> Callable[[Rule], Rule]:
+    """Register a rule for functions as users call them."""
+
+    def register(rule: Rule) -> Rule:
+        FUNCTION_RULES.update(dict.fromkeys(functions, rule))
+        return rule
+
+    return register
+
+
+def on_aten(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for ATen operations by name."""
+
+    def register(rule: Rule) -> Rule:
+        ATEN_RULES.update({getattr(torch.ops.aten, name): rule for name in names})
+        return rule
+
+    return register
+
+
+def parts(x: Any) -> tuple[Any, Component, Component]:
+    """(f, f′, f″) of a jet; (x, None, None) of anything else, which is constant."""
+    return (x.value, x.first, x.second) if isinstance(x, Jet) else (x, None, None)
+
+
+def jet(value: Tensor, first: Component, second: Component) -> Tensor:
+    """A jet whose derivatives fill the value's shape and dtype; the plain value where both are zero."""
+    if first is None and second is None:
+        return value
+    return Jet(value, _fitted(first, value), _fitted(second, value))
+
+
+def _fitted(component: Component, like: Tensor) -> Component:
+    if component is None:
+        return None
+    if component.dtype != like.dtype:
+        component = component.to(like.dtype)
+    return component if component.shape == like.shape else component.expand_as(like)
+
+
+def plus(a: Component, b: Component) -> Component:
+    """a + b, where None is zero."""
+    return b if a is None else a if b is None else a + b
+
+
+def times(a: Component, b: Any, factor: float = 1.0) -> Component:
+    """factor·a·b, where None is zero."""
+    if a is None or b is None:
+        return None
+    product = a * b
+    return product if factor == 1.0 else product.mul_(factor)
+
+
+def filled(component: Component, like: Tensor) -> Tensor:
+    """The component, or zeros of the value's shape."""
+    return torch.zeros_like(like) if component is None else component

@@ -1,0 +1,163 @@
+"""Rules of operations that are linear in what carries derivatives: each component passes through the operation itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stability.curvature._jet import ATEN_RULES, Component, Jet, NoRule, filled, jet, on, on_aten, parts
+
+_LINEAR = """expand slice select t transpose permute unsqueeze squeeze diagonal unfold alias sum mean cumsum flip roll repeat tril triu index_select gather index
+clone _to_copy neg split split_with_sizes unsafe_split unbind trace diag_embed avg_pool1d avg_pool2d im2col _fft_r2c _fft_c2c _fft_c2r view_as_real
+view_as_complex real imag _conj movedim pixel_shuffle lift_fresh take_along_dim constant_pad_nd rot90 _neg_view select_backward slice_backward nansum"""
+# What a comparison or an index is made of has derivative zero: a plain tensor comes out, from the values alone.
+_CONSTANT = """eq ne lt le gt ge isnan isinf isfinite sign sgn floor ceil round trunc argmax argmin argsort bitwise_not logical_not logical_and logical_or
+logical_xor zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty new_full new_empty_strided bernoulli signbit
+searchsorted bucketize count_nonzero nonzero any all isclose floor_divide histc multinomial heaviside"""
+
+
+def components(x: Any, index: int) -> Any:
+    """The component ``index`` of every jet in a nested argument, zeros where it has none; anything else as it is."""
+    if isinstance(x, Jet):
+        return filled(parts(x)[index], x.value)
+    return type(x)(components(item, index) for item in x) if isinstance(x, (list, tuple)) else x
+
+
+def _has_jet(x: Any) -> bool:
+    return isinstance(x, Jet) or (isinstance(x, (list, tuple)) and any(map(_has_jet, x)))
+
+
+def _linear(func, args, kwargs):
+    if not isinstance(args[0], Jet) or any(map(_has_jet, (*args[1:], *kwargs.values()))):
+        raise NoRule(f"taylor has no rule for {func} with derivatives in its other arguments")
+    results = [None if part is None else func(part, *args[1:], **kwargs) for part in parts(args[0])]
+    if isinstance(results[0], Tensor):
+        return jet(*results)
+    pieces = ([None] * len(results[0]) if result is None else result for result in results)
+    return type(results[0])(jet(*piece) for piece in zip(*pieces, strict=True))
+
+
+def _constant(func, args, kwargs):
+    return func(*(components(arg, 0) for arg in args), **kwargs)
+
+
+for _rule, _names in ((_linear, _LINEAR), (_constant, _CONSTANT)):
+    ATEN_RULES.update({getattr(torch.ops.aten, name): _rule for name in _names.split() if hasattr(torch.ops.aten, name)})
+
+
+@on_aten("view", "_unsafe_view", "_reshape_alias", "reshape")
+def _view(func, args, kwargs):
+    if isinstance(args[1], torch.dtype):
+        raise NoRule("taylor has no rule for a view as another dtype")
+    return jet(*(None if part is None else part.reshape(args[1]) for part in parts(args[0])))  # the components may be strided otherwise
+
+
+@on_aten("constant_pad_nd")
+def _pad(func, args, kwargs):
+    value, first, second = parts(args[0])
+    return jet(func(value, *args[1:], **kwargs), *(None if part is None else func(part, args[1]) for part in (first, second)))
+
+
+@on_aten("add", "sub", "rsub")
+def _add(func, args, kwargs):
+    (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
+    alpha = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
+    value = func(a, b, alpha=alpha)
+    signs = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[func.overloadpacket.__name__.split(".")[-1]]
+    return jet(value, *(_combined(x, y, signs) for x, y in ((a1, b1), (a2, b2))))
+
+
+def _combined(x: Component, y: Component, signs: tuple[float, float]) -> Component:
+    if x is None or y is None:
+        part, sign = (y, signs[1]) if x is None else (x, signs[0])
+        return part if part is None or sign == 1 else part * sign
+    return torch.add(x if signs[0] == 1 else x * signs[0], y, alpha=signs[1])
+
+
+@on_aten("cat", "stack")
+def _cat(func, args, kwargs):
+    """Also the components of a list in which some tensors carry no derivative."""
+    derivatives = (None if all(parts(x)[k] is None for x in args[0]) else _zeros_filled(func, args, kwargs, k) for k in (1, 2))
+    return jet(func(components(args[0], 0), *args[1:], **kwargs), *derivatives)
+
+
+def _zeros_filled(func, args, kwargs, index: int) -> Tensor:
+    pieces = [components(x, index) if isinstance(x, Jet) else torch.zeros_like(x) for x in args[0]]
+    return func(pieces, *args[1:], **kwargs)
+
+
+@on_aten("where")
+def _where(func, args, kwargs):
+    if len(args) < 3 or isinstance(args[0], Jet):
+        raise NoRule("taylor has no rule for torch.where without two branches")
+    condition, a, b = args
+    derivatives = []
+    for index in (1, 2):
+        x, y = parts(a)[index], parts(b)[index]
+        derivatives.append(None if x is None and y is None else torch.where(condition, 0 if x is None else x, 0 if y is None else y))
+    return jet(torch.where(condition, parts(a)[0], parts(b)[0]), *derivatives)
+
+
+@on_aten("masked_fill")
+def _masked_fill(func, args, kwargs):
+    """x where the mask is False, the filling elsewhere: what is overwritten leaves no derivative, be it −inf or NaN."""
+    x, mask, filling = args
+    value = func(parts(x)[0], mask, parts(filling)[0])
+    derivatives = []
+    for index in (1, 2):
+        a, b = parts(x)[index], parts(filling)[index]
+        derivatives.append(None if a is None and b is None else func(filled(a, value), mask, 0 if b is None else b))
+    return jet(value, *derivatives)
+
+
+@on_aten("embedding")
+def _embedding(func, args, kwargs):
+    """Rows of a table. The padding row has no gradient in torch, hence none here."""
+    weight, indices, *rest = args
+    value, first, second = parts(weight)
+    padding = rest[0] if rest else kwargs.get("padding_idx", -1)
+    rows = [None if part is None else torch.embedding(part, indices) for part in (first, second)]
+    if padding >= 0:
+        rows = [None if part is None else part.masked_fill_((indices == padding)[..., None], 0) for part in rows]
+    return jet(torch.embedding(value, indices), *rows)
+
+
+@on_aten("index_add", "scatter_add", "index_put", "scatter", "select_scatter", "slice_scatter", "index_copy")
+def _placed(func, args, kwargs):
+    """Writing a tensor into a copy of another: linear in both."""
+    named = {name: item for name, item in kwargs.items() if not isinstance(item, Jet)}
+    if len(named) < len(kwargs):
+        raise NoRule(f"taylor has no rule for {func} with derivatives in keyword arguments")
+    derivatives = []
+    for index in (1, 2):
+        some = any(isinstance(arg, Jet) and parts(arg)[index] is not None for arg in args)
+        derivatives.append(func(*(_derivative(arg, index) for arg in args), **named) if some else None)
+    return jet(func(*(components(arg, 0) for arg in args), **named), *derivatives)
+
+
+def _derivative(arg: Any, index: int) -> Any:
+    if isinstance(arg, Tensor) and not isinstance(arg, Jet) and arg.is_floating_point():
+        return torch.zeros_like(arg)
+    if isinstance(arg, float):
+        return 0.0
+    return components(arg, index)
+
+
+@on(F.dropout, torch.dropout)
+def _dropout(x, p=0.5, training=True, inplace=False, *, train=None):
+    """The mask that torch draws for the value, whose scaling is applied to the derivatives; identity outside training."""
+    if not (training if train is None else train) or p == 0:
+        return x
+    if inplace or not isinstance(x, Jet):
+        raise NoRule("taylor has no rule for dropout in place")
+    value, first, second = parts(x)
+    mask = torch.dropout(torch.ones_like(value), p, True)
+    return jet(value * mask, *(None if part is None else part * mask for part in (first, second)))
+
+
+@on(Tensor.contiguous)
+def _contiguous(x, memory_format=torch.contiguous_format):
+    return jet(*(None if part is None else part.contiguous(memory_format=memory_format) for part in parts(x)))

@@ -1,0 +1,82 @@
+"""Rules of losses: cross entropy row by row, without a second matrix of logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stability.curvature._jet import Component, Jet, NoRule, jet, on, on_aten, parts
+from stability.curvature._rules_pointwise import PIECE
+
+
+@on(F.cross_entropy)
+def _cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0):  # noqa: A002
+    """Class indices along the last axis of a matrix; the rarer forms are decomposed by torch.
+
+    L = lse(z) − z_y, L′ = ⟨p,z′⟩ − z′_y, L″ = ⟨p, z″ + (z′ − ⟨p,z′⟩)²⟩ − z″_y (FACTS 8).
+    """
+    plain = weight is None and size_average is None and reduce is None and label_smoothing == 0 and target.dtype == torch.int64
+    if not plain or input.ndim != 2 or not isinstance(input, Jet):
+        return NotImplemented
+    kept = target != ignore_index
+    safe = torch.where(kept, target, 0)
+    losses = [torch.empty(len(target), dtype=input.dtype, device=input.device) for _ in range(3)]
+    step = max(PIECE // input.shape[1], 1)
+    for start in range(0, len(target), step):
+        rows = slice(start, start + step)
+        block = _nll_rows(*(None if part is None else part[rows] for part in parts(input)), safe[rows, None])
+        for out, piece in zip(losses, block, strict=True):
+            out[rows] = piece
+    losses = [loss.masked_fill_(~kept, 0) for loss in losses]
+    if reduction == "none":
+        return jet(*losses)
+    totals = [loss.sum() for loss in losses]
+    return jet(*(totals if reduction == "sum" else [total / kept.sum() for total in totals]))
+
+
+def _nll_rows(z0: Tensor, z1: Component, z2: Component, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(L, L′, L″) of each row."""
+    log_p = torch.log_softmax(z0, -1)
+    value = -log_p.gather(-1, target).squeeze(-1)
+    p = log_p.exp_()
+    first, second = torch.zeros_like(value), torch.zeros_like(value)
+    if z1 is not None:
+        mean = (p * z1).sum(-1, keepdim=True)
+        first = (mean - z1.gather(-1, target)).squeeze(-1)
+        second = (z1 - mean).square_().mul_(p).sum(-1)
+    if z2 is not None:
+        second = second + (p * z2).sum(-1) - z2.gather(-1, target).squeeze(-1)
+    return value, first, second
+
+
+@on_aten("nll_loss_forward", "nll_loss2d_forward")
+def _nll_loss(func, args, kwargs):
+    """Linear in the log-probabilities."""
+    x, target, weight, reduction, ignore_index = args
+    value, first, second = parts(x)
+    result, total = func(value, target, weight, reduction, ignore_index)
+    pieces = (None if part is None else func(part, target, weight, reduction, ignore_index)[0] for part in (first, second))
+    return jet(result, *pieces), total
+
+
+@on_aten("mse_loss")
+def _mse_loss(func, args, kwargs):
+    return _reduced((args[0] - args[1]).square(), args[2] if len(args) > 2 else 1)
+
+
+@on_aten("binary_cross_entropy_with_logits")
+def _bce_with_logits(func, args, kwargs):
+    """max(x, 0) − xy + log(1 + e^−|x|), that is softplus(x) − xy."""
+    x, target = args[:2]
+    weight, positive = (args[index] if len(args) > index else None for index in (2, 3))
+    if positive is not None:
+        raise NoRule("taylor has no rule for binary_cross_entropy_with_logits with pos_weight")
+    loss = F.softplus(x) - x * target
+    return _reduced(loss if weight is None else loss * weight, args[4] if len(args) > 4 else 1)
+
+
+def _reduced(loss: Any, reduction: int) -> Any:
+    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()

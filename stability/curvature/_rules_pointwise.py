@@ -1,0 +1,284 @@
+"""Second-order rules of functions of one number: y = g(x), y′ = g′x′, y″ = g″x′² + g′x″, computed piece by piece so that temporaries stay in the cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stability.curvature._jet import ATEN_RULES, Component, Jet, NoRule, filled, jet, on_aten, parts
+
+PIECE = 1 << 15  # elements at a time: about eight temporaries of 128 KiB in float32
+Formula = Callable[..., tuple[Tensor, Any, Any]]  # x, *args -> g, g′, g″, each a tensor or a number; None is zero
+
+
+def compose(x: Jet, formula: Formula, *args: Any, **kwargs: Any) -> Tensor:
+    """g(x) as a jet, by the ``formula`` for (g, g′, g″)."""
+    value, first, second = (None if part is None else part.contiguous() for part in parts(x))
+    out = [torch.empty_like(value) for _ in range(3)]
+    flat = [None if part is None else part.reshape(-1) for part in (value, first, second, *out)]
+    for start in range(0, max(value.numel(), 1), PIECE):
+        x0, x1, x2, y0, y1, y2 = (None if part is None else part[start : start + PIECE] for part in flat)
+        g, slope, bend = formula(x0, *args, **kwargs)
+        y0.copy_(g)
+        _chain(x1, x2, slope, bend, y1, y2)
+    return jet(*out)
+
+
+def _chain(x1: Component, x2: Component, slope: Any, bend: Any, y1: Tensor, y2: Tensor) -> None:
+    """y1 ← g′x′ and y2 ← g″x′² + g′x″."""
+    if x1 is None or slope is None:
+        y1.zero_()
+    else:
+        torch.mul(x1, slope, out=y1)
+    if x1 is None or bend is None:
+        y2.zero_()
+    else:
+        torch.mul(x1, bend, out=y2).mul_(x1)
+    if x2 is not None and slope is not None:
+        y2.addcmul_(x2, slope) if isinstance(slope, Tensor) else y2.add_(x2, alpha=slope)
+
+
+def pointwise(*names: str) -> Callable[[Formula], Formula]:
+    """Register a formula (x, *args) -> (g, g′, g″) for ATen operations of one tensor and numbers."""
+
+    def register(formula: Formula) -> Formula:
+        def rule(func: Any, args: Any, kwargs: Any) -> Any:
+            if any(isinstance(other, Tensor) for other in (*args[1:], *kwargs.values())) or not isinstance(args[0], Jet):
+                raise NoRule(f"taylor has no rule for {func} with tensors as parameters")
+            return compose(args[0], formula, *args[1:], **kwargs)
+
+        ATEN_RULES.update({getattr(torch.ops.aten, name): rule for name in names})
+        return formula
+
+    return register
+
+
+@pointwise("exp")
+def _exp(x):
+    y = x.exp()
+    return y, y, y
+
+
+@pointwise("expm1")
+def _expm1(x):
+    y = x.exp()
+    return x.expm1(), y, y
+
+
+@pointwise("exp2")
+def _exp2(x):
+    y, log2 = x.exp2(), math.log(2)
+    return y, y * log2, y * log2**2
+
+
+@pointwise("log")
+def _log(x):
+    r = x.reciprocal()
+    return x.log(), r, -r * r
+
+
+@pointwise("log2")
+def _log2(x):
+    r = x.reciprocal() / math.log(2)
+    return x.log2(), r, -r / x
+
+
+@pointwise("log1p")
+def _log1p(x):
+    r = (x + 1).reciprocal()
+    return x.log1p(), r, -r * r
+
+
+@pointwise("sqrt")
+def _sqrt(x):
+    y = x.sqrt()
+    slope = 0.5 / y
+    return y, slope, -0.5 * slope / x
+
+
+@pointwise("rsqrt")
+def _rsqrt(x):
+    y = x.rsqrt()
+    slope = -0.5 * y / x
+    return y, slope, -1.5 * slope / x
+
+
+@pointwise("reciprocal")
+def _reciprocal(x):
+    y = x.reciprocal()
+    return y, -y * y, 2 * y * y * y
+
+
+@pointwise("sin")
+def _sin(x):
+    y = x.sin()
+    return y, x.cos(), -y
+
+
+@pointwise("cos")
+def _cos(x):
+    y = x.cos()
+    return y, -x.sin(), -y
+
+
+@pointwise("sinh")
+def _sinh(x):
+    y = x.sinh()
+    return y, x.cosh(), y
+
+
+@pointwise("cosh")
+def _cosh(x):
+    y = x.cosh()
+    return y, x.sinh(), y
+
+
+@pointwise("atan")
+def _atan(x):
+    slope = (x * x + 1).reciprocal()
+    return x.atan(), slope, -2 * x * slope * slope
+
+
+@pointwise("tanh")
+def _tanh(x):
+    y = x.tanh()
+    slope = 1 - y * y
+    return y, slope, -2 * y * slope
+
+
+@pointwise("sigmoid")
+def _sigmoid(x):
+    y = x.sigmoid()
+    slope = y * (1 - y)
+    return y, slope, slope * (1 - 2 * y)
+
+
+@pointwise("silu")
+def _silu(x):
+    s = x.sigmoid()
+    t = s * (1 - s)
+    return x * s, s + x * t, t * (2 + x * (1 - 2 * s))
+
+
+@pointwise("log_sigmoid")
+def _log_sigmoid(x):
+    s = x.neg().sigmoid()
+    return torch.nn.functional.logsigmoid(x), s, -s * (1 - s)
+
+
+@on_aten("log_sigmoid_forward")
+def _log_sigmoid_forward(func, args, kwargs):
+    return compose(args[0], _log_sigmoid), None  # the second output is a buffer that only a backward reads
+
+
+@pointwise("softplus")
+def _softplus(x, beta=1, threshold=20):
+    linear = x * beta > threshold
+    s = (x * beta).sigmoid()
+    bend = (s * (1 - s)).mul_(beta)
+    return torch.nn.functional.softplus(x, beta, threshold), s.masked_fill_(linear, 1), bend.masked_fill_(linear, 0)
+
+
+@pointwise("gelu")
+def _gelu(x, *, approximate="none"):
+    if approximate == "tanh":
+        return _gelu_tanh(x)
+    density = torch.mul(x, x).mul_(-0.5).exp_().mul_(1 / math.sqrt(2 * math.pi))
+    share = torch.mul(x, math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
+    bend = (2 - x * x).mul_(density)
+    return x * share, share.addcmul(x, density), bend
+
+
+def _gelu_tanh(x):
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    square = x * x
+    inner = (square * cubic + 1) * x * scale
+    inner_slope = (square * (3 * cubic) + 1) * scale
+    t = inner.tanh()
+    t_slope = (1 - t * t) * inner_slope
+    t_bend = (1 - t * t) * (6 * cubic * scale * x) - 2 * t * t_slope * inner_slope
+    return 0.5 * x * (1 + t), 0.5 * (1 + t + x * t_slope), t_slope + 0.5 * x * t_bend
+
+
+@pointwise("mish")
+def _mish(x):
+    s, t = x.sigmoid(), torch.nn.functional.softplus(x).tanh()
+    t_slope = (1 - t * t) * s
+    t_bend = t_slope * (1 - s - 2 * t * s)
+    return x * t, t + x * t_slope, 2 * t_slope + x * t_bend
+
+
+@pointwise("erf")
+def _erf(x):
+    slope = (-x * x).exp() * (2 / math.sqrt(math.pi))
+    return x.erf(), slope, -2 * x * slope
+
+
+@pointwise("abs")
+def _abs(x):
+    return x.abs(), x.sign(), None
+
+
+@pointwise("relu")
+def _relu(x):
+    return x.relu(), (x > 0).to(x.dtype), None
+
+
+@pointwise("leaky_relu")
+def _leaky_relu(x, negative_slope=0.01):
+    return torch.nn.functional.leaky_relu(x, negative_slope), torch.where(x > 0, 1.0, negative_slope).to(x.dtype), None
+
+
+@pointwise("elu")
+def _elu(x, alpha=1.0, scale=1.0, input_scale=1.0):
+    tail = (x.clamp(max=0) * input_scale).exp() * (alpha * scale * input_scale)
+    positive = x > 0
+    value = torch.where(positive, x * scale, (x.clamp(max=0) * input_scale).expm1() * (alpha * scale))
+    return value, tail.masked_fill(positive, scale), (tail * input_scale).masked_fill(positive, 0)
+
+
+@pointwise("pow")
+def _pow(x, exponent):
+    return x.pow(exponent), _power(x, exponent, exponent - 1), _power(x, exponent * (exponent - 1), exponent - 2)
+
+
+def _power(x: Tensor, factor: float, exponent: float) -> Any:
+    """factor·x^exponent; a number where it is constant, so that x = 0 gives no 0·∞."""
+    if factor == 0 or exponent == 0:
+        return float(factor) if factor else None
+    return factor * (x if exponent == 1 else x.pow(exponent))
+
+
+def _bounded(name: str) -> Callable[..., Tensor]:
+    """Clamping to constants: derivatives pass where the value does, and are cut (not multiplied by 0, which would keep a NaN) elsewhere."""
+
+    def rule(func, args, kwargs):
+        if not isinstance(args[0], Jet) or any(isinstance(bound, Jet) for bound in (*args[1:], *kwargs.values())):
+            raise NoRule(f"taylor has no rule for {name} with bounds that depend on the parameters")
+        value, first, second = parts(args[0])
+        clamped = func(value, *args[1:], **kwargs)
+        kept = clamped == value
+        cut = [None if part is None else torch.where(kept, part, 0) for part in (first, second)]
+        return jet(clamped, *cut)
+
+    return rule
+
+
+ATEN_RULES.update({getattr(torch.ops.aten, name): _bounded(name) for name in ("clamp", "clamp_min", "clamp_max", "hardtanh")})
+
+
+@on_aten("maximum", "minimum")
+def _extreme(func, args, kwargs):
+    """The larger (smaller) of two; where they are equal, the mean of both derivatives, as autograd has it."""
+    (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
+    value = func(a, b)
+    share = ((a == value).to(value.dtype) + 1 - (b == value).to(value.dtype)) / 2
+    derivatives = []
+    for x, y in ((a1, b1), (a2, b2)):
+        both = None if x is None and y is None else torch.where(share > 0, filled(x, a) * share, 0) + torch.where(share < 1, filled(y, b) * (1 - share), 0)
+        derivatives.append(both)
+    return jet(value, *derivatives)

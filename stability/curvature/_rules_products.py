@@ -1,0 +1,180 @@
+"""Rules of products: (ab)″ = a″b + 2a′b′ + ab″, with the matrix products accumulated in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stability.curvature._jet import Component, Jet, jet, on, on_aten, parts, plus, times
+
+Bilinear = Callable[[Tensor, Tensor], Tensor]
+
+
+def bilinear(product: Bilinear, a: Any, b: Any, accumulate: Callable[..., Tensor] | None = None) -> Tensor:
+    """product(a, b) of two jets, linear in each. ``accumulate(out, x, y, factor)``: out += factor·product(x, y), in place."""
+    (a0, a1, a2), (b0, b1, b2) = parts(a), parts(b)
+    accumulate = accumulate or (lambda out, x, y, factor: out.add_(product(x, y), alpha=factor))
+    first = _sum(product, accumulate, [(a1, b0, 1), (a0, b1, 1)])
+    second = _sum(product, accumulate, [(a2, b0, 1), (a0, b2, 1), (a1, b1, 2)])
+    return jet(product(a0, b0), first, second)
+
+
+def _sum(product: Bilinear, accumulate: Callable[..., Tensor], terms: list[tuple[Any, Any, int]]) -> Component:
+    total: Component = None
+    for x, y, factor in terms:
+        if x is None or y is None:
+            continue
+        if total is not None:
+            accumulate(total, x, y, factor)
+        else:
+            total = product(x, y) if factor == 1 else product(x, y).mul_(factor)
+    return total
+
+
+@on_aten("mul")
+def _mul(func, args, kwargs):
+    (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
+    first, second = plus(times(a1, b), times(b1, a)), plus(times(a2, b), times(b2, a))
+    return jet(func(a, b), first, plus(second, times(a1, b1, 2)))
+
+
+@on_aten("div")
+def _div(func, args, kwargs):
+    """q = a/b, q′ = (a′ − qb′)/b, q″ = (a″ − 2q′b′ − qb″)/b."""
+    (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
+    q = func(a, b, **kwargs)
+    if kwargs.get("rounding_mode"):
+        return q
+    if b1 is None and b2 is None:
+        return jet(q, *(None if part is None else part / b for part in (a1, a2)))
+    first = _over(plus(a1, times(b1, q, -1)), b)
+    return jet(q, first, _over(plus(plus(a2, times(b2, q, -1)), times(first, b1, -2)), b))
+
+
+def _over(numerator: Component, b: Tensor) -> Component:
+    return None if numerator is None else numerator / b
+
+
+@on_aten("mm", "bmm", "mv", "dot")
+def _mm(func, args, kwargs):
+    return matmul(args[0], args[1])
+
+
+@on_aten("addmm", "baddbmm", "addmv")
+def _addmm(func, args, kwargs):
+    bias, a, b = args
+    product = matmul(a, b)
+    alpha, beta = kwargs.get("alpha", 1), kwargs.get("beta", 1)
+    return (product if alpha == 1 else product * alpha) + (bias if beta == 1 else bias * beta)
+
+
+@on_aten("addcmul")
+def _addcmul(func, args, kwargs):
+    return args[0] + args[1] * args[2] * kwargs.get("value", 1)
+
+
+@on_aten("addcdiv")
+def _addcdiv(func, args, kwargs):
+    return args[0] + args[1] / args[2] * kwargs.get("value", 1)
+
+
+@on_aten("lerp")
+def _lerp(func, args, kwargs):
+    start, end, weight = args
+    return start + (end - start) * weight
+
+
+@on_aten("convolution")
+def _convolution(func, args, kwargs):
+    x, weight, bias, *rest = args
+    y = bilinear(lambda a, b: func(a, b, None, *rest), x, weight)
+    return y if bias is None else y + bias.reshape(1, -1, *[1] * (y.ndim - 2))
+
+
+@on_aten("linalg_solve_triangular", "triangular_solve")
+def _solve_triangular(func, args, kwargs):
+    """X = A⁻¹B: X′ = A⁻¹(B′ − A′X), X″ = A⁻¹(B″ − 2A′X′ − A″X)."""
+    (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
+    if not kwargs.get("left", True):
+        upper = not kwargs["upper"]
+        solved = torch.linalg.solve_triangular(args[0].mT, args[1].mT, upper=upper, unitriangular=kwargs.get("unitriangular", False))
+        return solved.mT
+    x = func(a, b, **kwargs)
+    # Only the triangle that is read counts, and not its diagonal of ones.
+    a1, a2 = (None if part is None else _triangle(part, **kwargs) for part in (a1, a2))
+    first = _solved(func, a, plus(b1, _times_matrix(a1, x, -1)), kwargs)
+    second = plus(plus(b2, _times_matrix(a2, x, -1)), None if first is None else _times_matrix(a1, first, -2))
+    return jet(x, first, _solved(func, a, second, kwargs))
+
+
+def _triangle(matrix: Tensor, *, upper: bool, unitriangular: bool = False, left: bool = True) -> Tensor:
+    offset = int(unitriangular)
+    return matrix.triu(offset) if upper else matrix.tril(-offset)
+
+
+def _times_matrix(a: Component, b: Tensor, factor: float) -> Component:
+    return None if a is None else (a @ b).mul_(factor)
+
+
+def _solved(func, a: Tensor, b: Component, kwargs) -> Component:
+    return None if b is None else func(a, b, **kwargs)
+
+
+@on(F.linear)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y = xWᵀ + b, y′ = x′Wᵀ + xUᵀ + b′, y″ = x″Wᵀ + 2x′Uᵀ: five matrix products of the forward pass's size."""
+    (w0, w1, w2), (c0, c1, c2) = parts(weight), parts(bias)
+    if weight.ndim != 2 or x.ndim < 2:
+        return NotImplemented
+    rows = [None if part is None else part.reshape(-1, part.shape[-1]) for part in parts(x)]
+    derivatives = []
+    for constant, terms in ((c1, [(rows[1], w0, 1), (rows[0], w1, 1)]), (c2, [(rows[2], w0, 1), (rows[0], w2, 1), (rows[1], w1, 2)])):
+        total: Component = None
+        for a, w, factor in terms:
+            if a is None or w is None:
+                continue
+            if total is not None:
+                total.addmm_(a, w.t(), alpha=factor)
+            else:
+                total = a @ w.t() if constant is None else torch.addmm(constant, a, w.t(), alpha=factor)
+                total = total.mul_(factor) if constant is None and factor != 1 else total
+        if total is None and constant is not None:
+            total = constant.expand(rows[0].shape[0], -1)
+        derivatives.append(None if total is None else total.reshape(*x.shape[:-1], -1))
+    return jet(F.linear(rows[0], w0, c0).reshape(*x.shape[:-1], -1), *derivatives)
+
+
+@on(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm)
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b with torch.matmul's broadcasting; accumulated in place where the shapes make it one matrix product or one batch of them."""
+    if a.ndim >= 2 and b.ndim == 2:
+        flat = _reshaped(a, (-1, a.shape[-1]))
+        product = bilinear(torch.mm, flat, b, lambda out, x, y, factor: out.addmm_(x, y, alpha=factor))
+        return _reshaped(product, (*a.shape[:-1], b.shape[-1]))
+    if a.ndim >= 3 and a.ndim == b.ndim and a.shape[:-2] == b.shape[:-2]:
+        left, right = _reshaped(a, (-1, *a.shape[-2:])), _reshaped(b, (-1, *b.shape[-2:]))
+        product = bilinear(torch.bmm, left, right, lambda out, x, y, factor: out.baddbmm_(x, y, alpha=factor))
+        return _reshaped(product, (*a.shape[:-1], b.shape[-1]))
+    return bilinear(torch.matmul, a, b)
+
+
+@on(Tensor.__rmatmul__)
+def _rmatmul(b: Tensor, a: Tensor) -> Tensor:
+    return matmul(a, b)
+
+
+def _reshaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return jet(*(None if part is None else part.reshape(shape) for part in parts(x)))
+
+
+@on(torch.einsum)
+def _einsum(equation: str, *operands: Any) -> Tensor:
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    if len(operands) != 2 or not any(isinstance(x, Jet) for x in operands):
+        return NotImplemented
+    return bilinear(lambda x, y: torch.einsum(equation, x, y), *operands)

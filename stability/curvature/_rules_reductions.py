@@ -1,0 +1,254 @@
+"""Rules of softmax, norms and the other operations that reduce an axis. Row by row where they are used most, so that temporaries stay small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stability.curvature._jet import Component, Jet, NoRule, filled, jet, on, on_aten, parts, plus, times
+from stability.curvature._rules_pointwise import PIECE
+
+
+def softmax_parts(s0: Tensor, s1: Component, s2: Component, dim: int = -1) -> tuple[Tensor, Component, Component]:
+    """p = softmax(s), p′ = p∘c₁ and p″ = p∘(q − ⟨p,q⟩), with c₁ = s′ − ⟨p,s′⟩ and q = s″ + c₁² (FACTS 8). Overwrites none of its arguments."""
+    p = torch.softmax(s0, dim)
+    if s1 is None and s2 is None:
+        return p, None, None
+    centred = None if s1 is None else s1 - (p * s1).sum(dim, keepdim=True)
+    q = plus(s2, None if centred is None else centred * centred)
+    assert q is not None
+    return p, None if centred is None else centred.mul_(p), (q - (p * q).sum(dim, keepdim=True)).mul_(p)
+
+
+@on_aten("_softmax")
+def _softmax(func, args, kwargs):
+    x, dim, half_to_float = args
+    value, first, second = (None if part is None else part.float() if half_to_float else part for part in parts(x))
+    return jet(*softmax_parts(value, first, second, dim))
+
+
+@on_aten("_safe_softmax")
+def _safe_softmax(func, args, kwargs):
+    """Zeros instead of NaN where every score of a row is −inf."""
+    x, dim = args[0], args[1]
+    dead = (x.value == -torch.inf).all(dim, keepdim=True)
+    value, first, second = parts(x)
+    return jet(*(None if part is None else part.masked_fill(dead, 0) for part in softmax_parts(value.masked_fill(dead, 0), first, second, dim)))
+
+
+@on_aten("_log_softmax")
+def _log_softmax(func, args, kwargs):
+    """y = s − lse(s): lse′ = ⟨p,s′⟩, lse″ = ⟨p, s″ + (s′ − ⟨p,s′⟩)²⟩."""
+    x, dim, half_to_float = args
+    x = x.float() if half_to_float else x
+    return x - _logsumexp_of(x, [dim], True)
+
+
+@on_aten("logsumexp")
+def _logsumexp(func, args, kwargs):
+    return _logsumexp_of(args[0], args[1], args[2] if len(args) > 2 else kwargs.get("keepdim", False))
+
+
+def _logsumexp_of(x: Tensor, dims: Any, keepdim: bool) -> Tensor:
+    s0, s1, s2 = parts(x)
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    value = torch.logsumexp(s0, dims, keepdim=True)
+    p = (s0 - value).exp()
+    if s1 is None:
+        result = (value, None, None if s2 is None else (p * s2).sum(dims, keepdim=True))
+    else:
+        mean = (p * s1).sum(dims, keepdim=True)
+        q = plus(s2, (s1 - mean).square())
+        result = (value, mean, (p * q).sum(dims, keepdim=True))
+    if not keepdim:
+        kept = [size for axis, size in enumerate(value.shape) if axis not in {dim % value.ndim for dim in dims}]
+        result = tuple(None if part is None else part.reshape(kept) for part in result)
+    return jet(*result)
+
+
+def rows(x: Tensor, width: int) -> Iterator[tuple[slice, tuple[Component, ...]]]:
+    """Blocks of rows of the last axes, flattened to ``width``, and where they go."""
+    flat = [None if part is None else part.reshape(-1, width) for part in parts(x)]
+    step = max(PIECE // width, 1)
+    for start in range(0, flat[0].shape[0], step):
+        block = slice(start, start + step)
+        yield block, tuple(None if part is None else part[block] for part in flat)
+
+
+@on(F.layer_norm, torch.layer_norm)
+def _layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_enable=True):
+    return _normalized(x, normalized_shape, weight, bias, eps, centred=True)
+
+
+@on_aten("native_layer_norm")
+def _native_layer_norm(func, args, kwargs):
+    x, shape, weight, bias, eps = args
+    return _normalized(x, shape, weight, bias, eps, centred=True), None, None  # mean and 1/σ are read by a backward only
+
+
+@on(F.rms_norm, torch.rms_norm)
+def _rms_norm(x, normalized_shape, weight=None, eps=None):
+    return _normalized(x, normalized_shape, weight, None, torch.finfo(x.dtype).eps if eps is None else eps, centred=False)
+
+
+@on_aten("_fused_rms_norm")
+def _fused_rms_norm(func, args, kwargs):
+    return _rms_norm(*args), None
+
+
+def _normalized(x: Any, shape: Any, weight: Any, bias: Any, eps: float, centred: bool) -> Tensor:
+    """n·γ + β, where n is x over its root mean square (x minus its mean over its standard deviation, when ``centred``)."""
+    width = 1
+    for size in shape:
+        width *= size
+    carries = isinstance(x, Jet)
+    gains, biases = ([None if part is None else part.reshape(-1) for part in parts(item)] for item in (weight, bias))
+    out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(3)]
+    flat = [part.view(-1, width) for part in out]
+    for block, (x0, x1, x2) in rows(x, width):
+        n0, n1, n2 = _unit_rows(x0, x1, x2, eps, centred)
+        y0, y1, y2 = (part[block] for part in flat)
+        _affine(n0, n1, n2, gains, biases, y0, y1, y2)
+    return jet(*out) if carries or isinstance(weight, Jet) or isinstance(bias, Jet) else out[0]
+
+
+def _unit_rows(x0: Tensor, x1: Component, x2: Component, eps: float, centred: bool) -> tuple[Tensor, Component, Component]:
+    """n = c·r with r = (⟨c²⟩ + ε)^(−1/2): with a = c′r, b = c″r and s = ⟨na⟩,  n′ = a − ns,  n″ = b − 2as + n(3s² − ⟨a²⟩ − ⟨nb⟩)."""
+    c0, c1, c2 = (None if part is None else part - part.mean(-1, keepdim=True) if centred else part for part in (x0, x1, x2))
+    scale = (c0.square().mean(-1, keepdim=True) + eps).rsqrt_()
+    n = c0 * scale
+    if c1 is None and c2 is None:
+        return n, None, None
+    pull = torch.zeros_like(scale)
+    a = second = None
+    if c1 is not None:
+        a = c1 * scale
+        s = (n * a).mean(-1, keepdim=True)
+        pull += 3 * s * s - a.square().mean(-1, keepdim=True)
+        second = a * (-2 * s)
+        a = torch.addcmul(a, n, s, value=-1)
+    if c2 is not None:
+        b = c2 * scale
+        pull -= (n * b).mean(-1, keepdim=True)
+        second = plus(second, b)
+    assert second is not None
+    return n, a, second.addcmul_(n, pull)
+
+
+def _affine(n0, n1, n2, gains, biases, y0, y1, y2) -> None:
+    """y = nγ + β, y′ = n′γ + nγ′ + β′, y″ = n″γ + 2n′γ′ + nγ″ + β″, written into y0, y1, y2."""
+    (g0, g1, g2), (b0, b1, b2) = gains, biases
+    y0.copy_(n0) if g0 is None else torch.mul(n0, g0, out=y0)
+    for out, terms, bias in ((y1, ((n1, g0, 1), (n0, g1, 1)), b1), (y2, ((n2, g0, 1), (n1, g1, 2), (n0, g2, 1)), b2)):
+        out.zero_() if bias is None else out.copy_(bias.expand_as(out))
+        for n, gain, factor in terms:
+            if n is not None and gain is not None:
+                out.addcmul_(n, gain, value=factor)
+            elif n is not None and g0 is None and gain is g0:
+                out.add_(n)
+    if b0 is not None:
+        y0.add_(b0)
+
+
+@on_aten("native_group_norm")
+def _group_norm(func, args, kwargs):
+    x, weight, bias, batch, channels, size, groups, eps = args
+    shape = x.shape
+    n = _normalized(x.reshape(batch, groups, -1), [channels // groups * size], None, None, eps, centred=True).reshape(shape)
+    broadcast = (1, channels, *[1] * (len(shape) - 2))
+    n = n if weight is None else n * weight.reshape(broadcast)
+    return n if bias is None else n + bias.reshape(broadcast), None, None
+
+
+@on_aten("var", "std")
+def _var(func, args, kwargs):
+    x, dims = args[0], args[1] if len(args) > 1 else None
+    dims = list(range(x.ndim)) if not dims else [dims] if isinstance(dims, int) else list(dims)
+    correction, keepdim = kwargs.get("correction", 1), kwargs.get("keepdim", False)
+    count = 1
+    for dim in dims:
+        count *= x.shape[dim]
+    centred = x - x.mean(dims, keepdim=True)
+    variance = (centred * centred).sum(dims, keepdim=keepdim) / (count - (1 if correction is None else correction))
+    return variance.sqrt() if "std" in func.overloadpacket.__name__ else variance
+
+
+@on_aten("linalg_vector_norm", "norm")
+def _vector_norm(func, args, kwargs):
+    """Euclidean and absolute norms; zero derivatives at a zero vector, where the norm has none."""
+    x, order = args[0], args[1] if len(args) > 1 else 2
+    dims = args[2] if len(args) > 2 else None
+    dims = list(range(x.ndim)) if dims is None else dims
+    keepdim = args[3] if len(args) > 3 else kwargs.get("keepdim", False)
+    if order == 1:
+        return x.abs().sum(dims, keepdim=keepdim)
+    if order not in (2, None):
+        raise NoRule(f"taylor has no rule for norms of order {order}")
+    square = (x * x).sum(dims, keepdim=keepdim)
+    value, first, second = parts(square.sqrt())
+    zero = parts(square)[0] == 0
+    return jet(value, *(None if part is None else part.masked_fill(zero, 0) for part in (first, second)))
+
+
+@on_aten("amax", "amin")
+def _amax(func, args, kwargs):
+    """The derivative of the largest element; shared equally where several are largest, as autograd has it."""
+    x, dims = args[0], list(args[1]) if len(args) > 1 else []
+    keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
+    value, first, second = parts(x)
+    dims = dims or list(range(value.ndim))
+    top = func(value, dims, True)
+    share = (value == top).to(value.dtype)
+    share = share / share.sum(dims, keepdim=True)
+    return jet(func(value, dims, keepdim), *(None if part is None else (part * share).sum(dims, keepdim=keepdim) for part in (first, second)))
+
+
+@on_aten("max", "min", "topk", "sort", "kthvalue", "cummax", "cummin", "median", "mode")
+def _chosen(func, args, kwargs):
+    """(values, indices): the derivatives at the chosen indices. Over all elements: the chosen element's."""
+    value, first, second = parts(args[0])
+    result = func(value, *args[1:], **kwargs)
+    if isinstance(result, Tensor):
+        index = (value == result).reshape(-1).nonzero()[0, 0]
+        return jet(result, *(None if part is None else part.reshape(-1)[index] for part in (first, second)))
+    values, indices = result
+    default = -1 if func.overloadpacket in (torch.ops.aten.topk, torch.ops.aten.sort) else 0
+    position = {"topk": 2, "kthvalue": 2}.get(func.overloadpacket.__name__, 1)
+    dim = args[position] if len(args) > position else kwargs.get("dim", default)
+    dropped = indices.ndim < value.ndim
+    at = indices.unsqueeze(dim) if dropped else indices
+    pieces = (None if part is None else part.gather(dim, at) for part in (first, second))
+    return type(result)((jet(values, *(piece.squeeze(dim) if piece is not None and dropped else piece for piece in pieces)), indices))
+
+
+@on_aten("prod")
+def _prod(func, args, kwargs):
+    """Π x over an axis by running products, so that zeros need no division."""
+    x, dim = (args[0].reshape(-1), 0) if len(args) == 1 else (args[0], args[1])
+    pieces = x.unbind(dim)
+    total = pieces[0]
+    for piece in pieces[1:]:
+        total = total * piece
+    return total.unsqueeze(dim) if len(args) > 2 and args[2] else total
+
+
+@on_aten("cumprod")
+def _cumprod(func, args, kwargs):
+    pieces = args[0].unbind(args[1])
+    running = [pieces[0]]
+    for piece in pieces[1:]:
+        running.append(running[-1] * piece)
+    return torch.stack(running, args[1])
+
+
+def weighted_mean(p: Tensor, x: Component) -> Component:
+    """⟨p, x⟩ over the last axis, kept."""
+    product = times(p, x)
+    return None if product is None else product.sum(-1, keepdim=True)
+
+
+__all__ = ["filled", "rows", "softmax_parts", "weighted_mean"]

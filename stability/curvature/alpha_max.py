@@ -1,0 +1,132 @@
+"""α_max, Eq. 18 of the consensus paper (5.2), and the parts of its protocol (5.2.1) that know torch optimizers and nothing else."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stability.curvature._inputs import norm
+
+_ROUNDING_LIMIT = 1e-2  # share of a step that float rounding may make up before step_direction warns
+
+
+def alpha_max(slope: float, curvature: float) -> float:
+    """The step length at which θ + αu stops lowering the loss to second order: −2⟨∇L,u⟩ / uᵀHu (Eq. 18).
+
+    0 where u does not descend (slope >= 0); inf where it descends and the curvature is not positive; NaN where either number is NaN or
+    infinite, so that a broken evaluation never passes for a stable or an unstable step.
+    """
+    if not (math.isfinite(slope) and math.isfinite(curvature)):
+        return math.nan
+    if slope >= 0:
+        return 0.0
+    return -2 * slope / curvature if curvature > 0 else math.inf
+
+
+def step_direction(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], lr: float) -> dict[str, Tensor]:
+    """Perform ``optimizer.step()`` and return u = (θ⁺ − θ)/lr, the displacement that really happened, decoupled weight decay included.
+
+    ``params``: names of tensors that the optimizer holds, with their gradients in ``.grad``. ``lr``: the rate that u is divided by; with several
+    groups the base rate, so that θ⁺ = θ + lr·u still holds. The subtraction is exact in float64, but θ⁺ itself is rounded to
+    the parameters' dtype: a warning is given where that rounding makes up more than 1 % of the step, as it does at tiny lr.
+    """
+    if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr > 0):
+        raise ValueError(f"lr is {lr!r}; a positive finite number is needed to divide the step by")
+    held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+    for name, param in params.items():
+        if id(param) not in held:
+            raise ValueError(f"params[{name!r}] is not among the tensors of this {type(optimizer).__name__}; its step would read as zero")
+    before = {name: param.detach().clone() for name, param in params.items()}
+    optimizer.step()
+    step = {name: _exact_difference(param.detach(), before[name]) for name, param in params.items()}
+    _warn_of_rounding(before, step)
+    return {name: difference.div_(lr).to(before[name].dtype) for name, difference in step.items()}
+
+
+def _exact_difference(after: Tensor, before: Tensor) -> Tensor:
+    return after.double() - before.double()
+
+
+def _warn_of_rounding(before: dict[str, Tensor], step: dict[str, Tensor]) -> None:
+    moved = {name: tensor for name, tensor in before.items() if step[name].any()}
+    if not moved:
+        return
+    # Rounding a number to p bits is off by ulp/sqrt(12) on average, ulp between eps/2 and eps of the number.
+    lost = math.sqrt(sum((0.75 * torch.finfo(tensor.dtype).eps * norm({name: tensor})) ** 2 for name, tensor in moved.items()) / 12)
+    length = norm({name: step[name] for name in moved})
+    if lost > _ROUNDING_LIMIT * length:
+        text = f"about {lost / length:.0%} of this step is float rounding of the parameters; use a larger lr or float64 copies"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+def paper_state(
+    optimizer: torch.optim.Optimizer,
+    gradients: Iterable[Mapping[str, Tensor] | Sequence[Tensor | None]],
+    params: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Set Adam's or AdamW's state as 5.2.1 reads: m and v the means of g and g² over the warm-up batches, step count their number.
+
+    ``gradients``: one item per warm-up batch, already clipped where the protocol clips; either a dict by the names of ``params`` or a sequence in
+    the order of the optimizer's parameters. An iterator is consumed one item at a time. m and v are unbiased means already, yet the next step
+    corrects bias as its 6th (after 5 batches): it divides m by 0.469 and v by 0.006, as the paper literally says (FACTS 1).
+    """
+    if not isinstance(optimizer, torch.optim.Adam):  # AdamW is a subclass
+        raise ValueError(f"state=paper is defined for Adam and AdamW, not for {type(optimizer).__name__}; use the run's own state")
+    held = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+    names = _names_of(held, params)
+    first: list[Tensor | None] = [None] * len(held)
+    second: list[Tensor | None] = [None] * len(held)
+    count = 0
+    for item in gradients:
+        count += 1
+        for index, gradient in enumerate(_ordered(item, names, len(held))):
+            if gradient is not None:
+                gradient = gradient.detach()
+                first[index] = _plus(first[index], gradient)
+                second[index] = _plus(second[index], gradient.square())
+    if count == 0:
+        raise ValueError("gradients is empty; the protocol's state is a mean over at least one warm-up batch")
+    groups = [group for group in optimizer.param_groups for _ in group["params"]]
+    for param, group, gradient_sum, square_sum in zip(held, groups, first, second, strict=True):
+        if gradient_sum is not None and square_sum is not None:
+            optimizer.state[param] = _adam_state(param, group, gradient_sum / count, square_sum / count, count)
+
+
+def _plus(total: Tensor | None, term: Tensor) -> Tensor:
+    return term.clone() if total is None else total.add_(term)
+
+
+def _names_of(held: list[Tensor], params: Mapping[str, Tensor] | None) -> list[str] | None:
+    if params is None:
+        return None
+    by_id = {id(tensor): name for name, tensor in params.items()}
+    if any(id(tensor) not in by_id for tensor in held):
+        raise ValueError("params does not name every tensor of the optimizer; pass dict(model.named_parameters())")
+    return [by_id[id(tensor)] for tensor in held]
+
+
+def _ordered(item: Mapping[str, Tensor] | Sequence[Tensor | None], names: list[str] | None, length: int) -> Sequence[Tensor | None]:
+    if isinstance(item, Mapping):
+        if names is None:
+            raise ValueError("gradients by name need params=dict(model.named_parameters()), which says whose they are")
+        return [item.get(name) for name in names]
+    if len(item) != length:
+        raise ValueError(f"a list of {len(item)} gradients does not fit the optimizer's {length} parameters")
+    return item
+
+
+def _adam_state(param: Tensor, group: dict[str, Any], first: Tensor, second: Tensor, count: int) -> dict[str, Tensor]:
+    on_device = group.get("capturable") or group.get("fused")
+    state = {
+        "step": torch.tensor(float(count), dtype=torch.float32, device=param.device if on_device else None),
+        "exp_avg": first.to(param.dtype),
+        "exp_avg_sq": second.to(param.dtype),
+    }
+    if group.get("amsgrad"):
+        state["max_exp_avg_sq"] = state["exp_avg_sq"].clone()
+    return state

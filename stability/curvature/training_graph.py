@@ -1,0 +1,121 @@
+"""The curvature of a training step on the step's own graph: inside training it costs only the second backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stability.curvature._graph import (
+    NoSecondDerivative,
+    check_used,
+    custom_functions,
+    gradient_with_graph,
+    is_refusal,
+    plain_gradient,
+    product_along,
+)
+from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, mean_of
+from stability.curvature.products import Directional, Problem, Sums, announce, check_method, directional, with_check
+
+
+class GradientWithGraph:
+    """A batch's gradient now, its curvature along u later: u follows from the gradient through the optimizer, and the forward pass is not repeated.
+
+    ``loss``: L(θ). `gradient()`: ∇L, for the optimizer. `along(u)`: the `Directional` along u; the optimizer may have moved the parameters by
+    then, because everything here stands on ``params``, copies made at construction (θ before the step). Without ``batches`` the graph
+    of the gradient is kept until `along` or `release`; with them, or where an operation has no second derivative, `along` evaluates again.
+    The forward pass advances the global random state as a training step does; later evaluations replay it.
+    """
+
+    def __init__(
+        self,
+        loss_fn: Callable[..., Any],
+        params: Mapping[str, Tensor],
+        batches: Iterable[Any] | None = None,
+        method: str = "auto",
+        check: bool | None = None,
+    ):
+        check_method(method)
+        checked = check_params(params)
+        self.method, self.check = method, check
+        self.objective, self.random = Objective(loss_fn, batches), RandomState(checked)
+        self.params = {name: param.detach().clone().requires_grad_() for name, param in checked.items()}
+        self._graph: dict[str, Tensor | None] | None = None
+        self._vouched = True
+        keep = batches is None and method in ("auto", "double_backward")
+        with torch.enable_grad():
+            self.loss, self._gradient = self._keep_graph() if keep else self._accumulate()
+
+    def _keep_graph(self) -> tuple[float, Tensors]:
+        value, _ = next(self.objective.terms(self.params))
+        self._vouched = not custom_functions(value)
+        try:
+            graph = gradient_with_graph(value, self.params)
+        except RuntimeError as error:
+            if not is_refusal(error):
+                raise
+            if self.method == "double_backward":
+                raise NoSecondDerivative(f"{error}; use method='finite_difference'") from error
+            del value
+            announce(error)
+            self.method = "finite_difference"
+            with self.random.replayed():
+                return self._accumulate()
+        check_used(graph)
+        self._graph = graph
+        return value.item(), {name: _filled(gradient, self.params[name]).clone() for name, gradient in graph.items()}
+
+    def _accumulate(self) -> tuple[float, Tensors]:
+        loss = total = 0.0
+        sums = {name: torch.zeros_like(param.detach()) for name, param in self.params.items()}
+        for value, count in self.objective.terms(self.params):
+            gradients = plain_gradient(value, self.params)
+            check_used(gradients)
+            for name, gradient in gradients.items():
+                if gradient is not None:
+                    sums[name].add_(gradient)
+            loss, total = loss + value.item(), total + count
+            del value, gradients
+        return mean_of(loss, total), {name: tensor.div_(total) for name, tensor in sums.items()}
+
+    def gradient(self) -> Tensors:
+        """∇L by name, detached, the caller's own to clip in place; zeros where the loss does not use a parameter. Handed out once."""
+        gradient, self._gradient = self._gradient, None
+        if gradient is None:
+            raise RuntimeError("the gradient was handed out already; keep what gradient() returned")
+        return gradient
+
+    def along(self, direction: Mapping[str, Tensor]) -> Directional:
+        """Slope and curvature along ``direction`` at θ before the step. The first call uses, and frees, the kept graph; later ones evaluate again."""
+        problem = Problem(self.objective, self.params, check_direction(self.params, direction), self.random)
+        graph, self._graph = self._graph, None
+        if graph is None:
+            return self._again(problem)
+        try:
+            with torch.enable_grad():
+                sums = Sums(self.loss, 1.0)
+                sums.add(graph, product_along(graph, self.params, problem.direction), problem.direction)
+        except RuntimeError as error:
+            if not is_refusal(error) or self.method == "double_backward":
+                raise
+            announce(error)
+            self.method = "finite_difference"
+            return self._again(problem)
+        wanted = self.check if self.check is not None else self.method == "auto" and not self._vouched
+        exact = sums.result("double_backward")
+        return with_check(problem, exact) if wanted else exact
+
+    def _again(self, problem: Problem) -> Directional:
+        with self.random.replayed():
+            return directional(self.objective.loss_fn, self.params, problem.direction, self.method, batches=self.objective.batches, check=self.check)
+
+    def release(self) -> None:
+        """Free the kept graph; `along` still works, by evaluating again."""
+        self._graph = None
+
+
+def _filled(gradient: Tensor | None, param: Tensor) -> Tensor:
+    return torch.zeros_like(param) if gradient is None else gradient.detach()

@@ -1,0 +1,73 @@
+"""Prepared corpora on disk, by fingerprint, and an index from what was read to the corpus it gave.
+
+``cache_dir/<fingerprint>/`` holds a corpus; ``cache_dir/index/<key>`` names the fingerprint that a source's key led to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from pathlib import Path
+
+from stability.config import Part
+from stability.data._base import SPLIT_VERSION, Corpus
+from stability.registry import Registry
+
+
+def prepare(part: Part, cache_dir: Path) -> Corpus:
+    """The corpus of a data source, tokenised only where ``cache_dir`` does not have it yet; memory-mapped from there.
+
+    Any number of processes may do so at once. Errors: ``ValueError`` for data that cannot be read (nothing is written then) and for a cache
+    that was damaged; ``RuntimeError`` where the cache cannot be written.
+    """
+    source = Registry("data").load(part.name)
+    key = source.cache_key(part.settings)
+    entry = None if key is None else cache_dir / "index" / _entry_name(part.name, key)
+    if entry is not None and (fingerprint := _indexed(entry, cache_dir)):
+        return load(cache_dir, fingerprint)
+    corpus = source.prepare(part.settings)
+    if source.cache_key(part.settings) != key:
+        raise ValueError(f"data: what data={part.name} reads changed while it was read; run again when nothing writes there")
+    try:
+        corpus.save(cache_dir / corpus.fingerprint)
+        if entry is not None:
+            _write_entry(entry, corpus.fingerprint)
+    except OSError as error:
+        raise RuntimeError(f"cannot keep the prepared data under {cache_dir}: {error}") from error
+    return load(cache_dir, corpus.fingerprint)
+
+
+def load(cache_dir: Path, fingerprint: str) -> Corpus:
+    """A corpus that `prepare` left under ``cache_dir``. Errors: ``ValueError`` where there is none, or not an intact one."""
+    folder = cache_dir / fingerprint
+    if not folder.is_dir():
+        raise ValueError(f"no prepared data with the fingerprint {fingerprint} under {cache_dir}; a sweep on the same data makes it")
+    corpus = Corpus.load(folder)
+    if corpus.fingerprint != fingerprint:
+        raise ValueError(f"prepared data: {folder} holds another corpus ({corpus.fingerprint}).\nDelete {folder} and run again.")
+    return corpus
+
+
+def _entry_name(name: str, key: str) -> str:
+    return hashlib.sha256(f"{name}\n{SPLIT_VERSION}\n{key}".encode()).hexdigest()
+
+
+def _indexed(entry: Path, cache_dir: Path) -> str | None:
+    """The fingerprint behind an index entry; None where the corpus has to be prepared (again)."""
+    try:
+        fingerprint = entry.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return fingerprint if re.fullmatch(r"[0-9a-f]{64}", fingerprint) and (cache_dir / fingerprint).is_dir() else None
+
+
+def _write_entry(entry: Path, fingerprint: str) -> None:
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    partial = entry.with_name(f".partial-{secrets.token_hex(8)}")
+    with open(partial, "w", encoding="ascii") as stream:
+        stream.write(fingerprint + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(entry)

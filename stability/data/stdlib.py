@@ -1,0 +1,112 @@
+"""English text that every Python installation carries: the standard library's docstrings and the topics of ``help()``.
+
+Builds differ, so that the corpus does; its fingerprint says which one it was.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import platform
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from stability.config import Settings
+from stability.data._base import AbstractDataSource, Corpus, split_documents
+
+# Raised when the same installation would give other documents.
+VERSION = 1
+MIN_CHARACTERS = 32
+# Installed packages and test suites differ from machine to machine more than the library itself does.
+EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class StdlibConfig(Settings):
+    """Nothing to choose."""
+
+
+class StdlibDocstrings(AbstractDataSource):
+    """Docstrings of modules, classes and functions, read from the source files (nothing is imported), and the entries of ``pydoc_data.topics``.
+
+    Shorter than 32 characters: left out. Test suites, site-packages and files that do not parse: left out.
+    """
+
+    Config: ClassVar[type[Settings]] = StdlibConfig
+
+    @classmethod
+    def prepare(cls, config: StdlibConfig) -> Corpus:
+        """Parse the library's source (some seconds). Errors: ``ValueError`` where this Python has no standard library source in a folder."""
+        root = library_folder()
+        origin = f"standard library docstrings of {platform.python_implementation()} {platform.python_version()}"
+        return split_documents((text for file in source_files(root) for text in documents(file)), origin)
+
+    @classmethod
+    def cache_key(cls, config: StdlibConfig) -> str:
+        """Python's version and build, and name, size and modification time of every file that would be read."""
+        root = library_folder()
+        digest = hashlib.sha256(repr((VERSION, platform.python_implementation(), platform.python_version(), platform.python_build())).encode())
+        for file in source_files(root):
+            status = file.stat()
+            digest.update(f"{file.relative_to(root).as_posix()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
+
+
+def library_folder() -> Path:
+    """The folder of the standard library's source. Errors: ``ValueError`` where there is none (zipped or stripped installations)."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    if not (folder / "os.py").is_file() or not (folder / "argparse.py").is_file():
+        raise ValueError(
+            f"data=stdlib: no standard library source in {folder} (a zipped or stripped Python has none).\n"
+            "Use a Python with its .py files, or your own text: data=text data.path=FILE_OR_FOLDER"
+        )
+    return folder
+
+
+def source_files(root: Path) -> Iterator[Path]:
+    """Every ``.py`` file below ``root`` but for `EXCLUDED_FOLDERS`, in one order on every machine."""
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = sorted(set(subfolders) - EXCLUDED_FOLDERS)
+        yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
+
+
+def documents(file: Path) -> Iterator[str]:
+    """The texts of one source file that are long enough; none where it does not parse."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # old escapes in other people's strings
+            tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    except OSError as error:
+        raise ValueError(f"data=stdlib: cannot read {file}: {error.strerror}") from None
+    texts = topics(tree) if file.parts[-2:] == ("pydoc_data", "topics.py") else docstrings(tree)
+    # NUL separates documents, and a lone surrogate has no UTF-8 form: both occur in examples only
+    clean = (text.strip().replace("\0", "\\0").encode("utf-8", "replace").decode("utf-8") for text in texts)
+    yield from (text for text in clean if len(text) >= MIN_CHARACTERS)
+
+
+def docstrings(tree: ast.Module) -> Iterator[str]:
+    """Every docstring, dedented. Only statements are walked: expressions, most of a tree, define nothing that has one."""
+    pending: list[ast.AST] = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
+            yield text
+        for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+            children = getattr(node, block, None)
+            pending.extend(children if isinstance(children, list) else ())
+
+
+def topics(tree: ast.Module) -> Iterator[str]:
+    """The texts of the dictionary ``topics`` that ``pydoc_data.topics`` is."""
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
+            yield from (value.value for value in statement.value.values if isinstance(value, ast.Constant) and isinstance(value.value, str))
+
+
+EXPORT = StdlibDocstrings

@@ -1,0 +1,20 @@
+"""Sequence mechanisms, one file each. ``build("sc", width=64, heads=4, window=2)`` makes one layer's module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def build(name: str, *, width: int, heads: int, direction: str = "bidirectional", layer: int = 0, num_layers: int = 1, **settings: Any):
+    """One mechanism as a module: ``forward(x_BND, mask_BN=None) -> y_BND``.
+
+    ``settings`` are the fields of the mechanism's Config, e.g. ``window=4``. Errors: ``ValueError`` for an unknown name, an unknown or
+    ill-typed setting, a width that the heads do not divide, a direction that the mechanism cannot do.
+    """
+    from stability.config import settings_of
+    from stability.mechanisms._base import MixerShape
+    from stability.registry import Registry
+
+    mechanism = Registry("mechanisms").load(name)
+    config = settings_of("mechanisms", name, settings)
+    return mechanism.build(config, MixerShape(width, heads, direction, layer, num_layers))

@@ -1,0 +1,57 @@
+"""`sa`: multi-head softmax attention (Vaswani et al. 2017) with rotary positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from stability.config import Settings
+from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
+from stability.models.position import rope
+
+
+class SoftmaxAttention(AbstractMechanism):
+    """y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; RoPE on q and k; j ≤ i where causal.
+
+    Attention is torch's own scaled_dot_product_attention: for second derivatives call the model under ``sdpa_kernel(SDPBackend.MATH)``.
+    """
+
+    class Config(Settings):
+        """No settings: width, heads and direction come from the model and the objective."""
+
+    directions = frozenset({BIDIRECTIONAL, CAUSAL})
+
+    def __init__(self, config: Config, shape: MixerShape):
+        super().__init__()
+        self.heads, self.causal = shape.heads, shape.direction == CAUSAL
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.out = nn.Linear(shape.width, shape.width)
+
+    @classmethod
+    def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
+        pairs = num_positions * (num_positions + 1) / 2 if shape.direction == CAUSAL else num_positions**2
+        return float(4 * num_positions * shape.width**2 + 2 * pairs * shape.width)
+
+    def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B N D"]:
+        if mask_BN is not None:  # a weight of zero does not silence a NaN
+            x_BND = torch.where(mask_BN[..., None], x_BND, 0.0)
+        qkv_BNTHK = self.qkv(x_BND).unflatten(-1, (3, self.heads, -1))
+        q_BHNK, k_BHNK = (part.transpose(1, 2) for part in rope(qkv_BNTHK[:, :, :2], position_dim=1).unbind(2))
+        v_BHNK = qkv_BNTHK[:, :, 2].transpose(1, 2)
+        visible = None if mask_BN is None else self._visible(mask_BN)
+        y_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=visible, is_causal=self.causal and visible is None)
+        return self.out(y_BHNK.transpose(1, 2).flatten(2))
+
+    def _visible(self, mask_BN: Tensor) -> Tensor:
+        """True where a query (third axis) may see a key (fourth). No row is empty: torch's SDPA forgives that, other softmaxes give NaN."""
+        if not self.causal:
+            return (mask_BN | ~mask_BN.any(-1, keepdim=True))[:, None, None]
+        ones_NN = torch.ones(mask_BN.shape[1], mask_BN.shape[1], dtype=torch.bool, device=mask_BN.device)
+        return (ones_NN.tril() & mask_BN[:, None, None]) | (ones_NN.tril() & ones_NN.triu())
+
+
+EXPORT = SoftmaxAttention

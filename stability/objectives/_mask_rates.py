@@ -1,0 +1,39 @@
+"""Mask-rate schedules of masked language modelling: one rate per sequence (FACTS of the mask schedules: Hayes et al. 2024)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+ScheduleName = Literal["uniform", "betalinear30", "cosine", "sqrt"]
+LOWEST, HIGHEST = 0.05, 0.95
+
+
+def mask_rates(schedule: ScheduleName, num: int, generator: torch.Generator) -> Tensor:
+    """``num`` rates in [0.05, 0.95], float32.
+
+    uniform: u; cosine: sin(πu/2); sqrt: √u; betalinear30: with probability 0.8 from Beta(3, 9), else uniform.
+    """
+    u = torch.rand(num, generator=generator)
+    if schedule == "cosine":
+        u = torch.sin(u * (math.pi / 2))
+    elif schedule == "sqrt":
+        u = u.sqrt()
+    elif schedule == "betalinear30":
+        beta = _beta_3_9(num, generator)
+        u = torch.where(torch.rand(num, generator=generator) < 0.8, beta, u)
+    return u.clamp(LOWEST, HIGHEST)
+
+
+def _beta_3_9(num: int, generator: torch.Generator) -> Tensor:
+    """Beta(3, 9) as the third smallest of 11 uniforms, which needs no sampler without a generator argument."""
+    return torch.rand(num, 11, generator=generator).sort(dim=1).values[:, 2]
+
+
+def random_mask(rates_B: Tensor, num_positions: int, generator: torch.Generator) -> Tensor:
+    """(B, N) bool: each position with its sequence's rate, and always at least one per sequence."""
+    draws_BN = torch.rand(len(rates_B), num_positions, generator=generator)
+    return (draws_BN < rates_B[:, None]) | (draws_BN == draws_BN.min(dim=1, keepdim=True).values)

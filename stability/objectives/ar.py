@@ -1,0 +1,34 @@
+"""Autoregressive language modelling: predict each token from those before it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stability.config import Settings
+from stability.objectives._base import AbstractObjective, Examples, weighted_cross_entropy
+
+
+class Autoregressive(AbstractObjective):
+    """Mean cross entropy of the next token."""
+
+    class Config(Settings):
+        """No settings."""
+
+    direction = "causal"
+
+    def __init__(self, config: Config, vocab_size: int):
+        self.num_inputs = self.num_outputs = vocab_size
+
+    def tokens_needed(self, positions: int) -> int:
+        return positions + 1
+
+    def examples(self, tokens_BN: Tensor, generator: torch.Generator) -> Examples:
+        inputs_BN, targets_BN = tokens_BN[:, :-1], tokens_BN[:, 1:]
+        return Examples(inputs_BN, targets_BN, torch.ones(targets_BN.shape))
+
+    def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
+        return weighted_cross_entropy(logits_BNV, examples)
+
+
+EXPORT = Autoregressive

@@ -1,0 +1,22 @@
+"""What an optimizer part is: settings, and how they become a ``torch.optim.Optimizer``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from stability.config import Settings
+
+
+class AbstractOptimizer:
+    """``build`` makes the optimizer; the learning rate of each step is set from outside, through the parameter groups."""
+
+    family: ClassVar[str] = "optimizers"
+    Config: ClassVar[type[Settings]]
+
+    @classmethod
+    def build(cls, config: Any, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        raise NotImplementedError

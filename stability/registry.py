@@ -1,0 +1,71 @@
+"""Find a family's parts by file name: a file in the family's package is a public name, and nothing else lists it."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from typing import Any
+
+FAMILIES = ("mechanisms", "residuals", "optimizers", "objectives", "data")
+MOST_CHOICES = 24
+# module path of each plugin by family and name; filled by `add_plugin`, the same in the driver and in every worker
+_plugins: dict[tuple[str, str], str] = {}
+
+
+class Registry:
+    """The parts of one family, e.g. ``Registry("mechanisms")``: a part's name is the stem of its file, its object is the file's ``EXPORT``."""
+
+    def __init__(self, family: str):
+        if family not in FAMILIES:
+            raise ValueError(f"no family '{family}': {', '.join(FAMILIES)}")
+        self.family = family
+
+    @property
+    def noun(self) -> str:
+        return {"data": "data source"}.get(self.family, self.family.removesuffix("s"))
+
+    def names(self) -> tuple[str, ...]:
+        """Every public name, sorted, without importing any part (helpers begin with ``_``)."""
+        package = importlib.import_module(f"stability.{self.family}")
+        own = [info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_")]
+        return tuple(sorted({*own, *(name for family, name in _plugins if family == self.family)}))
+
+    def load(self, name: str) -> Any:
+        """The class behind a name. ``ValueError`` names the nearest valid choice."""
+        if name not in self.names():
+            raise ValueError(f"no {self.noun} called '{name}'; {near_misses(name, self.names())}")
+        path = _plugins.get((self.family, name), f"stability.{self.family}.{name}")
+        return importlib.import_module(path).EXPORT
+
+
+def near_misses(name: str, choices: tuple[str, ...]) -> str:
+    """``did you mean 'sc'? (choices: …)``: the closest choice first, then all of them where they fit a line."""
+    close = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.5)
+    shown = choices if len(choices) <= MOST_CHOICES else tuple(choice for choice in choices if "." not in choice)
+    listing = f"choices: {', '.join(shown) if shown else 'none'}"
+    if not close:
+        return listing
+    return f"did you mean '{close[0]}'?" + (f" ({listing})" if len(choices) <= MOST_CHOICES else "")
+
+
+def add_plugin(module: str) -> tuple[str, str]:
+    """Make a part that lives outside this package known under the stem of its module.
+
+    Parameters: ``module``, an importable dotted path whose ``EXPORT`` is a class with a ``family`` (every ``Abstract*`` base has one).
+    Returns: (family, name). Errors: ``ValueError`` where the module is missing, exports nothing, or takes a name that exists.
+    """
+    try:
+        export = importlib.import_module(module).EXPORT
+    except ModuleNotFoundError as error:
+        raise ValueError(f"plugins: no module '{module}' to import ({error})") from None
+    except AttributeError:
+        raise ValueError(f"plugins: '{module}' has no EXPORT = YourClass") from None
+    family = getattr(export, "family", None)
+    if family not in FAMILIES:
+        raise ValueError(f"plugins: EXPORT of '{module}' belongs to no family; subclass one of the Abstract* bases")
+    name = module.rsplit(".", 1)[-1]
+    if (family, name) not in _plugins and name in Registry(family).names():
+        raise ValueError(f"plugins: '{module}' would replace the {Registry(family).noun} '{name}'; rename its file")
+    _plugins[family, name] = module
+    return family, name

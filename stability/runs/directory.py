@@ -1,0 +1,95 @@
+"""What one run leaves on disk, and the rules by which it changes: everything is written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+FINISHED = ("stable", "spiked", "plateaued", "diverged")
+STATES = ("queued", "running", *FINISHED, "failed")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data``, or leave it as it was: temporary name, fsync, rename."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomically(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """Parsed JSON. ``ValueError`` names the file where it is missing or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"no {path.name} in {path.parent}; is this a folder that a sweep wrote?") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); move it away and run the sweep again") from None
+
+
+class RunDirectory:
+    """``<pool>/<run_id>``: names of its files, its status, its checkpoints."""
+
+    def __init__(self, pool: str | Path, run_id: str):
+        self.run_id = run_id
+        self.path = Path(pool) / run_id
+        self.spec_file = self.path / "spec.json"
+        self.provenance_file = self.path / "provenance.json"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.timing_file = self.path / "timing.jsonl"
+        self.status_file = self.path / "status.json"
+        self.traceback_file = self.path / "traceback.txt"
+
+    @classmethod
+    def at(cls, path: str | Path) -> RunDirectory:
+        return cls(Path(path).parent, Path(path).name)
+
+    def curvature_file(self, phase: str) -> Path:
+        return self.path / "curvature" / f"{phase}.parquet"
+
+    def status(self) -> dict[str, Any]:
+        """The last status; ``{"state": "queued"}`` where none was written yet."""
+        return read_json(self.status_file) if self.status_file.exists() else {"state": "queued", "step": 0}
+
+    def set_status(self, state: str, *, step: int, reason: str = "", **more: Any) -> None:
+        assert state in STATES, state
+        owner = {"host": socket.gethostname(), "pid": os.getpid()}
+        write_json(self.status_file, {"state": state, "step": step, "reason": reason, "owner": owner, "changed_at": time.time(), **more})
+
+    @property
+    def finished(self) -> bool:
+        return self.status()["state"] in FINISHED
+
+    def checkpoints(self) -> list[Path]:
+        """Complete checkpoints by step; folders still being written have temporary names and are not among them."""
+        return sorted((self.path / "checkpoints").glob("step_[0-9]*"))
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a log. A last line that a crash cut short is left out; damage anywhere else raises ``ValueError``."""
+    if not path.exists():
+        return
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith("\n"):
+                return
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}, is damaged: {error}") from None

@@ -1,0 +1,69 @@
+"""What a number needs beside it: code, versions, machine, command, data. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "numpy", "ray", "wandb", "hydra-core", "pydantic")
+
+
+def provenance() -> dict[str, Any]:
+    """Commit, dirty hash, versions, hardware and command of this process; ``None`` where something cannot be known."""
+    return {**_commit(), "versions": _versions(), "hardware": _hardware(), "command": _command()}
+
+
+def _command() -> str:
+    argv = list(getattr(sys, "orig_argv", sys.argv))
+    argv[0] = Path(argv[0]).name
+    return " ".join(argv)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> dict[str, Any]:
+    """HEAD of the checkout that this file is in, and a short hash of what differs from it."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return {"commit": None, "dirty": None}
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        diff = subprocess.run(["git", "diff", "HEAD"], cwd=root, capture_output=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {"commit": None, "dirty": None}
+    return {"commit": head, "dirty": hashlib.sha256(diff).hexdigest()[:12] if diff else None}
+
+
+def _hardware() -> dict[str, Any]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else None
+    return {"cpu": _cpu_name(), "cores": os.cpu_count(), "memory_gb": round(memory, 1) if memory else None, "gpu": _gpu_name()}
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _gpu_name() -> str | None:
+    """From torch where this process has it already; the driver of a sweep must not import it for a name."""
+    torch = sys.modules.get("torch")
+    return torch.cuda.get_device_name(0) if torch is not None and torch.cuda.is_available() else None

@@ -1,0 +1,90 @@
+"""Run directories → three tables (parquet), the only thing that analysis reads. No torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from stability.runs.directory import RunDirectory, read_json, read_jsonl
+from stability.runs.study import StudyFolder
+
+SCHEMA_VERSION = 1
+RUNS_COLUMNS = (
+    "study run_id mechanism residual norm optimizer objective data data_fingerprint model num_params lr seed status reason "
+    "val_nll init_nll unigram_nll gen_nll num_steps num_tokens wall_s"
+).split()
+CURVATURE_COLUMNS = "run_id phase state step slope curvature alpha_max lr loss_before loss_after method rel_error".split()
+CURVES_COLUMNS = "run_id step loss grad_norm update_norm lr val_nll".split()
+
+
+@dataclass(frozen=True)
+class Results:
+    """``runs``: a row a run; ``curvature``: a row a recorded step (`CURVATURE_COLUMNS`); ``curves``: a row a training step."""
+
+    runs: pd.DataFrame
+    curvature: pd.DataFrame
+    curves: pd.DataFrame
+
+
+def collect(study: str | Path) -> Results:
+    """Read every run that a study lists, finished or not. Errors: ``ValueError`` where the folder is no study or a file is damaged."""
+    folder = StudyFolder(study)
+    directories = folder.runs()
+    runs = [_run_row(folder.path.name, directory) for directory in directories]
+    curves = [{"run_id": directory.run_id, **row} for directory in directories for row in read_jsonl(directory.metrics_file)]
+    measured = [_curvature_of(directory) for directory in directories]
+    filled = [frame for frame in measured if len(frame)]
+    return Results(
+        runs=pd.DataFrame(runs, columns=RUNS_COLUMNS),
+        curvature=pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=CURVATURE_COLUMNS),
+        curves=pd.DataFrame(curves, columns=CURVES_COLUMNS),
+    )
+
+
+def write(results: Results, folder: Path) -> None:
+    """``runs.parquet``, ``curvature.parquet``, ``curves.parquet`` under ``folder``, with the schema's version in their metadata."""
+    for name in ("runs", "curvature", "curves"):
+        write_parquet(getattr(results, name), folder / f"{name}.parquet", {"schema_version": str(SCHEMA_VERSION)})
+
+
+def write_parquet(frame: pd.DataFrame, path: Path, metadata: dict[str, str]) -> None:
+    """Write a table under a temporary name and rename it. ``metadata``: strings kept in the file's schema."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        pq.write_table(table, temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
+
+
+def _run_row(study: str, directory: RunDirectory) -> dict[str, Any]:
+    status = directory.status()
+    row: dict[str, Any] = {"study": study, "run_id": directory.run_id, "status": status["state"], "reason": status.get("reason", "")}
+    row["num_steps"] = status.get("step", 0)
+    if directory.spec_file.exists():
+        row |= _spec_columns(read_json(directory.spec_file))
+    return row | {key: value for key, value in status.get("result", {}).items() if key in RUNS_COLUMNS}
+
+
+def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
+    named = {key: spec[key]["name"] for key in ("mechanism", "residual", "optimizer", "objective", "data", "model")}
+    return named | {"norm": spec["norm"], "lr": spec["lr_peak"], "seed": spec["seed"], "data_fingerprint": spec["data_fingerprint"]}
+
+
+def _curvature_of(directory: RunDirectory) -> pd.DataFrame:
+    frames = [pd.read_parquet(path) for path in sorted((directory.path / "curvature").glob("*.parquet"))]
+    filled = [frame for frame in frames if len(frame)]
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=CURVATURE_COLUMNS)

@@ -1,0 +1,36 @@
+"""A study is a list of runs: ``runs/studies/<name>/study.json``. Several studies may list the same run. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stability.runs.directory import RunDirectory, read_json, write_json
+
+
+class StudyFolder:
+    """``<runs_dir>/studies/<name>``; the pool of runs is two levels up."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path).resolve()
+        self.pool = self.path.parent.parent
+        self.file = self.path / "study.json"
+        self.results = self.path / "results"
+
+    @classmethod
+    def of(cls, runs_dir: str | Path, name: str) -> StudyFolder:
+        return cls(Path(runs_dir) / "studies" / name)
+
+    def write(self, run_ids: Sequence[str], **more: Any) -> None:
+        write_json(self.file, {"name": self.path.name, "run_ids": list(run_ids), **more})
+
+    def read(self) -> dict[str, Any]:
+        """The study's record. ``ValueError`` where there is none, naming the studies that there are."""
+        if not self.file.exists():
+            there = sorted(path.parent.name for path in self.path.parent.glob("*/study.json"))
+            raise ValueError(f"no study at {self.path}; " + (f"studies there: {', '.join(there)}" if there else "run python -m stability.sweep first"))
+        return read_json(self.file)
+
+    def runs(self) -> list[RunDirectory]:
+        return [RunDirectory(self.pool, run_id) for run_id in self.read()["run_ids"]]

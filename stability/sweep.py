@@ -1,0 +1,88 @@
+"""``python -m stability.sweep``: train a product of mechanisms, learning rates and seeds, measure α_max, print the tables, write the PDF."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from stability.command_line import read_spec, run_entry
+
+HELP = """
+python -m stability.sweep [key=value …]
+
+Train mechanisms across learning rates, measure the largest stable learning rate (α_max), print tables, write reports/<name>.pdf.
+Without arguments: the preset quickstart. The same command again trains only what is missing.
+
+  mechanism=sc | mechanism=[sa,sc]     sa, sw, sc, mix, or your own         mechanism.sc.window=4   a mechanism's setting
+  lr=range | lr=1e-3 | lr=[1e-4,1e-3]  lr.low= lr.high= lr.num=             lr=paper_small          Table 11's rates
+  seeds=3 steps=500 batch=16           model=text_54m (Table 10)            objective=mlm | ar
+  data=text data.path=FILE_OR_FOLDER   txt or jsonl, .gz too                optimizer=adamw | sgd   norm=layernorm | rmsnorm
+  study=PRESET name=NAME runs_dir=DIR  launcher=ray | serial                logger=files | wandb
+  hessian=false                        leave α_max out                      dry_run=true            print plan and cost only
+  curvature.phase=all                  earliest checkpoints, too            device=auto | cpu | cuda
+
+Every key with its default and meaning: conf/sweep.yaml and the folders beside it.
+"""
+
+
+def main(argv: list[str]) -> int:
+    spec = read_spec("sweep", argv)
+    from stability.data._cache import prepare
+    from stability.runs.study import StudyFolder
+
+    pool = Path(spec.runs_dir).resolve()
+    corpus = prepare(spec.data, pool / "cache")
+    corpus.require(spec.model.positions + 1)
+    runs = spec.expand(corpus.fingerprint)
+    trials = _trials(spec, runs, pool)
+    if spec.dry_run:
+        return _print_plan(spec, runs, corpus, trials)
+    study = StudyFolder.of(pool, spec.name)
+    return _run(spec, trials, study, corpus)
+
+
+def _trials(spec, runs, pool):
+    from stability.config import run_id
+    from sweeps.trial import Trial
+
+    curvature = spec.curvature.model_dump(mode="json") if spec.hessian else None
+    return [Trial(run_id(run), run.model_dump(mode="json"), str(pool), curvature, spec.device, None) for run in runs]
+
+
+def _print_plan(spec, runs, corpus, trials) -> int:
+    from sweeps.launch import slots
+    from sweeps.plan import describe
+
+    print(describe(spec, runs, corpus, slots(spec), sum(trial.directory.finished for trial in trials)))
+    return 0
+
+
+def _run(spec, trials, study, corpus) -> int:
+    from stability.runs.provenance import provenance
+    from sweeps.launch import run
+
+    started = time.time()
+    record = {**provenance(), "started_at": started, "data_description": corpus.description, "data_fingerprint": corpus.fingerprint}
+    fields = {"launcher": spec.launcher, "command": record["command"], "spec": spec.model_dump(mode="json")}
+    study.write([trial.run_id for trial in trials], **fields, provenance=record)
+    outcome = run(spec, trials)
+    study.write([trial.run_id for trial in trials], **fields, provenance={**record, "wall_s": time.time() - started})
+    if outcome.interrupted:
+        return 130
+    publish(study, spec.reports_dir if spec.report else None)
+    return 1 if outcome.num_failed else 0
+
+
+def publish(study, reports_dir: str | None) -> None:
+    """Collect the runs into parquet, print the tables, write the PDF."""
+    from analysis.report import build, summary
+    from stability.runs.results import collect, write
+
+    write(collect(study.path), study.results)
+    print(summary(study.path))
+    if reports_dir is not None:
+        print(f"report: {build(study.path, Path(reports_dir))}")
+
+
+if __name__ == "__main__":
+    run_entry(main, HELP)

@@ -1,0 +1,99 @@
+"""Checkpoints that are whole or absent, verified when read, and never unpickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from stability.build import build_model
+from stability.config import RunSpec, parse_run
+from stability.models.backbone import Backbone
+
+MODEL, TRAINER, MANIFEST = "model.safetensors", "trainer.pt", "manifest.json"
+
+
+def save(folder: Path, model: torch.nn.Module, trainer: dict[str, Any], spec: RunSpec, *, step: int, vocab_size: int) -> Path:
+    """Write ``folder`` (…/step_000200) under a temporary name, fsync, rename. ``trainer``: tensors and plain values only."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, temporary / MODEL)
+        torch.save(trainer, temporary / TRAINER)
+        files = {name: _sha256(temporary / name) for name in (MODEL, TRAINER)}
+        manifest = {"step": step, "vocab_size": vocab_size, "sha256": files, "spec": spec.model_dump(mode="json")}
+        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True))
+        for path in (*temporary.iterdir(), temporary):
+            _fsync(path)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(temporary, folder)
+        _fsync(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def load(folder: str | Path) -> tuple[RunSpec, Backbone]:
+    """(spec, model in eval mode on the CPU). ``ValueError`` where the folder is no checkpoint or a file is not what its manifest vouches for."""
+    folder = Path(folder)
+    manifest = verified_manifest(folder)
+    spec = parse_run(manifest["spec"])
+    model = build_model(spec, manifest["vocab_size"])
+    try:
+        model.load_state_dict(load_file(folder / MODEL))
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(f"{folder / MODEL} does not fit the model of its own manifest: {str(error).splitlines()[0]}") from None
+    return spec, model.eval()
+
+
+def load_trainer(folder: Path) -> dict[str, Any]:
+    """What ``save`` was given as ``trainer``; read with ``weights_only``, so code in it is refused, not run."""
+    verified_manifest(folder)
+    try:
+        return torch.load(folder / TRAINER, map_location="cpu", weights_only=True)
+    except Exception as error:  # noqa: BLE001 torch raises pickle, zip and runtime errors here alike; all mean the same to the reader
+        raise ValueError(f"{folder / TRAINER} is no trainer state that can be read safely: {str(error).splitlines()[0]}") from None
+
+
+def verified_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest, after every file in it was hashed and found unchanged."""
+    if not folder.is_dir():
+        raise ValueError(f"no checkpoint at {folder}; give a folder like runs/<run_id>/checkpoints/step_000200")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        files, _ = manifest["sha256"], manifest["spec"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{folder} has no readable {MANIFEST}; it is not a checkpoint of this program, or it was cut short") from None
+    for name in (MODEL, TRAINER):
+        path = folder / name
+        if not path.is_file() or _sha256(path) != files.get(name):
+            raise ValueError(f"{path} is missing, truncated or altered (its sha256 is not the manifest's); use another checkpoint")
+    return manifest
+
+
+def remove(folder: Path) -> None:
+    """Take a checkpoint away under another name first, so that no half of it is ever taken for one."""
+    doomed = folder.with_name(f".{folder.name}.{os.getpid()}.gone")
+    os.replace(folder, doomed)
+    shutil.rmtree(doomed)
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

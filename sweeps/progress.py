@@ -1,0 +1,184 @@
+"""How far the trials of a sweep are, read from what they leave on disk: the same for every launcher, and cheap for hundreds of runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from stability.runs.directory import FINISHED
+from sweeps.trial import Trial
+
+TAIL_BYTES = 8192
+AXES = ("mechanism", "residual", "optimizer", "norm")
+
+
+@dataclass
+class Row:
+    """One trial as it was last seen. Times in seconds since the epoch; ``state`` is "running" until α_max is measured, too."""
+
+    trial: Trial
+    variant: str
+    state: str = "queued"
+    phase: str = ""
+    step: int = 0
+    num_steps: int = 0
+    loss: float | None = None
+    val_nll: float | None = None
+    tokens_per_s: float | None = None
+    step_s: float | None = None
+    curvature_s: float | None = None
+    started_at: float | None = None
+    trained_at: float | None = None
+    ended_at: float | None = None
+    signature: tuple[int, int] | None = field(default=None, repr=False)
+
+    @property
+    def running(self) -> bool:
+        return self.state == "running"
+
+    @property
+    def ended(self) -> bool:
+        return self.state in (*FINISHED, "failed")
+
+    @property
+    def seconds(self) -> float | None:
+        return self.ended_at - self.started_at if self.ended_at and self.started_at else None
+
+
+class Progress:
+    """The trials of one launch. What a status file said before the launch doesn't count: it is of an earlier one."""
+
+    def __init__(self, trials: Sequence[Trial], is_done: Callable[[Trial], bool] = lambda trial: True):
+        self._is_done = is_done
+        self.rows = [Row(trial, variant, num_steps=trial.spec["steps"]) for trial, variant in zip(trials, variants(trials), strict=True)]
+        for row in self.rows:
+            row.signature = _signature(row.trial)
+        self.most_at_once = 0
+
+    def poll(self) -> None:
+        """Look at every trial that has not ended: a `stat` each, and the ends of the logs of those that run."""
+        for row in self.rows:
+            if not row.ended:
+                self._look_at(row)
+        self.most_at_once = max(self.most_at_once, sum(row.running for row in self.rows))
+
+    def _look_at(self, row: Row) -> None:
+        signature = _signature(row.trial)
+        if signature == row.signature and not row.running:
+            return
+        row.signature = signature
+        try:
+            status = row.trial.directory.status()
+        except ValueError:  # statuses are replaced whole; on a failing disk the last one seen stands
+            return
+        if status["state"] == "queued":
+            return
+        self._read_status(row, status)
+        if row.running and row.phase == "training":
+            _read_logs(row)
+
+    def _read_status(self, row: Row, status: dict[str, Any]) -> None:
+        changed_at = float(status["changed_at"])
+        row.started_at = row.started_at or (changed_at if status["state"] == "running" else None)
+        row.step, row.num_steps = int(status["step"]), int(status.get("num_steps", row.num_steps))
+        row.state, row.phase = status["state"], status.get("phase", "training") if status["state"] == "running" else ""
+        if row.state in FINISHED:
+            row.val_nll, row.trained_at = status.get("result", {}).get("val_nll"), changed_at
+            if row.trial.curvature is not None and not self._is_done(row.trial):
+                row.state, row.phase = "running", "curvature"
+                return
+        if row.ended:
+            row.ended_at = changed_at
+            if row.trial.curvature is not None and row.trained_at:
+                row.ended_at = max(changed_at, (row.signature or (0, 0))[1] / 1e9)
+                row.curvature_s = row.ended_at - row.trained_at
+
+    def counts(self) -> Counter[str]:
+        return Counter("done" if row.state in FINISHED else row.state for row in self.rows)
+
+    def verdicts(self) -> Counter[str]:
+        return Counter(row.state for row in self.rows if row.ended)
+
+    def row_eta_s(self, row: Row) -> float | None:
+        """Seconds until a trial ends, once its steps (or a sister's) have been timed."""
+        step_s, curvature_s = self._speed(row)
+        if row.phase == "curvature":
+            return max(0.0, curvature_s - (time.time() - (row.trained_at or time.time())))
+        return None if step_s is None else (row.num_steps - row.step) * step_s + curvature_s
+
+    def eta_s(self) -> float | None:
+        """Seconds until the last trial ends, at the speeds seen so far and as many at once as ran at most; None before anything was timed."""
+        etas = [self.row_eta_s(row) for row in self.rows if not row.ended]
+        known = [eta for eta in etas if eta is not None]
+        if len(known) < len(etas) or not self.most_at_once:
+            return None
+        return max(sum(known) / self.most_at_once, max(known, default=0.0))
+
+    def _speed(self, row: Row) -> tuple[float | None, float]:
+        """(seconds a step, seconds for α_max): the trial's own, else the mean of its variant, else of all trials."""
+        sisters = [other for other in self.rows if other.variant == row.variant]
+        step_s = row.step_s or _mean(other.step_s for other in sisters) or _mean(other.step_s for other in self.rows)
+        curvature_s = _mean(other.curvature_s for other in sisters) or _mean(other.curvature_s for other in self.rows)
+        return step_s, curvature_s or 0.0
+
+
+def variants(trials: Sequence[Trial]) -> list[str]:
+    """A name for what each trial varies beside LR and seed: its mechanism, and the other axes only where the sweep has several."""
+    names = [[_name(trial.spec[axis]) for axis in AXES] for trial in trials]
+    varied = [index for index in range(1, len(AXES)) if len({row[index] for row in names}) > 1]
+    return [" ".join([row[0], *(row[index] for index in varied)]) for row in names]
+
+
+def _name(choice: Any) -> str:
+    return choice["name"] if isinstance(choice, dict) else str(choice)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _signature(trial: Trial) -> tuple[int, int]:
+    """Changes when the status is replaced or a curvature table is put in its place."""
+    directory = trial.directory
+    return _mtime_ns(directory.status_file), _mtime_ns(directory.curvature_file("").parent)
+
+
+def _mtime_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
+def _read_logs(row: Row) -> None:
+    directory = row.trial.directory
+    metrics, timing = tail(directory.metrics_file), tail(directory.timing_file)
+    if metrics:
+        row.step = max(row.step, metrics[-1]["step"])
+        row.loss = metrics[-1]["loss"]
+        row.val_nll = next((line["val_nll"] for line in reversed(metrics) if line["val_nll"] is not None), row.val_nll)
+    if timing:
+        row.tokens_per_s = fmean(line["tokens_per_s"] for line in timing)
+        if (steps := timing[-1]["step"] - timing[0]["step"]) > 0:
+            row.step_s = (timing[-1]["wall_s"] - timing[0]["wall_s"]) / steps
+
+
+def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
+    """The last whole lines of a log, parsed, reading no more than ``num_bytes`` of it; [] where there is none."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - num_bytes))
+            block = file.read()
+    except FileNotFoundError:
+        return []
+    lines = block.split(b"\n")[:-1]  # what follows the last newline is still being written
+    return [json.loads(line) for line in (lines[1:] if size > num_bytes else lines)]

@@ -1,0 +1,60 @@
+"""One trial as every launcher runs it: train, then measure α_max; what goes wrong becomes a status, never an exception."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stability.runs.directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class Trial:
+    """All that a worker needs, picklable, with absolute paths.
+
+    ``spec``: the RunSpec as plain JSON; ``curvature``: the CurvatureSpec as plain JSON, or None; ``wandb``: arguments of the W&B sink, or None.
+    """
+
+    run_id: str
+    spec: dict[str, Any]
+    pool: str
+    curvature: dict[str, Any] | None
+    device: str
+    wandb: dict[str, Any] | None
+
+    @property
+    def directory(self) -> RunDirectory:
+        return RunDirectory(self.pool, self.run_id)
+
+    @property
+    def label(self) -> str:
+        return f"{self.spec['mechanism']['name']} lr={self.spec['lr_peak']:g} seed={self.spec['seed']}"
+
+
+def run_trial(trial: Trial) -> Iterator[None]:
+    """Work through a trial; yields after every step, so that a launcher can stop between steps.
+
+    Closing the generator leaves a run that resumes where it stopped. A crash is written to ``status.json`` as ``failed`` with its traceback's
+    file and ends the generator quietly, so that the other trials go on.
+    """
+    directory = trial.directory
+    try:
+        yield from _train_and_measure(trial)
+    except Exception as error:  # noqa: BLE001 the boundary of a trial: whatever crashed, the sweep goes on and the traceback is kept
+        directory.path.mkdir(parents=True, exist_ok=True)
+        directory.traceback_file.write_text(traceback.format_exc())
+        directory.set_status("failed", step=int(directory.status().get("step", 0)), reason=f"{type(error).__name__}: {error}"[:500])
+
+
+def _train_and_measure(trial: Trial) -> Iterator[None]:
+    from stability.config import CurvatureSpec, checked, parse_run
+    from stability.probes.alpha_max import measure
+    from stability.training.loop import train
+
+    spec = parse_run(trial.spec)
+    yield from train(spec, trial.directory, cache_dir=Path(trial.pool) / "cache", device=trial.device, wandb=trial.wandb)
+    if trial.curvature is not None:
+        yield from measure(trial.directory, checked(CurvatureSpec, trial.curvature), cache_dir=Path(trial.pool) / "cache", device=trial.device)

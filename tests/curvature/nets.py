@@ -1,0 +1,66 @@
+"""Small nets and losses for the curvature tests, and the dense Hessian that the library's answers are held to."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+class TinyTransformer(nn.Module):
+    """One pre-LayerNorm block with SDPA, GELU and tied embeddings, big enough to hold every trap of FACTS 8 and small enough for a dense Hessian."""
+
+    def __init__(self, width=8, heads=2, vocabulary=7, causal=True, dropout=0.0):
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.embed = nn.Embedding(vocabulary, width)
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(-2))
+        x = x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
+        return self.norm3(x) @ self.embed.weight.T
+
+
+def tiny(seed=0, dtype=torch.float64, scale=1.0, **kwargs):
+    """(net, params, tokens): random weights, LayerNorm gains included, that float32 holds exactly; ``scale`` multiplies the matrices."""
+    torch.manual_seed(seed)
+    net = TinyTransformer(**kwargs).to(dtype)
+    with torch.no_grad():
+        for param in net.parameters():
+            param.copy_((param.add(0.3 * torch.randn_like(param)) * (scale if param.ndim > 1 else 1)).float())
+    return net, dict(net.named_parameters()), torch.randint(0, 7, (3, 6))
+
+
+def token_loss(net, tokens, reduction="mean"):
+    """params -> cross entropy of the next token, for `directional`."""
+
+    def loss(params):
+        logits = torch.func.functional_call(net, params, (tokens[:, :-1],))
+        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction=reduction)
+
+    return loss
+
+
+def random_direction(params, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(p.shape, generator=generator).to(p.dtype) for name, p in params.items()}
+
+
+def flatten(tensors):
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
+
+
+def unflatten(vector, params):
+    pieces = vector.split([param.numel() for param in params.values()])
+    return {name: piece.reshape(param.shape) for (name, param), piece in zip(params.items(), pieces, strict=True)}
+
+
+def dense_hessian(loss, params):
+    """H of ``loss`` in the order of ``params``, by torch.autograd.functional: reverse over reverse, which is right through LayerNorm."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.autograd.functional.hessian(lambda vector: loss(unflatten(vector, params)), flatten(params))

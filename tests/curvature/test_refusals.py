@@ -1,0 +1,213 @@
+"""What has no second derivative, what is not finite, and what the caller got wrong."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from stability.curvature import GradientWithGraph, NoSecondDerivative, directional, hvp
+
+
+class OnceCube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return 3 * ctx.saved_tensors[0] ** 2 * grad
+
+
+class KernelCube(torch.autograd.Function):
+    """As a kernel would: its backward leaves torch, so that autograd.grad drops the second derivative without a word."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.from_numpy(3 * np.square(ctx.saved_tensors[0].detach().numpy()) * grad.detach().numpy())
+
+
+class RefusingCube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        if torch.is_grad_enabled():
+            raise RuntimeError("the cube kernel has no second derivative")
+        return 3 * ctx.saved_tensors[0] ** 2 * grad
+
+
+class HalfCube(torch.autograd.Function):
+    """Differentiable in the incoming gradient, but x² comes from a kernel: no structure shows it, only the check does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.from_numpy(3 * np.square(ctx.saved_tensors[0].detach().numpy())) * grad
+
+
+class GoodCube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 3 * ctx.saved_tensors[0] ** 2 * grad
+
+
+def cube_loss(function, tail="sum"):
+    def loss(params):
+        y = function.apply(params["x"])
+        return y.sum() if tail == "sum" else (y * y).sum()
+
+    return loss
+
+
+def ctc_loss(params):
+    return F.ctc_loss(params["x"].log_softmax(-1), torch.tensor([[1, 2]]), torch.tensor([5]), torch.tensor([2]))
+
+
+X = {"x": torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)}
+U = {"x": torch.tensor([-1.0, 0.5, -2.0], dtype=torch.float64)}
+CUBE = float((6 * X["x"] * U["x"] ** 2).sum())
+SQUARE = float((30 * X["x"] ** 4 * U["x"] ** 2).sum())
+
+
+@pytest.mark.parametrize(("tail", "truth"), [("sum", CUBE), ("square", SQUARE)])
+@pytest.mark.parametrize("function", [OnceCube, KernelCube, RefusingCube])
+def test_auto_falls_back_to_differences_where_a_function_has_no_second_derivative_and_says_so(function, tail, truth):
+    with pytest.warns(RuntimeWarning, match="curvature by central differences of gradients, not exactly: .*(Cube|cube kernel)"):
+        result = directional(cube_loss(function, tail), X, U)
+    assert result.method == "finite_difference"
+    assert abs(result.curvature - truth) <= result.error_bar
+    with pytest.raises(NoSecondDerivative, match="use method='finite_difference'"):
+        directional(cube_loss(function, tail), X, U, "double_backward")
+    with pytest.raises(RuntimeError, match="second derivative"):
+        hvp(cube_loss(function, tail), X, U)
+
+
+def test_auto_falls_back_for_an_operation_of_torch_without_a_second_derivative():
+    x = {"x": torch.randn(5, 1, 4, generator=torch.Generator().manual_seed(0))}
+    u = {"x": torch.randn(5, 1, 4, generator=torch.Generator().manual_seed(1))}
+    with pytest.warns(RuntimeWarning, match="_ctc_loss_backward is not implemented"):
+        assert directional(ctc_loss, x, u).method == "finite_difference"
+    with pytest.warns(RuntimeWarning, match="_ctc_loss_backward is not implemented"):
+        held = GradientWithGraph(ctc_loss, x)
+        assert held.along(u).method == "finite_difference"
+
+
+def test_gradient_with_graph_falls_back_the_same_way():
+    with pytest.warns(RuntimeWarning, match="OnceCube"):
+        held = GradientWithGraph(cube_loss(OnceCube), X)
+    torch.testing.assert_close(held.gradient()["x"], 3 * X["x"] ** 2)
+    result = held.along(U)
+    assert result.method == "finite_difference"
+    assert abs(result.curvature - CUBE) <= result.error_bar
+    with pytest.raises(NoSecondDerivative):
+        GradientWithGraph(cube_loss(OnceCube), X, method="double_backward")
+
+
+def test_a_custom_function_is_checked_against_differences_without_being_asked():
+    assert directional(cube_loss(GoodCube), X, U).rel_error < 1e-4
+    assert directional(cube_loss(HalfCube), X, U).rel_error == pytest.approx(1, abs=1e-6)
+    assert directional(cube_loss(GoodCube), X, U, check=False).rel_error is None
+    assert GradientWithGraph(cube_loss(HalfCube), X).along(U).rel_error == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_nan_is_reported_and_never_answered_by_differences(bad):
+    for method in ("auto", "double_backward", "finite_difference", "parity"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            result = directional(lambda p: (p["x"] * bad).sum(), X, U, method)
+        assert math.isnan(result.alpha_max)
+        assert result.method == ("double_backward" if method == "auto" else method)
+    broken = {"x": torch.tensor([math.nan, 0.0, 0.0], dtype=torch.float64)}
+    for method in ("auto", "finite_difference"):
+        assert math.isnan(directional(lambda p: (p["x"] ** 2).sum(), X, broken, method).alpha_max)
+        assert math.isnan(directional(lambda p: (p["x"] ** 2).sum(), broken, U, method).alpha_max)
+
+
+def test_a_loss_that_is_not_finite_gives_nan_even_where_its_derivatives_are():
+    assert math.isnan(directional(lambda p: (p["x"] ** 2).sum() + math.inf, X, U).alpha_max)
+
+
+def test_an_error_of_another_kind_is_passed_on():
+    def loss(params):
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        directional(loss, X, U)
+
+
+def square(params):
+    return (params["x"] ** 2).sum()
+
+
+@pytest.mark.parametrize(
+    ("params", "direction", "text"),
+    [
+        ({}, {}, "params must be a non-empty dict"),
+        ([1], {}, "params must be a non-empty dict"),
+        ({"x": 3.0}, {"x": 1.0}, r"params\['x'\] is a float, not a tensor"),
+        ({"x": torch.arange(3)}, U, r"params\['x'\] has dtype torch.int64; only floating-point"),
+        ({"x": X["x"].clone().requires_grad_(), "frozen": torch.ones(1)}, U, r"params\['frozen'\] has requires_grad=False"),
+        (X, {}, "direction lacks 1 of its keys, first 'x'"),
+        (X, {**U, "y": U["x"]}, "direction has, beyond params, 1 of its keys, first 'y'"),
+        (X, [1], "direction must be a dict"),
+        (X, {"x": torch.ones(2)}, r"direction\['x'\] has shape \(2,\); params\['x'\] has \(3,\)"),
+        (X, {"x": torch.ones(3, dtype=torch.int64)}, r"direction\['x'\] has dtype torch.int64"),
+        (X, {"x": 1.0}, r"direction\['x'\] is a float"),
+        (X, {"x": torch.ones(3, device="meta")}, r"direction\['x'\] is on meta"),
+    ],
+)
+def test_params_and_directions_that_do_not_fit_are_refused_in_one_line(params, direction, text):
+    with pytest.raises(ValueError, match=text) as raised:
+        directional(square, params, direction)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "text"),
+    [
+        (lambda p: p["x"] ** 2, {}, r"loss_fn returned torch.float64 of shape \(3,\); a floating-point scalar"),
+        (lambda p: 3.0, {}, "loss_fn returned a float; a scalar tensor"),
+        (lambda p: torch.tensor(1.0), {}, "the loss depends on none of params"),
+        (lambda p: torch.tensor(1.0), {"method": "finite_difference"}, "the loss depends on none of params"),
+        ("loss", {}, "loss_fn must be callable"),
+        (square, {"method": "exact"}, "method is 'exact'; choose one of auto, double_backward"),
+        (square, {"batches": []}, "batches is empty"),
+        (lambda p, b: square(p), {"batches": [1]}, r"returns \(sum, count\); it returned a Tensor"),
+        (lambda p, b: (square(p), -1), {"batches": [1]}, r"it returned the count -1"),
+        (lambda p, b: (square(p), 0), {"batches": [1, 2]}, "the counts of all batches sum to 0"),
+    ],
+)
+def test_losses_that_do_not_fit_are_refused_in_one_line(loss, options, text):
+    with pytest.raises(ValueError, match=text) as raised:
+        directional(loss, X, U, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_empty_microbatch_beside_full_ones_counts_nothing():
+    result = directional(lambda p, n: (n * square(p), n), X, U, batches=[0, 2, 3])
+    assert result.loss == pytest.approx(float(square(X)))
+    assert result.curvature == pytest.approx(float(2 * (U["x"] ** 2).sum()))

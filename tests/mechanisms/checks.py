@@ -1,0 +1,151 @@
+"""The contract of every mechanism, as plain functions that raise AssertionError: the faults in `faults.py` prove that each of them bites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+BATCH, NUM_POSITIONS, WIDTH, HEADS = 3, 9, 16, 2
+Build = Callable[[], nn.Module]
+
+
+def build_seeded(build: Build, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def inputs(dtype: torch.dtype = torch.float64, num_positions: int = NUM_POSITIONS) -> Tensor:
+    return torch.randn(BATCH, num_positions, WIDTH, dtype=dtype, generator=torch.Generator().manual_seed(1))
+
+
+def padding() -> Tensor:
+    """Valid positions of a sequence padded on the right, one padded on the left and in the middle, and a whole one."""
+    mask_BN = torch.ones(BATCH, NUM_POSITIONS, dtype=torch.bool)
+    mask_BN[0, 5:] = False
+    mask_BN[1, :2] = mask_BN[1, 4] = False
+    return mask_BN
+
+
+def sensitivity(module: nn.Module) -> Tensor:
+    """‖∂y_i/∂x_j‖₁ for each pair of positions, (N, N)."""
+    x_BND = inputs().requires_grad_()
+    y_BND = module.double()(x_BND)
+    weight_BND = torch.randn(y_BND.shape, dtype=y_BND.dtype, generator=torch.Generator().manual_seed(2))
+    rows = [torch.autograd.grad((weight_BND * y_BND)[:, i].sum(), x_BND, retain_graph=True)[0] for i in range(NUM_POSITIONS)]
+    return torch.stack([row.abs().sum((0, 2)) for row in rows])
+
+
+def check_shape_and_dtype(module: nn.Module) -> None:
+    for dtype in (torch.float32, torch.float64):
+        for num_positions in (1, 2, 17, 40):
+            x_BND = inputs(dtype, num_positions)
+            y_BND = module.to(dtype)(x_BND)
+            assert y_BND.shape == x_BND.shape, f"{tuple(x_BND.shape)} in, {tuple(y_BND.shape)} out"
+            assert y_BND.dtype == dtype, f"{dtype} in, {y_BND.dtype} out"
+            assert y_BND.isfinite().all()
+
+
+def check_future_is_unseen(module: nn.Module) -> None:
+    ahead = sensitivity(module).triu(1)
+    assert not ahead.count_nonzero(), f"outputs depend on later positions: {ahead.nonzero().tolist()[:3]}"
+
+
+def check_past_is_seen(module: nn.Module) -> None:
+    assert (sensitivity(module).diagonal(-1) > 0).all(), "an output does not depend on the position before it"
+
+
+def check_both_sides_are_seen(module: nn.Module) -> None:
+    seen = sensitivity(module)
+    assert (seen.diagonal(-1) > 0).all(), "an output does not depend on the position before it"
+    assert (seen.diagonal(1) > 0).all(), "an output does not depend on the position after it"
+
+
+def check_padding_is_unread(module: nn.Module) -> None:
+    """Exactly the same valid outputs whatever the padding holds, NaN too, and no gradient to it."""
+    x_BND, mask_BN = inputs().requires_grad_(), padding()
+    y_BND = module.double()(x_BND, mask_BN=mask_BN)
+    (gradient_BND,) = torch.autograd.grad(y_BND[mask_BN].square().sum(), x_BND)
+    assert not gradient_BND[~mask_BN].count_nonzero(), "valid outputs have a gradient to padding"
+    for content in (0.0, -1e3, float("nan")):
+        other_BND = module(x_BND.detach().masked_fill(~mask_BN[..., None], content), mask_BN=mask_BN)
+        assert torch.equal(other_BND[mask_BN], y_BND[mask_BN]), f"padding that holds {content} changes valid outputs"
+
+
+def check_wholly_padded_is_finite(module: nn.Module) -> None:
+    """Value, gradient and second derivative, also where whole sequences are padding."""
+    mask_BN = padding()
+    mask_BN[2] = False
+    x_BND = inputs().requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):
+        y_BND = module.double()(x_BND, mask_BN=mask_BN)
+        assert y_BND.isfinite().all(), "a padded position's output is not finite"
+        leaves = (x_BND, *module.parameters())
+        gradients = torch.autograd.grad(y_BND.square().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), leaves)
+    assert all(tensor.isfinite().all() for tensor in (*gradients, *second)), "padding makes a derivative non-finite"
+
+
+def check_deterministic(build: Build) -> None:
+    first, second = build_seeded(build).double(), build_seeded(build).double()
+    assert torch.equal(first(inputs()), second(inputs())), "two modules of one seed differ"
+    assert torch.equal(first(inputs()), first(inputs())), "two calls differ"
+
+
+def check_save_load(build: Build) -> None:
+    first, second = build_seeded(build, 0).double(), build_seeded(build, 1).double()
+    assert not torch.equal(first(inputs()), second(inputs())), "two seeds give the same outputs"
+    second.load_state_dict(first.state_dict(), strict=True)
+    assert torch.equal(first(inputs()), second(inputs())), "the state dict does not hold the module"
+
+
+def check_second_derivatives(module: nn.Module) -> None:
+    """A float64 HVP by double backward against central differences of gradients, and against forward mode over the gradient."""
+    module = module.double()
+    params = {name: value.detach() for name, value in module.named_parameters()}
+    generator = torch.Generator().manual_seed(3)
+    direction = {name: torch.randn(value.shape, dtype=value.dtype, generator=generator) for name, value in params.items()}
+    weight_BND = torch.randn(inputs().shape, dtype=torch.float64, generator=generator)
+
+    def loss(values: dict[str, Tensor]) -> Tensor:
+        y_BND = functional_call(module, values, (inputs(),), {"mask_BN": padding()})
+        return (weight_BND * torch.tanh(y_BND))[padding()].sum()
+
+    with sdpa_kernel(SDPBackend.MATH):
+        product = _double_backward(loss, params, direction)
+        _assert_close(product, _central_difference(loss, params, direction), 1e-6, "double backward disagrees with central differences")
+        _assert_close(product, jvp(grad(loss), (params,), (direction,))[1], 1e-10, "jvp of grad disagrees with double backward")
+
+
+def check_degenerate_inputs(module: nn.Module) -> None:
+    """Finite second derivatives in float32 where every position holds the same, and where all hold zero."""
+    for x_BND in (torch.zeros(2, 4, WIDTH), torch.ones(2, 4, WIDTH)):
+        x_BND.requires_grad_()
+        with sdpa_kernel(SDPBackend.MATH):
+            leaves = (x_BND, *module.float().parameters())
+            gradients = torch.autograd.grad(module(x_BND).square().sum(), leaves, create_graph=True)
+            second = torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), leaves)
+        assert all(tensor.isfinite().all() for tensor in (*gradients, *second)), "a derivative at a constant signal is not finite"
+
+
+def _double_backward(loss: Callable, params: dict[str, Tensor], direction: dict[str, Tensor]) -> dict[str, Tensor]:
+    leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
+    gradients = torch.autograd.grad(loss(leaves), list(leaves.values()), create_graph=True)
+    along = sum((gradient * direction[name]).sum() for name, gradient in zip(leaves, gradients, strict=True))
+    return dict(zip(leaves, torch.autograd.grad(along, list(leaves.values()), materialize_grads=True), strict=True))
+
+
+def _central_difference(loss: Callable, params: dict[str, Tensor], direction: dict[str, Tensor], step: float = 1e-5) -> dict[str, Tensor]:
+    ahead, behind = (grad(loss)({name: value + sign * step * direction[name] for name, value in params.items()}) for sign in (1, -1))
+    return {name: (ahead[name] - behind[name]) / (2 * step) for name in params}
+
+
+def _assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float, message: str) -> None:
+    error = torch.stack([(found[name] - expected[name]).norm() for name in found]).norm()
+    scale = torch.stack([expected[name].norm() for name in found]).norm()
+    assert scale > 0, "the curvature along the direction is exactly zero"
+    assert error <= tolerance * scale, f"{message}: relative error {error / scale:.1e}"

@@ -1,0 +1,104 @@
+"""Every registered mechanism keeps the contract; every check fails on the fault it is there for."""
+
+from __future__ import annotations
+
+import pytest
+
+from stability.config import settings_of
+from stability.mechanisms import build
+from stability.registry import Registry
+from tests.mechanisms import checks, faults
+
+REGISTRY = Registry("mechanisms")
+CASES = [
+    pytest.param(name, direction, id=f"{name}-{direction}")
+    for name in REGISTRY.names()
+    for direction in sorted(REGISTRY.load(name).supported_directions(settings_of("mechanisms", name, {})))
+]
+OF_A_MODULE = (
+    checks.check_shape_and_dtype,
+    checks.check_padding_is_unread,
+    checks.check_wholly_padded_is_finite,
+    checks.check_second_derivatives,
+    checks.check_degenerate_inputs,
+)
+OF_A_BUILDER = (checks.check_deterministic, checks.check_save_load)
+PLANTED = (
+    (checks.check_future_is_unseen, lambda: faults.LeaksFuture(causal=True)),
+    (checks.check_future_is_unseen, lambda: faults.LeaksFutureByItsScale(causal=True)),
+    (checks.check_past_is_seen, lambda: faults.IgnoresPast(causal=True)),
+    (checks.check_both_sides_are_seen, lambda: faults.Mean(causal=True)),
+    (checks.check_both_sides_are_seen, faults.IgnoresPast),
+    (checks.check_padding_is_unread, faults.ReadsPadding),
+    (checks.check_wholly_padded_is_finite, faults.EmptyRows),
+    (checks.check_second_derivatives, faults.ForgetsCurvature),
+    (checks.check_degenerate_inputs, faults.DividesByZeroNorm),
+)
+
+
+def builder(name: str, direction: str):
+    return lambda: build(name, width=checks.WIDTH, heads=checks.HEADS, direction=direction, num_layers=2)
+
+
+@pytest.mark.parametrize(("name", "direction"), CASES)
+@pytest.mark.parametrize("check", OF_A_MODULE, ids=lambda check: check.__name__)
+def test_mechanism_keeps(name, direction, check):
+    check(checks.build_seeded(builder(name, direction)))
+
+
+@pytest.mark.parametrize(("name", "direction"), CASES)
+@pytest.mark.parametrize("check", OF_A_BUILDER, ids=lambda check: check.__name__)
+def test_mechanism_is_reproducible(name, direction, check):
+    check(builder(name, direction))
+
+
+@pytest.mark.parametrize(("name", "direction"), CASES)
+def test_mechanism_sees_what_its_direction_says(name, direction):
+    module = checks.build_seeded(builder(name, direction))
+    if direction == "causal":
+        checks.check_future_is_unseen(module)
+        checks.check_past_is_seen(module)
+    else:
+        checks.check_both_sides_are_seen(module)
+
+
+@pytest.mark.parametrize("name", REGISTRY.names())
+def test_cost_grows_with_length_and_covers_two_projections(name):
+    from stability.mechanisms._base import MixerShape
+
+    mechanism, config = REGISTRY.load(name), settings_of("mechanisms", name, {})
+    shape = MixerShape(checks.WIDTH, checks.HEADS)
+    costs = [mechanism.cost(config, shape, num_positions) for num_positions in (8, 16, 32)]
+    assert costs[0] >= 2 * 8 * checks.WIDTH**2
+    assert 2 * costs[0] <= costs[1] <= costs[2] / 2
+
+
+@pytest.mark.parametrize("name", REGISTRY.names())
+def test_undone_direction_is_refused_by_name(name):
+    possible = REGISTRY.load(name).supported_directions(settings_of("mechanisms", name, {}))
+    for direction in {"causal", "bidirectional"} - possible:
+        with pytest.raises(ValueError, match=f"cannot be {direction}"):
+            build(name, width=16, heads=2, direction=direction, num_layers=2)
+
+
+@pytest.mark.parametrize(("check", "fault"), PLANTED)
+def test_check_catches_planted_fault(check, fault):
+    with pytest.raises(AssertionError):
+        check(checks.build_seeded(fault))
+
+
+@pytest.mark.parametrize("check_and_fault", [(checks.check_deterministic, faults.RedrawsAtEveryCall), (checks.check_save_load, faults.KeepsStateOutside)])
+def test_check_of_a_builder_catches_planted_fault(check_and_fault):
+    check, fault = check_and_fault
+    with pytest.raises(AssertionError):
+        check(fault)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_sound_mechanism_behind_the_faults_passes(causal):
+    module = checks.build_seeded(lambda: faults.Mean(causal))
+    for check in OF_A_MODULE:
+        check(module)
+    (checks.check_future_is_unseen if causal else checks.check_both_sides_are_seen)(module)
+    for check in OF_A_BUILDER:
+        check(lambda: faults.Mean(causal))

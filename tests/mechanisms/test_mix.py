@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from stability.config import part, settings_of
+from stability.mechanisms import build
+from stability.mechanisms._base import MixerShape
+from stability.mechanisms.mix import Mix
+from stability.registry import Registry
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+def mix(**settings):
+    return settings_of("mechanisms", "mix", settings)
+
+
+def names(num_layers: int, **settings) -> list[str]:
+    layers = [build("mix", width=16, heads=2, layer=layer, num_layers=num_layers, **settings) for layer in range(num_layers)]
+    return [type(layer).__module__.rsplit(".", 1)[-1] for layer in layers]
+
+
+def test_default_is_first_half_softmax_attention_then_consensus():
+    assert names(4) == ["sa", "sa", "sc", "sc"]
+    assert names(5) == ["sa", "sa", "sa", "sc", "sc"]
+
+
+def test_full_pattern_writes_any_arrangement():
+    assert names(3, pattern=("sc", "sw", "sa")) == ["sc", "sw", "sa"]
+    assert names(6, pattern=["sc", "sw", "sa"]) == ["sc", "sc", "sw", "sw", "sa", "sa"]
+    assert names(2, pattern=["sw"]) == ["sw", "sw"]
+
+
+def test_direct_keys_become_settings_of_the_part():
+    config = mix(pattern=["sa", "sc"], sa={}, sc={"window": 4})
+    assert [item.name for item in config.parts] == ["sa", "sc"]
+    assert Mix.build(config, MixerShape(16, 2, layer=1, num_layers=2)).config.window == 4
+
+
+def test_parts_beyond_the_pattern_are_dropped_and_missing_ones_get_defaults():
+    config = mix(pattern=["sw", "sc"], sc={"window": 3}, sa={})
+    assert config.parts == (part("mechanisms", "sw"), part("mechanisms", {"name": "sc", "window": 3}))
+    assert mix(sa={}, sc={}) == mix() == mix(parts=[{"name": "sc"}])
+    assert hash(mix(sa={}, sc={})) == hash(mix())
+
+
+def test_settings_survive_their_way_through_spec_json():
+    written = part("mechanisms", {"name": "mix", "pattern": ["sc", "sa"], "sc": {"window": 4, "rope": "none"}})
+    stored = json.loads(json.dumps(written.model_dump(mode="json")))
+    assert part("mechanisms", stored) == written
+    assert [item["name"] for item in stored["parts"]] == ["sc", "sa"]
+
+
+def test_directions_are_those_that_every_part_can_do():
+    assert Mix.supported_directions(mix()) == {"bidirectional"}
+    assert Mix.supported_directions(mix(pattern=["sa", "sw"])) == {"bidirectional", "causal"}
+    with pytest.raises(ValueError, match="mix of sa, sc cannot be causal"):
+        build("mix", width=16, heads=2, direction="causal", layer=0, num_layers=2)
+
+
+def test_cost_is_that_of_the_layers_part():
+    shapes = [MixerShape(16, 2, layer=layer, num_layers=2) for layer in (0, 1)]
+    for shape, name in zip(shapes, ("sa", "sc"), strict=True):
+        assert Mix.cost(mix(), shape, 32) == Registry("mechanisms").load(name).cost(settings_of("mechanisms", name, {}), shape, 32)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scc": {"window": 4}}, "mechanism.mix.scc: unknown key; did you mean 'sc'? (choices: pattern, "),
+        ({"patern": ["sa"]}, "mechanism.mix.patern: unknown key; did you mean 'pattern'?"),
+        ({"sc": {"windw": 4}}, "mechanism.mix.sc.windw: unknown key; did you mean 'window'?"),
+        ({"sc": {"window": "wide"}}, "mechanism.mix.sc.window='wide': input should be a valid integer"),
+        ({"sc": 3}, "mechanism.mix.sc=3: must hold settings of sc"),
+        ({"pattern": ["sa", "scc"]}, "mechanism.mix.pattern=[sa,scc]: 'scc' cannot stand in a pattern; did you mean 'sc'?"),
+        ({"pattern": ["sa", "mix"]}, "mechanism.mix.pattern=[sa,mix]: 'mix' cannot stand in a pattern; choices: "),
+        ({"pattern": []}, "mechanism.mix.pattern=[]: must be a list of mechanisms"),
+        ({"pattern": "sa"}, "mechanism.mix.pattern='sa': must be a list of mechanisms"),
+        ({"mix": {}}, "mechanism.mix.mix: unknown key; "),
+        ({"parts": {"sc": {}}}, "mechanism.mix.parts={'sc': {}}: must be a list"),
+    ],
+)
+def test_error_is_one_line_and_names_the_nearest_choice(settings, message):
+    with pytest.raises(ValueError) as caught:
+        mix(**settings)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_pattern_longer_than_the_model_is_refused():
+    with pytest.raises(ValueError, match=r"mechanism.mix.pattern=\[sa,sc,sa\] has 3 entries for 2 layers; give at most 2"):
+        build("mix", width=16, heads=2, pattern=["sa", "sc", "sa"], layer=0, num_layers=2)
+
+
+def test_hydra_puts_the_parts_files_under_mix():
+    with initialize_config_dir(str(CONF), version_base=None):
+        composed = OmegaConf.to_container(compose("sweep", overrides=["mechanism=[mix]", "mechanism.mix.sc.window=4"]).mechanism)
+    assert set(composed["mix"]) == {"pattern", "sa", "sc"}
+    assert composed["mix"]["sc"]["window"] == 4
+    assert mix(**composed["mix"]) == mix(sc={"window": 4})
+
+
+@pytest.mark.parametrize("name", ["sa", "sw", "sc"])
+def test_yaml_says_the_defaults_of_the_config(name):
+    text = (CONF / "mechanism" / f"{name}.yaml").read_text()
+    assert text.startswith(f"# @package mechanism.{name}\n")
+    assert settings_of("mechanisms", name, yaml.safe_load(text)) == settings_of("mechanisms", name, {})
+    assert set(yaml.safe_load(text)) == set(Registry("mechanisms").load(name).Config.model_fields)

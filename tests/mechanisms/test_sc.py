@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from stability.mechanisms import build
+from tests.mechanisms.checks import HEADS, WIDTH, build_seeded, inputs
+from tests.mechanisms.oracles import consensus_edge_weight, consensus_from_edges
+
+FORMS = [{"rope": rope, "edge_mlp": mlp} for rope in ("absolute", "none") for mlp in ("shared", "separate")]
+
+
+def module(**settings) -> torch.nn.Module:
+    return build_seeded(lambda: build("sc", width=WIDTH, heads=HEADS, **settings)).double()
+
+
+def consensus(layer: torch.nn.Module, u_BND: Tensor, edges_of_BND: Tensor) -> Tensor:
+    """u′ of a signal u on the edge weights that another signal makes: source and output projections are taken out."""
+    with torch.no_grad():
+        hidden_edges = layer._hidden(edges_of_BND, range(1, layer.config.window + 1))
+        layer._hidden = lambda x_BND, offsets: hidden_edges
+        for projection in (layer.source, layer.out):
+            projection.weight.copy_(torch.eye(WIDTH))
+            projection.bias.zero_()
+        return layer(u_BND)
+
+
+@pytest.mark.parametrize("settings", FORMS)
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_equals_dense_block_matrix_of_its_edge_weights(settings, window):
+    layer, x_BND = module(window=window, **settings), inputs()
+    torch.testing.assert_close(layer(x_BND), consensus_from_edges(layer, x_BND), rtol=0, atol=1e-10)
+    expected = consensus_from_edges(layer, x_BND).float()
+    torch.testing.assert_close(layer.float()(x_BND.float()), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", FORMS)
+def test_edge_weights_equal_algorithm_2_line_by_line(settings):
+    layer, x_BND = module(rank=3, edge_hidden=5, **settings), inputs(num_positions=6)
+    source_E, target_E, r_BHEKK = layer.edge_weights(x_BND)
+    head_width = WIDTH // HEADS
+    for b in range(len(x_BND)):
+        for head in range(HEADS):
+            y_NK = x_BND[b, :, head * head_width : (head + 1) * head_width]
+            expected = torch.stack([consensus_edge_weight(layer, head, y_NK[i], y_NK[j]) for i, j in zip(source_E, target_E, strict=True)])
+            torch.testing.assert_close(r_BHEKK[b, head], expected, rtol=0, atol=1e-10)
+
+
+def test_heads_in_turn_and_heads_at_once_give_the_same_flows():
+    layer, x_BND = module(), inputs()
+    hidden_HTXM = layer._hidden(x_BND, range(1, 3))
+    difference_HKBP = torch.randn(HEADS, WIDTH // HEADS, 3, 15, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    in_turn = [layer._flow(hidden_HTXM[head : head + 1], difference_HKBP[head : head + 1], slice(head, head + 1)) for head in range(HEADS)]
+    torch.testing.assert_close(torch.cat(in_turn), layer._flow(hidden_HTXM, difference_HKBP, slice(None)), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize(("window", "num_positions"), [(1, 2), (2, 7), (4, 3)])
+def test_edges_are_those_of_the_window_path_graph(window, num_positions):
+    source_E, target_E, r_BHEKK = module(window=window).edge_weights(inputs(num_positions=num_positions))
+    expected = {(i, j) for i in range(num_positions) for j in range(num_positions) if 0 < abs(i - j) <= window}
+    assert source_E.dtype == target_E.dtype == torch.int64
+    assert len(source_E) == len(expected)
+    assert set(zip(source_E.tolist(), target_E.tolist(), strict=True)) == expected
+    assert r_BHEKK.shape == (3, HEADS, len(expected), WIDTH // HEADS, WIDTH // HEADS)
+
+
+def test_edge_weights_are_symmetric_positive_definite_and_directed():
+    source_E, target_E, r_BHEKK = module().edge_weights(inputs())
+    torch.testing.assert_close(r_BHEKK, r_BHEKK.mT, rtol=0, atol=1e-14)
+    assert (torch.linalg.eigvalsh(r_BHEKK) > 0).all()
+    place = {edge: index for index, edge in enumerate(zip(source_E.tolist(), target_E.tolist(), strict=True))}
+    assert not torch.allclose(r_BHEKK[:, :, place[0, 1]], r_BHEKK[:, :, place[1, 0]])
+
+
+def test_a_lone_position_passes_the_two_projections_only():
+    layer, x_BND = module(), inputs(num_positions=1)
+    torch.testing.assert_close(layer(x_BND), layer.out(layer.source(x_BND)), rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="has no edges"):
+        layer.edge_weights(x_BND)
+
+
+def test_padding_on_the_right_is_absence():
+    layer, x_BND = module(), inputs()
+    mask_BN = (torch.arange(9) < 6).expand(3, -1)
+    torch.testing.assert_close(layer(x_BND, mask_BN=mask_BN)[:, :6], layer(x_BND[:, :6]), rtol=0, atol=1e-12)
+
+
+def test_padding_inside_removes_exactly_its_edges():
+    layer, x_BND = module(window=1), inputs(num_positions=7)
+    mask_BN = (torch.arange(7) != 3).expand(3, -1)
+    alone = torch.cat([layer(x_BND[:, :3]), layer(torch.cat([x_BND[:, :1]] * 4 + [x_BND[:, 4:]], 1), mask_BN=(torch.arange(7) > 3).expand(3, -1))[:, 4:]], 1)
+    torch.testing.assert_close(layer(x_BND, mask_BN=mask_BN)[:, mask_BN[0]], alone, rtol=0, atol=1e-12)
+
+
+# Invariances of consensus without RoPE (FACTS 1)
+
+
+def test_sum_over_the_sequence_is_conserved():
+    u_BND = inputs()
+    torch.testing.assert_close(consensus(module(rope="none"), u_BND, inputs()).sum(1), u_BND.sum(1), rtol=0, atol=1e-12)
+
+
+def test_constant_signal_passes_consensus_unchanged():
+    constant_BND = inputs()[:, :1].expand(-1, 9, -1)
+    torch.testing.assert_close(consensus(module(rope="none"), constant_BND, inputs()), constant_BND, rtol=0, atol=1e-12)
+
+
+def test_shifting_the_signal_shifts_the_result():
+    shift = inputs()[:1, :1]
+    shifted = consensus(module(rope="none"), inputs() + shift, inputs())
+    torch.testing.assert_close(shifted, consensus(module(rope="none"), inputs(), inputs()) + shift, rtol=0, atol=1e-12)
+
+
+def test_source_bias_cancels_in_the_update_without_rope_only():
+    for rope, cancels in (("none", True), ("absolute", False)):
+        layer, x_BND = module(rope=rope), inputs()
+        with torch.no_grad():
+            before = layer(x_BND)
+            shift = torch.linspace(-1, 1, WIDTH, dtype=torch.float64)
+            layer.source.bias.add_(shift)
+            moved = layer(x_BND) - before - shift @ layer.out.weight.T
+        assert (moved.abs().max() < 1e-12) == cancels
+
+
+def test_energy_falls_along_a_small_step_at_the_rate_of_the_squared_gradient():
+    layer, u_BND = module(rope="none", step_size=1e-4), inputs()
+    source_E, target_E, r_BHEKK = layer.edge_weights(u_BND)
+
+    def energy(signal_BND: Tensor) -> Tensor:
+        delta = (signal_BND[:, source_E] - signal_BND[:, target_E]).unflatten(-1, (HEADS, -1))
+        return 0.5 * torch.einsum("behk,bhekl,behl->", delta, r_BHEKK, delta)
+
+    step_BND = consensus(layer, u_BND, u_BND) - u_BND
+    fall = energy(u_BND) - energy(u_BND + step_BND)
+    torch.testing.assert_close(fall, step_BND.square().sum() / 1e-4, rtol=1e-2, atol=0)
+
+
+def test_many_steps_on_fixed_edges_reach_the_mean():
+    layer, u_BND = module(rope="none"), inputs()
+    mean_BND = u_BND.mean(1, keepdim=True).expand_as(u_BND)
+    layer_of_u = consensus(layer, u_BND, u_BND)
+    for _ in range(400):
+        layer_of_u = layer(layer_of_u)
+    torch.testing.assert_close(layer_of_u, mean_BND, rtol=0, atol=1e-8)
+
+
+# The zero-row rule of Eq. 36, sizes, and the settings' reach
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [0.0, 1e-30])
+def test_zero_row_stays_zero_and_keeps_every_second_derivative_finite(dtype, size):
+    layer, x_BND = module().to(dtype), inputs(dtype).requires_grad_()
+    with torch.no_grad():
+        for parameter in (layer.lambda_weight, layer.lambda_bias):
+            parameter[:, : WIDTH // HEADS] *= size  # the first row of Λ, on every edge
+    source_E, target_E, r_BHEKK = layer.edge_weights(x_BND)
+    if size == 0:
+        expected = consensus_edge_weight(layer, 0, x_BND[0, source_E[0], : WIDTH // HEADS], x_BND[0, target_E[0], : WIDTH // HEADS])
+        torch.testing.assert_close(r_BHEKK[0, 0, 0], expected)
+    leaves = (x_BND, *layer.parameters())
+    gradients = torch.autograd.grad(layer(x_BND).square().sum(), leaves, create_graph=True)
+    second = torch.autograd.grad(sum((gradient * torch.ones_like(gradient)).sum() for gradient in gradients), leaves)
+    assert all(tensor.isfinite().all() for tensor in (*gradients, *second))
+
+
+@pytest.mark.parametrize(("hidden", "rank"), [(16, 4), (256, 1)])
+def test_parameter_count_is_that_of_the_papers_shared_edge_mlp(hidden, rank):
+    heads, head_width = 3, 64
+    layer = build("sc", width=heads * head_width, heads=heads, edge_hidden=hidden, rank=rank)
+    biases = 2 + rank * head_width
+    of_edges = heads * (131 * hidden + rank * head_width * hidden + biases)
+    of_projections = 2 * (heads * head_width) * (heads * head_width + 1)
+    assert sum(parameter.numel() for parameter in layer.parameters()) == of_edges + of_projections
+
+
+def test_separate_edge_mlps_add_two_first_layers():
+    count = {mlp: sum(parameter.numel() for parameter in module(edge_mlp=mlp).parameters()) for mlp in ("shared", "separate")}
+    assert count["separate"] - count["shared"] == HEADS * 2 * (2 * (WIDTH // HEADS) * 16 + 16)
+
+
+@pytest.mark.parametrize("settings", [{"window": 3}, {"rank": 2}, {"edge_hidden": 8}, {"step_size": 0.2}, {"rope": "none"}, {"edge_mlp": "separate"}])
+def test_every_setting_changes_the_output(settings):
+    assert not torch.allclose(module(**settings)(inputs()), module()(inputs()))
+
+
+def test_wrong_settings_are_refused_in_one_line():
+    for settings, message in (
+        ({"windw": 3}, "mechanism.sc.windw: unknown key; did you mean 'window'"),
+        ({"window": 0}, "mechanism.sc.window=0: input should be greater than or equal to 1"),
+        ({"rope": "relative"}, "mechanism.sc.rope='relative': input should be 'absolute' or 'none'"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            build("sc", width=16, heads=2, **settings)
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
