@@ -133,9 +133,9 @@ def literal(text: object) -> str:
 
 def _breakable(word: str) -> str:
     """Zero-width spaces after every separator of a word that no line could hold."""
-    if len(word) <= 40:
+    if len(word) <= 48:
         return word
-    return "".join(f"{character}\u200b" if character in "/,._-=&?" or index % 40 == 39 else character for index, character in enumerate(word))
+    return "".join(f"{character}\u200b" if character in "/,._-=&?" or index % 24 == 23 else character for index, character in enumerate(word))
 
 
 def prose(text: str) -> str:
@@ -160,7 +160,9 @@ def picture(path: Path, caption: str) -> str:
 
 def boxed(paragraphs: Sequence[str]) -> str:
     """Paragraphs on a tinted ground: what a hurried reader should read."""
-    return '#block(width: 100%, fill: rgb("#f3f5f7"), inset: 8pt, radius: 2pt)[#set text(size: 9.4pt)\n' + "\n\n".join(prose(text) for text in paragraphs) + "]\n"
+    return (
+        '#block(width: 100%, fill: rgb("#f3f5f7"), inset: 8pt, radius: 2pt)[#set text(size: 9.4pt)\n' + "\n\n".join(prose(text) for text in paragraphs) + "]\n"
+    )
 
 
 def facts(pairs: list[tuple[str, str]]) -> str:

@@ -152,10 +152,14 @@ class RunSpec(AbstractRecipe):
     behaviour: int = Field(default=BEHAVIOUR_VERSION, description="version of the training code's behaviour")
 
     @model_validator(mode="after")
-    def _mechanism_fits_objective(self) -> RunSpec:
+    def _mechanism_fits_objective_and_depth(self) -> RunSpec:
         direction = Registry("objectives").load(self.objective.name).direction
         registry = Registry("mechanisms")
-        if direction not in registry.load(self.mechanism.name).supported_directions(self.mechanism.settings):
+        mechanism = registry.load(self.mechanism.name)
+        needed = mechanism.fewest_layers(self.mechanism.settings)
+        if needed > self.model.layers:
+            raise ValueError(f"mechanism.{self.mechanism.name}.pattern has {needed} entries for {self.model.layers} layers; give at most {self.model.layers}")
+        if direction not in mechanism.supported_directions(self.mechanism.settings):
             fitting = [name for name in registry.names() if direction in registry.load(name).supported_directions(registry.load(name).Config())]
             raise ValueError(f"objective={self.objective.name} needs a {direction} mechanism and {self.mechanism.name} is none; these are: {', '.join(fitting)}")
         return self
@@ -172,7 +176,8 @@ class LearningRates(Settings):
     @model_validator(mode="after")
     def _one_form(self) -> LearningRates:
         of_range = (self.low, self.high, self.num)
-        if (self.values is None) == any(item is None for item in of_range) and (self.values is None or any(item is not None for item in of_range)):
+        given = [item is not None for item in of_range]
+        if not (all(given) if self.values is None else not any(given)):
             raise ValueError("lr takes either values, or low, high and num together; e.g. lr=1e-3, lr=[1e-4,1e-3] or lr=range lr.num=9")
         if self.values is not None and (min(self.values) <= 0 or len(set(self.values)) < len(self.values)):
             raise ValueError(f"lr.values={list(self.values)} must be positive and distinct")
@@ -275,10 +280,10 @@ def checked(model: type[AnySettings], values: dict[str, Any]) -> AnySettings:
 
 
 def run_id(spec: RunSpec) -> str:
-    """First 12 hex digits of sha256 over the canonical JSON; the data's fingerprint stands for its path, the size's and the run's names count."""
+    """First 12 hex digits of sha256 over the canonical JSON; the data's fingerprint stands for its path; the size's name is a label."""
     values = spec.model_dump(mode="json")
     values["data"].pop("path", None)
-    values["model"].pop("name", None)  # a name is a label: the same size under another name is the same run
+    values["model"].pop("name", None)  # the same size under another name is the same run
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 

@@ -65,6 +65,8 @@ def _run(spec, trials, study, corpus) -> int:
     record = {**provenance(), "started_at": started, "data_description": corpus.description, "data_fingerprint": corpus.fingerprint}
     fields = {"launcher": spec.launcher, "command": record["command"], "spec": spec.model_dump(mode="json")}
     study.write([trial.run_id for trial in trials], **fields, provenance=record)
+    for trial in trials:
+        trial.directory.write_spec(trial.spec)
     outcome = run(spec, trials)
     study.write([trial.run_id for trial in trials], **fields, provenance={**record, "wall_s": time.time() - started})
     if outcome.interrupted:

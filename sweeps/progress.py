@@ -61,6 +61,7 @@ class Progress:
         for row in self.rows:
             row.signature = _signature(row.trial)
         self.most_at_once = 0
+        self._speeds: dict[str, tuple[float | None, float]] = {}
 
     def poll(self) -> None:
         """Look at every trial that has not ended: a `stat` each, and the ends of the logs of those that run."""
@@ -68,6 +69,7 @@ class Progress:
             if not row.ended:
                 self._look_at(row)
         self.most_at_once = max(self.most_at_once, sum(row.running for row in self.rows))
+        self._speeds = _speeds(self.rows)
 
     def _look_at(self, row: Row) -> None:
         signature = _signature(row.trial)
@@ -96,7 +98,7 @@ class Progress:
                 return
         if row.ended:
             row.ended_at = changed_at
-            if row.trial.curvature is not None and row.trained_at:
+            if row.trial.curvature is not None and row.started_at and row.trained_at:
                 row.ended_at = max(changed_at, (row.signature or (0, 0))[1] / 1e9)
                 row.curvature_s = row.ended_at - row.trained_at
 
@@ -108,7 +110,8 @@ class Progress:
 
     def row_eta_s(self, row: Row) -> float | None:
         """Seconds until a trial ends, once its steps (or a sister's) have been timed."""
-        step_s, curvature_s = self._speed(row)
+        step_s, curvature_s = self._speeds[row.variant]
+        step_s = row.step_s or step_s
         if row.phase == "curvature":
             return max(0.0, curvature_s - (time.time() - (row.trained_at or time.time())))
         return None if step_s is None else (row.num_steps - row.step) * step_s + curvature_s
@@ -121,12 +124,17 @@ class Progress:
             return None
         return max(sum(known) / self.most_at_once, max(known, default=0.0))
 
-    def _speed(self, row: Row) -> tuple[float | None, float]:
-        """(seconds a step, seconds for α_max): the trial's own, else the mean of its variant, else of all trials."""
-        sisters = [other for other in self.rows if other.variant == row.variant]
-        step_s = row.step_s or _mean(other.step_s for other in sisters) or _mean(other.step_s for other in self.rows)
-        curvature_s = _mean(other.curvature_s for other in sisters) or _mean(other.curvature_s for other in self.rows)
-        return step_s, curvature_s or 0.0
+
+def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:
+    """(seconds a step, seconds for α_max) of each variant: the mean of its trials that were timed, else of all that were."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.variant, []).append(row)
+    step_s, curvature_s = _mean(row.step_s for row in rows), _mean(row.curvature_s for row in rows)
+    return {
+        variant: (_mean(row.step_s for row in group) or step_s, _mean(row.curvature_s for row in group) or curvature_s or 0.0)
+        for variant, group in groups.items()
+    }
 
 
 def variants(trials: Sequence[Trial]) -> list[str]:

@@ -18,7 +18,8 @@ from typing import Any
 
 from stability.runs.directory import FINISHED
 from sweeps.interrupt import Interrupt
-from sweeps.serial_launcher import RunTrial
+from sweeps.progress import tail
+from sweeps.serial_launcher import RunTrial, steps_of
 from sweeps.trial import Trial, run_trial
 
 SLICE_S = 2.0  # a worker hands control back this often
@@ -60,7 +61,7 @@ def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | Non
 
     Workers inherit this process's import path, so that a checkout that is not installed works from any folder, and ``threads`` for OpenMP.
     """
-    scratch = Path(tempfile.mkdtemp(prefix="stability-", dir=_short_temporary_folder()))
+    scratch = Path(tempfile.mkdtemp(prefix="stability-ray-", dir=_short_temporary_folder()))
     try:
         with _environment(_settings(threads, scratch)), _quiet():
             ray = _import_ray()
@@ -71,9 +72,9 @@ def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | Non
                 yield scratch
             finally:
                 if ours:
-                    ray.shutdown()
+                    ray.shutdown(wait_for_processes=True)  # else they write to the folder while it is removed
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        _remove(scratch)
 
 
 def _import_ray() -> Any:
@@ -151,7 +152,7 @@ def _trainable(trials: Sequence[Trial], run: RunTrial, stop_file: Path) -> type:
 
     class OneTrial(tune.Trainable):
         def setup(self, config: dict[str, Any]) -> None:
-            self.steps = run(trials[config["index"]])
+            self.steps = steps_of(trials[config["index"]], run)
 
         def step(self) -> dict[str, Any]:
             deadline = time.monotonic() + SLICE_S
@@ -181,6 +182,9 @@ def _watch(trials: Sequence[Trial], stop_file: Path, on_tick: Callable[[], None]
     class Watch(tune.Callback):
         waits_for: list[Any] | None = None
         deadline = 0.0
+
+        def __reduce__(self) -> tuple[type, tuple[()]]:
+            return object, ()  # Tune writes itself down at the start; nobody reads that, and a live table can't be written
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **_: Any) -> None:
             _report_death(all_trials[trial.config["index"]], trial)
@@ -213,9 +217,8 @@ def _reason(text: str) -> str:
 
 
 def _set_failed(trial: Trial, reason: str) -> None:
-    status = trial.directory.status()
-    more = {key: status[key] for key in ("num_steps",) if key in status}
-    trial.directory.set_status("failed", step=int(status.get("step", 0)), reason=reason[:500], **more)
+    rows = tail(trial.directory.metrics_file)
+    trial.directory.set_status("failed", step=rows[-1]["step"] if rows else 0, reason=reason[:500], num_steps=trial.spec["steps"])
 
 
 def _slots(cpus_per_trial: float, gpus_per_trial: float) -> int:
@@ -230,6 +233,15 @@ def _slots(cpus_per_trial: float, gpus_per_trial: float) -> int:
         if share:
             slots.append(int(there / share))
     return min(slots, default=1)
+
+
+def _remove(folder: Path) -> None:
+    """Remove what Ray wrote; its workers, which nobody waits for, may write a moment longer."""
+    for _ in range(30):
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
+        if not folder.exists():
+            return
 
 
 def _short_temporary_folder() -> str | None:

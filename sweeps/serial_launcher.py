@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 
 from sweeps.interrupt import Interrupt
@@ -17,10 +17,15 @@ def launch(trials: Sequence[Trial], *, on_tick: Callable[[], None], interrupt: I
     ``on_tick`` is called after every step.
     """
     for trial in trials:
-        with closing(run(trial)) as steps:
+        with closing(steps_of(trial, run)) as steps:
             for _ in steps:
                 on_tick()
                 if interrupt.requested:
                     return
         if interrupt.requested:
             return
+
+
+def steps_of(trial: Trial, run: RunTrial) -> Generator[None, None, None]:
+    """The trial's steps, not begun yet; closing them closes the trial."""
+    yield from run(trial)

@@ -14,6 +14,7 @@ from stability.curvature._inputs import Objective, RandomState, Tensors, dot, me
 DISPLACEMENTS = (1e-2, 3e-3)
 PARITY_EPSILON = 1e-4  # the paper's, Eq. 20
 _ROUNDINGS = 8.0  # roundings charged to each component of a gradient in the error bar
+_SAFETY = 2.0  # both parts of the bar are estimates; measured errors reached 1.02 of their sum in 1 of 128 cases
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def curvature_with_error(objective: Objective, params: Tensors, direction: Tenso
     """uᵀHu by central differences at two displacements c = ε‖u‖, and a bar that covers its error.
 
     The truncation error grows as c², so that the two values' difference d gives 1.1·d for the larger and 0.1·d for the smaller c; the rounding error
-    falls as 1/c. The value with the smaller sum of both is returned, with |d| + its rounding as the bar.
+    falls as 1/c. The value with the smaller sum of both is returned, with 2·(|d| + its rounding) as the bar.
     """
     length = norm(direction)
     if length == 0 or not math.isfinite(length):
@@ -63,8 +64,8 @@ def curvature_with_error(objective: Objective, params: Tensors, direction: Tenso
     (wide, wide_rounding), (narrow, narrow_rounding) = (curvature_at(objective, params, direction, c / length, random) for c in DISPLACEMENTS)
     difference, ratio = abs(wide - narrow), (DISPLACEMENTS[1] / DISPLACEMENTS[0]) ** 2
     if difference / (1 - ratio) + wide_rounding < difference * ratio / (1 - ratio) + narrow_rounding:
-        return wide, difference + wide_rounding
-    return narrow, difference + narrow_rounding
+        return wide, _SAFETY * (difference + wide_rounding)
+    return narrow, _SAFETY * (difference + narrow_rounding)
 
 
 def relative_error(a: float, b: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -23,9 +24,18 @@ class NoSecondDerivative(RuntimeError):
     """An operation of the loss has no second derivative; the message names it."""
 
 
-def is_refusal(error: RuntimeError) -> bool:
-    """Whether ``error`` says that an operation cannot be differentiated twice (and not that anything else went wrong)."""
-    return isinstance(error, NoSecondDerivative) or bool(_REFUSALS.search(str(error)))
+@contextmanager
+def refusals_named() -> Iterator[None]:
+    """Turn what torch and kernels say of a missing second derivative, and nothing else, into `NoSecondDerivative`."""
+    try:
+        yield
+    except NoSecondDerivative:
+        raise
+    except RuntimeError as error:
+        if not _REFUSALS.search(str(error)):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise NoSecondDerivative(f"{reason}; use method='finite_difference'") from error
 
 
 def custom_functions(loss: Tensor) -> list[BackwardCFunction]:
@@ -59,7 +69,7 @@ def gradient_with_graph(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | Non
     seed = torch.ones_like(loss, requires_grad=True)
     gradients = torch.autograd.grad(loss, list(leaves.values()), seed, create_graph=True, allow_unused=True)
     if cut:
-        raise NoSecondDerivative(f"{cut[0].removesuffix('Backward')} (a custom autograd.Function) has no second derivative")
+        raise NoSecondDerivative(f"{cut[0].removesuffix('Backward')} (a custom autograd.Function) has no second derivative; use method='finite_difference'")
     return dict(zip(leaves, gradients, strict=True))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -62,21 +62,25 @@ class Objective:
         if self.batches is not None and not self.batches:
             raise ValueError("batches is empty; give at least one microbatch, or leave batches out for loss_fn(params)")
 
-    def terms(self, params: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, float]]:
-        """(sum, count) of one microbatch after another; nothing of a microbatch is held here once the next is asked for."""
+    def terms(self, params: Mapping[str, Tensor], *, twice: bool = False) -> Iterator[tuple[Tensor, float]]:
+        """(sum, count) of one microbatch after another; nothing of a microbatch is held here once the next is asked for.
+
+        ``twice``: the graph will be differentiated twice, which attention allows under SDPBackend.MATH only (FACTS 7).
+        """
         if self.batches is None:
-            yield self._scalar(self._evaluate(params)), 1.0
+            yield self._scalar(self._evaluate(twice, params)), 1.0
             return
         for batch in self.batches:
-            yield self._pair(self._evaluate(params, batch))
+            yield self._pair(self._evaluate(twice, params, batch))
 
-    def _evaluate(self, *args: Any) -> Any:
-        with sdpa_kernel(SDPBackend.MATH):  # the only backend that differentiates twice (FACTS 7); callers outside keep theirs
+    def _evaluate(self, twice: bool, *args: Any) -> Any:
+        with sdpa_kernel(SDPBackend.MATH) if twice else nullcontext():
             return self.loss_fn(*args)
 
     def _pair(self, result: Any) -> tuple[Tensor, float]:
         if not isinstance(result, (tuple, list)) or len(result) != 2:
-            raise ValueError(f"with batches, loss_fn(params, batch) returns (sum, count); it returned a {type(result).__name__}")
+            found = "tensor" if isinstance(result, Tensor) else type(result).__name__
+            raise ValueError(f"with batches, loss_fn(params, batch) returns (sum, count); it returned a {found}")
         count = float(result[1])
         if not count >= 0 or math.isinf(count):
             raise ValueError(f"with batches, loss_fn(params, batch) returns (sum, count); it returned the count {count}")

@@ -53,7 +53,7 @@ class Jet(Tensor):
                     return func(*args, **kwargs) if result is NotImplemented else result
                 except NoRule as error:
                     raise NoRule(f"{error} (called by {name_of(func)})") if " (called by " not in str(error) else error from None
-        if func is Tensor.requires_grad.__get__:
+        if func is _getter("requires_grad"):
             return True  # code that picks its path by this flag takes the one it would train with
         with DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
@@ -63,27 +63,45 @@ class Jet(Tensor):
         if func._schema.is_mutable:
             raise NoRule(f"taylor cannot follow {func}, which writes into a tensor in place")
         rule = ATEN_RULES.get(func.overloadpacket)
-        if rule is None:
+        if rule is not None:
+            return rule(func, args, kwargs or {})
+        decomposed = func.decompose(*args, **(kwargs or {}))  # inside a rule, composite operations arrive here whole
+        if decomposed is NotImplemented:
             raise NoRule(f"taylor has no rule for {func.overloadpacket}")
-        return rule(func, args, kwargs or {})
+        return decomposed
 
 
-_ATTRIBUTES = "shape dtype device ndim layout requires_grad is_cuda is_sparse is_nested is_leaf is_cpu is_quantized is_meta is_mps is_xpu grad_fn itemsize nbytes"
+def _getter(attribute: str) -> Any:
+    """What `__torch_function__` is given for reading an attribute of a tensor."""
+    return getattr(Tensor, attribute).__get__
+
+
+_ATTRIBUTES = "shape dtype device ndim layout requires_grad is_cuda is_sparse is_nested is_leaf is_cpu is_meta is_mps is_xpu grad_fn itemsize nbytes"
 _QUESTIONS = "size dim numel stride is_contiguous is_floating_point is_complex element_size __len__ nelement ndimension get_device is_signed __repr__ __hash__"
 _METADATA = {
-    *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES.split()),
+    *(_getter(name) for name in _ATTRIBUTES.split()),
     *(getattr(Tensor, name) for name in _QUESTIONS.split()),
     *(torch.is_floating_point, torch.is_complex, torch.numel),
 }
-_DROPS = {
-    Tensor.detach, Tensor.detach_, torch.detach, torch.detach_, Tensor.data.__get__, Tensor.data.__set__, Tensor.__setitem__, Tensor.numpy, Tensor.tolist,
-    Tensor.item, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__array__, Tensor.requires_grad_, Tensor.data_ptr, Tensor.__index__,
-}  # fmt: skip
+_DROPS = {  # what leaves torch, or makes a constant of a tensor
+    *(
+        getattr(Tensor, name)
+        for name in ["detach", "numpy", "tolist", "item", "data_ptr", "storage", "untyped_storage", "new_tensor", "backward", "register_hook", "pin_memory"]
+    ),
+    *(
+        getattr(Tensor, f"__{name}__")
+        for name in ["setitem", "bool", "float", "int", "complex", "index", "array", "dlpack", "deepcopy", "reduce_ex", "contains"]
+    ),
+    *(torch.detach, torch.autograd.grad, torch.autograd.backward, _getter("data"), vars(torch._C.TensorBase)["data"].__set__, _getter("grad")),
+}
 
 
 def _refuse_drops(func: Any) -> None:
     if func in _DROPS:
         raise NoRule(f"taylor refuses {name_of(func)}: it would drop derivatives")
+    name = getattr(func, "__name__", "")
+    if name.endswith("_") and not name.endswith("__"):
+        raise NoRule(f"taylor refuses {name_of(func)}: it writes into a tensor in place, where derivatives would be lost")
     # The pass runs with gradients enabled although nothing records any: whoever switches them off means a constant, or is a custom Function's forward.
     if not torch.is_grad_enabled():
         raise NoRule(f"taylor refuses {name_of(func)} inside torch.no_grad or a custom autograd.Function: derivatives would be dropped or wrong")
@@ -131,6 +149,12 @@ def jet(value: Tensor, first: Component, second: Component) -> Tensor:
     if first is None and second is None:
         return value
     return Jet(value, _fitted(first, value), _fitted(second, value))
+
+
+def each(function: Callable[[Tensor], Tensor], x: Any) -> Tensor:
+    """function(x) for a linear function: applied to each component."""
+    value, first, second = parts(x)
+    return jet(function(value), None if first is None else function(first), None if second is None else function(second))
 
 
 def _fitted(component: Component, like: Tensor) -> Component:

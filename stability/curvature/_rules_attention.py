@@ -81,16 +81,17 @@ def _blocks(q: list[Tensor], k: list[Tensor], v: list[Tensor], mask: _Mask) -> l
     for start in range(0, num_rows, step):
         rows = slice(start, min(start + step, num_rows))
         seen = min(rows.stop, num_keys) if mask.causal else num_keys
-        scores = _scores(*(part[:, rows] for part in q), keys[:, :seen])
+        scores = _scores([part[:, rows] for part in q], keys[:, :seen])
         mask.add_to(scores, rows, seen)
-        weights = _softmax_of(*scores)
+        weights = _softmax_of(scores)
         del scores
         _write_outputs(weights, values[:, :, :seen], [part[:, rows] for part in out])
     return out
 
 
-def _scores(q0: Tensor, q1: Tensor, q2: Tensor, keys: Tensor) -> list[Tensor]:
+def _scores(q: list[Tensor], keys: Tensor) -> list[Tensor]:
     """s, s′ and s″ of one block; ``keys``: [K, K′, K″] along the features."""
+    q0, q1, q2 = q
     width = q0.shape[-1]
     return [
         q0 @ keys[..., :width].mT,
@@ -99,8 +100,9 @@ def _scores(q0: Tensor, q1: Tensor, q2: Tensor, keys: Tensor) -> list[Tensor]:
     ]
 
 
-def _softmax_of(s0: Tensor, s1: Tensor, s2: Tensor) -> Tensor:
+def _softmax_of(scores: list[Tensor]) -> Tensor:
     """[p″, p′, p] as (batch, rows, 3, keys), by the formulas of `softmax_parts`, overwriting the scores. A row that sees no key gives zeros."""
+    s0, s1, s2 = scores
     weights = torch.empty(*s0.shape[:-1], 3, s0.shape[-1], dtype=s0.dtype, device=s0.device)
     p2, p1, p = weights.unbind(-2)
     dead = s0.amax(-1, keepdim=True) == -torch.inf

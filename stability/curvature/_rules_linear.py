@@ -8,15 +8,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stability.curvature._jet import ATEN_RULES, Component, Jet, NoRule, filled, jet, on, on_aten, parts
+from stability.curvature._jet import ATEN_RULES, Component, Jet, NoRule, each, filled, jet, on, on_aten, parts
 
-_LINEAR = """expand slice select t transpose permute unsqueeze squeeze diagonal unfold alias sum mean cumsum flip roll repeat tril triu index_select gather index
-clone _to_copy neg split split_with_sizes unsafe_split unbind trace diag_embed avg_pool1d avg_pool2d im2col _fft_r2c _fft_c2c _fft_c2r view_as_real
-view_as_complex real imag _conj movedim pixel_shuffle lift_fresh take_along_dim constant_pad_nd rot90 _neg_view select_backward slice_backward nansum"""
+_LINEAR = """
+expand slice select t transpose permute unsqueeze squeeze diagonal unfold alias sum mean cumsum flip roll repeat tril triu index_select gather index clone
+_to_copy neg split split_with_sizes unsafe_split unbind trace diag_embed avg_pool1d avg_pool2d im2col _fft_r2c _fft_c2c _fft_c2r view_as_real
+view_as_complex real imag _conj movedim pixel_shuffle lift_fresh take_along_dim rot90 _neg_view select_backward slice_backward nansum
+"""
 # What a comparison or an index is made of has derivative zero: a plain tensor comes out, from the values alone.
-_CONSTANT = """eq ne lt le gt ge isnan isinf isfinite sign sgn floor ceil round trunc argmax argmin argsort bitwise_not logical_not logical_and logical_or
-logical_xor zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty new_full new_empty_strided bernoulli signbit
-searchsorted bucketize count_nonzero nonzero any all isclose floor_divide histc multinomial heaviside"""
+_CONSTANT = """
+eq ne lt le gt ge isnan isinf isfinite sign sgn floor ceil round trunc argmax argmin argsort bitwise_not logical_not logical_and logical_or
+logical_xor zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty new_full new_empty_strided
+bernoulli signbit searchsorted bucketize count_nonzero nonzero any all isclose floor_divide histc multinomial heaviside
+"""
 
 
 def components(x: Any, index: int) -> Any:
@@ -33,7 +37,7 @@ def _has_jet(x: Any) -> bool:
 def _linear(func, args, kwargs):
     if not isinstance(args[0], Jet) or any(map(_has_jet, (*args[1:], *kwargs.values()))):
         raise NoRule(f"taylor has no rule for {func} with derivatives in its other arguments")
-    results = [None if part is None else func(part, *args[1:], **kwargs) for part in parts(args[0])]
+    results: list[Any] = [None if part is None else func(part, *args[1:], **kwargs) for part in parts(args[0])]
     if isinstance(results[0], Tensor):
         return jet(*results)
     pieces = ([None] * len(results[0]) if result is None else result for result in results)
@@ -52,13 +56,14 @@ for _rule, _names in ((_linear, _LINEAR), (_constant, _CONSTANT)):
 def _view(func, args, kwargs):
     if isinstance(args[1], torch.dtype):
         raise NoRule("taylor has no rule for a view as another dtype")
-    return jet(*(None if part is None else part.reshape(args[1]) for part in parts(args[0])))  # the components may be strided otherwise
+    return each(lambda part: part.reshape(args[1]), args[0])  # no view: the components may be strided otherwise
 
 
 @on_aten("constant_pad_nd")
 def _pad(func, args, kwargs):
-    value, first, second = parts(args[0])
-    return jet(func(value, *args[1:], **kwargs), *(None if part is None else func(part, args[1]) for part in (first, second)))
+    padded = each(lambda part: func(part, args[1]), args[0])
+    _, first, second = parts(padded)
+    return jet(func(parts(args[0])[0], *args[1:], **kwargs), first, second)
 
 
 @on_aten("add", "sub", "rsub")
@@ -153,11 +158,10 @@ def _dropout(x, p=0.5, training=True, inplace=False, *, train=None):
         return x
     if inplace or not isinstance(x, Jet):
         raise NoRule("taylor has no rule for dropout in place")
-    value, first, second = parts(x)
-    mask = torch.dropout(torch.ones_like(value), p, True)
-    return jet(value * mask, *(None if part is None else part * mask for part in (first, second)))
+    mask = torch.dropout(torch.ones_like(x.value), p, True)
+    return each(lambda part: part * mask, x)
 
 
 @on(Tensor.contiguous)
 def _contiguous(x, memory_format=torch.contiguous_format):
-    return jet(*(None if part is None else part.contiguous(memory_format=memory_format) for part in parts(x)))
+    return each(lambda part: part.contiguous(memory_format=memory_format), x)

@@ -13,28 +13,40 @@ from stability.curvature._rules_pointwise import PIECE
 
 
 @on(F.cross_entropy)
-def _cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0):  # noqa: A002
+def _cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0):
     """Class indices along the last axis of a matrix; the rarer forms are decomposed by torch.
 
     L = lse(z) − z_y, L′ = ⟨p,z′⟩ − z′_y, L″ = ⟨p, z″ + (z′ − ⟨p,z′⟩)²⟩ − z″_y (FACTS 8).
     """
-    plain = weight is None and size_average is None and reduce is None and label_smoothing == 0 and target.dtype == torch.int64
+    plain = weight is None and size_average is None and reduce is None and target.dtype == torch.int64
     if not plain or input.ndim != 2 or not isinstance(input, Jet):
         return NotImplemented
+    if label_smoothing:
+        return _smoothed(input, target, ignore_index, reduction, label_smoothing)
     kept = target != ignore_index
     safe = torch.where(kept, target, 0)
     losses = [torch.empty(len(target), dtype=input.dtype, device=input.device) for _ in range(3)]
+    z0, z1, z2 = parts(input)
     step = max(PIECE // input.shape[1], 1)
     for start in range(0, len(target), step):
         rows = slice(start, start + step)
-        block = _nll_rows(*(None if part is None else part[rows] for part in parts(input)), safe[rows, None])
+        block = _nll_rows(z0[rows], None if z1 is None else z1[rows], None if z2 is None else z2[rows], safe[rows, None])
         for out, piece in zip(losses, block, strict=True):
             out[rows] = piece
-    losses = [loss.masked_fill_(~kept, 0) for loss in losses]
-    if reduction == "none":
-        return jet(*losses)
-    totals = [loss.sum() for loss in losses]
-    return jet(*(totals if reduction == "sum" else [total / kept.sum() for total in totals]))
+    value, first, second = (loss.masked_fill_(~kept, 0) for loss in losses)
+    return _totalled(jet(value, first, second), kept, reduction)
+
+
+def _smoothed(logits: Tensor, target: Tensor, ignore_index: int, reduction: str, smoothing: float) -> Any:
+    log_p = logits.log_softmax(-1)
+    kept = target != ignore_index
+    chosen = log_p.gather(-1, torch.where(kept, target, 0)[:, None]).squeeze(-1)
+    loss = (-(1 - smoothing) * chosen - smoothing * log_p.mean(-1)).masked_fill(~kept, 0)
+    return _totalled(loss, kept, reduction)
+
+
+def _totalled(loss: Tensor, kept: Tensor, reduction: str) -> Tensor:
+    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.sum() / kept.sum()
 
 
 def _nll_rows(z0: Tensor, z1: Component, z2: Component, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:

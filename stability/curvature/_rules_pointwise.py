@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stability.curvature._jet import ATEN_RULES, Component, Jet, NoRule, filled, jet, on_aten, parts
+from stability.curvature._jet import ATEN_RULES, Component, Jet, NoRule, each, filled, jet, on_aten, parts
 
 PIECE = 1 << 15  # elements at a time: about eight temporaries of 128 KiB in float32
 Formula = Callable[..., tuple[Tensor, Any, Any]]  # x, *args -> g, g′, g″, each a tensor or a number; None is zero
@@ -17,14 +17,14 @@ Formula = Callable[..., tuple[Tensor, Any, Any]]  # x, *args -> g, g′, g″, e
 
 def compose(x: Jet, formula: Formula, *args: Any, **kwargs: Any) -> Tensor:
     """g(x) as a jet, by the ``formula`` for (g, g′, g″)."""
-    value, first, second = (None if part is None else part.contiguous() for part in parts(x))
-    out = [torch.empty_like(value) for _ in range(3)]
-    flat = [None if part is None else part.reshape(-1) for part in (value, first, second, *out)]
-    for start in range(0, max(value.numel(), 1), PIECE):
-        x0, x1, x2, y0, y1, y2 = (None if part is None else part[start : start + PIECE] for part in flat)
-        g, slope, bend = formula(x0, *args, **kwargs)
-        y0.copy_(g)
-        _chain(x1, x2, slope, bend, y1, y2)
+    x0, x1, x2 = parts(each(lambda part: part.reshape(-1), x))
+    out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(3)]
+    y0, y1, y2 = (part.view(-1) for part in out)
+    for start in range(0, max(len(x0), 1), PIECE):
+        piece = slice(start, start + PIECE)
+        g, slope, bend = formula(x0[piece], *args, **kwargs)
+        y0[piece] = g
+        _chain(None if x1 is None else x1[piece], None if x2 is None else x2[piece], slope, bend, y1[piece], y2[piece])
     return jet(*out)
 
 
@@ -230,7 +230,7 @@ def _relu(x):
 
 @pointwise("leaky_relu")
 def _leaky_relu(x, negative_slope=0.01):
-    return torch.nn.functional.leaky_relu(x, negative_slope), torch.where(x > 0, 1.0, negative_slope).to(x.dtype), None
+    return torch.nn.functional.leaky_relu(x, negative_slope), torch.full_like(x, negative_slope).masked_fill_(x > 0, 1), None
 
 
 @pointwise("elu")
@@ -241,8 +241,28 @@ def _elu(x, alpha=1.0, scale=1.0, input_scale=1.0):
     return value, tail.masked_fill(positive, scale), (tail * input_scale).masked_fill(positive, 0)
 
 
-@pointwise("pow")
-def _pow(x, exponent):
+@pointwise("celu")
+def _celu(x, alpha=1.0):
+    return _elu(x, alpha, 1.0, 1 / alpha)
+
+
+@pointwise("square")
+def _square(x):
+    return x * x, 2 * x, 2.0
+
+
+@on_aten("pow")
+def _pow(func, args, kwargs):
+    """x^p for a number p; with a tensor or a jet on either side exp(p·log x), which needs x > 0 where p moves, as autograd does."""
+    base, exponent = args
+    if isinstance(base, Jet) and not isinstance(exponent, Tensor):
+        return compose(base, _pow_number, exponent)
+    if not isinstance(exponent, Jet):
+        raise NoRule("taylor has no rule for a power whose exponent is a constant tensor")
+    return (exponent * (base.log() if isinstance(base, Tensor) else math.log(base))).exp()
+
+
+def _pow_number(x, exponent):
     return x.pow(exponent), _power(x, exponent, exponent - 1), _power(x, exponent * (exponent - 1), exponent - 2)
 
 
@@ -259,11 +279,10 @@ def _bounded(name: str) -> Callable[..., Tensor]:
     def rule(func, args, kwargs):
         if not isinstance(args[0], Jet) or any(isinstance(bound, Jet) for bound in (*args[1:], *kwargs.values())):
             raise NoRule(f"taylor has no rule for {name} with bounds that depend on the parameters")
-        value, first, second = parts(args[0])
+        value = args[0].value
         clamped = func(value, *args[1:], **kwargs)
-        kept = clamped == value
-        cut = [None if part is None else torch.where(kept, part, 0) for part in (first, second)]
-        return jet(clamped, *cut)
+        _, first, second = parts(each(lambda part: torch.where(clamped == value, part, 0), args[0]))
+        return jet(clamped, first, second)
 
     return rule
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stability.curvature._jet import Component, Jet, jet, on, on_aten, parts, plus, times
+from stability.curvature._jet import Component, Jet, each, jet, on, on_aten, parts, plus, times
 
 Bilinear = Callable[[Tensor, Tensor], Tensor]
 
@@ -127,25 +127,23 @@ def _solved(func, a: Tensor, b: Component, kwargs) -> Component:
 @on(F.linear)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = xWᵀ + b, y′ = x′Wᵀ + xUᵀ + b′, y″ = x″Wᵀ + 2x′Uᵀ: five matrix products of the forward pass's size."""
-    (w0, w1, w2), (c0, c1, c2) = parts(weight), parts(bias)
     if weight.ndim != 2 or x.ndim < 2:
         return NotImplemented
-    rows = [None if part is None else part.reshape(-1, part.shape[-1]) for part in parts(x)]
-    derivatives = []
-    for constant, terms in ((c1, [(rows[1], w0, 1), (rows[0], w1, 1)]), (c2, [(rows[2], w0, 1), (rows[0], w2, 1), (rows[1], w1, 2)])):
-        total: Component = None
-        for a, w, factor in terms:
-            if a is None or w is None:
-                continue
-            if total is not None:
-                total.addmm_(a, w.t(), alpha=factor)
-            else:
-                total = a @ w.t() if constant is None else torch.addmm(constant, a, w.t(), alpha=factor)
-                total = total.mul_(factor) if constant is None and factor != 1 else total
-        if total is None and constant is not None:
-            total = constant.expand(rows[0].shape[0], -1)
-        derivatives.append(None if total is None else total.reshape(*x.shape[:-1], -1))
-    return jet(F.linear(rows[0], w0, c0).reshape(*x.shape[:-1], -1), *derivatives)
+    (w0, w1, w2), (c0, c1, c2) = parts(weight), parts(bias)
+    x0, x1, x2 = parts(_reshaped(x, (-1, x.shape[-1])))
+    value = F.linear(x0, w0, c0)
+    first = _affine(value, c1, [(x1, w0, 1), (x0, w1, 1)])
+    second = _affine(value, c2, [(x2, w0, 1), (x0, w2, 1), (x1, w1, 2)])
+    return _reshaped(jet(value, first, second), (*x.shape[:-1], weight.shape[0]))
+
+
+def _affine(like: Tensor, constant: Component, terms: list[tuple[Component, Component, int]]) -> Component:
+    """constant + Σ factor·a·wᵀ, accumulated in one buffer."""
+    total = None if constant is None else constant.expand_as(like).contiguous()
+    for a, w, factor in terms:
+        if a is not None and w is not None:
+            total = (a @ w.t()).mul_(factor) if total is None else total.addmm_(a, w.t(), alpha=factor)
+    return total
 
 
 @on(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm)
@@ -168,7 +166,7 @@ def _rmatmul(b: Tensor, a: Tensor) -> Tensor:
 
 
 def _reshaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return jet(*(None if part is None else part.reshape(shape) for part in parts(x)))
+    return each(lambda part: part.reshape(shape), x)
 
 
 @on(torch.einsum)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stability.curvature._jet import Component, Jet, NoRule, filled, jet, on, on_aten, parts, plus, times
+from stability.curvature._jet import Component, Jet, NoRule, each, jet, on, on_aten, parts, plus
 from stability.curvature._rules_pointwise import PIECE
 
 
@@ -27,8 +27,7 @@ def softmax_parts(s0: Tensor, s1: Component, s2: Component, dim: int = -1) -> tu
 @on_aten("_softmax")
 def _softmax(func, args, kwargs):
     x, dim, half_to_float = args
-    value, first, second = (None if part is None else part.float() if half_to_float else part for part in parts(x))
-    return jet(*softmax_parts(value, first, second, dim))
+    return jet(*softmax_parts(*parts(x.float() if half_to_float else x), dim))
 
 
 @on_aten("_safe_softmax")
@@ -37,7 +36,7 @@ def _safe_softmax(func, args, kwargs):
     x, dim = args[0], args[1]
     dead = (x.value == -torch.inf).all(dim, keepdim=True)
     value, first, second = parts(x)
-    return jet(*(None if part is None else part.masked_fill(dead, 0) for part in softmax_parts(value.masked_fill(dead, 0), first, second, dim)))
+    return each(lambda part: part.masked_fill(dead, 0), jet(*softmax_parts(value.masked_fill(dead, 0), first, second, dim)))
 
 
 @on_aten("_log_softmax")
@@ -58,25 +57,24 @@ def _logsumexp_of(x: Tensor, dims: Any, keepdim: bool) -> Tensor:
     dims = [dims] if isinstance(dims, int) else list(dims)
     value = torch.logsumexp(s0, dims, keepdim=True)
     p = (s0 - value).exp()
-    if s1 is None:
-        result = (value, None, None if s2 is None else (p * s2).sum(dims, keepdim=True))
-    else:
+    mean, q = None, s2
+    if s1 is not None:
         mean = (p * s1).sum(dims, keepdim=True)
         q = plus(s2, (s1 - mean).square())
-        result = (value, mean, (p * q).sum(dims, keepdim=True))
-    if not keepdim:
-        kept = [size for axis, size in enumerate(value.shape) if axis not in {dim % value.ndim for dim in dims}]
-        result = tuple(None if part is None else part.reshape(kept) for part in result)
-    return jet(*result)
+    result = jet(value, mean, None if q is None else (p * q).sum(dims, keepdim=True))
+    if keepdim:
+        return result
+    kept = [size for axis, size in enumerate(value.shape) if axis not in {dim % value.ndim for dim in dims}]
+    return each(lambda part: part.reshape(kept), result)
 
 
-def rows(x: Tensor, width: int) -> Iterator[tuple[slice, tuple[Component, ...]]]:
+def _rows(x: Tensor, width: int) -> Iterator[tuple[slice, tuple[Tensor, Component, Component]]]:
     """Blocks of rows of the last axes, flattened to ``width``, and where they go."""
-    flat = [None if part is None else part.reshape(-1, width) for part in parts(x)]
+    value, first, second = parts(each(lambda part: part.reshape(-1, width), x))
     step = max(PIECE // width, 1)
-    for start in range(0, flat[0].shape[0], step):
+    for start in range(0, value.shape[0], step):
         block = slice(start, start + step)
-        yield block, tuple(None if part is None else part[block] for part in flat)
+        yield block, (value[block], None if first is None else first[block], None if second is None else second[block])
 
 
 @on(F.layer_norm, torch.layer_norm)
@@ -109,7 +107,7 @@ def _normalized(x: Any, shape: Any, weight: Any, bias: Any, eps: float, centred:
     gains, biases = ([None if part is None else part.reshape(-1) for part in parts(item)] for item in (weight, bias))
     out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(3)]
     flat = [part.view(-1, width) for part in out]
-    for block, (x0, x1, x2) in rows(x, width):
+    for block, (x0, x1, x2) in _rows(x, width):
         n0, n1, n2 = _unit_rows(x0, x1, x2, eps, centred)
         y0, y1, y2 = (part[block] for part in flat)
         _affine(n0, n1, n2, gains, biases, y0, y1, y2)
@@ -118,7 +116,7 @@ def _normalized(x: Any, shape: Any, weight: Any, bias: Any, eps: float, centred:
 
 def _unit_rows(x0: Tensor, x1: Component, x2: Component, eps: float, centred: bool) -> tuple[Tensor, Component, Component]:
     """n = c·r with r = (⟨c²⟩ + ε)^(−1/2): with a = c′r, b = c″r and s = ⟨na⟩,  n′ = a − ns,  n″ = b − 2as + n(3s² − ⟨a²⟩ − ⟨nb⟩)."""
-    c0, c1, c2 = (None if part is None else part - part.mean(-1, keepdim=True) if centred else part for part in (x0, x1, x2))
+    c0, c1, c2 = parts(each(lambda part: part - part.mean(-1, keepdim=True), jet(x0, x1, x2))) if centred else (x0, x1, x2)
     scale = (c0.square().mean(-1, keepdim=True) + eps).rsqrt_()
     n = c0 * scale
     if c1 is None and c2 is None:
@@ -148,8 +146,8 @@ def _affine(n0, n1, n2, gains, biases, y0, y1, y2) -> None:
         for n, gain, factor in terms:
             if n is not None and gain is not None:
                 out.addcmul_(n, gain, value=factor)
-            elif n is not None and g0 is None and gain is g0:
-                out.add_(n)
+        if g0 is None and terms[0][0] is not None:
+            out.add_(terms[0][0])
     if b0 is not None:
         y0.add_(b0)
 
@@ -189,9 +187,14 @@ def _vector_norm(func, args, kwargs):
     if order not in (2, None):
         raise NoRule(f"taylor has no rule for norms of order {order}")
     square = (x * x).sum(dims, keepdim=keepdim)
-    value, first, second = parts(square.sqrt())
     zero = parts(square)[0] == 0
-    return jet(value, *(None if part is None else part.masked_fill(zero, 0) for part in (first, second)))
+    return each(lambda part: part.masked_fill(zero, 0), square.sqrt())
+
+
+@on(F.cosine_similarity, torch.cosine_similarity)
+def _cosine_similarity(x1, x2, dim=1, eps=1e-8):
+    lengths = [torch.linalg.vector_norm(x, 2, dim, True).clamp_min(eps) for x in (x1, x2)]
+    return ((x1 / lengths[0]) * (x2 / lengths[1])).sum(dim)
 
 
 @on_aten("amax", "amin")
@@ -199,30 +202,28 @@ def _amax(func, args, kwargs):
     """The derivative of the largest element; shared equally where several are largest, as autograd has it."""
     x, dims = args[0], list(args[1]) if len(args) > 1 else []
     keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
-    value, first, second = parts(x)
-    dims = dims or list(range(value.ndim))
-    top = func(value, dims, True)
-    share = (value == top).to(value.dtype)
+    dims = dims or list(range(x.ndim))
+    share = (x.value == func(x.value, dims, True)).to(x.dtype)
     share = share / share.sum(dims, keepdim=True)
-    return jet(func(value, dims, keepdim), *(None if part is None else (part * share).sum(dims, keepdim=keepdim) for part in (first, second)))
+    _, first, second = parts(each(lambda part: (part * share).sum(dims, keepdim=keepdim), x))
+    return jet(func(x.value, dims, keepdim), first, second)
 
 
 @on_aten("max", "min", "topk", "sort", "kthvalue", "cummax", "cummin", "median", "mode")
 def _chosen(func, args, kwargs):
     """(values, indices): the derivatives at the chosen indices. Over all elements: the chosen element's."""
-    value, first, second = parts(args[0])
-    result = func(value, *args[1:], **kwargs)
+    x = args[0]
+    result = func(x.value, *args[1:], **kwargs)
     if isinstance(result, Tensor):
-        index = (value == result).reshape(-1).nonzero()[0, 0]
-        return jet(result, *(None if part is None else part.reshape(-1)[index] for part in (first, second)))
-    values, indices = result
+        index = (x.value == result).reshape(-1).nonzero()[0, 0]
+        return each(lambda part: part.reshape(-1)[index], x)
+    indices = result[1]
     default = -1 if func.overloadpacket in (torch.ops.aten.topk, torch.ops.aten.sort) else 0
     position = {"topk": 2, "kthvalue": 2}.get(func.overloadpacket.__name__, 1)
     dim = args[position] if len(args) > position else kwargs.get("dim", default)
-    dropped = indices.ndim < value.ndim
-    at = indices.unsqueeze(dim) if dropped else indices
-    pieces = (None if part is None else part.gather(dim, at) for part in (first, second))
-    return type(result)((jet(values, *(piece.squeeze(dim) if piece is not None and dropped else piece for piece in pieces)), indices))
+    if indices.ndim == x.ndim:
+        return type(result)((each(lambda part: part.gather(dim, indices), x), indices))
+    return type(result)((each(lambda part: part.gather(dim, indices.unsqueeze(dim)).squeeze(dim), x), indices))
 
 
 @on_aten("prod")
@@ -243,12 +244,3 @@ def _cumprod(func, args, kwargs):
     for piece in pieces[1:]:
         running.append(running[-1] * piece)
     return torch.stack(running, args[1])
-
-
-def weighted_mean(p: Tensor, x: Component) -> Component:
-    """⟨p, x⟩ over the last axis, kept."""
-    product = times(p, x)
-    return None if product is None else product.sum(-1, keepdim=True)
-
-
-__all__ = ["filled", "rows", "softmax_parts", "weighted_mean"]

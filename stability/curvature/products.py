@@ -12,15 +12,9 @@ import torch
 from torch import Tensor
 
 from stability.curvature._differences import PARITY_EPSILON, curvature_at, curvature_with_error, relative_error, slope_at
-from stability.curvature._graph import (
-    NoSecondDerivative,
-    check_used,
-    custom_functions,
-    gradient_with_graph,
-    is_refusal,
-    product_along,
-)
+from stability.curvature._graph import NoSecondDerivative, check_used, custom_functions, gradient_with_graph, product_along, refusals_named
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, dot, mean_of
+from stability.curvature._jet import NoRule
 from stability.curvature.alpha_max import alpha_max
 from stability.curvature.taylor import taylor_sums
 
@@ -59,34 +53,22 @@ def directional(
 ) -> Directional:
     """Loss, slope, curvature and α_max of ``loss_fn`` at ``params`` along ``direction`` (same keys and shapes).
 
-    ``loss_fn(params) -> scalar``, or with ``batches`` ``loss_fn(params, batch) -> (sum, count)``: L = Σ sum / Σ count, one microbatch's
-    graph at a time. ``method``: "double_backward" (exact), "finite_difference" (central differences of gradients at ‖εu‖ = 1e-2 and 3e-3,
-    with an error bar), "parity" (the paper's raw ε = 1e-4, for comparison only), or "auto": double_backward, and finite_difference only
-    where an operation has no second derivative, with a warning. A NaN stays a NaN under every method.
+    ``loss_fn(params) -> scalar``, or with ``batches`` ``loss_fn(params, batch) -> (sum, count)``: L = Σ sum / Σ count, one microbatch at a
+    time. ``method``: "taylor" (exact, one forward pass, no stored activations; `NoRule` where an operation has no rule), "double_backward"
+    (exact; `NoSecondDerivative` where one is missing), "finite_difference" (central differences of gradients at ‖εu‖ = 1e-2 and 3e-3, with an
+    error bar), "parity" (the paper's raw ε = 1e-4, for comparison only), or "auto": the first of these three that the loss allows; that it
+    came to differences is announced by a warning. A NaN stays a NaN under every method.
     ``check=True`` compares the curvature with central differences and stores `rel_error`; None does so only in "auto" when the loss holds
     a custom `autograd.Function`, whose second derivative nobody vouches for.
 
-    Random state: each evaluation starts from the global generators as they are now, which are left untouched. Attention runs under SDPBackend.MATH.
-    ValueError for params, directions and losses that do not fit; `NoSecondDerivative` from "double_backward" where one is missing.
+    Random state: each evaluation starts from the global generators as they are now, which are left untouched.
+    ValueError for params, directions and losses that do not fit.
     """
     check_method(method)
     params = check_params(params)
     problem = Problem(Objective(loss_fn, batches), params, check_direction(params, direction), RandomState(params))
-    if method == "taylor":
-        return _by_taylor(problem, bool(check))
-    if method not in ("auto", "double_backward"):
-        return _by_differences(problem, method, bool(check))
-    try:
-        exact, vouched = _double_backward(problem)
-    except RuntimeError as error:
-        if not is_refusal(error):
-            raise
-        if method == "double_backward":
-            raise NoSecondDerivative(f"{error}; use method='finite_difference'") from error
-        announce(error)
-        return _by_differences(problem, "finite_difference", bool(check))
-    wanted = check if check is not None else method == "auto" and not vouched
-    return with_check(problem, exact) if wanted else exact
+    evaluate = {"auto": _by_any, "taylor": _by_taylor, "double_backward": _by_double_backward}.get(method)
+    return _by_differences(problem, method, bool(check)) if evaluate is None else evaluate(problem, check)
 
 
 def hvp(
@@ -99,7 +81,7 @@ def hvp(
     leaves = {name: param.detach().requires_grad_() for name, param in params.items()}
     total = 0.0
     with problem.random.replayed(), torch.enable_grad():
-        for value, count in problem.objective.terms(leaves):
+        for value, count in problem.objective.terms(leaves, twice=True):
             gradients = gradient_with_graph(value, leaves)
             check_used(gradients)
             for name, product in product_along(gradients, leaves, problem.direction).items():
@@ -144,25 +126,44 @@ def _directional(loss: float, slope: float, curvature: float, method: str, **ext
     return Directional(loss, slope, curvature, ratio, method, **extra)
 
 
-def _double_backward(problem: Problem) -> tuple[Directional, bool]:
-    """Reverse over reverse; also whether every operation is torch's own, so that its second derivative can be relied on."""
+def _by_any(problem: Problem, check: bool | None) -> Directional:
+    """taylor; where it lacks a rule double backward; where that lacks a second derivative, central differences. A NaN is nobody's reason to go on."""
+    unforeseen = None
+    try:
+        return _by_taylor(problem, check)
+    except NoRule:
+        pass  # double backward is as exact, and the result names it
+    except (RuntimeError, TypeError, AttributeError) as error:  # code that no tensor subclass gets through; if it is the loss's own, it is raised again below
+        unforeseen = f"{type(error).__name__}: {error}"
+    try:
+        result = _by_double_backward(problem, check, vouch=True)
+    except NoSecondDerivative as error:
+        announce(error)
+        return _by_differences(problem, "finite_difference", bool(check))
+    if unforeseen is not None:
+        warnings.warn(f"curvature by double backward, because taylor failed: {unforeseen}", RuntimeWarning, stacklevel=3)
+    return result
+
+
+def _by_taylor(problem: Problem, check: bool | None) -> Directional:
+    result = _directional(*taylor_sums(problem.objective, problem.params, problem.direction, problem.random), "taylor")
+    return with_check(problem, result) if check else result
+
+
+def _by_double_backward(problem: Problem, check: bool | None, vouch: bool = False) -> Directional:
+    """Reverse over reverse. ``vouch``: check by differences, unless told not to, where a custom Function's second derivative is relied on."""
     leaves = {name: param.detach().requires_grad_() for name, param in problem.params.items()}
-    sums, vouched = Sums(), True
-    with problem.random.replayed(), torch.enable_grad():
-        for value, count in problem.objective.terms(leaves):
-            vouched = vouched and not custom_functions(value)
+    sums, unvouched = Sums(), False
+    with problem.random.replayed(), torch.enable_grad(), refusals_named():
+        for value, count in problem.objective.terms(leaves, twice=True):
+            unvouched = unvouched or bool(custom_functions(value))
             gradients = gradient_with_graph(value, leaves)
             check_used(gradients)
             sums.add(gradients, product_along(gradients, leaves, problem.direction), problem.direction)
             sums.loss, sums.count = sums.loss + value.item(), sums.count + count
             del value, gradients  # before the next microbatch builds its graph
-    return sums.result("double_backward"), vouched
-
-
-def _by_taylor(problem: Problem, check: bool) -> Directional:
-    sums = taylor_sums(problem.objective, problem.params, problem.direction, problem.random)
-    result = _directional(*sums, "taylor")
-    return with_check(problem, result) if check else result
+    result = sums.result("double_backward")
+    return with_check(problem, result) if check or (check is None and vouch and unvouched) else result
 
 
 def _by_differences(problem: Problem, method: str, check: bool) -> Directional:
@@ -188,4 +189,4 @@ def check_method(method: str) -> None:
 
 def announce(error: RuntimeError) -> None:
     reason = str(error).strip().splitlines()[0]
-    warnings.warn(f"curvature by central differences of gradients, not exactly: {reason}", RuntimeWarning, stacklevel=3)
+    warnings.warn(f"curvature by central differences of gradients, not exactly: {reason}", RuntimeWarning, stacklevel=4)

@@ -1,4 +1,4 @@
-"""The curvature of a training step on the step's own graph: inside training it costs only the second backward pass."""
+"""A training step's gradient and its curvature along the step, with what they have in common computed once."""
 
 from __future__ import annotations
 
@@ -8,25 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stability.curvature._graph import (
-    NoSecondDerivative,
-    check_used,
-    custom_functions,
-    gradient_with_graph,
-    is_refusal,
-    plain_gradient,
-    product_along,
-)
+from stability.curvature._graph import check_used, gradient_with_graph, plain_gradient, product_along, refusals_named
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, mean_of
-from stability.curvature.products import Directional, Problem, Sums, announce, check_method, directional, with_check
+from stability.curvature.products import Directional, Problem, Sums, check_method, directional, with_check
 
 
 class GradientWithGraph:
-    """A batch's gradient now, its curvature along u later: u follows from the gradient through the optimizer, and the forward pass is not repeated.
+    """A batch's gradient now, its curvature along u later, because u follows from the gradient through the optimizer.
 
     ``loss``: L(θ). `gradient()`: ∇L, for the optimizer. `along(u)`: the `Directional` along u; the optimizer may have moved the parameters by
-    then, because everything here stands on ``params``, copies made at construction (θ before the step). Without ``batches`` the graph
-    of the gradient is kept until `along` or `release`; with them, or where an operation has no second derivative, `along` evaluates again.
+    then, because everything here stands on ``params``, copies made at construction (θ before the step). With method "double_backward" and
+    no ``batches`` the gradient's graph is kept until `along` or `release`, and `along` costs the second backward pass only, and
+    gives ``shares``; otherwise `along` evaluates again, which by "taylor" is cheaper still in memory.
     The forward pass advances the global random state as a training step does; later evaluations replay it.
     """
 
@@ -44,29 +37,15 @@ class GradientWithGraph:
         self.objective, self.random = Objective(loss_fn, batches), RandomState(checked)
         self.params = {name: param.detach().clone().requires_grad_() for name, param in checked.items()}
         self._graph: dict[str, Tensor | None] | None = None
-        self._vouched = True
-        keep = batches is None and method in ("auto", "double_backward")
         with torch.enable_grad():
-            self.loss, self._gradient = self._keep_graph() if keep else self._accumulate()
+            self.loss, self._gradient = self._keep_graph() if batches is None and method == "double_backward" else self._accumulate()
 
     def _keep_graph(self) -> tuple[float, Tensors]:
-        value, _ = next(self.objective.terms(self.params))
-        self._vouched = not custom_functions(value)
-        try:
-            graph = gradient_with_graph(value, self.params)
-        except RuntimeError as error:
-            if not is_refusal(error):
-                raise
-            if self.method == "double_backward":
-                raise NoSecondDerivative(f"{error}; use method='finite_difference'") from error
-            del value
-            announce(error)
-            self.method = "finite_difference"
-            with self.random.replayed():
-                return self._accumulate()
-        check_used(graph)
-        self._graph = graph
-        return value.item(), {name: _filled(gradient, self.params[name]).clone() for name, gradient in graph.items()}
+        with refusals_named():
+            value, _ = next(self.objective.terms(self.params, twice=True))
+            self._graph = gradient_with_graph(value, self.params)
+        check_used(self._graph)
+        return value.item(), {name: _filled(gradient, self.params[name]).clone() for name, gradient in self._graph.items()}
 
     def _accumulate(self) -> tuple[float, Tensors]:
         loss = total = 0.0
@@ -94,19 +73,11 @@ class GradientWithGraph:
         graph, self._graph = self._graph, None
         if graph is None:
             return self._again(problem)
-        try:
-            with torch.enable_grad():
-                sums = Sums(self.loss, 1.0)
-                sums.add(graph, product_along(graph, self.params, problem.direction), problem.direction)
-        except RuntimeError as error:
-            if not is_refusal(error) or self.method == "double_backward":
-                raise
-            announce(error)
-            self.method = "finite_difference"
-            return self._again(problem)
-        wanted = self.check if self.check is not None else self.method == "auto" and not self._vouched
+        sums = Sums(self.loss, 1.0)
+        with torch.enable_grad(), refusals_named():
+            sums.add(graph, product_along(graph, self.params, problem.direction), problem.direction)
         exact = sums.result("double_backward")
-        return with_check(problem, exact) if wanted else exact
+        return with_check(problem, exact) if self.check else exact
 
     def _again(self, problem: Problem) -> Directional:
         with self.random.replayed():

@@ -46,12 +46,18 @@ class AbstractMechanism(nn.Module):
     def build(cls, config: Any, shape: MixerShape) -> AbstractMechanism:
         """The module for one layer. Patterns over the layers return another mechanism's module here."""
         if shape.direction not in cls.supported_directions(config):
-            raise ValueError(f"{cls.__module__.rsplit('.', 1)[-1]} cannot be {shape.direction}; it can be {', '.join(sorted(cls.supported_directions(config)))}")
+            possible = ", ".join(sorted(cls.supported_directions(config)))
+            raise ValueError(f"{cls.__module__.rsplit('.', 1)[-1]} cannot be {shape.direction}; it can be {possible}")
         return cls(config, shape)
 
     @classmethod
     def supported_directions(cls, config: Any) -> frozenset[str]:
         return cls.directions
+
+    @classmethod
+    def fewest_layers(cls, config: Any) -> int:
+        """Layers that the settings need; more than one only for patterns over the layers."""
+        return 1
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:

@@ -50,6 +50,10 @@ class Mix(AbstractMechanism):
         return cls.directions.intersection(*(_load(item.name).supported_directions(item.settings) for item in config.parts))
 
     @classmethod
+    def fewest_layers(cls, config: Any) -> int:
+        return len(config.pattern)
+
+    @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
         """Of layer ``shape.layer``."""
         mechanism, settings = _of_layer(config, shape)

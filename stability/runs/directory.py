@@ -63,6 +63,13 @@ class RunDirectory:
     def curvature_file(self, phase: str) -> Path:
         return self.path / "curvature" / f"{phase}.parquet"
 
+    def write_spec(self, spec: dict[str, Any]) -> None:
+        """``spec.json``, once. ``ValueError`` where the folder holds another spec under the same id."""
+        if not self.spec_file.exists():
+            write_json(self.spec_file, spec)
+        elif _unlabelled(read_json(self.spec_file)) != _unlabelled(json.loads(json.dumps(spec))):
+            raise ValueError(f"{self.spec_file} holds another spec than the one to run; move that folder away")
+
     def status(self) -> dict[str, Any]:
         """The last status; ``{"state": "queued"}`` where none was written yet."""
         return read_json(self.status_file) if self.status_file.exists() else {"state": "queued", "step": 0}
@@ -79,6 +86,11 @@ class RunDirectory:
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints by step; folders still being written have temporary names and are not among them."""
         return sorted((self.path / "checkpoints").glob("step_[0-9]*"))
+
+
+def _unlabelled(spec: dict[str, Any]) -> dict[str, Any]:
+    """A spec without what its id leaves out: where the data lay, what the size was called."""
+    return {**spec, "data": {**spec["data"], "path": None}, "model": {**spec["model"], "name": None}}
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

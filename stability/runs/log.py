@@ -103,7 +103,7 @@ class WandbSink:
             return None
 
 
-def _init_wandb(mode: str, **arguments: Any) -> Any:
+def _init_wandb(mode: Any, **arguments: Any) -> Any:
     import wandb
 
     settings = wandb.Settings(silent=True, init_timeout=10, finish_timeout=15, console="off", x_disable_stats=True)

@@ -17,7 +17,7 @@ from stability.data._base import Corpus
 from stability.data._cache import load
 from stability.models.backbone import num_parameters
 from stability.objectives._base import Examples
-from stability.runs.directory import RunDirectory, read_json, read_jsonl, write_json
+from stability.runs.directory import RunDirectory, read_jsonl, write_json
 from stability.runs.log import RunLog
 from stability.runs.provenance import provenance
 from stability.training import checkpoint
@@ -74,7 +74,7 @@ class Trainer:
 
     def open(self, wandb: dict[str, Any] | None) -> None:
         """Claim the directory, resume from the last readable checkpoint, and say that the run is running."""
-        write_spec(self.spec, self.directory)
+        self.directory.write_spec(self.spec.model_dump(mode="json"))
         description = {"description": self.corpus.description, "fingerprint": self.corpus.fingerprint}
         write_json(self.directory.provenance_file, {**provenance(), "data": description, "device": str(self.device), "threads": self.spec.threads})
         self._resume()
@@ -183,19 +183,6 @@ def first_non_finite(values: dict[str, Any], step: int) -> str | None:
         if value is not None and not math.isfinite(value):
             return f"{name.replace('_', ' ')} is {value} at step {step}"
     return None
-
-
-def write_spec(spec: RunSpec, directory: RunDirectory) -> None:
-    """``spec.json``, once; a directory that holds another spec under the same id is refused."""
-    values = spec.model_dump(mode="json")
-    if not directory.spec_file.exists():
-        write_json(directory.spec_file, values)
-    elif (found := read_json(directory.spec_file)) != values and _without_labels(found) != _without_labels(values):
-        raise ValueError(f"{directory.spec_file} holds another spec than the one to run; move that folder away")
-
-
-def _without_labels(values: dict[str, Any]) -> dict[str, Any]:
-    return {**values, "data": {**values["data"], "path": None}, "model": {**values["model"], "name": None}}
 
 
 def prepare_torch(threads: int, device: torch.device) -> None:

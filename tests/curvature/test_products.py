@@ -79,7 +79,7 @@ def spd(seed=0, n=6):
     return basis @ torch.diag(torch.arange(1.0, n + 1, dtype=torch.float64)) @ basis.T, basis
 
 
-@pytest.mark.parametrize("method", ["double_backward", "finite_difference", "parity", "auto"])
+@pytest.mark.parametrize("method", ["taylor", "double_backward", "finite_difference", "parity", "auto"])
 def test_alpha_max_is_two_over_lambda_along_an_eigenvector_of_a_quadratic(method):
     matrix, basis = spd()
     for index in range(6):
@@ -157,16 +157,18 @@ def test_one_microbatch_graph_lives_at_a_time():
     assert (most[0], alive[0]) == (1, 0)
 
 
+@pytest.mark.parametrize("method", ["auto", "double_backward"])
 @pytest.mark.parametrize("batched", [False, True])
-def test_gradient_with_graph_gives_the_curvature_after_the_optimizer_moved(batched):
+def test_gradient_with_graph_gives_the_curvature_after_the_optimizer_moved(batched, method):
     net, params, tokens = tiny()
     direction = random_direction(params)
     expected = directional(token_loss(net, tokens), params, direction)
     gradient = torch.autograd.grad(token_loss(net, tokens)(params), list(params.values()))
     if batched:
-        held = GradientWithGraph(lambda p, rows: (token_loss(net, rows, "sum")(p), rows[:, 1:].numel()), params, batches=[tokens[:1], tokens[1:]])
+        parts = [tokens[:1], tokens[1:]]
+        held = GradientWithGraph(lambda p, rows: (token_loss(net, rows, "sum")(p), rows[:, 1:].numel()), params, parts, method)
     else:
-        held = GradientWithGraph(token_loss(net, tokens), params)
+        held = GradientWithGraph(token_loss(net, tokens), params, method=method)
     own = held.gradient()
     for (name, param), reference in zip(params.items(), gradient, strict=True):
         torch.testing.assert_close(own[name], reference, rtol=1e-10, atol=1e-13)
@@ -183,7 +185,7 @@ def test_gradient_with_graph_gives_the_curvature_after_the_optimizer_moved(batch
 def test_a_parameter_that_the_loss_does_not_use_has_gradient_and_curvature_zero():
     params = {"x": torch.tensor([2.0]), "unused": torch.ones(3)}
     direction = {"x": torch.tensor([-1.0]), "unused": torch.ones(3)}
-    for method in ("double_backward", "finite_difference"):
+    for method in ("taylor", "double_backward", "finite_difference"):
         result = directional(lambda p: (p["x"] ** 3).sum(), params, direction, method)
         assert result.slope == pytest.approx(-12)
         assert result.curvature == pytest.approx(12, rel=1e-3)
@@ -192,8 +194,9 @@ def test_a_parameter_that_the_loss_does_not_use_has_gradient_and_curvature_zero(
 
 
 def test_a_linear_loss_has_curvature_zero():
-    result = directional(lambda p: 3 * p["x"].sum(), {"x": torch.ones(2)}, {"x": -torch.ones(2)}, "double_backward")
-    assert (result.slope, result.curvature, result.alpha_max) == (-6, 0, math.inf)
+    for method in ("taylor", "double_backward"):
+        result = directional(lambda p: 3 * p["x"].sum(), {"x": torch.ones(2)}, {"x": -torch.ones(2)}, method)
+        assert (result.slope, result.curvature, result.alpha_max) == (-6, 0, math.inf)
 
 
 def test_dropout_repeats_within_a_measurement_and_the_global_generator_is_untouched():
@@ -223,7 +226,7 @@ def test_plain_tensors_work_and_gradients_of_the_callers_parameters_stay_untouch
 def test_a_large_tensor_is_dotted_in_float64():
     generator = torch.Generator().manual_seed(0)
     x, u = (torch.randn(2_500_000, generator=generator) + shift for shift in (100, 1))
-    result = directional(lambda p: 0.5 * (p["x"] * p["x"]).sum(), {"x": x}, {"x": u})
+    result = directional(lambda p: 0.5 * (p["x"] * p["x"]).sum(), {"x": x}, {"x": u}, "double_backward")
     assert result.slope == pytest.approx(float(x.double() @ u.double()), rel=1e-12)
     assert result.curvature == pytest.approx(float(u.double() @ u.double()), rel=1e-12)
 

@@ -110,16 +110,16 @@ def test_auto_falls_back_for_an_operation_of_torch_without_a_second_derivative()
     u = {"x": torch.randn(5, 1, 4, generator=torch.Generator().manual_seed(1))}
     with pytest.warns(RuntimeWarning, match="_ctc_loss_backward is not implemented"):
         assert directional(ctc_loss, x, u).method == "finite_difference"
+    held = GradientWithGraph(ctc_loss, x)
     with pytest.warns(RuntimeWarning, match="_ctc_loss_backward is not implemented"):
-        held = GradientWithGraph(ctc_loss, x)
         assert held.along(u).method == "finite_difference"
 
 
 def test_gradient_with_graph_falls_back_the_same_way():
-    with pytest.warns(RuntimeWarning, match="OnceCube"):
-        held = GradientWithGraph(cube_loss(OnceCube), X)
+    held = GradientWithGraph(cube_loss(OnceCube), X)
     torch.testing.assert_close(held.gradient()["x"], 3 * X["x"] ** 2)
-    result = held.along(U)
+    with pytest.warns(RuntimeWarning, match="OnceCube"):
+        result = held.along(U)
     assert result.method == "finite_difference"
     assert abs(result.curvature - CUBE) <= result.error_bar
     with pytest.raises(NoSecondDerivative):
@@ -135,14 +135,14 @@ def test_a_custom_function_is_checked_against_differences_without_being_asked():
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_nan_is_reported_and_never_answered_by_differences(bad):
-    for method in ("auto", "double_backward", "finite_difference", "parity"):
+    for method in ("auto", "taylor", "double_backward", "finite_difference", "parity"):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             result = directional(lambda p: (p["x"] * bad).sum(), X, U, method)
         assert math.isnan(result.alpha_max)
-        assert result.method == ("double_backward" if method == "auto" else method)
+        assert result.method == ("taylor" if method == "auto" else method)
     broken = {"x": torch.tensor([math.nan, 0.0, 0.0], dtype=torch.float64)}
-    for method in ("auto", "finite_difference"):
+    for method in ("taylor", "double_backward", "finite_difference"):
         assert math.isnan(directional(lambda p: (p["x"] ** 2).sum(), X, broken, method).alpha_max)
         assert math.isnan(directional(lambda p: (p["x"] ** 2).sum(), broken, U, method).alpha_max)
 
@@ -157,6 +157,26 @@ def test_an_error_of_another_kind_is_passed_on():
 
     with pytest.raises(RuntimeError, match="out of memory"):
         directional(loss, X, U)
+
+
+def test_auto_says_so_where_a_loss_gets_no_tensor_subclass_through():
+    def loss(params):
+        if type(params["x"]) is not torch.Tensor:
+            raise TypeError("plain tensors only")
+        return (params["x"] ** 3).sum()
+
+    with pytest.warns(RuntimeWarning, match="curvature by double backward, because taylor failed: TypeError: plain tensors only"):
+        result = directional(loss, X, U)
+    assert (result.method, result.curvature) == ("double_backward", pytest.approx(CUBE))
+
+
+def test_auto_takes_taylor_and_double_backward_where_it_has_no_rule():
+    assert directional(lambda p: (p["x"] ** 3).sum(), X, U).method == "taylor"
+    x = {"x": torch.diag(X["x"])}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = directional(lambda p: torch.linalg.eigvalsh(p["x"]).pow(3).sum(), x, {"x": torch.diag(U["x"])})
+    assert (result.method, result.curvature) == ("double_backward", pytest.approx(CUBE))
 
 
 def square(params):
@@ -194,9 +214,9 @@ def test_params_and_directions_that_do_not_fit_are_refused_in_one_line(params, d
         (lambda p: torch.tensor(1.0), {}, "the loss depends on none of params"),
         (lambda p: torch.tensor(1.0), {"method": "finite_difference"}, "the loss depends on none of params"),
         ("loss", {}, "loss_fn must be callable"),
-        (square, {"method": "exact"}, "method is 'exact'; choose one of auto, double_backward"),
+        (square, {"method": "exact"}, "method is 'exact'; choose one of auto, taylor, double_backward"),
         (square, {"batches": []}, "batches is empty"),
-        (lambda p, b: square(p), {"batches": [1]}, r"returns \(sum, count\); it returned a Tensor"),
+        (lambda p, b: square(p), {"batches": [1]}, r"returns \(sum, count\); it returned a tensor"),
         (lambda p, b: (square(p), -1), {"batches": [1]}, r"it returned the count -1"),
         (lambda p, b: (square(p), 0), {"batches": [1, 2]}, "the counts of all batches sum to 0"),
     ],

@@ -1,0 +1,251 @@
+"""Every sentence of the claims, each made to happen by a study built for it."""
+
+import math
+
+import pytest
+
+from analysis.claims import judge, paragraph
+from analysis.compare import compare_windows, decide
+from analysis.load import load
+from analysis.stability_window import SeriesWindows, window
+from tests.analysis.synthetic import UNIGRAM, write_study
+
+LRS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+# Rise in nats per decade around 1e-2, from a best of 2.0: 5 % (0.1) is crossed 0.1/slope decades away, the window is 0.2/slope wide.
+WIDE, MIDDLE, NARROW = 0.1, 0.15, 0.2
+
+
+def vee(slopes, jitter=0.0, best=2.0):
+    """NLL functions with one slope per mechanism; every seed's slope is ``jitter`` larger than the last one's."""
+    return lambda mechanism, lr, seed: best + (slopes[mechanism] + jitter * seed) * abs(math.log10(lr / 1e-2))
+
+
+def judged(tmp_path, **settings):
+    """subject → claim of a study; every sentence of the paragraph ends with a full stop and holds no placeholder."""
+    study = load(write_study(tmp_path, **({"lrs": LRS, "mechanisms": ("sa", "sc", "mix")} | settings)))
+    text = paragraph(study)
+    assert text.endswith(".") and "  " not in text and "nan" not in text.replace("nats", "") and "inf" not in text.replace("infinite", "")
+    return {claim.subject: claim for claim in judge(study)}
+
+
+def windows_of(*nlls_by_seed, lrs=LRS):
+    return SeriesWindows("x", None, {seed: window(lrs, nlls) for seed, nlls in enumerate(nlls_by_seed)})
+
+
+def test_wider_is_indicated_by_two_seeds_that_agree(tmp_path):
+    claim = judged(tmp_path, nll=vee({"sc": WIDE, "sa": NARROW, "mix": MIDDLE}, jitter=0.001))["window"]
+    assert claim.verdict == "holds" and claim.text.startswith("There are indications (2 seeds) that sc's stable window is wider than sa's, as the paper claims")
+    assert "sc 1.99 decades, single seeds 1.98–2.00" in claim.text and "sa 1.00 decades" in claim.text and "interval" not in claim.text
+
+
+def test_wider_is_a_result_with_three_seeds_and_an_interval(tmp_path):
+    claim = judged(tmp_path, nll=vee({"sc": WIDE, "sa": NARROW, "mix": MIDDLE}, jitter=0.001), seeds=3)["window"]
+    assert claim.verdict == "holds" and claim.text.startswith("The results (3 seeds) show that sc's stable window is wider")
+    assert "95 % interval of the paired difference +0.9" in claim.text
+
+
+def test_narrower_contradicts_the_paper(tmp_path):
+    claim = judged(tmp_path, nll=vee({"sc": NARROW, "sa": WIDE, "mix": MIDDLE}))["window"]
+    assert claim.verdict == "contradicted" and "is narrower than sa's, unlike what the paper claims" in claim.text
+
+
+def test_two_seeds_that_disagree_decide_nothing(tmp_path):
+    nll = lambda m, lr, seed: 2.0 + (0.15 + (0.05 if (m == "sc") == (seed == 0) else -0.05)) * abs(math.log10(lr / 1e-2))  # noqa: E731
+    claim = judged(tmp_path, nll=nll, mechanisms=("sa", "sc"))["window"]
+    assert claim.verdict == "undecided" and "stays undecided: the seeds disagree" in claim.text
+
+
+def test_three_seeds_whose_interval_contains_zero_decide_nothing(tmp_path):
+    nll = lambda m, lr, seed: 2.0 + (0.15 + (-0.05 + 0.04 * seed if m == "sc" else 0)) * abs(math.log10(lr / 1e-2))  # noqa: E731
+    claim = judged(tmp_path, nll=nll, mechanisms=("sa", "sc"), seeds=3)["window"]
+    assert claim.verdict == "undecided" and "the interval of the paired differences contains 0" in claim.text and "−" in claim.text
+
+
+def test_one_seed_makes_no_claim(tmp_path):
+    claims = judged(tmp_path, nll=vee({"sc": WIDE, "sa": NARROW, "mix": MIDDLE}), seeds=1, alpha=lambda *_: [1.0])
+    assert [claims[subject].verdict for subject in ("window", "mix", "stable steps paper")] == ["no claim"] * 3
+    assert claims["window"].text.startswith(
+        "A single run each: no claim on the paper's claim, a wider stable window of sc than of sa, is made; measured: sc 2.00"
+    )
+    assert claims["mix"].text.startswith("A single run each: no claim on whether mix's window lies between is made")
+    assert claims["stable steps paper"].text.startswith("A single run each: no claim on the share of stable steps")
+
+
+def test_no_common_seed_makes_no_claim(tmp_path):
+    statuses = {("sa", lr, 0): ("failed", "") for lr in LRS} | {("sc", lr, 1): ("failed", "") for lr in LRS}
+    claim = judged(tmp_path, nll=vee({"sc": WIDE, "sa": NARROW}), mechanisms=("sa", "sc"), statuses=statuses)["window"]
+    assert claim.verdict == "no claim" and claim.text.startswith("No seed has results of both: no claim")
+
+
+@pytest.mark.parametrize(
+    ("slopes", "verdict", "words"),
+    [
+        ({"sc": WIDE, "sa": NARROW, "mix": MIDDLE}, "holds", "that mix's window lies between the two (measured: mix 1.33 decades"),
+        ({"sc": NARROW, "sa": WIDE, "mix": MIDDLE}, "holds", "lies between the two"),
+        ({"sc": MIDDLE, "sa": NARROW, "mix": WIDE}, "contradicted", "mix's window is wider than both, not between them"),
+        ({"sc": WIDE, "sa": MIDDLE, "mix": NARROW}, "contradicted", "mix's window is narrower than both, not between them"),
+        ({"sc": WIDE, "sa": NARROW, "mix": NARROW}, "undecided", "it is narrower than sc's but cannot be told from sa's"),
+        ({"sc": WIDE, "sa": NARROW, "mix": WIDE}, "undecided", "it is wider than sa's but cannot be told from sc's"),
+        ({"sc": WIDE, "sa": WIDE, "mix": WIDE}, "undecided", "it cannot be told from either"),
+    ],
+)
+def test_where_mix_lies(tmp_path, slopes, verdict, words):
+    claim = judged(tmp_path, nll=vee(slopes))["mix"]
+    assert claim.verdict == verdict and words in claim.text
+
+
+def test_an_open_window_that_is_wider_already_is_wider_and_said_to_be_a_lower_bound(tmp_path):
+    claim = judged(tmp_path, nll=lambda m, lr, _: 2.0 if m == "sc" and lr > 5e-4 else vee({"sa": NARROW, "sc": NARROW})(m, lr, 0), mechanisms=("sa", "sc"))[
+        "window"
+    ]
+    assert claim.verdict == "holds" and "sc at least 3." in claim.text and claim.text.endswith("Open windows are lower bounds (sc's at the high end).")
+
+
+def test_windows_open_at_the_same_end_are_compared_within_the_range_and_it_says_so(tmp_path):
+    limits = {"sc": 1.0, "sa": 2.0}
+    nll = lambda m, lr, _: 2.0 + limits[m] * max(0.0, math.log10(lr / 1e-2))  # noqa: E731
+    claim = judged(tmp_path, nll=nll, mechanisms=("sa", "sc"))["window"]
+    assert claim.verdict == "holds" and "wider than sa's within the swept range, as" in claim.text
+    assert claim.text.endswith("(sc's at the low end and sa's at the low end), and beyond the sweep the order may be another.")
+
+
+def test_windows_that_fill_the_sweep_ask_for_a_wider_one(tmp_path):
+    claim = judged(tmp_path, nll=lambda *_: 2.0, mechanisms=("sa", "sc"))["window"]
+    assert claim.verdict == "undecided" and "both windows fill the whole sweep, a wider range of learning rates would tell" in claim.text
+
+
+def test_edges_next_to_divergences_that_leave_too_much_room_decide_nothing(tmp_path):
+    # sc's edge lies somewhere in (1e-2, 1e-1), and so does sa's.
+    nll = lambda m, lr, _: math.inf if lr > 5e-2 else 2.0 + (0.2 if m == "sa" else 0.1) * abs(math.log10(lr / 1e-2))  # noqa: E731
+    claim = judged(tmp_path, nll=nll, mechanisms=("sa", "sc"))["window"]
+    assert claim.verdict == "undecided" and "sc 1.00–2.00 decades" in claim.text and "leave too much room" in claim.text
+
+
+def test_a_seed_without_any_finished_run_decides_nothing(tmp_path):
+    nll = lambda m, lr, seed: math.inf if m == "sa" and seed == 2 else vee({"sa": NARROW, "sc": WIDE})(m, lr, 0)  # noqa: E731
+    claim = judged(tmp_path, nll=nll, mechanisms=("sa", "sc"), seeds=3)["window"]
+    assert claim.verdict == "undecided" and "in one seed or more a mechanism has no finished run" in claim.text
+
+
+def test_different_grids_are_not_compared_within_a_range():
+    first = SeriesWindows("x", None, {0: window(LRS[:3], [2.0] * 3)})
+    second = SeriesWindows("y", None, {0: window(LRS[:2], [2.0] * 2)})
+    result = compare_windows(first, second)
+    assert result.direction == 0 and result.why_undecided.startswith("the two were swept over different ranges")
+
+
+def test_widths_within_a_hundredth_of_a_decade_are_a_tie():
+    base = [2.0 + NARROW * abs(math.log10(lr / 1e-2)) for lr in LRS]
+    same = [2.0 + (NARROW + 0.001) * abs(math.log10(lr / 1e-2)) for lr in LRS]
+    assert compare_windows(windows_of(base, base), windows_of(same, same)).direction == 0
+
+
+def test_bounds_decide_by_all_seeds_or_by_the_interval():
+    assert decide([], [])[0] == 0
+    assert decide([0.1, 0.2], [math.inf, math.inf]) == (1, (0.1, math.inf))
+    assert decide([-math.inf, -0.5], [-0.1, -0.2])[0] == -1
+    assert decide([0.1, -0.1], [0.1, -0.1])[0] == 0
+    # mean 0.2, standard deviation 0.1: 0.2 ± 4.30·0.1/√3 = ±0.248 contains 0.
+    assert decide([0.1, 0.2, 0.3], [0.1, 0.2, 0.3])[0] == 0
+    assert decide([0.19, 0.2, 0.21], [0.19, 0.2, math.inf])[0] == 1
+
+
+def test_an_untrained_mechanism_gets_no_claim(tmp_path):
+    nll = lambda m, lr, _: (UNIGRAM - 0.1499 if m == "mix" else 2.0) + NARROW * abs(math.log10(lr / 1e-2))  # noqa: E731
+    claims = judged(tmp_path, nll=nll)
+    assert "mix" not in claims and claims["trained mix"].verdict == "not judged"
+    assert claims["trained mix"].text.startswith("mix is untrained: its best validation NLL, 3.050, lies 0.150 nats below the unigram entropy of 3.200")
+
+
+def test_a_mechanism_just_trained_is_judged(tmp_path):
+    nll = lambda m, lr, _: (UNIGRAM - 0.1501 if m == "mix" else 2.0) + NARROW * abs(math.log10(lr / 1e-2))  # noqa: E731
+    claims = judged(tmp_path, nll=nll)
+    assert "trained mix" not in claims and "mix" in claims
+
+
+def test_an_untrained_sa_or_sc_makes_the_claim_unjudgeable(tmp_path):
+    claims = judged(tmp_path, nll=lambda m, *_: 3.3 if m == "sa" else 2.0, alpha=lambda *_: [1.0])
+    assert "lies 0.100 nats above the unigram entropy" in claims["trained sa"].text
+    assert claims["window"].text == "The paper's claim, a wider stable window of sc than of sa, cannot be judged here."
+    assert not {"mix", "stable steps paper"} & claims.keys()
+
+
+def test_a_mechanism_that_only_diverged_or_has_no_unigram_is_untrained(tmp_path):
+    claims = judged(tmp_path, nll=lambda m, *_: math.inf if m == "sa" else 2.0)
+    assert claims["trained sa"].text == "sa has no learning rate at which most of its runs finished: no claim is made about it."
+    claims = judged(tmp_path, nll=lambda *_: 2.0, unigram=math.nan)
+    assert claims["trained sc"].text == "Whether sc learned cannot be judged, the unigram entropy was not recorded: no claim is made about it."
+
+
+@pytest.mark.parametrize(("mechanisms", "words"), [(("sc", "mix"), "has no sa runs"), (("sa",), "has no sc runs"), (("fox", "mix"), "has no sa and sc runs")])
+def test_absent_mechanisms_are_named(tmp_path, mechanisms, words):
+    claim = judged(tmp_path, mechanisms=mechanisms, nll=lambda *_: 2.0)["window"]
+    assert claim.verdict == "not judged" and words in claim.text and claim.text.endswith("cannot be judged.")
+
+
+def test_without_mix_its_place_cannot_be_judged(tmp_path):
+    claims = judged(tmp_path, mechanisms=("sa", "sc"), nll=vee({"sc": WIDE, "sa": NARROW}))
+    assert claims["mix"].text == "The study has no mix runs: whether its window lies between cannot be judged."
+
+
+def shares(sc, sa):
+    """α_max of ten steps of which the given numbers (by seed) lie above any training rate; the two highest LRs only, all stable below."""
+
+    def alpha(mechanism, lr, seed, _):
+        stable = {"sc": sc, "sa": sa}[mechanism][seed] if lr > 5e-2 else 10
+        return [10.0] * stable + [1e-9] * (10 - stable)
+
+    return alpha
+
+
+@pytest.mark.parametrize(
+    ("sc", "sa", "verdict", "words"),
+    [
+        ((8, 9), (1, 2), "holds", "There are indications (2 seeds) that sc has more stable steps than sa at the highest learning rates (1e-1 and 1e0), "
+                                  "from the runs' own optimizer state (sc 85 %, sa 15 %), as the paper claims."),
+        ((1, 2), (8, 9), "contradicted", "that sc has fewer stable steps than sa at the highest"),
+        ((5, 5), (4, 6), "undecided", "From the runs' own optimizer state, the shares of stable steps at the highest learning rates (1e-1 and 1e0) "
+                                      "cannot be told apart "
+                                      "(sc 50 %, sa 50 %)."),
+        ((8, 9, 8), (1, 2, 2), "holds", "The results (3 seeds) show that sc has more stable steps"),
+        ((8, 9, 2), (1, 2, 9), "undecided", "95 % interval of the paired difference −"),
+    ],
+)  # fmt: skip
+def test_stable_steps_at_the_highest_rates(tmp_path, sc, sa, verdict, words):
+    claims = judged(tmp_path, mechanisms=("sa", "sc"), nll=vee({"sc": WIDE, "sa": NARROW}), seeds=len(sc), alpha=shares(sc, sa))
+    assert claims["stable steps checkpoint"].verdict == verdict and words in claims["stable steps checkpoint"].text
+    assert claims["stable steps paper"].verdict == verdict and "n the paper's literal protocol" in claims["stable steps paper"].text
+
+
+def test_steps_claims_need_terminal_rows_of_both_at_one_rate(tmp_path):
+    nll = vee({"sc": WIDE, "sa": NARROW})
+    none = judged(tmp_path / "a", mechanisms=("sa", "sc"), nll=nll)["stable steps"]
+    assert none.verdict == "not judged" and none.text.startswith("No α_max was measured at terminal checkpoints")
+    early = judged(tmp_path / "b", mechanisms=("sa", "sc"), nll=nll, alpha=lambda *_: [1.0], phases=["earliest"])["stable steps"]
+    assert early.verdict == "not judged"
+    alpha = lambda m, lr, *_: [1.0] if (m == "sa") == (lr > 5e-3) else []  # noqa: E731
+    apart = judged(tmp_path / "c", mechanisms=("sa", "sc"), nll=nll, alpha=alpha, states=["own"])["stable steps own"]
+    assert apart.text == "In state own, sc and sa share no learning rate with recorded steps: the share of stable steps cannot be judged."
+
+
+def test_runs_without_results_are_counted(tmp_path):
+    statuses = {("sa", 1e-4, 0): ("failed", "x"), ("sa", 1e-4, 1): ("queued", ""), ("sc", 1e-4, 1): ("running", "")}
+    claims = judged(tmp_path, mechanisms=("sa", "sc"), nll=lambda *_: 2.0, statuses=statuses)
+    assert claims["coverage"].text.startswith("Of 20 runs, 1 failed, 1 running and 1 queued: these are no results")
+    assert "coverage" not in judged(tmp_path / "clean", nll=lambda *_: 2.0)
+
+
+def test_the_scale_is_stated(tmp_path):
+    text = judged(tmp_path, nll=lambda *_: 2.0)["scale"].text
+    assert text.startswith("All this is at 231 k to 248 k parameters, 200 steps and 102 k tokens per run, 2 seeds;")
+
+
+def test_each_setting_is_judged_on_its_own(tmp_path):
+    settings = ({"optimizer": "adamw"}, {"optimizer": "muon"})
+    study = load(write_study(tmp_path, lrs=LRS, mechanisms=("sa", "sc"), nll=vee({"sc": WIDE, "sa": NARROW}), settings=settings))
+    texts = [claim.text for claim in judge(study) if claim.subject == "window"]
+    assert [text.split(":")[0] for text in texts] == ["Setting adamw", "Setting muon"]
+
+
+def test_quickstart_paragraph_speaks_of_indications(quickstart):
+    assert paragraph(quickstart).startswith("There are indications (2 seeds)")

@@ -1,0 +1,208 @@
+"""The PDF and the terminal summary of studies of every shape; figures are checked for what they hold, not pixel by pixel."""
+
+import io
+import math
+import subprocess
+import sys
+
+import matplotlib
+import pypdf
+import pytest
+import typst
+
+from analysis import plots, style, typeset
+from analysis.alpha_plots import alpha_figures
+from analysis.load import load
+from analysis.report import build, summary, verification, write_figures
+from tests.analysis.synthetic import FINGERPRINT, INIT, UNIGRAM, quickstart_alpha, write_study
+
+NASTY = 'a #b *c* _d_ $e$ `f` <g> @h \\ "i" [j] // k ' + "x" * 200
+
+
+def text_of(pdf):
+    pages = pypdf.PdfReader(pdf).pages
+    assert len(pages) > 0
+    # Zero-width spaces mark where a long word may break.
+    return " ".join(" ".join(page.extract_text() for page in pages).replace("\u200b", "").split())
+
+
+@pytest.fixture(scope="session")
+def quickstart_text(quickstart_dir, tmp_path_factory):
+    path = build(quickstart_dir, tmp_path_factory.mktemp("reports"))
+    assert path.name == "quickstart.pdf" and [each.name for each in path.parent.iterdir()] == ["quickstart.pdf"]
+    return text_of(path)
+
+
+def test_importing_the_report_imports_neither_torch_nor_stability():
+    code = "import sys, analysis.report; print([m for m in ('torch', 'stability', 'hydra', 'ray', 'scipy', 'matplotlib.pyplot') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_the_report_says_what_was_run(quickstart_text):
+    for words in (
+        "python -m stability.sweep", "0123456789abcdef0123456789abcdef01234567, with uncommitted changes", "AMD EPYC 7B13, 2 cores, 16 GB memory, no GPU",
+        "torch 2.13.0+cpu", "The standard library's docstrings", f"fingerprint {FINGERPRINT[:12]}", "7 min 11 s", "42 stable, 4 diverged, 2 plateaued",
+    ):  # fmt: skip
+        assert words in quickstart_text
+
+
+def test_the_report_holds_the_numbers_and_the_claims(quickstart, quickstart_text):
+    best = quickstart.of("sc").groupby("lr")["val_nll"].median().min()
+    assert f"{best:.3f}" in quickstart_text and "diverged 2/2" in quickstart_text
+    assert "There are indications (2 seeds) that sc’s stable window is wider than sa’s" in quickstart_text
+    assert "overstates" in quickstart_text and "non-finite loss at step 57" in quickstart_text
+    assert "Methods: taylor (1800 steps) and finite_difference (600 steps)" in quickstart_text and "largest 2.0e-5" in quickstart_text
+    assert quickstart_text.count(f"Data fingerprint {FINGERPRINT[:12]}") == 5
+    assert all(f"Figure {n}:" in quickstart_text for n in (1, 2, 3, 4)) and "Figure 5:" not in quickstart_text
+
+
+SHAPES = {
+    "one_run": {"mechanisms": ["sc"], "lrs": [1e-3], "seeds": 1},
+    "one_mechanism": {"mechanisms": ["sc"], "alpha": quickstart_alpha},
+    "all_diverged": {"nll": lambda *_: math.inf, "alpha": lambda *_: [math.nan, 0.0, math.inf]},
+    "all_failed": {"statuses": {(m, lr, s): ("failed", "x") for m in ("sa", "sc") for lr in (1e-3, 1e-2) for s in (0, 1)}, "mechanisms": ["sa", "sc"],
+                   "lrs": [1e-3, 1e-2], "curves": False},
+    "nothing_recorded": {"curves": False, "provenance": None},
+    "untrained": {"nll": lambda *_: 3.19},
+    "far_below_unigram": {"nll": lambda _m, lr, _s: 1.0 + 0.01 * abs(math.log10(lr)), "unigram": 4.2},
+    "above_axis": {"nll": lambda _m, lr, _s: 30.0 if lr > 5e-2 else 2.9},
+    "no_unigram": {"unigram": math.nan},
+    "settings": {"mechanisms": ["sa", "sc"], "lrs": [1e-3, 1e-2], "settings": ({"optimizer": "adamw"}, {"optimizer": "muon"}), "alpha": quickstart_alpha},
+    "many": {"mechanisms": ["sa", "fox", "gla", "retnet", "a_mechanism_with_a_long_name"], "lrs": [1e-3, 2e-3], "alpha": quickstart_alpha},
+    "one_state_early": {"states": ["checkpoint"], "phases": ["earliest"], "alpha": quickstart_alpha, "mechanisms": ["sa", "sc"], "lrs": [1e-3, 1e-2]},
+    "half_measured": {"alpha": lambda m, lr, s, state: quickstart_alpha(m, lr, s, state) if (m, state) != ("sa", "paper") else [],
+                      "mechanisms": ["sa", "sc"], "lrs": [1e-3, 1e-2]},
+}  # fmt: skip
+EXPECTED = {
+    "one_run": "A single learning rate makes neither a curve nor a window",
+    "one_mechanism": "The study has no sa runs",
+    "all_diverged": "No run ended with a finite validation NLL",
+    "all_failed": "No training loss was recorded.",
+    "nothing_recorded": "Hardware not recorded",
+    "untrained": "sa is untrained",
+    "settings": "Setting adamw:",
+    "one_state_early": "earliest checkpoint",
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_every_shape_of_study_makes_a_report_and_a_summary(tmp_path, name):
+    folder = write_study(tmp_path, name=name, **SHAPES[name])
+    text = text_of(build(folder, tmp_path / "reports"))
+    assert EXPECTED.get(name, "") in text and " nan" not in text
+    printed = summary(folder)
+    assert "Validation NLL against learning rate" in printed and "Stable windows" in printed and max(map(len, printed.splitlines())) < 160
+
+
+def test_text_of_any_kind_is_not_taken_for_markup(tmp_path):
+    provenance = {"command": NASTY, "commit": "", "versions": {"#let": "x = 1"}, "hardware": {"cpu": NASTY}, "data_description": NASTY, "wall_s": "soon"}
+    folder = write_study(tmp_path, name="nasty", mechanisms=["sa"], lrs=[1e-3], provenance=provenance, statuses={("sa", 1e-3, 0): ("failed", NASTY)})
+    text = text_of(build(folder, tmp_path / "reports"))
+    assert 'a #b *c* _d_ $e$ `f` <g> @h \\ "i" [j] // k' in text and "#let x = 1" in text
+
+
+def test_a_failed_build_leaves_the_old_report_and_no_rubbish(tmp_path, monkeypatch):
+    folder = write_study(tmp_path, name="s", mechanisms=["sa"], lrs=[1e-3])
+    before = build(folder, tmp_path / "reports").read_bytes()
+    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        build(folder, tmp_path / "reports")
+    assert (tmp_path / "reports" / "s.pdf").read_bytes() == before and len(list((tmp_path / "reports").iterdir())) == 1
+
+
+def test_a_missing_study_is_a_value_error(tmp_path):
+    with pytest.raises(ValueError, match="makes it"):
+        build(tmp_path / "nothing", tmp_path / "reports")
+    assert not (tmp_path / "reports").exists()
+
+
+def test_summary_prints_all_tables_and_the_claims(quickstart_dir):
+    printed = summary(quickstart_dir)
+    for words in ("3.034–3.046, n=2", "≥ 2.02", "state “paper”", "state “checkpoint”", "each cell over 2 runs, 50 steps", "There are indications (2 seeds)"):
+        assert words in printed
+
+
+def test_figures_are_written_as_files_twice_the_same(quickstart_dir, tmp_path):
+    names = [path.name for path in write_figures(quickstart_dir, tmp_path / "a")]
+    assert names == ["nll.svg", "window.svg", "curves.svg", "alpha-terminal-0.svg"]
+    write_figures(quickstart_dir, tmp_path / "b")
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)
+
+
+def test_verification_without_a_check_says_so(tmp_path, quickstart):
+    assert "in 96 steps the curvature was compared" in verification(quickstart)
+    study = load(write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3], alpha=lambda *_: [1.0]))
+    study.curvature["rel_error"] = math.nan
+    assert verification(study) == "Methods: taylor (4 steps). No curvature was compared with central differences."
+
+
+def test_the_nll_figure_marks_divergences_and_the_unigram_entropy(quickstart):
+    figure = plots.nll_figure(quickstart)
+    main, bars = figure.axes
+    texts = [text.get_text() for text in main.texts]
+    assert texts.count("2/2") == 2 and "unigram\nentropy" in texts
+    assert main.get_ylim()[0] < 2.86 < UNIGRAM < main.get_ylim()[1]
+    assert [label.get_text() for label in bars.get_yticklabels()] == ["sa", "sc", "mix", "sw"]
+    assert [label.get_text() for label in bars.get_xticklabels()] == ["3e-4", "1e-3", "3e-3", "1e-2", "3e-2", "1e-1"]
+
+
+def test_a_far_unigram_line_is_named_above_the_axis_and_a_bad_run_does_not_stretch_it(tmp_path):
+    far = plots.nll_figure(load(write_study(tmp_path / "far", **SHAPES["far_below_unigram"]))).axes[0]
+    assert far.get_ylim()[1] < 2 and "unigram\nentropy\n4.20 ↑" in [text.get_text() for text in far.texts]
+    assert plots.nll_figure(load(write_study(tmp_path / "above", **SHAPES["above_axis"]))).axes[0].get_ylim()[1] < 4
+
+
+def test_the_alpha_figure_counts_what_has_no_place_on_a_log_axis(tmp_path):
+    study = load(write_study(tmp_path, mechanisms=["sa", "sc"], lrs=[1e-3], alpha=lambda *_: [1e-2, 0.0, 0.0, math.inf, math.nan]))
+    (figure,) = alpha_figures(study)
+    assert len(figure.axes) == 4 and all([text.get_text() for text in ax.texts] == ["2", "4", "2"] for ax in figure.axes)
+    assert alpha_figures(study, "earliest") == []
+
+
+def test_a_state_that_a_series_lacks_says_so_in_its_panel(tmp_path):
+    (figure,) = alpha_figures(load(write_study(tmp_path, **SHAPES["half_measured"])))
+    assert [[text.get_text() for text in ax.texts] == ["not recorded"] for ax in figure.axes].count(True) == 1
+
+
+def test_smoothing_leaves_lost_losses_out():
+    import pandas as pd
+
+    line = plots.smoothed(pd.Series([1.0] * 20 + [3.0] * 20 + [math.inf, math.nan]))
+    assert line[5] == 1.0 and line[30] == 3.0 and line[20] == 2.0 and math.isnan(line[40]) and math.isnan(line[41])
+
+
+def test_learning_curves_keep_a_blow_up_inside_the_axis(quickstart):
+    figure = plots.learning_curves(quickstart)
+    assert len(figure.axes) == 4 and figure.axes[0].get_ylim()[1] < INIT
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    assert len(crosses) == 2 and all(line.get_ydata()[0] <= figure.axes[0].get_ylim()[1] for line in crosses)
+
+
+def test_no_label_is_clipped_or_overlaps_another_axis(quickstart):
+    with matplotlib.rc_context(style.RC):
+        for figure in (plots.nll_figure(quickstart), plots.window_figure(quickstart), plots.learning_curves(quickstart), *alpha_figures(quickstart)):
+            figure.savefig(io.BytesIO(), format="png", dpi=72)
+            page = figure.bbox
+            for ax in figure.axes:
+                box = ax.get_tightbbox()
+                assert box.x0 >= page.x0 - 1 and box.x1 <= page.x1 + 1 and box.y0 >= page.y0 - 1 and box.y1 <= page.y1 + 1
+
+
+def test_colours_are_fixed_for_the_papers_four_and_distinct_for_others():
+    names = ["sa", "sc", "mix", "sw", "fox", "gla", "retnet", "deltanet", "hgrn2", "titans"]
+    looks = style.mechanism_looks(names)
+    assert {name: looks[name] for name in style.FIXED} == style.FIXED and len(set(looks.values())) == len(names)
+    assert style.mechanism_looks(["fox"])["fox"] == style.mechanism_looks(["sa", "fox"])["fox"]
+    assert len(style.mechanism_looks([f"m{i}" for i in range(20)])) == 20
+
+
+def test_settings_differ_by_dashes_mechanisms_by_colour(tmp_path):
+    looks = style.looks(load(write_study(tmp_path, **SHAPES["settings"])))
+    assert looks["sa adamw"].color == looks["sa muon"].color != looks["sc muon"].color and looks["sa adamw"].dashes != looks["sa muon"].dashes
+
+
+def test_literals_survive_typst():
+    assert typeset.literal('a"b\\c\nd\x00e') == '"a\\"b\\\\c d e"'
+    pdf = typst.compile(typeset.document("T", "s", typeset.paragraph(NASTY) + typeset.boxed(["α_max over log10 LR"])).encode(), ignore_system_fonts=True)
+    assert "αmax over log10 LR" in text_of(io.BytesIO(pdf))

@@ -1,0 +1,203 @@
+"""What stands in the tables' cells, and both renderings."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from analysis import tables
+from analysis.load import load
+from analysis.stability_window import window
+from analysis.typeset import Cell, Table
+from tests.analysis.synthetic import FINGERPRINT, write_study
+
+LRS = (1e-3, 1e-2)
+
+
+def table_of(tmp_path, make, **settings):
+    result = make(load(write_study(tmp_path, **({"lrs": LRS, "mechanisms": ("sa", "sc")} | settings))))
+    return result[0] if isinstance(result, list) else result
+
+
+def nlls(*values):
+    return lambda _m, _lr, seed: values[seed]
+
+
+def test_nll_cells_carry_median_interval_and_n(tmp_path):
+    two = table_of(tmp_path / "2", tables.nll_tables, nll=nlls(2.0, 3.0))
+    assert two.rows[0][1] == Cell("2.500", "2.000–3.000, n=2", bold=True)
+    one = table_of(tmp_path / "1", tables.nll_tables, nll=nlls(2.0), seeds=1)
+    assert one.rows[0][1].detail == "n=1"
+    three = table_of(tmp_path / "3", tables.nll_tables, nll=nlls(1.0, 2.0, 3.0), seeds=3)
+    assert three.rows[0][1].text == "2.000" and three.rows[0][1].detail == "-0.484–4.484, n=3"
+
+
+def test_nll_cells_count_the_runs_that_ended_badly(tmp_path):
+    statuses = {("sa", 1e-3, 0): ("failed", "x"), ("sc", 1e-3, 0): ("queued", ""), ("sc", 1e-3, 1): ("running", ""), ("sc", 1e-2, 0): ("plateaued", "")}
+    nll = lambda m, lr, seed: math.inf if (m, lr) == ("sa", 1e-2) else 2.0  # noqa: E731
+    (low_lr, sa_low, sc_low), (_, sa_high, sc_high) = table_of(tmp_path, tables.nll_tables, nll=nll, statuses=statuses).rows
+    assert low_lr.text == "1e-3" and sa_low.detail == "n=1\nfailed 1/2"
+    assert (sc_low.text, sc_low.detail) == ("queued 1/2", "running 1/2")
+    assert sa_high == Cell("diverged 2/2") and sc_high.detail == "2.000–2.000, n=2\nplateaued 1/2"
+
+
+def test_a_finished_run_without_a_finite_nll_is_called_so(tmp_path):
+    statuses = {("sa", 1e-3, seed): ("stable", "") for seed in (0, 1)}
+    assert table_of(tmp_path, tables.nll_tables, nll=nlls(math.inf, math.inf), statuses=statuses).rows[0][1].text == "non-finite 2/2"
+
+
+def test_a_rate_that_a_mechanism_was_not_run_at_is_a_dash(tmp_path):
+    study = load(write_study(tmp_path, lrs=LRS, mechanisms=("sa", "sc")))
+    study = replace(study, runs=study.runs[(study.runs["mechanism"] != "sc") | (study.runs["lr"] != 1e-2)])
+    assert tables.nll_tables(study)[0].rows[1][2] == Cell("--")
+
+
+def test_only_the_best_rate_of_a_column_is_bold(quickstart):
+    table = tables.nll_tables(quickstart)[0]
+    assert [sum(row[column].bold for row in table.rows) for column in range(1, 5)] == [1, 1, 1, 1]
+
+
+def test_wide_studies_are_split_evenly():
+    assert [len(part) for part in tables.chunks([str(i) for i in range(7)], 6)] == [4, 3]
+    assert tables.chunks(["a", "b"], 6) == [("a", "b")]
+
+
+def test_every_caption_carries_the_fingerprint(quickstart):
+    every = [*tables.nll_tables(quickstart), tables.window_table(quickstart), *tables.alpha_tables(quickstart), tables.trouble_table(quickstart)]
+    assert len(every) == 5 and all(FINGERPRINT[:12] in table.caption for table in every)
+    assert all(FINGERPRINT[:12] in table.text() and FINGERPRINT[:12] in table.text(details=False) for table in every)
+
+
+@pytest.mark.parametrize(
+    ("nlls", "width", "words"),
+    [
+        ([2.2, 2.0, 2.2], "1.00", ""),
+        ([2.2, 2.0, 2.05], "≥ 1.50", "open high"),
+        ([2.0, 2.0, 2.0], "≥ 2.00", "open low, open high"),
+        ([2.2, 2.0, math.inf], "0.50–1.50", "1.0e-1 diverged"),
+        ([math.nan, 2.0, math.inf], "≥ 0.00", "no result low, 1.0e-1 diverged"),
+    ],
+)
+def test_widths_and_edges_in_words(nlls, width, words):
+    found = window([1e-3, 1e-2, 1e-1], nlls)
+    assert (tables.width_text(found), tables.edge_words(found)) == (width, words)
+
+
+def test_window_rows(tmp_path):
+    table = table_of(tmp_path, tables.window_table, nll=lambda m, lr, _: math.inf if m == "sc" else {1e-3: 2.2, 1e-2: 2.0}[lr])
+    sa, sc = table.rows
+    assert [cell.text for cell in sa] == ["sa", "1e-2", "2.000", "3.200", "3.2e-3 to 1.0e-2", "≥ 0.50", "0.50 to 0.50"]
+    assert sa[0].detail == "248 k parameters" and sa[2].detail == "2.000–2.000, n=2" and sa[6].detail == "n=2"
+    assert [cell.text for cell in sc[1:]] == ["--", "no run finished", "3.200", "--", "--", "--"]
+
+
+def alpha_row(tmp_path, alpha, lr=1e-3, **settings):
+    found = table_of(tmp_path, tables.alpha_tables, lrs=(lr,), alpha=alpha, states=["paper"], **settings)
+    return found.rows[0], found
+
+
+def test_alpha_cells_take_finite_medians_and_count_infinity_as_stable(tmp_path):
+    values = {"sa": [0.0, 1e-4, 3e-4, math.inf, math.nan], "sc": [2e-3, 4e-3, math.inf, math.inf, 1e-4]}
+    (_, sa, sc, sa_share, sc_share), table = alpha_row(tmp_path, lambda m, *_: values[m])
+    # sa: finite 0, 1e-4, 3e-4; stable only the infinite one. sc: finite 1e-4, 2e-3, 4e-3; stable 4 of 5.
+    assert (sa.text, sa.bold, sc.text, sc.bold) == ("1.0e-4", False, "2.0e-3", True)
+    assert (sa_share.text, sa_share.bold, sc_share.text, sc_share.bold) == ("20", False, "80", True)
+    assert sa.detail == "1.0e-4–1.0e-4, n=2" and sc_share.detail == "80–80, n=10"
+    assert "2 of 20 lost to a non-finite loss" in table.caption and "5 steps recorded per run" in table.caption
+    assert table.groups == (("", 1), ("median α_max", 2), ("% stable", 2))
+
+
+def test_alpha_dashes(tmp_path):
+    alpha = lambda m, *_: [math.inf, math.inf] if m == "sa" else []  # noqa: E731
+    (_, sa, sa_share), table = alpha_row(tmp_path, alpha)
+    assert table.header == ("LR", "sa", "sa") and (sa.text, sa_share.text) == ("--", "100")
+    alpha = lambda m, lr, *_: [1.0] if m == "sa" or lr == 1e-3 else []  # noqa: E731
+    row = table_of(tmp_path / "x", tables.alpha_tables, alpha=alpha, states=["paper"]).rows[1]
+    assert (row[2], row[4]) == (Cell("--"), Cell("--"))
+
+
+def test_ties_are_all_bold_and_zero_is_never(tmp_path):
+    (_, _, _, a, b), _ = alpha_row(tmp_path / "tie", lambda *_: [1.0])
+    assert a.bold and b.bold
+    (_, _, _, a, b), _ = alpha_row(tmp_path / "zero", lambda *_: [0.0])
+    assert a.text == "0" and not a.bold and not b.bold
+
+
+def test_alpha_equal_to_the_rate_is_not_stable(tmp_path):
+    (_, sa, _, share, _), _ = alpha_row(tmp_path, lambda *_: [1e-3])
+    assert share.text == "0" and not sa.bold
+
+
+def test_a_median_just_above_the_rate_is_bold(tmp_path):
+    (_, sa, *_), _ = alpha_row(tmp_path, lambda *_: [1.01e-3])
+    assert sa == Cell("1.0e-3", "1.0e-3–1.0e-3, n=2", bold=True)
+
+
+def test_the_spread_is_over_runs(tmp_path):
+    (_, sa, _, share, _), _ = alpha_row(tmp_path, lambda _m, _lr, seed, _s: [1e-4, 1e-4] if seed else [1e-2, 2e-4])
+    assert sa.detail == "1.0e-4–5.1e-3, n=2" and share.detail == "0–50, n=4" and share.text == "25"
+
+
+def test_a_single_run_has_n_and_no_interval(tmp_path):
+    (_, sa, _, share, _), _ = alpha_row(tmp_path, lambda *_: [1.0], seeds=1)
+    assert sa.detail == "n=1" and share.detail == "n=1"
+
+
+def test_one_table_per_phase_state_and_four_series(tmp_path):
+    study = load(write_study(tmp_path, lrs=(1e-3,), mechanisms=list("abcdef"), alpha=lambda *_: [1.0], phases=("earliest", "terminal")))
+    found = tables.alpha_tables(study)
+    assert len(found) == 8 and [table.title.partition(", state")[2] for table in found[::2]] == [
+        " “paper”, terminal checkpoint", " “checkpoint”, terminal checkpoint", " “paper”, earliest checkpoint", " “checkpoint”, earliest checkpoint"
+    ]  # fmt: skip
+    assert len(tables.alpha_tables(study, phases=("terminal",), states=("paper",))) == 2
+
+
+def test_no_curvature_no_alpha_table(tmp_path):
+    assert tables.alpha_tables(load(write_study(tmp_path, lrs=LRS))) == []
+
+
+def test_trouble_table_lists_what_is_not_stable_with_its_reason(tmp_path):
+    statuses = {("sc", 1e-3, 0): ("failed", "see runs/x/traceback.txt"), ("sa", 1e-2, 1): ("spiked", "")}
+    table = table_of(tmp_path, tables.trouble_table, nll=lambda *_: 2.0, statuses=statuses)
+    assert [[cell.text for cell in row[1:]] for row in table.rows] == [
+        ["sa", "1e-2", "1", "spiked", "200", "--"],
+        ["sc", "1e-3", "0", "failed", "11", "see runs/x/traceback.txt"],
+    ]
+
+
+def test_no_trouble_no_table_and_much_trouble_is_cut(tmp_path):
+    assert tables.trouble_table(load(write_study(tmp_path / "good", lrs=LRS, nll=lambda *_: 2.0))) is None
+    table = table_of(tmp_path / "bad", tables.trouble_table, nll=lambda *_: math.inf, seeds=20)
+    assert len(table.rows) == tables.TROUBLES_SHOWN and "20 further runs not shown" in table.caption
+
+
+SMALL = Table("Title", "Bold: best.", ("LR", "sa"), ((Cell("1e-3"), Cell("2.0", "n=1\nfailed 1/2", True)),), (("", 1), ("a wide group", 1)), brief="Short.")
+
+
+def test_plain_text_is_aligned_and_marks_bold():
+    assert SMALL.text().splitlines() == [
+        "Title",
+        "------------------",
+        "      a wide group",
+        "LR              sa",
+        "------------------",
+        "1e-3          2.0*",
+        "               n=1",
+        "        failed 1/2",
+        "------------------",
+        "Bold: best. * stands for bold.",
+    ]
+    assert SMALL.text(details=False).splitlines()[-1] == "Short. * stands for bold." and "n=1" not in SMALL.text(details=False)
+
+
+def test_typst_keeps_short_tables_whole_and_breaks_long_ones():
+    long = Table("T", "C", ("a",), ((Cell("x"),),) * 40)
+    assert "breakable: false" in SMALL.typst() and "breakable: true" in long.typst()
+    assert '#strong("2.0")' in SMALL.typst() and '#detail("failed 1/2")' in SMALL.typst() and "colspan: 1" in SMALL.typst()
+
+
+def test_ragged_rows_are_our_own_bug():
+    with pytest.raises(AssertionError):
+        Table("T", "C", ("a", "b"), ((Cell("x"),),))
+    with pytest.raises(AssertionError):
+        Table("T", "C", ("a", "b"), (), (("g", 1),))

@@ -1,0 +1,93 @@
+"""What the Taylor pass refuses, because it would drop derivatives in silence."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from stability.curvature import NoRule, directional
+
+G = torch.Generator().manual_seed(0)
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round() + 0 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+straight = Straight.apply
+
+
+def assign_data(x):
+    y = x * 2
+    y.data = x
+    return y
+
+
+def write_into(target, x):
+    target[0] = x[0]
+    return target.sum() * x
+
+
+def without_grad(x):
+    with torch.no_grad():
+        return x * 2
+
+
+def in_place(x):
+    y = x * 2
+    y += x
+    return y
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (lambda x: x.detach() * x, "Tensor.detach"),
+        (lambda x: torch.detach(x) * x, "detach"),
+        (lambda x: x.data * x, "Tensor.data"),
+        (assign_data, "Tensor.data"),
+        (lambda x: write_into(torch.zeros(3, 4, dtype=torch.float64), x), "Tensor.__setitem__"),
+        (lambda x: write_into(x * 1, x), "Tensor.__setitem__"),
+        (lambda x: torch.zeros(3, 4, dtype=torch.float64).copy_(x), "Tensor.copy_"),
+        (lambda x: torch.zeros(3, 4, dtype=torch.float64).add_(x), "Tensor.add_"),
+        (lambda x: torch.add(x, x, out=torch.zeros(3, 4, dtype=torch.float64)), "aten.add"),
+        (in_place, "aten.add_"),
+        (lambda x: F.relu(x * 1, inplace=True), "aten.relu_"),
+        (lambda x: Straight.apply(x), "custom autograd.Function"),
+        (straight, "custom autograd.Function"),
+        (without_grad, "no_grad"),
+        (lambda x: x * x.sum().item(), "Tensor.item"),
+        (lambda x: x * float(x.sum()), "Tensor.(item|__float__)"),
+        (lambda x: x if x.sum() > math.inf else x * x.max().tolist(), "Tensor.tolist"),
+        (lambda x: x * torch.from_numpy(x.numpy()), "Tensor.numpy"),
+        (lambda x: torch.autograd.grad((x**3).sum(), x, create_graph=True)[0], "autograd.grad"),
+        (lambda x: x.apply_(lambda number: number), "Tensor.apply_"),
+        (lambda x: copy.deepcopy(x) * x, "Tensor.__deepcopy__"),
+        (lambda x: torch.tensor(x) * x, "detach"),
+        (lambda x: torch.nn.Parameter(x) * x, "Tensor.detach"),
+        (lambda x: torch.tensor(list(x.sum(0))) * x, "Tensor.__float__"),
+        (lambda x: x.new_tensor(x) * x, "Tensor.new_tensor"),
+        (lambda x: torch.special.bessel_j0(x), "bessel_j0"),
+        (lambda x: torch.linalg.eigvalsh(x[:, :3] + x[:, :3].T), "eigh"),
+        (lambda x: x.clone().requires_grad_() * x, "Tensor.requires_grad_"),
+    ],
+)
+def test_what_would_drop_derivatives_is_refused_by_name(function, named):
+    x = {"x": torch.randn(3, 4, dtype=torch.float64, generator=G)}
+    with pytest.raises(NoRule, match=named) as raised:
+        directional(lambda p: function(p["x"]).sum(), x, x, "taylor")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_value_dependent_branch_is_refused():
+    x = {"x": torch.ones(3)}
+    with pytest.raises(NoRule, match="__bool__"):
+        directional(lambda p: (p["x"] if p["x"].sum() else -p["x"]).sum(), x, x, "taylor")

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from stability import config
+from stability.config import LearningRates, checked, parse, parse_run, run_id
+from stability.registry import FAMILIES, Registry
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_a_run_spec_survives_json_and_keeps_its_id(lab):
+    spec = lab.spec(mechanism={"name": "mix", "pattern": ["sa", "sc"], "sc": {"window": 3}})
+    again = parse_run(spec.model_dump(mode="json"))
+    assert again == spec
+    assert hash(again) == hash(spec)
+    assert run_id(again) == run_id(spec)
+
+
+def test_the_id_follows_what_trains_and_not_where_it_lies(lab, tmp_path):
+    spec = lab.spec()
+    copy = tmp_path / "elsewhere.txt"
+    copy.write_bytes(lab.text.read_bytes())
+    assert run_id(lab.spec(data={"name": "text", "path": str(copy)})) == run_id(spec)
+    copy.write_text(copy.read_text().replace("wide", "vast"))
+    assert run_id(lab.spec(data={"name": "text", "path": str(copy)})) != run_id(spec)
+    for change in ({"seed": 1}, {"lr_peak": 2e-3}, {"threads": 2}, {"steps": 13}, {"mechanism": {"name": "sw"}}, {"behaviour": 99}):
+        assert run_id(lab.spec(**change)) != run_id(spec), change
+
+
+def test_lr_ranges_are_equal_ratios_and_include_both_ends():
+    assert LearningRates(low=3e-4, high=1e-1, num=6).rates() == (3e-4, 9.59e-4, 3.06e-3, 9.79e-3, 3.13e-2, 1e-1)
+    assert LearningRates(values=(1e-2, 1e-3)).rates() == (1e-3, 1e-2)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"low": 1e-3}, "either values, or low, high and num"),
+        ({"values": [1e-3], "num": 3}, "either values, or low, high and num"),
+        ({"values": [1e-3, 1e-3]}, "positive and distinct"),
+        ({"low": 1e-2, "high": 1e-3, "num": 3}, "must be below"),
+    ],
+)
+def test_bad_learning_rates_say_what_would_be_right(values, message):
+    with pytest.raises(ValueError, match=message):
+        checked(LearningRates, values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"objective": {"name": "ar"}, "mechanism": {"name": "sc"}}, "objective=ar needs a causal mechanism and sc is none; these are: sa, sw"),
+        ({"mechanism": {"name": "sx"}}, r"no mechanism called 'sx'; did you mean 's\w'\?"),
+        ({"mechanism": {"name": "sc", "windw": 3}}, r"mechanism.sc.windw: unknown key; did you mean 'window'\?"),
+        ({"mechanism": {"name": "mix", "pattern": ["sa", "sw", "sc"]}}, "3 entries for 2 layers"),
+        ({"optimizer": {"name": "adamw", "beta1": 1.0}}, "optimizer.adamw.beta1=1.0: input should be less than 1"),
+        ({"model": {"name": "x", "layers": 1, "width": 16, "heads": 3, "positions": 8}}, r"model.heads=3 must divide model.width=16.*\[1, 2, 4, 8\]"),
+        ({"schedule": {"name": "cosine", "warmup_steps": 12}}, "schedule.warmup_steps=12 must be below steps=12"),
+        ({"lr_peak": float("nan")}, "lr_peak=nan"),
+        ({"norm": "batchnorm"}, "norm='batchnorm': input should be 'layernorm' or 'rmsnorm'"),
+        ({"stepz": 3}, r"stepz: unknown key; did you mean 'steps'\?"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_built(lab, changes, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        lab.spec(**changes)
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+def all_settings() -> list[type[BaseModel]]:
+    own = [value for value in vars(config).values() if isinstance(value, type) and issubclass(value, config.Settings)]
+    return own + [Registry(family).load(name).Config for family in FAMILIES for name in Registry(family).names()]
+
+
+def test_every_field_has_a_description():
+    for model in all_settings():
+        for name, field in model.model_fields.items():
+            nested = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+            assert field.description or nested, f"{model.__qualname__}.{name} has no description"
+
+
+def test_every_field_is_read_by_some_code():
+    """A config field that nothing reads lets a sweep over it change nothing."""
+    read: set[str] = set()
+    for folder in ("stability", "sweeps"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Attribute):
+                    read.add(node.attr)
+    unread = {name for model in all_settings() for name in model.model_fields if name not in read}
+    # `behaviour` separates ids of runs that trained differently: to be in the spec is all that it is for; `plugins` is read before there is a spec
+    assert unread == {"behaviour", "plugins"}
+
+
+def test_a_plugin_is_found_by_its_stem_and_cannot_replace_a_part(tmp_path, monkeypatch, lab):
+    package = tmp_path / "my_lab_plugins"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    source = (ROOT / "stability" / "mechanisms" / "sa.py").read_text()
+    (package / "twice.py").write_text(source)
+    (package / "sc.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("stability.registry._plugins", {})
+    spec = parse_run({**lab.spec().model_dump(mode="json"), "plugins": ["my_lab_plugins.twice"], "mechanism": {"name": "twice"}})
+    assert spec.mechanism.name == "twice"
+    assert "twice" in Registry("mechanisms").names()
+    for module, message in (("my_lab_plugins.sc", "would replace the mechanism 'sc'"), ("my_lab_plugins.absent", "no module"), ("json", "has no EXPORT")):
+        with pytest.raises(ValueError, match=message):
+            parse("sweep", {"plugins": [module]})

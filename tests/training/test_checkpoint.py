@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from stability.training import checkpoint
+
+
+@pytest.fixture
+def folder(lab) -> Path:
+    return lab.train(lab.spec(steps=4)).checkpoints()[-1]
+
+
+def test_load_gives_the_spec_and_the_trained_model_in_eval_mode(lab, folder):
+    spec, model = checkpoint.load(folder)
+    assert spec == lab.spec(steps=4)
+    assert not model.training
+    assert model(torch.zeros(1, 16, dtype=torch.long)).shape == (1, 16, 256)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer.pt"])
+def test_one_flipped_bit_or_a_cut_is_refused_by_name(folder, name):
+    path = folder / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ValueError, match=f"{name} is missing, truncated or altered"):
+        checkpoint.load(folder)
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=f"{name} is missing, truncated or altered"):
+        checkpoint.load(folder)
+
+
+def test_a_folder_that_is_no_checkpoint_says_what_one_looks_like(tmp_path):
+    with pytest.raises(ValueError, match="no checkpoint at .*; give a folder like runs/"):
+        checkpoint.load(tmp_path / "absent")
+    with pytest.raises(ValueError, match="no readable manifest.json"):
+        checkpoint.load(tmp_path)
+
+
+def test_a_checkpoint_from_elsewhere_is_one_clear_error(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["spec"]["mechanism"]["name"] = "hyena"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="no mechanism called 'hyena'"):
+        checkpoint.load(folder)
+
+
+def test_code_in_a_checkpoint_is_refused_not_run(folder, tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "ran",))
+
+    (folder / "trainer.pt").write_bytes(pickle.dumps(Evil()))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["sha256"]["trainer.pt"] = checkpoint._sha256(folder / "trainer.pt")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="no trainer state that can be read safely"):
+        checkpoint.load_trainer(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_failed_write_leaves_nothing_behind(lab, folder, monkeypatch):
+    spec, model = checkpoint.load(folder)
+
+    def full(*_args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(folder.with_name("step_000005"), model, {}, spec, step=5, vocab_size=256)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
