@@ -28,7 +28,7 @@ def build_model(spec: RunSpec, vocab_size: int) -> Backbone:
         blocks = [_block(spec, objective.direction, layer) for layer in range(spec.model.layers)]
         final_norm = build_norm(spec.norm, spec.model.width)
         model = Backbone(objective.num_inputs, objective.num_outputs, spec.model.width, blocks, final_norm)
-        initialise(model, spec.model.layers)
+        initialise(model, spec.model.layers, spec.model.qk_bias)
     return model
 
 

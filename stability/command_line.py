@@ -94,7 +94,9 @@ def hydra_overrides(argv: Sequence[str]) -> list[str]:
         if key == "lr" and re.match(r"^[\[\d.+-]", value):
             overrides += ["lr=values", f"lr.values={value if value.startswith('[') else f'[{value}]'}"]
         elif key in PATH_KEYS and value[:1] not in ("'", '"'):
-            quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+            # Hydra: a backslash is itself, except before a quote, where it is doubled
+            quoted = re.sub(r"(\\*)'", r"\1\1\\'", value)
+            quoted = re.sub(r"(\\+)$", r"\1\1", quoted)
             overrides.append(f"{key}='{quoted}'")
         else:
             overrides.append(word)
@@ -107,7 +109,7 @@ def study_name(argv: Sequence[str]) -> str:
     preset = dict(pairs).get("study")
     asked = [(key, value) for key, value in pairs if key not in LABELS]
     words = ([preset or "quickstart"] if preset or not asked else []) + [_word(key, value) for key, value in asked]
-    return "-".join(words)[:100].rstrip("-._")
+    return "-".join(words)[:100].strip("-._+=")
 
 
 def _word(key: str, value: str) -> str:

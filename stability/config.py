@@ -85,6 +85,7 @@ class ModelSpec(Settings):
     heads: int = Field(ge=1, description="number of heads H")
     positions: int = Field(ge=2, description="sequence length N that is trained on")
     ffn_multiple: float = Field(default=4.0, gt=0, description="hidden width of the MLP as a multiple of d")
+    qk_bias: float = Field(default=0.0, description="where attention's query and key biases start; equal ones make the first pattern local (RoPE)")
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> ModelSpec:

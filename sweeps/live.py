@@ -43,6 +43,7 @@ class LiveView:
         self._num_skipped = num_skipped
         self._announced: dict[str, str] = {}
         self._lock = threading.Lock()
+        self._began = self._polled_at = time.monotonic()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._refresh_until_closed, name="live view", daemon=True)
         self._live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None

@@ -61,6 +61,7 @@ class Progress:
         for row in self.rows:
             row.signature = _signature(row.trial)
         self.most_at_once = 0
+        self._began_at = time.time()
         self._speeds: dict[str, tuple[float | None, float]] = {}
 
     def poll(self) -> None:
@@ -87,20 +88,28 @@ class Progress:
             _read_logs(row)
 
     def _read_status(self, row: Row, status: dict[str, Any]) -> None:
-        changed_at = float(status["changed_at"])
-        row.started_at = row.started_at or (changed_at if status["state"] == "running" else None)
         row.step, row.num_steps = int(status["step"]), int(status.get("num_steps", row.num_steps))
         row.state, row.phase = status["state"], status.get("phase", "training") if status["state"] == "running" else ""
+        row.started_at = row.started_at or self._start_of(status)
         if row.state in FINISHED:
-            row.val_nll, row.trained_at = status.get("result", {}).get("val_nll"), changed_at
+            row.val_nll, row.trained_at = status.get("result", {}).get("val_nll"), status["changed_at"]
             if row.trial.curvature is not None and not self._is_done(row.trial):
                 row.state, row.phase = "running", "curvature"
-                return
         if row.ended:
-            row.ended_at = changed_at
-            if row.trial.curvature is not None and row.started_at and row.trained_at:
-                row.ended_at = max(changed_at, (row.signature or (0, 0))[1] / 1e9)
-                row.curvature_s = row.ended_at - row.trained_at
+            self._time_the_end(row, status["changed_at"])
+
+    def _start_of(self, status: dict[str, Any]) -> float | None:
+        """When the trial began in this launch; None where an earlier one trained it."""
+        if status["state"] == "running":
+            return status["changed_at"]
+        seconds = status.get("result", {}).get("wall_s")
+        return status["changed_at"] - seconds if seconds and status["changed_at"] > self._began_at else None
+
+    def _time_the_end(self, row: Row, changed_at: float) -> None:
+        row.ended_at = changed_at
+        if row.trial.curvature is not None and row.trained_at:
+            row.ended_at = max(changed_at, (row.signature or (0, 0))[1] / 1e9)
+            row.curvature_s = row.ended_at - row.trained_at if row.started_at else None
 
     def counts(self) -> Counter[str]:
         return Counter("done" if row.state in FINISHED else row.state for row in self.rows)

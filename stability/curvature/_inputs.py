@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -65,7 +66,7 @@ class Objective:
     def terms(self, params: Mapping[str, Tensor], *, twice: bool = False) -> Iterator[tuple[Tensor, float]]:
         """(sum, count) of one microbatch after another; nothing of a microbatch is held here once the next is asked for.
 
-        ``twice``: the graph will be differentiated twice, which attention allows under SDPBackend.MATH only (FACTS 7).
+        ``twice``: the loss will be differentiated twice, which attention allows under SDPBackend.MATH only, and torch.compile not at all (FACTS 7).
         """
         if self.batches is None:
             yield self._scalar(self._evaluate(twice, params)), 1.0
@@ -74,7 +75,11 @@ class Objective:
             yield self._pair(self._evaluate(twice, params, batch))
 
     def _evaluate(self, twice: bool, *args: Any) -> Any:
-        with sdpa_kernel(SDPBackend.MATH) if twice else nullcontext():
+        if not twice:
+            return self.loss_fn(*args)
+        # Whoever compiled something has imported dynamo, which takes seconds; nobody else needs to be told to run it as written.
+        stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+        with sdpa_kernel(SDPBackend.MATH), stance:
             return self.loss_fn(*args)
 
     def _pair(self, result: Any) -> tuple[Tensor, float]:

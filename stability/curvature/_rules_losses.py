@@ -79,6 +79,25 @@ def _mse_loss(func, args, kwargs):
     return _reduced((args[0] - args[1]).square(), args[2] if len(args) > 2 else 1)
 
 
+@on_aten("binary_cross_entropy")
+def _bce(func, args, kwargs):
+    """Without weights; the logarithms are cut at −100, as torch has it."""
+    p, target = args[:2]
+    if len(args) > 2 and args[2] is not None:
+        raise NoRule("taylor has no rule for binary_cross_entropy with weights")
+    loss = -(target * p.log().clamp_min(-100) + (1 - target) * (-p).log1p().clamp_min(-100))
+    return _reduced(loss, args[3] if len(args) > 3 else 1)
+
+
+@on_aten("smooth_l1_loss", "huber_loss")
+def _huber(func, args, kwargs):
+    """Quadratic within δ, linear beyond; smooth_l1 is huber divided by δ."""
+    delta = args[3] if len(args) > 3 else 1.0
+    gap = (args[0] - args[1]).abs()
+    loss = torch.where(gap < delta, 0.5 * gap * gap, delta * (gap - 0.5 * delta))
+    return _reduced(loss if "huber" in func.overloadpacket.__name__ else loss / delta, args[2] if len(args) > 2 else 1)
+
+
 @on_aten("binary_cross_entropy_with_logits")
 def _bce_with_logits(func, args, kwargs):
     """max(x, 0) − xy + log(1 + e^−|x|), that is softplus(x) − xy."""

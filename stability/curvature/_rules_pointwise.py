@@ -157,61 +157,6 @@ def _sigmoid(x):
     return y, slope, slope * (1 - 2 * y)
 
 
-@pointwise("silu")
-def _silu(x):
-    s = x.sigmoid()
-    t = s * (1 - s)
-    return x * s, s + x * t, t * (2 + x * (1 - 2 * s))
-
-
-@pointwise("log_sigmoid")
-def _log_sigmoid(x):
-    s = x.neg().sigmoid()
-    return torch.nn.functional.logsigmoid(x), s, -s * (1 - s)
-
-
-@on_aten("log_sigmoid_forward")
-def _log_sigmoid_forward(func, args, kwargs):
-    return compose(args[0], _log_sigmoid), None  # the second output is a buffer that only a backward reads
-
-
-@pointwise("softplus")
-def _softplus(x, beta=1, threshold=20):
-    linear = x * beta > threshold
-    s = (x * beta).sigmoid()
-    bend = (s * (1 - s)).mul_(beta)
-    return torch.nn.functional.softplus(x, beta, threshold), s.masked_fill_(linear, 1), bend.masked_fill_(linear, 0)
-
-
-@pointwise("gelu")
-def _gelu(x, *, approximate="none"):
-    if approximate == "tanh":
-        return _gelu_tanh(x)
-    density = torch.mul(x, x).mul_(-0.5).exp_().mul_(1 / math.sqrt(2 * math.pi))
-    share = torch.mul(x, math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
-    bend = (2 - x * x).mul_(density)
-    return x * share, share.addcmul(x, density), bend
-
-
-def _gelu_tanh(x):
-    scale, cubic = math.sqrt(2 / math.pi), 0.044715
-    square = x * x
-    inner = (square * cubic + 1) * x * scale
-    inner_slope = (square * (3 * cubic) + 1) * scale
-    t = inner.tanh()
-    t_slope = (1 - t * t) * inner_slope
-    t_bend = (1 - t * t) * (6 * cubic * scale * x) - 2 * t * t_slope * inner_slope
-    return 0.5 * x * (1 + t), 0.5 * (1 + t + x * t_slope), t_slope + 0.5 * x * t_bend
-
-
-@pointwise("mish")
-def _mish(x):
-    s, t = x.sigmoid(), torch.nn.functional.softplus(x).tanh()
-    t_slope = (1 - t * t) * s
-    t_bend = t_slope * (1 - s - 2 * t * s)
-    return x * t, t + x * t_slope, 2 * t_slope + x * t_bend
-
-
 @pointwise("erf")
 def _erf(x):
     slope = (-x * x).exp() * (2 / math.sqrt(math.pi))
@@ -221,29 +166,6 @@ def _erf(x):
 @pointwise("abs")
 def _abs(x):
     return x.abs(), x.sign(), None
-
-
-@pointwise("relu")
-def _relu(x):
-    return x.relu(), (x > 0).to(x.dtype), None
-
-
-@pointwise("leaky_relu")
-def _leaky_relu(x, negative_slope=0.01):
-    return torch.nn.functional.leaky_relu(x, negative_slope), torch.full_like(x, negative_slope).masked_fill_(x > 0, 1), None
-
-
-@pointwise("elu")
-def _elu(x, alpha=1.0, scale=1.0, input_scale=1.0):
-    tail = (x.clamp(max=0) * input_scale).exp() * (alpha * scale * input_scale)
-    positive = x > 0
-    value = torch.where(positive, x * scale, (x.clamp(max=0) * input_scale).expm1() * (alpha * scale))
-    return value, tail.masked_fill(positive, scale), (tail * input_scale).masked_fill(positive, 0)
-
-
-@pointwise("celu")
-def _celu(x, alpha=1.0):
-    return _elu(x, alpha, 1.0, 1 / alpha)
 
 
 @pointwise("square")
@@ -288,6 +210,53 @@ def _bounded(name: str) -> Callable[..., Tensor]:
 
 
 ATEN_RULES.update({getattr(torch.ops.aten, name): _bounded(name) for name in ("clamp", "clamp_min", "clamp_max", "hardtanh")})
+
+
+@on_aten("remainder", "fmod", "frac")
+def _remainder(func, args, kwargs):
+    """The derivative of the first argument passes; a modulus that moves is refused."""
+    if not isinstance(args[0], Jet) or any(isinstance(other, Jet) for other in args[1:]):
+        raise NoRule(f"taylor has no rule for {func} with a modulus that depends on the parameters")
+    value, first, second = parts(args[0])
+    return jet(func(value, *args[1:]), first, second)
+
+
+@on_aten("nan_to_num")
+def _nan_to_num(func, args, kwargs):
+    """Replaced numbers have derivative zero."""
+    value = args[0].value
+    _, first, second = parts(each(lambda part: torch.where(value.isfinite(), part, 0), args[0]))
+    return jet(func(value, *args[1:], **kwargs), first, second)
+
+
+@on_aten("logaddexp")
+def _logaddexp(func, args, kwargs):
+    a, b = args
+    difference = torch.nn.functional.softplus(-(a - b).abs())
+    return torch.maximum(a, b) + difference
+
+
+@on_aten("logit")
+def _logit(func, args, kwargs):
+    if len(args) > 1 and args[1] is not None:
+        raise NoRule("taylor has no rule for logit with eps; clamp first")
+    return args[0].log() - (-args[0]).log1p()
+
+
+@on_aten("xlogy")
+def _xlogy(func, args, kwargs):
+    return args[0] * args[1].log()
+
+
+@on_aten("atan2")
+def _atan2(func, args, kwargs):
+    """θ′ = (y′x − yx′)/r², up to a constant the arctangent of y/x, or minus that of x/y where |y| is the larger."""
+    y, x = args
+    (y0, *_), (x0, *_) = parts(y), parts(x)
+    steep = y0.abs() > x0.abs()
+    ratio = torch.where(steep, x, y) / torch.where(steep, y, x)
+    _, first, second = parts(torch.where(steep, -1.0, 1.0).to(y0.dtype) * ratio.atan())
+    return jet(func(y0, x0), first, second)
 
 
 @on_aten("maximum", "minimum")

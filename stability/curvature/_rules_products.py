@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stability.curvature._jet import Component, Jet, each, jet, on, on_aten, parts, plus, times
+from stability.curvature._jet import Component, Jet, NoRule, each, jet, on, on_aten, parts, plus, times
 
 Bilinear = Callable[[Tensor, Tensor], Tensor]
 
@@ -38,8 +38,25 @@ def _sum(product: Bilinear, accumulate: Callable[..., Tensor], terms: list[tuple
 @on_aten("mul")
 def _mul(func, args, kwargs):
     (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
-    first, second = plus(times(a1, b), times(b1, a)), plus(times(a2, b), times(b2, a))
-    return jet(func(a, b), first, plus(second, times(a1, b1, 2)))
+    value = func(a, b)
+    if args[0] is args[1]:
+        return jet(value, _sum_of(value, (a, a1, 2)), _sum_of(value, (a, a2, 2), (a1, a1, 2)))
+    return jet(value, _sum_of(value, (a1, b, 1), (b1, a, 1)), _sum_of(value, (a2, b, 1), (b2, a, 1), (a1, b1, 2)))
+
+
+def _sum_of(like: Tensor, *terms: tuple[Any, Any, int]) -> Component:
+    """Σ factor·x·y over the terms of which neither is zero, in one buffer of the shape of ``like``."""
+    total: Component = None
+    for x, y, factor in terms:
+        if x is None or y is None:
+            continue
+        if total is not None:
+            total = total.addcmul_(x, y, value=factor) if isinstance(y, Tensor) else total.add_(x, alpha=factor * y)
+            continue
+        product: Tensor = x * y if factor == 1 else (x * y).mul_(factor)
+        whole = product.shape == like.shape and product.dtype == like.dtype
+        total = product if whole else product.to(like.dtype).expand_as(like).contiguous()
+    return total
 
 
 @on_aten("div")
@@ -111,6 +128,31 @@ def _solve_triangular(func, args, kwargs):
     return jet(x, first, _solved(func, a, second, kwargs))
 
 
+@on_aten("linalg_inv_ex")
+def _inverse(func, args, kwargs):
+    """X = A⁻¹: X′ = −XA′X, X″ = −X(A″X + 2A′X′)."""
+    _, a1, a2 = parts(args[0])
+    x, info = func(args[0].value)
+    return _solution(x, x, a1, a2, None, None), info
+
+
+@on_aten("_linalg_solve_ex")
+def _solve(func, args, kwargs):
+    """X = A⁻¹B, by the inverse of A; X′ = A⁻¹(B′ − A′X), X″ = A⁻¹(B″ − A″X − 2A′X′)."""
+    (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
+    result = func(a, b, **kwargs)
+    if kwargs.get("left") is False or b.ndim != a.ndim:
+        raise NoRule("taylor has no rule for linalg.solve with vectors or from the right")
+    return _solution(result[0], torch.linalg.inv(a), a1, a2, b1, b2), *result[1:]
+
+
+def _solution(x: Tensor, inverse: Tensor, a1: Component, a2: Component, b1: Component, b2: Component) -> Tensor:
+    first = plus(b1, _times_matrix(a1, x, -1))
+    first = None if first is None else inverse @ first
+    second = plus(plus(b2, _times_matrix(a2, x, -1)), None if first is None else _times_matrix(a1, first, -2))
+    return jet(x, first, None if second is None else inverse @ second)
+
+
 def _triangle(matrix: Tensor, *, upper: bool, unitriangular: bool = False, left: bool = True) -> Tensor:
     offset = int(unitriangular)
     return matrix.triu(offset) if upper else matrix.tril(-offset)
@@ -139,11 +181,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _affine(like: Tensor, constant: Component, terms: list[tuple[Component, Component, int]]) -> Component:
     """constant + Σ factor·a·wᵀ, accumulated in one buffer."""
-    total = None if constant is None else constant.expand_as(like).contiguous()
+    total: Component = None
     for a, w, factor in terms:
-        if a is not None and w is not None:
-            total = (a @ w.t()).mul_(factor) if total is None else total.addmm_(a, w.t(), alpha=factor)
-    return total
+        if a is None or w is None:
+            continue
+        if total is not None:
+            total.addmm_(a, w.t(), alpha=factor)
+        elif constant is not None:
+            total = torch.addmm(constant, a, w.t(), alpha=factor)
+        else:
+            total = a @ w.t() if factor == 1 else (a @ w.t()).mul_(factor)
+    return total if total is not None or constant is None else constant.expand_as(like)
 
 
 @on(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm)
@@ -153,11 +201,12 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         flat = _reshaped(a, (-1, a.shape[-1]))
         product = bilinear(torch.mm, flat, b, lambda out, x, y, factor: out.addmm_(x, y, alpha=factor))
         return _reshaped(product, (*a.shape[:-1], b.shape[-1]))
-    if a.ndim >= 3 and a.ndim == b.ndim and a.shape[:-2] == b.shape[:-2]:
-        left, right = _reshaped(a, (-1, *a.shape[-2:])), _reshaped(b, (-1, *b.shape[-2:]))
-        product = bilinear(torch.bmm, left, right, lambda out, x, y, factor: out.baddbmm_(x, y, alpha=factor))
-        return _reshaped(product, (*a.shape[:-1], b.shape[-1]))
-    return bilinear(torch.matmul, a, b)
+    if a.ndim < 2 or b.ndim < 2:
+        return bilinear(torch.matmul, a, b)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # expanded once, where torch.matmul would do it for each product
+    left, right = (each(lambda part: part.expand(*batch, *part.shape[-2:]).reshape(-1, *part.shape[-2:]), x) for x in (a, b))
+    product = bilinear(torch.bmm, left, right, lambda out, x, y, factor: out.baddbmm_(x, y, alpha=factor))
+    return _reshaped(product, (*batch, a.shape[-2], b.shape[-1]))
 
 
 @on(Tensor.__rmatmul__)

@@ -175,6 +175,22 @@ def _var(func, args, kwargs):
     return variance.sqrt() if "std" in func.overloadpacket.__name__ else variance
 
 
+@on_aten("var_mean", "std_mean")
+def _var_mean(func, args, kwargs):
+    x, *rest = args
+    spread = torch.std if "std" in func.overloadpacket.__name__ else torch.var
+    dims = rest[0] if rest else None
+    return spread(x, dims, **kwargs), x.mean(dims, keepdim=kwargs.get("keepdim", False))
+
+
+@on_aten("logcumsumexp")
+def _logcumsumexp(func, args, kwargs):
+    """Running log-sum-exp from the running sums of e^(x − max), with the maximum over the whole axis taken out as a constant."""
+    x, dim = args
+    top = x.value.amax(dim, keepdim=True)
+    return (x - top).exp().cumsum(dim).log() + top
+
+
 @on_aten("linalg_vector_norm", "norm")
 def _vector_norm(func, args, kwargs):
     """Euclidean and absolute norms; zero derivatives at a zero vector, where the norm has none."""

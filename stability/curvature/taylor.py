@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # Imported for the rules that they register.
-from stability.curvature import _rules_attention, _rules_linear, _rules_losses, _rules_pointwise, _rules_products, _rules_reductions  # noqa: F401
+from stability.curvature import _rules_activations, _rules_attention, _rules_linear, _rules_losses, _rules_pointwise, _rules_products, _rules_reductions  # noqa: F401
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_params, mean_of
 from stability.curvature._jet import Jet, NoRule, parts
 
@@ -21,7 +21,7 @@ def taylor_sums(objective: Objective, params: Tensors, direction: Tensors, rando
     jets = {name: Jet(param.detach(), direction[name]) for name, param in params.items()}
     sums, total = [0.0, 0.0, 0.0], 0.0
     with random.replayed(), torch.enable_grad():  # gradients on: a rule tells by it that nobody switched them off
-        for value, count in objective.terms(jets):
+        for value, count in objective.terms(jets, twice=True):
             if not isinstance(value, Jet):
                 raise ValueError("the loss depends on none of params; loss_fn must use the tensors it is given (torch.func.functional_call)")
             sums = [total_of + (0.0 if part is None else part.item()) for total_of, part in zip(sums, parts(value), strict=True)]

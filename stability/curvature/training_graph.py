@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stability.curvature._graph import check_used, gradient_with_graph, plain_gradient, product_along, refusals_named
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, mean_of
+from stability.curvature._jet import plus
 from stability.curvature.products import Directional, Problem, Sums, check_method, directional, with_check
 
 
@@ -49,16 +50,16 @@ class GradientWithGraph:
 
     def _accumulate(self) -> tuple[float, Tensors]:
         loss = total = 0.0
-        sums = {name: torch.zeros_like(param.detach()) for name, param in self.params.items()}
+        sums: dict[str, Tensor | None] = dict.fromkeys(self.params)
         for value, count in self.objective.terms(self.params):
             gradients = plain_gradient(value, self.params)
             check_used(gradients)
             for name, gradient in gradients.items():
-                if gradient is not None:
-                    sums[name].add_(gradient)
+                sums[name] = plus(sums[name], gradient)  # not in place: autograd may hand out one tensor for two parameters, or an expanded one
             loss, total = loss + value.item(), total + count
             del value, gradients
-        return mean_of(loss, total), {name: tensor.div_(total) for name, tensor in sums.items()}
+        loss = mean_of(loss, total)
+        return loss, {name: _filled(sums.pop(name), param).div(total) for name, param in self.params.items()}
 
     def gradient(self) -> Tensors:
         """∇L by name, detached, the caller's own to clip in place; zeros where the loss does not use a parameter. Handed out once."""

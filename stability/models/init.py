@@ -7,19 +7,22 @@ import math
 import torch
 from torch import nn
 
-EMBEDDING_STD = 0.02
-
 
 @torch.no_grad()
-def initialise(model: nn.Module, num_layers: int) -> None:
-    """Scale what the modules' own constructors drew: small embeddings, and branch outputs by 1/√(2L) (Radford et al. 2019).
+def initialise(model: nn.Module, num_layers: int, qk_bias: float) -> None:
+    """Adjust what the modules' own constructors drew: no biases, and branch outputs scaled by 1/√(2L) (Radford et al. 2019).
 
     A branch's last projection is the module called ``out``; with 2L branches the residual stream then keeps its size through depth.
+    ``qk_bias``: where the query and key biases of attention (the first two thirds of the module called ``qkv``) start. Equal ones give
+    every pair the score b²·Σ cos θ_k(i − j) under RoPE, which falls off with distance: attention starts local.
     """
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=EMBEDDING_STD)
-        if name.rsplit(".", 1)[-1] == "out" and isinstance(module, nn.Linear):
+        if not isinstance(module, nn.Linear):
+            continue
+        role = name.rsplit(".", 1)[-1]
+        if role == "out":
             module.weight.mul_(1 / math.sqrt(2 * num_layers))
-        if isinstance(module, nn.Linear) and module.bias is not None:
+        if module.bias is not None:
             nn.init.zeros_(module.bias)
+            if role == "qkv":
+                module.bias[: 2 * module.in_features] = qk_bias

@@ -80,6 +80,8 @@ def _measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, cach
     run_id = folder.parent.parent.name
     for state in curvature.state:
         probe = Probe(folder, spec, corpus, curvature, resolve_device(device))
+        if state == "paper" and not isinstance(probe.optimizer, torch.optim.Adam):
+            continue  # the paper's warm-up sets Adam's m and v; other optimizers have only the run's own state
         for row in probe.rows(state):
             if row is not None:
                 rows.append({"run_id": run_id, "phase": phase, "state": state, **row})

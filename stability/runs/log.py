@@ -20,7 +20,7 @@ class JsonLines:
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "a", encoding="utf-8", buffering=1)
+        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 lives as long as the run; `close` closes it
 
     def write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row) + "\n")
@@ -78,6 +78,7 @@ class WandbSink:
             if self._run is not None:
                 return
             WandbSink._offline_from_now = True
+            self._guarded(_teardown_wandb)
         self._run = self._guarded(lambda: _init_wandb("offline" if mode == "online" else mode, **self._arguments))
 
     def write(self, row: dict[str, Any]) -> None:
@@ -86,7 +87,7 @@ class WandbSink:
 
     def close(self, summary: dict[str, Any]) -> None:
         self._with_run(lambda run: run.summary.update(summary))
-        self._with_run(lambda run: run.finish(quiet=True))
+        self._with_run(lambda run: run.finish())
         self._run = None
 
     def _with_run(self, call: Callable[[Any], Any]) -> None:
@@ -101,6 +102,13 @@ class WandbSink:
         except Exception as error:  # noqa: BLE001 W&B raises its own errors, OSError when its service died, and classes of private modules
             print(f"{self._arguments['id']}: W&B failed, the run goes on ({type(error).__name__}: {str(error).splitlines()[0][:200]})", flush=True)
             return None
+
+
+def _teardown_wandb() -> None:
+    """End W&B's service process, which holds on to the id of a run that it could not start."""
+    import wandb
+
+    wandb.teardown()
 
 
 def _init_wandb(mode: Any, **arguments: Any) -> Any:
@@ -120,6 +128,7 @@ def probe_wandb(timeout_s: float = 3.0) -> tuple[str, str]:
         import wandb
     except ImportError:
         raise RuntimeError("logger=wandb needs Weights & Biases: pip install wandb, or choose logger=files") from None
+    os.environ.setdefault("WANDB_SILENT", "true")  # for the workers, too: its own lines would tear the live table
     settings = wandb.setup().settings
     if settings.mode in ("disabled", "offline", "dryrun"):
         mode = "disabled" if settings.mode == "disabled" else "offline"

@@ -36,11 +36,11 @@ def tiny(seed=0, dtype=torch.float64, scale=1.0, **kwargs):
     return net, dict(net.named_parameters()), torch.randint(0, 7, (3, 6))
 
 
-def token_loss(net, tokens, reduction="mean"):
+def token_loss(net, tokens, reduction="mean", prefix=""):
     """params -> cross entropy of the next token, for `directional`."""
 
     def loss(params):
-        logits = torch.func.functional_call(net, params, (tokens[:, :-1],))
+        logits = torch.func.functional_call(net, {prefix + name: param for name, param in params.items()}, (tokens[:, :-1],))
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction=reduction)
 
     return loss

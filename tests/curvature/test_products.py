@@ -182,6 +182,17 @@ def test_gradient_with_graph_gives_the_curvature_after_the_optimizer_moved(batch
         held.gradient()
 
 
+@pytest.mark.parametrize("method", ["auto", "double_backward"])
+def test_each_gradient_is_the_callers_own_memory(method):
+    params = {"x": torch.ones(2, 3), "y": torch.ones(2, 3)}
+    gradient = GradientWithGraph(lambda p: (p["x"] + p["y"]).sum(), params, method=method).gradient()
+    gradient["x"].mul_(5)
+    assert gradient["y"].tolist() == [[1] * 3] * 2
+    halves = GradientWithGraph(lambda p, n: (n * (p["x"] + p["y"]).sum(), n), params, [1, 2], method).gradient()
+    halves["x"].mul_(5)
+    assert (halves["x"].sum(), halves["y"].sum()) == (30, 6)
+
+
 def test_a_parameter_that_the_loss_does_not_use_has_gradient_and_curvature_zero():
     params = {"x": torch.tensor([2.0]), "unused": torch.ones(3)}
     direction = {"x": torch.tensor([-1.0]), "unused": torch.ones(3)}

@@ -64,6 +64,14 @@ def test_dropout_draws_the_same_masks_as_double_backward():
     assert_same(token_loss(net, tokens), params, random_direction(params))
 
 
+@pytest.mark.parametrize("method", ["taylor", "double_backward"])
+def test_a_compiled_model_is_measured_as_written(method):
+    net, params, tokens = tiny()
+    direction = random_direction(params)
+    expected = directional(token_loss(net, tokens), params, direction, method)
+    assert directional(token_loss(torch.compile(net, backend="eager"), tokens, "mean", "_orig_mod."), params, direction, method) == expected
+
+
 def test_microbatches_equal_the_whole():
     net, params, _ = tiny()
     tokens = torch.randint(0, 7, (9, 6), generator=torch.Generator().manual_seed(5))

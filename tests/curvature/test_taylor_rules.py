@@ -70,6 +70,13 @@ POINTWISE = {
     "softsign": F.softsign,
     "hardtanh": F.hardtanh,
     "tanhshrink": F.tanhshrink,
+    "hardswish": F.hardswish,
+    "glu": F.glu,
+    "fmod": lambda x: torch.fmod(x, 0.3),
+    "remainder": lambda x: x % 0.3,
+    "frac": torch.frac,
+    "nan_to_num": lambda x: torch.nan_to_num(x * x),
+    "logit": lambda x: torch.logit(torch.sigmoid(x)),
 }
 PRODUCTS = {
     "mul": lambda x, y: x * y * CONSTANT,
@@ -111,6 +118,12 @@ PRODUCTS = {
     "maximum": lambda x, y: torch.maximum(x, y),
     "minimum": lambda x, y: torch.minimum(x, CONSTANT),
     "prod": lambda x, y: (x * y).prod(-1),
+    "prelu": lambda x, y: F.prelu(x, y[0, :1]),
+    "logaddexp": lambda x, y: torch.logaddexp(x, y),
+    "atan2": lambda x, y: torch.atan2(x, y),
+    "xlogy": lambda x, y: torch.xlogy(x, positive(y)),
+    "inverse": lambda x, y: torch.linalg.inv(x @ y.T + 3 * torch.eye(3, dtype=x.dtype)),
+    "solve": lambda x, y: torch.linalg.solve(x @ x.T + torch.eye(3, dtype=x.dtype), y),
     "cumprod": lambda x, y: x.cumprod(-1),
 }
 SHAPES = {
@@ -189,6 +202,9 @@ REDUCTIONS = {
     "topk": lambda x, y: (x * y).topk(2).values,
     "topk_first": lambda x, y: (x * y).topk(2, 0)[0],
     "cummax": lambda x, y: (x * y).cummax(0).values,
+    "var_mean": lambda x, y: torch.mul(*torch.var_mean(x * y, -1, keepdim=True)),
+    "std_mean": lambda x, y: torch.std_mean(x * y, 0, correction=0)[0],
+    "logcumsumexp": lambda x, y: torch.logcumsumexp(x * y, 1),
     "cosine": lambda x, y: F.cosine_similarity(x, y),
 }
 LOSSES = {
@@ -204,6 +220,9 @@ LOSSES = {
     "mse": lambda x, y: F.mse_loss(x * y, CONSTANT),
     "bce": lambda x, y: F.binary_cross_entropy_with_logits(x * y, MASK.double()),
     "kl": lambda x, y: F.kl_div(x.log_softmax(-1), CONSTANT.softmax(-1), reduction="batchmean"),
+    "bce_plain": lambda x, y: F.binary_cross_entropy(x.sigmoid(), MASK.double()),
+    "smooth_l1": lambda x, y: F.smooth_l1_loss(x * y, CONSTANT, beta=0.7),
+    "huber": lambda x, y: F.huber_loss(x * y, CONSTANT, delta=0.7),
     "bce_sum": lambda x, y: F.binary_cross_entropy_with_logits(x, MASK.double(), reduction="sum"),
 }
 
@@ -240,6 +259,12 @@ def test_long_tensors_are_computed_in_pieces_that_join():
 
     exact, ours = (directional(loss, {"x": x}, u, method) for method in ("double_backward", "taylor"))
     assert ours.curvature == pytest.approx(exact.curvature, rel=1e-10)
+
+
+def test_hardsigmoid_which_torch_differentiates_once_equals_its_definition():
+    x, u = ({"x": 3 * torch.randn(20, dtype=torch.float64, generator=G)} for _ in range(2))
+    truth = directional(lambda p: (F.relu6(p["x"] + 3) / 6).square().sum(), x, u, "double_backward").curvature
+    assert directional(lambda p: F.hardsigmoid(p["x"]).square().sum(), x, u, "taylor").curvature == pytest.approx(truth, rel=1e-10)
 
 
 def test_an_l2_normalised_zero_row_is_finite_and_right():

@@ -1,0 +1,111 @@
+"""Second-order rules of activation functions, as formulas for (g, g′, g″)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from stability.curvature._jet import on_aten
+from stability.curvature._rules_pointwise import compose, pointwise
+
+
+@pointwise("silu")
+def _silu(x):
+    s = x.sigmoid()
+    t = s * (1 - s)
+    return x * s, s + x * t, t * (2 + x * (1 - 2 * s))
+
+
+@pointwise("log_sigmoid")
+def _log_sigmoid(x):
+    s = x.neg().sigmoid()
+    return torch.nn.functional.logsigmoid(x), s, -s * (1 - s)
+
+
+@on_aten("log_sigmoid_forward")
+def _log_sigmoid_forward(func, args, kwargs):
+    return compose(args[0], _log_sigmoid), None  # the second output is a buffer that only a backward reads
+
+
+@pointwise("softplus")
+def _softplus(x, beta=1, threshold=20):
+    linear = x * beta > threshold
+    s = (x * beta).sigmoid()
+    bend = (s * (1 - s)).mul_(beta)
+    return torch.nn.functional.softplus(x, beta, threshold), s.masked_fill_(linear, 1), bend.masked_fill_(linear, 0)
+
+
+@pointwise("gelu")
+def _gelu(x, *, approximate="none"):
+    if approximate == "tanh":
+        return _gelu_tanh(x)
+    density = torch.mul(x, x).mul_(-0.5).exp_().mul_(1 / math.sqrt(2 * math.pi))
+    share = torch.mul(x, math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
+    bend = (2 - x * x).mul_(density)
+    return x * share, share.addcmul(x, density), bend
+
+
+def _gelu_tanh(x):
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    square = x * x
+    inner = (square * cubic + 1) * x * scale
+    inner_slope = (square * (3 * cubic) + 1) * scale
+    t = inner.tanh()
+    t_slope = (1 - t * t) * inner_slope
+    t_bend = (1 - t * t) * (6 * cubic * scale * x) - 2 * t * t_slope * inner_slope
+    return 0.5 * x * (1 + t), 0.5 * (1 + t + x * t_slope), t_slope + 0.5 * x * t_bend
+
+
+@pointwise("mish")
+def _mish(x):
+    s, t = x.sigmoid(), torch.nn.functional.softplus(x).tanh()
+    t_slope = (1 - t * t) * s
+    t_bend = t_slope * (1 - s - 2 * t * s)
+    return x * t, t + x * t_slope, 2 * t_slope + x * t_bend
+
+
+@pointwise("relu")
+def _relu(x):
+    return x.relu(), (x > 0).to(x.dtype), None
+
+
+@pointwise("leaky_relu")
+def _leaky_relu(x, negative_slope=0.01):
+    return torch.nn.functional.leaky_relu(x, negative_slope), torch.full_like(x, negative_slope).masked_fill_(x > 0, 1), None
+
+
+@pointwise("elu")
+def _elu(x, alpha=1.0, scale=1.0, input_scale=1.0):
+    tail = (x.clamp(max=0) * input_scale).exp() * (alpha * scale * input_scale)
+    positive = x > 0
+    value = torch.where(positive, x * scale, (x.clamp(max=0) * input_scale).expm1() * (alpha * scale))
+    return value, tail.masked_fill(positive, scale), (tail * input_scale).masked_fill(positive, 0)
+
+
+@pointwise("celu")
+def _celu(x, alpha=1.0):
+    return _elu(x, alpha, 1.0, 1 / alpha)
+
+
+@pointwise("hardswish")
+def _hardswish(x):
+    inside = (x > -3) & (x < 3)
+    return torch.nn.functional.hardswish(x), torch.where(inside, (2 * x + 3) / 6, (x >= 3).to(x.dtype)), inside.to(x.dtype) / 3
+
+
+@pointwise("hardsigmoid")
+def _hardsigmoid(x):
+    return torch.nn.functional.hardsigmoid(x), ((x > -3) & (x < 3)).to(x.dtype) / 6, None
+
+
+@on_aten("glu")
+def _glu(func, args, kwargs):
+    a, b = args[0].chunk(2, args[1] if len(args) > 1 else -1)
+    return a * b.sigmoid()
+
+
+@on_aten("_prelu_kernel")
+def _prelu(func, args, kwargs):
+    x, slope = args
+    return torch.where(x > 0, x, x * slope)

@@ -1,0 +1,159 @@
+"""`sweeps.launch.run`: what is skipped, what is run again, what is reported."""
+
+import io
+import os
+import signal
+
+import pytest
+from rich.console import Console
+
+from stability.runs import log
+from sweeps import launch
+from tests.sweeps import fakes
+from tests.sweeps.real import make_sweep
+
+
+class Sweep:
+    """A parsed sweep whose trials are run by a fake, and what it printed."""
+
+    def __init__(self, folder, *overrides, count=4):
+        self.spec, _ = make_sweep(folder, *overrides)
+        self.trials = [fakes.make_trial(folder / "pool", index, curvature={} if self.spec.hessian else None) for index in range(count)]
+
+    def run(self, run=fakes.run_fake, **more):
+        self.console = Console(file=io.StringIO(), force_terminal=False, width=200)
+        return launch.run(self.spec, self.trials, console=self.console, run=run, **more)
+
+    @property
+    def printed(self):
+        return self.console.file.getvalue()
+
+
+def test_a_finished_run_is_skipped_and_a_failed_one_is_tried_again(tmp_path):
+    sweep = Sweep(tmp_path)
+    list(fakes.run_fake(sweep.trials[3]))
+    outcome = sweep.run(fakes.run_and_fail)
+    assert (outcome.num_skipped, outcome.num_trained, outcome.num_failed, outcome.interrupted) == (1, 2, 1, False)
+    assert sweep.printed.startswith("skips 1 finished run, trains 3\n")
+    outcome = sweep.run()
+    assert (outcome.num_skipped, outcome.num_trained, outcome.num_failed) == (3, 1, 0)
+    outcome = sweep.run(run=None)
+    assert (outcome.num_skipped, outcome.num_trained) == (4, 0)
+    assert sweep.printed == "skips 4 finished runs, trains none\n"
+
+
+def test_a_failed_run_is_reported_with_its_reason_and_its_tracebacks_file(tmp_path):
+    sweep = Sweep(tmp_path)
+    (failure,) = sweep.run(fakes.run_and_fail).failures
+    traceback_file = sweep.trials[1].directory.traceback_file
+    assert (failure.run_id, failure.reason, failure.traceback_file) == (sweep.trials[1].run_id, "ValueError: planted", str(traceback_file))
+    assert sweep.printed.endswith(
+        f"failed sa lr=0.01 seed=1 ({failure.run_id}): ValueError: planted\n  traceback: {traceback_file}\nthe same command tries the failed runs again\n"
+    )
+
+
+def test_an_interrupted_sweep_says_how_to_go_on_and_goes_on(tmp_path):
+    def run(trial):
+        for count, _ in enumerate(fakes.run_fake(trial)):
+            if trial.spec["seed"] == 1 and count == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield
+
+    sweep = Sweep(tmp_path)
+    outcome = sweep.run(run)
+    assert outcome.interrupted
+    assert outcome.num_trained == 1
+    assert sweep.printed.endswith("3 left\ninterrupted: run the same command again, it goes on where this one stopped\n")
+    outcome = sweep.run()
+    assert (outcome.num_skipped, outcome.num_trained, outcome.interrupted) == (1, 3, False)
+
+
+def test_a_second_interrupt_still_ends_in_an_outcome(tmp_path):
+    def run(trial):
+        for _ in fakes.run_fake(trial):
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+            yield
+
+    sweep = Sweep(tmp_path)
+    assert sweep.run(run).interrupted
+
+
+def test_a_trained_run_without_its_curvature_is_measured_only(tmp_path):
+    sweep = Sweep(tmp_path, "hessian=true", count=3)
+    for trial in sweep.trials[:2]:
+        list(fakes.run_fake(trial))
+    measured = {sweep.trials[0].run_id}
+
+    def run(trial):
+        if not trial.directory.finished:
+            yield from fakes.run_fake(trial)
+        measured.add(trial.run_id)
+        trial.directory.curvature_file("terminal").parent.mkdir()
+        yield
+
+    outcome = sweep.run(run, is_measured=lambda directory, curvature: directory.run_id in measured)
+    assert sweep.printed.startswith("skips 1 finished run, trains 1, measures α_max of 1\n")
+    assert (outcome.num_skipped, outcome.num_trained, outcome.num_failed) == (1, 2, 0)
+
+
+def test_a_run_that_is_listed_twice_is_trained_once(tmp_path):
+    sweep = Sweep(tmp_path, count=1)
+    sweep.trials *= 3
+    assert sweep.run().num_trained == 1
+
+
+def test_wandb_is_asked_for_once_and_every_trial_carries_the_answer(tmp_path, monkeypatch):
+    asked, seen = [], []
+    monkeypatch.setattr(log, "probe_wandb", lambda: asked.append(1) or ("offline", "W&B: offline"))
+    sweep = Sweep(tmp_path, "logger=wandb", "name=my-study")
+
+    def run(trial):
+        seen.append(trial.wandb)
+        return fakes.run_fake(trial)
+
+    sweep.run(run)
+    assert len(asked) == 1
+    assert "W&B: offline\n" in sweep.printed
+    assert [values["group"] for values in seen] == ["my-study"] * 4
+    assert {values["mode"] for values in seen} == {"offline"}
+    assert seen[0]["config"]["seed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "expected"),
+    [
+        (["launcher=serial"], 0, 1),
+        (["launcher=ray"], 0, 8),
+        (["launcher=ray", "cpus_per_trial=3"], 0, 2),
+        (["launcher=ray", "cpus_per_trial=16"], 0, 1),
+        (["launcher=ray", "device=auto"], 1, 4),
+        (["launcher=ray", "device=auto", "gpus_per_trial=1"], 2, 2),
+        (["launcher=ray", "device=cpu"], 1, 8),
+    ],
+)
+def test_slots_are_what_the_cores_and_the_gpus_allow(tmp_path, monkeypatch, overrides, gpus, expected):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(launch, "_num_gpus", lambda: gpus)
+    spec, _ = make_sweep(tmp_path, *overrides)
+    assert launch.slots(spec) == expected
+
+
+def test_a_real_sweep_resumes_bit_for_bit_after_an_interrupt(tmp_path):
+    spec, trials = make_sweep(tmp_path)
+    console = Console(file=io.StringIO(), force_terminal=False)
+    steps = iter(range(1000))
+
+    def run(trial):
+        for _ in launch.run_trial(trial):
+            if next(steps) == 16:  # the second trial's fifth step
+                os.kill(os.getpid(), signal.SIGINT)
+            yield
+
+    assert launch.run(spec, trials, console=console, run=run).interrupted
+    assert trials[1].directory.status()["state"] == "running"
+    assert launch.run(spec, trials, console=console).num_trained == 3
+    other_spec, others = make_sweep(tmp_path, pool="other")
+    assert launch.run(other_spec, others, console=console).num_trained == 4
+    for trial, other in zip(trials, others, strict=True):
+        assert trial.directory.metrics_file.read_bytes() == other.directory.metrics_file.read_bytes()

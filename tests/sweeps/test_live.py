@@ -1,0 +1,132 @@
+"""The live table, and the plain lines in its place."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from sweeps.live import LiveView, duration
+from tests.sweeps import fakes
+
+
+def plain_console():
+    return Console(file=io.StringIO(), force_terminal=False, width=200)
+
+
+def terminal(height, width=100):
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
+
+
+def drawn(view):
+    """What the table shows now, as lines without colours."""
+    view.progress.poll()
+    with view.console.capture() as capture:
+        view.console.print(view.render())
+    return [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in capture.get().splitlines()]
+
+
+def running(trial, steps=2):
+    trial.directory.set_status("running", step=0, num_steps=trial.spec["steps"], phase="training")
+    for step in range(1, steps + 1):
+        fakes.log_step(trial.directory, step, wall_s=0.25 * step)
+
+
+def test_without_a_terminal_a_trial_gives_a_line_at_its_start_and_one_at_its_end(tmp_path):
+    trials = [fakes.make_trial(tmp_path, index, steps=6) for index in range(2)]
+    console = plain_console()
+    with LiveView(trials, console=console) as view:
+        running(trials[0])
+        view._refresh()
+        view._refresh()
+        fakes.finish(trials[0].directory, "diverged", step=6, val_nll=2.5)
+        list(fakes.run_fake(trials[1]))
+    lines = console.file.getvalue().splitlines()
+    assert lines[0] == "start  sa lr=0.01 seed=0 (000000000000)"
+    assert re.fullmatch(r"diverged sa lr=0.01 seed=0 \(000000000000\) val NLL 2.500 in \d+\.\d s \[1/2\]", lines[1])
+    assert lines[2] == "start  sa lr=0.01 seed=1 (000000000001)"
+    assert re.fullmatch(r"stable sa lr=0.01 seed=1 \(000000000001\) val NLL 2.500 in \d+\.\d s \[2/2\]", lines[3])
+    assert len(lines) == 4
+
+
+def test_the_table_shows_running_trials_then_the_last_that_ended_then_those_that_wait(tmp_path):
+    trials = [fakes.make_trial(tmp_path, index, steps=6) for index in range(5)]
+    view = LiveView(trials, num_skipped=7, console=terminal(20))
+    for trial in trials[:2]:
+        list(fakes.run_fake(trial))
+    trials[2].directory.set_status("failed", step=3, reason="planted")
+    running(trials[3])
+    lines = drawn(view)
+    assert lines[0].startswith("5 runs: 2 done, 1 running, 1 failed, 1 queued, 7 skipped; ")
+    assert lines[1].split() == ["mechanism", "LR", "seed", "step", "loss", "val", "NLL", "tokens/s", "ETA", "state"]
+    assert [line.split()[2] for line in lines[2:]] == ["3", "2", "1", "0", "4"]
+    assert [line.split()[-1] for line in lines[2:]] == ["training", "failed", "stable", "stable", "queued"]
+    assert lines[2].split()[3:] == ["2/6", "2.500", "512", "1", "s", "training"]
+    assert lines[4].split()[4] == "2.500"
+
+
+@pytest.mark.parametrize("note", ["", "stopping"])
+@pytest.mark.parametrize("height", [6, 12, 40])
+def test_the_table_never_exceeds_the_terminal(tmp_path, height, note):
+    view = LiveView([fakes.make_trial(tmp_path, index) for index in range(30)], console=terminal(height))
+    view.note = note
+    lines = drawn(view)
+    assert len(lines) < height
+    shown = sum(line.endswith("queued") for line in lines)
+    assert shown == 30 or lines[-1] == f"… and {30 - shown} more"
+    assert (note in lines) == bool(note)
+
+
+def test_a_narrow_terminal_cuts_lines_and_does_not_wrap_them(tmp_path):
+    view = LiveView([fakes.make_trial(tmp_path)], console=terminal(20, width=30))
+    assert len(drawn(view)) == 3
+    assert max(map(len, drawn(view))) <= 30
+
+
+def test_what_opens_the_table_goes_when_a_trial_runs(tmp_path):
+    trial = fakes.make_trial(tmp_path)
+    view = LiveView([trial], opening="starting", console=terminal(20))
+    assert "starting" in drawn(view)
+    running(trial)
+    assert "starting" not in drawn(view)
+
+
+def test_the_table_refreshes_by_itself_while_the_launcher_is_busy(tmp_path, monkeypatch):
+    monkeypatch.setattr("sweeps.live.POLL_S", 0.01)
+    trial, console = fakes.make_trial(tmp_path), terminal(20)
+    with LiveView([trial], console=console) as view:
+        running(trial)
+        for _ in range(500):
+            if view._closing.wait(0.01) or "2/4" in console.file.getvalue():
+                break
+    assert "2/4" in console.file.getvalue()
+
+
+def test_ticks_look_at_the_runs_at_most_once_a_second(tmp_path, monkeypatch):
+    with LiveView([fakes.make_trial(tmp_path)], console=plain_console()) as view:
+        polls = []
+        monkeypatch.setattr(view.progress, "poll", lambda: polls.append(1))
+        for _ in range(1000):
+            view.tick()
+        assert len(polls) <= 1
+
+
+def test_the_summary_counts_verdicts(tmp_path):
+    trials = [fakes.make_trial(tmp_path, index) for index in range(4)]
+    with LiveView(trials, num_skipped=2, console=plain_console()) as view:
+        list(fakes.run_fake(trials[0], verdict="diverged"))
+        list(fakes.run_fake(trials[1]))
+        list(fakes.run_fake(trials[2]))
+    assert view.summary() == "ended 3 runs in 0 s: 2 stable, 1 diverged; skipped 2; 1 left"
+
+
+def test_the_terminal_is_given_back_after_an_error(tmp_path):
+    console = terminal(20)
+    with pytest.raises(RuntimeError, match="planted"), LiveView([fakes.make_trial(tmp_path)], console=console):
+        raise RuntimeError("planted")
+    assert console.file.getvalue().count("\x1b[?25h") == console.file.getvalue().count("\x1b[?25l") == 1
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 00 s"), (252, "4 min 12 s"), (7500, "2 h 05 min")])
+def test_durations_read_well(seconds, text):
+    assert duration(seconds) == text

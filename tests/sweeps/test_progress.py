@@ -1,0 +1,117 @@
+"""What is known of trials from the files that they leave."""
+
+from sweeps.progress import TAIL_BYTES, Progress, tail, variants
+from tests.sweeps import fakes
+
+
+def started(trial, step=0):
+    trial.directory.set_status("running", step=step, num_steps=trial.spec["steps"], phase="training")
+
+
+def test_the_tail_of_a_log_is_its_last_whole_lines(tmp_path):
+    path = tmp_path / "log.jsonl"
+    assert tail(path) == []
+    path.write_text("".join(f'{{"step": {step}}}\n' for step in range(5000)) + '{"step": 50')
+    rows = tail(path)
+    assert rows[-1] == {"step": 4999}
+    assert [row["step"] for row in rows] == list(range(rows[0]["step"], 5000))
+    assert TAIL_BYTES / 20 < len(rows) < TAIL_BYTES / 10
+
+
+def test_the_tail_of_one_unfinished_line_is_empty(tmp_path):
+    (tmp_path / "log").write_text('{"step"')
+    assert tail(tmp_path / "log") == []
+
+
+def test_a_running_trial_is_followed_by_its_last_rows(tmp_path):
+    trial = fakes.make_trial(tmp_path, steps=10)
+    progress = Progress([trial])
+    started(trial)
+    for step in range(1, 5):
+        fakes.log_step(trial.directory, step, wall_s=0.5 * step, val_nll=3.25 if step == 2 else None)
+    progress.poll()
+    (row,) = progress.rows
+    assert (row.state, row.phase, row.step, row.num_steps) == ("running", "training", 4, 10)
+    assert (row.loss, row.val_nll, row.tokens_per_s, row.step_s) == (5.0 / 4, 3.25, 512.0, 0.5)
+    assert progress.row_eta_s(row) == 3.0
+    fakes.finish(trial.directory, "spiked", step=10, val_nll=2.5)
+    progress.poll()
+    assert (row.state, row.val_nll, row.step) == ("spiked", 2.5, 10)
+    assert row.seconds is not None
+
+
+def test_a_status_of_an_earlier_launch_counts_as_queued(tmp_path):
+    trials = [fakes.make_trial(tmp_path, index) for index in range(2)]
+    started(trials[0], step=3)
+    trials[1].directory.set_status("failed", step=1, reason="before")
+    progress = Progress(trials)
+    progress.poll()
+    assert progress.counts() == {"queued": 2}
+    started(trials[0], step=3)
+    trials[1].directory.set_status("failed", step=1, reason="again")
+    progress.poll()
+    assert progress.counts() == {"running": 1, "failed": 1}
+
+
+def test_a_trained_trial_runs_on_until_its_curvature_is_there(tmp_path):
+    trial, measured = fakes.make_trial(tmp_path, curvature={}), []
+    progress = Progress([trial], is_done=lambda trial: bool(measured))
+    for _ in fakes.run_fake(trial):
+        progress.poll()
+    progress.poll()
+    (row,) = progress.rows
+    assert (row.state, row.phase, row.val_nll) == ("running", "curvature", 2.5)
+    measured.append(True)
+    progress.poll()
+    assert row.state == "stable"
+    assert row.curvature_s is not None
+
+
+def test_a_trial_that_only_lacks_its_curvature_ends_when_the_table_appears(tmp_path):
+    trial, measured = fakes.make_trial(tmp_path, curvature={}), []
+    list(fakes.run_fake(trial))
+    progress = Progress([trial], is_done=lambda trial: bool(measured))
+    progress.poll()
+    assert progress.counts() == {"queued": 1}
+    trial.directory.curvature_file("terminal").parent.mkdir()
+    measured.append(True)
+    progress.poll()
+    assert progress.counts() == {"done": 1}
+    assert progress.rows[0].seconds is None
+
+
+def test_the_time_left_adds_up_over_trials_at_the_speed_of_their_own_kind(tmp_path):
+    kinds = [{"mechanism": {"name": name}} for name in ("sa", "sc", "sa", "sc")]
+    trials = [fakes.make_trial(tmp_path, index, steps=10, **kind) for index, kind in enumerate(kinds)]
+    progress = Progress(trials)
+    progress.poll()
+    assert progress.eta_s() is None
+    for trial, step_s in zip(trials[:2], (1.0, 3.0), strict=True):
+        started(trial)
+        for step in range(1, 6):
+            fakes.log_step(trial.directory, step, wall_s=step * step_s)
+    progress.poll()
+    assert progress.eta_s() == (5 * 1.0 + 5 * 3.0 + 10 * 1.0 + 10 * 3.0) / 2
+
+
+def test_a_variant_names_the_axes_that_vary(tmp_path):
+    one = [fakes.make_trial(tmp_path, index, mechanism={"name": name}) for index, name in enumerate(("sa", "sc"))]
+    assert variants(one) == ["sa", "sc"]
+    two = [fakes.make_trial(tmp_path, 0), fakes.make_trial(tmp_path, 1, norm="rmsnorm")]
+    assert variants(two) == ["sa layernorm", "sa rmsnorm"]
+
+
+def test_a_poll_reads_no_log_of_a_trial_that_waits_or_has_ended(tmp_path, monkeypatch):
+    trials = [fakes.make_trial(tmp_path, index) for index in range(500)]
+    for trial in trials[:300]:
+        list(fakes.run_fake(trial))
+    progress = Progress(trials)
+    for trial in trials[300:400]:
+        list(fakes.run_fake(trial))
+    started(trials[400])
+    progress.poll()
+    opened = []
+    monkeypatch.setattr("sweeps.progress.tail", lambda path: opened.append(path) or [])
+    progress.poll()
+    assert {path.parent.name for path in opened} == {trials[400].run_id}
+    assert progress.counts() == {"done": 100, "running": 1, "queued": 399}

@@ -1,0 +1,156 @@
+"""The Ray launcher, on one small cluster for all tests of this file."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sweeps import ray_launcher, serial_launcher
+from sweeps.interrupt import Interrupt
+from sweeps.trial import run_trial
+from tests.sweeps import fakes
+from tests.sweeps.real import make_sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with ray_launcher.cluster(num_cpus=2) as scratch:
+        yield scratch
+
+
+def launch(trials, on_tick=lambda: None, **more):
+    with Interrupt() as interrupt:
+        ray_launcher.launch(trials, on_tick=on_tick, interrupt=interrupt, **more)
+    return interrupt
+
+
+def states(trials):
+    return [trial.directory.status()["state"] for trial in trials]
+
+
+def worker_of(trial):
+    return json.loads((trial.directory.path / "worker.json").read_text())
+
+
+def test_a_dead_worker_fails_its_own_trial_only(cluster, tmp_path, capfd):
+    trials = [fakes.make_trial(tmp_path, index) for index in range(6)]
+    assert not launch(trials, run=fakes.run_and_die).requested
+    assert states(trials) == ["stable", "failed", *["stable"] * 4]
+    status = trials[1].directory.status()
+    assert (status["step"], status["num_steps"]) == (2, 4)
+    assert status["reason"] == "its worker process died: killed, out of memory, or a crash in native code"
+    assert "The actor died unexpectedly" in trials[1].directory.traceback_file.read_text()
+    workers = [worker_of(trial) for trial in trials]
+    assert len({worker["pid"] for worker in workers}) <= 3  # two slots, and one in place of the dead one: actors are reused
+    assert {worker["omp"] for worker in workers} == {"1"}
+    assert {worker["cwd"] for worker in workers} == {str(Path.cwd())}
+    printed = capfd.readouterr()
+    assert printed.out + printed.err == ""
+
+
+def test_an_interrupt_saves_what_runs_and_starts_nothing_more(cluster, tmp_path):
+    trials = [fakes.make_trial(tmp_path, index, steps=25) for index in range(5)]
+
+    def interrupt_once():
+        if all(trial.directory.metrics_file.exists() for trial in trials[:2]) and not interrupted:
+            interrupted.append(os.kill(os.getpid(), signal.SIGINT))
+
+    interrupted = []
+    assert launch(trials, on_tick=interrupt_once, run=fakes.run_slowly).requested
+    assert states(trials) == ["running"] * 2 + ["queued"] * 3
+    saved = [json.loads((trial.directory.path / "saved.json").read_text()) for trial in trials[:2]]
+    assert all(0 < step < 25 for step in saved)
+    assert not list(tmp_path.glob(".stop-*"))
+    launch(trials[:2], run=fakes.run_slowly)
+    assert states(trials[:2]) == ["stable"] * 2
+    assert [len(trial.directory.metrics_file.read_text().splitlines()) for trial in trials[:2]] == [25, 25]
+
+
+def test_ray_and_serial_write_the_same_metrics_bit_for_bit(cluster, tmp_path):
+    _, serial = make_sweep(tmp_path, pool="serial")
+    _, ray = make_sweep(tmp_path, pool="ray")
+    serial_launcher.launch(serial, on_tick=lambda: None, interrupt=Interrupt(), run=run_trial)
+    launch(ray)
+    for one, other in zip(serial, ray, strict=True):
+        assert one.run_id == other.run_id
+        assert one.directory.metrics_file.read_bytes() == other.directory.metrics_file.read_bytes()
+        assert len(one.directory.metrics_file.read_text().splitlines()) == 13
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        ({"cpus_per_trial": 3}, "cpus_per_trial=3, but there are 2 CPUs; give at most 2"),
+        ({"gpus_per_trial": 0.5}, "gpus_per_trial=0.5, but there are 0 GPUs; give at most 0"),
+    ],
+)
+def test_a_trial_that_asks_for_more_than_there_is_is_refused(cluster, tmp_path, share, text):
+    with pytest.raises(RuntimeError, match=text):
+        launch([fakes.make_trial(tmp_path)], **share)
+
+
+def test_without_ray_the_error_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray.tune", None)
+    with pytest.raises(RuntimeError, match=r"launcher=ray needs Ray .*: pip install 'ray\[tune\]', or choose launcher=serial"):
+        launch([fakes.make_trial(tmp_path)])
+
+
+SWEEP = """
+import sys
+sys.path[:0] = sys.argv[2:3]
+from pathlib import Path
+from sweeps import launch
+from tests.sweeps import fakes, real
+folder = Path(sys.argv[1])
+spec, _ = real.make_sweep(folder, "launcher=ray")
+trials = [fakes.make_trial(folder / "pool", index, steps=100) for index in range(5)]
+sys.exit(130 if launch.run(spec, trials, run=fakes.run_slowly).interrupted else 0)
+"""
+
+
+def processes_of(session):
+    """Ids of the processes of a session, zombies left out."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number_of_signals", [1, 2])
+def test_ctrl_c_leaves_no_process_and_no_folder_behind(tmp_path, number_of_signals):
+    scratch, home = tmp_path / "t", tmp_path / "home"
+    scratch.mkdir()
+    home.mkdir()
+    script = tmp_path / "sweep.py"
+    script.write_text(SWEEP)
+    environment = {**os.environ, "TMPDIR": str(scratch), "HOME": str(home)}
+    before = set(Path("/tmp").glob("stability-ray-*"))
+    arguments = [sys.executable, str(script), str(tmp_path), str(ROOT)]
+    sweep = subprocess.Popen(arguments, env=environment, cwd=home, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("pool/*/metrics.jsonl"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for _ in range(number_of_signals):
+        os.killpg(sweep.pid, signal.SIGINT)
+        time.sleep(0.05)
+    printed, _ = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130, printed
+    assert printed.endswith("interrupted: run the same command again, it goes on where this one stopped\n")
+    assert processes_of(sweep.pid) == []
+    assert set(Path("/tmp").glob("stability-ray-*")) <= before
+    assert [path.name for path in home.iterdir() if path.name != ".cache"] == []
+    if number_of_signals == 1:
+        assert len(list(tmp_path.glob("pool/*/saved.json"))) == 2

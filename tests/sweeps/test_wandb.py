@@ -1,0 +1,182 @@
+"""The W&B sink and the probe before it: a run lands offline, and nothing that W&B does reaches the training loop."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stability.runs import log
+from stability.runs.directory import RunDirectory
+from stability.runs.log import RunLog, WandbSink, probe_wandb
+
+KEY = "0123456789" * 4
+
+
+@pytest.fixture(autouse=True)
+def no_account(tmp_path, monkeypatch):
+    """Nobody's credentials, settings or caches: a home of its own and no W&B variables."""
+    for name in [name for name in os.environ if name.startswith("WANDB_") or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(WandbSink, "_offline_from_now", False)
+
+
+def probe(environment):
+    """`probe_wandb` in a process of its own (W&B reads its settings once), and the seconds it took."""
+    script = "import time; t = time.monotonic(); from stability.runs.log import probe_wandb; print(*probe_wandb(1.0), time.monotonic() - t, sep='|')"
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": root, **environment}
+    printed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+    mode, message, seconds = printed.strip().split("|")
+    return mode, message, float(seconds)
+
+
+def test_without_a_key_it_is_offline():
+    mode, message, _ = probe({})
+    assert mode == "offline"
+    assert message.startswith("W&B: offline, no API key found; upload later with:")
+
+
+@pytest.mark.parametrize(("wanted", "mode"), [("offline", "offline"), ("dryrun", "offline"), ("disabled", "disabled")])
+def test_wandb_mode_is_respected(wanted, mode):
+    assert probe({"WANDB_MODE": wanted, "WANDB_API_KEY": KEY})[:2] == (mode, f"W&B: {mode}, as WANDB_MODE says")
+
+
+def test_online_needs_a_server_that_takes_a_connection():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        assert probe({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url})[:2] == ("online", f"W&B: online, {url}")
+    mode, message, _ = probe({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url, "WANDB_MODE": "online"})
+    assert mode == "offline"
+    assert message.startswith(f"W&B: offline, {url} does not answer; upload later with: wandb sync")
+
+
+def test_a_name_that_is_slow_to_resolve_holds_nobody_up(monkeypatch):
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: time.sleep(30))
+    started = time.monotonic()
+    assert not log._reachable("https://example.invalid", 0.2)
+    assert time.monotonic() - started < 10
+
+
+def test_the_proxy_is_asked_where_there_is_one(monkeypatch):
+    asked = []
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    monkeypatch.setattr(socket, "create_connection", lambda address, timeout: asked.append(address) or socket.socket())
+    assert log._reachable("https://example.invalid", 1.0)
+    assert asked == [("proxy.example", 3128)]
+
+
+def test_without_wandb_the_error_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(RuntimeError, match="logger=wandb needs Weights & Biases: pip install wandb, or choose logger=files"):
+        probe_wandb()
+
+
+def row(step):
+    return {"step": step, "loss": 5.0 / step, "grad_norm": 1.0, "update_norm": None, "lr": 0.01, "val_nll": 2.5 if step == 3 else None}
+
+
+def write_run(directory, steps, resume_after=-1, mode="offline"):
+    run_log = RunLog(directory, resume_after=resume_after, wandb={"group": "my-study", "mode": mode, "config": {"lr_peak": 0.01}, "name": "sa lr=0.01"})
+    for step in steps:
+        run_log.metrics(row(step))
+    run_log.close({"verdict": "stable"})
+
+
+def test_an_offline_run_lands_in_its_directory_and_a_resumed_one_beside_it(tmp_path, capsys):
+    directory = RunDirectory(tmp_path / "pool", "0123456789ab")
+    write_run(directory, [1, 2, 3])
+    write_run(directory, [3, 4], resume_after=2)
+    first, second = sorted((directory.path / "wandb").glob("offline-run-*/*.wandb"))
+    assert [json.loads(line)["step"] for line in directory.metrics_file.read_text().splitlines()] == [1, 2, 3, 4]
+    for path, steps in ((first, [1, 2, 3]), (second, [3, 4])):
+        inspect = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(path)]
+        records = [json.loads(line) for line in subprocess.run(inspect, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()]
+        (run,) = [record["run"] for record in records if record["type"] == "run"]
+        assert (run["run_group"], run["run_id"], run["project"], run["display_name"]) == ("my-study", "0123456789ab", "stability", "sa lr=0.01")
+        history = [record["history"] for record in records if record["type"] == "history"]
+        assert [(item["step"]["num"], item["item"]["loss"], item["item"].get("val_nll")) for item in history] == [
+            (step, pytest.approx(5.0 / step), 2.5 if step == 3 else None) for step in steps
+        ]
+    assert capsys.readouterr().out == ""
+
+
+def broken_init(fails_at, calls):
+    """A stand-in for `wandb.init` whose run fails at the named method."""
+
+    class Run:
+        class summary:
+            update = staticmethod(lambda values: None)
+
+        def log(self, values, step):
+            self.fail("log")
+
+        def finish(self):
+            self.fail("finish")
+
+        def fail(self, name):
+            calls.append(name)
+            if name == fails_at:
+                raise ConnectionResetError("Connection lost")
+
+    def init(mode, **arguments):
+        calls.append(mode)
+        if fails_at == mode or fails_at == "always":
+            raise TimeoutError("no answer\nfrom there")
+        return Run()
+
+    return init
+
+
+@pytest.mark.parametrize(
+    ("fails_at", "calls"),
+    [
+        ("log", ["online", "log"]),
+        ("finish", ["online", "log", "log", "finish"]),
+        ("online", ["online", "offline", "log", "log", "finish"]),
+        ("always", ["online", "offline"]),
+    ],
+)
+def test_whatever_wandb_raises_is_said_once_and_the_run_goes_on(tmp_path, monkeypatch, capsys, fails_at, calls):
+    seen = []
+    monkeypatch.setattr(log, "_init_wandb", broken_init(fails_at, seen))
+    directory = RunDirectory(tmp_path, "0123456789ab")
+    write_run(directory, [1, 2], mode="online")
+    assert seen == calls
+    assert len(directory.metrics_file.read_text().splitlines()) == 2
+    printed = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("0123456789ab: W&B failed, the run goes on (") for line in printed)
+    assert len(printed) == (2 if fails_at == "always" else 1)
+
+
+def test_after_one_timeout_the_trials_that_follow_in_the_process_stay_offline(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(log, "_init_wandb", broken_init("online", seen))
+    for index in range(3):
+        write_run(RunDirectory(tmp_path, f"{index:012x}"), [], mode="online")
+    assert [mode for mode in seen if mode != "finish"] == ["online", "offline", "offline", "offline"]
+
+
+@pytest.mark.slow
+def test_a_server_that_takes_connections_and_says_nothing_does_not_stop_a_run(tmp_path, monkeypatch, capfd):
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("WANDB_API_KEY", KEY)
+        monkeypatch.setenv("WANDB_SILENT", "true")  # as `probe_wandb` leaves it
+        directory = RunDirectory(tmp_path / "pool", "0123456789ab")
+        started = time.monotonic()
+        write_run(directory, [1, 2], mode="online")
+        assert time.monotonic() - started < 60
+    assert len(directory.metrics_file.read_text().splitlines()) == 2
+    assert list((directory.path / "wandb").glob("offline-run-*/*.wandb"))
+    printed = capfd.readouterr()
+    assert len(printed.out.splitlines()) == 1
+    assert printed.err == ""

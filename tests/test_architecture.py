@@ -1,0 +1,101 @@
+"""What the layout promises and no other test sees: torch-free modules, third parties in their homes, configs that compose."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stability.command_line import compose
+from stability.config import LearningRates, ModelSpec, checked, parse
+from stability.registry import Registry
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCH_FREE = [
+    "stability.config",
+    "stability.registry",
+    "stability.runs.directory",
+    "stability.runs.log",
+    "stability.runs.results",
+    "stability.runs.study",
+    "stability.runs.provenance",
+    "stability.training.verdict",
+    "stability.training.schedule",
+    "stability.command_line",
+    "stability.sweep",
+    "analysis.report",
+]
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_module_imports_neither_torch_nor_a_launcher(module):
+    code = f"import sys, {module}; print([name for name in ('torch', 'ray', 'wandb', 'optuna') if name in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_curvature_stands_on_torch_alone():
+    code = "import sys, stability.curvature; print(sorted(n for n in sys.modules if n.split('.')[0] in ('stability', 'pydantic', 'hydra', 'pandas')))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert "pydantic" not in out
+    assert all(name.startswith(("stability.curvature", "stability'")) or name == "stability" for name in eval(out))
+
+
+def test_kernels_package_is_empty():
+    assert (ROOT / "kernels" / "__init__.py").read_text() == ""
+
+
+def test_every_part_has_one_file_and_one_yaml():
+    for family, group in (("mechanisms", "mechanism"), ("residuals", "residual"), ("optimizers", "optimizer"), ("objectives", "objective"), ("data", "data")):
+        assert {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} == set(Registry(family).names()), family
+
+
+def test_every_yaml_holds_the_defaults_of_its_config():
+    """A part built in Python and the same part chosen on the command line are the same part."""
+    for family, group in (("mechanisms", "mechanism"), ("optimizers", "optimizer"), ("residuals", "residual")):
+        for name in Registry(family).names():
+            composed = parse("sweep", {**compose("sweep", [f"{group}={name}"]), "name": "x"})
+            assert getattr(composed, group)[0].settings == Registry(family).load(name).Config(), (group, name)
+
+
+TABLE_10 = {
+    "text_54m": (6, 6, 384, 1024),
+    "text_193m": (12, 12, 768, 1024),
+    "text_385m": (32, 16, 1024, 1024),
+    "dna_51m": (6, 6, 384, 1024),
+    "dna_172m": (12, 12, 768, 1024),
+    "dna_331m": (32, 16, 1024, 1024),
+    "protein_35m": (12, 4, 256, 2048),
+    "protein_133m": (24, 8, 512, 2048),
+    "protein_320m": (32, 16, 768, 2048),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_10)
+def test_model_sizes_are_those_of_table_10(name):
+    model = checked(ModelSpec, compose("sweep", [f"model={name}"])["model"])
+    assert (model.layers, model.heads, model.width, model.positions) == TABLE_10[name]
+
+
+TABLE_11 = {
+    "paper_small": (1e-5, 5e-5, 1e-4, 5e-4, 7.5e-4, 1e-3, 2.5e-3, 5e-3),
+    "paper_medium": (1e-5, 5e-5, 7.5e-5, 1e-4, 2.5e-4, 5e-4, 7.5e-4, 1e-3, 2.5e-3),
+    "paper_large": (7.5e-5, 1e-4, 2.5e-4, 5e-4),
+    "paper_text_385m": (1e-5, 5e-5, 7.5e-5, 1e-4, 2.5e-4, 5e-4, 7.5e-4, 1e-3),
+    "paper_text_385m_mix": (7.5e-5, 1e-4, 2.5e-4, 5e-4),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_11)
+def test_learning_rates_are_those_of_table_11(name):
+    assert checked(LearningRates, compose("sweep", [f"lr={name}"])["lr"]).rates() == TABLE_11[name]
+
+
+def test_every_choice_of_every_group_composes_and_parses():
+    for folder in sorted(path for path in (ROOT / "conf").iterdir() if path.is_dir()):
+        for choice in sorted(folder.glob("*.yaml")):
+            extra = {"text": ["data.path=README.md"], "values": ["lr.values=[1e-3]"], "ar": ["mechanism=sa"]}.get(choice.stem, [])
+            word = f"curvature={choice.stem}" if folder.name == "curvature" else f"{folder.name}={choice.stem}"
+            parse("sweep", {**compose("sweep", [word, *extra]), "name": "x"})

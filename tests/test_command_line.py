@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stability.command_line import compose, hydra_overrides, read_spec, store_plugins, study_name
+from stability.config import parse
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def sweep(*argv):
+    return read_spec("sweep", argv)
+
+
+def entry(module, *argv, cwd=ROOT):
+    return subprocess.run([sys.executable, "-m", module, *argv], capture_output=True, text=True, cwd=cwd)
+
+
+def test_nothing_is_the_quickstart():
+    spec = sweep()
+    assert spec.name == "quickstart"
+    assert [part.name for part in spec.mechanism] == ["sa", "sc", "mix", "sw"]
+    assert (len(spec.lr.rates()), spec.seeds, spec.steps, spec.batch) == (6, 2, 200, 8)
+    assert len(spec.expand("f" * 64)) == 48
+    sc = spec.mechanism[1].settings
+    assert (sc.window, sc.rank, sc.edge_hidden, sc.step_size) == (2, 4, 16, 0.1)
+    model = spec.model
+    assert (model.layers, model.width, model.heads, model.positions) == (4, 64, 4, 64)
+    adamw = spec.optimizer[0].settings
+    assert (adamw.weight_decay, adamw.beta1, adamw.beta2) == (1e-2, 0.9, 0.999)
+    assert (spec.clip_norm, spec.schedule.name, spec.objective.settings.mask_rate, spec.threads) == (1.0, "constant", "uniform", 1)
+
+
+@pytest.mark.parametrize(
+    ("argv", "name"),
+    [
+        ([], "quickstart"),
+        (["launcher=serial", "runs_dir=elsewhere"], "quickstart"),
+        (["mechanism=sc", "lr=range"], "sc-range"),
+        (["mechanism=[sa,sc]", "lr=[1e-4,1e-3]", "seeds=3"], "sa+sc-1e-4+1e-3-seeds3"),
+        (["study=quickstart", "steps=20"], "quickstart-steps20"),
+        (["data=text", "data.path=/home/me/my book (2).txt"], "text-mybook2"),
+        (["mechanism.sc.window=4"], "mechanism.sc.window4"),
+        (["hessian=false"], "hessianfalse"),
+    ],
+)
+def test_a_users_sweep_is_named_after_its_words_and_never_after_the_quickstart(argv, name):
+    assert study_name(argv) == name
+
+
+def test_the_users_words_work_exactly():
+    assert sweep("mechanism=sc", "lr=range").lr.rates()[0] == 3e-4
+    assert [part.name for part in sweep("mechanism=[sa,sc]").mechanism] == ["sa", "sc"]
+    assert sweep("mechanism=[sa,sc]", "mechanism.sc.window=4").mechanism[1].settings.window == 4
+    assert sweep("mechanism=mix", "mechanism.mix.sc.window=4").mechanism[0].settings.parts[1].settings.window == 4
+    assert sweep("lr=1e-3").lr.rates() == (1e-3,)
+    assert sweep("lr=[1e-4,1e-3]").lr.rates() == (1e-4, 1e-3)
+    assert sweep("lr=.001").lr.rates() == (1e-3,)
+    assert sweep("seeds=3").seeds == 3
+    assert sweep("data=text", "data.path=a/b.txt").data.settings.path == "a/b.txt"
+
+
+@pytest.mark.parametrize("path", ["a,b (c).txt", "it's.txt", "x=y.txt", "[z].txt", "wide space.jsonl.gz", "{q}:r.txt", "back\\slash.txt"])
+def test_paths_with_hydras_own_characters_arrive_whole(path):
+    assert sweep("data=text", f"data.path={path}").data.settings.path == path
+
+
+def test_the_shim_touches_nothing_else():
+    words = ["mechanism=[sa,sc]", "+x=1", "lr=range", "lr.num=9", "~lr", "name=a,b"]
+    assert hydra_overrides(words) == words
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["mechanism=scc"], "mechanism=scc: no such choice; did you mean 'sc'?"),
+        (["lr=abc"], "lr=abc: no such choice"),
+        (["steps=abc"], "steps='abc': input should be a valid integer"),
+        (["steps=1.5"], "steps=1.5: input should be a valid integer"),
+        (["stepz=3"], "stepz: unknown key; did you mean 'steps'?"),
+        (["+foo=1"], "foo: unknown key"),
+        (["+mechanism.sc.windw=3"], "mechanism.sc.windw: unknown key; did you mean 'window'?"),
+        (["mechanism=sa", "mechanism.sc.window=3"], "mechanism.sc is not among what this command selects; add mechanism=[…,sc]"),
+        (["mechanism=sc", "objective=ar"], "objective=ar needs a causal mechanism and sc is none; these are: sa, sw"),
+        (["data=text"], "data.path: a value is missing"),
+        (["data=text", "data.path=/no/such,file"], "data.path=/no/such,file: no such file or folder"),
+        (["foo"], "'foo' is not of the form key=value"),
+        (["name=../up"], "name='../up'"),
+        (["lr=[1e-3,"], "cannot read the command line"),
+        (["lr=-1e-3"], "must be positive"),
+        (["model.heads=3"], "model.heads=3 must divide model.width=64"),
+        (["runs_dir=/proc/nowhere"], "/proc/nowhere"),
+        (["model.positions=1000000"], "the held-out 1 % has"),
+    ],
+)
+def test_bad_input_is_two_lines_and_exit_code_2_and_leaves_nothing(argv, message, tmp_path):
+    out = entry("stability.sweep", "dry_run=true", f"runs_dir={tmp_path / 'runs'}", *argv)
+    assert out.returncode == 2, out.stderr
+    assert message in out.stderr
+    assert "Traceback" not in out.stderr
+    assert 1 <= len(out.stderr.strip().splitlines()) <= 2
+    assert not list(tmp_path.glob("runs/studies/*"))
+
+
+@pytest.mark.parametrize("module", ["stability.sweep", "stability.hessian", "stability.report"])
+def test_help_is_printed_for_h(module):
+    out = entry(module, "-h")
+    assert out.returncode == 0
+    assert f"python -m {module}" in out.stdout
+
+
+def test_hessian_of_what_is_no_checkpoint_says_what_one_looks_like(tmp_path):
+    out = entry("stability.hessian", f"ckpt={tmp_path}/nothing")
+    assert out.returncode == 2
+    assert "no checkpoint at" in out.stderr
+    assert "Traceback" not in out.stderr
+
+
+def test_a_plugin_is_chosen_like_a_mechanism_of_ours(tmp_path, monkeypatch):
+    (tmp_path / "my_mixer.py").write_text((ROOT / "stability" / "mechanisms" / "sw.py").read_text())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("stability.registry._plugins", {})
+    argv = ["plugins=[my_mixer]", "mechanism=[sa,my_mixer]", "mechanism.my_mixer.window=3"]
+    store_plugins(argv)
+    spec = parse("sweep", {**compose("sweep", argv), "name": "x"})
+    assert spec.mechanism[1].name == "my_mixer"
+    assert spec.mechanism[1].settings.window == 3
