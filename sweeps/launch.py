@@ -67,6 +67,7 @@ def run(
     outcome = _outcome(len(unique) - len(pending), view.progress.rows, interrupt.requested)
     _say(console, view.summary())
     _report(console, outcome)
+    _report_wandb(console, [trial for trial in pending if trial.wandb])
     return outcome
 
 
@@ -150,6 +151,15 @@ def _report(console: Console, outcome: Outcome) -> None:
         _say(console, "the same command tries the failed runs again")
     if outcome.interrupted:
         _say(console, HINT)
+
+
+def _report_wandb(console: Console, trials: Sequence[Trial]) -> None:
+    """What W&B raised in the workers, which have no terminal: once, with the number of runs."""
+    from stability.runs.log import wandb_failure_file
+
+    failed = [path for path in (wandb_failure_file(trial.directory) for trial in trials) if path.exists()]
+    if failed:
+        _say(console, f"W&B failed in {len(failed)} of {len(trials)} runs, their numbers are in metrics.jsonl: {failed[0].read_text().strip()}")
 
 
 def _say(console: Console, text: str) -> None:

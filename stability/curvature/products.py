@@ -15,6 +15,7 @@ from stability.curvature._differences import PARITY_EPSILON, curvature_at, curva
 from stability.curvature._graph import NoSecondDerivative, check_used, custom_functions, gradient_with_graph, product_along, refusals_named
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, dot, mean_of
 from stability.curvature._jet import NoRule
+from stability.curvature._nonfinite import first_nonfinite
 from stability.curvature.alpha_max import alpha_max
 from stability.curvature.taylor import taylor_sums
 
@@ -28,8 +29,8 @@ class Directional:
     ``loss``: L(θ). ``slope``: ⟨∇L, u⟩. ``curvature``: uᵀHu. ``alpha_max``: Eq. 18 from these, NaN where any of the three is not finite.
     ``method``: the one that gave the curvature. ``rel_error``: |a − b| / max(|a|, |b|) of the curvature against central differences, where
     asked for.
-    ``error_bar``: with method finite_difference, what the curvature may be off by. ``shares``: u_b·(Hu)_b by parameter, which add up to
-    the curvature, where the method yields them.
+    ``error_bar``: with method finite_difference, what the curvature may be off by. ``shares``: u_b·(Hu)_b by parameter, which add up to the
+    curvature, where the method yields them. ``nonfinite``: where a number is not finite, the first parameter or module that is not.
     """
 
     loss: float
@@ -40,6 +41,7 @@ class Directional:
     rel_error: float | None = None
     error_bar: float | None = None
     shares: dict[str, float] | None = field(default=None, repr=False, hash=False)
+    nonfinite: str | None = None
 
 
 def directional(
@@ -68,7 +70,7 @@ def directional(
     params = check_params(params)
     problem = Problem(Objective(loss_fn, batches), params, check_direction(params, direction), RandomState(params))
     evaluate = {"auto": _by_any, "taylor": _by_taylor, "double_backward": _by_double_backward}.get(method)
-    return _by_differences(problem, method, bool(check)) if evaluate is None else evaluate(problem, check)
+    return explained(problem, _by_differences(problem, method, bool(check)) if evaluate is None else evaluate(problem, check))
 
 
 def hvp(
@@ -133,7 +135,12 @@ def _by_any(problem: Problem, check: bool | None) -> Directional:
         return _by_taylor(problem, check)
     except NoRule:
         pass  # double backward is as exact, and the result names it
-    except (RuntimeError, TypeError, AttributeError, AssertionError) as error:  # code that no tensor subclass gets through; if it is the loss's own, it is raised again below
+    except (
+        RuntimeError,
+        TypeError,
+        AttributeError,
+        AssertionError,
+    ) as error:  # code that no tensor subclass gets through; if it is the loss's own, it is raised again below
         unforeseen = f"{type(error).__name__}: {error}"
     try:
         result = _by_double_backward(problem, check, vouch=True)
@@ -180,6 +187,13 @@ def _by_differences(problem: Problem, method: str, check: bool) -> Directional:
 def with_check(problem: Problem, result: Directional) -> Directional:
     reference, _ = curvature_with_error(problem.objective, problem.params, problem.direction, problem.random)
     return replace(result, rel_error=relative_error(result.curvature, reference))
+
+
+def explained(problem: Problem, result: Directional) -> Directional:
+    """The result, with the origin of what is not finite in it."""
+    if math.isfinite(result.loss) and math.isfinite(result.slope) and math.isfinite(result.curvature):
+        return result
+    return replace(result, nonfinite=first_nonfinite(problem.objective, problem.params, problem.direction, problem.random))
 
 
 def check_method(method: str) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from stability.curvature._graph import check_used, gradient_with_graph, plain_gradient, product_along, refusals_named
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, mean_of
 from stability.curvature._jet import plus
-from stability.curvature.products import Directional, Problem, Sums, check_method, directional, with_check
+from stability.curvature.products import Directional, Problem, Sums, check_method, directional, explained, with_check
 
 
 class GradientWithGraph:
@@ -78,7 +78,7 @@ class GradientWithGraph:
         with torch.enable_grad(), refusals_named():
             sums.add(graph, product_along(graph, self.params, problem.direction), problem.direction)
         exact = sums.result("double_backward")
-        return with_check(problem, exact) if self.check else exact
+        return explained(problem, with_check(problem, exact) if self.check else exact)
 
     def _again(self, problem: Problem) -> Directional:
         with self.random.replayed():

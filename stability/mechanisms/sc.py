@@ -51,10 +51,10 @@ class SelfConsensus(AbstractMechanism):
         self.source = nn.Linear(shape.width, shape.width)
         self.out = nn.Linear(shape.width, shape.width)
         # (H, 2, ξ, d_H): [:, 0] acts on y_i and [:, 1] on y_j of the edge i → j; the MLPs for α, β, Λ follow one another along ξ
-        self.pair_weight = EDGE_GAIN * _uniform(2 * head_width, shape.heads, 2, num_mlps * hidden, head_width)
+        self.pair_weight = _uniform(2 * head_width, shape.heads, 2, num_mlps * hidden, head_width, gain=EDGE_GAIN)
         self.pair_bias = _uniform(2 * head_width, shape.heads, num_mlps * hidden)
         # (H, 2, ξ): α, β
-        self.scalar_weight = EDGE_GAIN * _uniform(hidden, shape.heads, 2, hidden)
+        self.scalar_weight = _uniform(hidden, shape.heads, 2, hidden, gain=EDGE_GAIN)
         self.scalar_bias = _uniform(hidden, shape.heads, 2)
         self.lambda_weight = _uniform(hidden, shape.heads, rank * head_width, hidden)
         self.lambda_bias = _uniform(hidden, shape.heads, rank * head_width)
@@ -155,9 +155,10 @@ def _nonzero(squares: Tensor) -> Tensor:
     return torch.where(squares > torch.finfo(squares.dtype).tiny ** (1 / 3), squares, 1.0)
 
 
-def _uniform(fan_in: int, *shape: int) -> nn.Parameter:
-    """torch's own initialisation of a linear layer, for weights and biases."""
-    return nn.Parameter(torch.empty(shape).uniform_(-(fan_in**-0.5), fan_in**-0.5))
+def _uniform(fan_in: int, *shape: int, gain: float = 1.0) -> nn.Parameter:
+    """torch's own initialisation of a linear layer, for weights and biases, times ``gain``."""
+    bound = gain * fan_in**-0.5
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
 EXPORT = SelfConsensus

@@ -66,12 +66,15 @@ class RunLog:
 class WandbSink:
     """One W&B run per trial, grouped by study, in ``<run>/wandb``. ``mode`` is decided once by the driver (`probe_wandb`), never here.
 
-    Whatever W&B raises is said once and ends the sink, never the run: the numbers are in the run's own files anyway.
+    Whatever W&B raises is said once and ends the sink, never the run: the numbers are in the run's own files anyway. It is kept in
+    `wandb_failure_file`, too, from which the driver tells what a worker's terminal would have shown.
     """
 
     _offline_from_now = False  # of this process: one timeout says enough, the trials after it don't wait for another
 
     def __init__(self, directory: RunDirectory, *, group: str, mode: str, config: dict[str, Any], name: str):
+        self._failure_file = wandb_failure_file(directory)
+        self._failure_file.unlink(missing_ok=True)
         self._arguments = {"group": group, "name": name, "id": directory.run_id, "dir": str(directory.path), "config": config}
         if mode == "online" and not WandbSink._offline_from_now:
             self._run = self._guarded(lambda: _init_wandb("online", **self._arguments))
@@ -100,8 +103,14 @@ class WandbSink:
         try:
             return call()
         except Exception as error:  # noqa: BLE001 W&B raises its own errors, OSError when its service died, and classes of private modules
-            print(f"{self._arguments['id']}: W&B failed, the run goes on ({type(error).__name__}: {str(error).splitlines()[0][:200]})", flush=True)
+            message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+            print(f"{self._arguments['id']}: W&B failed, the run goes on ({message})", flush=True)
+            write_atomically(self._failure_file, f"{message}\n".encode())
             return None
+
+
+def wandb_failure_file(directory: RunDirectory) -> Path:
+    return directory.path / "wandb_failure.txt"
 
 
 def _teardown_wandb() -> None:

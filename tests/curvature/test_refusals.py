@@ -147,6 +147,46 @@ def test_a_nan_is_reported_and_never_answered_by_differences(bad):
         assert math.isnan(directional(lambda p: (p["x"] ** 2).sum(), broken, U, method).alpha_max)
 
 
+class Root(torch.nn.Module):
+    """√x after a layer that cuts x at 0: its value is finite there, its derivatives are not."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.cut, self.root = torch.nn.Linear(1, 3, dtype=torch.float64), torch.nn.Threshold(0.0, 0.0), SquareRoot()
+
+    def forward(self, x):
+        return self.root(self.cut(self.first(x)).clamp_min(0))
+
+
+class SquareRoot(torch.nn.Module):
+    def forward(self, x):
+        return x.sqrt()
+
+
+@pytest.mark.parametrize("method", ["auto", "double_backward"])
+def test_a_nan_is_traced_to_the_first_module_that_made_it(method):
+    model = Root()
+    with torch.no_grad():
+        model.first.weight.zero_()
+        model.first.bias.zero_()
+    params = dict(model.named_parameters())
+    u = {name: torch.ones_like(param) for name, param in params.items()}
+
+    def loss(p):
+        return torch.func.functional_call(model, p, (torch.ones(1, dtype=torch.float64),)).sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = directional(loss, params, u, method)
+    assert math.isnan(result.alpha_max)
+    assert result.nonfinite is not None
+    assert "derivative along u of root (SquareRoot) is the first that is not finite" in result.nonfinite or "Threshold" in result.nonfinite
+    broken = {name: param.detach() * math.nan for name, param in params.items()}
+    assert directional(loss, broken, u, method).nonfinite == "params['first.weight'] is not finite"
+    assert directional(loss, params, broken, method).nonfinite == "direction['first.weight'] is not finite"
+    assert directional(lambda p: p["x"].sum() * math.nan, X, U, method).nonfinite.startswith("every module's output is finite")
+
+
 def test_a_loss_that_is_not_finite_gives_nan_even_where_its_derivatives_are():
     assert math.isnan(directional(lambda p: (p["x"] ** 2).sum() + math.inf, X, U).alpha_max)
 

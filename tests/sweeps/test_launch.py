@@ -110,9 +110,12 @@ def test_wandb_is_asked_for_once_and_every_trial_carries_the_answer(tmp_path, mo
 
     def run(trial):
         seen.append(trial.wandb)
-        return fakes.run_fake(trial)
+        yield from fakes.run_fake(trial)
+        if trial.spec["seed"]:
+            log.wandb_failure_file(trial.directory).write_text("CommError: planted\n")
 
     sweep.run(run)
+    assert sweep.printed.endswith("W&B failed in 3 of 4 runs, their numbers are in metrics.jsonl: CommError: planted\n")
     assert len(asked) == 1
     assert "W&B: offline\n" in sweep.printed
     assert [values["group"] for values in seen] == ["my-study"] * 4

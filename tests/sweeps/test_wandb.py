@@ -12,7 +12,7 @@ import pytest
 
 from stability.runs import log
 from stability.runs.directory import RunDirectory
-from stability.runs.log import RunLog, WandbSink, probe_wandb
+from stability.runs.log import RunLog, WandbSink, probe_wandb, wandb_failure_file
 
 KEY = "0123456789" * 4
 
@@ -107,6 +107,7 @@ def test_an_offline_run_lands_in_its_directory_and_a_resumed_one_beside_it(tmp_p
             (step, pytest.approx(5.0 / step), 2.5 if step == 3 else None) for step in steps
         ]
     assert capsys.readouterr().out == ""
+    assert not wandb_failure_file(directory).exists()
 
 
 def broken_init(fails_at, calls):
@@ -152,6 +153,7 @@ def test_whatever_wandb_raises_is_said_once_and_the_run_goes_on(tmp_path, monkey
     write_run(directory, [1, 2], mode="online")
     assert seen == calls
     assert len(directory.metrics_file.read_text().splitlines()) == 2
+    assert wandb_failure_file(directory).read_text() == ("ConnectionResetError: Connection lost\n" if calls[-1] == fails_at else "TimeoutError: no answer\n")
     printed = capsys.readouterr().out.splitlines()
     assert all(line.startswith("0123456789ab: W&B failed, the run goes on (") for line in printed)
     assert len(printed) == (2 if fails_at == "always" else 1)

@@ -1,0 +1,67 @@
+"""Where a NaN came from: the first module whose output, or whose output's derivative along u, is not finite."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from stability.curvature._inputs import Objective, RandomState, Tensors
+from stability.curvature._jet import parts
+from stability.curvature.taylor import taylor_sums
+
+_KINDS = ("output", "first derivative along u", "second derivative along u")
+
+
+def first_nonfinite(objective: Objective, params: Tensors, direction: Tensors, random: RandomState) -> str:
+    """One line that names a parameter, a direction, or a module, from one more evaluation. Modules are named from the outermost one called."""
+    for owner, tensors in (("params", params), ("direction", direction)):
+        for name, tensor in tensors.items():
+            if not torch.isfinite(tensor).all():
+                return f"{owner}[{name!r}] is not finite"
+    watch = _Watch()
+    handles = [register_module_forward_pre_hook(watch.enter), register_module_forward_hook(watch.leave)]
+    try:
+        taylor_sums(objective, params, direction, random)
+    except (RuntimeError, TypeError, AttributeError, AssertionError):  # no rule, or no way through: values alone, then
+        watch.clear()
+        with random.replayed(), torch.no_grad():
+            for _ in objective.terms(params):
+                pass
+    finally:
+        for handle in handles:
+            handle.remove()
+    return watch.found or "every module's output is finite; the loss or a derivative of it is not"
+
+
+class _Watch:
+    """Global hooks that remember the first module, innermost and earliest, with a NaN or an overflow to +∞ (−∞ is what masks are made of)."""
+
+    def __init__(self):
+        self.clear()
+
+    def clear(self) -> None:
+        self.found: str | None = None
+        self.root: nn.Module | None = None
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        self.root = self.root or module
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.found is not None or self.root is None:
+            return
+        for tensor in _tensors(output):
+            for kind, part in zip(_KINDS, parts(tensor), strict=True):
+                if part is not None and part.is_floating_point() and bool((part.isnan() | (part == torch.inf)).any()):
+                    names = {id(child): name for name, child in self.root.named_modules()}
+                    self.found = f"the {kind} of {names.get(id(module)) or 'the model'} ({type(module).__name__}) is the first that is not finite"
+                    return
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output]
+    items = output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()
+    return [tensor for item in items for tensor in _tensors(item)]
