@@ -163,6 +163,32 @@ def compare(positions: int, rows: int, repeats: int) -> None:
         print(f"{name:46s} {ratio(times, name, 'gradient'):6.2f} {peaks[name] / peaks['gradient']:7.2f}")
 
 
+def microbatched(rows: int) -> None:
+    """Peak memory of α_max over that of the training step, one sequence at a time in both."""
+    torch.manual_seed(0)
+    net = GPT(256)
+    params = dict(net.named_parameters())
+    optimizer = torch.optim.AdamW(params.values(), lr=1e-3)
+    batches = list(torch.randint(VOCABULARY, (rows, 1, 257)))
+    u = {name: 0.1 * torch.randn_like(param) for name, param in params.items()}
+
+    def loss(p: dict[str, Tensor], tokens: Tensor) -> tuple[Tensor, int]:
+        total = F.cross_entropy(functional_call(net, p, (tokens[:, :-1],)).flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
+        return total, tokens[:, 1:].numel()
+
+    def step() -> None:
+        for tokens in batches:
+            total, count = loss(params, tokens)
+            (total / (rows * count)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    unit = peak_bytes(step)
+    ratios = {name: peak_bytes(lambda name=name: directional(loss, params, u, name, batches=batches)) / unit for name in ("taylor", "double_backward")}
+    print(f"\nN = 256, {rows} sequences one at a time: peak memory of α_max over that of the training step ({unit / 2**20:.1f} MiB); may be 1.05")
+    print("  ".join(f"{name} {value:.2f}" for name, value in ratios.items()))
+
+
 def quickstart(repeats: int) -> None:
     """Every step of the quickstart's model with its α_max, in steps without."""
     print(f"\nα_max of every step of the quickstart (d = 64, N = 64, 8 sequences), in steps without it; may take {QUICKSTART_LIMIT}")
@@ -215,6 +241,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for positions in options.positions:
         compare(positions, options.rows, options.repeats)
+    microbatched(4)
     if not options.no_quickstart:
         quickstart(3 * options.repeats)
 

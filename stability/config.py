@@ -205,7 +205,7 @@ class CurvatureSpec(Settings):
     warmup_batches: int = Field(default=5, ge=1, description="batches whose clipped gradients give m and v (state=paper)")
     warmup_steps: int = Field(default=5, ge=0, description="optimizer steps taken before recording")
     recorded_steps: int = Field(default=25, ge=1, description="optimizer steps recorded")
-    method: Literal["auto", "double_backward", "finite_difference"] = Field(default="auto", description="how uᵀHu is computed")
+    method: Literal["auto", "taylor", "double_backward", "finite_difference", "parity"] = Field(default="auto", description="how uᵀHu is computed")
     seed: int = Field(default=0, ge=0, description="seed of the measured batches and masks, which training never drew")
 
 

@@ -14,7 +14,8 @@ Measure α_max by the paper's protocol. FOLDER: a checkpoint (…/checkpoints/st
 
   phase=terminal | earliest | all   which checkpoints of a run      state=[paper,checkpoint]   optimizer state to start from
   batch=512                         sequences per step              recorded_steps=25 warmup_steps=5 warmup_batches=5
-  method=auto | double_backward | finite_difference                 device=auto | cpu | cuda
+  method=auto | taylor | double_backward | finite_difference        device=auto | cpu | cuda
+  method=parity                     the paper's raw central difference, ε = 1e-4
 
 What is measured already under the same protocol is not measured again.
 """

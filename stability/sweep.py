@@ -62,7 +62,7 @@ def _run(spec, trials, study, corpus) -> int:
     from sweeps.launch import run
 
     started = time.time()
-    record = {**provenance(), "started_at": started, "data_description": corpus.description, "data_fingerprint": corpus.fingerprint}
+    record = {**provenance(), "started_at": time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(started)), "data_description": corpus.description, "data_fingerprint": corpus.fingerprint}
     fields = {"launcher": spec.launcher, "command": record["command"], "spec": spec.model_dump(mode="json")}
     study.write([trial.run_id for trial in trials], **fields, provenance=record)
     for trial in trials:

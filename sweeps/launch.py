@@ -118,7 +118,7 @@ def slots(spec: SweepSpec) -> int:
     limits = [(os.cpu_count() or 1) / spec.cpus_per_trial]
     if share := gpus_per_trial(spec):
         limits.append(_num_gpus() / share)
-    return max(1, int(min(limits)))
+    return max(1, int(min(limits) + 1e-6))
 
 
 def _num_gpus() -> int:

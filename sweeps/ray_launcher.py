@@ -102,7 +102,7 @@ def _settings(threads: int, scratch: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "disabled",  # token mode leaves a file in HOME
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS_SKIP_REGEX": "^",  # read at import: what a raylet says goes nowhere; a dead worker is reported by its trial
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a share of a GPU sees none
         "RAY_CHDIR_TO_TRIAL_DIR": "0",
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
@@ -231,7 +231,7 @@ def _slots(cpus_per_trial: float, gpus_per_trial: float) -> int:
         if share > there:
             raise RuntimeError(f"{name.lower()}s_per_trial={share:g}, but there are {there:g} {name}s; give at most {there:g}")
         if share:
-            slots.append(int(there / share))
+            slots.append(int(there / share + 1e-6))  # 0.3 / 0.1 is 3
     return min(slots, default=1)
 
 

@@ -99,6 +99,11 @@ def _hardsigmoid(x):
     return torch.nn.functional.hardsigmoid(x), ((x > -3) & (x < 3)).to(x.dtype) / 6, None
 
 
+@pointwise("threshold")
+def _threshold(x, threshold, value):
+    return torch.nn.functional.threshold(x, threshold, value), (x > threshold).to(x.dtype), None
+
+
 @on_aten("glu")
 def _glu(func, args, kwargs):
     a, b = args[0].chunk(2, args[1] if len(args) > 1 else -1)

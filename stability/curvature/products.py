@@ -135,12 +135,8 @@ def _by_any(problem: Problem, check: bool | None) -> Directional:
         return _by_taylor(problem, check)
     except NoRule:
         pass  # double backward is as exact, and the result names it
-    except (
-        RuntimeError,
-        TypeError,
-        AttributeError,
-        AssertionError,
-    ) as error:  # code that no tensor subclass gets through; if it is the loss's own, it is raised again below
+    except (RuntimeError, TypeError, AttributeError, AssertionError) as error:
+        # Code that no tensor subclass gets through; where it is the loss's own error, double backward raises it again.
         unforeseen = f"{type(error).__name__}: {error}"
     try:
         result = _by_double_backward(problem, check, vouch=True)

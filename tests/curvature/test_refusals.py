@@ -148,14 +148,14 @@ def test_a_nan_is_reported_and_never_answered_by_differences(bad):
 
 
 class Root(torch.nn.Module):
-    """√x after a layer that cuts x at 0: its value is finite there, its derivatives are not."""
+    """√x of a layer that gives 0: its value is finite there, its derivatives are not."""
 
     def __init__(self):
         super().__init__()
-        self.first, self.cut, self.root = torch.nn.Linear(1, 3, dtype=torch.float64), torch.nn.Threshold(0.0, 0.0), SquareRoot()
+        self.first, self.root = torch.nn.Linear(1, 3, dtype=torch.float64), SquareRoot()
 
     def forward(self, x):
-        return self.root(self.cut(self.first(x)).clamp_min(0))
+        return self.root(self.first(x))
 
 
 class SquareRoot(torch.nn.Module):
@@ -175,12 +175,9 @@ def test_a_nan_is_traced_to_the_first_module_that_made_it(method):
     def loss(p):
         return torch.func.functional_call(model, p, (torch.ones(1, dtype=torch.float64),)).sum()
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = directional(loss, params, u, method)
+    result = directional(loss, params, u, method)
     assert math.isnan(result.alpha_max)
-    assert result.nonfinite is not None
-    assert "derivative along u of root (SquareRoot) is the first that is not finite" in result.nonfinite or "Threshold" in result.nonfinite
+    assert result.nonfinite == "the first derivative along u of root (SquareRoot) is the first that is not finite"
     broken = {name: param.detach() * math.nan for name, param in params.items()}
     assert directional(loss, broken, u, method).nonfinite == "params['first.weight'] is not finite"
     assert directional(loss, params, broken, method).nonfinite == "direction['first.weight'] is not finite"

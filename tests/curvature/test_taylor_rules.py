@@ -72,6 +72,7 @@ POINTWISE = {
     "tanhshrink": F.tanhshrink,
     "hardswish": F.hardswish,
     "glu": F.glu,
+    "threshold": lambda x: F.threshold(x, 0.1, 2.0),
     "fmod": lambda x: torch.fmod(x, 0.3),
     "remainder": lambda x: x % 0.3,
     "frac": torch.frac,

@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -30,40 +30,40 @@ def no_account(tmp_path, monkeypatch):
 
 
 def probe(environment):
-    """`probe_wandb` in a process of its own (W&B reads its settings once), and the seconds it took."""
-    script = "import time; t = time.monotonic(); from stability.runs.log import probe_wandb; print(*probe_wandb(1.0), time.monotonic() - t, sep='|')"
+    """`probe_wandb` in a process of its own, since W&B reads its settings once."""
+    script = "from stability.runs.log import probe_wandb; print(*probe_wandb(1.0), sep='|')"
     root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": root, **environment}
     printed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
-    mode, message, seconds = printed.strip().split("|")
-    return mode, message, float(seconds)
+    mode, message = printed.strip().split("|")
+    return mode, message
 
 
 def test_without_a_key_it_is_offline():
-    mode, message, _ = probe({})
+    mode, message = probe({})
     assert mode == "offline"
     assert message.startswith("W&B: offline, no API key found; upload later with:")
 
 
 @pytest.mark.parametrize(("wanted", "mode"), [("offline", "offline"), ("dryrun", "offline"), ("disabled", "disabled")])
 def test_wandb_mode_is_respected(wanted, mode):
-    assert probe({"WANDB_MODE": wanted, "WANDB_API_KEY": KEY})[:2] == (mode, f"W&B: {mode}, as WANDB_MODE says")
+    assert probe({"WANDB_MODE": wanted, "WANDB_API_KEY": KEY}) == (mode, f"W&B: {mode}, as WANDB_MODE says")
 
 
 def test_online_needs_a_server_that_takes_a_connection():
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        assert probe({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url})[:2] == ("online", f"W&B: online, {url}")
-    mode, message, _ = probe({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url, "WANDB_MODE": "online"})
+        assert probe({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url}) == ("online", f"W&B: online, {url}")
+    mode, message = probe({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": url, "WANDB_MODE": "online"})
     assert mode == "offline"
     assert message.startswith(f"W&B: offline, {url} does not answer; upload later with: wandb sync")
 
 
 def test_a_name_that_is_slow_to_resolve_holds_nobody_up(monkeypatch):
-    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: time.sleep(30))
-    started = time.monotonic()
-    assert not log._reachable("https://example.invalid", 0.2)
-    assert time.monotonic() - started < 10
+    resolved = threading.Event()
+    monkeypatch.setattr(socket, "create_connection", lambda *_, **__: resolved.wait() and socket.socket())
+    assert not log._reachable("https://example.invalid", 0.2)  # waiting for the name would never end
+    resolved.set()
 
 
 def test_the_proxy_is_asked_where_there_is_one(monkeypatch):
@@ -174,9 +174,7 @@ def test_a_server_that_takes_connections_and_says_nothing_does_not_stop_a_run(tm
         monkeypatch.setenv("WANDB_API_KEY", KEY)
         monkeypatch.setenv("WANDB_SILENT", "true")  # as `probe_wandb` leaves it
         directory = RunDirectory(tmp_path / "pool", "0123456789ab")
-        started = time.monotonic()
         write_run(directory, [1, 2], mode="online")
-        assert time.monotonic() - started < 60
     assert len(directory.metrics_file.read_text().splitlines()) == 2
     assert list((directory.path / "wandb").glob("offline-run-*/*.wandb"))
     printed = capfd.readouterr()
