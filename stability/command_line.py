@@ -105,10 +105,12 @@ def hydra_overrides(argv: Sequence[str]) -> list[str]:
 
 def study_name(argv: Sequence[str]) -> str:
     """The preset's name where nothing else was asked for, else a name made from the overrides: ``mechanism=sc lr=range`` → ``sc-range``."""
-    pairs = [word.lstrip("+~").partition("=")[::2] for word in argv]
-    preset = dict(pairs).get("study")
-    asked = [(key, value) for key, value in pairs if key not in LABELS]
-    words = ([preset or "quickstart"] if preset or not asked else []) + [_word(key, value) for key, value in asked]
+    given: dict[str, str] = {}
+    for word in argv:
+        key, _, value = word.lstrip("+~").partition("=")
+        given[key] = value
+    asked = [_word(key, value) for key, value in given.items() if key not in LABELS]
+    words = ([given.get("study", "quickstart")] if "study" in given or not asked else []) + asked
     return "-".join(words)[:100].strip("-._+=")
 
 

@@ -162,7 +162,8 @@ class RunSpec(AbstractRecipe):
             raise ValueError(f"mechanism.{self.mechanism.name}.pattern has {needed} entries for {self.model.layers} layers; give at most {self.model.layers}")
         if direction not in mechanism.supported_directions(self.mechanism.settings):
             fitting = [name for name in registry.names() if direction in registry.load(name).supported_directions(registry.load(name).Config())]
-            raise ValueError(f"objective={self.objective.name} needs a {direction} mechanism and {self.mechanism.name} is none; these are: {', '.join(fitting)}")
+            names = f"objective={self.objective.name} needs a {direction} mechanism and {self.mechanism.name} is none"
+            raise ValueError(f"{names}; these are: {', '.join(fitting)}")
         return self
 
 
@@ -259,7 +260,7 @@ SPECS = {"sweep": SweepSpec, "hessian": HessianSpec, "report": ReportSpec}
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
-def parse(kind: Literal["sweep", "hessian", "report"], values: dict[str, Any]) -> Any:
+def parse(kind: str, values: dict[str, Any]) -> Any:
     """The validated spec of an entry. Plugins named in it are made known first. Errors: ``ValueError``, at most two lines."""
     for module in values.get("plugins") or ():
         add_plugin(module)

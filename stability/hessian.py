@@ -78,7 +78,9 @@ def _print_table(directory) -> None:
     import pandas as pd
 
     for path in sorted((directory.path / "curvature").glob("*.parquet")):
-        for (phase, state), rows in pd.read_parquet(path).groupby(["phase", "state"]):
+        table = pd.read_parquet(path)
+        for phase, state in table[["phase", "state"]].drop_duplicates().itertuples(index=False):
+            rows = table[(table.phase == phase) & (table.state == state)]
             finite = rows.alpha_max[rows.alpha_max.abs() < float("inf")]
             median = f"{finite.median():.3g}" if len(finite) else "--"
             stable = 100 * (rows.alpha_max > rows.lr).mean()

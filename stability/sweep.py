@@ -43,10 +43,11 @@ def main(argv: list[str]) -> int:
 
 def _trials(spec, runs, pool):
     from stability.config import run_id
+    from stability.runs.provenance import command_line
     from sweeps.trial import Trial
 
     curvature = spec.curvature.model_dump(mode="json") if spec.hessian else None
-    return [Trial(run_id(run), run.model_dump(mode="json"), str(pool), curvature, spec.device, None) for run in runs]
+    return [Trial(run_id(run), run.model_dump(mode="json"), str(pool), curvature, spec.device, None, command_line()) for run in runs]
 
 
 def _print_plan(spec, runs, corpus, trials) -> int:
@@ -62,7 +63,12 @@ def _run(spec, trials, study, corpus) -> int:
     from sweeps.launch import run
 
     started = time.time()
-    record = {**provenance(), "started_at": time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(started)), "data_description": corpus.description, "data_fingerprint": corpus.fingerprint}
+    record = {
+        **provenance(),
+        "started_at": time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(started)),
+        "data_description": corpus.description,
+        "data_fingerprint": corpus.fingerprint,
+    }
     fields = {"launcher": spec.launcher, "command": record["command"], "spec": spec.model_dump(mode="json")}
     study.write([trial.run_id for trial in trials], **fields, provenance=record)
     for trial in trials:

@@ -68,7 +68,8 @@ def describe(spec: SweepSpec, runs: Sequence[RunSpec], corpus: Corpus, slots: fl
     costs = measure_costs(spec, runs, corpus)
     rates = sorted({run.lr_peak for run in runs})
     lines = [
-        f"study {spec.name}: {len(runs)} runs ({num_finished} of them finished), {len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}, {spec.seeds} seeds",
+        f"study {spec.name}: {len(runs)} runs ({num_finished} of them finished), "
+        f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}, {spec.seeds} seeds",
         f"data: {corpus.description}; fingerprint {corpus.fingerprint[:12]}",
         f"{'kind of run':34}{'runs':>6}{'parameters':>13}{'step':>10}{'run':>10}{'memory':>10}",
     ]

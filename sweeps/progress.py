@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from stability.runs.directory import FINISHED
+from stability.runs.directory import FINISHED, tail
 from sweeps.trial import Trial
 
 TAIL_BYTES = 8192
@@ -186,16 +184,3 @@ def _read_logs(row: Row) -> None:
         row.tokens_per_s = fmean(line["tokens_per_s"] for line in timing)
         if (steps := timing[-1]["step"] - timing[0]["step"]) > 0:
             row.step_s = (timing[-1]["wall_s"] - timing[0]["wall_s"]) / steps
-
-
-def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
-    """The last whole lines of a log, parsed, reading no more than ``num_bytes`` of it; [] where there is none."""
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - num_bytes))
-            block = file.read()
-    except FileNotFoundError:
-        return []
-    lines = block.split(b"\n")[:-1]  # what follows the last newline is still being written
-    return [json.loads(line) for line in (lines[1:] if size > num_bytes else lines)]

@@ -18,9 +18,8 @@ from typing import Any
 
 from stability.runs.directory import FINISHED
 from sweeps.interrupt import Interrupt
-from sweeps.progress import tail
 from sweeps.serial_launcher import RunTrial, steps_of
-from sweeps.trial import Trial, run_trial
+from sweeps.trial import Trial, mark_failed, run_trial
 
 SLICE_S = 2.0  # a worker hands control back this often
 GRACE_S = 60.0  # after Ctrl-C the steps under way have this long to end and be saved
@@ -52,7 +51,7 @@ def launch(
     if not interrupt.requested:
         for trial in trials:
             if trial.directory.status()["state"] not in (*FINISHED, "failed"):
-                _set_failed(trial, "its worker ended without a word")
+                mark_failed(trial, "its worker ended without a word", "its worker ended without a word\n")
 
 
 @contextmanager
@@ -204,9 +203,7 @@ def _watch(trials: Sequence[Trial], stop_file: Path, on_tick: Callable[[], None]
 
 def _report_death(trial: Trial, tune_trial: Any) -> None:
     text = Path(tune_trial.error_file).read_text() if tune_trial.error_file else "Ray gave no reason\n"
-    trial.directory.path.mkdir(parents=True, exist_ok=True)
-    trial.directory.traceback_file.write_text(text)
-    _set_failed(trial, _reason(text))
+    mark_failed(trial, _reason(text), text)
 
 
 def _reason(text: str) -> str:
@@ -214,11 +211,6 @@ def _reason(text: str) -> str:
     if "Worker exit type" in text or "actor died" in text:
         return "its worker process died: killed, out of memory, or a crash in native code"
     return text.strip().splitlines()[-1]
-
-
-def _set_failed(trial: Trial, reason: str) -> None:
-    rows = tail(trial.directory.metrics_file)
-    trial.directory.set_status("failed", step=rows[-1]["step"] if rows else 0, reason=reason[:500], num_steps=trial.spec["steps"])
 
 
 def _slots(cpus_per_trial: float, gpus_per_trial: float) -> int:

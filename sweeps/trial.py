@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stability.runs.directory import RunDirectory
+from stability.runs.directory import RunDirectory, tail
 
 
 @dataclass(frozen=True)
 class Trial:
     """All that a worker needs, picklable, with absolute paths.
 
-    ``spec``: the RunSpec as plain JSON; ``curvature``: the CurvatureSpec as plain JSON, or None; ``wandb``: arguments of the W&B sink, or None.
+    ``spec``: the RunSpec as plain JSON; ``curvature``: the CurvatureSpec as plain JSON, or None; ``wandb``: arguments of the W&B sink, or None;
+    ``command``: the command line that asked for it, for the run's provenance.
     """
 
     run_id: str
@@ -24,6 +25,7 @@ class Trial:
     curvature: dict[str, Any] | None
     device: str
     wandb: dict[str, Any] | None
+    command: str = ""
 
     @property
     def directory(self) -> RunDirectory:
@@ -40,13 +42,24 @@ def run_trial(trial: Trial) -> Iterator[None]:
     Closing the generator leaves a run that resumes where it stopped. A crash is written to ``status.json`` as ``failed`` with its traceback's
     file and ends the generator quietly, so that the other trials go on.
     """
-    directory = trial.directory
     try:
         yield from _train_and_measure(trial)
     except Exception as error:  # noqa: BLE001 the boundary of a trial: whatever crashed, the sweep goes on and the traceback is kept
-        directory.path.mkdir(parents=True, exist_ok=True)
-        directory.traceback_file.write_text(traceback.format_exc())
-        directory.set_status("failed", step=int(directory.status().get("step", 0)), reason=f"{type(error).__name__}: {error}"[:500])
+        mark_failed(trial, f"{type(error).__name__}: {error}", traceback.format_exc())
+
+
+def mark_failed(trial: Trial, reason: str, account: str) -> None:
+    """Set a trial ``failed`` at its last logged step; ``account`` goes into its traceback's file. What training gave before a crash in α_max stays."""
+    directory = trial.directory
+    directory.path.mkdir(parents=True, exist_ok=True)
+    directory.traceback_file.write_text(account)
+    rows = tail(directory.metrics_file)
+    try:
+        result = directory.status().get("result")
+    except ValueError:  # the status itself is what is damaged
+        result = None
+    kept = {"result": result} if result else {}
+    directory.set_status("failed", step=rows[-1]["step"] if rows else 0, reason=reason[:500], num_steps=trial.spec["steps"], **kept)
 
 
 def _train_and_measure(trial: Trial) -> Iterator[None]:
@@ -55,6 +68,6 @@ def _train_and_measure(trial: Trial) -> Iterator[None]:
     from stability.training.loop import train
 
     spec = parse_run(trial.spec)
-    yield from train(spec, trial.directory, cache_dir=Path(trial.pool) / "cache", device=trial.device, wandb=trial.wandb)
+    yield from train(spec, trial.directory, cache_dir=Path(trial.pool) / "cache", device=trial.device, wandb=trial.wandb, command=trial.command)
     if trial.curvature is not None:
         yield from measure(trial.directory, checked(CurvatureSpec, trial.curvature), cache_dir=Path(trial.pool) / "cache", device=trial.device)

@@ -11,7 +11,7 @@ from stability.config import RunSpec, checked, run_id
 from stability.data._cache import prepare
 from stability.runs.directory import RunDirectory
 
-WORDS = "the window of a stable step is wide where the graph is smooth and narrow where the scores are sharp".split()
+SENTENCE = "the window of a stable step is wide where the graph is smooth and narrow where the scores are sharp"
 
 
 class Lab:
@@ -21,7 +21,8 @@ class Lab:
         self.pool = folder / "runs"
         self.cache = self.pool / "cache"
         self.text = folder / "page.txt"
-        lines = [" ".join(WORDS[(7 * i + j * j) % len(WORDS)] for j in range(12)) for i in range(900)]
+        words = SENTENCE.split()
+        lines = [" ".join(words[(7 * i + j * j) % len(words)] for j in range(12)) for i in range(900)]
         self.text.write_text("\n".join(lines))
 
     def spec(self, **changes: Any) -> RunSpec:

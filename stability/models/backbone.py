@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from torch import Tensor, nn
 
 from stability.models.block import Block
@@ -18,7 +20,7 @@ class Backbone(nn.Module):
         self.head = nn.Linear(width, num_outputs)
 
     def forward(self, tokens_BN: Tensor, mask_BN: Tensor | None = None) -> Tensor:
-        residual = self.blocks[0].mixer_residual
+        residual: Any = cast(Block, self.blocks[0]).mixer_residual
         state = residual.enter(self.embedding(tokens_BN))
         for block in self.blocks:
             state = block(state, mask_BN)

@@ -94,9 +94,8 @@ def _corpus(spec: RunSpec, cache_dir: Path) -> Corpus:
         return load(cache_dir, spec.data_fingerprint)
     corpus = prepare(spec.data, cache_dir)
     if corpus.fingerprint != spec.data_fingerprint:
-        raise ValueError(
-            f"the run was trained on data {spec.data_fingerprint[:12]}, which is not under {cache_dir};\ndata={spec.data.name} reads {corpus.fingerprint[:12]} now"
-        )
+        trained_on, now = spec.data_fingerprint[:12], corpus.fingerprint[:12]
+        raise ValueError(f"the run was trained on data {trained_on}, which is not under {cache_dir};\ndata={spec.data.name} reads {now} now")
     return corpus
 
 
@@ -111,7 +110,7 @@ class Probe:
         self.objective = build_objective(spec, corpus.vocab_size)
         self.optimizer = build_optimizer(spec, self.model)
         self.trainer = checkpoint.load_trainer(folder)
-        self.params = dict(self.model.named_parameters())
+        self.params: dict[str, Tensor] = dict(self.model.named_parameters())
         self.lr = spec.lr_peak * lr_factor(spec.schedule, self.trainer["step"], spec.steps)
 
     def rows(self, state: str) -> Iterator[dict[str, Any] | None]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FINISHED = ("stable", "spiked", "plateaued", "diverged")
+TAIL_BYTES = 8192
 STATES = ("queued", "running", *FINISHED, "failed")
 
 
@@ -105,3 +106,16 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}, line {number}, is damaged: {error}") from None
+
+
+def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
+    """The last whole lines of a log, parsed, reading no more than ``num_bytes`` of it; [] where there is none."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - num_bytes))
+            block = file.read()
+    except FileNotFoundError:
+        return []
+    lines = block.split(b"\n")[:-1]  # what follows the last newline is still being written
+    return [json.loads(line) for line in (lines[1:] if size > num_bytes else lines)]

@@ -14,12 +14,13 @@ from typing import Any
 PACKAGES = ("torch", "numpy", "ray", "wandb", "hydra-core", "pydantic")
 
 
-def provenance() -> dict[str, Any]:
-    """Commit, dirty hash, versions, hardware and command of this process; ``None`` where something cannot be known."""
-    return {**_commit(), "versions": _versions(), "hardware": _hardware(), "command": _command()}
+def provenance(command: str = "") -> dict[str, Any]:
+    """Commit, dirty hash, versions, hardware and command; ``None`` where something cannot be known. A worker is told the driver's ``command``."""
+    return {**_commit(), "versions": _versions(), "hardware": _hardware(), "command": command or command_line()}
 
 
-def _command() -> str:
+def command_line() -> str:
+    """What this process was started with."""
     argv = list(getattr(sys, "orig_argv", sys.argv))
     argv[0] = Path(argv[0]).name
     return " ".join(argv)

@@ -34,7 +34,7 @@ def save(folder: Path, model: torch.nn.Module, trainer: dict[str, Any], spec: Ru
         for path in (*temporary.iterdir(), temporary):
             _fsync(path)
         shutil.rmtree(folder, ignore_errors=True)
-        os.replace(temporary, folder)
+        temporary.replace(folder)
         _fsync(folder.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -82,7 +82,7 @@ def verified_manifest(folder: Path) -> dict[str, Any]:
 def remove(folder: Path) -> None:
     """Take a checkpoint away under another name first, so that no half of it is ever taken for one."""
     doomed = folder.with_name(f".{folder.name}.{os.getpid()}.gone")
-    os.replace(folder, doomed)
+    folder.replace(doomed)
     shutil.rmtree(doomed)
 
 

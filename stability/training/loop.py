@@ -27,7 +27,9 @@ from stability.training.seeds import generator_for
 from stability.training.verdict import SpikeWatch, judge
 
 
-def train(spec: RunSpec, directory: RunDirectory, *, cache_dir: Path, device: str = "auto", wandb: dict[str, Any] | None = None) -> Iterator[None]:
+def train(
+    spec: RunSpec, directory: RunDirectory, *, cache_dir: Path, device: str = "auto", wandb: dict[str, Any] | None = None, command: str = ""
+) -> Iterator[None]:
     """Train a run to its verdict, yielding after every optimizer step. A finished run is left alone.
 
     Closing the generator writes a checkpoint at the step it stands at; called again it goes on from the last checkpoint that can be read,
@@ -36,17 +38,18 @@ def train(spec: RunSpec, directory: RunDirectory, *, cache_dir: Path, device: st
     if directory.finished:
         return
     trainer = Trainer(spec, directory, load(cache_dir, spec.data_fingerprint), resolve_device(device))
-    trainer.open(wandb)
+    trainer.open(wandb, command)
+    summary: dict[str, Any] = {}
     try:
         while trainer.step < spec.steps and trainer.diverged is None:
             trainer.advance()
             yield
+        summary = trainer.finish()
     except GeneratorExit:
         trainer.save()
         raise
     finally:
-        trainer.log.close()
-    trainer.finish()
+        trainer.log.close(summary)
 
 
 def training_examples(spec: RunSpec, corpus: Corpus, objective: Any, purpose: str, index: int, *, seed: int, batch: int) -> Examples:
@@ -72,11 +75,11 @@ class Trainer:
         self.diverged: str | None = None
         self.val_nll = self.init_nll = math.nan
 
-    def open(self, wandb: dict[str, Any] | None) -> None:
+    def open(self, wandb: dict[str, Any] | None, command: str) -> None:
         """Claim the directory, resume from the last readable checkpoint, and say that the run is running."""
         self.directory.write_spec(self.spec.model_dump(mode="json"))
         description = {"description": self.corpus.description, "fingerprint": self.corpus.fingerprint}
-        write_json(self.directory.provenance_file, {**provenance(), "data": description, "device": str(self.device), "threads": self.spec.threads})
+        write_json(self.directory.provenance_file, {**provenance(command), "data": description, "device": str(self.device), "threads": self.spec.threads})
         self._resume()
         self.log = RunLog(self.directory, resume_after=self.step if self.step else -1, wandb=wandb)
         timings = list(read_jsonl(self.directory.timing_file))
@@ -106,9 +109,7 @@ class Trainer:
         folder = self.directory.path / "checkpoints" / f"step_{self.step:06d}"
         if self.step == 0 or folder in self.directory.checkpoints():
             return
-        checkpoint.save(
-            folder, self.model, {**state, "optimizer": self.optimizer.state_dict()}, self.spec, step=self.step, vocab_size=self.corpus.vocab_size
-        )
+        checkpoint.save(folder, self.model, {**state, "optimizer": self.optimizer.state_dict()}, self.spec, step=self.step, vocab_size=self.corpus.vocab_size)
         for older in self.directory.checkpoints():
             if older != folder and int(older.name.removeprefix("step_")) not in planned_checkpoints(self.spec):
                 checkpoint.remove(older)
@@ -149,12 +150,12 @@ class Trainer:
             return row
         before = [parameter.detach().clone() for parameter in self.parameters]
         self.optimizer.step()
-        with torch.no_grad():
-            row["update_norm"] = torch.nn.utils.get_total_norm(torch._foreach_sub(self.parameters, before)).item()
+        moved = [after.detach() - start for after, start in zip(self.parameters, before, strict=True)]
+        row["update_norm"] = torch.nn.utils.get_total_norm(moved).item()
         return row
 
-    def finish(self) -> None:
-        """Verdict and result; the last thing that a run writes."""
+    def finish(self) -> dict[str, Any]:
+        """Write verdict and result, the last thing that training writes; returned as a summary."""
         if self.diverged is not None:
             verdict, reason, val_nll = "diverged", self.diverged, None
         else:
@@ -169,6 +170,7 @@ class Trainer:
             "wall_s": time.perf_counter() - self._started,
         }
         self.directory.set_status(verdict, step=self.step, reason=reason, num_steps=self.spec.steps, result=result)
+        return {"verdict": verdict, "reason": reason, **result}
 
 
 def planned_checkpoints(spec: RunSpec) -> set[int]:
