@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -10,8 +11,9 @@ from typing import Any
 
 from stability.config import parse
 from stability.registry import Registry, add_plugin, near_misses
+from stability.runs.study import StudyFolder
 
-PATH_KEYS = ("data.path", "runs_dir", "reports_dir", "ckpt")
+PATH_KEYS = ("data.path", "runs_dir", "reports_dir", "ckpt", "name")
 # keys that change where or how a sweep runs, not what it is: they never enter its name
 LABELS = ("name", "runs_dir", "reports_dir", "launcher", "logger", "device", "dry_run", "report", "cpus_per_trial", "gpus_per_trial", "plugins", "study")
 AXES = ("mechanism", "residual", "norm", "optimizer")
@@ -36,6 +38,9 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USAGE)
+    except BrokenPipeError:  # whoever read our output has left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
@@ -162,3 +167,14 @@ def _keys(root: str) -> tuple[str, ...]:
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         walk(OmegaConf.to_container(hydra_compose(root)), "")
     return tuple(flat)
+
+
+def publish(study: StudyFolder, reports_dir: str | None) -> None:
+    """Collect the runs into parquet, print the tables, write the PDF."""
+    from analysis.report import build, summary
+    from stability.runs.results import collect, write
+
+    write(collect(study.path), study.results)
+    print(summary(study.path))
+    if reports_dir is not None:
+        print(f"report: {build(study.path, Path(reports_dir))}")

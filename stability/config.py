@@ -251,7 +251,7 @@ class HessianSpec(Settings):
 class ReportSpec(Settings):
     """Tables, figures and PDF of a study that has run."""
 
-    study: str = Field(min_length=1, description="a study's folder, or its name under runs/studies")
+    name: str = Field(min_length=1, description="a study's name under runs_dir/studies, or its folder")
     runs_dir: str = Field(default="runs", min_length=1, description="folder of the pool of runs")
     reports_dir: str = Field(default="reports", min_length=1, description="folder of the PDFs")
 

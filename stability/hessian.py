@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from stability.command_line import read_spec, run_entry
+from stability.command_line import publish, read_spec, run_entry
 
 HELP = """
 python -m stability.hessian ckpt=FOLDER [key=value …]
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         runs = study.runs()
         for number, directory in enumerate(runs, 1):
             _measure_run(directory, spec, f"{number}/{len(runs)} ")
-        _publish(study)
+        publish(study, None)
     elif (folder / "spec.json").exists():
         _measure_run(RunDirectory.at(folder), spec, "")
         _print_table(RunDirectory.at(folder))
@@ -90,14 +90,6 @@ def _print_table(directory) -> None:
                 f"{', '.join(rows.method.unique())}, checked against differences: {error.iloc[0] if len(error) else float('nan'):.1e}"
             )
     print(f"rows: {directory.path / 'curvature'}")
-
-
-def _publish(study) -> None:
-    from analysis.report import summary
-    from stability.runs.results import collect, write
-
-    write(collect(study.path), study.results)
-    print(summary(study.path))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
-from stability.command_line import read_spec, run_entry
+from stability.command_line import publish, read_spec, run_entry
 
 HELP = """
 python -m stability.sweep [key=value …]
@@ -59,37 +60,40 @@ def _print_plan(spec, runs, corpus, trials) -> int:
 
 
 def _run(spec, trials, study, corpus) -> int:
-    from stability.runs.provenance import provenance
     from sweeps.launch import run
 
-    started = time.time()
-    record = {
-        **provenance(),
-        "started_at": time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(started)),
-        "data_description": corpus.description,
-        "data_fingerprint": corpus.fingerprint,
-    }
-    fields = {"launcher": spec.launcher, "command": record["command"], "spec": spec.model_dump(mode="json")}
-    study.write([trial.run_id for trial in trials], **fields, provenance=record)
+    run_ids = [trial.run_id for trial in trials]
+    before = study.read() if study.file.exists() else {}
+    earlier_s = before.get("provenance", {}).get("wall_s", 0.0) if before.get("run_ids") == run_ids else 0.0
+    started, record = time.time(), _record(spec, corpus)
     for trial in trials:
         trial.directory.write_spec(trial.spec)
+    study.write(run_ids, **record)
     outcome = run(spec, trials)
-    study.write([trial.run_id for trial in trials], **fields, provenance={**record, "wall_s": time.time() - started})
+    if outcome.num_skipped == len(trials) and earlier_s:
+        study.write(run_ids, **{key: value for key, value in before.items() if key not in ("name", "run_ids")})  # nothing ran: what did stays on record
+    else:
+        record["provenance"]["wall_s"] = earlier_s + time.time() - started
+        study.write(run_ids, **record)
     if outcome.interrupted:
         return 130
     publish(study, spec.reports_dir if spec.report else None)
     return 1 if outcome.num_failed else 0
 
 
-def publish(study, reports_dir: str | None) -> None:
-    """Collect the runs into parquet, print the tables, write the PDF."""
-    from analysis.report import build, summary
-    from stability.runs.results import collect, write
+def _record(spec, corpus) -> dict[str, Any]:
+    """What ``study.json`` says beside the runs: command, launcher, spec, code, machine, data."""
+    from stability.runs.provenance import provenance
 
-    write(collect(study.path), study.results)
-    print(summary(study.path))
-    if reports_dir is not None:
-        print(f"report: {build(study.path, Path(reports_dir))}")
+    origin = provenance()
+    data = {"data_description": corpus.description, "data_fingerprint": corpus.fingerprint}
+    started_at = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    return {
+        "launcher": spec.launcher,
+        "command": origin["command"],
+        "spec": spec.model_dump(mode="json"),
+        "provenance": {**origin, "started_at": started_at, **data},
+    }
 
 
 if __name__ == "__main__":

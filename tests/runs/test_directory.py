@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from stability.runs.directory import RunDirectory, read_json, read_jsonl, tail, write_atomically, write_json
+from stability.runs.log import truncate_after
+from stability.runs.results import collect
+from stability.runs.study import StudyFolder
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path, monkeypatch):
+    path = tmp_path / "status.json"
+    write_json(path, {"state": "running"})
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(path, b"half")
+    assert read_json(path) == {"state": "running"}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_that_was_never_started_is_queued(tmp_path):
+    directory = RunDirectory(tmp_path, "abc")
+    assert directory.status() == {"state": "queued", "step": 0}
+    assert not directory.finished
+
+
+@pytest.mark.parametrize("state", ["stable", "spiked", "plateaued", "diverged"])
+def test_every_verdict_is_an_end_and_a_crash_is_none(tmp_path, state):
+    directory = RunDirectory(tmp_path, "abc")
+    directory.set_status(state, step=3)
+    assert directory.finished
+    directory.set_status("failed", step=3, reason="crash")
+    assert not directory.finished
+
+
+def test_a_folder_with_another_spec_under_the_same_id_is_refused(tmp_path):
+    directory = RunDirectory(tmp_path, "abc")
+    spec = {"data": {"name": "text", "path": "a"}, "model": {"name": "nano"}, "seed": 0}
+    directory.write_spec(spec)
+    directory.write_spec({**spec, "data": {"name": "text", "path": "moved"}})
+    with pytest.raises(ValueError, match="holds another spec"):
+        directory.write_spec({**spec, "seed": 1})
+
+
+def test_a_line_cut_by_a_crash_is_left_out_and_damage_elsewhere_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1}\n{"st')
+    assert list(read_jsonl(path)) == [{"step": 0}, {"step": 1}]
+    path.write_text('{"step": 0}\n{"st\n{"step": 2}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2, is damaged"):
+        list(read_jsonl(path))
+
+
+def test_truncation_keeps_rows_up_to_a_step_byte_for_byte(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [f'{{"step": {step}, "loss": {3 / 7 + step}}}\n' for step in range(5)]
+    path.write_text("".join(lines) + '{"step": 5')
+    truncate_after(path, 2)
+    assert path.read_text() == "".join(lines[:3])
+
+
+def test_tail_reads_whole_lines_only(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"step": {step}}}\n' for step in range(100)) + '{"step"')
+    assert [row["step"] for row in tail(path, 64)] == [96, 97, 98, 99]
+
+
+def test_damaged_files_are_named(tmp_path):
+    (tmp_path / "status.json").write_text("{")
+    with pytest.raises(ValueError, match="status.json is damaged"):
+        RunDirectory.at(tmp_path).status()
+    with pytest.raises(ValueError, match="no spec.json in"):
+        read_json(tmp_path / "spec.json")
+
+
+def test_a_study_with_queued_and_failed_runs_is_collected_as_it_stands(tmp_path):
+    study = StudyFolder.of(tmp_path, "mine")
+    study.write(["one", "two"])
+    RunDirectory(study.pool, "two").set_status("failed", step=3, reason="crash")
+    runs = collect(study.path).runs.set_index("run_id")
+    assert list(runs.status) == ["queued", "failed"]
+    assert runs.loc["two", "reason"] == "crash"
+
+
+def test_a_study_that_is_none_names_those_that_are(tmp_path):
+    StudyFolder.of(tmp_path, "mine").write([])
+    with pytest.raises(ValueError, match="studies there: mine"):
+        collect(tmp_path / "studies" / "mien")

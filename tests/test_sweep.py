@@ -1,0 +1,149 @@
+"""The whole path on a page of text, in process: plan, train, measure, collect, report, and again."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from stability import hessian, report, sweep
+from stability.runs.results import CURVATURE_COLUMNS, CURVES_COLUMNS, RUNS_COLUMNS, collect
+from stability.runs.study import StudyFolder
+
+
+@pytest.fixture
+def words(lab, tmp_path):
+    """A small sweep's command line: two mechanisms, two learning rates, one seed."""
+    return [
+        f"runs_dir={lab.pool}",
+        f"reports_dir={tmp_path / 'reports'}",
+        "data=text",
+        f"data.path={lab.text}",
+        "launcher=serial",
+        "device=cpu",
+        "mechanism=[sa,sc]",
+        "lr=[1e-3,1e-2]",
+        "seeds=1",
+        "steps=6",
+        "batch=4",
+        "evaluation.every_steps=3",
+        "evaluation.sequences=8",
+        "curvature.recorded_steps=3",
+        "curvature.warmup_steps=1",
+        "curvature.warmup_batches=2",
+        *("model.layers=2", "model.width=16", "model.heads=2", "model.positions=16"),
+        "name=small",
+    ]
+
+
+def test_one_command_goes_from_words_to_a_pdf(lab, words, tmp_path, capsys):
+    assert sweep.main(words) == 0
+    out = capsys.readouterr().out
+    assert "trains 4" in out
+    assert "report: " in out
+    assert (tmp_path / "reports" / "small.pdf").read_bytes().startswith(b"%PDF")
+    results = collect(lab.pool / "studies" / "small")
+    assert list(results.runs.columns) == RUNS_COLUMNS
+    assert list(results.curvature.columns) == CURVATURE_COLUMNS
+    assert list(results.curves.columns) == CURVES_COLUMNS
+    assert len(results.runs) == 4
+    assert set(results.runs.mechanism) == {"sa", "sc"}
+    assert results.runs.val_nll.notna().all()
+    assert len(results.curvature) == 4 * 2 * 3
+    assert len(results.curves) == 4 * 7
+    stored = pd.read_parquet(lab.pool / "studies" / "small" / "results" / "runs.parquet")
+    assert list(stored.run_id) == list(results.runs.run_id)
+
+
+def test_the_same_command_again_trains_nothing_and_an_extended_one_only_what_is_new(lab, words, capsys):
+    sweep.main(words)
+    study = StudyFolder(lab.pool / "studies" / "small")
+    record = study.read()
+    stamps = {directory.run_id: directory.metrics_file.stat().st_mtime_ns for directory in study.runs()}
+    capsys.readouterr()
+    sweep.main(words)
+    assert "skips 4 finished runs, trains none" in capsys.readouterr().out
+    assert study.read() == record, "what ran stays on record, its wall time with it"
+    sweep.main([*words, "seeds=2"])
+    assert "skips 4 finished runs, trains 4" in capsys.readouterr().out
+    assert all(directory.metrics_file.stat().st_mtime_ns == stamps[directory.run_id] for directory in study.runs() if directory.run_id in stamps)
+
+
+def test_a_dry_run_prints_runs_parameters_tokens_time_and_memory_and_leaves_no_run(lab, words, capsys):
+    assert sweep.main([*words, "dry_run=true"]) == 0
+    out = capsys.readouterr().out
+    assert "4 runs (0 of them finished)" in out
+    assert "sa/identity/layernorm/adamw" in out
+    assert f"{4 * 6 * 4 * 16:,} tokens" in out
+    assert "MB" in out
+    assert not (lab.pool / "studies").exists()
+    assert [path.name for path in lab.pool.iterdir()] == ["cache"]
+
+
+def test_a_crashed_run_does_not_stop_the_others_and_keeps_its_traceback(lab, words, monkeypatch, capsys):
+    from stability.mechanisms.sc import SelfConsensus
+
+    def broken(self, x_BND, *, mask_BN=None):
+        raise ArithmeticError("planted")
+
+    monkeypatch.setattr(SelfConsensus, "forward", broken)
+    assert sweep.main(words) == 1
+    out = capsys.readouterr().out
+    assert "ArithmeticError: planted" in out
+    assert "traceback: " in out
+    runs = collect(lab.pool / "studies" / "small").runs.set_index("mechanism")
+    assert set(runs.loc["sc", "status"]) == {"failed"}
+    assert "failed" not in set(runs.loc["sa", "status"])
+    failed = next(directory for directory in StudyFolder(lab.pool / "studies" / "small").runs() if directory.status()["state"] == "failed")
+    assert "planted" in failed.traceback_file.read_text()
+    monkeypatch.undo()
+    assert sweep.main(words) == 0, "the same command tries failed runs again"
+
+
+def test_a_crash_in_alpha_max_keeps_what_training_gave(lab, words, monkeypatch):
+    from stability.probes import alpha_max
+
+    def broken(*_args, **_kwargs):
+        raise ArithmeticError("planted")
+
+    monkeypatch.setattr(alpha_max, "GradientWithGraph", broken)
+    assert sweep.main(words) == 1
+    runs = collect(lab.pool / "studies" / "small").runs
+    assert set(runs.status) == {"failed"}
+    assert runs.val_nll.notna().all()
+
+
+def test_hessian_measures_what_a_sweep_left_out(lab, words, capsys):
+    sweep.main([*words, "hessian=false", "report=false"])
+    study = lab.pool / "studies" / "small"
+    assert len(collect(study).curvature) == 0
+    protocol = ["recorded_steps=2", "warmup_steps=1", "warmup_batches=2", "phase=all", "state=[checkpoint]"]
+    assert hessian.main([f"ckpt={study}", *protocol]) == 0
+    rows = collect(study).curvature
+    assert set(rows.phase) == {"earliest", "terminal"}
+    assert len(rows) == 4 * 2 * 2
+    run = lab.pool / rows.run_id[0]
+    capsys.readouterr()
+    hessian.main([f"ckpt={run}", *protocol])
+    assert "measured already" in capsys.readouterr().out
+    hessian.main([f"ckpt={run / 'checkpoints' / 'step_000003'}", "recorded_steps=4", "warmup_steps=1", "warmup_batches=2"])
+    assert "earliest   state=paper" in capsys.readouterr().out
+
+
+def test_report_is_made_again_from_a_name_or_a_folder(lab, words, tmp_path):
+    sweep.main([*words, "report=false"])
+    assert report.main(["name=small", f"runs_dir={lab.pool}", f"reports_dir={tmp_path / 'one'}"]) == 0
+    assert report.main([f"name={lab.pool / 'studies' / 'small'}", f"reports_dir={tmp_path / 'two'}"]) == 0
+    assert (tmp_path / "one" / "small.pdf").exists()
+    assert (tmp_path / "two" / "small.pdf").exists()
+
+
+def test_a_run_keeps_its_provenance(lab, words):
+    sweep.main([*words, "hessian=false", "report=false"])
+    directory = StudyFolder(lab.pool / "studies" / "small").runs()[0]
+    provenance = json.loads(directory.provenance_file.read_text())
+    assert provenance["versions"]["torch"]
+    assert provenance["hardware"]["cores"]
+    assert provenance["data"]["fingerprint"] == json.loads(directory.spec_file.read_text())["data_fingerprint"]
+    assert (provenance["device"], provenance["threads"]) == ("cpu", 1)
