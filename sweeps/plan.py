@@ -18,9 +18,13 @@ RECORDED_STEP = 4.0
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run: seconds of training, validation and α_max, and the peak memory of the process that measured it."""
+    """Of one run: seconds of training, validation and α_max, and the peak memory of the process that measured it.
+
+    ``mixing``: multiply-adds of the mechanism per token in one forward pass through all layers.
+    """
 
     num_params: int
+    mixing: float
     step_s: float
     validation_s: float
     run_s: float
@@ -53,7 +57,16 @@ def _cost(run: RunSpec, corpus: Corpus, spec: SweepSpec) -> Cost:
     validations = 2 + run.steps // run.evaluation.every_steps
     curvature_s = curvature_steps(spec.curvature) * step_s * (spec.curvature.batch or run.batch) / run.batch if spec.hessian else 0.0
     run_s = run.steps * step_s + validations * validation_s + curvature_s
-    return Cost(num_params, step_s, validation_s, run_s, peak_memory_mb(trainer.device))
+    return Cost(num_params, _mixing(run, trainer.objective.direction), step_s, validation_s, run_s, peak_memory_mb(trainer.device))
+
+
+def _mixing(run: RunSpec, direction: str) -> float:
+    from stability.mechanisms._base import MixerShape
+    from stability.registry import Registry
+
+    size, mechanism = run.model, Registry("mechanisms").load(run.mechanism.name)
+    shapes = [MixerShape(size.width, size.heads, direction, layer, size.layers) for layer in range(size.layers)]
+    return sum(mechanism.cost(run.mechanism.settings, shape, size.positions) for shape in shapes) / size.positions
 
 
 def curvature_steps(curvature: CurvatureSpec) -> float:
@@ -71,14 +84,15 @@ def describe(spec: SweepSpec, runs: Sequence[RunSpec], corpus: Corpus, slots: fl
         f"study {spec.name}: {len(runs)} runs ({num_finished} of them finished), "
         f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}, {spec.seeds} seeds",
         f"data: {corpus.description}; fingerprint {corpus.fingerprint[:12]}",
-        f"{'kind of run':34}{'runs':>6}{'parameters':>13}{'step':>10}{'run':>10}{'memory':>10}",
+        f"{'kind of run':34}{'runs':>6}{'parameters':>13}{'mixing/token':>14}{'step':>10}{'run':>10}{'memory':>10}",
     ]
     for kind, cost in costs.items():
         number = sum(kind_of(run) == kind for run in runs)
-        lines.append(f"{kind:34}{number:>6}{cost.num_params:>13,}{cost.step_s * 1e3:>8.1f}ms{cost.run_s:>9.0f}s{cost.memory_mb:>8.0f}MB")
+        lines.append(f"{kind:34}{number:>6}{cost.num_params:>13,}{cost.mixing:>14,.0f}{cost.step_s * 1e3:>8.1f}ms{cost.run_s:>9.0f}s{cost.memory_mb:>8.0f}MB")
     total_s = sum(costs[kind_of(run)].run_s for run in runs)
     tokens = sum(run.steps * run.batch * run.model.positions for run in runs)
     lines.append(f"in all: {tokens:,} tokens, {_clock(total_s)} of work, about {_clock(total_s / slots)} with {slots:g} at a time")
+    lines.append("mixing: multiply-adds of the mechanism in one forward pass, all layers")
     lines.append(f"estimated from one measured step of each kind{', α_max included' if spec.hessian else ''}; nothing was trained")
     return "\n".join(lines)
 
