@@ -224,7 +224,7 @@ class SweepSpec(AbstractRecipe):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$", max_length=100, description="the study's name, a folder under runs/studies")
     runs_dir: str = Field(min_length=1, description="folder of the pool of runs")
     launcher: Literal["serial", "ray"] = Field(description="what the runs are handed to")
-    cpus_per_trial: float = Field(default=1, gt=0, description="CPUs that one trial holds (ray)")
+    cpus_per_trial: float | None = Field(default=None, gt=0, description="CPUs that one trial holds (ray); null: as many as it has threads")
     gpus_per_trial: float | None = Field(default=None, ge=0, description="share of a GPU that one trial holds (ray); null: 0.25 where there is a GPU")
     logger: Literal["files", "wandb"] = Field(description="where metrics go beside the run's files")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")

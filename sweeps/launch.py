@@ -101,7 +101,12 @@ def _launcher(spec: SweepSpec) -> Callable[..., None]:
 
     from sweeps import ray_launcher
 
-    return partial(ray_launcher.launch, cpus_per_trial=spec.cpus_per_trial, gpus_per_trial=gpus_per_trial(spec))
+    return partial(ray_launcher.launch, cpus_per_trial=cpus_per_trial(spec), gpus_per_trial=gpus_per_trial(spec))
+
+
+def cpus_per_trial(spec: SweepSpec) -> float:
+    """What a trial holds of the cores: what the spec says, else one for each of its threads."""
+    return spec.cpus_per_trial if spec.cpus_per_trial is not None else float(spec.threads)
 
 
 def gpus_per_trial(spec: SweepSpec) -> float:
@@ -115,7 +120,7 @@ def slots(spec: SweepSpec) -> int:
     """How many trials run at a time on this machine."""
     if spec.launcher == "serial":
         return 1
-    limits = [(os.cpu_count() or 1) / spec.cpus_per_trial]
+    limits = [(os.cpu_count() or 1) / cpus_per_trial(spec)]
     if share := gpus_per_trial(spec):
         limits.append(_num_gpus() / share)
     return max(1, int(min(limits) + 1e-6))

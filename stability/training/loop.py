@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import resource
 import time
 from collections.abc import Iterator
@@ -191,6 +192,8 @@ def prepare_torch(threads: int, device: torch.device) -> None:
     """Global state that one trial must not inherit from another: threads, default dtype, deterministic kernels on CUDA."""
     torch.set_num_threads(threads)
     torch.set_default_dtype(torch.float32)
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
     torch.use_deterministic_algorithms(device.type == "cuda", warn_only=True)
 
 
