@@ -11,7 +11,8 @@ from typing import Any
 from stability.config import parse
 from stability.registry import Registry, add_plugin, near_misses
 
-PATH_KEYS = ("data.path", "runs_dir", "reports_dir", "ckpt")
+PATH_KEYS = ("data.path", "runs_dir", "reports_dir", "ckpt", "hf")
+HESSIAN_KEYS = ("ckpt", "hf", "data", "lr", "positions", "device")  # of conf/hessian.yaml; its other keys are the protocol's
 # keys that change where or how a sweep runs, not what it is: they never enter its name
 LABELS = ("name", "runs_dir", "reports_dir", "launcher", "logger", "device", "dry_run", "report", "cpus_per_trial", "gpus_per_trial", "plugins", "study")
 AXES = ("mechanism", "residual", "norm", "optimizer")
@@ -48,8 +49,8 @@ def read_spec(kind: str, argv: Sequence[str], into: str | None = None) -> Any:
     if kind == "sweep" and values.get("name") is None:
         values["name"] = study_name(argv)
     if into is not None:
-        own = ("ckpt", "device")
-        values = {key: values[key] for key in own} | {into: {key: value for key, value in values.items() if key not in own}}
+        own = {key: values[key] for key in HESSIAN_KEYS if key in values}  # data and lr are there where they were chosen
+        values = own | {into: {key: value for key, value in values.items() if key not in HESSIAN_KEYS}}
     return parse(kind, values)
 
 

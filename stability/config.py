@@ -195,6 +195,10 @@ class LearningRates(Settings):
         return tuple(float(f"{self.low * math.exp(index * ratio):.3g}") for index in range(self.num))
 
 
+def _yaml_true(value: Any) -> Any:
+    return "true" if value is True else value  # YAML reads gradient=true as a truth value
+
+
 class CurvatureSpec(Settings):
     """The protocol of the paper's section 5.2.1; every number of it is a field."""
 
@@ -203,11 +207,20 @@ class CurvatureSpec(Settings):
         default=("paper", "checkpoint"), min_length=1, description="optimizer state the steps start from: the paper's warm-up, or the run's own"
     )
     batch: int | None = Field(default=None, ge=1, description="sequences per measured step; null: the run's own batch")
+    microbatch: int | None = Field(default=None, ge=1, description="sequences evaluated at a time, which bounds the memory; null: the whole batch")
+    gradient: Annotated[Literal["true", "clipped"], BeforeValidator(_yaml_true)] = Field(
+        default="true", description="which gradient's slope enters the formula: the loss's own, or the clipped one that the optimizer sees"
+    )
+    weight_decay: bool = Field(default=True, description="whether the step direction u holds the optimizer's decoupled weight decay")
+    clip_norm: float | None = Field(default=None, gt=0, description="largest gradient norm that reaches the optimizer; null: the run's own")
     warmup_batches: int = Field(default=5, ge=1, description="batches whose clipped gradients give m and v (state=paper)")
     warmup_steps: int = Field(default=5, ge=0, description="optimizer steps taken before recording")
     recorded_steps: int = Field(default=25, ge=1, description="optimizer steps recorded")
     method: Literal["auto", "taylor", "double_backward", "finite_difference", "parity"] = Field(default="auto", description="how uᵀHu is computed")
     seed: int = Field(default=0, ge=0, description="seed of the measured batches and masks, which training never drew")
+    measure: tuple[Literal["alpha_max", "critical_lr", "profile", "sharpness", "density", "blocks"], ...] = Field(
+        default=("alpha_max",), min_length=1, description="what is measured; critical_lr is a column of alpha_max's table, each other a table of its own"
+    )
 
 
 class SweepSpec(AbstractRecipe):
@@ -241,11 +254,32 @@ class SweepSpec(AbstractRecipe):
 
 
 class HessianSpec(Settings):
-    """α_max of checkpoints that exist."""
+    """α_max of checkpoints that exist (``ckpt``), or of a Hugging Face causal LM on the user's data (``hf``)."""
 
-    ckpt: str = Field(min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
+    ckpt: str | None = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
+    hf: str | None = Field(default=None, min_length=1, description="a Hugging Face causal language model: a folder, or a name on the hub")
+    data: Annotated[Part, _parts("data")] | None = Field(default=None, description="the text that the model is to be fine-tuned on (hf)")
+    lr: LearningRates | None = Field(default=None, description="learning rates that are asked about (hf)")
+    positions: int | None = Field(default=None, ge=2, description="tokens per sequence (hf); null: 128, or the model's largest where that is less")
     curvature: CurvatureSpec = Field(description="the protocol")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
+
+    @model_validator(mode="after")
+    def _one_subject(self) -> HessianSpec:
+        if (self.ckpt is None) == (self.hf is None):
+            given = "neither" if self.ckpt is None else "both"
+            raise ValueError(f"give either ckpt=FOLDER or hf=NAME_OR_PATH ({given} given); e.g. ckpt=runs/studies/quickstart, or hf=gpt2 data=text …")
+        for key in ("data", "lr", "positions"):
+            if self.ckpt is not None and getattr(self, key) is not None:
+                raise ValueError(f"{key} belongs to hf=…; a checkpoint carries its own {key}")
+        for key, example in (("data", "data=text data.path=FILE_OR_FOLDER"), ("lr", "lr=2e-5")):
+            if self.hf is not None and getattr(self, key) is None:
+                raise ValueError(f"{key}: a value is missing; hf={self.hf} needs {example}")
+        if self.hf is not None and self.curvature.measure != ("alpha_max",):
+            raise ValueError(f"measure=[{','.join(self.curvature.measure)}] belongs to ckpt=…; a Hugging Face model is asked for alpha_max only")
+        if self.hf is not None and self.curvature.phase != "terminal":
+            raise ValueError(f"phase={self.curvature.phase} belongs to ckpt=…; a Hugging Face model has one state only")
+        return self
 
 
 class ReportSpec(Settings):
