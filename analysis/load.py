@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +28,23 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "curvature": (
         "run_id", "phase", "state", "step", "slope", "curvature", "alpha_max", "lr", "loss_before", "loss_after", "method", "rel_error",
+        "critical_lr",
     ),
     "curves": ("run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"),
 }  # fmt: skip
+# Tables that only a study with `measure=…` has (`stability.runs.results.SPECTRA_COLUMNS`).
+SPECTRA_COLUMNS: dict[str, tuple[str, ...]] = {
+    "profile": ("run_id", "phase", "state", "lr", "alpha", "loss", "loss_before", "slope", "curvature", "alpha_max", "critical_lr"),
+    "sharpness": (
+        "run_id", "phase", "state", "lr", "loss", "sharpness", "sharpness_residual", "adam_sharpness", "adam_residual", "adam_threshold", "adam_ratio",
+        "trace", "trace_error", "gauss_newton_share", "noise_scale", "attention_logit_max", "attention_entropy",
+    ),
+    "density": ("run_id", "phase", "state", "lr", "probe", "node", "weight", "num_params"),
+    "blocks": ("run_id", "phase", "state", "lr", "block", "share", "curvature"),
+}  # fmt: skip
 TEXT_COLUMNS = {
     "study", "run_id", "mechanism", "residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model", "status", "reason",
-    "phase", "state", "method",
+    "phase", "state", "method", "block",
 }  # fmt: skip
 # Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
 SETTING_AXES = ("residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model")
@@ -45,7 +56,7 @@ PAPER_ORDER = ("sa", "sc", "mix", "sw")
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A study's three tables and its `study.json`.
+    """A study's three tables, its `study.json`, and by name the tables of `SPECTRA_COLUMNS` that it has.
 
     `runs` carries two columns more than its file: `setting` (the other axes that vary in this study, "" where none does) and `series`
     (mechanism and setting: what one line of a figure shows).
@@ -56,6 +67,7 @@ class Study:
     curvature: Frame
     curves: Frame
     study: dict[str, Any]
+    spectra: dict[str, Frame] = field(default_factory=dict)
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -74,7 +86,7 @@ class Study:
         return self.runs[self.runs["series"] == series]
 
     def with_run(self, frame: Frame) -> Frame:
-        """`curvature` or `curves` with its runs' `series`, `mechanism`, `setting`, `seed` and training LR (`run_lr`) beside each row."""
+        """`curvature`, `curves` or one of `spectra` with its runs' `series`, `mechanism`, `setting`, `seed` and training LR (`run_lr`) beside each row."""
         keys = self.runs[["run_id", "series", "mechanism", "setting", "seed", "lr"]].rename(columns={"lr": "run_lr"})
         return frame.merge(keys, on="run_id", how="inner")
 
@@ -95,7 +107,8 @@ def load(study_dir: Path | str) -> Study:
     frames["runs"] = _with_series(frames["runs"].drop_duplicates("run_id").reset_index(drop=True))
     if frames["runs"].empty:
         raise ValueError(f"{study_dir}: results/runs.parquet lists no run; `{_sweep_command(study_dir, manifest)}` makes them")
-    return Study(name=str(manifest.get("name") or study_dir.name), study=manifest, **frames)
+    spectra = {name: _frame(study_dir, name, manifest) for name in SPECTRA_COLUMNS if (study_dir / "results" / f"{name}.parquet").is_file()}
+    return Study(name=str(manifest.get("name") or study_dir.name), study=manifest, spectra=spectra, **frames)
 
 
 def _manifest(study_dir: Path) -> dict[str, Any]:
@@ -118,7 +131,7 @@ def _sweep_command(study_dir: Path, manifest: dict[str, Any]) -> str:
 
 def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
     path = study_dir / "results" / f"{name}.parquet"
-    command = f"python -m stability.hessian ckpt={study_dir}" if name == "curvature" else _sweep_command(study_dir, manifest)
+    command = f"python -m stability.hessian ckpt={study_dir}" if name not in ("runs", "curves") else _sweep_command(study_dir, manifest)
     if not path.is_file():
         raise ValueError(f"{path} is missing: `{command}` makes it")
     try:
@@ -129,10 +142,11 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
     if version != SCHEMA_VERSION:
         found = "no schema version" if version is None else f"schema version {version}"
         raise ValueError(f"{path} has {found}, this analysis reads version {SCHEMA_VERSION}: `{command}` writes it again")
-    lacking = [column for column in COLUMNS[name] if column not in table.column_names]
+    columns = (COLUMNS | SPECTRA_COLUMNS)[name]
+    lacking = [column for column in columns if column not in table.column_names]
     if lacking:
         raise ValueError(f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}: `{command}` writes it again")
-    return _typed(table.select(list(COLUMNS[name])).to_pandas())
+    return _typed(table.select(list(columns)).to_pandas())
 
 
 def _schema_version(metadata: dict[bytes, bytes]) -> int | None:

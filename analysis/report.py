@@ -14,10 +14,11 @@ import numpy as np
 import typst
 from matplotlib.figure import Figure
 
-from analysis import claims, tables, typeset
+from analysis import claims, curvature_plots, curvature_tables, tables, typeset
 from analysis.alpha_plots import alpha_figures
 from analysis.load import Study, load
 from analysis.plots import learning_curves, nll_figure, window_figure
+from analysis.sensitivity import sensitivity_table
 from analysis.spread import duration, listed, plural, power
 from analysis.style import RC
 
@@ -60,12 +61,12 @@ def build(study_dir: Path | str, reports_dir: Path | str) -> Path:
     return _replace(reports_dir / f"{study_dir.resolve().name}.pdf", pdf)
 
 
-def summary(study_dir: Path | str) -> str:
-    """The plain-text tables at the end of a sweep: NLL, windows, α_max of the terminal checkpoints in short, and the claims."""
+def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str:
+    """The plain-text tables at the end of a sweep: NLL, windows, α_max of the phases' checkpoints in short, and the claims."""
     study = load(study_dir)
     parts = [table.text() for table in tables.nll_tables(study)]
     parts.append(tables.window_table(study).text())
-    parts += [table.text(details=False) for table in tables.alpha_tables(study, phases=("terminal",))]
+    parts += [table.text(details=False) for table in tables.alpha_tables(study, phases=phases)]
     parts.append(claims.paragraph(study))
     return "\n\n".join(_wrapped(part) for part in parts) + "\n"
 
@@ -97,7 +98,8 @@ def _draw(study: Study, folder: Path, suffix: str) -> dict[str, Path | None]:
     """Every figure into its file; None for one that has no data. α_max has one file per phase and four series."""
     with matplotlib.rc_context(RC):
         figures: dict[str, Figure | None] = {NLL: nll_figure(study), WINDOW: window_figure(study), CURVES: learning_curves(study)}
-        for phase in dict.fromkeys(phase for phase, _ in tables.phases_and_states(study)):
+        for phase in dict.fromkeys([phase for phase, _ in tables.phases_and_states(study)] + [p for each in study.spectra.values() for p in each["phase"]]):
+            figures |= curvature_plots.curvature_figures(study, phase)
             figures |= {f"alpha-{phase}-{index}": figure for index, figure in enumerate(alpha_figures(study, phase))}
         return {name: _save(figure, folder / f"{name}.{suffix}") for name, figure in figures.items()}
 
@@ -113,7 +115,8 @@ def _save(figure: Figure | None, path: Path) -> Path | None:
 
 def _document(study: Study, folder: Path) -> str:
     figures = _draw(study, folder, "pdf")
-    sections = (_overview(study), _claims(study), _nll(study, figures), _alpha(study, figures), _curves(figures), _troubles(study))
+    alpha = _alpha(study, figures) + _steps_and_spectra(study, figures)
+    sections = (_overview(study), _claims(study), _nll(study, figures), alpha, _curves(figures), _troubles(study))
     return typeset.document(f"Learning-rate stability: {study.name}", _subtitle(study), "".join(sections))
 
 
@@ -186,6 +189,8 @@ def _nll(study: Study, figures: dict[str, Path | None]) -> str:
     body += [tables.window_table(study).typst()]
     if figures[WINDOW] is not None:
         body.append(_figure(figures, WINDOW, WINDOW_CAPTION, ""))
+    sensitive = sensitivity_table(study)
+    body += [] if sensitive is None else [sensitive.typst()]
     return "".join(body)
 
 
@@ -199,6 +204,18 @@ def _alpha(study: Study, figures: dict[str, Path | None]) -> str:
         body.append(_figure(figures, name, ALPHA_CAPTION.format(phase=tables.PHASES.get(phase, phase)), ""))
     body.append(typeset.paragraph(verification(study)))
     return "".join(body + [table.typst() for table in tables.alpha_tables(study)])
+
+
+def _steps_and_spectra(study: Study, figures: dict[str, Path | None]) -> str:
+    """What the single steps did, and, where `measure=` asked for it, the loss along u, the spectrum and the sharpness."""
+    body = []
+    for kind, caption in curvature_plots.CAPTIONS.items():
+        for name in (name for name in figures if name.startswith(f"{kind}-")):
+            phase = name.removeprefix(f"{kind}-").rpartition("-")[0]
+            body.append(_figure(figures, name, caption.format(phase=tables.PHASES.get(phase, phase)), ""))
+    sharpness = curvature_tables.sharpness_table(study)
+    body += [table.typst() for table in curvature_tables.fallen_tables(study) + ([] if sharpness is None else [sharpness])]
+    return "".join(body)
 
 
 def verification(study: Study) -> str:

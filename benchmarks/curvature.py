@@ -3,7 +3,8 @@
 GPT with tied embeddings (d = 256, 4 layers, 4 heads, vocabulary 1,000), float32, one CPU thread, one sequence of N = 256 and of 1,024. The methods take
 turns, and each turn's times, the thread's own CPU seconds, are divided by that turn's gradient; medians are shown. Memory is the allocator's
 peak beyond what stands before the call (parameters and direction), from torch.profiler's record of every allocation. pyhessian and curvlinops are measured
-where they are installed (PYTHONPATH will do). Then the α_max of every training step inside the quickstart's model, in steps without it.
+where they are installed (PYTHONPATH will do). Then microbatches, the bytes that a parameter costs, and the α_max of every training step inside the
+quickstart's model, in steps without it; last, what was promised beside what was measured.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # before torch is imported: the profiler announces itself otherwise
 
@@ -23,42 +25,28 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
-from stability.build import build_model, build_objective
-from stability.config import parse_run
+from benchmarks._curvature_models import GPT, VOCABULARY, quickstart_model, token_loss
+from benchmarks._machine import machine
 from stability.curvature import GradientWithGraph, directional, step_direction
 
-WIDTH, LAYERS, HEADS, VOCABULARY = 256, 4, 4, 1000
 LIMITS = {256: (1.9, 1.1), 1024: (2.2, 1.5)}  # N -> what taylor may cost in gradients: time, memory
-QUICKSTART_LIMIT = 2.2
+QUICKSTART_LIMIT, MICROBATCH_LIMIT = 2.2, 1.05
+OTHERS, OTHERS_TIMES, OTHERS_MEMORY = ("pyhessian", "curvlinops"), 1.5, 3.0  # how far ahead of them taylor must be
+GPU_MEMORY_GB = (24, 141)
 Call = Callable[[], object]
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+class Promise(NamedTuple):
+    """A ratio that was measured, and what it may be at most (or must be at least)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+    what: str
+    measured: float
+    limit: float
+    at_least: bool = False
 
-
-class GPT(nn.Module):
-    def __init__(self, positions: int):
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(positions, WIDTH)
-        self.blocks, self.norm = nn.Sequential(*(Block() for _ in range(LAYERS))), nn.LayerNorm(WIDTH)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
-        return self.norm(self.blocks(x)) @ self.tokens.weight.T
-
-
-def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    def __str__(self) -> str:
+        met = self.measured >= self.limit if self.at_least else self.measured <= self.limit
+        return f"{'met' if met else 'MISSED':7s}{self.what:46s} {self.measured:6.2f}  ({'at least' if self.at_least else 'at most'} {self.limit:g})"
 
 
 def methods(positions: int, rows: int) -> dict[str, Call]:
@@ -153,7 +141,7 @@ def peak_bytes(call: Call) -> int:
     return most
 
 
-def compare(positions: int, rows: int, repeats: int) -> None:
+def compare(positions: int, rows: int, repeats: int) -> list[Promise]:
     """The table of one length."""
     calls = methods(positions, rows)
     times, peaks = interleaved(calls, repeats), {name: peak_bytes(call) for name, call in calls.items()}
@@ -161,9 +149,17 @@ def compare(positions: int, rows: int, repeats: int) -> None:
     print(f"{'':46s} {'time':>6s} {'memory':>7s}   in gradients; taylor may take {LIMITS[positions][0]} and {LIMITS[positions][1]}")
     for name in calls:
         print(f"{name:46s} {ratio(times, name, 'gradient'):6.2f} {peaks[name] / peaks['gradient']:7.2f}")
+    promises = [
+        Promise(f"taylor, N = {positions}: time", ratio(times, "taylor", "gradient"), LIMITS[positions][0]),
+        Promise(f"taylor, N = {positions}: memory", peaks["taylor"] / peaks["gradient"], LIMITS[positions][1]),
+    ]
+    for other in (name for name in OTHERS if name in calls):
+        promises.append(Promise(f"{other} over taylor, N = {positions}: time", ratio(times, other, "taylor"), OTHERS_TIMES, at_least=True))
+        promises.append(Promise(f"{other} over taylor, N = {positions}: memory", peaks[other] / peaks["taylor"], OTHERS_MEMORY, at_least=True))
+    return promises
 
 
-def microbatched(rows: int) -> None:
+def microbatched(rows: int) -> list[Promise]:
     """Peak memory of α_max over that of the training step, one sequence at a time in both."""
     torch.manual_seed(0)
     net = GPT(256)
@@ -185,12 +181,66 @@ def microbatched(rows: int) -> None:
 
     unit = peak_bytes(step)
     ratios = {name: peak_bytes(lambda name=name: directional(loss, params, u, name, batches=batches)) / unit for name in ("taylor", "double_backward")}
-    print(f"\nN = 256, {rows} sequences one at a time: peak memory of α_max over that of the training step ({unit / 2**20:.1f} MiB); may be 1.05")
+    print(f"\nN = 256, {rows} sequences one at a time: peak memory of α_max over that of the training step ({unit / 2**20:.1f} MiB)")
     print("  ".join(f"{name} {value:.2f}" for name, value in ratios.items()))
+    return [Promise("α_max one row at a time: memory", ratios["taylor"], MICROBATCH_LIMIT)]
 
 
-def quickstart(repeats: int) -> None:
+def bytes_per_parameter() -> None:
+    """What a parameter costs in float32, from the peaks of a shallow and a deep model on the same 32 tokens; hence the largest models.
+
+    "along a given u": θ and u stand, `directional` by taylor. "a training step and its α_max": θ, AdamW's m and v stand; gradient, step, u, α_max.
+    Not counted: one layer's intermediate results and the logits, which don't grow with depth.
+    """
+    costs: dict[str, list[tuple[int, int]]] = {}
+    for layers in (4, 16):
+        for name, (standing, call, parameters) in _scaling_calls(layers).items():
+            costs.setdefault(name, []).append((parameters, standing + peak_bytes(call)))
+    print("\nbytes a parameter costs in float32 (slope between 4 and 16 layers), and the largest model that fits, one short sequence at a time")
+    for name, ((small, few), (large, many)) in costs.items():
+        cost = (many - few) / (large - small)
+        sizes = ", ".join(f"{gigabytes} GB: {gigabytes / cost:.1f} B parameters" for gigabytes in GPU_MEMORY_GB)
+        print(f"{name:46s} {cost:6.1f}   {sizes}")
+
+
+def _scaling_calls(layers: int) -> dict[str, tuple[int, Call, int]]:
+    """Name -> (bytes that stand before the call, the call, number of parameters)."""
+    torch.manual_seed(0)
+    net = GPT(32, layers)
+    params = dict(net.named_parameters())
+    optimizer = torch.optim.AdamW(params.values(), lr=1e-3)
+    tokens = torch.randint(VOCABULARY, (1, 33))
+    u = {name: 0.1 * torch.randn_like(param) for name, param in params.items()}
+    plain = {name: param.detach() for name, param in params.items()}
+    size = sum(param.numel() for param in params.values())
+
+    def loss(p: dict[str, Tensor]) -> Tensor:
+        return token_loss(functional_call(net, p, (tokens[:, :-1],)), tokens[:, 1:])
+
+    def step(method: str) -> None:
+        held = GradientWithGraph(loss, params, method=method)
+        for name, gradient in held.gradient().items():
+            params[name].grad = gradient
+        held.along(step_direction(optimizer, params, 1e-3))
+        optimizer.zero_grad()
+
+    def training() -> None:
+        loss(params).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    training()
+    return {
+        "along a given u, taylor": (8 * size, lambda: directional(loss, plain, u, "taylor"), size),
+        "along a given u, double_backward": (8 * size, lambda: directional(loss, plain, u, "double_backward"), size),
+        "a training step alone, AdamW": (12 * size, training, size),
+        "a training step and its α_max, taylor": (12 * size, lambda: step("taylor"), size),
+    }
+
+
+def quickstart(repeats: int) -> list[Promise]:
     """Every step of the quickstart's model with its α_max, in steps without."""
+    promises = []
     print(f"\nα_max of every step of the quickstart (d = 64, N = 64, 8 sequences), in steps without it; may take {QUICKSTART_LIMIT}")
     for mechanism in ("sa", "sc", "mix", "sw"):
         model, loss = quickstart_model(mechanism)
@@ -211,24 +261,10 @@ def quickstart(repeats: int) -> None:
             assert found.method == "taylor", found
 
         times = interleaved({"plain": plain, "measured": measured}, repeats)
-        print(f"{mechanism:46s} {ratio(times, 'measured', 'plain') - 1:6.2f}   ({statistics.median(times['plain']) * 1e3:.0f} ms a step)")
-
-
-def quickstart_model(mechanism: str) -> tuple[nn.Module, Callable[[dict[str, Tensor]], Tensor]]:
-    """The nano model with its masked-language-modelling loss on one batch of random bytes."""
-    sizes = {"name": "benchmark", "layers": 4, "width": 64, "heads": 4, "positions": 64}
-    parts = {"objective": "mlm", "data": "stdlib", "residual": "identity", "optimizer": "adamw", "norm": "layernorm", "schedule": {"name": "constant"}}
-    numbers = {"steps": 1, "batch": 8, "clip_norm": 1.0, "lr_peak": 1e-3, "seed": 0, "data_fingerprint": "none"}
-    spec = parse_run({"model": sizes, "mechanism": {"name": mechanism}, **parts, **numbers})
-    model, objective = build_model(spec, 257), build_objective(spec, 257)
-    generator = torch.Generator().manual_seed(0)
-    examples = objective.examples(torch.randint(257, (8, 64), generator=generator), generator)
-
-    def loss(params: dict[str, Tensor]) -> Tensor:
-        total, count = objective.loss_sum(functional_call(model, params, (examples.inputs_BN,)), examples)
-        return total / count
-
-    return model, loss
+        added = ratio(times, "measured", "plain") - 1
+        print(f"{mechanism:46s} {added:6.2f}   ({statistics.median(times['plain']) * 1e3:.0f} ms a step)")
+        promises.append(Promise(f"every step of the quickstart, {mechanism}: added time", added, QUICKSTART_LIMIT))
+    return promises
 
 
 def main() -> None:
@@ -239,11 +275,17 @@ def main() -> None:
     parser.add_argument("--no-quickstart", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    for positions in options.positions:
-        compare(positions, options.rows, options.repeats)
-    microbatched(4)
+    print(machine())
+    promises = [
+        promise
+        for positions in options.positions
+        for promise in compare(positions, options.rows, options.repeats if positions < 1024 else (options.repeats + 1) // 2)
+    ]
+    promises += microbatched(4)
+    bytes_per_parameter()
     if not options.no_quickstart:
-        quickstart(3 * options.repeats)
+        promises += quickstart(3 * options.repeats)
+    print(f"\nwhat was promised ({machine().split(', load')[1].split(';')[0].strip()}: load at the end)", *promises, sep="\n")
 
 
 if __name__ == "__main__":

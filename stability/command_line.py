@@ -13,7 +13,8 @@ from stability.config import parse
 from stability.registry import Registry, add_plugin, near_misses
 from stability.runs.study import StudyFolder
 
-PATH_KEYS = ("data.path", "runs_dir", "reports_dir", "ckpt", "name")
+PATH_KEYS = ("data.path", "runs_dir", "reports_dir", "ckpt", "hf", "name")
+HESSIAN_KEYS = ("ckpt", "hf", "data", "lr", "positions", "device")  # of conf/hessian.yaml; its other keys are the protocol's
 # keys that change where or how a sweep runs, not what it is: they never enter its name
 LABELS = ("name", "runs_dir", "reports_dir", "launcher", "logger", "device", "dry_run", "report", "cpus_per_trial", "gpus_per_trial", "plugins", "study")
 AXES = ("mechanism", "residual", "norm", "optimizer")
@@ -53,8 +54,8 @@ def read_spec(kind: str, argv: Sequence[str], into: str | None = None) -> Any:
     if kind == "sweep" and values.get("name") is None:
         values["name"] = study_name(argv)
     if into is not None:
-        own = ("ckpt", "device")
-        values = {key: values[key] for key in own} | {into: {key: value for key, value in values.items() if key not in own}}
+        own = {key: values[key] for key in HESSIAN_KEYS if key in values}  # data and lr are there where they were chosen
+        values = own | {into: {key: value for key, value in values.items() if key not in HESSIAN_KEYS}}
     return parse(kind, values)
 
 
@@ -169,12 +170,12 @@ def _keys(root: str) -> tuple[str, ...]:
     return tuple(flat)
 
 
-def publish(study: StudyFolder, reports_dir: str | None) -> None:
-    """Collect the runs into parquet, print the tables, write the PDF."""
+def publish(study: StudyFolder, reports_dir: str | None, phases: Sequence[str] = ("terminal",)) -> None:
+    """Collect the runs into parquet, print the tables (α_max of the phases' checkpoints among them), write the PDF."""
     from analysis.report import build, summary
     from stability.runs.results import collect, write
 
     write(collect(study.path), study.results)
-    print(summary(study.path))
+    print(summary(study.path, phases))
     if reports_dir is not None:
         print(f"report: {build(study.path, Path(reports_dir))}")

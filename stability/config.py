@@ -9,20 +9,15 @@ import hashlib
 import itertools
 import json
 import math
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_serializer, model_validator
 
-from stability.registry import Registry, add_plugin, near_misses
+from stability.registry import Registry, add_plugin
+from stability.validation import Settings, checked, explain
 
 # Raised when the same spec would train differently: old runs then keep their ids and are not taken for new ones.
 BEHAVIOUR_VERSION = 1
-
-
-class Settings(BaseModel):
-    """Base of every spec and of every part's own Config: frozen, no unknown keys, no NaN, tuples for lists."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
 
 class Part(Settings):
@@ -195,6 +190,10 @@ class LearningRates(Settings):
         return tuple(float(f"{self.low * math.exp(index * ratio):.3g}") for index in range(self.num))
 
 
+def _yaml_true(value: Any) -> Any:
+    return "true" if value is True else value  # YAML reads gradient=true as a truth value
+
+
 class CurvatureSpec(Settings):
     """The protocol of the paper's section 5.2.1; every number of it is a field."""
 
@@ -203,11 +202,20 @@ class CurvatureSpec(Settings):
         default=("paper", "checkpoint"), min_length=1, description="optimizer state the steps start from: the paper's warm-up, or the run's own"
     )
     batch: int | None = Field(default=None, ge=1, description="sequences per measured step; null: the run's own batch")
+    microbatch: int | None = Field(default=None, ge=1, description="sequences evaluated at a time, which bounds the memory; null: the whole batch")
+    gradient: Annotated[Literal["true", "clipped"], BeforeValidator(_yaml_true)] = Field(
+        default="true", description="which gradient's slope enters the formula: the loss's own, or the clipped one that the optimizer sees"
+    )
+    weight_decay: bool = Field(default=True, description="whether the step direction u holds the optimizer's decoupled weight decay")
+    clip_norm: float | None = Field(default=None, gt=0, description="largest gradient norm that reaches the optimizer; null: the run's own")
     warmup_batches: int = Field(default=5, ge=1, description="batches whose clipped gradients give m and v (state=paper)")
     warmup_steps: int = Field(default=5, ge=0, description="optimizer steps taken before recording")
     recorded_steps: int = Field(default=25, ge=1, description="optimizer steps recorded")
     method: Literal["auto", "taylor", "double_backward", "finite_difference", "parity"] = Field(default="auto", description="how uᵀHu is computed")
     seed: int = Field(default=0, ge=0, description="seed of the measured batches and masks, which training never drew")
+    measure: tuple[Literal["alpha_max", "critical_lr", "profile", "sharpness", "density", "blocks"], ...] = Field(
+        default=("alpha_max",), min_length=1, description="what is measured; critical_lr is a column of alpha_max's table, each other a table of its own"
+    )
 
 
 class SweepSpec(AbstractRecipe):
@@ -241,11 +249,32 @@ class SweepSpec(AbstractRecipe):
 
 
 class HessianSpec(Settings):
-    """α_max of checkpoints that exist."""
+    """α_max of checkpoints that exist (``ckpt``), or of a Hugging Face causal LM on the user's data (``hf``)."""
 
-    ckpt: str = Field(min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
+    ckpt: str | None = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
+    hf: str | None = Field(default=None, min_length=1, description="a Hugging Face causal language model: a folder, or a name on the hub")
+    data: Annotated[Part, _parts("data")] | None = Field(default=None, description="the text that the model is to be fine-tuned on (hf)")
+    lr: LearningRates | None = Field(default=None, description="learning rates that are asked about (hf)")
+    positions: int | None = Field(default=None, ge=2, description="tokens per sequence (hf); null: 128, or the model's largest where that is less")
     curvature: CurvatureSpec = Field(description="the protocol")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
+
+    @model_validator(mode="after")
+    def _one_subject(self) -> HessianSpec:
+        if (self.ckpt is None) == (self.hf is None):
+            given = "neither" if self.ckpt is None else "both"
+            raise ValueError(f"give either ckpt=FOLDER or hf=NAME_OR_PATH ({given} given); e.g. ckpt=runs/studies/quickstart, or hf=gpt2 data=text …")
+        for key in ("data", "lr", "positions"):
+            if self.ckpt is not None and getattr(self, key) is not None:
+                raise ValueError(f"{key} belongs to hf=…; a checkpoint carries its own {key}")
+        for key, example in (("data", "data=text data.path=FILE_OR_FOLDER"), ("lr", "lr=2e-5")):
+            if self.hf is not None and getattr(self, key) is None:
+                raise ValueError(f"{key}: a value is missing; hf={self.hf} needs {example}")
+        if self.hf is not None and self.curvature.measure != ("alpha_max",):
+            raise ValueError(f"measure=[{','.join(self.curvature.measure)}] belongs to ckpt=…; a Hugging Face model is asked for alpha_max only")
+        if self.hf is not None and self.curvature.phase != "terminal":
+            raise ValueError(f"phase={self.curvature.phase} belongs to ckpt=…; a Hugging Face model has one state only")
+        return self
 
 
 class ReportSpec(Settings):
@@ -257,7 +286,6 @@ class ReportSpec(Settings):
 
 
 SPECS = {"sweep": SweepSpec, "hessian": HessianSpec, "report": ReportSpec}
-AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 def parse(kind: str, values: dict[str, Any]) -> Any:
@@ -274,13 +302,6 @@ def parse_run(values: dict[str, Any]) -> RunSpec:
     return checked(RunSpec, values)
 
 
-def checked(model: type[AnySettings], values: dict[str, Any]) -> AnySettings:
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        raise ValueError(explain(error, model)) from None
-
-
 def run_id(spec: RunSpec) -> str:
     """First 12 hex digits of sha256 over the canonical JSON; the data's fingerprint stands for its path; the size's name is a label."""
     values = spec.model_dump(mode="json")
@@ -288,31 +309,3 @@ def run_id(spec: RunSpec) -> str:
     values["model"].pop("name", None)  # the same size under another name is the same run
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
-
-
-def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """A pydantic error in one line (two for two errors): field, value, rule, nearest valid choice."""
-    lines = [_explain_one(item, model, prefix) for item in error.errors()]
-    more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
-    return "\n".join(lines[:2]) + more
-
-
-def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
-    path = ".".join([prefix, *(str(step) for step in item["loc"])] if prefix else [str(step) for step in item["loc"]])
-    if item["type"] == "value_error":
-        return str(item["ctx"]["error"])
-    if item["type"] == "extra_forbidden":
-        return f"{path}: unknown key; {near_misses(str(item['loc'][-1]), _fields_at(model, item['loc'][:-1]))}"
-    if item["type"] == "missing":
-        return f"{path}: a value is missing; give {path}=…"
-    return f"{path}={item['input']!r}: {item['msg'][0].lower()}{item['msg'][1:]}"
-
-
-def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, ...]:
-    """Names of the fields of the nested model at a location."""
-    for step in loc:
-        field = model.model_fields.get(str(step))
-        nested = field.annotation if field else None
-        if isinstance(nested, type) and issubclass(nested, BaseModel):
-            model = nested
-    return tuple(model.model_fields)

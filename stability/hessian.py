@@ -1,21 +1,28 @@
-"""``python -m stability.hessian ckpt=…``: α_max of a checkpoint, a run, or every run of a study."""
+"""``python -m stability.hessian ckpt=… | hf=…``: α_max of a checkpoint, a run, every run of a study, or a Hugging Face model on the user's text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from stability.command_line import publish, read_spec, run_entry
 
 HELP = """
 python -m stability.hessian ckpt=FOLDER [key=value …]
+python -m stability.hessian hf=NAME_OR_PATH data=text data.path=FILE_OR_FOLDER lr=2e-5 [key=value …]
 
-Measure α_max by the paper's protocol. FOLDER: a checkpoint (…/checkpoints/step_000200), a run (runs/<run_id>) or a study (runs/studies/<name>).
+Measure α_max by the paper's protocol.
+ckpt: a checkpoint (…/checkpoints/step_000200), a run (runs/<run_id>) or a study (runs/studies/<name>: prints its Tables 5 to 8).
+hf:   any causal language model of transformers: which learning rate does its curvature bear on this text? Nothing is written to it.
 
   phase=terminal | earliest | all   which checkpoints of a run      state=[paper,checkpoint]   optimizer state to start from
-  batch=512                         sequences per step              recorded_steps=25 warmup_steps=5 warmup_batches=5
-  method=auto | taylor | double_backward | finite_difference        device=auto | cpu | cuda
+  batch=512 microbatch=16           sequences per step; at a time   recorded_steps=25 warmup_steps=5 warmup_batches=5
+  gradient=true | clipped           whose slope enters the formula  clip_norm=1.0              null: the run's own
+  weight_decay=true | false         whether u holds weight decay    device=auto | cpu | cuda
+  method=auto | taylor | double_backward | finite_difference        seed=0
   method=parity                     the paper's raw central difference, ε = 1e-4
+  measure=[alpha_max,critical_lr,profile,sharpness,density,blocks]  any of these; critical_lr: where the loss along u really stops being lower
+  hf only: positions=128            tokens per sequence             lr=2e-5 | lr=[1e-5,1e-4]   state checkpoint: a fresh AdamW's ("plain")
 
 What is measured already under the same protocol is not measured again.
 """
@@ -23,32 +30,40 @@ What is measured already under the same protocol is not measured again.
 
 def main(argv: list[str]) -> int:
     spec = read_spec("hessian", argv, into="curvature")
+    if spec.hf is not None:
+        return _measure_hugging_face(spec)
     from stability.runs.directory import RunDirectory
     from stability.runs.study import StudyFolder
 
     folder = Path(spec.ckpt).resolve()
     if (folder / "study.json").exists():
         study = StudyFolder(folder)
-        runs = study.runs()
-        for number, directory in enumerate(runs, 1):
-            _measure_run(directory, spec, f"{number}/{len(runs)} ")
-        publish(study, None)
+        _measure_runs(study.runs(), spec)
+        publish(study, None, ("terminal", "earliest") if spec.curvature.phase == "all" else (spec.curvature.phase,))
+        print(f"protocol: {protocol(spec.curvature)}")
     elif (folder / "spec.json").exists():
-        _measure_run(RunDirectory.at(folder), spec, "")
+        _measure_runs([RunDirectory.at(folder)], spec)
         _print_table(RunDirectory.at(folder))
     else:
         _measure_checkpoint(folder, spec)
     return 0
 
 
-def _measure_run(directory, spec, prefix: str) -> None:
-    from stability.probes.alpha_max import is_measured, measure
+def _measure_runs(directories: Sequence, spec) -> None:
+    """Measure what is missing under one bar, a run's phase being written whole or not at all: the same command goes on where it was stopped."""
+    from stability.probes.alpha_max import is_measured, measure, missing_phases
+    from stability.probes.spectra_of_loss import missing_tables
 
-    if is_measured(directory, spec.curvature):
-        print(f"{prefix}{directory.run_id}: measured already")
-        return
-    steps = measure(directory, spec.curvature, cache_dir=directory.path.parent / "cache", device=spec.device)
-    _follow(steps, spec, f"{prefix}{directory.run_id}", phases=2 if spec.curvature.phase == "all" else 1)
+    missing = {directory: len(missing_phases(directory, spec.curvature)) for directory in directories}
+    pending = [directory for directory in directories if not is_measured(directory, spec.curvature)]
+    if len(pending) < len(missing):
+        print(f"skips {len(missing) - len(pending)} of {len(missing)}: measured already under this protocol")
+    steps = (measure(directory, spec.curvature, cache_dir=directory.path.parent / "cache", device=spec.device) for directory in pending)
+    labels = [f"{number}/{len(pending)} {directory.run_id}" for number, directory in enumerate(pending, 1)]
+    tables = {
+        directory: len(missing_tables(directory, spec.curvature)) * (spec.curvature.warmup_steps + 1) * len(spec.curvature.state) for directory in pending
+    }
+    _follow(steps, labels, [missing[directory] * _steps_of_a_phase(spec) + tables[directory] for directory in pending])
 
 
 def _measure_checkpoint(folder: Path, spec) -> None:
@@ -61,23 +76,46 @@ def _measure_checkpoint(folder: Path, spec) -> None:
     directory = RunDirectory.at(folder.parent.parent)
     phase = {path: name for name, path in phases(directory, "all").items()}.get(folder, folder.name)
     steps = measure_checkpoint(folder, phase, spec.curvature, cache_dir=directory.path.parent / "cache", device=spec.device)
-    _follow(steps, spec, f"{directory.run_id} {folder.name}", phases=1)
+    _follow([steps], [f"{directory.run_id} {folder.name}"], [_steps_of_a_phase(spec)])
     _print_table(directory)
 
 
-def _follow(steps: Iterator[None], spec, label: str, phases: int) -> None:
-    from rich.progress import track
+def _measure_hugging_face(spec) -> int:
+    from stability.probes.hugging_face import HuggingFaceProbe, answer
 
-    per_state = spec.curvature.warmup_steps + spec.curvature.recorded_steps
-    for _ in track(steps, description=label, total=phases * per_state * len(spec.curvature.state)):
-        pass
+    probe = HuggingFaceProbe(spec)
+    print(probe.description)
+    rates = spec.lr.rates()
+    _follow((probe.measure(lr) for lr in rates), [f"lr={lr:g}" for lr in rates], [_steps_of_a_phase(spec)] * len(rates))
+    print(answer(probe.table()))
+    return 0
+
+
+def _steps_of_a_phase(spec) -> int:
+    return (spec.curvature.warmup_steps + spec.curvature.recorded_steps) * len(spec.curvature.state)
+
+
+def _follow(tasks: Iterable[Iterator[None]], labels: Sequence[str], lengths: Sequence[int]) -> None:
+    """Run the tasks one after another under one bar. A task may take fewer steps than planned (no paper state for SGD, no checkpoint)."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"), TimeRemainingColumn())
+    with Progress(*columns) as progress:
+        bar = progress.add_task("", total=sum(lengths), visible=bool(lengths))
+        for number, (steps, label) in enumerate(zip(tasks, labels, strict=True), 1):
+            progress.update(bar, description=label)
+            for _ in steps:
+                progress.advance(bar)
+            progress.update(bar, completed=sum(lengths[:number]))
 
 
 def _print_table(directory) -> None:
     """Median α_max and share of stable steps of one run, a line a phase and state."""
     import pandas as pd
 
-    for path in sorted((directory.path / "curvature").glob("*.parquet")):
+    from stability.runs.results import step_tables
+
+    for path in step_tables(directory):
         table = pd.read_parquet(path)
         for phase, state in table[["phase", "state"]].drop_duplicates().itertuples(index=False):
             rows = table[(table.phase == phase) & (table.state == state)]
@@ -90,6 +128,15 @@ def _print_table(directory) -> None:
                 f"{', '.join(rows.method.unique())}, checked against differences: {error.iloc[0] if len(error) else float('nan'):.1e}"
             )
     print(f"rows: {directory.path / 'curvature'}")
+
+
+def protocol(curvature) -> str:
+    """What a reader of the table must know of the protocol, in one line."""
+    decay = "included" if curvature.weight_decay else "left out"
+    clip = f"{curvature.clip_norm:g}" if curvature.clip_norm else "the run's own"
+    batch = f"{curvature.batch} sequences" if curvature.batch else "the run's own batch"
+    steps = f"{curvature.warmup_batches} warm-up batches, {curvature.warmup_steps} warm-up steps, {curvature.recorded_steps} recorded steps"
+    return f"{steps} of {batch}; slope of the {curvature.gradient} gradient; weight decay {decay} in u; clipping norm {clip}; method {curvature.method}"
 
 
 if __name__ == "__main__":

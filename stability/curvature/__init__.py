@@ -3,7 +3,23 @@
 from stability.curvature._graph import NoSecondDerivative
 from stability.curvature._jet import NoRule
 from stability.curvature.alpha_max import alpha_max, paper_state, step_direction
+from stability.curvature.monitor import AlphaMaxMonitor, MonitorRow
+from stability.curvature.parallel import parallel_directional
 from stability.curvature.products import METHODS, Directional, directional, hvp
 from stability.curvature.training_graph import GradientWithGraph
 
-__all__ = ["METHODS", "Directional", "GradientWithGraph", "NoRule", "NoSecondDerivative", "alpha_max", "directional", "hvp", "paper_state", "step_direction"]
+__all__ = [
+    "METHODS",
+    "AlphaMaxMonitor",
+    "Directional",
+    "GradientWithGraph",
+    "NoRule",
+    "MonitorRow",
+    "NoSecondDerivative",
+    "parallel_directional",
+    "alpha_max",
+    "directional",
+    "hvp",
+    "paper_state",
+    "step_direction",
+]

@@ -43,9 +43,14 @@ def step_direction(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor
             raise ValueError(f"params[{name!r}] is not among the tensors of this {type(optimizer).__name__}; its step would read as zero")
     before = {name: param.detach().clone() for name, param in params.items()}
     optimizer.step()
-    step = {name: _exact_difference(param.detach(), before[name]) for name, param in params.items()}
-    _warn_of_rounding(before, step)
-    return {name: difference.div_(lr).to(before[name].dtype) for name, difference in step.items()}
+    direction: dict[str, Tensor] = {}
+    lengths: dict[str, float] = {}
+    for name, param in params.items():  # float64 for one tensor at a time: all of them at once would be twice the model
+        difference = _exact_difference(param.detach(), before[name])
+        lengths[name] = norm({name: difference})
+        direction[name] = difference.div_(lr).to(param.dtype)
+    _warn_of_lost(before, lengths)
+    return direction
 
 
 def _exact_difference(after: Tensor, before: Tensor) -> Tensor:
@@ -53,15 +58,20 @@ def _exact_difference(after: Tensor, before: Tensor) -> Tensor:
 
 
 def _warn_of_rounding(before: dict[str, Tensor], step: dict[str, Tensor]) -> None:
-    moved = {name: tensor for name, tensor in before.items() if step[name].any()}
+    _warn_of_lost(before, {name: norm({name: step[name]}) for name in before}, stacklevel=4)
+
+
+def _warn_of_lost(before: dict[str, Tensor], lengths: dict[str, float], stacklevel: int = 3) -> None:
+    """``lengths``: the norm of each tensor's step."""
+    moved = {name: tensor for name, tensor in before.items() if lengths[name]}
     if not moved:
         return
     # Rounding a number to p bits is off by ulp/sqrt(12) on average, ulp between eps/2 and eps of the number.
     lost = math.sqrt(sum((0.75 * torch.finfo(tensor.dtype).eps * norm({name: tensor})) ** 2 for name, tensor in moved.items()) / 12)
-    length = norm({name: step[name] for name in moved})
+    length = math.hypot(*(lengths[name] for name in moved))
     if lost > _ROUNDING_LIMIT * length:
         text = f"about {lost / length:.0%} of this step is float rounding of the parameters; use a larger lr or float64 copies"
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
 
 
 def paper_state(

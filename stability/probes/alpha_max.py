@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from stability.build import build_objective, build_optimizer, resolve_device
-from stability.config import CurvatureSpec, RunSpec
-from stability.curvature import GradientWithGraph, paper_state, step_direction
+from stability.config import CurvatureSpec, RunSpec, checked
 from stability.data._base import Corpus
 from stability.data._cache import load, prepare
 from stability.objectives._base import Examples
+from stability.probes.descent import Descent, Step
 from stability.runs.directory import RunDirectory
 from stability.runs.results import CURVATURE_COLUMNS, read_metadata, write_parquet
 from stability.training import checkpoint
@@ -37,37 +37,63 @@ def phases(directory: RunDirectory, phase: str) -> dict[str, Path]:
 
 
 def is_measured(directory: RunDirectory, curvature: CurvatureSpec) -> bool:
-    """Whether every phase that was asked for is on disk under the same protocol."""
-    wanted = ("earliest", "terminal") if curvature.phase == "all" else (curvature.phase,)
-    return all(_stored_protocol(directory.curvature_file(name)) == protocol_of(curvature) for name in wanted)
+    """Whether every phase and table that was asked for is on disk under the same protocol."""
+    return not missing_phases(directory, curvature) and not _spectra().missing_tables(directory, curvature)
+
+
+def missing_phases(directory: RunDirectory, curvature: CurvatureSpec) -> list[str]:
+    """The phases asked for whose steps are not on disk under the same protocol (a critical learning rate more than was asked for does no harm)."""
+    if not {"alpha_max", "critical_lr"} & set(curvature.measure):
+        return []
+    accepted = {protocol_of(curvature), protocol_of(curvature.model_copy(update={"measure": ("alpha_max", "critical_lr")}))}
+    return [name for name in wanted_phases(curvature) if stored_protocol(directory.curvature_file(name)) not in accepted]
+
+
+def wanted_phases(curvature: CurvatureSpec) -> tuple[str, ...]:
+    return ("earliest", "terminal") if curvature.phase == "all" else (curvature.phase,)
+
+
+def _spectra() -> Any:
+    from stability.probes import spectra_of_loss  # which stands on this module
+
+    return spectra_of_loss
 
 
 def protocol_of(curvature: CurvatureSpec) -> str:
-    """What the numbers depend on, as canonical JSON; kept in the parquet file's metadata."""
-    return json.dumps(curvature.model_dump(mode="json", exclude={"phase"}), sort_keys=True)
+    """What the numbers of a table depend on, as canonical JSON; kept in the parquet file's metadata."""
+    measured = ("alpha_max", "critical_lr") if "critical_lr" in curvature.measure else ("alpha_max",)
+    return json.dumps({**curvature.model_dump(mode="json", exclude={"phase"}), "measure": list(measured)}, sort_keys=True)
 
 
-def _stored_protocol(path: Path) -> str | None:
-    return read_metadata(path).get(PROTOCOL) if path.exists() else None
+def stored_protocol(path: Path) -> str | None:
+    """The protocol of a file; a field younger than the file reads as its default, which is what was done before there was the field."""
+    stored = read_metadata(path).get(PROTOCOL) if path.exists() else None
+    if stored is None:
+        return None
+    try:
+        return protocol_of(checked(CurvatureSpec, json.loads(stored)))
+    except ValueError:  # a field or value that is no longer: another protocol
+        return None
 
 
 def measure(directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
     """Measure what is missing, yielding after every optimizer step. A run without a checkpoint (diverged before the first) leaves an empty table."""
-    for name in ("earliest", "terminal") if curvature.phase == "all" else (curvature.phase,):
-        target = directory.curvature_file(name)
-        if _stored_protocol(target) != protocol_of(curvature):
-            folder = phases(directory, name).get(name)
-            rows: list[dict[str, Any]] = []
-            if folder is not None:
-                yield from _measure_checkpoint(folder, name, curvature, cache_dir, device, rows)
-            write_rows(rows, target, curvature)
+    for name in missing_phases(directory, curvature):
+        folder = phases(directory, name).get(name)
+        rows: list[dict[str, Any]] = []
+        if folder is not None:
+            yield from _measure_checkpoint(folder, name, curvature, cache_dir, device, rows)
+        write_rows(rows, directory.curvature_file(name), curvature)
+    yield from _spectra().measure(directory, curvature, cache_dir=cache_dir, device=device)
 
 
 def measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
     """One checkpoint folder, wherever it stands in its run, under a phase's name of its own."""
-    rows: list[dict[str, Any]] = []
-    yield from _measure_checkpoint(folder, phase, curvature, cache_dir, device, rows)
-    write_rows(rows, RunDirectory.at(folder.parent.parent).curvature_file(phase), curvature)
+    if {"alpha_max", "critical_lr"} & set(curvature.measure):
+        rows: list[dict[str, Any]] = []
+        yield from _measure_checkpoint(folder, phase, curvature, cache_dir, device, rows)
+        write_rows(rows, RunDirectory.at(folder.parent.parent).curvature_file(phase), curvature)
+    yield from _spectra().measure_checkpoint(folder, phase, curvature, cache_dir=cache_dir, device=device)
 
 
 def write_rows(rows: list[dict[str, Any]], target: Path, curvature: CurvatureSpec) -> None:
@@ -76,10 +102,11 @@ def write_rows(rows: list[dict[str, Any]], target: Path, curvature: CurvatureSpe
 
 def _measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, cache_dir: Path, device: str, rows: list[dict[str, Any]]) -> Iterator[None]:
     spec, _ = checkpoint.load(folder)
-    corpus = _corpus(spec, cache_dir)
+    corpus = corpus_of(spec, cache_dir)
     run_id = folder.parent.parent.name
     for state in curvature.state:
-        probe = Probe(folder, spec, corpus, curvature, resolve_device(device))
+        observe = _spectra().critical_column if "critical_lr" in curvature.measure else None
+        probe = Probe(folder, spec, corpus, curvature, resolve_device(device), observe)
         if state == "paper" and not isinstance(probe.optimizer, torch.optim.Adam):
             continue  # the paper's warm-up sets Adam's m and v; other optimizers have only the run's own state
         for row in probe.rows(state):
@@ -88,7 +115,7 @@ def _measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, cach
             yield
 
 
-def _corpus(spec: RunSpec, cache_dir: Path) -> Corpus:
+def corpus_of(spec: RunSpec, cache_dir: Path) -> Corpus:
     """The prepared data of a run; prepared anew where the cache has gone. ``ValueError`` where it is no longer the same data."""
     if (cache_dir / spec.data_fingerprint).is_dir():
         return load(cache_dir, spec.data_fingerprint)
@@ -100,9 +127,17 @@ def _corpus(spec: RunSpec, cache_dir: Path) -> Corpus:
 
 
 class Probe:
-    """A copy of a checkpoint that takes real optimizer steps, measuring each along its own direction."""
+    """A copy of a checkpoint, and the `Descent` that it takes; ``observe`` as there."""
 
-    def __init__(self, folder: Path, spec: RunSpec, corpus: Corpus, curvature: CurvatureSpec, device: torch.device):
+    def __init__(
+        self,
+        folder: Path,
+        spec: RunSpec,
+        corpus: Corpus,
+        curvature: CurvatureSpec,
+        device: torch.device,
+        observe: Callable[[Step], dict[str, Any]] | None = None,
+    ):
         prepare_torch(spec.threads, device)
         self.spec, self.corpus, self.curvature, self.device = spec, corpus, curvature, device
         _, model = checkpoint.load(folder)
@@ -110,67 +145,17 @@ class Probe:
         self.objective = build_objective(spec, corpus.vocab_size)
         self.optimizer = build_optimizer(spec, self.model)
         self.trainer = checkpoint.load_trainer(folder)
-        self.params: dict[str, Tensor] = dict(self.model.named_parameters())
-        self.lr = spec.lr_peak * lr_factor(spec.schedule, self.trainer["step"], spec.steps)
+        params: dict[str, Tensor] = dict(self.model.named_parameters())
+        lr = spec.lr_peak * lr_factor(spec.schedule, self.trainer["step"], spec.steps)
+        self.descent = Descent(params, self.optimizer, self._loss_sum, self._batch, curvature, lr=lr, clip_norm=spec.clip_norm, observe=observe)
 
     def rows(self, state: str) -> Iterator[dict[str, Any] | None]:
-        """A row for each recorded step, None for each warm-up step. A step whose numbers are not finite ends the descent: it and those after
-        it are rows of NaN, so that the share of stable steps keeps its denominator."""
-        self._start_from(state)
-        first = self.curvature.warmup_batches
-        for index in range(first, first + self.curvature.warmup_steps):
-            self._set_gradient(self._plain_gradient(self._batch(index)))
-            self.optimizer.step()
-            yield None
-        lost = False
-        for step in range(self.curvature.recorded_steps):
-            row = None if lost else self._recorded_step(self._batch(first + self.curvature.warmup_steps + step), check=step == 0)
-            lost = row is None
-            yield {"step": step, "lr": self.lr, **(row or {"method": "none"})}
-
-    def _start_from(self, state: str) -> None:
-        if state == "checkpoint":
-            self.optimizer.load_state_dict(self.trainer["optimizer"])
-        else:
-            batches = (self._batch(index) for index in range(self.curvature.warmup_batches))
-            paper_state(self.optimizer, (self._clipped(self._plain_gradient(batch)) for batch in batches), self.params)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.lr
-
-    def _recorded_step(self, examples: Examples, *, check: bool) -> dict[str, Any] | None:
-        """Gradient, step and the curvature along it; None where the gradient is not finite, so that no step can be taken."""
-        loss = self._loss(examples)
-        batch = GradientWithGraph(loss, self.params, method=self.curvature.method, check=check or None)
-        gradient = batch.gradient()
-        if not all(tensor.isfinite().all() for tensor in gradient.values()):
-            return None
-        self._set_gradient(gradient)
-        along = batch.along(step_direction(self.optimizer, self.params, self.lr))
-        with torch.no_grad():
-            loss_after = loss(self.params).item()
-        row = {key: getattr(along, key) for key in ("slope", "curvature", "alpha_max", "method", "rel_error")}
-        return {**row, "loss_before": along.loss, "loss_after": loss_after}
+        """As `Descent.rows`, from the paper's optimizer state or the checkpoint's own."""
+        return self.descent.rows(state, self.trainer["optimizer"])
 
     def _batch(self, index: int) -> Examples:
         size = self.curvature.batch or self.spec.batch
         return training_examples(self.spec, self.corpus, self.objective, "curvature", index, seed=self.curvature.seed, batch=size).to(self.device)
 
-    def _loss(self, examples: Examples) -> Callable[[dict[str, Tensor]], Tensor]:
-        def loss(params: dict[str, Tensor]) -> Tensor:
-            total, count = self.objective.loss_sum(functional_call(self.model, params, (examples.inputs_BN,)), examples)
-            return total / count
-
-        return loss
-
-    def _plain_gradient(self, examples: Examples) -> dict[str, Tensor]:
-        return dict(zip(self.params, torch.autograd.grad(self._loss(examples)(self.params), tuple(self.params.values())), strict=True))
-
-    def _clipped(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
-        self._set_gradient(gradient)
-        return {name: param.grad for name, param in self.params.items() if param.grad is not None}
-
-    def _set_gradient(self, gradient: dict[str, Tensor]) -> None:
-        """The optimizer's gradient, clipped as in training; the formula keeps the true one."""
-        for name, tensor in gradient.items():
-            self.params[name].grad = tensor
-        torch.nn.utils.clip_grad_norm_(list(self.params.values()), self.spec.clip_norm)
+    def _loss_sum(self, params: Mapping[str, Tensor], examples: Examples) -> tuple[Tensor, Tensor]:
+        return self.objective.loss_sum(functional_call(self.model, dict(params), (examples.inputs_BN,)), examples)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,83 @@ from stability.runs.directory import RunDirectory, read_json, read_jsonl
 from stability.runs.study import StudyFolder
 
 SCHEMA_VERSION = 1
-RUNS_COLUMNS = (
-    "study run_id mechanism residual norm optimizer objective data data_fingerprint model num_params lr seed status reason "
-    "val_nll init_nll unigram_nll gen_nll num_steps num_tokens wall_s"
-).split()
-CURVATURE_COLUMNS = "run_id phase state step slope curvature alpha_max lr loss_before loss_after method rel_error".split()
-CURVES_COLUMNS = "run_id step loss grad_norm update_norm lr val_nll".split()
+RUNS_COLUMNS = [
+    "study",
+    "run_id",
+    "mechanism",
+    "residual",
+    "norm",
+    "optimizer",
+    "objective",
+    "data",
+    "data_fingerprint",
+    "model",
+    "num_params",
+    "lr",
+    "seed",
+    "status",
+    "reason",
+    "val_nll",
+    "init_nll",
+    "unigram_nll",
+    "gen_nll",
+    "num_steps",
+    "num_tokens",
+    "wall_s",
+]
+CURVATURE_COLUMNS = [
+    "run_id",
+    "phase",
+    "state",
+    "step",
+    "slope",
+    "curvature",
+    "alpha_max",
+    "lr",
+    "loss_before",
+    "loss_after",
+    "method",
+    "rel_error",
+    "critical_lr",
+]
+# What `stability.hessian measure=…` adds beside <phase>.parquet, as <phase>_<name>.parquet; collected where a run has it.
+SPECTRA_COLUMNS = {
+    "profile": ["run_id", "phase", "state", "lr", "alpha", "loss", "loss_before", "slope", "curvature", "alpha_max", "critical_lr"],
+    "sharpness": [
+        "run_id",
+        "phase",
+        "state",
+        "lr",
+        "loss",
+        "sharpness",
+        "sharpness_residual",
+        "adam_sharpness",
+        "adam_residual",
+        "adam_threshold",
+        "adam_ratio",
+        "trace",
+        "trace_error",
+        "gauss_newton_share",
+        "noise_scale",
+        "attention_logit_max",
+        "attention_entropy",
+    ],
+    "density": ["run_id", "phase", "state", "lr", "probe", "node", "weight", "num_params"],
+    "blocks": ["run_id", "phase", "state", "lr", "block", "share", "curvature"],
+}
+SPECTRA = tuple(SPECTRA_COLUMNS)
+CURVES_COLUMNS = ["run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"]
 
 
 @dataclass(frozen=True)
 class Results:
-    """``runs``: a row a run; ``curvature``: a row a recorded step (`CURVATURE_COLUMNS`); ``curves``: a row a training step."""
+    """``runs``: a row a run; ``curvature``: a row a recorded step (`CURVATURE_COLUMNS`); ``curves``: a row a training step.
+    ``spectra``: by name the tables of `SPECTRA_COLUMNS` that a run has, none of them empty."""
 
     runs: pd.DataFrame
     curvature: pd.DataFrame
     curves: pd.DataFrame
+    spectra: dict[str, pd.DataFrame] = field(default_factory=dict)
 
 
 def collect(study: str | Path) -> Results:
@@ -38,19 +101,23 @@ def collect(study: str | Path) -> Results:
     directories = folder.runs()
     runs = [_run_row(folder.path.name, directory) for directory in directories]
     curves = [{"run_id": directory.run_id, **row} for directory in directories for row in read_jsonl(directory.metrics_file)]
-    measured = [_curvature_of(directory) for directory in directories]
-    filled = [frame for frame in measured if len(frame)]
+    spectra = {name: _joined([path for directory in directories for path in _tables(directory, name)], columns) for name, columns in SPECTRA_COLUMNS.items()}
     return Results(
         runs=pd.DataFrame(runs, columns=RUNS_COLUMNS),
-        curvature=pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=CURVATURE_COLUMNS),
+        curvature=_joined([path for directory in directories for path in step_tables(directory)], CURVATURE_COLUMNS),
         curves=pd.DataFrame(curves, columns=CURVES_COLUMNS),
+        spectra={name: frame for name, frame in spectra.items() if len(frame)},
     )
 
 
 def write(results: Results, folder: Path) -> None:
-    """``runs.parquet``, ``curvature.parquet``, ``curves.parquet`` under ``folder``, with the schema's version in their metadata."""
-    for name in ("runs", "curvature", "curves"):
-        write_parquet(getattr(results, name), folder / f"{name}.parquet", {"schema_version": str(SCHEMA_VERSION)})
+    """``runs.parquet``, ``curvature.parquet``, ``curves.parquet`` and the spectra there are under ``folder``, with the schema's version in their metadata."""
+    frames = {name: getattr(results, name) for name in ("runs", "curvature", "curves")} | results.spectra
+    for name, frame in frames.items():
+        write_parquet(frame, folder / f"{name}.parquet", {"schema_version": str(SCHEMA_VERSION)})
+    for name in SPECTRA:
+        if name not in frames:  # of an earlier state of the study
+            (folder / f"{name}.parquet").unlink(missing_ok=True)
 
 
 def write_parquet(frame: pd.DataFrame, path: Path, metadata: dict[str, str]) -> None:
@@ -61,7 +128,7 @@ def write_parquet(frame: pd.DataFrame, path: Path, metadata: dict[str, str]) -> 
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         pq.write_table(table, temporary)
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -84,7 +151,16 @@ def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
     return named | {"norm": spec["norm"], "lr": spec["lr_peak"], "seed": spec["seed"], "data_fingerprint": spec["data_fingerprint"]}
 
 
-def _curvature_of(directory: RunDirectory) -> pd.DataFrame:
-    frames = [pd.read_parquet(path) for path in sorted((directory.path / "curvature").glob("*.parquet"))]
-    filled = [frame for frame in frames if len(frame)]
-    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=CURVATURE_COLUMNS)
+def step_tables(directory: RunDirectory) -> list[Path]:
+    """The files of recorded steps, a file a phase, without the spectra beside them."""
+    return [path for path in sorted((directory.path / "curvature").glob("*.parquet")) if not path.stem.endswith(tuple(f"_{name}" for name in SPECTRA))]
+
+
+def _tables(directory: RunDirectory, name: str) -> list[Path]:
+    return sorted((directory.path / "curvature").glob(f"*_{name}.parquet"))
+
+
+def _joined(paths: list[Path], columns: Sequence[str]) -> pd.DataFrame:
+    """All rows, in ``columns``; one that a file is too old to have is empty there."""
+    filled = [frame for path in paths if len(frame := pd.read_parquet(path))]
+    return pd.concat(filled, ignore_index=True).reindex(columns=list(columns)) if filled else pd.DataFrame(columns=list(columns))

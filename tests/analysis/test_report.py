@@ -52,8 +52,8 @@ def test_the_report_holds_the_numbers_and_the_claims(quickstart, quickstart_text
     assert "There are indications (2 seeds) that sc’s stable window is wider than sa’s" in quickstart_text
     assert "overstates" in quickstart_text and "non-finite loss at step 57" in quickstart_text
     assert "Methods: taylor (1800 steps) and finite_difference (600 steps)" in quickstart_text and "largest 2.0e-5" in quickstart_text
-    assert quickstart_text.count(f"Data fingerprint {FINGERPRINT[:12]}") == 5
-    assert all(f"Figure {n}:" in quickstart_text for n in (1, 2, 3, 4)) and "Figure 5:" not in quickstart_text
+    assert quickstart_text.count(f"Data fingerprint {FINGERPRINT[:12]}") == 8
+    assert all(f"Figure {n}:" in quickstart_text for n in range(1, 7)) and "Figure 7:" not in quickstart_text
 
 
 SHAPES = {
@@ -125,7 +125,7 @@ def test_summary_prints_all_tables_and_the_claims(quickstart_dir):
 
 def test_figures_are_written_as_files_twice_the_same(quickstart_dir, tmp_path):
     names = [path.name for path in write_figures(quickstart_dir, tmp_path / "a")]
-    assert names == ["nll.svg", "window.svg", "curves.svg", "alpha-terminal-0.svg"]
+    assert names == ["nll.svg", "window.svg", "curves.svg", "steps-terminal-0.svg", "steps-terminal-1.svg", "alpha-terminal-0.svg"]
     write_figures(quickstart_dir, tmp_path / "b")
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)
 

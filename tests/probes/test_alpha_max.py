@@ -34,6 +34,8 @@ class ByHand:
         self.model = model.double()
         self.theta = torch.cat([p.detach().flatten() for p in model.parameters()])
         self.trainer = checkpoint.load_trainer(directory.checkpoints()[-1])
+        self.decay = spec.optimizer.settings.weight_decay
+        self.measured_decay, self.clipped_slope = True, False
 
     def loss(self, theta, index):
         generator = generator_for(SHORT.seed, "curvature", index)
@@ -68,7 +70,7 @@ class ByHand:
         self.count += 1
         self.m, self.v = 0.9 * self.m + 0.1 * gradient, 0.999 * self.v + 0.001 * gradient**2
         m, v = self.m / (1 - 0.9**self.count), self.v / (1 - 0.999**self.count)
-        return -m / (v.sqrt() + 1e-8) - 0.01 * theta
+        return -m / (v.sqrt() + 1e-8) - self.decay * theta
 
     def rows(self, state):
         self.start(state)
@@ -77,10 +79,13 @@ class ByHand:
             theta = theta + self.spec.lr_peak * self.direction(theta, index)
         for index in range(3 + SHORT.warmup_steps, 3 + SHORT.warmup_steps + SHORT.recorded_steps):
             u = self.direction(theta, index)
-            h = 1e-3 / u.norm()
+            along = u if self.measured_decay else u + self.decay * theta
+            h = 1e-3 / along.norm()
             with torch.no_grad():
-                down, here, up = (self.loss(theta + t * u, index).item() for t in (-h, 0, h))
+                down, here, up = (self.loss(theta + t * along, index).item() for t in (-h, 0, h))
             slope, curvature = (up - down) / (2 * h.item()), (up - 2 * here + down) / h.item() ** 2
+            if self.clipped_slope:
+                slope *= (self.clipped(theta, index).norm() / self.gradient(theta, index).norm()).item()
             yield slope, curvature, here
             theta = theta + self.spec.lr_peak * u
 

@@ -1,0 +1,245 @@
+"""Curvature in pictures: α_max step by step, the loss along u beside its quadratic model, and the Hessian's spectral density."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import blended_transform_factory
+
+from analysis.load import Frame, Study
+from analysis.spread import lr_text
+from analysis.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_colors
+from analysis.tables import chunks
+
+LR_COLOR = "#C1121F"  # the training learning rate, red and dashed as in the paper's Figure 6
+TRAINING: dict[str, Any] = {"color": LR_COLOR, "linewidth": 0.9, "linestyle": (0, (4, 2))}
+MODEL: dict[str, Any] = {"color": MUTED, "linewidth": 1.0, "linestyle": (0, (5, 1.5, 1, 1.5))}
+ALPHA_LINE: dict[str, Any] = {"color": "#0072B2", "linewidth": 1.0, "linestyle": (0, (1, 1.2))}
+CRITICAL_LINE: dict[str, Any] = {"color": "#E69F00", "linewidth": 1.2, "linestyle": "-"}
+PANELS_PER_ROW, PROFILE_ROWS = 4, 3
+FLOOR = 0.1  # of one eigenvalue's share 1/n, over the density's top: what lies below is the tail of a bell
+CAPTIONS = {
+    "steps": (
+        "α_max step by step, {phase}: median over seeds; red dashes: the training LR α (as the paper's Figure 6). ▲: no positive curvature (∞), ▼: no "
+        "descent direction (0); the line breaks there."
+    ),
+    "profile": (
+        "Batch loss along the step direction u at the first recorded step, {phase}, first seed: the loss itself, its quadratic model, α_max where the model "
+        "comes back to the loss at θ (thin line), the critical LR where the loss does, and the training LR."
+    ),
+    "density": (
+        "Spectral density of the Hessian at the first recorded step, {phase}, by stochastic Lanczos quadrature; nodes widened by 1/200 of the range. "
+        "Mean over seeds; the axis ends at a tenth of what a single eigenvalue makes."
+    ),
+}
+
+
+def step_figures(study: Study, phase: str = "terminal") -> list[Figure]:
+    """α_max against recorded step, a panel per LR and state, a line per series (paper, Figure 6); one figure for every four LRs, none without rows."""
+    rows = study.with_run(study.curvature)
+    rows = rows[rows["phase"] == phase]
+    if rows.empty:
+        return []
+    lrs, styles = [float(lr) for lr in sorted(set(rows["run_lr"]))], looks(study)
+    limits = _positive_limits(rows)
+    return [_step_figure(rows, part, styles, limits) for part in chunks([str(lr) for lr in lrs], PANELS_PER_ROW)]
+
+
+def _step_figure(rows: Frame, lrs: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]) -> Figure:
+    states = sorted(set(rows["state"]), key=lambda state: (state != "paper", state))
+    figure = Figure(figsize=(_width(len(lrs)), 0.7 + 1.55 * len(states)), layout="constrained")
+    grid = np.atleast_2d(figure.subplots(len(states), len(lrs), sharex=True, sharey=True, squeeze=False))
+    present = [name for name in styles if name in set(rows["series"])]
+    for line, state in enumerate(states):
+        for column, lr in enumerate(map(float, lrs)):
+            ax = grid[line, column]
+            part = rows[(rows["state"] == state) & (rows["run_lr"] == lr)]
+            _step_panel(ax, part, present, styles, limits)
+            ax.axhline(lr, zorder=2, **TRAINING)
+            if line == 0:
+                ax.set_title(f"$\\alpha$ = {lr_text(lr)}", loc="left")
+        grid[line, 0].set_ylabel(f"state “{state}”\n$\\alpha_\\mathrm{{max}}$")
+    for ax in grid[-1]:
+        ax.set_xlabel("recorded step")
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    handles = [Line2D([], [], color=styles[name].color, linestyle=styles[name].dashes, label=textwrap.fill(name, 30)) for name in present]
+    handles += [Line2D([], [], label="training LR $\\alpha$", **TRAINING)]
+    handles += [Line2D([], [], color=MUTED, marker="^", markersize=3.5, linestyle="none", label="∞"), _marker("v", "0")]
+    figure.legend(handles=handles, loc="outside upper center", ncols=min(4, len(handles)), handlelength=1.8, columnspacing=1.2)
+    return figure
+
+
+def _marker(marker: str, label: str) -> Line2D:
+    return Line2D([], [], color=MUTED, marker=marker, markersize=3.5, linestyle="none", label=label)
+
+
+def _step_panel(ax: Axes, part: Frame, names: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]) -> None:
+    """The median over seeds of each step; ∞ and 0 as marks at the edges, where the line breaks."""
+    ax.set_yscale("log")
+    ax.set_ylim(*limits)
+    ax.yaxis.set_major_locator(LogLocator(numticks=5))
+    ax.yaxis.set_minor_locator(NullLocator())
+    strip = blended_transform_factory(ax.transData, ax.transAxes)
+    for name in names:
+        medians = part[part["series"] == name].groupby("step")["alpha_max"].median()
+        inside = medians.where(np.isfinite(medians) & (medians > 0))
+        ax.plot(inside.index, inside, color=styles[name].color, linestyle=styles[name].dashes, linewidth=1.0, zorder=3)
+        for marker, height, steps in (("^", 0.96, medians.index[np.isposinf(medians)]), ("v", 0.04, medians.index[medians == 0])):
+            if len(steps):
+                ax.plot(steps, [height] * len(steps), marker, color=styles[name].color, markersize=2.6, transform=strip)
+
+
+def _positive_limits(rows: Frame) -> tuple[float, float]:
+    positive = rows["alpha_max"][np.isfinite(rows["alpha_max"]) & (rows["alpha_max"] > 0)]
+    values = np.log10(np.concatenate([positive.to_numpy(dtype=float), rows["run_lr"].to_numpy(dtype=float)]))
+    room = max(float(values.max() - values.min()), 1.0)
+    return 10 ** (float(values.min()) - 0.1 * room), 10 ** (float(values.max()) + 0.1 * room)
+
+
+def _width(columns: int) -> float:
+    return max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.24 * columns))
+
+
+def profile_figures(study: Study, phase: str = "terminal") -> list[Figure]:
+    """The loss along u at the first recorded step, with the quadratic model, α_max, the critical LR and the training LR; a column per series (four a
+    figure), a row for the lowest, middle and highest LR measured. The run's own optimizer state where it was measured, and the first seed."""
+    rows = _shown(study, "profile", phase)
+    if rows is None:
+        return []
+    present = [name for name in study.series if name in set(rows["series"])]
+    lrs = sorted(set(rows["run_lr"]))
+    chosen = sorted({lrs[0], lrs[len(lrs) // 2], lrs[-1]})[:PROFILE_ROWS]
+    return [_profile_figure(rows, part, chosen) for part in chunks(present, PANELS_PER_ROW)]
+
+
+def _shown(study: Study, name: str, phase: str) -> Frame | None:
+    """One spectrum's rows of a phase, of state “checkpoint” where it is there; None where nothing is."""
+    if name not in study.spectra:
+        return None
+    rows = study.with_run(study.spectra[name])
+    rows = rows[rows["phase"] == phase]
+    if rows.empty:
+        return None
+    return rows[rows["state"] == ("checkpoint" if "checkpoint" in set(rows["state"]) else rows["state"].iloc[0])]
+
+
+def _profile_figure(rows: Frame, series: Sequence[str], lrs: Sequence[float]) -> Figure:
+    figure = Figure(figsize=(_width(len(series)), 0.7 + 1.5 * len(lrs)), layout="constrained")
+    grid = np.atleast_2d(figure.subplots(len(lrs), len(series), squeeze=False))
+    for line, lr in enumerate(lrs):
+        for column, name in enumerate(series):
+            ax = grid[line, column]
+            part = rows[(rows["series"] == name) & (rows["run_lr"] == lr)]
+            _profile_panel(ax, part[part["seed"] == part["seed"].min()], lr)
+            if line == 0:
+                ax.set_title(textwrap.fill(name, 22), loc="left", fontweight="bold")
+        grid[line, 0].set_ylabel(f"$\\alpha$ = {lr_text(lr)}\nloss (nats)")
+    for ax in grid[-1]:
+        ax.set_xlabel("step length along $u$")
+    handles = [
+        Line2D([], [], color=INK, label="loss"),
+        Line2D([], [], label="quadratic model", **MODEL),
+        Line2D([], [], label="$\\alpha_\\mathrm{max}$", **ALPHA_LINE),
+        Line2D([], [], label="critical LR", **CRITICAL_LINE),
+        Line2D([], [], label="training LR $\\alpha$", **TRAINING),
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=5 if len(series) > 2 else 3, handlelength=2, columnspacing=1.4)
+    return figure
+
+
+def _profile_panel(ax: Axes, part: Frame, lr: float) -> None:
+    ax.xaxis.set_major_locator(MaxNLocator(3))
+    ax.yaxis.set_major_locator(MaxNLocator(4))
+    ax.ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
+    ax.xaxis.get_offset_text().set_fontsize(7)
+    if part.empty:
+        ax.annotate("not measured", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=MUTED, fontsize=8)
+        return
+    part, first = part.sort_values("alpha"), part.iloc[0]
+    finite = part[np.isfinite(part["loss"])]
+    ax.plot(finite["alpha"], finite["loss"], color=INK, linewidth=1.3, zorder=4)
+    low, high = _loss_limits(finite, float(first["loss_before"]))
+    ax.set_ylim(low, high)
+    ax.set_xlim(float(part["alpha"].min()), float(part["alpha"].max()))
+    dense = np.linspace(*ax.get_xlim(), 400)
+    ax.plot(dense, first["loss_before"] + dense * first["slope"] + dense**2 * first["curvature"] / 2, zorder=3, **MODEL)
+    ax.axhline(first["loss_before"], color=MUTED, linewidth=0.5, zorder=1)
+    for mark, look in ((first["alpha_max"], ALPHA_LINE), (first["critical_lr"], CRITICAL_LINE), (lr, TRAINING)):
+        if math.isfinite(mark) and mark > 0:
+            ax.axvline(mark, zorder=2, **look)
+
+
+def _loss_limits(finite: Frame, here: float) -> tuple[float, float]:
+    """The valley, and as much above the loss at θ as the valley is deep (at least a tenth of what was seen): a blow-up beyond is cut."""
+    low, high = float(finite["loss"].min()), float(finite["loss"].max())
+    depth = max(here - low, 0.1 * (high - low), 1e-6 * abs(here))
+    return low - 0.35 * depth, min(high, here + depth) + 0.1 * depth
+
+
+def density_figures(study: Study, phase: str = "terminal") -> list[Figure]:
+    """The Hessian's spectral density, a panel per series (four a figure), a line per LR (mean over seeds), each node of the quadrature widened by a
+    two-hundredth of the eigenvalues' range; empty where it was not measured."""
+    rows = _shown(study, "density", phase)
+    if rows is None:
+        return []
+    present = [name for name in study.series if name in set(rows["series"])]
+    return [_density_figure(rows, part) for part in chunks(present, PANELS_PER_ROW)]
+
+
+def _density_figure(rows: Frame, series: Sequence[str]) -> Figure:
+    columns = min(2, len(series))
+    lines = math.ceil(len(series) / columns)
+    figure = Figure(figsize=(WIDTH_INCHES if columns == 2 else 3.6, 0.75 + 1.6 * lines), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(lines, columns, squeeze=False)).ravel()
+    colors = lr_colors(rows["run_lr"])
+    for ax, name in zip(axes, series, strict=False):
+        _density_panel(ax, rows[rows["series"] == name], colors)
+        ax.set_title(textwrap.fill(name, 40), loc="left", fontweight="bold")
+        ax.set_xlabel("eigenvalue of the Hessian")
+    for ax in axes[len(series) :]:
+        ax.remove()
+    for ax in axes[: len(series) : columns]:
+        ax.set_ylabel("density")
+    handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
+    legend = {"loc": "outside upper center", "ncols": min(8, len(handles)), "handlelength": 1.4, "columnspacing": 1.3}
+    figure.legend(handles=handles, title="learning rate", title_fontsize=8.5, **legend)
+    return figure
+
+
+def _density_panel(ax: Axes, rows: Frame, colors: dict[float, Any]) -> None:
+    known = rows[np.isfinite(rows["node"])]
+    if known.empty:
+        ax.annotate("lost to a non-finite loss", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=MUTED, fontsize=8)
+        return
+    low, high = float(known["node"].min()), float(known["node"].max())
+    width = (high - low or abs(high) or 1.0) / 200
+    floor = FLOOR / float(known["num_params"].max())
+    grid, top = np.linspace(low - 4 * width, high + 4 * width, 1200), 0.0
+    for lr, part in known.groupby("run_lr"):
+        curve = smoothed(part, grid, width)
+        top = max(top, float(curve.max()))
+        ax.plot(grid, np.where(curve > floor * curve.max(), curve, np.nan), color=colors[lr], linewidth=1.0)
+    ax.set_yscale("log")
+    ax.set_ylim(floor * top, 3 * top)
+    ax.yaxis.set_major_locator(LogLocator(numticks=5))
+    ax.yaxis.set_minor_locator(NullLocator())
+
+
+def smoothed(rows: Frame, grid: np.ndarray, width: float) -> np.ndarray:
+    """The density at ``grid`` of one or more runs' quadratures, each run with equal weight, nodes widened to Gaussians of standard deviation ``width``."""
+    bells = np.exp(-0.5 * ((grid[:, None] - rows["node"].to_numpy(dtype=float)) / width) ** 2) / (width * math.sqrt(2 * math.pi))
+    return bells @ rows["weight"].to_numpy(dtype=float) / rows["run_id"].nunique()
+
+
+def curvature_figures(study: Study, phase: str) -> dict[str, Figure]:
+    """All figures of this file for one phase, by ``<kind>-<phase>-<number>``; the kinds are those of `CAPTIONS`."""
+    made = {"steps": step_figures(study, phase), "profile": profile_figures(study, phase), "density": density_figures(study, phase)}
+    return {f"{kind}-{phase}-{index}": figure for kind, figures in made.items() for index, figure in enumerate(figures)}

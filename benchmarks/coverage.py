@@ -1,0 +1,195 @@
+"""What `method="auto"` uses for everything of ours and for Hugging Face's models, and how far it is from double backward: ``python -m benchmarks.coverage``.
+
+One row for each mechanism in each direction it can do, each residual, norm and objective of the registries (float64, weights moved off their
+initial values), and for GPT-2, Llama and Qwen2 made from tiny configs, with both of their attention implementations (float32, causal LM loss, one
+padded row). "missing" names the operation that taylor has no rule for. "off by" is |auto − double backward| of uᵀHu along one random u, relative to the
+sum of its terms' sizes, Σ_b |u_b·(Hu)_b|.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from stability.curvature import NoSecondDerivative, directional
+from stability.curvature.taylor import missing_rule
+from stability.mechanisms import build as build_mechanism
+from stability.models.norm import build_norm
+from stability.registry import Registry
+from stability.residuals import build as build_residual
+
+Tensors = dict[str, Tensor]
+SHAPE = (2, 12, 16)  # batch, positions, width
+VOCABULARY = 50
+NORMS = ("layernorm", "rmsnorm")
+HUGGING_FACE = {"gpt2": "GPT2", "llama": "Llama", "qwen2": "Qwen2"}
+
+
+class Case(NamedTuple):
+    """``loss(params)``, or ``loss(params, batch)`` with ``batches``. ``params`` is empty where there is nothing to differentiate."""
+
+    family: str
+    name: str
+    loss: Callable[..., Any]
+    params: Tensors
+    batches: list[Any] | None = None
+
+
+class Verdict(NamedTuple):
+    """``off``: None where double backward itself is impossible."""
+
+    method: str
+    missing: str | None
+    off: float | None
+
+
+def cases() -> Iterator[Case]:
+    yield from mechanisms()
+    yield from residuals()
+    yield from norms()
+    yield from objectives()
+    yield from hugging_face()
+
+
+def verdict(case: Case) -> Verdict:
+    """What auto does with one case."""
+    generator = torch.Generator().manual_seed(1)
+    direction = {name: torch.randn(param.shape, generator=generator).to(param.dtype) for name, param in case.params.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # that auto came to differences, or what taylor stumbled over: the table says so
+        ours = directional(case.loss, case.params, direction, batches=case.batches)
+        missing = missing_rule(case.loss, case.params, batches=case.batches) if ours.method != "taylor" else None
+    try:
+        exact = directional(case.loss, case.params, direction, "double_backward", batches=case.batches)
+    except NoSecondDerivative:
+        return Verdict(ours.method, missing, None)
+    scale = sum(abs(share) for share in (exact.shares or {}).values())
+    return Verdict(ours.method, missing, abs(ours.curvature - exact.curvature) / scale)
+
+
+def mechanisms() -> Iterator[Case]:
+    _, positions, width = SHAPE
+    x = signal()
+    mask = torch.arange(positions) < torch.tensor([positions, positions - 4])[:, None]
+    for name in Registry("mechanisms").names():
+        mechanism = Registry("mechanisms").load(name)
+        for direction in sorted(mechanism.supported_directions(mechanism.Config())):
+            module = shaken(build_mechanism(name, width=width, heads=2, direction=direction, num_layers=2))
+            yield Case("mechanism", f"{name}, {direction}", output_loss(module, x, mask_BN=mask), parameters(module))
+
+
+class Connected(nn.Module):
+    """A residual scheme around a branch with a second derivative, from entering to leaving."""
+
+    def __init__(self, connection: Any, norm: nn.Module):
+        super().__init__()
+        self.connection: Any = connection
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.connection(self.connection.enter(x), lambda y: torch.tanh(y) * y)
+        return self.connection.leave(state, self.norm)
+
+
+def residuals() -> Iterator[Case]:
+    for name in Registry("residuals").names():
+        module = shaken(Connected(build_residual(name, width=SHAPE[-1], layer=1), build_norm("layernorm", SHAPE[-1])))
+        yield Case("residual", name, *with_input(module))
+
+
+def norms() -> Iterator[Case]:
+    for name in NORMS:
+        yield Case("norm", name, *with_input(shaken(build_norm(name, SHAPE[-1]))))
+
+
+def objectives() -> Iterator[Case]:
+    for name in Registry("objectives").names():
+        objective_class = Registry("objectives").load(name)
+        objective = objective_class(objective_class.Config(), VOCABULARY)
+        tokens = torch.randint(VOCABULARY, (SHAPE[0], objective.tokens_needed(SHAPE[1])), generator=torch.Generator().manual_seed(0))
+        examples = objective.examples(tokens, torch.Generator().manual_seed(1))
+        logits = torch.randn(*SHAPE[:2], objective.num_outputs, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+        def loss(params: Tensors, batch: Any, objective: Any = objective) -> tuple[Tensor, Tensor]:
+            return objective.loss_sum(params["x"] * params["x"], batch)
+
+        yield Case("objective", name, loss, {"x": logits}, [examples])
+
+
+def hugging_face() -> Iterator[Case]:
+    try:
+        import transformers
+    except ModuleNotFoundError:
+        return
+    llama = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 0}, "llama": llama, "qwen2": llama}
+    tokens = torch.randint(VOCABULARY, SHAPE[:2], generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(tokens)
+    mask[1, :4] = 0
+    inputs = {"input_ids": tokens, "labels": tokens.masked_fill(mask == 0, -100), "attention_mask": mask}
+    for name, prefix in HUGGING_FACE.items():
+        for attention in ("sdpa", "eager"):
+            torch.manual_seed(0)
+            config = getattr(transformers, f"{prefix}Config")(vocab_size=VOCABULARY, attn_implementation=attention, **sizes[name])
+            model = shaken(getattr(transformers, f"{prefix}ForCausalLM" if name != "gpt2" else "GPT2LMHeadModel")(config).eval(), torch.float32)
+
+            def loss(params: Tensors, model: nn.Module = model) -> Tensor:
+                return functional_call(model, params, (), inputs).loss
+
+            yield Case("Hugging Face", f"{name}, {attention}", loss, parameters(model))
+
+
+def signal() -> Tensor:
+    return torch.randn(SHAPE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def shaken(module: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """The module with every parameter moved off its initial value (zeros and ones hide derivatives)."""
+    module, generator = module.to(dtype), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for param in module.parameters():
+            param.add_(0.2 * torch.randn(param.shape, generator=generator, dtype=torch.float64).to(dtype))
+    return module
+
+
+def parameters(module: nn.Module) -> Tensors:
+    return {name: param.detach() for name, param in module.named_parameters()}
+
+
+def output_loss(module: nn.Module, x: Tensor, **options: Any) -> Callable[[Tensors], Tensor]:
+    """A loss of the module's output that is symmetric in nothing; ``params["x"]``, where it is given, is the input."""
+
+    def loss(params: Tensors) -> Tensor:
+        own = {name: param for name, param in params.items() if name != "x"}
+        out = functional_call(module, own, (params.get("x", x),), options)
+        return (out * torch.linspace(-1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)).sum() + out.square().mean()
+
+    return loss
+
+
+def with_input(module: nn.Module) -> tuple[Callable[[Tensors], Tensor], Tensors]:
+    """For modules that hardly have parameters: their input is one."""
+    return output_loss(module, signal()), {**parameters(module), "x": signal()}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    table = Table("part", "name", "auto uses", "missing in taylor", "off by", title="What measures the curvature")
+    for case in cases():
+        if not case.params:
+            table.add_row(case.family, case.name, "–", "no parameters", "–")
+            continue
+        found = verdict(case)
+        table.add_row(case.family, case.name, found.method, found.missing or "", "–" if found.off is None else f"{found.off:.0e}")
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""A study's Table 5 once more, each recorded step by three methods: ``python -m benchmarks.parity runs/studies/quickstart``.
+
+Every method sees the same θ and the same u: the steps are taken once (curvature by taylor), and each is measured again by double backward and by
+the paper's raw central difference, ε = 1e-4 (parity). Printed by mechanism, learning rate and state: how often parity's sign of uᵀHu and its verdict
+(α_max above the rate) differ from taylor's, the relative error of uᵀHu (median; parity's worst), and the table's medians and shares by method. The study is
+only read; where its prepared data has gone, that is prepared again under its own cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmarks._machine import machine
+from stability.build import resolve_device
+from stability.config import CurvatureSpec
+from stability.curvature import directional
+from stability.probes.alpha_max import Probe, corpus_of, phases
+from stability.probes.descent import Step
+from stability.runs.directory import RunDirectory, read_json
+from stability.runs.study import StudyFolder
+from stability.training import checkpoint
+
+METHODS = ("taylor", "double_backward", "parity")
+
+
+def by_other_methods(step: Step) -> dict[str, Any]:
+    """uᵀHu and α_max of the recorded step by double backward and parity, at the θ and along the u that taylor had."""
+    row: dict[str, Any] = {"taylor_curvature": step.result.curvature, "taylor_alpha": step.result.alpha_max}
+    for method in METHODS[1:]:
+        found = directional(step.loss, step.params, step.direction, method, batches=step.batches)
+        row |= {f"{method}_curvature": found.curvature, f"{method}_alpha": found.alpha_max}
+    return row
+
+
+def measured(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict[str, Any]]:
+    """The recorded steps of a run, a row each; none where it left no checkpoint."""
+    folder = phases(directory, curvature.phase).get(curvature.phase)
+    if folder is None:
+        return
+    spec, _ = checkpoint.load(folder)
+    corpus = corpus_of(spec, directory.path.parent / "cache")
+    for state in curvature.state:
+        probe = Probe(folder, spec, corpus, curvature, resolve_device("cpu"), observe=by_other_methods)
+        for row in probe.rows(state):
+            if row is not None and row["method"] == "taylor":
+                yield {"mechanism": spec.mechanism.name, "lr_peak": spec.lr_peak, "state": state, **row}
+
+
+def summary(rows: pd.DataFrame) -> dict[str, Any]:
+    """One line of the table over the rows of a cell; the medians are of the finite α_max, as in Table 5."""
+    exact, parity = rows["taylor_curvature"], rows["parity_curvature"]
+    rate = rows["lr"]
+    line: dict[str, Any] = {"steps": len(rows), "sign differs": int(((exact > 0) != (parity > 0)).sum())}
+    line["verdict differs"] = int(((rows["taylor_alpha"] > rate) != (rows["parity_alpha"] > rate)).sum())
+    for method in METHODS[1:]:
+        error = (rows[f"{method}_curvature"] - exact).abs() / pd.concat([exact.abs(), rows[f"{method}_curvature"].abs()], axis=1).max(axis=1)
+        line[f"{method} error"] = f"{error.median():.1e}"
+        line |= {"worst": f"{error.max():.1e}"} if method == "parity" else {}
+    for method in METHODS:
+        finite = rows[f"{method}_alpha"][rows[f"{method}_alpha"].abs() < math.inf]
+        median = f"{finite.median():.2e}" if len(finite) else "--"
+        line[method] = f"{median} {100 * (rows[f'{method}_alpha'] > rate).mean():.0f}%"
+    return line
+
+
+def print_tables(rows: pd.DataFrame) -> None:
+    for state, of_state in rows.groupby("state", sort=False):
+        print(f"\nstate {state}: median of the finite α_max and share of stable steps, by each method; errors: median of |a − b| / max(|a|, |b|) of uᵀHu")
+        cells = [{"mechanism": name, "lr": f"{lr:g}", **summary(part)} for (name, lr), part in of_state.groupby(["mechanism", "lr_peak"])]
+        cells += [{"mechanism": name, "lr": "all", **summary(part)} for name, part in of_state.groupby("mechanism")]
+        cells.append({"mechanism": "all", "lr": "all", **summary(of_state)})
+        print(pd.DataFrame(cells).to_string(index=False))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", type=Path, help="a study's folder, runs/studies/<name>")
+    parser.add_argument("--recorded-steps", type=int, default=25)
+    parser.add_argument("--phase", choices=("terminal", "earliest"), default="terminal")
+    parser.add_argument("--seed", type=int, help="runs of this seed only")
+    parser.add_argument("--save", type=Path, help="parquet file for the rows")
+    options = parser.parse_args()
+    curvature = CurvatureSpec(phase=options.phase, recorded_steps=options.recorded_steps, method="taylor")
+    study, started = StudyFolder(options.study), time.time()
+    runs = [directory for directory in study.runs() if options.seed is None or seed_of(directory) == options.seed]
+    rows = pd.DataFrame([row for directory in runs for row in measured(directory, curvature)])
+    counts = f"{len(runs)} runs, {len(rows)} steps, {options.phase} checkpoints"
+    print(f"{machine()}\n{options.study}: {counts}, {time.time() - started:.0f} s")
+    print_tables(rows)
+    if options.save is not None:
+        rows.to_parquet(options.save)
+
+
+def seed_of(directory: RunDirectory) -> int:
+    return read_json(directory.spec_file)["seed"]
+
+
+if __name__ == "__main__":
+    main()

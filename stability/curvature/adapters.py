@@ -1,0 +1,183 @@
+"""The monitor as a callback of Hugging Face's Trainer and of Lightning; each library is imported where its callback is made, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from stability.curvature.monitor import AlphaMaxMonitor, MonitorRow
+
+Loss = Callable[[nn.Module, Any], Any]
+Log = Callable[[dict[str, Any]], Any]
+
+
+def hf_callback(every: int = 1, rows: int | None = None, loss_fn: Loss | None = None, *, method: str = "auto", log: Log | None = None) -> Any:
+    """A `transformers.TrainerCallback` that measures the Trainer's own optimizer steps: ``Trainer(…, callbacks=[hf_callback(every=10)])``.
+
+    ``every``, ``rows``, ``method``, ``log`` and the errors as in `AlphaMaxMonitor`; ``history`` holds its `MonitorRow`s, and each is appended to
+    ``trainer.state.log_history``, too, as ``alpha_max/…``. The batches are the keyword arguments with which the Trainer called the model, so that gradient
+    accumulation is followed; ``loss_fn(model, inputs)`` is by default the model's own loss of them, in nats per target, weighed over accumulated batches and
+    ranks as the Trainer weighs it. A Trainer with a loss of its own (``compute_loss_func``, label smoothing) needs it given here.
+    RuntimeError: transformers is not installed.
+    """
+    callback_class = _required("transformers").TrainerCallback
+
+    class AlphaMaxCallback(callback_class):
+        def __init__(self) -> None:
+            self.monitor: AlphaMaxMonitor | None = None
+            self._inputs = _TrainerInputs(loss_fn)
+
+        @property
+        def history(self) -> list[MonitorRow]:
+            return [] if self.monitor is None else self.monitor.history
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
+            self.monitor = AlphaMaxMonitor(model, optimizer, self._inputs.loss, every, rows, method=method, log=log, group=_all_ranks())
+            self._inputs.watch(model, self.monitor, shared=getattr(args, "average_tokens_across_devices", False))
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self._inputs.open()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self._inputs.close()
+            row = self.monitor.end() if self.monitor is not None else None
+            if row is not None:
+                state.log_history.append({**_named(row), "step": state.global_step})
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self._inputs.unwatch()
+
+    return AlphaMaxCallback()
+
+
+def lightning_callback(every: int = 1, rows: int | None = None, loss_fn: Loss | None = None, *, method: str = "auto", log: Log | None = None) -> Any:
+    """A Lightning `Callback` that measures the steps of automatic optimization: ``Trainer(…, callbacks=[lightning_callback(every=10)])``.
+
+    ``every``, ``rows``, ``method``, ``log`` and the errors as in `AlphaMaxMonitor`; ``history`` holds its `MonitorRow`s, and each is logged through the
+    module as ``alpha_max/…``. ``loss_fn(module, batch)`` is by default ``module.training_step(batch, batch_idx)``, a scalar or a dict with "loss", with
+    the module's own logging silenced while it is replayed. ``accumulate_grad_batches`` is followed.
+    ValueError: more than one optimizer. RuntimeError: lightning is not installed.
+    """
+    callback_class = _required("lightning").Callback
+
+    class AlphaMaxCallback(callback_class):
+        def __init__(self) -> None:
+            self.monitor: AlphaMaxMonitor | None = None
+
+        @property
+        def history(self) -> list[MonitorRow]:
+            return [] if self.monitor is None else self.monitor.history
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            if len(trainer.optimizers) != 1:
+                raise ValueError(f"the module has {len(trainer.optimizers)} optimizers; lightning_callback measures one, AlphaMaxMonitor any of them")
+            loss = loss_fn or _training_step
+            self.monitor = AlphaMaxMonitor(pl_module, trainer.optimizers[0], _inner(loss), every, rows, method=method, log=log, group=_all_ranks())
+
+        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            if self.monitor is not None:
+                self.monitor.begin({"batch": batch, "batch_idx": batch_idx})
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if (batch_idx + 1) % trainer.accumulate_grad_batches and not trainer.is_last_batch:
+                return
+            row = self.monitor.end() if self.monitor is not None else None
+            if row is not None:
+                numbers = {name: value for name, value in _named(row).items() if isinstance(value, float)}
+                pl_module.log_dict(numbers, on_step=True, on_epoch=False)
+
+    return AlphaMaxCallback()
+
+
+class _TrainerInputs:
+    """What the Trainer calls the model with between one step's begin and end, and the loss of it."""
+
+    def __init__(self, loss_fn: Loss | None):
+        self._loss_fn = loss_fn
+        self._open = False
+        self._rows = 0
+        self._ranks = 1
+        self._handle: Any = None
+
+    def watch(self, model: nn.Module, monitor: AlphaMaxMonitor, shared: bool) -> None:
+        self.unwatch()
+        self._ranks = dist.get_world_size() if shared and monitor.group is not None else 1
+
+        def seen(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            if self._open and module.training:
+                self._rows += _first_rows(kwargs)
+                monitor.begin(dict(kwargs))
+
+        self._handle = model.register_forward_pre_hook(seen, with_kwargs=True)
+
+    def open(self) -> None:
+        self._open, self._rows = True, 0
+
+    def close(self) -> None:
+        self._open = False
+
+    def unwatch(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def loss(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
+        """With ``num_items_in_batch`` the model returns its share of the mean over the whole step: shares add up, and their counts to one per step."""
+        if self._loss_fn is not None:
+            return self._loss_fn(model, inputs)
+        loss = model(**inputs).loss
+        if inputs.get("num_items_in_batch") is None:
+            return loss
+        return loss, _first_rows(inputs) / (self._rows * self._ranks)
+
+
+def _first_rows(inputs: Mapping[str, Any]) -> int:
+    """Rows of the first tensor, input_ids as a rule; position_ids or pixels may have another number of them."""
+    return next(value.shape[0] for value in inputs.values() if isinstance(value, Tensor) and value.ndim)
+
+
+def _inner(loss_fn: Loss) -> Loss:
+    """loss_fn on Lightning's own batch; the number of the batch travels beside it for `training_step`."""
+    if loss_fn is _training_step:
+        return loss_fn
+    return lambda module, item: loss_fn(module, item["batch"])
+
+
+def _training_step(module: nn.Module, item: dict[str, Any]) -> Any:
+    with _silent(module):
+        output = module.training_step(item["batch"], item["batch_idx"])  # type: ignore[operator]
+    return output["loss"] if isinstance(output, Mapping) else output
+
+
+@contextmanager
+def _silent(module: nn.Module):
+    """`self.log` and `self.log_dict` do nothing: a replay is no step of training."""
+    for name in ("log", "log_dict"):
+        object.__setattr__(module, name, lambda *args, **kwargs: None)
+    try:
+        yield
+    finally:
+        for name in ("log", "log_dict"):
+            object.__delattr__(module, name)
+
+
+def _named(row: MonitorRow) -> dict[str, Any]:
+    return {f"alpha_max/{name}": value for name, value in asdict(row).items() if name not in ("step", "lr")}
+
+
+def _all_ranks() -> dist.ProcessGroup | None:
+    return dist.group.WORLD if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 else None
+
+
+def _required(library: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(library)
+    except ModuleNotFoundError as error:
+        raise RuntimeError(f"{library} is not installed; pip install {library}") from error

@@ -1,0 +1,133 @@
+"""Where the loss along u really stops being lower than at θ, from losses alone: what α_max predicts to second order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, mean_of, norm
+from stability.curvature.products import directional
+
+_FIRST_MOVE = 1e-3  # without a finite α_max the search starts where ‖αu‖ is this share of ‖θ‖
+
+
+@dataclass(frozen=True)
+class CriticalLR:
+    """``value``: the α at which L(θ + αu) first rises above L(θ); inf where it does not up to the limit, 0 where not even the smallest step
+    tried lowers the loss, NaN where L(θ) is not finite. ``low``, ``high``: the bracket, L(low) ≤ L(θ) < L(high). ``loss``: L(θ). ``alpha_max``: what
+    it is compared with, NaN where it was not computed. ``evaluations``: of the loss."""
+
+    value: float
+    low: float
+    high: float
+    loss: float
+    evaluations: int
+    alpha_max: float = math.nan
+
+    @property
+    def over_alpha_max(self) -> float:
+        """value / α_max: above 1 the second-order threshold is too careful; NaN where either is 0, infinite or unknown."""
+        usable = 0 < self.alpha_max < math.inf and 0 < self.value < math.inf
+        return self.value / self.alpha_max if usable else math.nan
+
+
+def loss_along(
+    loss_fn: Callable[..., Any],
+    params: Mapping[str, Tensor],
+    direction: Mapping[str, Tensor],
+    alphas: Sequence[float],
+    *,
+    batches: Iterable[Any] | None = None,
+) -> list[float]:
+    """[L(θ + αu) for α in ``alphas``], forward passes only, each with the same random state; the loss as in `directional`, in its unit."""
+    line = _Line(loss_fn, params, direction, batches)
+    return [line(alpha) for alpha in alphas]
+
+
+def critical_lr(
+    loss_fn: Callable[..., Any],
+    params: Mapping[str, Tensor],
+    direction: Mapping[str, Tensor],
+    *,
+    start: float | None = None,
+    alpha_max: float | None = None,
+    limit: float | None = None,
+    resolution: float = 1e-2,
+    batches: Iterable[Any] | None = None,
+) -> CriticalLR:
+    """The largest α with L(θ + αu) ≤ L(θ), counted from the first crossing (Kalra and Barkeshli 2024, arXiv:2406.09405: forward passes only).
+
+    α is doubled from ``start`` while the loss is not above L(θ) (first halved, at most 40 times, until it is below), up to ``limit``; the bracket is
+    then bisected to ``resolution``·high, and the crossing interpolated in it. Without ``start`` the search begins at half of ``alpha_max`` (of
+    `directional`, where not given), or, where that is 0 or ∞, at ‖αu‖ = 1e-3‖θ‖ (1e-3 for θ = 0); ``limit`` is 2²⁰·start by default. A rise and fall
+    within one doubling is not seen. A loss that is not finite counts as above. Near 0 the differences drown in rounding: a value at which the loss
+    differs by a few ulp is no crossing. Errors: ``ValueError`` for settings out of range, and as `directional`.
+    """
+    if not 0 < resolution < 1:
+        raise ValueError(f"resolution is {resolution}; it must lie between 0 and 1")
+    line, known = _Line(loss_fn, params, direction, batches), math.nan if alpha_max is None else alpha_max
+    if start is None:
+        if alpha_max is None:
+            known = directional(loss_fn, line.params, line.direction, batches=line.objective.batches).alpha_max
+        start = known / 2 if 0 < known < math.inf else _FIRST_MOVE * (norm(line.params) or 1.0) / (norm(line.direction) or 1.0)
+    if not (start > 0 and math.isfinite(start)):
+        raise ValueError(f"start is {start}; a positive finite step length is needed")
+    value, low, high = _search(line, start, start * 2.0**20 if limit is None else limit, resolution)
+    return CriticalLR(value, low, high, line(0.0), line.evaluations, known)
+
+
+def _search(line: _Line, start: float, limit: float, resolution: float) -> tuple[float, float, float]:
+    base = line(0.0)
+    if not math.isfinite(base):
+        return math.nan, math.nan, math.nan
+    low, high = 0.0, start
+    for _ in range(40):
+        if line(high) < base:  # truly lower: a step too small to change a float32 loss proves nothing
+            break
+        high /= 2
+    else:
+        return 0.0, 0.0, high * 2
+    low = high
+    if high == start:  # else the bracket is (high, 2·high) already
+        while line(2 * low) <= base:
+            low *= 2
+            if low >= limit:
+                return math.inf, low, math.inf
+    high = 2 * low
+    while high - low > resolution * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if line(middle) <= base else (low, middle)
+    fall, rise = base - line(low), line(high) - base
+    return low + (high - low) * (fall / (fall + rise) if math.isfinite(rise) else 0.0), low, high
+
+
+class _Line:
+    """α ↦ L(θ + αu), each value computed once."""
+
+    def __init__(self, loss_fn: Callable[..., Any], params: Mapping[str, Tensor], direction: Mapping[str, Tensor], batches: Iterable[Any] | None):
+        self.params: Tensors = check_params(params)
+        self.direction = check_direction(self.params, direction)
+        self.objective, self.random = Objective(loss_fn, batches), RandomState(self.params)
+        self._known: dict[float, float] = {}
+
+    @property
+    def evaluations(self) -> int:
+        return len(self._known)
+
+    def __call__(self, alpha: float) -> float:
+        if alpha not in self._known:
+            self._known[alpha] = self._loss(alpha)
+        return self._known[alpha]
+
+    def _loss(self, alpha: float) -> float:
+        loss = total = 0.0
+        with torch.no_grad(), self.random.replayed():
+            moved = {name: param.detach().add(self.direction[name], alpha=alpha) for name, param in self.params.items()}
+            for value, count in self.objective.terms(moved):
+                loss, total = loss + value.item(), total + count
+        return mean_of(loss, total)

@@ -1,0 +1,114 @@
+"""The Lanczos recurrence with full reorthogonalisation on flat vectors, and the operators (Hessians) that it is run on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stability.curvature._inputs import Tensors, check_direction, check_params
+from stability.curvature.products import hvp
+
+_BREAKDOWN = 1e3  # roundings of ‖T‖ below which a new direction is noise, and the Krylov space is complete
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A symmetric n × n matrix known by its products with flat vectors of ``dtype`` on ``device``."""
+
+    apply: Callable[[Tensor], Tensor]
+    size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def probe(self, generator: torch.Generator, kind: str = "rademacher") -> Tensor:
+        """A random vector (n,): ±1 with equal odds, or standard normal. Drawn on the CPU, so that a seed means the same on every device."""
+        if kind == "normal":
+            return torch.randn(self.size, generator=generator, dtype=torch.float64).to(self.device, self.dtype)
+        return (torch.randint(0, 2, (self.size,), generator=generator) * 2 - 1).to(self.device, self.dtype)
+
+
+def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
+    """All tensors in the dict's order as one vector of the widest dtype among them."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
+
+
+def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Tensors:
+    """The inverse of `flatten`, with the shapes and dtypes of ``like``."""
+    pieces = vector.split([tensor.numel() for tensor in like.values()])
+    return {name: piece.reshape(tensor.shape).to(tensor.dtype) for (name, tensor), piece in zip(like.items(), pieces, strict=True)}
+
+
+def hessian_operator(
+    loss_fn: Callable[..., Any], params: Mapping[str, Tensor], batches: Iterable[Any] | None = None, scale: Mapping[str, Tensor] | None = None
+) -> Operator:
+    """H of a loss as in `directional`, by double backward; with ``scale`` (tensors s by name, as ``params``) diag(s) H diag(s)."""
+    params = check_params(params)
+    batches = None if batches is None else list(batches)  # one pass for each product
+    factor = None if scale is None else flatten(check_direction(params, scale))
+    sample = flatten({name: param[:0] if param.ndim else param for name, param in params.items()})
+
+    def apply(vector: Tensor) -> Tensor:
+        inside = vector if factor is None else factor * vector
+        product = flatten(hvp(loss_fn, params, unflatten(inside, params), batches=batches))
+        return product if factor is None else factor * product
+
+    return Operator(apply, sum(param.numel() for param in params.values()), sample.dtype, sample.device)
+
+
+@dataclass(frozen=True)
+class Krylov:
+    """k steps of the recurrence A Q = Q T + β q eᵏᵀ. ``basis``: the k columns of Q, each (n,). ``values`` (k,) ascending and ``vectors`` (k, k): the
+    eigenpairs of T (Ritz pairs) in float64. ``beta``: the coupling that was left over, 0 where the space is complete."""
+
+    basis: tuple[Tensor, ...]
+    values: Tensor
+    vectors: Tensor
+    beta: float
+
+    @property
+    def residuals(self) -> Tensor:
+        """(k,): ‖A y − θ y‖ = |β s_k| of each Ritz pair; an eigenvalue of A lies within this distance of θ (Parlett 1998, 4.5 and 13.2)."""
+        return self.beta * self.vectors[-1].abs()
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """Q ``weights`` (k,): a vector of n."""
+        total = torch.zeros_like(self.basis[0])
+        for weight, column in zip(weights.tolist(), self.basis, strict=True):
+            total.add_(column, alpha=weight)
+        return total
+
+
+def krylov(operator: Operator, start: Tensor, iterations: int) -> Iterator[Krylov]:
+    """The Krylov space of ``start`` (n,) after 1, 2, … products, until ``iterations``, n, or the space is complete (Lanczos 1950).
+
+    Every new vector is orthogonalised twice against all earlier ones (Parlett 1998, 6.9), so that no eigenvalue appears twice.
+    Memory: one vector of n a step. A product that is not finite ends it with eigenvalues of NaN.
+    """
+    basis, alphas, betas = [start / start.norm()], [], []
+    while len(alphas) < min(iterations, operator.size):
+        product = operator.apply(basis[-1])
+        alphas.append(float(product.double() @ basis[-1].double()))
+        for column in basis * 2:
+            product = product - (column @ product) * column
+        beta = float(product.double().norm())
+        if not (math.isfinite(beta) and math.isfinite(alphas[-1])):
+            lost = torch.full((len(alphas),), math.nan, dtype=torch.float64)
+            yield Krylov(tuple(basis), lost, torch.eye(len(alphas), dtype=torch.float64), math.nan)
+            return
+        values, vectors = torch.linalg.eigh(_tridiagonal(alphas, betas))
+        complete = beta <= _BREAKDOWN * torch.finfo(operator.dtype).eps * float(values.abs().max()) or len(alphas) == operator.size
+        yield Krylov(tuple(basis), values, vectors, 0.0 if complete else beta)
+        if complete:
+            return
+        betas.append(beta)
+        basis.append(product / beta)
+
+
+def _tridiagonal(alphas: list[float], betas: list[float]) -> Tensor:
+    beside = torch.tensor(betas, dtype=torch.float64)
+    return torch.diag(torch.tensor(alphas, dtype=torch.float64)) + torch.diag(beside, 1) + torch.diag(beside, -1)

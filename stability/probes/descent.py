@@ -1,0 +1,172 @@
+"""The protocol of 5.2.1 on any model: real optimizer steps on given batches, each measured along its own direction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stability.config import CurvatureSpec
+from stability.curvature import Directional, GradientWithGraph, alpha_max, paper_state, step_direction
+from stability.objectives._base import Examples
+
+Tensors = dict[str, Tensor]
+LossSum = Callable[[Mapping[str, Tensor], Examples], tuple[Tensor, Tensor]]
+COLUMNS = ("slope", "curvature", "alpha_max", "method", "rel_error")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One recorded step. ``loss`` and ``batches`` as `stability.curvature.directional` takes them, ``params``: θ before the step, ``direction``: u."""
+
+    loss: Callable[..., Any]
+    batches: list[Examples] | None
+    params: Tensors
+    direction: Tensors
+    result: Directional
+
+
+class Descent:
+    """Takes optimizer steps on ``params`` (which move) and measures those that are recorded.
+
+    ``loss(params, examples)``: (sum, count) in nats and weights. ``examples(index)``: batch number ``index`` of the protocol, B rows on every tensor.
+    ``lr``: the rate of every step, 1/lr being the unit of u. ``clip_norm``: what the optimizer's gradient is clipped to. ``observe``: called with
+    each recorded `Step` before the parameters are used again; what it returns joins the row.
+    """
+
+    def __init__(
+        self,
+        params: Tensors,
+        optimizer: torch.optim.Optimizer,
+        loss: LossSum,
+        examples: Callable[[int], Examples],
+        curvature: CurvatureSpec,
+        *,
+        lr: float,
+        clip_norm: float,
+        observe: Callable[[Step], dict[str, Any]] | None = None,
+    ):
+        self.params, self.optimizer, self.loss, self.examples, self.curvature = params, optimizer, loss, examples, curvature
+        self.lr, self.clip_norm = lr, curvature.clip_norm or clip_norm
+        self.observe = observe
+
+    def rows(self, state: str, own_state: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any] | None]:
+        """A row for each recorded step, None for each warm-up step; ``state``: "paper" (m and v are means, 5.2.1), "checkpoint" (``own_state``) or "plain".
+
+        A step whose numbers are not finite ends the descent: it and those after it are rows of NaN, so that the share of stable steps keeps
+        its denominator.
+        """
+        self._start_from(state, own_state)
+        first = self.curvature.warmup_batches
+        for index in range(first, first + self.curvature.warmup_steps):
+            self._set_gradient(self._gradient(index))
+            self.optimizer.step()
+            yield None
+        lost = False
+        for step in range(self.curvature.recorded_steps):
+            row = None if lost else self._recorded_step(first + self.curvature.warmup_steps + step, check=step == 0)
+            lost = row is None
+            yield {"step": step, "lr": self.lr, **(row or {"method": "none"})}
+
+    def _start_from(self, state: str, own_state: Mapping[str, Any] | None) -> None:
+        if state == "checkpoint":
+            assert own_state is not None
+            self.optimizer.load_state_dict(dict(own_state))
+        elif state == "paper":
+            paper_state(self.optimizer, (self._clipped(index) for index in range(self.curvature.warmup_batches)), self.params)
+        else:
+            self._warm_up_in_place()
+        self._set_lr(self.lr)
+
+    def _warm_up_in_place(self) -> None:
+        """The optimizer's own averages and its own bias correction over the warm-up batches, θ left where it is (steps at rate 0)."""
+        self._set_lr(0.0)
+        for index in range(self.curvature.warmup_batches):
+            self._set_gradient(self._gradient(index))
+            self.optimizer.step()
+
+    def _set_lr(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def _recorded_step(self, index: int, *, check: bool) -> dict[str, Any] | None:
+        """Gradient, step and the curvature along it; None where the gradient is not finite, so that no step can be taken."""
+        loss, batches = self._objective(index)
+        held = GradientWithGraph(loss, self.params, batches, method=self.curvature.method, check=check or None)
+        gradient = held.gradient()
+        if not all(tensor.isfinite().all() for tensor in gradient.values()):
+            return None
+        kept = self._set_gradient(gradient)
+        direction = step_direction(self.optimizer, self.params, self.lr)
+        if not self.curvature.weight_decay:
+            direction = without_decay(direction, held.params, self.optimizer, self.params, self.lr)
+        along = held.along(direction)
+        if self.curvature.gradient == "clipped":
+            along = with_slope(along, kept * along.slope)
+        observed = {} if self.observe is None else self.observe(Step(loss, batches, held.params, direction, along))
+        row = {key: getattr(along, key) for key in COLUMNS}
+        return {**row, "loss_before": along.loss, "loss_after": self._loss_here(loss, batches), **observed}
+
+    def _objective(self, index: int) -> tuple[Callable[..., Any], list[Examples] | None]:
+        """The loss of batch ``index`` as `directional` takes it: one scalar, or (sum, count) of one microbatch after another."""
+        examples, rows = self.examples(index), self.curvature.microbatch
+        if rows is not None:
+            return self.loss, split(examples, rows)
+
+        def mean(params: Mapping[str, Tensor]) -> Tensor:
+            total, count = self.loss(params, examples)
+            return total / count
+
+        return mean, None
+
+    def _gradient(self, index: int) -> Tensors:
+        loss, batches = self._objective(index)
+        return GradientWithGraph(loss, self.params, batches, method="taylor").gradient()
+
+    def _clipped(self, index: int) -> Tensors:
+        self._set_gradient(self._gradient(index))
+        return {name: param.grad for name, param in self.params.items() if param.grad is not None}
+
+    def _set_gradient(self, gradient: Tensors) -> float:
+        """The optimizer's gradient, clipped in place as in training; the share of it that clipping left."""
+        for name, tensor in gradient.items():
+            self.params[name].grad = tensor
+        norm = torch.nn.utils.clip_grad_norm_(list(self.params.values()), self.clip_norm)
+        return min(1.0, self.clip_norm / (norm.item() + 1e-6))  # torch's own formula
+
+    def _loss_here(self, loss: Callable[..., Any], batches: list[Examples] | None) -> float:
+        with torch.no_grad():
+            if batches is None:
+                return loss(self.params).item()
+            terms = [loss(self.params, batch) for batch in batches]
+            return sum(total.item() for total, _ in terms) / sum(float(count) for _, count in terms)
+
+
+def split(examples: Examples, rows: int) -> list[Examples]:
+    """Microbatches of ``rows`` rows, the last one shorter where they do not divide the batch."""
+    return [Examples(*parts) for parts in zip(*(tensor.split(rows) for tensor in examples), strict=True)]
+
+
+def with_slope(result: Directional, slope: float) -> Directional:
+    """The same curvature with another gradient's slope, and Eq. 18 from both."""
+    ratio = math.nan if math.isnan(result.alpha_max) else alpha_max(slope, result.curvature)  # NaN: the loss itself was not finite
+    return replace(result, slope=slope, alpha_max=ratio)
+
+
+def without_decay(direction: Tensors, before: Tensors, optimizer: torch.optim.Optimizer, params: Tensors, lr: float) -> Tensors:
+    """u + λθ: the displacement less the decoupled decay −λθ that it holds (Loshchilov & Hutter 2017); ``before``: θ before the step.
+
+    Only a decay beside the gradient can be told from the step; an L2 penalty (SGD) is a part of the gradient and stays.
+    """
+    factors = {id(tensor): decoupled_decay(optimizer, group) * group["lr"] / lr for group in optimizer.param_groups for tensor in group["params"]}
+    return {name: step.add(before[name].detach(), alpha=factors[id(params[name])]) for name, step in direction.items()}
+
+
+def decoupled_decay(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
+    """λ of a group whose optimizer shrinks θ by (1 − lr·λ) beside its step; 0 where it does not. torch and pytorch_optimizer flag it differently."""
+    flagged = any(bool(group[key]) for key in ("decoupled_weight_decay", "weight_decouple") if key in group)
+    return float(group["weight_decay"]) if flagged or type(optimizer).__name__ == "Muon" else 0.0  # torch's Muon has no flag

@@ -1,0 +1,190 @@
+"""What `measure=` asks for beyond α_max, at a checkpoint: the loss along u, sharpness, spectral density, block shares → ``curvature/<phase>_<table>.parquet``.
+
+Everything is measured at the first recorded step of the protocol, per optimizer state: at its θ, on its batch, along its u. The critical learning rate is
+different: a column of ``<phase>.parquet``, one for each recorded step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch.func import functional_call
+
+from stability.build import resolve_device
+from stability.config import CurvatureSpec
+from stability.curvature.adam import preconditioned_sharpness
+from stability.curvature.critical import critical_lr, loss_along
+from stability.curvature.decompose import block_shares, gauss_newton, gradient_noise_scale
+from stability.curvature.spectrum import spectral_density, top_eigenvalue, trace
+from stability.probes.alpha_max import PROTOCOL, Probe, corpus_of, phases, protocol_of, stored_protocol, wanted_phases
+from stability.probes.attention import attention_statistics
+from stability.probes.descent import Step, split
+from stability.runs.directory import RunDirectory
+from stability.runs.results import SPECTRA, SPECTRA_COLUMNS, write_parquet
+from stability.training import checkpoint
+
+RESOLUTION = 1e-2  # relative, of the critical learning rate
+TOLERANCE, MOST_PRODUCTS = 1e-2, 64  # of the largest eigenvalues
+TRACE_PRODUCTS = 30
+DENSITY_PROBES, DENSITY_PRODUCTS = 3, 24
+NOISE_BATCHES, NOISE_PARTS = 8, 8  # batches that the gradient noise scale is taken from, and microbatches of each
+PROFILE_POINTS = 24
+
+
+def critical_column(step: Step) -> dict[str, Any]:
+    """For `Descent`'s ``observe``: the critical learning rate of a recorded step, searched from its α_max."""
+    known = step.result.alpha_max
+    if math.isnan(known):
+        return {}
+    return {"critical_lr": _critical(step, known).value}
+
+
+def _critical(step: Step, known: float):
+    return critical_lr(step.loss, step.params, step.direction, batches=step.batches, alpha_max=known, resolution=RESOLUTION)
+
+
+def missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> list[tuple[str, tuple[str, ...]]]:
+    """(phase, tables) that `measure` asks for and that are not on disk under the same protocol."""
+    protocol = protocol_of(_first_step(curvature))
+    tables = [name for name in SPECTRA if name in curvature.measure]
+    missing = [(phase, tuple(name for name in tables if stored_protocol(_file(directory, phase, name)) != protocol)) for phase in wanted_phases(curvature)]
+    return [(phase, names) for phase, names in missing if names]
+
+
+def measure(directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
+    """Measure the missing tables, yielding as `Descent` does. A run without a checkpoint leaves empty ones."""
+    for phase, names in missing_tables(directory, curvature):
+        folder = phases(directory, phase).get(phase)
+        yield from _measure(directory, folder, phase, names, curvature, cache_dir, device)
+
+
+def measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
+    """One checkpoint folder under a phase's name of its own, whether or not it was measured before."""
+    names = tuple(name for name in SPECTRA if name in curvature.measure)
+    if names:
+        yield from _measure(RunDirectory.at(folder.parent.parent), folder, phase, names, curvature, cache_dir, device)
+
+
+def _file(directory: RunDirectory, phase: str, name: str) -> Path:
+    return directory.curvature_file(f"{phase}_{name}")
+
+
+def _first_step(curvature: CurvatureSpec) -> CurvatureSpec:
+    return curvature.model_copy(update={"recorded_steps": 1, "measure": ("alpha_max",)})
+
+
+def _measure(
+    directory: RunDirectory, folder: Path | None, phase: str, names: tuple[str, ...], curvature: CurvatureSpec, cache_dir: Path, device: str
+) -> Iterator[None]:
+    first = _first_step(curvature)
+    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for state in curvature.state if folder is not None else ():
+        assert folder is not None
+        spec, _ = checkpoint.load(folder)
+        probe = Probe(folder, spec, corpus_of(spec, cache_dir), first, resolve_device(device))
+        if state == "paper" and not isinstance(probe.optimizer, torch.optim.Adam):
+            continue
+        probe.descent.observe = _collector(probe, tables, {"run_id": directory.run_id, "phase": phase, "state": state})
+        for _ in probe.rows(state):
+            yield
+    for name, rows in tables.items():
+        write_parquet(pd.DataFrame(rows, columns=SPECTRA_COLUMNS[name]), _file(directory, phase, name), {PROTOCOL: protocol_of(first)})
+
+
+def _collector(probe: Probe, tables: dict[str, list[dict[str, Any]]], labels: dict[str, Any]) -> Callable[[Step], dict[str, Any]]:
+    """An ``observe`` that fills the tables and adds nothing to the step's own row."""
+    rows_of = {"profile": _profile, "sharpness": _sharpness, "density": _density, "blocks": _blocks}
+
+    def collect(step: Step) -> dict[str, Any]:
+        for name, rows in tables.items():
+            rows += [{**labels, "lr": probe.descent.lr, **row} for row in rows_of[name](probe, step)]
+        return {}
+
+    return collect
+
+
+def _profile(probe: Probe, step: Step) -> list[dict[str, Any]]:
+    """The loss along u, densely up to α_max and evenly beyond the critical learning rate, with what a quadratic model needs beside it."""
+    result = step.result
+    critical = _critical(step, result.alpha_max).value
+    marks = [mark for mark in (result.alpha_max, critical) if 0 < mark < math.inf] or [2 * probe.descent.lr]
+    even = [end * (index / PROFILE_POINTS) for end in {1.3 * max(marks), 1.3 * min(marks)} for index in range(PROFILE_POINTS + 1)]
+    alphas = sorted({-0.15 * max(marks), *even})
+    losses = loss_along(step.loss, step.params, step.direction, alphas, batches=step.batches)
+    known = {"loss_before": result.loss, "slope": result.slope, "curvature": result.curvature, "alpha_max": result.alpha_max, "critical_lr": critical}
+    return [{"alpha": alpha, "loss": loss, **known} for alpha, loss in zip(alphas, losses, strict=True)]
+
+
+def _sharpness(probe: Probe, step: Step) -> list[dict[str, Any]]:
+    """One row: largest eigenvalues, trace, Gauss–Newton share along u, gradient noise scale in sequences, attention."""
+    options: dict[str, Any] = {"batches": step.batches, "tolerance": TOLERANCE, "iterations": MOST_PRODUCTS, "seed": probe.curvature.seed}
+    top = top_eigenvalue(step.loss, step.params, **options)
+    row: dict[str, Any] = {"loss": step.result.loss, "sharpness": top.value, "sharpness_residual": top.residual}
+    if isinstance(probe.optimizer, torch.optim.Adam):
+        # P as this step used it: v already holds the step's own gradient.
+        adam = preconditioned_sharpness(step.loss, step.params, probe.optimizer, held=probe.descent.params, **options)
+        row |= {"adam_sharpness": adam.value, "adam_residual": adam.residual, "adam_threshold": adam.threshold, "adam_ratio": adam.ratio}
+    total = trace(step.loss, step.params, batches=step.batches, products=TRACE_PRODUCTS, seed=probe.curvature.seed)
+    row |= {"trace": total.value, "trace_error": total.standard_error, "gauss_newton_share": _gauss_newton_share(probe, step)}
+    return [row | {"noise_scale": _noise_scale(probe, step)} | _attention(probe, step)]
+
+
+def _gauss_newton_share(probe: Probe, step: Step) -> float:
+    """NaN where an operation of the model has no forward mode."""
+    try:
+        found = gauss_newton(
+            lambda params, batch: functional_call(probe.model, params, (batch.inputs_BN,)),
+            lambda logits, batch: probe.objective.loss_sum(logits, batch),
+            step.params,
+            step.direction,
+            batches=step.batches or [_examples(probe)],
+        )
+    except NotImplementedError:
+        return math.nan
+    return found.share
+
+
+def _examples(probe: Probe):
+    """The batch of the first recorded step."""
+    return probe.descent.examples(probe.curvature.warmup_batches + probe.curvature.warmup_steps)
+
+
+def _noise_scale(probe: Probe, step: Step) -> float:
+    """In sequences, at the step's θ over the batches from its own on: a single one leaves |G|² to chance."""
+    first = probe.curvature.warmup_batches + probe.curvature.warmup_steps
+    batches = [probe.descent.examples(first + number) for number in range(NOISE_BATCHES)]
+    parts = [part for batch in batches for part in split(batch, max(1, len(batch.inputs_BN) // NOISE_PARTS))]
+
+    def per_sequence(params: Any, batch: Any) -> Any:
+        total, count = probe.descent.loss(params, batch)
+        return total / count * len(batch.inputs_BN), len(batch.inputs_BN)
+
+    return gradient_noise_scale(per_sequence, step.params, parts).value
+
+
+def _attention(probe: Probe, step: Step) -> dict[str, float]:
+    """Over all softmax-attention layers: the largest logit and the mean entropy in nats; nothing where there is no such layer."""
+    found = attention_statistics(probe.model, lambda: functional_call(probe.model, step.params, (_examples(probe).inputs_BN,)))
+    if not found:
+        return {}
+    layers = found.values()
+    return {"attention_logit_max": max(layer.logit_max for layer in layers), "attention_entropy": sum(layer.entropy for layer in layers) / len(layers)}
+
+
+def _density(probe: Probe, step: Step) -> list[dict[str, Any]]:
+    """A row a node of the quadrature."""
+    options: dict[str, Any] = {"probes": DENSITY_PROBES, "iterations": DENSITY_PRODUCTS, "seed": probe.curvature.seed}
+    found = spectral_density(step.loss, step.params, batches=step.batches, **options)
+    triples = zip(found.probe_of.tolist(), found.nodes.tolist(), found.weights.tolist(), strict=True)
+    return [{"probe": probe_of, "node": node, "weight": weight, "num_params": found.size} for probe_of, node, weight in triples]
+
+
+def _blocks(probe: Probe, step: Step) -> list[dict[str, Any]]:
+    """A row a block of parameters: its u_b·(Hu)_b, which add up to the curvature."""
+    shares = block_shares(step.loss, step.params, step.direction, batches=step.batches)
+    return [{"block": name, "share": share, "curvature": step.result.curvature} for name, share in shares.items()]

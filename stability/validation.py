@@ -1,0 +1,53 @@
+"""What every spec stands on: the frozen base, and pydantic's errors told in a line each."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from stability.registry import near_misses
+
+
+class Settings(BaseModel):
+    """Base of every spec and of every part's own Config: frozen, no unknown keys, no NaN, tuples for lists."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
+def checked(model: type[AnySettings], values: dict[str, Any]) -> AnySettings:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ValueError(explain(error, model)) from None
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """A pydantic error in one line (two for two errors): field, value, rule, nearest valid choice."""
+    lines = [_explain_one(item, model, prefix) for item in error.errors()]
+    more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
+    return "\n".join(lines[:2]) + more
+
+
+def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
+    path = ".".join([prefix, *(str(step) for step in item["loc"])] if prefix else [str(step) for step in item["loc"]])
+    if item["type"] == "value_error":
+        return str(item["ctx"]["error"])
+    if item["type"] == "extra_forbidden":
+        return f"{path}: unknown key; {near_misses(str(item['loc'][-1]), _fields_at(model, item['loc'][:-1]))}"
+    if item["type"] == "missing":
+        return f"{path}: a value is missing; give {path}=…"
+    return f"{path}={item['input']!r}: {item['msg'][0].lower()}{item['msg'][1:]}"
+
+
+def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, ...]:
+    """Names of the fields of the nested model at a location."""
+    for step in loc:
+        field = model.model_fields.get(str(step))
+        nested = field.annotation if field else None
+        if isinstance(nested, type) and issubclass(nested, BaseModel):
+            model = nested
+    return tuple(model.model_fields)

@@ -1,0 +1,125 @@
+"""Tables and figures of the recorded steps and the spectra; figures are checked for what they hold."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.curvature_plots import curvature_figures, density_figures, profile_figures, smoothed, step_figures
+from analysis.curvature_tables import fallen_steps, fallen_tables, sharpness_table
+from analysis.load import SPECTRA_COLUMNS, load
+from analysis.report import build
+from stability.runs import results
+from tests.analysis.synthetic import quickstart_alpha, write_study
+from tests.analysis.test_report import text_of
+
+
+def alpha_of(values):
+    return lambda mechanism, lr, seed, state: values
+
+
+def with_spectra(folder, **kwargs):
+    """A study of two mechanisms and two rates with every spectrum, written as `results.write` does."""
+    path = write_study(folder, mechanisms=["sa", "sc"], lrs=[1e-3, 1e-2], seeds=2, alpha=quickstart_alpha, **kwargs)
+    runs = load(path).runs
+    rows = {name: [] for name in SPECTRA_COLUMNS}
+    for run in runs.itertuples():
+        labels = {"run_id": run.run_id, "phase": "terminal", "state": "checkpoint", "lr": run.lr}
+        known = {"loss_before": 2.9, "slope": -10.0, "curvature": 2000.0, "alpha_max": 0.01, "critical_lr": 0.03}
+        rows["profile"] += [{**labels, **known, "alpha": a, "loss": 2.9 - 10 * a + 1000 * a**2 - 2e4 * a**3 / 3} for a in np.linspace(-0.005, 0.04, 30)]
+        rows["density"] += [{**labels, "probe": 0, "node": node, "weight": 0.25, "num_params": 99} for node in (-1.0, 0.0, 0.5, 30.0 * run.lr**0.1)]
+        rows["blocks"] += [{**labels, "block": "blocks.0", "share": 3.0, "curvature": 3.0}]
+        numbers = dict.fromkeys(SPECTRA_COLUMNS["sharpness"][4:], 1.0 + run.seed)
+        rows["sharpness"] += [{**labels, **numbers, "attention_entropy": None if run.mechanism == "sc" else 2.0}]
+    for name, each in rows.items():
+        frame = pd.DataFrame(each, columns=list(SPECTRA_COLUMNS[name]))
+        results.write_parquet(frame, path / "results" / f"{name}.parquet", {"schema_version": str(results.SCHEMA_VERSION)})
+    return path
+
+
+@pytest.fixture(scope="module")
+def spectra_dir(tmp_path_factory):
+    return with_spectra(tmp_path_factory.mktemp("spectra"))
+
+
+def test_the_spectras_columns_are_those_that_results_writes():
+    assert {name: list(columns) for name, columns in SPECTRA_COLUMNS.items()} == {name: list(c) for name, c in results.SPECTRA_COLUMNS.items()}
+
+
+def test_steps_that_lowered_their_loss_are_counted_and_lost_ones_did_not(tmp_path):
+    path = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3], seeds=1, states=["paper"], alpha=alpha_of([1.0, 2.0, 3.0, 4.0]))
+    study = load(path)
+    study.curvature["loss_after"] = [2.8, 2.95, math.nan, 2.85]
+    assert fallen_steps(study.curvature).tolist() == [True, False, False, True]
+    (table,) = fallen_tables(study)
+    assert table.header == ("LR", "sa")
+    assert (table.rows[0][1].text, table.rows[0][1].detail) == ("50", "n=4")
+
+
+def test_the_critical_rate_is_compared_with_alpha_max_where_both_are_numbers(tmp_path):
+    path = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3], seeds=1, states=["paper"], alpha=alpha_of([1.0, 2.0, math.inf, 0.0, 1.0, 1.0]))
+    study = load(path)
+    study.curvature["critical_lr"] = [2.0, 6.0, 5.0, 0.0, math.inf, 0.0]
+    (table,) = fallen_tables(study)
+    assert table.header == ("LR", "sa", "sa")
+    assert (table.rows[0][2].text, table.rows[0][2].detail) == ("2.5e0", "2.2e0–2.8e0, n=2")
+
+
+def test_sharpness_has_a_row_for_each_series_and_rate_and_a_dash_where_there_is_none(spectra_dir):
+    table = sharpness_table(load(spectra_dir))
+    assert table is not None
+    assert [(row[0].text, row[1].text) for row in table.rows] == [("sa", "1e-3"), ("sa", "1e-2"), ("sc", "1e-3"), ("sc", "1e-2")]
+    assert (table.rows[0][2].text, table.rows[0][2].detail) == ("1.5e0", "1.0e0–2.0e0")
+    assert table.rows[2][-1].text == "--"
+
+
+def test_a_panel_of_steps_shows_medians_and_the_training_rate(spectra_dir):
+    study = load(spectra_dir)
+    (figure,) = step_figures(study)
+    ax = figure.axes[0]
+    lines = {line.get_linestyle(): line for line in ax.get_lines() if len(line.get_xdata()) == 2}
+    assert any(np.allclose(line.get_ydata(), 1e-3) for line in lines.values())
+    run = study.with_run(study.curvature)
+    expected = run[(run.state == "paper") & (run.run_lr == 1e-3) & (run.series == "sa")].groupby("step")["alpha_max"].median()
+    drawn = [line.get_ydata() for line in ax.get_lines() if len(line.get_xdata()) == 25]
+    assert any(np.allclose(np.nan_to_num(y), np.nan_to_num(expected.where(np.isfinite(expected)))) for y in drawn)
+
+
+def test_the_profile_marks_alpha_max_the_critical_and_the_training_rate(spectra_dir):
+    (figure,) = profile_figures(load(spectra_dir))
+    assert len(figure.axes) == 4
+    upright = sorted(line.get_xdata()[0] for line in figure.axes[0].get_lines() if len(set(line.get_xdata())) == 1)
+    assert upright == [1e-3, 0.01, 0.03]
+    model = next(line for line in figure.axes[0].get_lines() if len(line.get_xdata()) == 400)
+    x = np.asarray(model.get_xdata())
+    assert np.allclose(model.get_ydata(), 2.9 - 10 * x + 1000 * x**2)
+
+
+def test_the_density_of_several_runs_integrates_to_one(spectra_dir):
+    study = load(spectra_dir)
+    (figure,) = density_figures(study)
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["sa", "sc"]
+    rows = study.spectra["density"]
+    grid = np.linspace(-10, 40, 20001)
+    assert np.trapezoid(smoothed(rows, grid, 0.2), grid) == pytest.approx(1, rel=1e-9)
+
+
+def test_without_spectra_there_is_no_figure_of_them(quickstart):
+    assert {name.split("-")[0] for name in curvature_figures(quickstart, "terminal")} == {"steps"}
+    assert sharpness_table(quickstart) is None
+    assert curvature_figures(quickstart, "earliest") == {}
+
+
+def test_the_report_shows_what_was_measured(spectra_dir, tmp_path):
+    text = text_of(build(spectra_dir, tmp_path))
+    for words in ("Sharpness and its companions", "Steps whose loss really fell", "step by step, terminal checkpoint", "Spectral density of the Hessian",
+                  "Batch loss along the step direction", "Learning-rate sensitivity"):  # fmt: skip
+        assert words in text
+
+
+def test_a_study_with_spectra_and_no_steps_is_reported(tmp_path):
+    path = with_spectra(tmp_path)
+    curvature = load(path).curvature.iloc[:0]
+    results.write_parquet(curvature, path / "results" / "curvature.parquet", {"schema_version": str(results.SCHEMA_VERSION)})
+    assert "Spectral density of the Hessian" in text_of(build(path, tmp_path))

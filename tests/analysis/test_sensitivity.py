@@ -1,0 +1,49 @@
+"""LR sensitivity against sums written out, and what counts as evidence."""
+
+import math
+
+import pytest
+
+from analysis.load import load
+from analysis.sensitivity import sensitivity, sensitivity_table
+from tests.analysis.synthetic import INIT, write_study
+
+NLLS = {1e-4: 3.5, 1e-3: 3.0, 1e-2: 4.0, 1e-1: math.inf}
+
+
+def study_of(tmp_path, nll=lambda m, lr, seed: NLLS[lr], **kwargs):
+    options = {"mechanisms": ["sa"], "lrs": list(NLLS), "seeds": 1} | kwargs
+    return load(write_study(tmp_path, nll=nll, **options))
+
+
+def test_it_is_the_mean_excess_over_the_best_with_divergence_as_the_initial_nll(tmp_path):
+    found = sensitivity(study_of(tmp_path), "sa")
+    assert found.by_seed == {0: pytest.approx((0.5 + 0.0 + 1.0 + (INIT - 3.0)) / 4)}
+    assert found.num_rates == 4
+    assert found.spread.n == 1
+
+
+def test_a_run_worse_than_its_initialisation_counts_as_it(tmp_path):
+    found = sensitivity(study_of(tmp_path, nll=lambda m, lr, seed: 9.0 if lr == 1e-1 else 3.0), "sa")
+    assert found.by_seed[0] == pytest.approx((INIT - 3.0) / 4)
+
+
+def test_seeds_are_taken_one_by_one(tmp_path):
+    found = sensitivity(study_of(tmp_path, nll=lambda m, lr, seed: 3.0 + seed * (lr > 5e-3), seeds=2), "sa")
+    assert found.by_seed == {0: 0.0, 1: pytest.approx(0.5)}
+    assert (found.spread.median, found.spread.low, found.spread.high) == (0.25, 0.0, 0.5)
+
+
+def test_a_failed_run_is_no_evidence(tmp_path):
+    found = sensitivity(study_of(tmp_path, statuses={("sa", 1e-1, 0): ("failed", "out of memory")}), "sa")
+    assert found.by_seed[0] == pytest.approx(0.5)
+    assert found.num_rates == 3
+
+
+def test_the_table_marks_the_lowest_and_is_left_out_for_a_single_rate(tmp_path):
+    study = study_of(tmp_path, nll=lambda m, lr, seed: NLLS[lr] if m == "sa" else 3.0, mechanisms=["sa", "sc"])
+    table = sensitivity_table(study)
+    assert table is not None
+    assert [[cell.text for cell in row] for row in table.rows] == [["sa", "1.025", "4"], ["sc", "0.000", "4"]]
+    assert [row[1].bold for row in table.rows] == [False, True]
+    assert sensitivity_table(study_of(tmp_path / "one", lrs=[1e-3])) is None

@@ -1,0 +1,165 @@
+"""What the monitor says of steps that were skipped, broken or unusual, and of settings that do not fit."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from stability.curvature import AlphaMaxMonitor
+
+from .nets import tiny, token_loss
+from .test_monitor import Quadratic, energy, quadratic
+
+
+def one_row(act, model=None, optimizer=None, **options):
+    model = model or quadratic()
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = AlphaMaxMonitor(model, optimizer, energy, **options)
+    with monitor.step(1.0):
+        act(model, optimizer)
+    return monitor.history[0]
+
+
+def step(model, optimizer):
+    energy(model, 1.0).backward()
+    optimizer.step()
+
+
+def test_a_step_that_was_skipped_is_a_row_that_says_so():
+    row = one_row(lambda model, optimizer: None)
+    assert row.method == "none"
+    assert "optimizer.step() was not called" in row.note
+    assert math.isnan(row.alpha_max)
+    assert math.isnan(row.actual_change)
+    model = quadratic()
+    scaler = torch.amp.GradScaler("cpu")
+
+    def overflow(model, optimizer):
+        scaler.scale(energy(model, 1.0) * math.inf).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    assert "no step" in one_row(overflow, model).note
+
+
+def test_a_rate_of_zero_and_a_gradient_of_zero_are_no_step():
+    model = quadratic()
+    row = one_row(step, model, torch.optim.SGD(model.parameters(), lr=0.0))
+    assert row.note == "no step: no parameter changed, the learning rate is 0"
+    still = Quadratic(torch.eye(2), torch.zeros(2))
+    assert one_row(step, still).note == "no step: no parameter changed"
+
+
+def test_nan_is_reported_with_its_origin():
+    def broken(model, optimizer):
+        model.x.grad = torch.full_like(model.x, math.nan)
+        optimizer.step()
+
+    row = one_row(broken)
+    assert all(math.isnan(value) for value in (row.slope, row.curvature, row.alpha_max, row.predicted_change, row.actual_change))
+    assert row.note == "direction['x'] is not finite"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_rate_is_the_one_that_the_optimizer_used(when):
+    def scheduled(model, optimizer):
+        if when == "before":
+            optimizer.param_groups[0]["lr"] = 0.05
+        step(model, optimizer)
+        if when == "after":
+            optimizer.param_groups[0]["lr"] = 0.05
+
+    assert one_row(scheduled).lr == (0.05 if when == "before" else 0.1)
+
+
+def test_rates_of_several_groups_are_in_the_direction():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1).double()
+    groups = [{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.3}]
+    optimizer, x = torch.optim.SGD(groups), torch.randn(6, 3, dtype=torch.float64)
+    monitor = AlphaMaxMonitor(model, optimizer, lambda model, x: model(x).square().mean())
+    with monitor.step(x):
+        model(x).square().mean().backward()
+        optimizer.step()
+    expected = -model.weight.grad.square().sum() - 3 * model.bias.grad.square().sum()
+    assert monitor.history[0].lr == 0.1
+    assert monitor.history[0].slope == pytest.approx(float(expected), rel=1e-9)
+    assert monitor.history[0].predicted_change == pytest.approx(monitor.history[0].actual_change, rel=1e-9)
+
+
+def test_two_optimizer_steps_in_one_block_are_announced():
+    def twice(model, optimizer):
+        step(model, optimizer)
+        optimizer.step()
+
+    assert one_row(twice).note == "optimizer.step() was called 2 times; u is their sum"
+
+
+def test_frozen_and_tied_parameters():
+    net, params, tokens = tiny()
+    params["qkv.weight"].requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    monitor = AlphaMaxMonitor(net, optimizer, lambda model, rows: token_loss(model, rows)(dict(model.named_parameters())))
+    with monitor.step(tokens):
+        token_loss(net, tokens)(params).backward()
+        squared = sum(float(param.grad.square().sum()) for param in params.values() if param.grad is not None)
+        optimizer.step()
+    assert monitor.history[0].slope == pytest.approx(-squared, rel=1e-9)
+
+
+def test_an_exception_in_the_block_measures_nothing_and_leaves_the_monitor_usable():
+    model = quadratic()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = AlphaMaxMonitor(model, optimizer, energy)
+    with pytest.raises(KeyError), monitor.step(1.0):
+        raise KeyError
+    assert monitor.history == []
+    with monitor.step(1.0):
+        step(model, optimizer)
+    assert monitor.history[0].step == 0
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_log_gets_every_row_as_a_dict():
+    seen = []
+    row = one_row(step, log=seen.append)
+    assert seen == [row.__dict__]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [({"every": 0}, "every is 0"), ({"rows": 0}, "rows is 0"), ({"method": "exact"}, "method is 'exact'")],
+)
+def test_settings_that_do_not_fit_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
+        one_row(step, **options)
+
+
+def test_optimizers_of_other_tensors_are_refused():
+    other = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="holds no trainable parameter of the model"):
+        one_row(step, optimizer=torch.optim.SGD(other.parameters(), lr=0.1))
+    model = quadratic()
+    with pytest.raises(ValueError, match="holds 2 tensors that are not the model's"):
+        one_row(step, model, torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1))
+
+
+def test_rows_need_a_batch_that_can_be_cut():
+    with pytest.raises(ValueError, match="rows= needs a batch whose tensors share their first dimension .* it has no tensor in a float"):
+        one_row(step, rows=2)
+
+
+def test_a_loss_that_is_no_tensor_is_refused():
+    model = quadratic()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = AlphaMaxMonitor(model, optimizer, lambda model, batch: energy(model, batch).item())
+    with pytest.raises(ValueError, match=r"loss_fn\(model, batch\) returns a scalar tensor or \(sum, count\); it returned a float"), monitor.step(1.0):
+        step(model, optimizer)
+
+
+def test_a_step_that_is_mostly_rounding_says_so():
+    model = quadratic(torch.float32)
+    row = one_row(step, model, torch.optim.SGD(model.parameters(), lr=1e-7))
+    assert "of this step is float rounding of the parameters" in row.note
+    assert one_row(step, quadratic(torch.float32)).note is None

@@ -1,0 +1,93 @@
+"""The protocol's steps on a small regression in float64, against AdamW's formulas written out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from stability.config import CurvatureSpec
+from stability.objectives._base import Examples
+from stability.probes.descent import Descent, decoupled_decay, split
+
+PROTOCOL = CurvatureSpec(warmup_batches=4, warmup_steps=0, recorded_steps=1)
+
+
+def examples(index):
+    generator = torch.Generator().manual_seed(index)
+    return Examples(*(torch.randn(5, columns, generator=generator, dtype=torch.float64) for columns in (3, 1, 1)))
+
+
+def loss(params, batch):
+    return ((batch.inputs_BN @ params["w"] - batch.targets_BN) ** 2).sum(), torch.tensor(float(len(batch.inputs_BN)))
+
+
+def gradient(w, index):
+    x, y, _ = examples(index)
+    gradient = 2 * x.T @ (x @ w - y) / len(x)
+    return gradient * min(1.0, 1.0 / (gradient.norm().item() + 1e-6))
+
+
+def first_step(state, build=torch.optim.AdamW, protocol=PROTOCOL, **options):
+    w = torch.nn.Parameter(torch.tensor([[0.5], [-1.0], [2.0]], dtype=torch.float64))
+    start, seen = w.detach().clone(), []
+    optimizer = build([w], lr=1e-2, **options)
+    descent = Descent({"w": w}, optimizer, loss, examples, protocol, lr=1e-2, clip_norm=1.0, observe=lambda step: seen.append(step) or {"seen": 1})
+    (row,) = descent.rows(state)
+    return start, seen[0], row
+
+
+def adam(m, v, g, count, w, decay=0.01):
+    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+    return -(m / (1 - 0.9**count)) / ((v / (1 - 0.999**count)).sqrt() + 1e-8) - decay * w
+
+
+def test_plain_is_adamws_own_averages_at_a_parameter_that_stands_still():
+    w, step, _ = first_step("plain")
+    m = v = torch.zeros_like(w)
+    for index in range(4):
+        m, v = 0.9 * m + 0.1 * gradient(w, index), 0.999 * v + 0.001 * gradient(w, index) ** 2
+    assert torch.equal(step.params["w"].detach(), w)
+    torch.testing.assert_close(step.direction["w"], adam(m, v, gradient(w, 4), 5, w), rtol=1e-9, atol=1e-9)
+
+
+def test_paper_is_the_means_corrected_once_more():
+    w, step, _ = first_step("paper")
+    gradients = torch.stack([gradient(w, index) for index in range(4)])
+    expected = adam(gradients.mean(0), (gradients**2).mean(0), gradient(w, 4), 5, w)
+    torch.testing.assert_close(step.direction["w"], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_curvature_and_alpha_max_are_those_of_the_quadratic_and_what_is_observed_joins_the_row():
+    w, step, row = first_step("plain")
+    x, y, _ = examples(4)
+    u = step.direction["w"]
+    slope, curvature = (2 * (x @ w - y).T @ (x @ u) / 5).item(), (2 * (x @ u).square().sum() / 5).item()
+    assert row["slope"] == pytest.approx(slope)
+    assert row["curvature"] == pytest.approx(curvature)
+    assert row["alpha_max"] == pytest.approx(-2 * slope / curvature)
+    assert row["loss_after"] == pytest.approx(row["loss_before"] + 1e-2 * slope + 1e-4 * curvature / 2)
+    assert row["seen"] == 1
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "expected"),
+    [
+        (torch.optim.AdamW, {"weight_decay": 0.3}, 0.3),
+        (torch.optim.Muon, {"weight_decay": 0.3}, 0.3),
+        (torch.optim.Adam, {"weight_decay": 0.3}, 0.0),
+        (torch.optim.SGD, {"weight_decay": 0.3}, 0.0),
+    ],
+)
+def test_only_a_decay_beside_the_gradient_is_taken_out_of_u(build, options, expected):
+    w, included, _ = first_step("plain", build, **options)
+    _, left_out, _ = first_step("plain", build, PROTOCOL.model_copy(update={"weight_decay": False}), **options)
+    torch.testing.assert_close(left_out.direction["w"] - included.direction["w"], expected * w, rtol=1e-9, atol=1e-9)
+    optimizer = build([torch.nn.Parameter(torch.ones(2, 2))], lr=1e-2, **options)
+    assert decoupled_decay(optimizer, optimizer.param_groups[0]) == expected
+
+
+def test_microbatches_hold_every_row_once_in_order():
+    parts = split(examples(0), 2)
+    assert [len(part.inputs_BN) for part in parts] == [2, 2, 1]
+    for whole, pieces in zip(examples(0), zip(*parts, strict=True), strict=True):
+        assert torch.equal(torch.cat(pieces), whole)

@@ -1,0 +1,124 @@
+"""Every option of the protocol against the protocol written out by hand, and what a study's command does with it."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pandas as pd
+import pytest
+
+from stability import hessian
+from stability.models.backbone import Backbone
+from stability.probes.alpha_max import PROTOCOL, is_measured, measure, protocol_of
+from stability.runs.results import read_metadata, write_parquet
+from stability.runs.study import StudyFolder
+
+from .test_alpha_max import SHORT, ByHand, measured
+
+STATES = ("paper", "checkpoint")
+
+
+def assert_rows(table, by_hand, state):
+    rows = table[table.state == state]
+    for row, (slope, curvature, loss) in zip(rows.itertuples(), by_hand.rows(state), strict=True):
+        assert row.loss_before == pytest.approx(loss, rel=1e-4)
+        assert row.slope == pytest.approx(slope, rel=5e-3)
+        assert row.curvature == pytest.approx(curvature, rel=2e-2)
+        expected = 0.0 if slope >= 0 else math.inf if curvature <= 0 else -2 * slope / curvature
+        assert row.alpha_max == pytest.approx(expected, rel=3e-2)
+
+
+@pytest.mark.parametrize("method", ["taylor", "double_backward"])
+def test_microbatches_give_the_numbers_of_the_whole_batch(lab, method):
+    directory, whole = measured(lab, lab.spec(lr_peak=3e-3), SHORT.model_copy(update={"method": method}))
+    _, parts = measured(lab, lab.spec(lr_peak=3e-3), SHORT.model_copy(update={"method": method, "microbatch": 3}))
+    columns = ["loss_before", "slope", "curvature", "alpha_max"]
+    assert parts[columns].to_numpy() == pytest.approx(whole[columns].to_numpy(), rel=1e-4)
+    assert parts.loss_after.to_numpy() == pytest.approx(whole.loss_after.to_numpy(), rel=1e-5)
+    assert json.loads(read_metadata(directory.curvature_file("terminal"))[PROTOCOL])["microbatch"] == 3
+
+
+def test_no_pass_ever_sees_more_rows_than_the_microbatch(lab, monkeypatch):
+    directory, rows = lab.train(lab.spec()), []
+    forward = Backbone.forward
+
+    def watched(self, inputs_BN, *args, **kwargs):
+        rows.append(inputs_BN.shape[0])
+        return forward(self, inputs_BN, *args, **kwargs)
+
+    monkeypatch.setattr(Backbone, "forward", watched)
+    for _ in measure(directory, SHORT.model_copy(update={"microbatch": 1}), cache_dir=lab.cache, device="cpu"):
+        pass
+    assert set(rows) == {1}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_clipped_gradients_slope_enters_where_asked_and_the_clipping_norm_is_the_protocols(lab, state):
+    spec = lab.spec(lr_peak=3e-3)
+    directory, table = measured(lab, spec, SHORT.model_copy(update={"gradient": "clipped", "clip_norm": 0.05}))
+    by_hand = ByHand(lab, directory, spec.model_copy(update={"clip_norm": 0.05}))
+    by_hand.clipped_slope = True
+    assert_rows(table, by_hand, state)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_without_weight_decay_u_lacks_the_decay_that_the_steps_still_take(lab, state):
+    spec = lab.spec(lr_peak=3e-3, optimizer={"name": "adamw", "weight_decay": 10.0})
+    directory, table = measured(lab, spec, SHORT.model_copy(update={"weight_decay": False}))
+    by_hand = ByHand(lab, directory, spec)
+    by_hand.measured_decay = False
+    assert_rows(table, by_hand, state)
+    _, included = measured(lab, spec, SHORT)
+    assert_rows(included, ByHand(lab, directory, spec), state)
+    assert (abs(included.curvature / table.curvature - 1) > 0.1).any(), "the decay is too small here to tell the two apart"
+
+
+def test_a_file_older_than_an_option_counts_as_measured_with_its_default(lab):
+    directory, table = measured(lab, lab.spec())
+    stored = json.loads(protocol_of(SHORT))
+    for key in ("microbatch", "gradient", "weight_decay", "clip_norm"):
+        stored.pop(key)
+    write_parquet(table, directory.curvature_file("terminal"), {PROTOCOL: json.dumps(stored)})
+    assert is_measured(directory, SHORT)
+    for change in ({"microbatch": 1}, {"gradient": "clipped"}, {"weight_decay": False}, {"clip_norm": 2.0}):
+        assert not is_measured(directory, SHORT.model_copy(update=change)), change
+    write_parquet(table, directory.curvature_file("terminal"), {PROTOCOL: json.dumps({**stored, "method": "gone"})})
+    assert not is_measured(directory, SHORT)
+
+
+def study_of(lab):
+    directories = [lab.train(lab.spec(lr_peak=lr)) for lr in (1e-3, 1e-2)]
+    study = StudyFolder.of(lab.pool, "two")
+    study.write([directory.run_id for directory in directories])
+    return study, directories
+
+
+WORDS = ["warmup_batches=2", "warmup_steps=1", "recorded_steps=2", "device=cpu"]
+
+
+def test_a_study_is_measured_and_tabulated_by_one_command_that_resumes(lab, capsys):
+    study, directories = study_of(lab)
+    words = [f"ckpt={study.path}", *WORDS, "phase=all"]
+    assert hessian.main(words) == 0
+    printed = capsys.readouterr().out
+    for phase in ("terminal", "earliest"):
+        assert f"“checkpoint”, {phase}" in printed
+    assert "slope of the true gradient; weight decay included in u" in printed
+    assert set(pd.read_parquet(study.results / "curvature.parquet").phase) == {"terminal", "earliest"}
+    kept = directories[0].curvature_file("terminal").stat().st_mtime_ns
+    directories[1].curvature_file("earliest").unlink()
+    assert hessian.main(words) == 0
+    assert "skips 1 of 2: measured already" in capsys.readouterr().out
+    assert directories[1].curvature_file("earliest").exists()
+    assert directories[0].curvature_file("terminal").stat().st_mtime_ns == kept
+
+
+def test_gradient_true_reads_as_written_and_a_wrong_word_is_refused(lab):
+    from stability.command_line import read_spec
+
+    assert read_spec("hessian", ["ckpt=x", "gradient=true"], into="curvature").curvature.gradient == "true"
+    assert read_spec("hessian", ["ckpt=x", "gradient=clipped"], into="curvature").curvature.gradient == "clipped"
+    for word in ("gradient=false", "gradient=raw", "microbatch=0", "clip_norm=-1", "positions=8", "lr=1e-3"):
+        with pytest.raises(ValueError, match=word.split("=")[0]):
+            read_spec("hessian", ["ckpt=x", word], into="curvature")
