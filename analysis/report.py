@@ -25,7 +25,7 @@ from analysis.style import RC
 STATES_EXPLAINED = (
     "State “checkpoint” starts from the run's own optimizer state, state “paper” follows the paper's protocol to the letter: its averages over "
     "five batches, already unbiased, are bias-corrected once more, which makes the step direction about a fifth of AdamW's real one and "
-    "overstates α_max about 5 times; read “paper” against the paper's tables, “checkpoint” for what the training met."
+    "overstates α_max several times; read “paper” against the paper's tables, “checkpoint” for what the training met."
 )
 NLL_CAPTION = (
     "Validation NLL at the end of training against learning rate. Points: seeds; line: their median, broken where half of them or more diverged; "

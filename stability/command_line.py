@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,9 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
     except BrokenPipeError:  # whoever read our output has left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:  # an unwritable folder, a full disk
+        print(f"error: {error.strerror or error}: {error.filename or ''}", file=sys.stderr)
+        sys.exit(USAGE)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
@@ -97,7 +101,7 @@ def hydra_overrides(argv: Sequence[str]) -> list[str]:
     overrides: list[str] = []
     for word in argv:
         key, _, value = word.partition("=")
-        if key == "lr" and re.match(r"^[\[\d.+-]", value):
+        if key == "lr" and re.match(r"^([\[\d.+-]|nan$|inf$)", value):
             overrides += ["lr=values", f"lr.values={value if value.startswith('[') else f'[{value}]'}"]
         elif key in PATH_KEYS and value[:1] not in ("'", '"'):
             # Hydra: a backslash is itself, except before a quote, where it is doubled
@@ -117,7 +121,7 @@ def study_name(argv: Sequence[str]) -> str:
         given[key] = value
     asked = [_word(key, value) for key, value in given.items() if key not in LABELS]
     words = ([given.get("study", "quickstart")] if "study" in given or not asked else []) + asked
-    return "-".join(words)[:100].strip("-._+=")
+    return "-".join(words)[:100].strip("-._+=") or "sweep"
 
 
 def _word(key: str, value: str) -> str:
@@ -179,3 +183,10 @@ def publish(study: StudyFolder, reports_dir: str | None, phases: Sequence[str] =
     print(summary(study.path, phases))
     if reports_dir is not None:
         print(f"report: {build(study.path, Path(reports_dir))}")
+
+
+def check_writable(folder: Path) -> None:
+    """Make a folder, and leave nothing in it. ``OSError`` where it cannot be written to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass

@@ -95,7 +95,7 @@ class ScheduleSpec(Settings):
 
     name: Literal["constant", "linear", "cosine"] = Field(description="shape of the decay after warm-up")
     warmup_steps: int = Field(default=0, ge=0, description="steps of linear warm-up from 0")
-    final_ratio: float = Field(default=0.1, ge=0, le=1, description="last learning rate over the peak (linear and cosine)")
+    final_ratio: float = Field(default=0.1, ge=0, le=1, description="what the decay heads for, over the peak: reached one step after the last (linear, cosine)")
 
 
 class EvaluationSpec(Settings):

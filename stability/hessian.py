@@ -54,6 +54,12 @@ def _measure_runs(directories: Sequence, spec) -> None:
     from stability.probes.alpha_max import is_measured, measure, missing_phases
     from stability.probes.spectra_of_loss import missing_tables
 
+    unfinished = [directory for directory in directories if not directory.finished]
+    if unfinished and len(directories) == 1:
+        raise ValueError(f"{unfinished[0].run_id} is {unfinished[0].status()['state']}; run its sweep to the end first")
+    if unfinished:
+        print(f"leaves out {len(unfinished)} of {len(directories)} runs, which have not reached their verdict")
+    directories = [directory for directory in directories if directory.finished]
     missing = {directory: len(missing_phases(directory, spec.curvature)) for directory in directories}
     pending = [directory for directory in directories if not is_measured(directory, spec.curvature)]
     if len(pending) < len(missing):
@@ -74,6 +80,8 @@ def _measure_checkpoint(folder: Path, spec) -> None:
 
     verified_manifest(folder)
     directory = RunDirectory.at(folder.parent.parent)
+    if not directory.spec_file.exists():
+        raise ValueError(f"{folder} is not inside a run's folder (runs/<run_id>/checkpoints/…), where its rows would be kept; copy the whole run")
     phase = {path: name for name, path in phases(directory, "all").items()}.get(folder, folder.name)
     steps = measure_checkpoint(folder, phase, spec.curvature, cache_dir=directory.path.parent / "cache", device=spec.device)
     _follow([steps], [f"{directory.run_id} {folder.name}"], [_steps_of_a_phase(spec)])

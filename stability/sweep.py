@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stability.command_line import publish, read_spec, run_entry
+from stability.command_line import check_writable, publish, read_spec, run_entry
 
 HELP = """
 python -m stability.sweep [key=value …]
@@ -32,6 +32,8 @@ def main(argv: list[str]) -> int:
     from stability.runs.study import StudyFolder
 
     pool = Path(spec.runs_dir).resolve()
+    if spec.report and not spec.dry_run:
+        check_writable(Path(spec.reports_dir))  # now, not after an hour of training
     corpus = prepare(spec.data, pool / "cache")
     corpus.require(spec.model.positions + 1)
     runs = spec.expand(corpus.fingerprint)

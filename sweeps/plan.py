@@ -1,4 +1,4 @@
-"""What a sweep would do and what it would cost, from one measured step per kind of run; trains nothing and writes nothing."""
+"""What a sweep would do and what it would cost, from one measured step per kind of run; trains nothing, and writes nothing but the prepared data."""
 
 from __future__ import annotations
 

@@ -102,12 +102,12 @@ def test_a_crashed_run_does_not_stop_the_others_and_keeps_its_traceback(lab, wor
 
 
 def test_a_crash_in_alpha_max_keeps_what_training_gave(lab, words, monkeypatch):
-    from stability.probes import alpha_max
+    from stability.probes import descent
 
     def broken(*_args, **_kwargs):
         raise ArithmeticError("planted")
 
-    monkeypatch.setattr(alpha_max, "GradientWithGraph", broken)
+    monkeypatch.setattr(descent, "GradientWithGraph", broken)
     assert sweep.main(words) == 1
     runs = collect(lab.pool / "studies" / "small").runs
     assert set(runs.status) == {"failed"}

@@ -19,10 +19,6 @@ from stability.config import Settings
 from stability.mechanisms._base import BIDIRECTIONAL, AbstractMechanism, MixerShape
 from stability.models.position import rope
 
-# First weights of the layers that α and β come from, over torch's default for a linear layer. At 1 all edges start nearly equal and the update is a
-# plain blur: the quickstart's sc then ends at 3.21 nats, at 4 at 3.12 (unigram 3.30; measured, two seeds).
-EDGE_GAIN = 4.0
-
 
 class SelfConsensus(AbstractMechanism):
     """y_out = W_o u′ + b_o with u = W_s y + b_s, u′ = u − η·g and g_i = Σ_j R_ij(u_i − u_j) − Σ_k R_ki(u_k − u_i), per head.
@@ -40,6 +36,8 @@ class SelfConsensus(AbstractMechanism):
         step_size: float = Field(default=0.1, gt=0, description="η: step along the gradient of the disagreement energy")
         rope: Literal["absolute", "none"] = Field(default="absolute", description="whether disagreements are taken between rotated embeddings")
         edge_mlp: Literal["shared", "separate"] = Field(default="shared", description="one first layer for α, β and Λ, or one for each")
+        # At 1 all edges start nearly equal and the update is a plain blur: the quickstart's sc then ends at 3.21 nats, at 4 at 3.12 (two seeds).
+        edge_gain: float = Field(default=4.0, gt=0, description="first weights of the layers that α and β come from, over torch's default")
 
     directions = frozenset({BIDIRECTIONAL})
 
@@ -51,10 +49,10 @@ class SelfConsensus(AbstractMechanism):
         self.source = nn.Linear(shape.width, shape.width)
         self.out = nn.Linear(shape.width, shape.width)
         # (H, 2, ξ, d_H): [:, 0] acts on y_i and [:, 1] on y_j of the edge i → j; the MLPs for α, β, Λ follow one another along ξ
-        self.pair_weight = _uniform(2 * head_width, shape.heads, 2, num_mlps * hidden, head_width, gain=EDGE_GAIN)
+        self.pair_weight = _uniform(2 * head_width, shape.heads, 2, num_mlps * hidden, head_width, gain=config.edge_gain)
         self.pair_bias = _uniform(2 * head_width, shape.heads, num_mlps * hidden)
         # (H, 2, ξ): α, β
-        self.scalar_weight = _uniform(hidden, shape.heads, 2, hidden, gain=EDGE_GAIN)
+        self.scalar_weight = _uniform(hidden, shape.heads, 2, hidden, gain=config.edge_gain)
         self.scalar_bias = _uniform(hidden, shape.heads, 2)
         self.lambda_weight = _uniform(hidden, shape.heads, rank * head_width, hidden)
         self.lambda_bias = _uniform(hidden, shape.heads, rank * head_width)

@@ -1,4 +1,4 @@
-"""Initial weights, the same rule for every mechanism."""
+"""Initial weights. Two settings are a mechanism's own: where attention's q and k biases start (`model.qk_bias`), and `mechanism.sc.edge_gain`."""
 
 from __future__ import annotations
 

@@ -45,8 +45,18 @@ def missing_phases(directory: RunDirectory, curvature: CurvatureSpec) -> list[st
     """The phases asked for whose steps are not on disk under the same protocol (a critical learning rate more than was asked for does no harm)."""
     if not {"alpha_max", "critical_lr"} & set(curvature.measure):
         return []
-    accepted = {protocol_of(curvature), protocol_of(curvature.model_copy(update={"measure": ("alpha_max", "critical_lr")}))}
-    return [name for name in wanted_phases(curvature) if stored_protocol(directory.curvature_file(name)) not in accepted]
+    return [name for name in wanted_phases(curvature) if set(curvature.state) - set(stored_states(directory.curvature_file(name), curvature))]
+
+
+def stored_states(path: Path, curvature: CurvatureSpec) -> tuple[str, ...]:
+    """The optimizer states that a file holds under this protocol; () where it holds another protocol's numbers."""
+    stored = stored_protocol(path)
+    if stored is None:
+        return ()
+    states = tuple(json.loads(stored)["state"])
+    same = curvature.model_copy(update={"state": states})
+    accepted = {protocol_of(same), protocol_of(same.model_copy(update={"measure": ("alpha_max", "critical_lr")}))}
+    return states if stored in accepted else ()
 
 
 def wanted_phases(curvature: CurvatureSpec) -> tuple[str, ...]:
@@ -77,7 +87,13 @@ def stored_protocol(path: Path) -> str | None:
 
 
 def measure(directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
-    """Measure what is missing, yielding after every optimizer step. A run without a checkpoint (diverged before the first) leaves an empty table."""
+    """Measure what is missing, yielding after every optimizer step. A run without a checkpoint (diverged before the first) leaves an empty table.
+
+    ``ValueError`` for a run that has not reached its verdict: what its last checkpoint gives now would pass for its terminal one later.
+    """
+    if not directory.finished:
+        status = directory.status()
+        raise ValueError(f"{directory.run_id} is {status['state']} at step {status['step']}; α_max is measured on runs that reached their verdict")
     for name in missing_phases(directory, curvature):
         folder = phases(directory, name).get(name)
         rows: list[dict[str, Any]] = []
@@ -97,7 +113,14 @@ def measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, *, ca
 
 
 def write_rows(rows: list[dict[str, Any]], target: Path, curvature: CurvatureSpec) -> None:
-    write_parquet(pd.DataFrame(rows, columns=CURVATURE_COLUMNS), target, {PROTOCOL: protocol_of(curvature)})
+    """Replace the file; rows of other optimizer states that it holds under the same protocol stay."""
+    others = [state for state in stored_states(target, curvature) if state not in curvature.state]
+    table = pd.DataFrame(rows, columns=CURVATURE_COLUMNS)
+    if others:
+        kept = pd.read_parquet(target).query("state in @others")
+        table = pd.concat([kept, table], ignore_index=True) if rows else kept
+    whole = curvature.model_copy(update={"state": (*others, *curvature.state)})
+    write_parquet(table, target, {PROTOCOL: protocol_of(whole)})
 
 
 def _measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, cache_dir: Path, device: str, rows: list[dict[str, Any]]) -> Iterator[None]:

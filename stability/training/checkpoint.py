@@ -71,7 +71,9 @@ def verified_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / MANIFEST).read_text())
         files, _ = manifest["sha256"], manifest["spec"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise ValueError(f"{folder} has no readable {MANIFEST}; it is not a checkpoint of this program, or it was cut short") from None
+        raise ValueError(
+            f"{folder} has no readable {MANIFEST}; it is no checkpoint, run (runs/<run_id>) or study (runs/studies/<name>), or it was cut short"
+        ) from None
     for name in (MODEL, TRAINER):
         path = folder / name
         if not path.is_file() or _sha256(path) != files.get(name):

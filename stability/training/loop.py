@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stability.build import build_model, build_objective, build_optimizer, resolve_device
-from stability.config import RunSpec
+from stability.config import RunSpec, run_id
 from stability.data._base import Corpus
 from stability.data._cache import load
 from stability.models.backbone import num_parameters
@@ -47,7 +47,8 @@ def train(
             yield
         summary = trainer.finish()
     except GeneratorExit:
-        trainer.save()
+        if trainer.diverged is None:  # else the parameters may hold what diverged; the resumed run finds it again
+            trainer.save()
         raise
     finally:
         trainer.log.close(summary)
@@ -93,7 +94,9 @@ class Trainer:
     def _resume(self) -> None:
         for folder in reversed(self.directory.checkpoints()):
             try:
-                _, model = checkpoint.load(folder)
+                spec, model = checkpoint.load(folder)
+                if run_id(spec) != self.directory.run_id:
+                    raise ValueError(f"{folder} belongs to run {run_id(spec)}")
                 state = checkpoint.load_trainer(folder)
             except ValueError as error:
                 print(f"{self.directory.run_id}: skips a damaged checkpoint ({error})", flush=True)
@@ -111,9 +114,13 @@ class Trainer:
         if self.step == 0 or folder in self.directory.checkpoints():
             return
         checkpoint.save(folder, self.model, {**state, "optimizer": self.optimizer.state_dict()}, self.spec, step=self.step, vocab_size=self.corpus.vocab_size)
-        for older in self.directory.checkpoints():
-            if older != folder and int(older.name.removeprefix("step_")) not in planned_checkpoints(self.spec):
-                checkpoint.remove(older)
+        self._remove_unplanned(but=folder)
+
+    def _remove_unplanned(self, but: Path | None = None) -> None:
+        """What only an interruption wrote goes once it has served, so that a resumed run's folder is that of an undisturbed one."""
+        for folder in self.directory.checkpoints():
+            if folder != but and int(folder.name.removeprefix("step_")) not in planned_checkpoints(self.spec):
+                checkpoint.remove(folder)
 
     def advance(self) -> None:
         """One optimizer step, its log rows, and the validation and checkpoint that fall on it."""
@@ -170,6 +177,7 @@ class Trainer:
             "num_tokens": self.step * self.spec.batch * self.spec.model.positions,
             "wall_s": time.perf_counter() - self._started,
         }
+        self._remove_unplanned()
         self.directory.set_status(verdict, step=self.step, reason=reason, num_steps=self.spec.steps, result=result)
         return {"verdict": verdict, "reason": reason, **result}
 
