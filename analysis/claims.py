@@ -18,10 +18,11 @@ from typing import Literal
 from analysis.compare import Comparison, compare_stable_steps, compare_windows
 from analysis.load import FINISHED, Study
 from analysis.spread import count_range, listed, lr_text, plural
-from analysis.stability_window import SeriesWindows, windows
+from analysis.stability_window import TOLERANCE, SeriesWindows, windows
 from analysis.tables import width_text
 
 TRAINED_MARGIN_NATS = 0.15
+PLATEAU_NATS = 0.05  # a window whose threshold comes this close to the unigram entropy counts rates that taught hardly anything
 WINDOW_CLAIM = "the paper's claim, a wider stable window of sc than of sa,"
 STATE_WORDS = {"checkpoint": "from the runs' own optimizer state", "paper": "in the paper's literal protocol"}
 
@@ -50,6 +51,15 @@ class Side:
     @property
     def trained(self) -> bool:
         return self.unigram_nll - self.best_nll >= TRAINED_MARGIN_NATS
+
+    @property
+    def threshold(self) -> float:
+        """The largest NLL inside the stable window."""
+        return (1 + TOLERANCE) * self.best_nll
+
+    @property
+    def lenient(self) -> bool:
+        return self.threshold > self.unigram_nll - PLATEAU_NATS
 
 
 def paragraph(study: Study) -> str:
@@ -86,7 +96,17 @@ def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
         claims.append(Claim("mix", "not judged", "The study has no mix runs: whether its window lies between cannot be judged."))
     elif sides["mix"].trained:
         claims.append(_mix_claim(sides["mix"], sides["sa"], sides["sc"]))
+    claims += [Claim(f"edge {side.mechanism}", "no claim", _lenient(side)) for side in sides.values() if side.trained and side.lenient]
     return [*claims, *_steps_claims(study, sides["sc"], sides["sa"])]
+
+
+def _lenient(side: Side) -> str:
+    gap = side.unigram_nll - side.threshold
+    where = f"{gap:.3f} nats below" if gap >= 0 else f"{-gap:.3f} nats above"
+    return (
+        f"{side.mechanism}'s window admits NLLs up to {side.threshold:.3f}, {where} the unigram entropy: at its edges {side.mechanism} has learned hardly more "
+        f"than token frequencies, so part of its width comes from how little it had learned to lose."
+    )
 
 
 def _untrained(side: Side) -> str:

@@ -74,6 +74,26 @@ def test_the_library_example_of_the_readme_runs():
     assert names["result"].alpha_max == pytest.approx(2.0)
 
 
+def test_the_monitor_of_the_readme_runs(capsys):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(11)]
+    names = {
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2),
+        "loss_fn": lambda m, batch: torch.nn.functional.mse_loss(m(batch[0]), batch[1]),
+        "batches": batches,
+    }
+    exec(block("python", "AlphaMaxMonitor"), names)
+    assert "alpha_max" in capsys.readouterr().out
+
+
+def test_the_readme_is_finished_and_its_files_exist():
+    assert "@@" not in README
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert target.startswith("http") or (ROOT / target).exists(), target
+
+
 def test_both_commands_of_the_readme_are_targets():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):

@@ -38,6 +38,16 @@ def test_wider_is_indicated_by_two_seeds_that_agree(tmp_path):
     assert "sc 1.99 decades, single seeds 1.98–2.00" in claim.text and "sa 1.00 decades" in claim.text and "interval" not in claim.text
 
 
+def test_a_window_that_reaches_the_unigram_entropy_is_cautioned_against(tmp_path):
+    near, far = UNIGRAM - 0.16, 2.0
+    slopes = {"sc": 0.05, "sa": NARROW}
+    nll = lambda m, lr, seed: (near if m == "sc" else far) + slopes[m] * abs(math.log10(lr / 1e-2))  # noqa: E731
+    claims = judged(tmp_path, nll=nll, mechanisms=("sa", "sc"))
+    assert "edge sa" not in claims
+    where = "below" if 1.05 * near <= UNIGRAM else "above"
+    assert f"sc's window admits NLLs up to {1.05 * near:.3f}, {abs(UNIGRAM - 1.05 * near):.3f} nats {where} the unigram entropy" in claims["edge sc"].text
+
+
 def test_wider_is_a_result_with_three_seeds_and_an_interval(tmp_path):
     claim = judged(tmp_path, nll=vee({"sc": WIDE, "sa": NARROW, "mix": MIDDLE}, jitter=0.001), seeds=3)["window"]
     assert claim.verdict == "holds" and claim.text.startswith("The results (3 seeds) show that sc's stable window is wider")

@@ -201,3 +201,25 @@ def test_along_sgds_step_the_slope_is_minus_the_squared_gradient_norm(lab):
         theta = theta - spec.lr_peak * by_hand.gradient(theta, index)
     norm = by_hand.gradient(theta, 3 + SHORT.warmup_steps).norm().item()
     assert table.slope[0] == pytest.approx(-(norm**2), rel=1e-3)
+
+
+def test_a_run_without_a_verdict_is_not_measured(lab):
+    """What its last checkpoint gives now would pass for its terminal one later."""
+    directory = lab.train(lab.spec(), steps=6)
+    with pytest.raises(ValueError, match="is running at step 0; α_max is measured on runs that reached their verdict"):
+        list(measure(directory, SHORT, cache_dir=lab.cache))
+    assert not directory.curvature_file("terminal").exists()
+
+
+def test_a_second_state_joins_the_first_and_another_protocol_replaces_it(lab):
+    directory = lab.train(lab.spec())
+    for states, expected in ((("paper",), {"paper"}), (("checkpoint",), {"paper", "checkpoint"}), (("paper",), {"paper", "checkpoint"})):
+        for _ in measure(directory, SHORT.model_copy(update={"state": states}), cache_dir=lab.cache, device="cpu"):
+            pass
+        table = pd.read_parquet(directory.curvature_file("terminal"))
+        assert set(table.state) == expected
+        assert len(table) == 4 * len(expected)
+    assert is_measured(directory, SHORT)
+    for _ in measure(directory, SHORT.model_copy(update={"state": ("paper",), "batch": 2}), cache_dir=lab.cache, device="cpu"):
+        pass
+    assert set(pd.read_parquet(directory.curvature_file("terminal")).state) == {"paper"}

@@ -131,3 +131,33 @@ def test_validation_is_the_same_for_every_mechanism_and_seed(lab):
         corpus = load(lab.cache, spec.data_fingerprint)
         chunks.append(Validation(spec, corpus, loop.build_objective(spec, corpus.vocab_size), torch.device("cpu"))._chunks)
     assert all(torch.equal(a, b) for one, two in zip(*chunks, strict=True) for a, b in zip(one, two, strict=True))
+
+
+def test_a_checkpoint_of_another_run_is_not_resumed_from(lab, capsys):
+    import shutil
+
+    spec = lab.spec()
+    straight = lab.train(spec)
+    whole = straight.metrics_file.read_bytes()
+    foreign = lab.train(lab.spec(seed=1))
+    straight.status_file.unlink()
+    shutil.rmtree(straight.checkpoints()[-1])
+    shutil.copytree(foreign.checkpoints()[-1], straight.path / "checkpoints" / "step_000012")
+    lab.train(spec)
+    assert "belongs to run" in capsys.readouterr().out
+    assert straight.metrics_file.read_bytes() == whole
+
+
+def test_what_an_interruption_wrote_does_not_outlive_a_run_that_diverges(lab, monkeypatch):
+    directory = lab.train(lab.spec(), steps=6)
+    assert "step_000006" in [path.name for path in directory.checkpoints()]
+    monkeypatch.setattr(loop, "first_non_finite", lambda values, step: f"loss is nan at step {step}")
+    lab.train(lab.spec())
+    assert directory.status()["state"] == "diverged"
+    assert [path.name for path in directory.checkpoints()] == ["step_000004"]
+
+
+def test_a_run_left_in_the_moment_it_diverged_saves_nothing(lab, monkeypatch):
+    monkeypatch.setattr(loop, "first_non_finite", lambda values, step: f"loss is nan at step {step}" if step == 3 else None)
+    directory = lab.train(lab.spec(), steps=3)
+    assert directory.checkpoints() == []
