@@ -173,7 +173,9 @@ def answer(rows: pd.DataFrame) -> str:
             lines.append(_line(part, lr, state))
             if state == "plain" or "plain" not in states:
                 verdicts.append(_verdict(part, lr))
-    note = "state paper follows 5.2.1 to the letter, whose bias correction makes u about a fifth of AdamW's step and α_max about 5 times too high."
+    note = (
+        "state paper follows 5.2.1 to the letter, whose bias correction makes u about a fifth of AdamW's step and α_max about 5 times too high (by simulation)."
+    )
     return "\n".join([*lines, "", *verdicts, *([note] if "paper" in states else [])])
 
 

@@ -4,8 +4,10 @@ import io
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import matplotlib
+import numpy as np
 import pypdf
 import pytest
 import typst
@@ -13,7 +15,7 @@ import typst
 from analysis import plots, style, typeset
 from analysis.alpha_plots import alpha_figures
 from analysis.load import load
-from analysis.report import build, summary, verification, write_figures
+from analysis.report import build, state_ratio, summary, verification, write_figures
 from tests.analysis.synthetic import FINGERPRINT, INIT, UNIGRAM, quickstart_alpha, write_study
 
 NASTY = 'a #b *c* _d_ $e$ `f` <g> @h \\ "i" [j] // k ' + "x" * 200
@@ -50,7 +52,7 @@ def test_the_report_holds_the_numbers_and_the_claims(quickstart, quickstart_text
     best = quickstart.of("sc").groupby("lr")["val_nll"].median().min()
     assert f"{best:.3f}" in quickstart_text and "diverged 2/2" in quickstart_text
     assert "There are indications (2 seeds) that sc’s stable window is wider than sa’s" in quickstart_text
-    assert "overstates" in quickstart_text and "non-finite loss at step 57" in quickstart_text
+    assert "times that under “checkpoint”" in quickstart_text and "non-finite loss at step 57" in quickstart_text
     assert "Methods: taylor (1800 steps) and finite_difference (600 steps)" in quickstart_text and "largest 2.0e-5" in quickstart_text
     assert quickstart_text.count(f"Data fingerprint {FINGERPRINT[:12]}") == 8
     assert all(f"Figure {n}:" in quickstart_text for n in range(1, 7)) and "Figure 7:" not in quickstart_text
@@ -206,3 +208,18 @@ def test_literals_survive_typst():
     assert typeset.literal('a"b\\c\nd\x00e') == '"a\\"b\\\\c d e"'
     pdf = typst.compile(typeset.document("T", "s", typeset.paragraph(NASTY) + typeset.boxed(["α_max over log10 LR"])).encode(), ignore_system_fonts=True)
     assert "αmax over log10 LR" in text_of(io.BytesIO(pdf))
+
+
+def test_the_states_are_compared_from_the_studys_own_runs(quickstart):
+    medians = {}
+    for (run_id, state), rows in quickstart.curvature[quickstart.curvature["phase"] == "terminal"].groupby(["run_id", "state"]):
+        finite = sorted(value for value in rows["alpha_max"] if np.isfinite(value))
+        if finite:
+            middle = len(finite) // 2
+            medians[run_id, state] = finite[middle] if len(finite) % 2 else (finite[middle - 1] + finite[middle]) / 2
+    runs = {run_id for run_id, _ in medians}
+    ratios = [medians[run, "paper"] / medians[run, "checkpoint"] for run in runs if (run, "paper") in medians and medians.get((run, "checkpoint"))]
+    text = state_ratio(quickstart)
+    assert f"{np.median(ratios):.1f} times" in text
+    assert f"median of {len(ratios)} runs; {min(ratios):.1f} to {max(ratios):.1f}" in text
+    assert state_ratio(replace(quickstart, curvature=quickstart.curvature.iloc[:0])) == ""

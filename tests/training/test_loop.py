@@ -40,6 +40,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(lab, stop_at):
     spec = lab.spec(mechanism={"name": "sc"})
     straight = lab.train(spec)
     whole, weights = straight.metrics_file.read_bytes(), final_weights(straight)
+    trainer = checkpoint.load_trainer(straight.checkpoints()[-1])
     names = [path.name for path in straight.checkpoints()]
     straight.path.rename(lab.pool / "aside")
 
@@ -48,6 +49,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(lab, stop_at):
     lab.train(spec)
     assert resumed.metrics_file.read_bytes() == whole
     assert same(final_weights(resumed), weights)
+    assert checkpoint.load_trainer(resumed.checkpoints()[-1])["watch"] == trainer["watch"], "a spike before the interruption is not forgotten"
     assert [path.name for path in resumed.checkpoints()] == names, "what only the interruption wrote is gone"
 
 
