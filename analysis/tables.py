@@ -25,7 +25,9 @@ def chunks(items: Sequence[str], size: int) -> list[tuple[str, ...]]:
 
 def source(study: Study) -> str:
     """The end of every caption: which data the numbers are about."""
-    return f"Data fingerprint {study.fingerprint}."
+    description = str(study.study.get("provenance", {}).get("data_description") or "")
+    origin = description.partition(":")[0]  # what was read; counts follow
+    return f"Data fingerprint {study.fingerprint}{f' ({origin})' if origin else ''}."
 
 
 def nll_tables(study: Study) -> list[Table]:

@@ -303,9 +303,10 @@ def parse_run(values: dict[str, Any]) -> RunSpec:
 
 
 def run_id(spec: RunSpec) -> str:
-    """First 12 hex digits of sha256 over the canonical JSON; the data's fingerprint stands for its path; the size's name is a label."""
+    """First 12 hex digits of sha256 over the canonical JSON; the data's fingerprint stands for its path and tokens; the size's name is a label."""
     values = spec.model_dump(mode="json")
-    values["data"].pop("path", None)
+    for key in ("path", "tokenizer", "ranks", "keep"):
+        values["data"].pop(key, None)
     values["model"].pop("name", None)  # the same size under another name is the same run
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -17,7 +17,8 @@ Without arguments: the preset quickstart. The same command again trains only wha
   mechanism=sc | mechanism=[sa,sc]     sa, sw, sc, mix, or your own         mechanism.sc.window=4   a mechanism's setting
   lr=range | lr=1e-3 | lr=[1e-4,1e-3]  lr.low= lr.high= lr.num=             lr=paper_small          Table 11's rates
   seeds=3 steps=500 batch=16           model=text_54m (Table 10)            objective=mlm | ar
-  data=text data.path=FILE_OR_FOLDER   txt or jsonl, .gz too                optimizer=adamw | sgd   norm=layernorm | rmsnorm
+  data=text data.path=FILE_OR_FOLDER   txt, jsonl (.gz, .zst), parquet      optimizer=adamw | sgd   norm=layernorm | rmsnorm
+  data.tokenizer=gpt2 data.keep=4096   data.ranks=FOLDER: its rank files    data=dna data.path=FASTA   data=hf data.dataset=ID
   study=PRESET name=NAME runs_dir=DIR  launcher=ray | serial                logger=files | wandb
   hessian=false                        leave α_max out                      dry_run=true            print plan and cost only
   curvature.phase=all                  earliest checkpoints, too            device=auto | cpu | cuda
@@ -88,7 +89,7 @@ def _record(spec, corpus) -> dict[str, Any]:
     from stability.runs.provenance import provenance
 
     origin = provenance()
-    data = {"data_description": corpus.description, "data_fingerprint": corpus.fingerprint}
+    data = {"data_description": corpus.described(spec.model.positions), "data_fingerprint": corpus.fingerprint}
     started_at = time.strftime("%Y-%m-%d %H:%M:%S %z")
     return {
         "launcher": spec.launcher,

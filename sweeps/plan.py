@@ -83,7 +83,7 @@ def describe(spec: SweepSpec, runs: Sequence[RunSpec], corpus: Corpus, slots: fl
     lines = [
         f"study {spec.name}: {len(runs)} runs ({num_finished} of them finished), "
         f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}, {spec.seeds} seeds",
-        f"data: {corpus.description}; fingerprint {corpus.fingerprint[:12]}",
+        f"data: {corpus.described(spec.model.positions)}; fingerprint {corpus.fingerprint[:12]}",
         f"{'kind of run':34}{'runs':>6}{'parameters':>13}{'mixing/token':>14}{'step':>10}{'run':>10}{'memory':>10}",
     ]
     for kind, cost in costs.items():

@@ -1,18 +1,12 @@
-"""What every data source makes: a `Corpus`, split by content into training and validation tokens, with a fingerprint."""
+"""What every data source makes: a `Corpus`, training and held-out tokens with a fingerprint, and how windows are drawn from it."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
-import secrets
-import shutil
-from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, SupportsInt
 
 import numpy as np
 import torch
@@ -20,23 +14,31 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from stability.config import Settings
-from stability.data._tokenizers import ByteTokenizer
+from stability.data import _disk, _windows
+from stability.data._arrays import sha256, sha256_and_counts
+from stability.data._vocabulary import BYTES, Vocabulary
 
 # Raised when the same documents would be split or laid out differently; it is part of every fingerprint.
 SPLIT_VERSION = 1
 HELD_OUT_PERCENT = 1
-TOKENS_PER_CHUNK = 1 << 22
+SPLITS = ("train", "val")
 _ARRAYS = {"train_tokens": "train.npy", "val_tokens": "val.npy"}
-_META = "corpus.json"
+_BORDERS = {"train_borders": "train_borders.npy", "val_borders": "val_borders.npy"}
+_VOCABULARY = "vocabulary.json"
+_PLAIN = ("vocab_size", "fingerprint", "description", "num_train_documents", "num_val_documents", "unigram_nats")
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Prepared data. Build it with `Corpus.of` (from tokens) or `split_documents` (from documents), which compute what follows from the tokens.
+    """Prepared data. Build it with `Corpus.of` (from tokens), `split_documents` or `split_records`, which compute what follows from the tokens.
 
-    ``fingerprint``: sha256 over both arrays, the vocabulary's size and the split rule's version; where the data lay is not in it.
+    ``fingerprint``: sha256 over both arrays, the vocabulary, the borders, the augmentation and the split rule's version; where the data lay is not in it.
     ``description``: one line as of the first preparation (the same content read again from elsewhere keeps it).
     ``unigram_nats``: nats per token of the validation tokens under the training tokens' frequencies, each count raised by one.
+    ``vocabulary``: what the tokens stand for; None: UTF-8 bytes where there are 256 of them, else not known.
+    ``train_borders``, ``val_borders``: int64, 0 to the number of tokens: no window lies across one; None: a window may start anywhere.
+    ``reverse_complement``: whether `batch` turns each training window into the other strand with probability one half.
+    ``sums``: sha256 of each array and of the vocabulary, by name.
     """
 
     train_tokens: np.ndarray
@@ -47,65 +49,121 @@ class Corpus:
     num_train_documents: int
     num_val_documents: int
     unigram_nats: float
+    vocabulary: Vocabulary | None = None
+    train_borders: np.ndarray | None = None
+    val_borders: np.ndarray | None = None
+    reverse_complement: bool = False
+    sums: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, train: np.ndarray, val: np.ndarray, *, vocab_size: int, description: str, num_train_documents: int, num_val_documents: int) -> Corpus:
-        """A corpus from two 1-D uint16 arrays. Errors: ``ValueError`` where a side is empty or a token reaches ``vocab_size``."""
-        for side, tokens in (("training", train), ("held-out", val)):
-            assert tokens.ndim == 1 and tokens.dtype == np.uint16, f"{side} tokens: 1-D uint16 expected, got {tokens.ndim}-D {tokens.dtype}"
-            if not tokens.size:
-                raise ValueError(f"data: the {side} side holds no token")
-            if int(tokens.max()) >= vocab_size:
-                raise ValueError(f"data: token {int(tokens.max())} on the {side} side; the vocabulary has {vocab_size}")
-        fingerprint = _fingerprint([_sha256(train), _sha256(val)], vocab_size)
-        unigram = unigram_nats(train, val, vocab_size)
-        return cls(train, val, vocab_size, fingerprint, description, num_train_documents, num_val_documents, unigram)
+    def of(
+        cls,
+        train: np.ndarray,
+        val: np.ndarray,
+        *,
+        vocab_size: int,
+        description: str,
+        num_train_documents: int,
+        num_val_documents: int,
+        vocabulary: Vocabulary | None = None,
+        borders: tuple[np.ndarray, np.ndarray] | None = None,
+        reverse_complement: bool = False,
+    ) -> Corpus:
+        """A corpus from two 1-D arrays, both uint16 or both uint32; ``borders`` of training and held-out tokens, for both or none.
+
+        Errors: ``ValueError`` where a side is empty or a token reaches ``vocab_size``.
+        """
+        assert not reverse_complement or (vocabulary is not None and vocabulary.complement), "only nucleotides have a reverse complement"
+        assert vocabulary is None or len(vocabulary.pieces) == vocab_size, f"{vocab_size} tokens with a vocabulary of another size"
+        sums, counts = _summary(train, val, vocab_size)
+        vocabulary = None if vocabulary == BYTES else vocabulary
+        bounds = dict(zip(_BORDERS, borders, strict=True)) if borders else {}
+        extra = {**{name: sha256(array) for name, array in bounds.items()}, **({"vocabulary": vocabulary.sha256()} if vocabulary else {})}
+        return cls(
+            train,
+            val,
+            vocab_size,
+            _fingerprint(vocab_size, sums, extra, reverse_complement),
+            description,
+            num_train_documents,
+            num_val_documents,
+            _cross_entropy(*counts),
+            vocabulary=vocabulary,
+            reverse_complement=reverse_complement,
+            sums={**sums, **extra},
+            **bounds,
+        )
 
     def require(self, positions: int) -> None:
         """Errors: ``ValueError`` unless both sides hold at least two windows of ``positions`` tokens."""
-        for side, tokens in ((f"the held-out {HELD_OUT_PERCENT} %", self.val_tokens), ("the training side", self.train_tokens)):
-            if len(tokens) < 2 * positions:
+        for side, split in ((f"the held-out {HELD_OUT_PERCENT} %", "val"), ("the training side", "train")):
+            tokens, borders = self._side(split)
+            if _windows.capacity(len(tokens), borders, positions) < 2:
+                longest = len(tokens) // 2 if borders is None else int(np.diff(borders).max())
+                stretches = "" if borders is None else f" in stretches of at most {longest:,}"
                 raise ValueError(
-                    f"data: {side} has {len(tokens):,} tokens; model.positions={positions} needs at least {2 * positions:,} (two windows).\n"
-                    f"Give more or longer documents, or model.positions={max(len(tokens) // 2, 1)} or less. Read: {self.description}"
+                    f"data: {side} has {len(tokens):,} tokens{stretches}; model.positions={positions} needs at least {2 * positions:,} (two windows).\n"
+                    f"Give more or longer documents, or model.positions={max(min(longest, len(tokens) // 2), 1)} or less. Read: {self.description}"
                 )
 
-    def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> Int64[Tensor, "num positions"]:
-        """``num`` random windows of ``positions`` tokens of ``split`` ("train" or "val"), every start equally likely.
+    def described(self, positions: int) -> str:
+        """The description, with what windows of ``positions`` tokens leave out: stretches that are shorter."""
+        if self.train_borders is None or self.val_borders is None:
+            return self.description
+        found = [_windows.too_short(borders, positions) for borders in (self.train_borders, self.val_borders)]
+        num, num_tokens = (sum(column) for column in zip(*found, strict=True))
+        share = 100 * num_tokens / (len(self.train_tokens) + len(self.val_tokens))
+        return self.description + (f"; stretches shorter than {positions:,} left out: {num:,}, {share:.2g} % of it" if num else "")
 
-        Only ``generator`` decides which. On the CPU. Errors: ``ValueError`` for another split or a split shorter than one window.
+    def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> Int64[Tensor, "num positions"]:
+        """``num`` random windows of ``positions`` tokens of ``split`` ("train" or "val"), every start equally likely, none across a border.
+
+        Only ``generator`` decides which (and which are reverse complements): with one seeded by (seed, purpose, index), as training does, the
+        order of the data is a function of the step, and a resumed run goes on with the windows that it would have seen.
+        On the CPU. Errors: ``ValueError`` for another split or a split without one window.
         """
-        tokens = self._split(split, positions)
-        starts = torch.randint(len(tokens) - positions + 1, (num,), generator=generator, device=generator.device)
-        return _gather(tokens, starts.cpu().numpy(), positions)
+        tokens, borders = self._checked(split, positions)
+        windows = _gather(tokens, _windows.drawn(len(tokens), borders, positions, num, generator), positions)
+        return self._either_strand(windows, generator) if self.reverse_complement and split == "train" else windows
+
+    def _either_strand(self, tokens_BN: Tensor, generator: torch.Generator) -> Tensor:
+        assert self.vocabulary is not None
+        turned_B = torch.rand(len(tokens_BN), generator=generator, device=generator.device).cpu() < 0.5
+        other_BN = torch.tensor(self.vocabulary.complement)[tokens_BN].flip(1)
+        return torch.where(turned_B[:, None], other_BN, tokens_BN)
 
     def windows(self, split: str, num: int, positions: int) -> Int64[Tensor, "at_most_num positions"]:
-        """At most ``num`` windows of ``split``, evenly spaced from its first token to its last, none overlapping: the same ones at every call.
+        """At most ``num`` windows of ``split``, evenly spaced from first to last, none overlapping or across a border: the same ones at every call.
 
         Errors: as `batch`.
         """
-        tokens = self._split(split, positions)
-        count = min(num, len(tokens) // positions)
-        starts = np.arange(count) * (len(tokens) - positions) // max(count - 1, 1)
-        return _gather(tokens, starts, positions)
+        tokens, borders = self._checked(split, positions)
+        return _gather(tokens, _windows.spread(len(tokens), borders, positions, num), positions)
 
-    def _split(self, split: str, positions: int) -> np.ndarray:
-        if split not in ("train", "val"):
+    def decode(self, tokens: Iterable[SupportsInt]) -> str:
+        """The text (or nucleotides) of some tokens. Errors: ``ValueError`` for a token outside of the vocabulary, and where there is none."""
+        vocabulary = self.vocabulary or (BYTES if self.vocab_size == len(BYTES.pieces) else None)
+        if vocabulary is None:
+            raise ValueError(f"data: what its {self.vocab_size:,} tokens stand for was not kept; read: {self.description}")
+        return vocabulary.decode(tokens)
+
+    def _side(self, split: str) -> tuple[np.ndarray, np.ndarray | None]:
+        return (self.train_tokens, self.train_borders) if split == "train" else (self.val_tokens, self.val_borders)
+
+    def _checked(self, split: str, positions: int) -> tuple[np.ndarray, np.ndarray | None]:
+        if split not in SPLITS:
             raise ValueError(f"no split '{split}'; choices: train, val")
-        tokens = self.train_tokens if split == "train" else self.val_tokens
-        if len(tokens) < positions:
+        tokens, borders = self._side(split)
+        if not _windows.capacity(len(tokens), borders, positions):
             raise ValueError(f"data: the split '{split}' has {len(tokens):,} tokens; one window of {positions} does not fit")
-        return tokens
+        return tokens, borders
 
     def save(self, folder: Path) -> None:
         """Write to a temporary neighbour, fsync, rename to ``folder``. Where another process was first, its equal copy stays.
 
         Errors: ``ValueError`` where ``folder`` exists and holds something else; ``OSError`` from the disk.
         """
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = folder.parent / f".partial-{secrets.token_hex(8)}"
-        partial.mkdir()
-        try:
+        with _disk.partial_folder(folder) as partial:
             self._write(partial)
             try:
                 partial.rename(folder)
@@ -114,26 +172,17 @@ class Corpus:
                     raise
                 if _read_meta(folder)["fingerprint"] != self.fingerprint:
                     raise ValueError(f"{folder} holds another corpus; choose another folder") from None
-            _fsync(folder.parent)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
     def _write(self, folder: Path) -> None:
-        meta = self._meta()
-        for name, file in _ARRAYS.items():
-            with open(folder / file, "wb") as stream:
-                np.save(stream, getattr(self, name))
-                stream.flush()
-                os.fsync(stream.fileno())
-        with open(folder / _META, "w", encoding="utf-8") as stream:
-            json.dump({**meta, "sha256": _sha256_of_json(meta)}, stream, indent=1)
-            stream.flush()
-            os.fsync(stream.fileno())
-        _fsync(folder)
-
-    def _meta(self) -> dict[str, Any]:
-        arrays = {name: _sha256(getattr(self, name)) for name in _ARRAYS}
-        return {**{key: value for key, value in vars(self).items() if key not in _ARRAYS}, **arrays}
+        for name, file in {**_ARRAYS, **_BORDERS}.items():
+            if name in self.sums:
+                _disk.write_array(folder / file, getattr(self, name))
+        if self.vocabulary is not None:
+            _disk.write_text(folder / _VOCABULARY, self.vocabulary.to_json())
+        # what has its default is left out, so that a corpus of bytes is written as it always was
+        augmented = {"reverse_complement": True} if self.reverse_complement else {}
+        _disk.write_meta(folder, {**{key: getattr(self, key) for key in _PLAIN}, **augmented, **self.sums})
+        _disk.fsync(folder)
 
     @classmethod
     def load(cls, folder: Path) -> Corpus:
@@ -142,11 +191,15 @@ class Corpus:
         Errors: ``ValueError`` naming the file that is missing, cut short or altered.
         """
         meta = _read_meta(folder)
-        sums = [meta[name] for name in _ARRAYS]
-        if meta["fingerprint"] != _fingerprint(sums, meta["vocab_size"]):
-            raise _damaged(folder / _META, "its fingerprint is not that of its tokens")
-        arrays = {name: _read_tokens(folder / file, meta[name]) for name, file in _ARRAYS.items()}
-        return cls(**{**meta, **arrays})
+        sums = {name: meta[name] for name in _ARRAYS}
+        extra = {name: meta[name] for name in (*_BORDERS, "vocabulary") if name in meta}
+        augmented = meta.get("reverse_complement", False)
+        if meta["fingerprint"] != _fingerprint(meta["vocab_size"], sums, extra, augmented):
+            raise _disk.damaged(folder / _disk.META, "its fingerprint is not that of its tokens")
+        parts: dict[str, Any] = {name: _disk.read_array(folder / file, meta[name]) for name, file in {**_ARRAYS, **_BORDERS}.items() if name in meta}
+        if "vocabulary" in meta:
+            parts["vocabulary"] = _disk.read_vocabulary(folder / _VOCABULARY, meta["vocabulary"])
+        return cls(**{key: meta[key] for key in _PLAIN}, **parts, reverse_complement=augmented, sums={**sums, **extra})
 
 
 class AbstractDataSource:
@@ -156,8 +209,11 @@ class AbstractDataSource:
     Config: ClassVar[type[Settings]]
 
     @classmethod
-    def prepare(cls, config: Any) -> Corpus:
-        """Read and tokenise everything. Errors: ``ValueError`` of one or two lines: field or file, place, what would be right."""
+    def prepare(cls, config: Any, scratch: Path | None = None) -> Corpus:
+        """Read and tokenise everything. ``scratch``: a folder on the disk that the corpus will lie on, for unnamed files; None: the system's temporary one.
+
+        Errors: ``ValueError`` of one or two lines: field or file, place, what would be right.
+        """
         raise NotImplementedError
 
     @classmethod
@@ -169,110 +225,33 @@ class AbstractDataSource:
         return None
 
 
-def split_documents(documents: Iterable[str], origin: str, hint: str = "") -> Corpus:
-    """Documents → `Corpus` of bytes: a function of the set of documents alone, not of their order, their files or exact repetitions.
-
-    Distinct documents are sorted by sha256 of their UTF-8; the first 1 % (rounded up) are held out, the rest trained on; within each side
-    they stand in that order, a separator between them. ``origin``: what was read, for the description. Errors: ``ValueError`` below two
-    distinct documents, ending in ``hint``. Memory: 4 bytes a token while it runs, 2 after.
-    """
-    tokenizer = ByteTokenizer()
-    tokens, spans, num_characters, num_repeated = array("H"), {}, 0, 0
-    for text in documents:
-        digest = hashlib.sha256(text.encode("utf-8")).digest()
-        if digest in spans:
-            num_repeated += 1
-            continue
-        start = len(tokens)
-        tokens.frombytes(tokenizer.encode(text).tobytes())
-        spans[digest] = (start, len(tokens))
-        num_characters += len(text)
-    if len(spans) < 2:
-        noun = "document" if len(spans) == 1 else "documents"
-        raise ValueError(f"data: {origin} holds {len(spans)} distinct {noun}; at least 2 are needed, so that one can be held out{hint}")
-    ordered = [spans[digest] for digest in sorted(spans)]
-    num_held_out = -(-len(ordered) * HELD_OUT_PERCENT // 100)
-    train = _joined(tokens, ordered[num_held_out:], tokenizer.separator)
-    val = _joined(tokens, ordered[:num_held_out], tokenizer.separator)
-    repeated = f", {num_repeated:,} exact repetitions left out" if num_repeated else ""
-    return Corpus.of(
-        train,
-        val,
-        vocab_size=tokenizer.vocab_size,
-        description=f"{origin}: {len(ordered):,} documents, {num_characters:,} characters{repeated}",
-        num_train_documents=len(ordered) - num_held_out,
-        num_val_documents=num_held_out,
-    )
+def _summary(train: np.ndarray, val: np.ndarray, vocab_size: int) -> tuple[dict[str, str], tuple[np.ndarray, np.ndarray]]:
+    sums, counts = {}, []
+    for (name, side), tokens in zip({"train_tokens": "training", "val_tokens": "held-out"}.items(), (train, val), strict=True):
+        assert tokens.ndim == 1 and tokens.dtype in (np.uint16, np.uint32), f"{side} tokens: 1-D uint16 or uint32, got {tokens.ndim}-D {tokens.dtype}"
+        if not tokens.size:
+            raise ValueError(f"data: the {side} side holds no token")
+        sums[name], occurrences = sha256_and_counts(tokens, vocab_size)
+        if len(occurrences) > vocab_size:
+            raise ValueError(f"data: token {len(occurrences) - 1} on the {side} side; the vocabulary has {vocab_size}")
+        counts.append(occurrences)
+    return sums, (counts[0], counts[1])
 
 
-def unigram_nats(train: np.ndarray, val: np.ndarray, vocab_size: int) -> float:
-    """Cross-entropy of ``val`` under the add-one-smoothed unigram frequencies of ``train``, in nats per token."""
-    train_counts, val_counts = _counts(train, vocab_size), _counts(val, vocab_size)
-    log_probability = np.log(train_counts + 1) - math.log(len(train) + vocab_size)
-    return float(-(val_counts @ log_probability) / len(val))
-
-
-def _counts(tokens: np.ndarray, vocab_size: int) -> np.ndarray:
-    # bincount widens to int64, so not all at once
-    chunks = (tokens[start : start + TOKENS_PER_CHUNK] for start in range(0, len(tokens), TOKENS_PER_CHUNK))
-    return sum((np.bincount(chunk, minlength=vocab_size) for chunk in chunks), np.zeros(vocab_size, dtype=np.int64))
-
-
-def _joined(tokens: array, spans: list[tuple[int, int]], separator: int) -> np.ndarray:
-    source = np.frombuffer(tokens, dtype=np.uint16)
-    joined = np.full(sum(stop - start for start, stop in spans) + len(spans) - 1, separator, dtype=np.uint16)
-    position = 0
-    for start, stop in spans:
-        joined[position : position + stop - start] = source[start:stop]
-        position += stop - start + 1
-    return joined
+def _cross_entropy(train_counts: np.ndarray, val_counts: np.ndarray) -> float:
+    log_probability = np.log(train_counts + 1) - math.log(train_counts.sum() + len(train_counts))
+    return float(-(val_counts @ log_probability) / val_counts.sum())
 
 
 def _gather(tokens: np.ndarray, starts: np.ndarray, positions: int) -> Tensor:
     return torch.from_numpy(tokens[starts[:, None] + np.arange(positions)].astype(np.int64))
 
 
-def _fingerprint(array_sums: list[str], vocab_size: int) -> str:
-    return _sha256_of_json(["stability corpus", SPLIT_VERSION, vocab_size, *array_sums])
-
-
-def _sha256(tokens: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(tokens, dtype="<u2").data).hexdigest()
-
-
-def _sha256_of_json(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+def _fingerprint(vocab_size: int, sums: Mapping[str, str], extra: Mapping[str, str], reverse_complement: bool) -> str:
+    further = {**extra, **({"reverse_complement": True} if reverse_complement else {})}
+    listed = ["stability corpus", SPLIT_VERSION, vocab_size, *sums.values()]
+    return _disk.sha256_of_json([*listed, further] if further else listed)  # a corpus of bytes keeps the fingerprint that it always had
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
-    try:
-        meta = json.loads((folder / _META).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _damaged(folder / _META, str(error)) from None
-    if not isinstance(meta, dict) or meta.pop("sha256", None) != _sha256_of_json(meta):
-        raise _damaged(folder / _META, "it was altered")
-    if set(meta) != {field.name for field in fields(Corpus)}:
-        raise _damaged(folder / _META, "another version of this program wrote it")
-    return meta
-
-
-def _read_tokens(file: Path, expected_sha256: str) -> np.ndarray:
-    try:
-        tokens = np.load(file, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise _damaged(file, str(error)) from None
-    if tokens.dtype != np.uint16 or tokens.ndim != 1 or _sha256(tokens) != expected_sha256:
-        raise _damaged(file, "it was altered")
-    return tokens
-
-
-def _damaged(file: Path, why: str) -> ValueError:
-    return ValueError(f"prepared data: {file} is missing or damaged ({why}).\nDelete {file.parent} and run again.")
-
-
-def _fsync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    return _disk.read_meta(folder, {*_PLAIN, *_ARRAYS}, {*_BORDERS, "vocabulary", "reverse_complement"})

@@ -27,7 +27,10 @@ def prepare(part: Part, cache_dir: Path) -> Corpus:
     entry = None if key is None else cache_dir / "index" / _entry_name(part.name, key)
     if entry is not None and (fingerprint := _indexed(entry, cache_dir)):
         return load(cache_dir, fingerprint)
-    corpus = source.prepare(part.settings)
+    try:
+        corpus = source.prepare(part.settings, scratch=_nearest_folder(cache_dir))
+    except OSError as error:  # what the user gave is refused with a ValueError; this is our own disk
+        raise RuntimeError(f"cannot prepare data beside {cache_dir}: {error}") from error
     if source.cache_key(part.settings) != key:
         raise ValueError(f"data: what data={part.name} reads changed while it was read; run again when nothing writes there")
     try:
@@ -48,6 +51,11 @@ def load(cache_dir: Path, fingerprint: str) -> Corpus:
     if corpus.fingerprint != fingerprint:
         raise ValueError(f"prepared data: {folder} holds another corpus ({corpus.fingerprint}).\nDelete {folder} and run again.")
     return corpus
+
+
+def _nearest_folder(path: Path) -> Path:
+    """``path``, or the nearest folder above it that exists: unnamed files lie on the same disk, and nothing is created for data that may be bad."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
 def _entry_name(name: str, key: str) -> str:

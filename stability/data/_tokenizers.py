@@ -1,16 +1,34 @@
-"""Text to token numbers and back."""
+"""Text to token numbers and back, and the settings by which a data source of text lets the user choose how."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from typing import SupportsInt
+from typing import Any, ClassVar, Literal, SupportsInt
 
 import numpy as np
+from pydantic import Field, model_validator
+
+from stability.config import Settings
+from stability.data._vocabulary import BYTES, Vocabulary
 
 
-class ByteTokenizer:
+class AbstractTokenizer:
+    """``vocabulary``: its tokens, with the separator; ``label``: how descriptions name it, None: nothing to say (bytes)."""
+
+    vocabulary: Vocabulary
+    label: str | None
+
+    def encode(self, text: str) -> np.ndarray:
+        """1-D array of the text's tokens, unsigned."""
+        raise NotImplementedError
+
+
+class ByteTokenizer(AbstractTokenizer):
     """UTF-8 bytes as tokens: 256 of them, nothing to learn. Byte 0 stands between documents and therefore in none of them."""
 
+    vocabulary = BYTES
+    label = None
     vocab_size = 256
     separator = 0
 
@@ -20,4 +38,39 @@ class ByteTokenizer:
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
         """The inverse of `encode`; bytes that are no UTF-8 (a model may emit any) become U+FFFD. Errors: ``ValueError`` for a token above 255."""
-        return bytes(int(token) for token in tokens).decode("utf-8", errors="replace")
+        return BYTES.decode(tokens)
+
+
+class AbstractTokenized(Settings):
+    """How text becomes tokens."""
+
+    needs_gpt2: ClassVar[dict[str, Any]] = {"ranks": "the folder of its rank files", "keep": "the number of its tokens that are kept"}
+
+    tokenizer: Literal["bytes", "gpt2"] = Field(default="bytes", description="bytes: UTF-8, 256 tokens; gpt2: GPT-2's byte-pair encoding, 50,257 tokens")
+    ranks: str | None = Field(default=None, min_length=1, description="folder with GPT-2's vocab.bpe and encoder.json; null: tiktoken's cache or the network")
+    keep: int | None = Field(
+        default=None, ge=2, description="tokens kept, the commonest of the training side and end-of-text; all others become one unknown; null: all (gpt2)"
+    )
+
+    @model_validator(mode="after")
+    def _only_for_gpt2(self) -> AbstractTokenized:
+        for key, meaning in self.needs_gpt2.items():
+            if self.tokenizer != "gpt2" and getattr(self, key) is not None:
+                raise ValueError(f"data.{key}={getattr(self, key)} is {meaning} and belongs to data.tokenizer=gpt2 (data.tokenizer={self.tokenizer} given)")
+        return self
+
+    def build_tokenizer(self) -> AbstractTokenizer:
+        """Errors: ``ValueError`` or ``RuntimeError`` in two lines where the rank files cannot be had."""
+        if self.tokenizer == "bytes":
+            return ByteTokenizer()
+        from stability.data._gpt2 import Gpt2Tokenizer
+
+        return Gpt2Tokenizer(self.ranks)
+
+    def tokenizer_key(self) -> str:
+        """What a cache key says of the tokenizer; empty for bytes. Errors: as `build_tokenizer`, as far as the rank files are concerned."""
+        if self.tokenizer == "bytes":
+            return ""
+        from stability.data._gpt2 import sha256_of_ranks
+
+        return json.dumps([self.tokenizer, self.keep, sha256_of_ranks(self.ranks)])

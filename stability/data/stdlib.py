@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from stability.config import Settings
-from stability.data._base import AbstractDataSource, Corpus, split_documents
+from stability.data._base import AbstractDataSource, Corpus
+from stability.data._split import split_documents
 
 # Raised when the same installation would give other documents.
 VERSION = 1
@@ -39,11 +40,11 @@ class StdlibDocstrings(AbstractDataSource):
     Config: ClassVar[type[Settings]] = StdlibConfig
 
     @classmethod
-    def prepare(cls, config: StdlibConfig) -> Corpus:
+    def prepare(cls, config: StdlibConfig, scratch: Path | None = None) -> Corpus:
         """Parse the library's source (some seconds). Errors: ``ValueError`` where this Python has no standard library source in a folder."""
         root = library_folder()
         origin = f"standard library docstrings of {platform.python_implementation()} {platform.python_version()}"
-        return split_documents((text for file in source_files(root) for text in documents(file)), origin)
+        return split_documents((text for file in source_files(root) for text in documents(file)), origin, scratch=scratch)
 
     @classmethod
     def cache_key(cls, config: StdlibConfig) -> str:

@@ -1,104 +1,79 @@
-"""A user's own text: a file or a folder of ``.txt`` and ``.jsonl``, either of them with ``.gz``."""
+"""A user's own text: a file or a folder of ``.txt``, ``.jsonl`` (either of them with ``.gz`` or ``.zst``) and ``.parquet``."""
 
 from __future__ import annotations
 
 import codecs
-import difflib
-import gzip
-import hashlib
 import json
-import os
 import re
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from stability.config import Settings
-from stability.data._base import AbstractDataSource, Corpus, split_documents
+from stability.data._base import AbstractDataSource, Corpus
+from stability.data._files import find_files, opened, origin_of, packing, sha256_of_file, suffix_of, total_bytes
+from stability.data._progress import bar
+from stability.data._split import split_documents
+from stability.data._tokenizers import AbstractTokenized
 
 # Raised when the same files would give other documents.
 VERSION = 1
-SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz")
+SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".txt.zst", ".jsonl.zst", ".parquet")
 BLOCK_CHARACTERS = 4096
 BYTES_PER_READ = 1 << 20
+ROWS_PER_READ = 256
 BYTE_ORDER_MARK = "\ufeff"  # Windows puts one at the start of a file; it is no text
 NOT_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
-class TextConfig(Settings):
-    """Where the text is."""
+class TextConfig(AbstractTokenized):
+    """Where the text is, and how it becomes tokens."""
 
-    path: str = Field(min_length=1, description="a .txt or .jsonl file (either with .gz), or a folder of such files, read with its subfolders")
-    field: str = Field(default="text", min_length=1, description="key that holds the text in a line of a .jsonl file")
+    path: str = Field(min_length=1, description="a .txt or .jsonl file (either with .gz or .zst), a .parquet file, or a folder of them with its subfolders")
+    field: str = Field(default="text", min_length=1, description="key that holds the text in a line of a .jsonl file; column of a .parquet file")
 
 
 class Text(AbstractDataSource):
-    """Documents: a ``.jsonl`` file's lines, a ``.txt`` file's blocks of about 4,096 characters (cut at line ends, see `blocks`). UTF-8, strictly."""
+    """Documents: a ``.jsonl`` file's lines, a ``.parquet`` file's rows, a ``.txt`` file's blocks of about 4,096 characters (cut at line ends, see `blocks`).
+
+    UTF-8, strictly.
+    """
 
     Config: ClassVar[type[Settings]] = TextConfig
 
     @classmethod
-    def prepare(cls, config: TextConfig) -> Corpus:
+    def prepare(cls, config: TextConfig, scratch: Path | None = None) -> Corpus:
         """Read every file once. Errors: ``ValueError`` naming the file, the place in it and what would be right."""
-        files = text_files(config.path)
-        root = Path(config.path).expanduser().resolve()
-        origin = f"text of {root.name}" + (f" ({len(files):,} files)" if root.is_dir() else "")
+        files, tokenizer = text_files(config.path), config.build_tokenizer()
         hint = f".\nA document is a line of a .jsonl file or a block of {BLOCK_CHARACTERS:,} characters of a .txt file; repetitions count once."
-        return split_documents((text for file in files for text in documents(file, config.field)), origin, hint)
+        with bar("reading text", num_bytes=total_bytes(files)):
+            found = (text for file in files for text in documents(file, config.field))
+            return split_documents(found, origin_of(config.path, files, "text"), hint, tokenizer=tokenizer, keep=config.keep, scratch=scratch)
 
     @classmethod
     def cache_key(cls, config: TextConfig) -> str:
-        """The field, and kind and sha256 of each file: neither where the files lie nor how they are called."""
-        files = [(_suffix(file), _sha256_of_file(file)) for file in text_files(config.path)]
-        return json.dumps([VERSION, config.field, sorted(files)])
+        """The field, kind and sha256 of each file, and the tokenizer: neither where the files lie nor how they are called."""
+        files = [(suffix_of(file, SUFFIXES), sha256_of_file(file)) for file in text_files(config.path)]
+        return json.dumps([VERSION, config.field, sorted(files)]) + config.tokenizer_key()
 
 
 def text_files(path: str) -> list[Path]:
-    """The file, or a folder's files of `SUFFIXES`, sorted; hidden ones are left out, links are followed.
-
-    Errors: ``ValueError`` for a path that is missing (with a near miss beside it), of another kind, unreadable, or a folder without any.
-    """
-    root = Path(path).expanduser()
-    if root.is_file():
-        if not _suffix(root):
-            raise ValueError(f"data.path={path}: the name ends in none of {', '.join(SUFFIXES)}; rename or convert it")
-        return [root]
-    if not root.exists():
-        neighbours = [file.name for file in root.parent.iterdir()] if root.parent.is_dir() and os.access(root.parent, os.R_OK) else []
-        close = difflib.get_close_matches(root.name, neighbours, n=1)
-        raise ValueError(f"data.path={path}: no such file or folder" + (f"; did you mean '{root.parent / close[0]}'?" if close else ""))
-    if not root.is_dir():
-        raise ValueError(f"data.path={path}: neither a file nor a folder; give one of {', '.join(SUFFIXES)} or a folder of them")
-    found = sorted(file for file in _walk(root) if _suffix(file))
-    if not found:
-        raise ValueError(f"data.path={path}: the folder holds no text file; accepted are {', '.join(SUFFIXES)}")
-    return found
-
-
-def _walk(root: Path) -> Iterator[Path]:
-    def refuse(error: OSError) -> None:
-        raise ValueError(f"data.path: cannot read the folder {error.filename}: {error.strerror}")
-
-    seen: set[str] = set()
-    for folder, subfolders, names in os.walk(root, onerror=refuse, followlinks=True):
-        if os.path.realpath(folder) in seen:  # a link back up would be followed for ever
-            subfolders.clear()
-            continue
-        seen.add(os.path.realpath(folder))
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        yield from (Path(folder, name) for name in names if not name.startswith("."))
+    """The file, or a folder's files of `SUFFIXES`, sorted. Errors: ``ValueError`` as `find_files`."""
+    return find_files(path, SUFFIXES, "text file")
 
 
 def documents(file: Path, field: str) -> Iterator[str]:
     """The documents of one file, never more of it in memory than one of them. Errors: ``ValueError`` naming file and place."""
     num_documents = 0
-    with _opened(file) as stream:
-        texts = records(stream, file, field) if _suffix(file).startswith(".jsonl") else blocks(characters(stream, file))
+    with opened(file) as stream:
+        kind = suffix_of(file, SUFFIXES)
+        if kind == ".parquet":
+            texts = rows(stream, file, field)
+        else:
+            texts = records(stream, file, field) if kind.startswith(".jsonl") else blocks(characters(stream, file))
         for text in texts:
             num_documents += 1
             yield text
@@ -134,12 +109,37 @@ def _record(line: str, place: str, field: str) -> str:
         raise ValueError(f"{place} is {type(record).__name__}, no JSON object; each line must be one object with the key '{field}'")
     if field not in record:
         raise ValueError(f"{place} has no key '{field}'; it has: {', '.join(map(str, record)) or 'none'}; name one with data.field=KEY")
-    text = record[field]
+    return checked_text(record[field], place, field)
+
+
+def checked_text(text: Any, place: str, field: str) -> str:
+    """``text``, if it is one. Errors: ``ValueError`` naming the place and the key."""
     if not isinstance(text, str):
         raise ValueError(f"{place}: '{field}' holds {type(text).__name__}, not text; name another key with data.field=KEY")
     if NOT_TEXT.search(text):
         raise ValueError(f"{place}: '{field}' holds U+0000 or half of a surrogate pair, which are no text; take them out")
     return text
+
+
+def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
+    """The field's text of each row of a Parquet file; empty ones are no documents."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.ParquetFile(stream)
+        names = table.schema_arrow.names
+        if field not in names:
+            raise ValueError(f"data.path: {file} has no column '{field}'; it has: {', '.join(names) or 'none'}; name one with data.field=COLUMN")
+        number = 0
+        for batch in table.iter_batches(batch_size=ROWS_PER_READ, columns=[field], use_threads=False):
+            for value in batch.column(0).to_pylist():
+                number += 1
+                if text := checked_text(value, f"data.path: {file}, row {number}", field):
+                    yield text
+    except (pyarrow.ArrowException, OSError) as error:  # Arrow raises bare OSErrors for pages that do not unpack
+        message = str(error).splitlines()[0]
+        raise ValueError(f"data.path: {file} is cut short or no Parquet file ({message}); fetch or write it again") from None
 
 
 def characters(stream: BufferedIOBase, file: Path) -> Iterator[str]:
@@ -182,34 +182,9 @@ def _block_end(text: str, start: int) -> int:
     return line_end + 1 if line_end >= 0 else start + 2 * BLOCK_CHARACTERS
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[BufferedIOBase]:
-    """The file's bytes, unpacked. Errors: ``ValueError`` where it cannot be opened, or proves no gzip or a cut one while it is read."""
-    try:
-        with gzip.open(file, "rb") if file.name.lower().endswith(".gz") else open(file, "rb") as stream:
-            yield stream
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"data.path: {file} is cut short or no gzip file ({error}); fetch or pack it again") from None
-    except OSError as error:
-        raise ValueError(f"data.path: cannot read {file}: {error.strerror or error}") from None
-
-
 def _not_utf8(file: Path, offset: int, byte: int) -> ValueError:
-    unpacked = " of the unpacked text" if file.name.lower().endswith(".gz") else ""
+    unpacked = " of the unpacked text" if packing(file) else ""
     return ValueError(f"data.path: {file} is not UTF-8 at byte {offset:,}{unpacked} (0x{byte:02x}); convert it to UTF-8")
-
-
-def _suffix(file: Path) -> str:
-    """Which of `SUFFIXES` the name ends in, in either case; empty where in none."""
-    return next((suffix for suffix in SUFFIXES if file.name.lower().endswith(suffix)), "")
-
-
-def _sha256_of_file(file: Path) -> str:
-    try:
-        with open(file, "rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise ValueError(f"data.path: cannot read {file}: {error.strerror}") from None
 
 
 EXPORT = Text

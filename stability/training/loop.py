@@ -80,7 +80,7 @@ class Trainer:
     def open(self, wandb: dict[str, Any] | None, command: str) -> None:
         """Claim the directory, resume from the last readable checkpoint, and say that the run is running."""
         self.directory.write_spec(self.spec.model_dump(mode="json"))
-        description = {"description": self.corpus.description, "fingerprint": self.corpus.fingerprint}
+        description = {"description": self.corpus.described(self.spec.model.positions), "fingerprint": self.corpus.fingerprint}
         write_json(self.directory.provenance_file, {**provenance(command), "data": description, "device": str(self.device), "threads": self.spec.threads})
         self._resume()
         self.log = RunLog(self.directory, resume_after=self.step if self.step else -1, wandb=wandb)

@@ -113,6 +113,7 @@ from stability.data._cache import prepare
 
 folder, me = Path(sys.argv[1]), sys.argv[2]
 sources = [part("data", {"name": "text", "path": str(file)}) for file in sorted(folder.glob("*.txt"))]
+sources.append(part("data", {"name": "dna", "path": str(folder / "genome.fa"), "reverse_complement": True}))
 (folder / f"ready-{me}").touch()
 while not (folder / "go").exists():
     time.sleep(0.0001)
@@ -123,6 +124,7 @@ print(*(prepare(source, folder / "cache").fingerprint for source in sources))
 def test_two_processes_prepare_at_once(tmp_path):
     for index in range(20):
         (tmp_path / f"{index}.txt").write_text(CONTENT + str(index))
+    (tmp_path / "genome.fa").write_text(">one\n" + "ACGT" * 20_000 + "\n")
     command = [sys.executable, "-c", RACER, str(tmp_path)]
     racers = [subprocess.Popen([*command, str(me)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for me in (0, 1)]
     while not all((tmp_path / f"ready-{me}").exists() or racer.poll() is not None for me, racer in enumerate(racers)):
@@ -132,9 +134,9 @@ def test_two_processes_prepare_at_once(tmp_path):
     assert [racer.returncode for racer in racers] == [0, 0], answers
     assert answers[0][0] == answers[1][0]
     fingerprints = answers[0][0].split()
-    assert len(set(fingerprints)) == 20
+    assert len(set(fingerprints)) == 21
     assert sorted(entry.name for entry in (tmp_path / "cache").iterdir()) == sorted([*fingerprints, "index"])
-    assert len(list((tmp_path / "cache" / "index").iterdir())) == 20
+    assert len(list((tmp_path / "cache" / "index").iterdir())) == 21
 
 
 def test_the_loser_of_a_race_discards_its_copy(source, tmp_path, monkeypatch):

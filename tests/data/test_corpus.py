@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from stability.data._base import Corpus, split_documents
+from stability.data import _arrays, _split
+from stability.data._arrays import token_dtype
+from stability.data._base import Corpus
+from stability.data._split import split_documents
 from stability.data._tokenizers import ByteTokenizer
 
 
@@ -100,6 +103,34 @@ def test_unigram_nats_of_a_token_that_training_never_saw_are_finite():
 def test_one_distinct_document_cannot_be_split():
     with pytest.raises(ValueError, match=r"made up holds 1 distinct document; at least 2 are needed, so that one can be held out: add some"):
         split_documents(["the same"] * 5, "made up", ": add some")
+
+
+def test_large_vocabularies_take_four_bytes_a_token(tmp_path):
+    train, val = np.array([70_000, 1, 65_536] * 9, dtype=np.uint32), np.array([65_535, 70_000], dtype=np.uint32)
+    corpus = Corpus.of(train, val, vocab_size=70_001, description="", num_train_documents=1, num_val_documents=1)
+    corpus.save(tmp_path / "corpus")
+    loaded = Corpus.load(tmp_path / "corpus")
+    assert loaded.fingerprint == corpus.fingerprint and loaded.train_tokens.dtype == np.uint32 and isinstance(loaded.train_tokens, np.memmap)
+    assert loaded.windows("train", 1, 27).tolist() == [train.tolist()]
+    assert (token_dtype(65_536), token_dtype(65_537)) == (np.uint16, np.uint32)
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_pieces_of_any_size_give_the_same_corpus(corpus, monkeypatch, tmp_path, size):
+    for module in (_arrays, _split):
+        monkeypatch.setattr(module, "TOKENS_PER_CHUNK", size)
+    other = split_documents(texts(), "made up", scratch=tmp_path)
+    assert other.fingerprint == corpus.fingerprint and other.unigram_nats == corpus.unigram_nats
+    assert isinstance(other.train_tokens, np.memmap) and np.array_equal(other.train_tokens, corpus.train_tokens)
+    other.save(tmp_path / "corpus")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["corpus"]  # the tokens lay in files without a name
+    assert np.array_equal(Corpus.load(tmp_path / "corpus").train_tokens, corpus.train_tokens)
+
+
+def test_fingerprints_of_bytes_are_those_of_the_first_version():
+    corpus = split_documents(["one document", "another document", "a third"], "made up")
+    sums = [hashlib.sha256(tokens.astype("<u2").tobytes()).hexdigest() for tokens in (corpus.train_tokens, corpus.val_tokens)]
+    assert corpus.fingerprint == hashlib.sha256(json.dumps(["stability corpus", 1, 256, *sums]).encode()).hexdigest()
 
 
 def test_tokens_past_the_vocabulary_are_refused():

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from stability.config import part
-from stability.data._base import split_documents
+from stability.data._split import split_documents
 from stability.data.text import BLOCK_CHARACTERS, Text, TextConfig, blocks, documents, text_files
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "text"
+NO_TOKENIZER = {"tokenizer": "bytes", "ranks": None, "keep": None}
 LINES = "".join(f"line {index} says é and 日本\n" for index in range(3000))
 
 
@@ -192,7 +193,7 @@ def test_unreadable_files_and_folders_are_named(tmp_path, monkeypatch):
     def forbidden(root, onerror, followlinks):
         onerror(PermissionError(13, "Permission denied", root))
 
-    monkeypatch.setattr("stability.data.text.os.walk", forbidden)
+    monkeypatch.setattr("stability.data._files.os.walk", forbidden)
     assert f"cannot read the folder {tmp_path}: Permission denied" in refusal(tmp_path)
 
 
@@ -207,14 +208,16 @@ def test_settings_are_checked():
         part("data", "text")
     with pytest.raises(ValueError, match=r"data\.feild: unknown key; did you mean 'field'"):
         part("data", {"name": "text", "path": "x", "feild": "y"})
-    assert part("data", {"name": "text", "path": "x"}).model_dump() == {"name": "text", "path": "x", "field": "text"}
+    assert part("data", {"name": "text", "path": "x"}).model_dump() == {**NO_TOKENIZER, "name": "text", "path": "x", "field": "text"}
 
 
 def test_configuration_files_compose_into_their_parts():
     yaml = pytest.importorskip("yaml")
     folder = Path(__file__).resolve().parents[2] / "conf" / "data"
     assert part("data", yaml.safe_load((folder / "stdlib.yaml").read_text())).name == "stdlib"
-    assert yaml.safe_load((folder / "text.yaml").read_text()) == {"name": "text", "path": "???", "field": "text"}
+    assert part("data", yaml.safe_load((folder / "dna.yaml").read_text())) == part("data", "dna")
+    assert part("data", {**yaml.safe_load((folder / "hf.yaml").read_text()), "dataset": "x"}) == part("data", {"name": "hf", "dataset": "x"})
+    assert yaml.safe_load((folder / "text.yaml").read_text()) == {**NO_TOKENIZER, "name": "text", "path": "???", "field": "text"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,48 @@
+"""Where windows of a token array may start: anywhere, or inside of the stretches between ``borders``."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+# borders: int64, the first 0, the last the number of tokens; stretch i is borders[i]:borders[i + 1]
+
+
+def capacity(num_tokens: int, borders: np.ndarray | None, positions: int) -> int:
+    """How many windows fit side by side."""
+    return int((_lengths(num_tokens, borders) // positions).sum())
+
+
+def drawn(num_tokens: int, borders: np.ndarray | None, positions: int, num: int, generator: torch.Generator) -> np.ndarray:
+    """``num`` starts, each one that leaves the window inside of its stretch equally likely. At least one window must fit."""
+    starts_of_stretch = np.maximum(_lengths(num_tokens, borders) - positions + 1, 0)
+    ends = np.cumsum(starts_of_stretch)
+    numbers = torch.randint(int(ends[-1]), (num,), generator=generator, device=generator.device).cpu().numpy()
+    if borders is None:
+        return numbers
+    stretches = np.searchsorted(ends, numbers, side="right")
+    return borders[stretches] + numbers - (ends - starts_of_stretch)[stretches]
+
+
+def spread(num_tokens: int, borders: np.ndarray | None, positions: int, at_most: int) -> np.ndarray:
+    """Up to ``at_most`` starts of windows that do not overlap, evenly spaced from the first to the last."""
+    count = min(at_most, capacity(num_tokens, borders, positions))
+    steps, last = np.arange(count), max(count - 1, 1)
+    if borders is None:
+        return steps * (num_tokens - positions) // last
+    fitting = np.diff(borders) // positions  # side by side in each stretch
+    ends = np.cumsum(fitting)
+    numbers = steps * (int(ends[-1]) - 1) // last
+    stretches = np.searchsorted(ends, numbers, side="right")
+    return borders[stretches] + (numbers - (ends - fitting)[stretches]) * positions
+
+
+def too_short(borders: np.ndarray, positions: int) -> tuple[int, int]:
+    """(stretches that no window fits in, their tokens)."""
+    lengths = np.diff(borders)
+    short = lengths < positions
+    return int(short.sum()), int(lengths[short].sum())
+
+
+def _lengths(num_tokens: int, borders: np.ndarray | None) -> np.ndarray:
+    return np.array([num_tokens], dtype=np.int64) if borders is None else np.diff(borders)

@@ -1,0 +1,60 @@
+"""DNA (or RNA): FASTA files, or a documented synthetic genome where none is given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from stability.config import Settings
+from stability.data import _synthetic_genome as synthetic
+from stability.data._base import AbstractDataSource, Corpus
+from stability.data._fasta import SUFFIXES, records
+from stability.data._files import find_files, origin_of, sha256_of_file, total_bytes
+from stability.data._nucleotides import encode
+from stability.data._progress import bar
+from stability.data._records import HoldOut, split_records
+
+# Raised when the same files (or no file) would give other records.
+VERSION = 1
+
+
+class DnaConfig(Settings):
+    """Where the sequences are, what is held out, and which strand is trained on."""
+
+    path: str | None = Field(
+        default=None, min_length=1, description="a .fa, .fasta or .fna file (each with .gz or .zst, too), or a folder of them; null: a synthetic genome"
+    )
+    hold_out: HoldOut = Field(
+        default="auto", description="records: whole ones, 1 % of the nucleotides; region: the middle 1 % of every record; auto: records if there are 20 or more"
+    )
+    reverse_complement: bool = Field(default=False, description="whether training windows are turned into the other strand with probability one half")
+
+
+class Dna(AbstractDataSource):
+    """Nucleotides, each code of the IUPAC and the gap a token (17 of them); windows lie within a record. A shorter record is left out of them."""
+
+    Config: ClassVar[type[Settings]] = DnaConfig
+
+    @classmethod
+    def prepare(cls, config: DnaConfig, scratch: Path | None = None) -> Corpus:
+        """Read every file once. Errors: ``ValueError`` naming file, record, line and character."""
+        if config.path is None:
+            made = ((name, encode(letters)) for name, letters in synthetic.chromosomes())
+            return split_records(made, synthetic.DESCRIPTION, config.hold_out, config.reverse_complement, scratch)
+        files = find_files(config.path, SUFFIXES, "FASTA file")
+        with bar("reading FASTA", num_bytes=total_bytes(files)):
+            found = (record for file in files for record in records(file))
+            return split_records(found, origin_of(config.path, files, "DNA"), config.hold_out, config.reverse_complement, scratch)
+
+    @classmethod
+    def cache_key(cls, config: DnaConfig) -> str:
+        """The sha256 of each file (or the synthetic genome's seed) and the settings: neither where the files lie nor how they are called."""
+        files = [] if config.path is None else find_files(config.path, SUFFIXES, "FASTA file")
+        sums = sorted(sha256_of_file(file) for file in files) if files else ["synthetic", synthetic.SEED]
+        return json.dumps([VERSION, config.hold_out, config.reverse_complement, sums])
+
+
+EXPORT = Dna

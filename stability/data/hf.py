@@ -1,0 +1,143 @@
+"""A dataset of the Hugging Face hub, streamed: as many documents as are asked for, never the whole of it on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from stability.config import Settings
+from stability.data._base import AbstractDataSource, Corpus
+from stability.data._files import sha256_of_file
+from stability.data._nucleotides import CODES, INVALID, encode
+from stability.data._progress import bar
+from stability.data._records import split_records
+from stability.data._split import split_documents
+from stability.data._tokenizers import AbstractTokenized
+from stability.data.text import checked_text
+
+# Raised when the same dataset would give other documents.
+VERSION = 1
+PROBE_SECONDS = 5
+
+
+class HuggingFaceConfig(AbstractTokenized):
+    """Which rows of which dataset, and how they become tokens."""
+
+    tokenizer: Literal["bytes", "gpt2", "nucleotides"] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default="bytes", description="bytes: UTF-8; gpt2: GPT-2's byte-pair encoding; nucleotides: the codes of the IUPAC, as data=dna"
+    )
+    dataset: str = Field(min_length=1, description="id on the hub, e.g. Skylion007/openwebtext, or a folder of data files")
+    subset: str | None = Field(default=None, min_length=1, description="the dataset's configuration, e.g. sample-10BT; null: its default")
+    revision: str | None = Field(default=None, min_length=1, description="commit or tag on the hub, which pins the content; null: what it holds on the day")
+    split: str = Field(default="train", min_length=1, description="the dataset's own split that is read; a part of it is held out here")
+    field: str = Field(default="text", min_length=1, description="column that holds the text (or the nucleotides)")
+    max_documents: int = Field(default=10_000, ge=2, description="rows read, from the first on")
+    reverse_complement: bool = Field(default=False, description="whether training windows are turned into the other strand at random (nucleotides)")
+
+    @model_validator(mode="after")
+    def _only_for_nucleotides(self) -> HuggingFaceConfig:
+        if self.reverse_complement and self.tokenizer != "nucleotides":
+            raise ValueError(f"data.reverse_complement=true belongs to data.tokenizer=nucleotides (data.tokenizer={self.tokenizer} given)")
+        return self
+
+
+class HuggingFaceDataset(AbstractDataSource):
+    """Documents: the rows of a streamed dataset. Nucleotides: each row a record, as in FASTA."""
+
+    Config: ClassVar[type[Settings]] = HuggingFaceConfig
+
+    @classmethod
+    def prepare(cls, config: HuggingFaceConfig, scratch: Path | None = None) -> Corpus:
+        """Read the rows as they arrive. Errors: ``ValueError`` naming dataset and row; ``RuntimeError`` without the library or the network."""
+        origin = f"{Path(config.dataset).name if _is_folder(config) else config.dataset}{f' ({config.subset})' if config.subset else ''}, {config.split}"
+        with bar(f"reading {config.dataset}", num_items=config.max_documents):
+            if config.tokenizer == "nucleotides":
+                return split_records(_records(config), f"DNA of {origin}", "auto", config.reverse_complement, scratch)
+            tokenizer = config.build_tokenizer()
+            return split_documents((text for _, text in _texts(config)), f"text of {origin}", ".", tokenizer=tokenizer, keep=config.keep, scratch=scratch)
+
+    @classmethod
+    def cache_key(cls, config: HuggingFaceConfig) -> str:
+        """All settings, with the sha256 of a folder's files. A dataset on the hub is taken to be what it was; ``revision`` makes sure."""
+        settings = {**config.model_dump(mode="json"), "ranks": None}
+        if _is_folder(config):
+            folder = Path(config.dataset).expanduser()
+            files = sorted((file.relative_to(folder).as_posix(), sha256_of_file(file)) for file in folder.rglob("*") if file.is_file())
+            settings["dataset"] = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+        return json.dumps([VERSION, settings], sort_keys=True) + ("" if config.tokenizer == "nucleotides" else config.tokenizer_key())
+
+
+def _texts(config: HuggingFaceConfig) -> Iterator[tuple[int, str]]:
+    """(number of the row, its text); empty ones are no documents."""
+    for number, row in enumerate(_rows(config), start=1):
+        place = f"data.dataset={config.dataset}, row {number}"
+        if config.field not in row:
+            raise ValueError(f"{place} has no column '{config.field}'; it has: {', '.join(map(str, row)) or 'none'}; name one with data.field=COLUMN")
+        if text := checked_text(row[config.field], place, config.field):
+            yield number, text
+
+
+def _records(config: HuggingFaceConfig) -> Iterator[tuple[str, bytes]]:
+    for number, text in _texts(config):
+        tokens = encode(text.encode("utf-8"))
+        if (at := tokens.find(INVALID)) >= 0:
+            character = text[len(text.encode("utf-8")[:at].decode("utf-8", "ignore"))]
+            raise ValueError(
+                f"data.dataset={config.dataset}, row {number}, character {at + 1} is {character!r}, which is no nucleotide.\n"
+                f"Accepted are the codes of the IUPAC, {CODES[:-1]}, in either case, and the gap, - or ."
+            )
+        yield str(number), tokens
+
+
+def _rows(config: HuggingFaceConfig) -> Iterator[dict[str, Any]]:
+    datasets = _datasets()
+    from huggingface_hub.errors import HTTPError  # of whichever HTTP library the hub's client uses; not always an OSError
+
+    if not _is_folder(config):
+        _check_reach(config)
+    try:
+        place = str(Path(config.dataset).expanduser()) if _is_folder(config) else config.dataset
+        rows = datasets.load_dataset(place, config.subset, split=config.split, revision=config.revision, streaming=True)
+        yield from islice(rows, config.max_documents)
+    except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError, HTTPError) as error:
+        reason = (str(error).strip().splitlines() or [""])[0][:200]
+        raise ValueError(f"data.dataset={config.dataset}: cannot read its split '{config.split}'.\n({type(error).__name__}: {reason})") from None
+
+
+def _is_folder(config: HuggingFaceConfig) -> bool:
+    return Path(config.dataset).expanduser().is_dir()
+
+
+def _datasets() -> Any:
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        import datasets
+    except ImportError:
+        raise RuntimeError("data=hf needs the library datasets, which is not installed; pip install datasets") from None
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def _check_reach(config: HuggingFaceConfig) -> None:
+    """Errors: ``RuntimeError`` where the hub does not answer (its client would retry for half a minute); proxies are respected."""
+    try:
+        urllib.request.urlopen(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=PROBE_SECONDS).close()
+    except urllib.error.HTTPError:
+        return
+    except OSError as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise RuntimeError(
+            f"data.dataset={config.dataset}: no such folder, and the hub does not answer ({reason}).\nWithout a network use files: data=text data.path=FOLDER"
+        ) from None
+
+
+EXPORT = HuggingFaceDataset
