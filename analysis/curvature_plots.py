@@ -55,7 +55,7 @@ def step_figures(study: Study, phase: str = "terminal") -> list[Figure]:
 
 def _step_figure(rows: Frame, lrs: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]) -> Figure:
     states = sorted(set(rows["state"]), key=lambda state: (state != "paper", state))
-    figure = Figure(figsize=(_width(len(lrs)), 0.7 + 1.55 * len(states)), layout="constrained")
+    figure = Figure(figsize=(panels_width(len(lrs)), 0.7 + 1.55 * len(states)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(states), len(lrs), sharex=True, sharey=True, squeeze=False))
     present = [name for name in styles if name in set(rows["series"])]
     for line, state in enumerate(states):
@@ -104,14 +104,14 @@ def _positive_limits(rows: Frame) -> tuple[float, float]:
     return 10 ** (float(values.min()) - 0.1 * room), 10 ** (float(values.max()) + 0.1 * room)
 
 
-def _width(columns: int) -> float:
+def panels_width(columns: int) -> float:
     return max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.24 * columns))
 
 
 def profile_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     """The loss along u at the first recorded step, with the quadratic model, α_max, the critical LR and the training LR; a column per series (four a
     figure), a row for the lowest, middle and highest LR measured. The run's own optimizer state where it was measured, and the first seed."""
-    rows = _shown(study, "profile", phase)
+    rows = shown(study, "profile", phase)
     if rows is None:
         return []
     present = [name for name in study.series if name in set(rows["series"])]
@@ -120,7 +120,7 @@ def profile_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     return [_profile_figure(rows, part, chosen) for part in chunks(present, PANELS_PER_ROW)]
 
 
-def _shown(study: Study, name: str, phase: str) -> Frame | None:
+def shown(study: Study, name: str, phase: str) -> Frame | None:
     """One spectrum's rows of a phase, of state “checkpoint” where it is there; None where nothing is."""
     if name not in study.spectra:
         return None
@@ -132,7 +132,7 @@ def _shown(study: Study, name: str, phase: str) -> Frame | None:
 
 
 def _profile_figure(rows: Frame, series: Sequence[str], lrs: Sequence[float]) -> Figure:
-    figure = Figure(figsize=(_width(len(series)), 0.7 + 1.5 * len(lrs)), layout="constrained")
+    figure = Figure(figsize=(panels_width(len(series)), 0.7 + 1.5 * len(lrs)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(lrs), len(series), squeeze=False))
     for line, lr in enumerate(lrs):
         for column, name in enumerate(series):
@@ -187,7 +187,7 @@ def _loss_limits(finite: Frame, here: float) -> tuple[float, float]:
 def density_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     """The Hessian's spectral density, a panel per series (four a figure), a line per LR (mean over seeds), each node of the quadrature widened by a
     two-hundredth of the eigenvalues' range; empty where it was not measured."""
-    rows = _shown(study, "density", phase)
+    rows = shown(study, "density", phase)
     if rows is None:
         return []
     present = [name for name in study.series if name in set(rows["series"])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.load import Column, Frame, Study
-from analysis.spread import lr_text, power
+from analysis.spread import lr_text, plural, power
 from analysis.tables import ALPHA_COLUMNS, PHASES, chunks, phases_and_states, source
 from analysis.typeset import Cell, Table
 
@@ -35,13 +35,22 @@ def _fallen_table(study: Study, recorded: Frame, phase: str, state: str, series:
         body.append((Cell(lr_text(lr)), *cells))
     caption = (
         "Share of recorded steps after which the loss of the step's own batch was lower than before, in %; below it the range over runs, and n, the steps. "
-        "α_max is a second-order threshold: steps beyond it often still lower the loss."
+        f"{beyond_alpha_max(recorded[recorded['series'].isin(series)])}"
         + (" Right: median over steps of critical LR / α_max, where both are finite and positive; below it the quartiles and n." if critical else "")
         + f" {source(study)}"
     )
     groups = (("", 1), ("% of steps that lowered the loss", len(series)), *((("critical LR / α_max", len(series)),) if critical else ()))
     title = f"Steps whose loss really fell, state “{state}”, {PHASES.get(phase, phase)}"
     return Table(title, caption, ("LR", *series, *(series if critical else ())), tuple(body), groups)
+
+
+def beyond_alpha_max(rows: Frame) -> str:
+    """How often a step longer than α_max, a threshold of second order only, lowered its loss nevertheless; says where there was none."""
+    beyond = rows[rows["alpha_max"] < rows["lr"].fillna(rows["run_lr"])]
+    if beyond.empty:
+        return "α_max is a threshold of second order; no step went beyond it here."
+    fell = int(fallen_steps(beyond).sum())
+    return f"α_max is a threshold of second order: of the {plural(len(beyond), 'step')} beyond it, {fell} lowered the loss nevertheless."
 
 
 def _share(part: Frame) -> Cell:

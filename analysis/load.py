@@ -28,7 +28,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "curvature": (
         "run_id", "phase", "state", "step", "slope", "curvature", "alpha_max", "lr", "loss_before", "loss_after", "method", "rel_error",
-        "critical_lr",
+        "critical_lr", "parity_curvature", "parity_alpha_max", "protocol",
     ),
     "curves": ("run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"),
 }  # fmt: skip
@@ -40,11 +40,11 @@ SPECTRA_COLUMNS: dict[str, tuple[str, ...]] = {
         "trace", "trace_error", "gauss_newton_share", "noise_scale", "attention_logit_max", "attention_entropy",
     ),
     "density": ("run_id", "phase", "state", "lr", "probe", "node", "weight", "num_params"),
-    "blocks": ("run_id", "phase", "state", "lr", "block", "share", "curvature"),
+    "blocks": ("run_id", "phase", "state", "lr", "block", "share", "own", "curvature"),
 }  # fmt: skip
 TEXT_COLUMNS = {
     "study", "run_id", "mechanism", "residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model", "status", "reason",
-    "phase", "state", "method", "block",
+    "phase", "state", "method", "protocol", "block",
 }  # fmt: skip
 # Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
 SETTING_AXES = ("residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model")

@@ -14,10 +14,11 @@ import numpy as np
 import typst
 from matplotlib.figure import Figure
 
-from analysis import claims, curvature_plots, curvature_tables, tables, typeset
+from analysis import block_shares, claims, curvature_plots, curvature_tables, differences, tables, typeset
 from analysis.alpha_plots import alpha_figures
 from analysis.load import Study, load
 from analysis.plots import learning_curves, nll_figure, window_figure
+from analysis.protocol import methods
 from analysis.sensitivity import sensitivity_table
 from analysis.spread import duration, listed, plural, power
 from analysis.style import RC
@@ -100,6 +101,7 @@ def _draw(study: Study, folder: Path, suffix: str) -> dict[str, Path | None]:
         figures: dict[str, Figure | None] = {NLL: nll_figure(study), WINDOW: window_figure(study), CURVES: learning_curves(study)}
         for phase in dict.fromkeys([phase for phase, _ in tables.phases_and_states(study)] + [p for each in study.spectra.values() for p in each["phase"]]):
             figures |= curvature_plots.curvature_figures(study, phase)
+            figures |= {f"blocks-{phase}-{index}": figure for index, figure in enumerate(block_shares.block_figures(study, phase))}
             figures |= {f"alpha-{phase}-{index}": figure for index, figure in enumerate(alpha_figures(study, phase))}
         return {name: _save(figure, folder / f"{name}.{suffix}") for name, figure in figures.items()}
 
@@ -209,12 +211,12 @@ def _alpha(study: Study, figures: dict[str, Path | None]) -> str:
 def _steps_and_spectra(study: Study, figures: dict[str, Path | None]) -> str:
     """What the single steps did, and, where `measure=` asked for it, the loss along u, the spectrum and the sharpness."""
     body = []
-    for kind, caption in curvature_plots.CAPTIONS.items():
+    for kind, caption in (curvature_plots.CAPTIONS | block_shares.CAPTIONS).items():
         for name in (name for name in figures if name.startswith(f"{kind}-")):
             phase = name.removeprefix(f"{kind}-").rpartition("-")[0]
             body.append(_figure(figures, name, caption.format(phase=tables.PHASES.get(phase, phase)), ""))
-    sharpness = curvature_tables.sharpness_table(study)
-    body += [table.typst() for table in curvature_tables.fallen_tables(study) + ([] if sharpness is None else [sharpness])]
+    single = (differences.differences_table(study), curvature_tables.sharpness_table(study), block_shares.blocks_table(study))
+    body += [table.typst() for table in (*curvature_tables.fallen_tables(study), *single) if table is not None]
     return "".join(body)
 
 
@@ -235,9 +237,7 @@ def state_ratio(study: Study) -> str:
 
 def verification(study: Study) -> str:
     """How the curvatures were computed, and how far one of each run and state lies from central differences."""
-    methods = study.curvature["method"].value_counts()
-    counted = listed(f"{method or 'not recorded'} ({plural(count, 'step')})" for method, count in methods.items())
-    used = f"Methods: {counted}."
+    used = f"Methods: {methods(study.curvature)}."
     checked = study.curvature[study.curvature["rel_error"].notna()]
     if checked.empty:
         return f"{used} No curvature was compared with central differences."

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from analysis.load import FINISHED, PENDING, Column, Frame, Study
+from analysis.protocol import stated
 from analysis.spread import INTERVAL_RULE, Spread, count_range, lr_text, plural, power
 from analysis.stability_window import SeriesWindows, Window, median_line, outcomes, windows
 from analysis.typeset import Cell, Table
@@ -151,21 +152,22 @@ def stable_steps(rows: Frame) -> Column:
 def _alpha_table(study: Study, recorded: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
     lrs = sorted(set(recorded["run_lr"]))
     body = tuple(_alpha_row(recorded[recorded["run_lr"] == lr], lr, series) for lr in lrs)
-    lost = int(recorded["alpha_max"].isna().sum())
-    steps = recorded.groupby("run_id").size()
+    shown = recorded[recorded["series"].isin(series)]
+    lost, how = int(shown["alpha_max"].isna().sum()), stated(shown)
+    steps = shown.groupby("run_id").size()
     caption = (
         f"Left: median of the finite α_max (bold: above the training LR), below it the range of the single runs' medians, and n, the runs. Right: "
         f"share of recorded steps with α_max above the training LR in % (bold: highest of the row), below it the range over runs, and n, the steps. "
         f"{count_range(steps)} steps recorded per run"
-        f"{f', {lost} of {len(recorded)} lost to a non-finite loss' if lost else ''}; -- where there is none. {source(study)}"
+        f"{f', {lost} of {len(shown)} lost to a non-finite loss' if lost else ''}; -- where there is none. {how} {source(study)}"
     )
     title = f"Median α_max and % stable steps, state “{state}”, {PHASES.get(phase, phase)}"
     groups = (("", 1), ("median α_max", len(series)), ("% stable", len(series)))
     widths = ("auto", *("1.3fr",) * len(series), *("1fr",) * len(series)) if len(series) > 2 else ()
-    cells = recorded[recorded["series"].isin(series)].groupby(["series", "run_lr"])
+    cells = shown.groupby(["series", "run_lr"])
     brief = (
         "Median of the finite α_max (bold: above the training LR), and the share of steps with α_max above the training LR (bold: highest of the "
-        f"row); each cell over {count_range(cells['run_id'].nunique())} runs, {count_range(cells.size())} steps. {source(study)}"
+        f"row); each cell over {count_range(cells['run_id'].nunique())} runs, {count_range(cells.size())} steps. {how} {source(study)}"
     )
     return Table(title, caption, ("LR", *series, *series), body, groups, (), widths, brief)
 

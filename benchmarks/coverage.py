@@ -1,9 +1,9 @@
 """What `method="auto"` uses for everything of ours and for Hugging Face's models, and how far it is from double backward: ``python -m benchmarks.coverage``.
 
 One row for each mechanism in each direction it can do, each residual, norm and objective of the registries (float64, weights moved off their
-initial values), and for GPT-2, Llama and Qwen2 made from tiny configs, with both of their attention implementations (float32, causal LM loss, one
-padded row). "missing" names the operation that taylor has no rule for. "off by" is |auto − double backward| of uᵀHu along one random u, relative to the
-sum of its terms' sizes, Σ_b |u_b·(Hu)_b|.
+initial values), and for causal language models of Hugging Face made from tiny configs, with each attention implementation that they have (float64
+weights but for mixtures of experts, though most cast to float32 inside; causal LM loss, one padded row). "missing" names the operation that taylor has no rule for. "off by" is |auto − double backward| of uᵀHu along one
+random u, relative to the sum of its terms' sizes, Σ_b |u_b·(Hu)_b|.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from stability.curvature import NoSecondDerivative, directional
+from benchmarks._machine import machine
+from stability.curvature import directional
 from stability.curvature.taylor import missing_rule
 from stability.mechanisms import build as build_mechanism
 from stability.models.norm import build_norm
@@ -29,7 +30,27 @@ Tensors = dict[str, Tensor]
 SHAPE = (2, 12, 16)  # batch, positions, width
 VOCABULARY = 50
 NORMS = ("layernorm", "rmsnorm")
-HUGGING_FACE = {"gpt2": "GPT2", "llama": "Llama", "qwen2": "Qwen2"}
+ENDS = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 32}
+GATED = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
+LOCAL = {**GATED, "head_dim": 8, "sliding_window": 6}  # shorter than the sequence, longer than the padding
+OLDER = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
+HUGGING_FACE: dict[str, dict[str, Any]] = {  # transformers' model_type: its sizes
+    "gpt2": OLDER,
+    "gptj": {**OLDER, "rotary_dim": 4},
+    "gpt_bigcode": OLDER,
+    "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 4},
+    "gpt_neox": {**SIZES, "intermediate_size": 48},
+    "opt": {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32},
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "falcon": SIZES,
+    "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 32},
+    **dict.fromkeys(("llama", "qwen2", "phi", "phi3", "gemma", "olmo", "olmo2", "stablelm", "starcoder2", "cohere", "granite", "smollm3"), GATED),
+    **dict.fromkeys(("mistral", "qwen3", "gemma2", "gemma3_text"), LOCAL),
+    "mixtral": {**GATED, "num_local_experts": 4},
+    "qwen3_moe": {**GATED, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+}
 
 
 class Case(NamedTuple):
@@ -43,7 +64,7 @@ class Case(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """``off``: None where double backward itself is impossible."""
+    """``off``: None where auto uses double backward itself, or where that is impossible."""
 
     method: str
     missing: str | None
@@ -66,10 +87,9 @@ def verdict(case: Case) -> Verdict:
         warnings.simplefilter("ignore", RuntimeWarning)  # that auto came to differences, or what taylor stumbled over: the table says so
         ours = directional(case.loss, case.params, direction, batches=case.batches)
         missing = missing_rule(case.loss, case.params, batches=case.batches) if ours.method != "taylor" else None
-    try:
-        exact = directional(case.loss, case.params, direction, "double_backward", batches=case.batches)
-    except NoSecondDerivative:
+    if ours.method != "taylor":
         return Verdict(ours.method, missing, None)
+    exact = directional(case.loss, case.params, direction, "double_backward", batches=case.batches)
     scale = sum(abs(share) for share in (exact.shares or {}).values())
     return Verdict(ours.method, missing, abs(ours.curvature - exact.curvature) / scale)
 
@@ -128,17 +148,18 @@ def hugging_face() -> Iterator[Case]:
         import transformers
     except ModuleNotFoundError:
         return
-    llama = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes = {"gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 0}, "llama": llama, "qwen2": llama}
+    transformers.logging.set_verbosity_error()
     tokens = torch.randint(VOCABULARY, SHAPE[:2], generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(tokens)
-    mask[1, :4] = 0
-    inputs = {"input_ids": tokens, "labels": tokens.masked_fill(mask == 0, -100), "attention_mask": mask}
-    for name, prefix in HUGGING_FACE.items():
-        for attention in ("sdpa", "eager"):
+    mask[1, -4:] = 0  # right: a query that sees padding only has values that no longer depend on its scores, whatever autograd says
+    inputs = {"input_ids": tokens, "labels": tokens.masked_fill(mask == 0, -100), "attention_mask": mask, "use_cache": False}
+    for name, sizes in HUGGING_FACE.items():
+        config = transformers.AutoConfig.for_model(name, **ENDS, **sizes)
+        model_class = transformers.AutoModelForCausalLM._model_mapping[type(config)]
+        dtype = torch.float32 if any("experts" in size for size in sizes) else torch.float64  # torch's grouped product has no float64
+        for attention in ("sdpa", "eager") if model_class._supports_sdpa else ("eager",):
             torch.manual_seed(0)
-            config = getattr(transformers, f"{prefix}Config")(vocab_size=VOCABULARY, attn_implementation=attention, **sizes[name])
-            model = shaken(getattr(transformers, f"{prefix}ForCausalLM" if name != "gpt2" else "GPT2LMHeadModel")(config).eval(), torch.float32)
+            model = shaken(transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval(), dtype)
 
             def loss(params: Tensors, model: nn.Module = model) -> Tensor:
                 return functional_call(model, params, (), inputs).loss
@@ -188,7 +209,9 @@ def main() -> None:
             continue
         found = verdict(case)
         table.add_row(case.family, case.name, found.method, found.missing or "", "–" if found.off is None else f"{found.off:.0e}")
-    Console(width=140).print(table)
+    print("$ python -m benchmarks.coverage")
+    print(machine())
+    Console(width=200).print(table)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from analysis.differences import other_sign, relative_difference
 from benchmarks._machine import machine
 from stability.build import resolve_device
 from stability.config import CurvatureSpec
@@ -30,43 +32,41 @@ from stability.training import checkpoint
 METHODS = ("taylor", "double_backward", "parity")
 
 
-def by_other_methods(step: Step) -> dict[str, Any]:
-    """uᵀHu and α_max of the recorded step by double backward and parity, at the θ and along the u that taylor had."""
-    row: dict[str, Any] = {"taylor_curvature": step.result.curvature, "taylor_alpha": step.result.alpha_max}
-    for method in METHODS[1:]:
-        found = directional(step.loss, step.params, step.direction, method, batches=step.batches)
-        row |= {f"{method}_curvature": found.curvature, f"{method}_alpha": found.alpha_max}
-    return row
+def by_double_backward(step: Step) -> dict[str, Any]:
+    """uᵀHu and α_max of the recorded step by double backward, at the θ and along the u that taylor had."""
+    found = directional(step.loss, step.params, step.direction, "double_backward", batches=step.batches)
+    return {"double_backward_curvature": found.curvature, "double_backward_alpha_max": found.alpha_max}
 
 
 def measured(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict[str, Any]]:
-    """The recorded steps of a run, a row each; none where it left no checkpoint."""
+    """The recorded steps of a run, a row each, the paper's difference being the protocol's own (`parity_steps`); none where it left no checkpoint."""
     folder = phases(directory, curvature.phase).get(curvature.phase)
     if folder is None:
         return
     spec, _ = checkpoint.load(folder)
     corpus = corpus_of(spec, directory.path.parent / "cache")
     for state in curvature.state:
-        probe = Probe(folder, spec, corpus, curvature, resolve_device("cpu"), observe=by_other_methods)
+        probe = Probe(folder, spec, corpus, curvature, resolve_device("cpu"), observe=by_double_backward)
         for row in probe.rows(state):
             if row is not None and row["method"] == "taylor":
-                yield {"mechanism": spec.mechanism.name, "lr_peak": spec.lr_peak, "state": state, **row}
+                taylor = {"taylor_curvature": row["curvature"], "taylor_alpha_max": row["alpha_max"]}
+                yield {"mechanism": spec.mechanism.name, "lr_peak": spec.lr_peak, "state": state, **row, **taylor}
 
 
 def summary(rows: pd.DataFrame) -> dict[str, Any]:
     """One line of the table over the rows of a cell; the medians are of the finite α_max, as in Table 5."""
     exact, parity = rows["taylor_curvature"], rows["parity_curvature"]
     rate = rows["lr"]
-    line: dict[str, Any] = {"steps": len(rows), "sign differs": int(((exact > 0) != (parity > 0)).sum())}
-    line["verdict differs"] = int(((rows["taylor_alpha"] > rate) != (rows["parity_alpha"] > rate)).sum())
+    line: dict[str, Any] = {"steps": len(rows), "sign differs": int(np.sum(other_sign(exact, parity)))}
+    line["verdict differs"] = int(((rows["taylor_alpha_max"] > rate) != (rows["parity_alpha_max"] > rate)).sum())
     for method in METHODS[1:]:
-        error = (rows[f"{method}_curvature"] - exact).abs() / pd.concat([exact.abs(), rows[f"{method}_curvature"].abs()], axis=1).max(axis=1)
+        error: Any = relative_difference(exact, rows[f"{method}_curvature"])
         line[f"{method} error"] = f"{error.median():.1e}"
         line |= {"worst": f"{error.max():.1e}"} if method == "parity" else {}
     for method in METHODS:
-        finite = rows[f"{method}_alpha"][rows[f"{method}_alpha"].abs() < math.inf]
+        finite = rows[f"{method}_alpha_max"][rows[f"{method}_alpha_max"].abs() < math.inf]
         median = f"{finite.median():.2e}" if len(finite) else "--"
-        line[method] = f"{median} {100 * (rows[f'{method}_alpha'] > rate).mean():.0f}%"
+        line[method] = f"{median} {100 * (rows[f'{method}_alpha_max'] > rate).mean():.0f}%"
     return line
 
 
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="runs of this seed only")
     parser.add_argument("--save", type=Path, help="parquet file for the rows")
     options = parser.parse_args()
-    curvature = CurvatureSpec(phase=options.phase, recorded_steps=options.recorded_steps, method="taylor")
+    curvature = CurvatureSpec(phase=options.phase, recorded_steps=options.recorded_steps, parity_steps=options.recorded_steps, method="taylor")
     study, started = StudyFolder(options.study), time.time()
     runs = [directory for directory in study.runs() if options.seed is None or seed_of(directory) == options.seed]
     rows = pd.DataFrame([row for directory in runs for row in measured(directory, curvature)])

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_serializer, model_validator
 
+from stability.protocol import CurvatureSpec
 from stability.registry import Registry, add_plugin
 from stability.validation import Settings, checked, explain
 
@@ -188,34 +189,6 @@ class LearningRates(Settings):
         assert self.low is not None and self.high is not None and self.num is not None
         ratio = math.log(self.high / self.low) / (self.num - 1)
         return tuple(float(f"{self.low * math.exp(index * ratio):.3g}") for index in range(self.num))
-
-
-def _yaml_true(value: Any) -> Any:
-    return "true" if value is True else value  # YAML reads gradient=true as a truth value
-
-
-class CurvatureSpec(Settings):
-    """The protocol of the paper's section 5.2.1; every number of it is a field."""
-
-    phase: Literal["terminal", "earliest", "all"] = Field(default="terminal", description="which checkpoints of a run are measured")
-    state: tuple[Literal["paper", "checkpoint"], ...] = Field(
-        default=("paper", "checkpoint"), min_length=1, description="optimizer state the steps start from: the paper's warm-up, or the run's own"
-    )
-    batch: int | None = Field(default=None, ge=1, description="sequences per measured step; null: the run's own batch")
-    microbatch: int | None = Field(default=None, ge=1, description="sequences evaluated at a time, which bounds the memory; null: the whole batch")
-    gradient: Annotated[Literal["true", "clipped"], BeforeValidator(_yaml_true)] = Field(
-        default="true", description="which gradient's slope enters the formula: the loss's own, or the clipped one that the optimizer sees"
-    )
-    weight_decay: bool = Field(default=True, description="whether the step direction u holds the optimizer's decoupled weight decay")
-    clip_norm: float | None = Field(default=None, gt=0, description="largest gradient norm that reaches the optimizer; null: the run's own")
-    warmup_batches: int = Field(default=5, ge=1, description="batches whose clipped gradients give m and v (state=paper)")
-    warmup_steps: int = Field(default=5, ge=0, description="optimizer steps taken before recording")
-    recorded_steps: int = Field(default=25, ge=1, description="optimizer steps recorded")
-    method: Literal["auto", "taylor", "double_backward", "finite_difference", "parity"] = Field(default="auto", description="how uᵀHu is computed")
-    seed: int = Field(default=0, ge=0, description="seed of the measured batches and masks, which training never drew")
-    measure: tuple[Literal["alpha_max", "critical_lr", "profile", "sharpness", "density", "blocks"], ...] = Field(
-        default=("alpha_max",), min_length=1, description="what is measured; critical_lr is a column of alpha_max's table, each other a table of its own"
-    )
 
 
 class SweepSpec(AbstractRecipe):

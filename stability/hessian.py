@@ -21,7 +21,9 @@ hf:   any causal language model of transformers: which learning rate does its cu
   weight_decay=true | false         whether u holds weight decay    device=auto | cpu | cuda
   method=auto | taylor | double_backward | finite_difference        seed=0
   method=parity                     the paper's raw central difference, ε = 1e-4
+  parity_steps=1                    recorded steps that are measured by that difference as well, for comparison
   measure=[alpha_max,critical_lr,profile,sharpness,density,blocks]  any of these; critical_lr: where the loss along u really stops being lower
+  spectra.trace_products=30 …       how finely; every setting: conf/curvature/protocol.yaml
   hf only: positions=128            tokens per sequence             lr=2e-5 | lr=[1e-5,1e-4]   state checkpoint: a fresh AdamW's ("plain")
 
 What is measured already under the same protocol is not measured again.
@@ -32,6 +34,7 @@ def main(argv: list[str]) -> int:
     spec = read_spec("hessian", argv, into="curvature")
     if spec.hf is not None:
         return _measure_hugging_face(spec)
+    from analysis.protocol import sentence
     from stability.runs.directory import RunDirectory
     from stability.runs.study import StudyFolder
 
@@ -40,7 +43,7 @@ def main(argv: list[str]) -> int:
         study = StudyFolder(folder)
         _measure_runs(study.runs(), spec)
         publish(study, None, ("terminal", "earliest") if spec.curvature.phase == "all" else (spec.curvature.phase,))
-        print(f"protocol: {protocol(spec.curvature)}")
+        print(f"protocol: {sentence(spec.curvature.model_dump(mode='json'))}")
     elif (folder / "spec.json").exists():
         _measure_runs([RunDirectory.at(folder)], spec)
         _print_table(RunDirectory.at(folder))
@@ -136,15 +139,6 @@ def _print_table(directory) -> None:
                 f"{', '.join(rows.method.unique())}, checked against differences: {error.iloc[0] if len(error) else float('nan'):.1e}"
             )
     print(f"rows: {directory.path / 'curvature'}")
-
-
-def protocol(curvature) -> str:
-    """What a reader of the table must know of the protocol, in one line."""
-    decay = "included" if curvature.weight_decay else "left out"
-    clip = f"{curvature.clip_norm:g}" if curvature.clip_norm else "the run's own"
-    batch = f"{curvature.batch} sequences" if curvature.batch else "the run's own batch"
-    steps = f"{curvature.warmup_batches} warm-up batches, {curvature.warmup_steps} warm-up steps, {curvature.recorded_steps} recorded steps"
-    return f"{steps} of {batch}; slope of the {curvature.gradient} gradient; weight decay {decay} in u; clipping norm {clip}; method {curvature.method}"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Sequence
@@ -9,11 +10,14 @@ from dataclasses import dataclass
 
 from stability.config import CurvatureSpec, RunSpec, SweepSpec
 from stability.data._base import Corpus
+from stability.protocol import SpectraSpec
 from stability.runs.directory import RunDirectory
 from stability.training.loop import Trainer, peak_memory_mb
 
-# A recorded step costs a gradient with its graph, a product along the direction and a forward pass; in units of a training step.
-RECORDED_STEP = 4.0
+# In units of a training step, roughly. A recorded step: a gradient with its graph, a product along the direction and a forward pass. A Hessian-vector
+# product goes twice through the graph; one curvature takes a forward pass of three terms; the paper's difference takes gradients at θ ± εu, and at θ once more.
+RECORDED_STEP, PRODUCT, ALONG, FORWARD, DIFFERENCE = 4.0, 3.3, 2.0, 1 / 3, 3.0
+BRACKETING = 6  # loss values that the critical learning rate takes until it is bracketed
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ def _cost(run: RunSpec, corpus: Corpus, spec: SweepSpec) -> Cost:
         validation_s = time.perf_counter() - started
     num_params = sum(parameter.numel() for parameter in trainer.parameters)
     validations = 2 + run.steps // run.evaluation.every_steps
-    curvature_s = curvature_steps(spec.curvature) * step_s * (spec.curvature.batch or run.batch) / run.batch if spec.hessian else 0.0
+    curvature_s = curvature_steps(spec.curvature, run.model.layers) * step_s * (spec.curvature.batch or run.batch) / run.batch if spec.hessian else 0.0
     run_s = run.steps * step_s + validations * validation_s + curvature_s
     return Cost(num_params, _mixing(run, trainer.objective.direction), step_s, validation_s, run_s, peak_memory_mb(trainer.device))
 
@@ -69,11 +73,38 @@ def _mixing(run: RunSpec, direction: str) -> float:
     return sum(mechanism.cost(run.mechanism.settings, shape, size.positions) for shape in shapes) / size.positions
 
 
-def curvature_steps(curvature: CurvatureSpec) -> float:
-    """Cost of the protocol in training steps."""
-    per_state = curvature.warmup_steps + RECORDED_STEP * curvature.recorded_steps
+def curvature_steps(curvature: CurvatureSpec, layers: int) -> float:
+    """Cost of the protocol, and of what `measure` adds to it, in training steps."""
+    warm_up = curvature.warmup_steps * len(curvature.state) + (curvature.warmup_batches if "paper" in curvature.state else 0)
     phases = 2 if curvature.phase == "all" else 1
-    return phases * (len(curvature.state) * per_state + (curvature.warmup_batches if "paper" in curvature.state else 0))
+    cost = 0.0
+    if {"alpha_max", "critical_lr"} & set(curvature.measure):
+        cost += warm_up + len(curvature.state) * _recorded(curvature)
+    tables = _tables(curvature.spectra, layers)
+    asked = [tables[name] for name in tables if name in curvature.measure]
+    if asked:  # each state's protocol once more, up to its first recorded step
+        cost += warm_up + len(curvature.state) * (RECORDED_STEP + sum(asked))
+    return phases * cost
+
+
+def _recorded(curvature: CurvatureSpec) -> float:
+    """The recorded steps of one state, in training steps."""
+    critical = _critical(curvature.spectra) if "critical_lr" in curvature.measure else 0.0
+    return (RECORDED_STEP + critical) * curvature.recorded_steps + DIFFERENCE * min(curvature.parity_steps, curvature.recorded_steps)
+
+
+def _critical(spectra: SpectraSpec) -> float:
+    return FORWARD * (BRACKETING - math.log2(spectra.critical_resolution))
+
+
+def _tables(spectra: SpectraSpec, layers: int) -> dict[str, float]:
+    """What each table costs at one step of one state, in training steps. Lanczos is charged with all the products that it may take."""
+    return {
+        "profile": _critical(spectra) + FORWARD * 2 * (spectra.profile_points + 1),
+        "sharpness": PRODUCT * (2 * spectra.eigenvalue_products + spectra.trace_products + 2) + spectra.noise_batches,
+        "density": PRODUCT * spectra.density_probes * spectra.density_products,
+        "blocks": PRODUCT + ALONG * (4 * layers + 3),
+    }
 
 
 def describe(spec: SweepSpec, runs: Sequence[RunSpec], corpus: Corpus, slots: float, num_finished: int) -> str:
@@ -93,7 +124,8 @@ def describe(spec: SweepSpec, runs: Sequence[RunSpec], corpus: Corpus, slots: fl
     tokens = sum(run.steps * run.batch * run.model.positions for run in runs)
     lines.append(f"in all: {tokens:,} tokens, {_clock(total_s)} of work, about {_clock(total_s / slots)} with {slots:g} at a time")
     lines.append("mixing: multiply-adds of the mechanism in one forward pass, all layers")
-    lines.append(f"estimated from one measured step of each kind{', α_max included' if spec.hessian else ''}; nothing was trained")
+    listed = ", ".join("α_max" if name == "alpha_max" else name for name in spec.curvature.measure)
+    lines.append(f"estimated from one measured step of each kind{f', {listed} included' if spec.hessian else ''}; nothing was trained")
     return "\n".join(lines)
 
 

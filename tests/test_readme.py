@@ -88,6 +88,22 @@ def test_the_monitor_of_the_readme_runs(capsys):
     assert "alpha_max" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore")  # Lightning's, about the loader's workers
+@pytest.mark.parametrize(("library", "callback"), [("transformers", "hf_callback"), ("lightning", "lightning_callback")])
+def test_the_callbacks_of_the_readme_run_as_they_stand(library, callback, monkeypatch, tmp_path, capsys):
+    pytest.importorskip(library)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names: dict[str, object] = {}
+    exec(block("python", f"import {callback}"), names)
+    rows = names["watch"].history
+    assert [row.step for row in rows] == [0, 2]
+    assert {(row.method, row.note) for row in rows} == {("taylor", None)}
+    for row in rows:
+        assert row.actual_change == pytest.approx(row.predicted_change, rel=0.2)
+    assert capsys.readouterr().out.splitlines()[-1] == str(rows[-1])
+
+
 def test_the_readme_is_finished_and_its_files_exist():
     assert "@@" not in README
     for target in re.findall(r"\]\(([^)#]+)\)", README):

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from stability import hessian, report, sweep
-from stability.runs.results import CURVATURE_COLUMNS, CURVES_COLUMNS, RUNS_COLUMNS, collect
+from stability.runs.results import COLLECTED_CURVATURE_COLUMNS, CURVES_COLUMNS, RUNS_COLUMNS, collect
 from stability.runs.study import StudyFolder
 
 
@@ -45,7 +45,7 @@ def test_one_command_goes_from_words_to_a_pdf(lab, words, tmp_path, capsys):
     assert (tmp_path / "reports" / "small.pdf").read_bytes().startswith(b"%PDF")
     results = collect(lab.pool / "studies" / "small")
     assert list(results.runs.columns) == RUNS_COLUMNS
-    assert list(results.curvature.columns) == CURVATURE_COLUMNS
+    assert list(results.curvature.columns) == COLLECTED_CURVATURE_COLUMNS
     assert list(results.curves.columns) == CURVES_COLUMNS
     assert len(results.runs) == 4
     assert set(results.runs.mechanism) == {"sa", "sc"}

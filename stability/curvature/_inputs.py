@@ -74,7 +74,15 @@ class Objective:
         for batch in self.batches:
             yield self._pair(self._evaluate(twice, params, batch))
 
-    def _evaluate(self, twice: bool, *args: Any) -> Any:
+    def _evaluate(self, twice: bool, params: Mapping[str, Tensor], *batch: Any) -> Any:
+        versions = {name: _version(param) for name, param in params.items()}
+        result = self._called(twice, params, *batch)
+        written = next((name for name, param in params.items() if _version(param) != versions[name]), None)
+        if written is not None:  # the next evaluation would be of another function, and the caller's own parameters have moved
+            raise ValueError(f"loss_fn writes into params[{written!r}] in place (nn.Embedding's max_norm does so); curvature needs a loss that only reads them")
+        return result
+
+    def _called(self, twice: bool, *args: Any) -> Any:
         if not twice:
             return self.loss_fn(*args)
         # Whoever compiled something has imported dynamo, which takes seconds; nobody else needs to be told to run it as written.
@@ -98,6 +106,11 @@ class Objective:
         if loss.numel() != 1 or not loss.is_floating_point():
             raise ValueError(f"loss_fn returned {loss.dtype} of shape {tuple(loss.shape)}; a floating-point scalar is needed")
         return loss.reshape(())
+
+
+def _version(tensor: Tensor) -> int:
+    """How often the tensor was written into; inference tensors do not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def mean_of(total: float, count: float) -> float:

@@ -25,6 +25,10 @@ class NoRule(RuntimeError):
     """An operation cannot be carried to second order; the message names it."""
 
 
+class HeldConstant(NoRule):
+    """An operation makes a constant of a tensor that depends on the parameters, as autograd then takes it, too."""
+
+
 class Jet(Tensor):
     """f(t), f′(t) and f″(t) of one tensor at t = 0; a derivative that is None is zero. The derivatives have the shape and dtype of the value."""
 
@@ -52,7 +56,7 @@ class Jet(Tensor):
                     result = NotImplemented if rule is None else rule(*args, **kwargs)
                     return func(*args, **kwargs) if result is NotImplemented else result
                 except NoRule as error:
-                    raise NoRule(f"{error} (called by {name_of(func)})") if " (called by " not in str(error) else error from None
+                    raise type(error)(f"{error} (called by {name_of(func)})") if " (called by " not in str(error) else error from None
         if func is _getter("requires_grad"):
             return True  # code that picks its path by this flag takes the one it would train with
         with DisableTorchFunctionSubclass():
@@ -98,13 +102,13 @@ _DROPS = {  # what leaves torch, or makes a constant of a tensor
 
 def _refuse_drops(func: Any) -> None:
     if func in _DROPS:
-        raise NoRule(f"taylor refuses {name_of(func)}: it would drop derivatives")
+        raise HeldConstant(f"taylor refuses {name_of(func)}: it would drop derivatives")
     name = getattr(func, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
         raise NoRule(f"taylor refuses {name_of(func)}: it writes into a tensor in place, where derivatives would be lost")
     # The pass runs with gradients enabled although nothing records any: whoever switches them off means a constant, or is a custom Function's forward.
     if not torch.is_grad_enabled():
-        raise NoRule(f"taylor refuses {name_of(func)} inside torch.no_grad or a custom autograd.Function: derivatives would be dropped or wrong")
+        raise HeldConstant(f"taylor refuses {name_of(func)} inside torch.no_grad or a custom autograd.Function: derivatives would be dropped or wrong")
 
 
 def name_of(func: Any) -> str:

@@ -14,6 +14,9 @@ _LINEAR = """
 expand slice select t transpose permute unsqueeze squeeze diagonal unfold alias sum mean cumsum flip roll repeat tril triu index_select gather index clone
 _to_copy neg split split_with_sizes unsafe_split unbind trace diag_embed avg_pool1d avg_pool2d im2col _fft_r2c _fft_c2c _fft_c2r view_as_real
 view_as_complex real imag _conj movedim pixel_shuffle lift_fresh take_along_dim rot90 _neg_view select_backward slice_backward nansum
+take masked_select _unsafe_index col2im deg2rad rad2deg reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d
+replication_pad3d _adaptive_avg_pool2d _adaptive_avg_pool3d avg_pool3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d
+upsample_nearest1d upsample_nearest2d upsample_nearest3d
 """
 # What a comparison or an index is made of has derivative zero: a plain tensor comes out, from the values alone.
 _CONSTANT = """
@@ -130,7 +133,7 @@ def _embedding(func, args, kwargs):
     return jet(torch.embedding(value, indices), *rows)
 
 
-@on_aten("index_add", "scatter_add", "index_put", "scatter", "select_scatter", "slice_scatter", "index_copy")
+@on_aten("index_add", "scatter_add", "index_put", "scatter", "select_scatter", "slice_scatter", "diagonal_scatter", "index_copy")
 def _placed(func, args, kwargs):
     """Writing a tensor into a copy of another: linear in both."""
     named = {name: item for name, item in kwargs.items() if not isinstance(item, Jet)}

@@ -18,11 +18,13 @@ def _cross_entropy(input, target, weight=None, size_average=None, ignore_index=-
 
     L = lse(z) − z_y, L′ = ⟨p,z′⟩ − z′_y, L″ = ⟨p, z″ + (z′ − ⟨p,z′⟩)²⟩ − z″_y (FACTS 8).
     """
-    plain = weight is None and size_average is None and reduce is None and target.dtype == torch.int64
+    plain = not isinstance(weight, Jet) and size_average is None and reduce is None and target.dtype == torch.int64
     if not plain or input.ndim != 2 or not isinstance(input, Jet):
         return NotImplemented
     if label_smoothing:
-        return _smoothed(input, target, ignore_index, reduction, label_smoothing)
+        return _smoothed(input, target, weight, ignore_index, reduction, label_smoothing)
+    if weight is not None:
+        return NotImplemented
     kept = target != ignore_index
     safe = torch.where(kept, target, 0)
     losses = [torch.empty(len(target), dtype=input.dtype, device=input.device) for _ in range(3)]
@@ -37,16 +39,19 @@ def _cross_entropy(input, target, weight=None, size_average=None, ignore_index=-
     return _totalled(jet(value, first, second), kept, reduction)
 
 
-def _smoothed(logits: Tensor, target: Tensor, ignore_index: int, reduction: str, smoothing: float) -> Any:
-    log_p = logits.log_softmax(-1)
-    kept = target != ignore_index
-    chosen = log_p.gather(-1, torch.where(kept, target, 0)[:, None]).squeeze(-1)
-    loss = (-(1 - smoothing) * chosen - smoothing * log_p.mean(-1)).masked_fill(~kept, 0)
-    return _totalled(loss, kept, reduction)
+def _smoothed(logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, smoothing: float) -> Any:
+    """(1 − s)·w_y(−log p_y) + s/C·Σ_c w_c(−log p_c); a mean divides by Σ w_y of the rows that count."""
+    log_p, kept = logits.log_softmax(-1), target != ignore_index
+    safe = torch.where(kept, target, 0)
+    counts = kept.to(logits.dtype) if weight is None else weight[safe] * kept
+    chosen = log_p.gather(-1, safe[:, None]).squeeze(-1)
+    spread = (log_p if weight is None else log_p * weight).mean(-1)
+    loss = (-(1 - smoothing) * chosen * counts - smoothing * spread).masked_fill(~kept, 0)
+    return _totalled(loss, counts, reduction)
 
 
-def _totalled(loss: Tensor, kept: Tensor, reduction: str) -> Tensor:
-    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.sum() / kept.sum()
+def _totalled(loss: Tensor, counts: Tensor, reduction: str) -> Tensor:
+    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.sum() / counts.sum()
 
 
 def _nll_rows(z0: Tensor, z1: Component, z2: Component, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,12 +105,10 @@ def _huber(func, args, kwargs):
 
 @on_aten("binary_cross_entropy_with_logits")
 def _bce_with_logits(func, args, kwargs):
-    """max(x, 0) − xy + log(1 + e^−|x|), that is softplus(x) − xy."""
+    """max(x, 0) − xy + log(1 + e^−|x|), that is softplus(x) − xy; with weights of the positives (1 − y)x + (1 + (w − 1)y)·softplus(−x)."""
     x, target = args[:2]
     weight, positive = (args[index] if len(args) > index else None for index in (2, 3))
-    if positive is not None:
-        raise NoRule("taylor has no rule for binary_cross_entropy_with_logits with pos_weight")
-    loss = F.softplus(x) - x * target
+    loss = F.softplus(x) - x * target if positive is None else (1 - target) * x + (1 + (positive - 1) * target) * F.softplus(-x)
     return _reduced(loss if weight is None else loss * weight, args[4] if len(args) > 4 else 1)
 
 

@@ -225,7 +225,7 @@ def _amax(func, args, kwargs):
     return jet(func(x.value, dims, keepdim), first, second)
 
 
-@on_aten("max", "min", "topk", "sort", "kthvalue", "cummax", "cummin", "median", "mode")
+@on_aten("max", "min", "topk", "sort", "kthvalue", "cummax", "cummin", "median", "nanmedian", "mode")
 def _chosen(func, args, kwargs):
     """(values, indices): the derivatives at the chosen indices. Over all elements: the chosen element's."""
     x = args[0]

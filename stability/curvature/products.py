@@ -14,7 +14,7 @@ from torch import Tensor
 from stability.curvature._differences import PARITY_EPSILON, curvature_at, curvature_with_error, relative_error, slope_at
 from stability.curvature._graph import NoSecondDerivative, check_used, custom_functions, gradient_with_graph, product_along, refusals_named
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, dot, mean_of
-from stability.curvature._jet import NoRule
+from stability.curvature._jet import HeldConstant, NoRule
 from stability.curvature._nonfinite import first_nonfinite
 from stability.curvature.alpha_max import alpha_max
 from stability.curvature.taylor import taylor_sums
@@ -59,7 +59,8 @@ def directional(
     time. ``method``: "taylor" (exact, one forward pass, no stored activations; `NoRule` where an operation has no rule), "double_backward"
     (exact; `NoSecondDerivative` where one is missing), "finite_difference" (central differences of gradients at ‖εu‖ = 1e-2 and 3e-3, with an
     error bar), "parity" (the paper's raw ε = 1e-4, for comparison only), or "auto": the first of these three that the loss allows; that it
-    came to differences is announced by a warning. A NaN stays a NaN under every method.
+    came to differences is announced by a warning, and so is a loss of which a part is detached (`detach`, `item`, `no_grad`): double backward
+    takes that part for a constant, as the training step's gradient does. A NaN stays a NaN under every method.
     ``check=True`` compares the curvature with central differences and stores `rel_error`; None does so only in "auto" when the loss holds
     a custom `autograd.Function`, whose second derivative nobody vouches for.
 
@@ -133,6 +134,8 @@ def _by_any(problem: Problem, check: bool | None) -> Directional:
     unforeseen = None
     try:
         return _by_taylor(problem, check)
+    except HeldConstant as error:
+        unforeseen = f"{error}; autograd takes for a constant what is detached, and so does this number"
     except NoRule:
         pass  # double backward is as exact, and the result names it
     except (RuntimeError, TypeError, AttributeError, AssertionError) as error:
@@ -143,7 +146,7 @@ def _by_any(problem: Problem, check: bool | None) -> Directional:
     except NoSecondDerivative as error:
         announce(error)
         return _by_differences(problem, "finite_difference", bool(check))
-    if unforeseen is not None:
+    if unforeseen is not None and result.rel_error is None:  # a custom Function looks like a no_grad block to taylor, and has been checked
         warnings.warn(f"curvature by double backward, because taylor failed: {unforeseen}", RuntimeWarning, stacklevel=3)
     return result
 

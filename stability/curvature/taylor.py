@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 # Imported for the rules that they register.
-from stability.curvature import _rules_activations, _rules_attention, _rules_linear, _rules_losses, _rules_pointwise, _rules_products, _rules_reductions  # noqa: F401
+from stability.curvature import (  # noqa: F401
+    _rules_activations,
+    _rules_attention,
+    _rules_elementary,
+    _rules_layers,
+    _rules_linear,
+    _rules_losses,
+    _rules_pointwise,
+    _rules_products,
+    _rules_reductions,
+)
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_params, mean_of
 from stability.curvature._jet import Jet, NoRule, parts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from stability.data._base import Corpus
 from stability.data._cache import load, prepare
 from stability.objectives._base import Examples
 from stability.probes.descent import Descent, Step
+from stability.protocol import SpectraSpec
 from stability.runs.directory import RunDirectory
-from stability.runs.results import CURVATURE_COLUMNS, read_metadata, write_parquet
+from stability.runs.results import CURVATURE_COLUMNS, PROTOCOL, read_metadata, write_parquet
 from stability.training import checkpoint
 from stability.training.loop import prepare_torch, training_examples
 from stability.training.schedule import lr_factor
 
-PROTOCOL = "protocol"
+PARITY = "parity_steps"
 
 
 def phases(directory: RunDirectory, phase: str) -> dict[str, Path]:
@@ -49,9 +50,12 @@ def missing_phases(directory: RunDirectory, curvature: CurvatureSpec) -> list[st
 
 
 def stored_states(path: Path, curvature: CurvatureSpec) -> tuple[str, ...]:
-    """The optimizer states that a file holds under this protocol; () where it holds another protocol's numbers."""
+    """The optimizer states that a file holds under this protocol; () where it holds another protocol's numbers.
+
+    More steps by the paper's difference than were asked for do no harm; a file older than `parity_steps` counts as measured without them.
+    """
     stored = stored_protocol(path)
-    if stored is None:
+    if stored is None or json.loads(read_metadata(path)[PROTOCOL]).get(PARITY, curvature.parity_steps) < curvature.parity_steps:
         return ()
     states = tuple(json.loads(stored)["state"])
     same = curvature.model_copy(update={"state": states})
@@ -69,10 +73,13 @@ def _spectra() -> Any:
     return spectra_of_loss
 
 
-def protocol_of(curvature: CurvatureSpec) -> str:
-    """What the numbers of a table depend on, as canonical JSON; kept in the parquet file's metadata."""
-    measured = ("alpha_max", "critical_lr") if "critical_lr" in curvature.measure else ("alpha_max",)
-    return json.dumps({**curvature.model_dump(mode="json", exclude={"phase"}), "measure": list(measured)}, sort_keys=True)
+def protocol_of(curvature: CurvatureSpec, reads: Sequence[str] = ()) -> str:
+    """What the numbers of a table depend on, as canonical JSON; ``reads``: the settings of `SpectraSpec` that it takes beside the critical rate's."""
+    critical = "critical_lr" in curvature.measure
+    spectra = curvature.spectra.only((*(("critical_resolution",) if critical else ()), *reads))
+    measured = ["alpha_max", "critical_lr"] if critical else ["alpha_max"]
+    values = curvature.model_dump(mode="json", exclude={"phase", PARITY, "spectra"})
+    return json.dumps({**values, "measure": measured, "spectra": spectra.model_dump(mode="json")}, sort_keys=True)
 
 
 def stored_protocol(path: Path) -> str | None:
@@ -81,7 +88,7 @@ def stored_protocol(path: Path) -> str | None:
     if stored is None:
         return None
     try:
-        return protocol_of(checked(CurvatureSpec, json.loads(stored)))
+        return protocol_of(checked(CurvatureSpec, json.loads(stored)), tuple(SpectraSpec.model_fields))
     except ValueError:  # a field or value that is no longer: another protocol
         return None
 
@@ -120,7 +127,8 @@ def write_rows(rows: list[dict[str, Any]], target: Path, curvature: CurvatureSpe
         kept = pd.read_parquet(target).query("state in @others")
         table = pd.concat([kept, table], ignore_index=True) if rows else kept
     whole = curvature.model_copy(update={"state": (*others, *curvature.state)})
-    write_parquet(table, target, {PROTOCOL: protocol_of(whole)})
+    stored = json.dumps({**json.loads(protocol_of(whole)), PARITY: curvature.parity_steps}, sort_keys=True)
+    write_parquet(table, target, {PROTOCOL: stored})
 
 
 def _measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, cache_dir: Path, device: str, rows: list[dict[str, Any]]) -> Iterator[None]:
@@ -128,7 +136,7 @@ def _measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, cach
     corpus = corpus_of(spec, cache_dir)
     run_id = folder.parent.parent.name
     for state in curvature.state:
-        observe = _spectra().critical_column if "critical_lr" in curvature.measure else None
+        observe = _spectra().critical_column(curvature.spectra) if "critical_lr" in curvature.measure else None
         probe = Probe(folder, spec, corpus, curvature, resolve_device(device), observe)
         if state == "paper" and not isinstance(probe.optimizer, torch.optim.Adam):
             continue  # the paper's warm-up sets Adam's m and v; other optimizers have only the run's own state

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from stability.config import CurvatureSpec
-from stability.curvature import Directional, GradientWithGraph, alpha_max, paper_state, step_direction
+from stability.curvature import Directional, GradientWithGraph, alpha_max, directional, paper_state, step_direction
 from stability.objectives._base import Examples
 
 Tensors = dict[str, Tensor]
 LossSum = Callable[[Mapping[str, Tensor], Examples], tuple[Tensor, Tensor]]
+EXACT = ("taylor", "double_backward")
 COLUMNS = ("slope", "curvature", "alpha_max", "method", "rel_error")
 
 
@@ -68,7 +69,7 @@ class Descent:
             yield None
         lost = False
         for step in range(self.curvature.recorded_steps):
-            row = None if lost else self._recorded_step(first + self.curvature.warmup_steps + step, check=step == 0)
+            row = None if lost else self._recorded_step(first + self.curvature.warmup_steps, step)
             lost = row is None
             yield {"step": step, "lr": self.lr, **(row or {"method": "none"})}
 
@@ -93,10 +94,10 @@ class Descent:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
-    def _recorded_step(self, index: int, *, check: bool) -> dict[str, Any] | None:
-        """Gradient, step and the curvature along it; None where the gradient is not finite, so that no step can be taken."""
-        loss, batches = self._objective(index)
-        held = GradientWithGraph(loss, self.params, batches, method=self.curvature.method, check=check or None)
+    def _recorded_step(self, first: int, number: int) -> dict[str, Any] | None:
+        """Gradient, step and the curvature along it on batch ``first + number``; None where the gradient is not finite, so that no step can be taken."""
+        loss, batches = self._objective(first + number)
+        held = GradientWithGraph(loss, self.params, batches, method=self.curvature.method, check=number == 0 or None)
         gradient = held.gradient()
         if not all(tensor.isfinite().all() for tensor in gradient.values()):
             return None
@@ -107,8 +108,11 @@ class Descent:
         along = held.along(direction)
         if self.curvature.gradient == "clipped":
             along = with_slope(along, kept * along.slope)
-        observed = {} if self.observe is None else self.observe(Step(loss, batches, held.params, direction, along))
+        step = Step(loss, batches, held.params, direction, along)
         row = {key: getattr(along, key) for key in COLUMNS}
+        if number < self.curvature.parity_steps and along.method in EXACT:
+            row |= by_the_papers_difference(step)
+        observed = {} if self.observe is None else self.observe(step)
         return {**row, "loss_before": along.loss, "loss_after": self._loss_here(loss, batches), **observed}
 
     def _objective(self, index: int) -> tuple[Callable[..., Any], list[Examples] | None]:
@@ -144,6 +148,12 @@ class Descent:
                 return loss(self.params).item()
             terms = [loss(self.params, batch) for batch in batches]
             return sum(total.item() for total, _ in terms) / sum(float(count) for _, count in terms)
+
+
+def by_the_papers_difference(step: Step) -> dict[str, float]:
+    """uᵀHu of the step by the paper's central difference of gradients, raw ε = 1e-4 (Eq. 20), and α_max from it and the row's own slope."""
+    found = directional(step.loss, step.params, step.direction, "parity", batches=step.batches)
+    return {"parity_curvature": found.curvature, "parity_alpha_max": with_slope(found, step.result.slope).alpha_max}
 
 
 def split(examples: Examples, rows: int) -> list[Examples]:

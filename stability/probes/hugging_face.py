@@ -26,6 +26,7 @@ from stability.registry import Registry
 from stability.training.seeds import generator_for
 
 BATCH, POSITIONS, CLIP_NORM = 8, 128, 1.0  # where the spec is silent; 1.0 is the paper's and the Trainer's own
+_PROBE = "the quick brown fox"
 
 
 class HuggingFaceProbe:
@@ -93,23 +94,36 @@ def load_model(name: str) -> nn.Module:
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise ValueError(f"hf={name}: no such folder\ngive a folder that save_pretrained wrote, or a model's name on the hub, e.g. hf=gpt2")
     try:
-        model = _from_pretrained(_transformers().AutoModelForCausalLM, name)
+        model, found = _from_pretrained(_transformers().AutoModelForCausalLM, name, output_loading_info=True)
     except Exception as error:  # whatever hub, parser or weights raise, it is the model that cannot be had
         if isinstance(error, RuntimeError) and "pip install" in str(error):
             raise
         raise ValueError(f"hf={name}: {_why_not(name)}\n({type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]})") from None
-    return model.float().eval()
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(f"hf={name}: it has no weights for {', '.join(missing[:2])}, so this {type(model).__name__} would guess\nits loss would mean nothing")
+    model = model.float().eval()
+    if not _is_causal(model):
+        raise ValueError(f"hf={name}: this {type(model).__name__} reads the tokens that it would have to predict\ngive a causal language model, e.g. hf=gpt2")
+    return model
 
 
-def _from_pretrained(kind: Any, name: str) -> Any:
+@torch.no_grad()
+def _is_causal(model: nn.Module) -> bool:
+    """Whether what the first position says is the same whatever follows; an encoder loads as a language model without a word."""
+    tokens_BN = torch.tensor([[0, 1, 1, 1], [0, 2, 2, 2]])
+    logits_BNV = model(input_ids=tokens_BN, use_cache=False).logits
+    return torch.allclose(logits_BNV[0, 0], logits_BNV[1, 0], rtol=1e-4, atol=1e-5 * float(logits_BNV.abs().max()))
+
+
+def _from_pretrained(kind: Any, name: str, **options: Any) -> Any:
     """From the folder or the cache; from the hub only where neither has it and it answers (its client retries for half a minute otherwise)."""
     place = str(Path(name).expanduser())
     try:
-        return kind.from_pretrained(place, local_files_only=True)
+        return kind.from_pretrained(place, local_files_only=True, **options)
     except (OSError, ValueError):
         if Path(place).is_dir() or not hub_answers():
             raise
-    return kind.from_pretrained(place)
+    return kind.from_pretrained(place, **options)
 
 
 def hub_answers() -> bool:
@@ -157,12 +171,12 @@ def tokenised(corpus: Corpus, data: Part, name: str, vocabulary: int, wanted: in
 
 
 def load_tokenizer(name: str) -> Any | None:
-    """The model's own tokenizer; None where there is none, or only an empty one that transformers makes up from the configuration."""
+    """The model's own tokenizer; None where there is none, or only an empty one that transformers makes up from the configuration: all is unknown to it."""
     try:
         tokenizer = _from_pretrained(_transformers().AutoTokenizer, name)
     except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError):
         return None
-    return tokenizer if len(tokenizer("the quick brown fox", add_special_tokens=False)["input_ids"]) > 1 else None
+    return tokenizer if len(set(tokenizer(_PROBE, add_special_tokens=False)["input_ids"])) > 1 else None
 
 
 def answer(rows: pd.DataFrame) -> str:
@@ -192,6 +206,8 @@ def _line(part: Any, lr: float, state: str) -> str:
 def _verdict(part: Any, lr: float) -> str:
     median, low = quantile(part["alpha_max"], 0.5), quantile(part["alpha_max"], 0.1)
     word = "its curvature bears it" if low > lr else "at the edge: more than one step in ten is beyond" if median > lr else "too high"
+    if math.isinf(low):
+        return f"lr={lr:g}: {word}. Along nine steps in ten it is not positive and limits no rate"
     return f"lr={lr:g}: {word}. Half of the steps bear {median:.3g}, nine in ten {low:.3g} ({low / lr:.2g} times the rate asked about)"
 
 

@@ -17,42 +17,54 @@ from torch.func import functional_call
 
 from stability.build import resolve_device
 from stability.config import CurvatureSpec
+from stability.curvature import directional
 from stability.curvature.adam import preconditioned_sharpness
-from stability.curvature.critical import critical_lr, loss_along
+from stability.curvature.critical import CriticalLR, critical_lr, loss_along
 from stability.curvature.decompose import block_shares, gauss_newton, gradient_noise_scale
 from stability.curvature.spectrum import spectral_density, top_eigenvalue, trace
-from stability.probes.alpha_max import PROTOCOL, Probe, corpus_of, phases, protocol_of, stored_protocol, wanted_phases
+from stability.probes.alpha_max import Probe, corpus_of, phases, protocol_of, stored_protocol, wanted_phases
 from stability.probes.attention import attention_statistics
 from stability.probes.descent import Step, split
+from stability.protocol import SpectraSpec
 from stability.runs.directory import RunDirectory
-from stability.runs.results import SPECTRA, SPECTRA_COLUMNS, write_parquet
+from stability.runs.results import PROTOCOL, SPECTRA, SPECTRA_COLUMNS, holds_columns, write_parquet
 from stability.training import checkpoint
 
-RESOLUTION = 1e-2  # relative, of the critical learning rate
-TOLERANCE, MOST_PRODUCTS = 1e-2, 64  # of the largest eigenvalues
-TRACE_PRODUCTS = 30
-DENSITY_PROBES, DENSITY_PRODUCTS = 3, 24
-NOISE_BATCHES, NOISE_PARTS = 8, 8  # batches that the gradient noise scale is taken from, and microbatches of each
-PROFILE_POINTS = 24
+# The settings of `SpectraSpec` that each table depends on.
+READS: dict[str, tuple[str, ...]] = {
+    "profile": ("critical_resolution", "profile_points"),
+    "sharpness": ("eigenvalue_tolerance", "eigenvalue_products", "trace_products", "noise_batches", "noise_parts"),
+    "density": ("density_probes", "density_products"),
+    "blocks": (),
+}
 
 
-def critical_column(step: Step) -> dict[str, Any]:
+def critical_column(spectra: SpectraSpec) -> Callable[[Step], dict[str, Any]]:
     """For `Descent`'s ``observe``: the critical learning rate of a recorded step, searched from its α_max."""
-    known = step.result.alpha_max
-    if math.isnan(known):
-        return {}
-    return {"critical_lr": _critical(step, known).value}
+
+    def column(step: Step) -> dict[str, Any]:
+        known = step.result.alpha_max
+        return {} if math.isnan(known) else {"critical_lr": _critical(step, spectra).value}
+
+    return column
 
 
-def _critical(step: Step, known: float):
-    return critical_lr(step.loss, step.params, step.direction, batches=step.batches, alpha_max=known, resolution=RESOLUTION)
+def _critical(step: Step, spectra: SpectraSpec) -> CriticalLR:
+    known, resolution = step.result.alpha_max, spectra.critical_resolution
+    return critical_lr(step.loss, step.params, step.direction, batches=step.batches, alpha_max=known, resolution=resolution)
 
 
 def missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> list[tuple[str, tuple[str, ...]]]:
     """(phase, tables) that `measure` asks for and that are not on disk under the same protocol."""
-    protocol = protocol_of(_first_step(curvature))
-    tables = [name for name in SPECTRA if name in curvature.measure]
-    missing = [(phase, tuple(name for name in tables if stored_protocol(_file(directory, phase, name)) != protocol)) for phase in wanted_phases(curvature)]
+    protocols = {name: protocol_of(_first_step(curvature), READS[name]) for name in SPECTRA if name in curvature.measure}
+
+    def measured(path: Path, name: str) -> bool:
+        return stored_protocol(path) == protocols[name] and holds_columns(path, SPECTRA_COLUMNS[name])
+
+    def lacking(phase: str) -> tuple[str, ...]:
+        return tuple(name for name in protocols if not measured(_file(directory, phase, name), name))
+
+    missing = [(phase, lacking(phase)) for phase in wanted_phases(curvature)]
     return [(phase, names) for phase, names in missing if names]
 
 
@@ -75,7 +87,7 @@ def _file(directory: RunDirectory, phase: str, name: str) -> Path:
 
 
 def _first_step(curvature: CurvatureSpec) -> CurvatureSpec:
-    return curvature.model_copy(update={"recorded_steps": 1, "measure": ("alpha_max",)})
+    return curvature.model_copy(update={"recorded_steps": 1, "parity_steps": 0, "measure": ("alpha_max",)})
 
 
 def _measure(
@@ -93,7 +105,7 @@ def _measure(
         for _ in probe.rows(state):
             yield
     for name, rows in tables.items():
-        write_parquet(pd.DataFrame(rows, columns=SPECTRA_COLUMNS[name]), _file(directory, phase, name), {PROTOCOL: protocol_of(first)})
+        write_parquet(pd.DataFrame(rows, columns=SPECTRA_COLUMNS[name]), _file(directory, phase, name), {PROTOCOL: protocol_of(first, READS[name])})
 
 
 def _collector(probe: Probe, tables: dict[str, list[dict[str, Any]]], labels: dict[str, Any]) -> Callable[[Step], dict[str, Any]]:
@@ -110,10 +122,10 @@ def _collector(probe: Probe, tables: dict[str, list[dict[str, Any]]], labels: di
 
 def _profile(probe: Probe, step: Step) -> list[dict[str, Any]]:
     """The loss along u, densely up to α_max and evenly beyond the critical learning rate, with what a quadratic model needs beside it."""
-    result = step.result
-    critical = _critical(step, result.alpha_max).value
+    result, points = step.result, probe.curvature.spectra.profile_points
+    critical = _critical(step, probe.curvature.spectra).value
     marks = [mark for mark in (result.alpha_max, critical) if 0 < mark < math.inf] or [2 * probe.descent.lr]
-    even = [end * (index / PROFILE_POINTS) for end in {1.3 * max(marks), 1.3 * min(marks)} for index in range(PROFILE_POINTS + 1)]
+    even = [end * (index / points) for end in {1.3 * max(marks), 1.3 * min(marks)} for index in range(points + 1)]
     alphas = sorted({-0.15 * max(marks), *even})
     losses = loss_along(step.loss, step.params, step.direction, alphas, batches=step.batches)
     known = {"loss_before": result.loss, "slope": result.slope, "curvature": result.curvature, "alpha_max": result.alpha_max, "critical_lr": critical}
@@ -122,14 +134,16 @@ def _profile(probe: Probe, step: Step) -> list[dict[str, Any]]:
 
 def _sharpness(probe: Probe, step: Step) -> list[dict[str, Any]]:
     """One row: largest eigenvalues, trace, Gauss–Newton share along u, gradient noise scale in sequences, attention."""
-    options: dict[str, Any] = {"batches": step.batches, "tolerance": TOLERANCE, "iterations": MOST_PRODUCTS, "seed": probe.curvature.seed}
+    spectra = probe.curvature.spectra
+    options: dict[str, Any] = {"batches": step.batches, "seed": probe.curvature.seed}
+    options |= {"tolerance": spectra.eigenvalue_tolerance, "iterations": spectra.eigenvalue_products}
     top = top_eigenvalue(step.loss, step.params, **options)
     row: dict[str, Any] = {"loss": step.result.loss, "sharpness": top.value, "sharpness_residual": top.residual}
     if isinstance(probe.optimizer, torch.optim.Adam):
         # P as this step used it: v already holds the step's own gradient.
         adam = preconditioned_sharpness(step.loss, step.params, probe.optimizer, held=probe.descent.params, **options)
         row |= {"adam_sharpness": adam.value, "adam_residual": adam.residual, "adam_threshold": adam.threshold, "adam_ratio": adam.ratio}
-    total = trace(step.loss, step.params, batches=step.batches, products=TRACE_PRODUCTS, seed=probe.curvature.seed)
+    total = trace(step.loss, step.params, batches=step.batches, products=spectra.trace_products, seed=probe.curvature.seed)
     row |= {"trace": total.value, "trace_error": total.standard_error, "gauss_newton_share": _gauss_newton_share(probe, step)}
     return [row | {"noise_scale": _noise_scale(probe, step)} | _attention(probe, step)]
 
@@ -156,9 +170,9 @@ def _examples(probe: Probe):
 
 def _noise_scale(probe: Probe, step: Step) -> float:
     """In sequences, at the step's θ over the batches from its own on: a single one leaves |G|² to chance."""
-    first = probe.curvature.warmup_batches + probe.curvature.warmup_steps
-    batches = [probe.descent.examples(first + number) for number in range(NOISE_BATCHES)]
-    parts = [part for batch in batches for part in split(batch, max(1, len(batch.inputs_BN) // NOISE_PARTS))]
+    first, spectra = probe.curvature.warmup_batches + probe.curvature.warmup_steps, probe.curvature.spectra
+    batches = [probe.descent.examples(first + number) for number in range(spectra.noise_batches)]
+    parts = [part for batch in batches for part in split(batch, max(1, len(batch.inputs_BN) // spectra.noise_parts))]
 
     def per_sequence(params: Any, batch: Any) -> Any:
         total, count = probe.descent.loss(params, batch)
@@ -178,13 +192,26 @@ def _attention(probe: Probe, step: Step) -> dict[str, float]:
 
 def _density(probe: Probe, step: Step) -> list[dict[str, Any]]:
     """A row a node of the quadrature."""
-    options: dict[str, Any] = {"probes": DENSITY_PROBES, "iterations": DENSITY_PRODUCTS, "seed": probe.curvature.seed}
+    spectra = probe.curvature.spectra
+    options: dict[str, Any] = {"probes": spectra.density_probes, "iterations": spectra.density_products, "seed": probe.curvature.seed}
     found = spectral_density(step.loss, step.params, batches=step.batches, **options)
     triples = zip(found.probe_of.tolist(), found.nodes.tolist(), found.weights.tolist(), strict=True)
     return [{"probe": probe_of, "node": node, "weight": weight, "num_params": found.size} for probe_of, node, weight in triples]
 
 
 def _blocks(probe: Probe, step: Step) -> list[dict[str, Any]]:
-    """A row a block of parameters: its u_b·(Hu)_b, which add up to the curvature."""
-    shares = block_shares(step.loss, step.params, step.direction, batches=step.batches)
-    return [{"block": name, "share": share, "curvature": step.result.curvature} for name, share in shares.items()]
+    """A row a block of parameters: its u_b·(Hu)_b, which add up to the curvature, and its own u_b·H u_b without the coupling to the others."""
+    shares = block_shares(step.loss, step.params, step.direction, batches=step.batches, block=block_of)
+    return [{"block": name, "share": share, "own": _own(step, name), "curvature": step.result.curvature} for name, share in shares.items()]
+
+
+def block_of(name: str) -> str:
+    """A parameter's block: "blocks.0.mixer" (ffn, mixer_norm, …) for what lies in a layer, the module's name for what does not."""
+    parts = name.split(".")
+    return ".".join(parts[:3] if parts[0] == "blocks" else parts[:1])
+
+
+def _own(step: Step, block: str) -> float:
+    """The curvature of the block's part of u alone, by the method that the step itself was measured by."""
+    alone = {name: part if block_of(name) == block else torch.zeros_like(part) for name, part in step.direction.items()}
+    return directional(step.loss, step.params, alone, step.result.method, batches=step.batches).curvature

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -54,7 +55,11 @@ CURVATURE_COLUMNS = [
     "method",
     "rel_error",
     "critical_lr",
+    "parity_curvature",
+    "parity_alpha_max",
 ]
+PROTOCOL = "protocol"  # the key of a file's metadata, and the collected table's column: JSON, the run's own values in place of nulls
+COLLECTED_CURVATURE_COLUMNS = [*CURVATURE_COLUMNS, PROTOCOL]
 # What `stability.hessian measure=…` adds beside <phase>.parquet, as <phase>_<name>.parquet; collected where a run has it.
 SPECTRA_COLUMNS = {
     "profile": ["run_id", "phase", "state", "lr", "alpha", "loss", "loss_before", "slope", "curvature", "alpha_max", "critical_lr"],
@@ -78,7 +83,7 @@ SPECTRA_COLUMNS = {
         "attention_entropy",
     ],
     "density": ["run_id", "phase", "state", "lr", "probe", "node", "weight", "num_params"],
-    "blocks": ["run_id", "phase", "state", "lr", "block", "share", "curvature"],
+    "blocks": ["run_id", "phase", "state", "lr", "block", "share", "own", "curvature"],
 }
 SPECTRA = tuple(SPECTRA_COLUMNS)
 CURVES_COLUMNS = ["run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"]
@@ -86,7 +91,7 @@ CURVES_COLUMNS = ["run_id", "step", "loss", "grad_norm", "update_norm", "lr", "v
 
 @dataclass(frozen=True)
 class Results:
-    """``runs``: a row a run; ``curvature``: a row a recorded step (`CURVATURE_COLUMNS`); ``curves``: a row a training step.
+    """``runs``: a row a run; ``curvature``: a row a recorded step (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a training step.
     ``spectra``: by name the tables of `SPECTRA_COLUMNS` that a run has, none of them empty."""
 
     runs: pd.DataFrame
@@ -104,7 +109,7 @@ def collect(study: str | Path) -> Results:
     spectra = {name: _joined([path for directory in directories for path in _tables(directory, name)], columns) for name, columns in SPECTRA_COLUMNS.items()}
     return Results(
         runs=pd.DataFrame(runs, columns=RUNS_COLUMNS),
-        curvature=_joined([path for directory in directories for path in step_tables(directory)], CURVATURE_COLUMNS),
+        curvature=_stacked([_steps(directory, path) for directory in directories for path in step_tables(directory)], COLLECTED_CURVATURE_COLUMNS),
         curves=pd.DataFrame(curves, columns=CURVES_COLUMNS),
         spectra={name: frame for name, frame in spectra.items() if len(frame)},
     )
@@ -137,6 +142,11 @@ def read_metadata(path: Path) -> dict[str, str]:
     return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
 
 
+def holds_columns(path: Path, columns: Sequence[str]) -> bool:
+    """Whether a file has every one of ``columns``: a table measured before there was one of them lacks it."""
+    return set(columns) <= set(pq.read_schema(path).names)
+
+
 def _run_row(study: str, directory: RunDirectory) -> dict[str, Any]:
     status = directory.status()
     row: dict[str, Any] = {"study": study, "run_id": directory.run_id, "status": status["state"], "reason": status.get("reason", "")}
@@ -160,7 +170,25 @@ def _tables(directory: RunDirectory, name: str) -> list[Path]:
     return sorted((directory.path / "curvature").glob(f"*_{name}.parquet"))
 
 
+def _steps(directory: RunDirectory, path: Path) -> pd.DataFrame:
+    """A file of recorded steps with its protocol beside each row; None there where the file is too old to say."""
+    return pd.read_parquet(path).assign(**{PROTOCOL: _protocol(directory, path)})
+
+
+def _protocol(directory: RunDirectory, path: Path) -> str | None:
+    stored = read_metadata(path).get(PROTOCOL)
+    if stored is None:
+        return None
+    values, spec = json.loads(stored), read_json(directory.spec_file) if directory.spec_file.exists() else {}
+    own = {key: spec[key] for key in ("batch", "clip_norm") if values.get(key) is None and key in spec}
+    return json.dumps(values | own, sort_keys=True)
+
+
 def _joined(paths: list[Path], columns: Sequence[str]) -> pd.DataFrame:
+    return _stacked([pd.read_parquet(path) for path in paths], columns)
+
+
+def _stacked(frames: list[pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
     """All rows, in ``columns``; one that a file is too old to have is empty there."""
-    filled = [frame for path in paths if len(frame := pd.read_parquet(path))]
+    filled = [frame for frame in frames if len(frame)]
     return pd.concat(filled, ignore_index=True).reindex(columns=list(columns)) if filled else pd.DataFrame(columns=list(columns))

@@ -57,6 +57,15 @@ def test_steps_that_lowered_their_loss_are_counted_and_lost_ones_did_not(tmp_pat
     assert (table.rows[0][1].text, table.rows[0][1].detail) == ("50", "n=4")
 
 
+def test_the_steps_beyond_alpha_max_that_lowered_their_loss_are_counted_not_asserted(tmp_path):
+    path = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-2], seeds=1, states=["paper"], alpha=alpha_of([1e-3, 1e-3, 1.0, math.inf, 0.0]))
+    study = load(path)
+    study.curvature["loss_after"] = [2.8, 2.95, 2.8, 2.8, 2.95]
+    assert "of the 3 steps beyond it, 1 lowered the loss nevertheless" in fallen_tables(study)[0].caption
+    study.curvature["alpha_max"] = 1.0
+    assert "no step went beyond it here" in fallen_tables(study)[0].caption
+
+
 def test_the_critical_rate_is_compared_with_alpha_max_where_both_are_numbers(tmp_path):
     path = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3], seeds=1, states=["paper"], alpha=alpha_of([1.0, 2.0, math.inf, 0.0, 1.0, 1.0]))
     study = load(path)

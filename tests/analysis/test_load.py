@@ -20,7 +20,7 @@ def study_dir(tmp_path):
 
 def test_columns_and_version_are_those_that_results_writes():
     assert SCHEMA_VERSION == results.SCHEMA_VERSION
-    written = {"runs": results.RUNS_COLUMNS, "curvature": results.CURVATURE_COLUMNS, "curves": results.CURVES_COLUMNS}
+    written = {"runs": results.RUNS_COLUMNS, "curvature": results.COLLECTED_CURVATURE_COLUMNS, "curves": results.CURVES_COLUMNS}
     assert {name: list(columns) for name, columns in COLUMNS.items()} == {name: list(columns) for name, columns in written.items()}
 
 

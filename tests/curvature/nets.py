@@ -64,3 +64,24 @@ def dense_hessian(loss, params):
     """H of ``loss`` in the order of ``params``, by torch.autograd.functional: reverse over reverse, which is right through LayerNorm."""
     with sdpa_kernel(SDPBackend.MATH):
         return torch.autograd.functional.hessian(lambda vector: loss(unflatten(vector, params)), flatten(params))
+
+
+def gradient_graph(loss, params):
+    """(θ, ∇L(θ)) flat, the gradient with its graph."""
+    vector = flatten(params).requires_grad_()
+    with sdpa_kernel(SDPBackend.MATH):
+        value = loss(unflatten(vector, params))
+    return vector, torch.autograd.grad(value, vector, create_graph=True)[0]
+
+
+def dense_gradient_and_hessian(loss, params):
+    """∇L and H as `dense_hessian` gives it, 256 rows of the same reverse over reverse at a time (vmap over the second backward only)."""
+    vector, gradient = gradient_graph(loss, params)
+    rows = torch.eye(len(vector), dtype=vector.dtype).split(256)
+    blocks = [torch.autograd.grad(gradient, vector, unit, retain_graph=True, is_grads_batched=True)[0] for unit in rows]
+    return gradient.detach(), torch.cat(blocks)
+
+
+def row_of_hessian(loss, params, index):
+    vector, gradient = gradient_graph(loss, params)
+    return torch.autograd.grad(gradient[index], vector)[0]

@@ -7,7 +7,10 @@ from torch.nn import functional as F
 from benchmarks.coverage import Case, cases, verdict
 
 POINT = {"x": torch.linspace(0.5, 1.5, 4, dtype=torch.float64)}
-CASES = [case for case in cases() if case.params]
+WITHOUT_A_RULE = ("bloom", "falcon", "mixtral", "qwen3_moe")
+ALL = [case for case in cases() if case.params]
+CASES = [case for case in ALL if not case.name.startswith(WITHOUT_A_RULE)]
+REST = [case for case in ALL if case.name.startswith(WITHOUT_A_RULE)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case.family}-{case.name}" for case in CASES])
@@ -15,12 +18,19 @@ def test_taylor_covers_it_and_agrees_with_double_backward(case):
     found = verdict(case)
     assert (found.method, found.missing) == ("taylor", None)
     assert found.off is not None
-    assert found.off < (3e-6 if case.family == "Hugging Face" else 1e-12)
+    assert found.off < (1e-6 if case.family == "Hugging Face" else 1e-12)
+
+
+@pytest.mark.parametrize("case", REST, ids=[case.name for case in REST])
+def test_where_taylor_has_no_rule_it_is_named_and_double_backward_stands_in(case):
+    found = verdict(case)
+    assert (found.method, found.off) == ("double_backward", None)
+    assert "taylor" in found.missing
 
 
 def test_a_missing_rule_is_named_with_the_method_that_stands_in():
     found = verdict(Case("test", "lgamma", lambda p: torch.lgamma(p["x"]).sum(), POINT))
-    assert (found.method, found.off) == ("double_backward", 0.0)
+    assert (found.method, found.off) == ("double_backward", None)
     assert "lgamma" in found.missing
 
 

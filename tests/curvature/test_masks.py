@@ -13,6 +13,7 @@ from stability.mechanisms import build as build_mechanism
 from stability.registry import Registry
 
 from .nets import random_direction
+from .test_dense_oracle import MODELS, VOCABULARY, shaken_model, spec_of
 from .test_taylor_models import assert_same, huggingface, module_loss, shaken
 
 LENGTHS = {"one_visible_key": [12, 1], "fully_padded_row": [12, 0], "nothing_but_padding": [0, 0]}
@@ -46,3 +47,14 @@ def test_a_fully_padded_row_of_a_hugging_face_model_is_finite_and_exact(name):
 
     assert math.isfinite(directional(loss, params, random_direction(params), "taylor").curvature)
     assert_same(loss, params, random_direction(params), rel=1e-6)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("model", MODELS, ids="-".join)
+def test_padding_through_a_whole_model_is_finite_and_exact(model, lengths):
+    spec = spec_of(*model)
+    net = shaken_model(spec, 1.0)
+    mask = torch.arange(12) < torch.tensor(lengths)[:, None]
+    tokens = torch.randint(0, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(2))
+    params = {name: param.detach() for name, param in net.named_parameters()}
+    assert_same(module_loss(net, tokens, mask_BN=mask), params, random_direction(params))

@@ -73,6 +73,16 @@ def failure(rank):
     return "no error"
 
 
+def work_on_gpus(rank, folder):
+    """The monitor's rows under NCCL, a device for each rank."""
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    net, inputs = regression()
+    found = watched(nn.parallel.DistributedDataParallel(net.to(rank), device_ids=[rank]), [x[rank::2].to(rank) for x in inputs])
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
 def work(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -121,6 +131,17 @@ def test_the_monitor_of_a_ddp_model_equals_the_monitor_of_one_process(ranks):
             assert row[:8] == pytest.approx(expected[:8], rel=1e-10)
             assert row[8] == pytest.approx(expected[8], rel=1e-9)  # a difference of two losses
             assert row[9:] == expected[9:]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs two GPUs; on such a machine: pytest tests/curvature/test_parallel.py -k nccl")
+def test_the_monitor_under_nccl_equals_the_monitor_of_one_process(tmp_path):
+    multiprocessing.spawn(work_on_gpus, args=(str(tmp_path),), nprocs=2)
+    net, inputs = regression()
+    alone = watched(net.cuda(), [x.cuda() for x in inputs])
+    for rank in (0, 1):
+        for row, expected in zip(torch.load(tmp_path / f"{rank}.pt", weights_only=True), alone, strict=True):
+            assert row[:8] == pytest.approx(expected[:8], rel=1e-10)
+            assert row[8] == pytest.approx(expected[8], rel=1e-9)
 
 
 def test_means_weigh_the_ranks_by_their_counts(ranks):

@@ -90,3 +90,24 @@ def test_a_value_dependent_branch_is_refused():
     x = {"x": torch.ones(3)}
     with pytest.raises(NoRule, match="__bool__"):
         directional(lambda p: (p["x"] if p["x"].sum() else -p["x"]).sum(), x, x, "taylor")
+
+
+@pytest.mark.parametrize("function", [lambda x: x / x.detach().abs().max(), lambda x: x * x.sum().item(), without_grad])
+def test_auto_says_that_what_is_detached_counts_as_a_constant(function):
+    x = {"x": torch.randn(3, 4, dtype=torch.float64, generator=G)}
+    with pytest.warns(RuntimeWarning, match="taylor refuses .*takes for a constant what is detached"):
+        assert directional(lambda p: (function(p["x"]) * p["x"]).sum(), x, x).method == "double_backward"
+
+
+def scaled_in_place(p):
+    with torch.no_grad():
+        p["x"].mul_(1.1)
+    return (p["x"] ** 3).sum()
+
+
+@pytest.mark.parametrize("method", ["auto", "double_backward", "finite_difference", "parity"])
+@pytest.mark.parametrize("loss", [scaled_in_place, lambda p: F.embedding(torch.tensor([0, 2]), p["x"], max_norm=0.5).square().sum()])
+def test_a_loss_that_writes_into_its_parameters_is_an_error(method, loss):
+    x = {"x": torch.ones(3, 4, dtype=torch.float64)}
+    with pytest.raises(ValueError, match=r"loss_fn writes into params\['x'\] in place .*max_norm"):
+        directional(loss, x, x, method)

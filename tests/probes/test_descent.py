@@ -91,3 +91,38 @@ def test_microbatches_hold_every_row_once_in_order():
     assert [len(part.inputs_BN) for part in parts] == [2, 2, 1]
     for whole, pieces in zip(examples(0), zip(*parts, strict=True), strict=True):
         assert torch.equal(torch.cat(pieces), whole)
+
+
+def test_the_papers_difference_joins_as_many_steps_as_asked_and_is_the_central_difference_written_out():
+    protocol = PROTOCOL.model_copy(update={"recorded_steps": 3, "parity_steps": 2})
+    w, seen = torch.nn.Parameter(torch.tensor([[0.5], [-1.0], [2.0]], dtype=torch.float64)), []
+    descent = Descent(
+        {"w": w}, torch.optim.AdamW([w], lr=1e-2), quartic, examples, protocol, lr=1e-2, clip_norm=1.0, observe=lambda step: seen.append(step) or {}
+    )
+    rows = list(descent.rows("plain"))
+    assert ["parity_curvature" in row for row in rows] == [True, True, False]
+    x, y, _ = examples(4)
+    here, u = seen[0].params["w"].detach(), seen[0].direction["w"]
+
+    def slope(at):
+        return (4 * ((x @ at - y) ** 3 * (x @ u)).sum() / len(x)).item()
+
+    difference = (slope(here + 1e-4 * u) - slope(here - 1e-4 * u)) / 2e-4
+    assert rows[0]["parity_curvature"] == pytest.approx(difference, rel=1e-9)
+    assert rows[0]["parity_alpha_max"] == pytest.approx(-2 * slope(here) / difference, rel=1e-9)
+
+
+def quartic(params, batch):
+    return ((batch.inputs_BN @ params["w"] - batch.targets_BN) ** 4).sum(), torch.tensor(float(len(batch.inputs_BN)))
+
+
+@pytest.mark.parametrize("change", [{"parity_steps": 0}, {"method": "parity"}, {"method": "finite_difference"}])
+def test_without_an_exact_curvature_or_the_wish_there_is_nothing_to_compare(change):
+    _, _, row = first_step("plain", protocol=PROTOCOL.model_copy(update=change))
+    assert "parity_curvature" not in row
+
+
+def test_the_comparison_uses_the_rows_own_slope():
+    _, step, row = first_step("plain", protocol=PROTOCOL.model_copy(update={"gradient": "clipped"}))
+    assert row["parity_alpha_max"] == pytest.approx(-2 * row["slope"] / row["parity_curvature"])
+    assert row["slope"] == step.result.slope

@@ -125,6 +125,19 @@ def test_what_cannot_be_measured_is_refused_in_two_lines(lab, tmp_path, monkeypa
     assert "do not belong together" in refused(lab, tmp_path / "small")
 
 
+def test_a_model_that_reads_its_targets_or_lacks_its_head_is_refused(lab, tmp_path):
+    import torch
+
+    torch.manual_seed(0)
+    small = {"vocab_size": 260, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32}
+    transformers.BertForMaskedLM(transformers.BertConfig(**small)).save_pretrained(tmp_path / "encoder")
+    assert "reads the tokens that it would have to predict" in refused(lab, tmp_path / "encoder")
+    transformers.LlamaModel(transformers.LlamaConfig(**small)).save_pretrained(tmp_path / "headless")
+    assert "has no weights for lm_head.weight" in refused(lab, tmp_path / "headless")
+    transformers.BertLMHeadModel(transformers.BertConfig(is_decoder=True, **small)).save_pretrained(tmp_path / "decoder")
+    assert "bytes: no tokenizer was found" in probe_of(lab, tmp_path / "decoder").description  # the one made up from the config knows no word
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -151,6 +164,7 @@ def steps(alpha_max, lr=1e-3, state="plain"):
 
 def test_the_answer_goes_by_the_tenth_lowest_and_the_median():
     assert "lr=0.001: its curvature bears it. Half of the steps bear inf, nine in ten 0.002 (2 times" in answer(steps([2e-3] * 5 + [math.inf] * 16))
+    assert "Along nine steps in ten it is not positive and limits no rate" in answer(steps([math.inf] * 4))
     assert "at the edge" in answer(steps([5e-4] * 5 + [2e-3] * 16))
     assert "too high" in answer(steps([5e-4] * 15 + [2e-3] * 5))
     both = answer(pd.concat([steps([2e-3]), steps([9.0], state="paper")]))

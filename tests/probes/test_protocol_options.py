@@ -10,8 +10,8 @@ import pytest
 
 from stability import hessian
 from stability.models.backbone import Backbone
-from stability.probes.alpha_max import PROTOCOL, is_measured, measure, protocol_of
-from stability.runs.results import read_metadata, write_parquet
+from stability.probes.alpha_max import is_measured, measure, protocol_of
+from stability.runs.results import PROTOCOL, collect, read_metadata, write_parquet
 from stability.runs.study import StudyFolder
 
 from .test_alpha_max import SHORT, ByHand, measured
@@ -122,3 +122,26 @@ def test_gradient_true_reads_as_written_and_a_wrong_word_is_refused(lab):
     for word in ("gradient=false", "gradient=raw", "microbatch=0", "clip_norm=-1", "positions=8", "lr=1e-3"):
         with pytest.raises(ValueError, match=word.split("=")[0]):
             read_spec("hessian", ["ckpt=x", word], into="curvature")
+
+
+def test_a_file_older_than_parity_steps_counts_as_measured_and_one_with_fewer_of_them_does_not(lab):
+    directory, table = measured(lab, lab.spec())
+    assert table.groupby("state").parity_curvature.count().tolist() == [1, 1]
+    fewer, more = (SHORT.model_copy(update={"parity_steps": number}) for number in (0, 2))
+    assert is_measured(directory, fewer)
+    assert not is_measured(directory, more)
+    stored = {key: value for key, value in json.loads(protocol_of(SHORT)).items() if key != "spectra"}
+    assert "parity_steps" not in stored
+    write_parquet(table.drop(columns=["parity_curvature", "parity_alpha_max"]), directory.curvature_file("terminal"), {PROTOCOL: json.dumps(stored)})
+    assert is_measured(directory, more)
+
+
+def test_the_collected_steps_carry_the_protocol_with_the_runs_own_batch_and_clipping_norm(lab):
+    study, directories = study_of(lab)
+    measured(lab, lab.spec(), SHORT)
+    for _ in measure(directories[1], SHORT.model_copy(update={"batch": 2, "clip_norm": 0.5}), cache_dir=lab.cache, device="cpu"):
+        pass
+    rows = collect(study.path).curvature
+    stored = {run_id: json.loads(group.protocol.iloc[0]) for run_id, group in rows.groupby("run_id")}
+    assert [(stored[d.run_id]["batch"], stored[d.run_id]["clip_norm"]) for d in directories] == [(4, 1.0), (2, 0.5)]
+    assert stored[directories[0].run_id]["parity_steps"] == 1

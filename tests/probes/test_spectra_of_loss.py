@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -12,9 +13,23 @@ from torch.func import functional_call
 
 from stability.config import CurvatureSpec, HessianSpec, checked
 from stability.curvature.critical import loss_along
+from stability.curvature.products import hvp
 from stability.curvature.spectrum import top_eigenvalue
 from stability.probes.alpha_max import Probe, corpus_of, is_measured, measure, measure_checkpoint
-from stability.runs.results import CURVATURE_COLUMNS, SPECTRA, SPECTRA_COLUMNS, collect, step_tables, write, write_parquet
+from stability.probes.spectra_of_loss import READS, missing_tables
+from stability.protocol import SpectraSpec
+from stability.runs.results import (
+    COLLECTED_CURVATURE_COLUMNS,
+    CURVATURE_COLUMNS,
+    PROTOCOL,
+    SPECTRA,
+    SPECTRA_COLUMNS,
+    collect,
+    read_metadata,
+    step_tables,
+    write,
+    write_parquet,
+)
 from stability.training import checkpoint
 
 EVERYTHING = ("alpha_max", "critical_lr", *SPECTRA)
@@ -132,7 +147,7 @@ def test_block_shares_add_up_and_the_densitys_weights_to_one(measured):
     _, directory = measured
     for _, rows in table(directory, "terminal_blocks").groupby("state"):
         assert rows.share.sum() == pytest.approx(rows.curvature.iloc[0], rel=1e-3)
-        assert {"blocks.0", "blocks.1"} <= set(rows.block)
+        assert {"embedding", "blocks.0.mixer", "blocks.1.ffn", "blocks.1.ffn_norm", "final_norm", "head"} <= set(rows.block)
     density = table(directory, "terminal_density")
     assert density.groupby("state").weight.sum().tolist() == pytest.approx([1, 1])
 
@@ -203,7 +218,7 @@ def test_a_study_collects_what_its_runs_have_and_forgets_what_they_lost(measured
     assert "skips 1 of 1: measured already" in capsys.readouterr().out
     assert {path.stem for path in study.results.iterdir()} == {"runs", "curvature", "curves", *SPECTRA}
     steps = pd.read_parquet(study.results / "curvature.parquet")
-    assert list(steps.columns) == CURVATURE_COLUMNS
+    assert list(steps.columns) == COLLECTED_CURVATURE_COLUMNS
     assert len(steps) == 6, "no row of another table among them"
     kept = {path: path.read_bytes() for path in (directory.path / "curvature").glob("*_density.parquet")}
     for path in kept:
@@ -226,7 +241,8 @@ def test_steps_measured_before_there_was_a_critical_rate_are_collected_with_it_e
     found = collect(study.path)
     assert found.spectra == {}
     assert found.curvature.critical_lr.isna().all()
-    assert list(found.curvature.columns) == CURVATURE_COLUMNS
+    assert list(found.curvature.columns) == COLLECTED_CURVATURE_COLUMNS
+    assert found.curvature.protocol.isna().all()
 
 
 @pytest.mark.parametrize("changes", [{"mechanism": {"name": "sw"}, "norm": "rmsnorm"}, {"mechanism": {"name": "mix"}}, {"objective": {"name": "ar"}}])
@@ -237,3 +253,49 @@ def test_every_softmax_mechanism_norm_and_objective_has_every_number(lab, change
     finite = set(SPECTRA_COLUMNS["sharpness"]) - {"run_id", "phase", "state", "noise_scale"}
     assert all(math.isfinite(row[name]) for name in finite)
     assert row.noise_scale > 0
+
+
+CHANGES = {
+    "profile": {"critical_resolution": 0.3, "profile_points": 5},
+    "sharpness": {"eigenvalue_tolerance": 0.9, "eigenvalue_products": 2, "trace_products": 9, "noise_batches": 2, "noise_parts": 2},
+    "density": {"density_probes": 1, "density_products": 3},
+}
+
+
+def test_every_setting_of_the_spectra_is_tried_below():
+    assert {name: tuple(each) for name, each in CHANGES.items()} | {"blocks": ()} == READS
+    assert {field for each in CHANGES.values() for field in each} == set(SpectraSpec.model_fields)
+
+
+@pytest.mark.parametrize(("name", "field", "value"), [(name, *pair) for name, each in CHANGES.items() for pair in each.items()])
+def test_a_setting_changes_its_table_and_only_that_tables_protocol(measured, name, field, value):
+    lab, directory = measured
+    changed = SHORT.model_copy(update={"spectra": SpectraSpec(**{field: value})})
+    assert missing_tables(directory, changed) == [("terminal", (name,))]
+    some = changed.model_copy(update={"measure": (name,), "state": ("checkpoint",)})
+    for _ in measure_checkpoint(directory.checkpoints()[-1], "other", some, cache_dir=lab.cache, device="cpu"):
+        pass
+    path = directory.curvature_file(f"other_{name}")
+    found, before = pd.read_parquet(path), table(directory, f"terminal_{name}").query("state == 'checkpoint'")
+    assert json.loads(read_metadata(path)[PROTOCOL])["spectra"][field] == value
+    path.unlink()
+    assert not np.array_equal(found.drop(columns="phase").to_numpy(), before.drop(columns="phase").to_numpy())
+
+
+def test_a_blocks_own_curvature_is_that_of_its_part_of_u_by_double_backward(measured):
+    lab, directory = measured
+    _, step = first_step(lab, directory)
+    rows = table(directory, "terminal_blocks").query("state == 'checkpoint'").set_index("block")
+    for block in ("embedding", "blocks.1.mixer"):
+        alone = {name: part if name.startswith(f"{block}.") else torch.zeros_like(part) for name, part in step.direction.items()}
+        product = hvp(step.loss, step.params, alone, batches=step.batches)
+        assert rows.loc[block, "own"] == pytest.approx(sum(float((product[name] * alone[name]).sum()) for name in alone), rel=1e-3)
+
+
+def test_a_table_older_than_one_of_its_columns_is_measured_again(measured):
+    _, directory = measured
+    path = directory.curvature_file("terminal_blocks")
+    kept, metadata = path.read_bytes(), {PROTOCOL: read_metadata(path)[PROTOCOL]}
+    write_parquet(pd.read_parquet(path).drop(columns="own"), path, metadata)
+    assert missing_tables(directory, SHORT) == [("terminal", ("blocks",))]
+    path.write_bytes(kept)

@@ -6,10 +6,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import astuple
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
+from torch.func import functional_call
 
+from stability.curvature import AlphaMaxMonitor, parallel_directional
 from sweeps import ray_launcher, serial_launcher
 from sweeps.interrupt import Interrupt
 from sweeps.trial import run_trial
@@ -82,6 +88,40 @@ def test_ray_and_serial_write_the_same_metrics_bit_for_bit(cluster, tmp_path):
         assert one.run_id == other.run_id
         assert one.directory.metrics_file.read_bytes() == other.directory.metrics_file.read_bytes()
         assert len(one.directory.metrics_file.read_text().splitlines()) == 13
+
+
+def test_ray_and_serial_write_the_same_curvature_bit_for_bit(cluster, tmp_path):
+    protocol = ["hessian=true", "curvature.batch=2", "curvature.warmup_batches=2", "curvature.warmup_steps=1", "curvature.recorded_steps=2"]
+    _, serial = make_sweep(tmp_path, *protocol, pool="serial")
+    _, ray = make_sweep(tmp_path, *protocol, pool="ray")
+    serial_launcher.launch(serial, on_tick=lambda: None, interrupt=Interrupt(), run=run_trial)
+    launch(ray)
+    for one, other in zip(serial, ray, strict=True):
+        tables = [pd.read_parquet(trial.directory.curvature_file("terminal")) for trial in (one, other)]
+        assert len(tables[0]) == 4  # two states, two steps
+        assert np.isfinite(tables[0][["slope", "curvature"]]).all(axis=None)
+        pd.testing.assert_frame_equal(*tables, check_exact=True)
+
+
+def test_the_monitor_and_parallel_directional_work_inside_a_ray_task(cluster):
+    import ray
+
+    assert ray.get(ray.remote(measured).remote()) == measured()
+
+
+def measured():
+    """A step's row by the monitor, and the numbers of a batch in two parts."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    x, optimizer = torch.randn(6, 3), torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = AlphaMaxMonitor(model, optimizer, lambda net, rows: net(rows).square().mean())
+    with monitor.step(x):
+        model(x).square().mean().backward()
+        optimizer.step()
+    params = {name: param.detach() for name, param in model.named_parameters()}
+    direction = {name: torch.ones_like(param) for name, param in params.items()}
+    found = parallel_directional(lambda p, rows: (functional_call(model, p, (rows,)).square().sum(), len(rows)), params, direction, batches=x.split(3))
+    return (*astuple(monitor.history[0]), found.slope, found.curvature)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,121 @@
+"""Rules of whole layers that are put together from others: batch and instance norm, weight norm, max-pooling, and the rarer products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from stability.curvature._jet import Jet, NoRule, each, on, on_aten, parts
+from stability.curvature._rules_products import bilinear, matmul
+
+
+@on_aten("_native_batch_norm_legit_no_training")
+def _batch_norm_eval(func, args, kwargs):
+    """(x − running mean)·γ/√(running variance + ε) + β: affine in x."""
+    x, weight, bias, mean, variance, _, eps = args
+    return (*_affine_of_channels((x - _over_channels(mean, x)) * _over_channels((variance + eps).rsqrt(), x), weight, bias), None, None)
+
+
+@on_aten("_native_batch_norm_legit")
+def _batch_norm_of_batch(func, args, kwargs):
+    """With the batch's own mean and variance, without running ones (which a pass in training mode would write to, and which is refused)."""
+    x, weight, bias, _, _, eps = args
+    others = [axis for axis in range(x.ndim) if axis != 1]
+    centred = x - x.mean(others, keepdim=True)
+    scale = ((centred * centred).mean(others, keepdim=True) + eps).rsqrt()
+    return (*_affine_of_channels(centred * scale, weight, bias), None, None)
+
+
+def _affine_of_channels(n: Tensor, weight: Any, bias: Any) -> tuple[Tensor]:
+    n = n if weight is None else n * _over_channels(weight, n)
+    return (n if bias is None else n + _over_channels(bias, n),)
+
+
+def _over_channels(vector: Tensor, like: Tensor) -> Tensor:
+    return vector.reshape(1, -1, *[1] * (like.ndim - 2))
+
+
+@on(torch._weight_norm)
+def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+    """g·v/‖v‖ over every axis but ``dim``. torch's own second derivative of it is wrong (it takes ‖v‖ for a constant): see `_graph`."""
+    axes = [axis for axis in range(v.ndim) if axis != dim % v.ndim]
+    return v * (g / (v * v).sum(axes, keepdim=True).sqrt())
+
+
+@on_aten("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d")
+def _max_pool(func, args, kwargs):
+    """The derivatives at the largest elements."""
+    axes = 3 if "3d" in func.overloadpacket.__name__ else 2
+    _, indices = func(args[0].value, *args[1:], **kwargs)
+    return each(lambda part: part.flatten(-axes).gather(-1, indices.flatten(-axes)).reshape(indices.shape), args[0]), indices
+
+
+@on_aten("vdot")
+def _vdot(func, args, kwargs):
+    return matmul(args[0], args[1])
+
+
+@on_aten("addbmm")
+def _addbmm(func, args, kwargs):
+    return args[0] * kwargs.get("beta", 1) + matmul(args[1], args[2]).sum(0) * kwargs.get("alpha", 1)
+
+
+@on_aten("addr")
+def _addr(func, args, kwargs):
+    return args[0] * kwargs.get("beta", 1) + args[1][:, None] * args[2] * kwargs.get("alpha", 1)
+
+
+@on_aten("linalg_cross")
+def _cross(func, args, kwargs):
+    return bilinear(lambda a, b: func(a, b, **kwargs), args[0], args[1])
+
+
+@on_aten("index_fill")
+def _index_fill(func, args, kwargs):
+    x, dim, index, filling = args
+    if isinstance(filling, Jet) or not isinstance(x, Jet):
+        raise NoRule("taylor has no rule for index_fill with a filling that depends on the parameters")
+    mask = torch.zeros(x.shape, dtype=torch.bool, device=x.device).index_fill_(dim, index, True)
+    return x.masked_fill(mask, filling)
+
+
+@on_aten("scatter_reduce")
+def _scatter_reduce(func, args, kwargs):
+    """Sums and means, which are linear in both tensors; their counts are constants."""
+    x, dim, index, source, reduce = args
+    if reduce not in ("sum", "mean"):
+        raise NoRule(f"taylor has no rule for scatter_reduce with reduce={reduce!r}")
+    return _linear_in_both(lambda a, b: func(a, dim, index, b, reduce, **kwargs), x, source)
+
+
+def _linear_in_both(function: Any, x: Any, y: Any) -> Tensor:
+    """function(x, 0) + function(0, y) by components."""
+    left = each(lambda part: function(part, torch.zeros_like(parts(y)[0])), x)
+    return left + each(lambda part: function(torch.zeros_like(parts(x)[0]), part), y)
+
+
+@on_aten("fmax", "fmin")
+def _fmax(func, args, kwargs):
+    """`maximum`, where a NaN gives way to the other number."""
+    a, b = args
+    (a0, *_), (b0, *_) = parts(a), parts(b)
+    extreme = torch.maximum if "fmax" in func.overloadpacket.__name__ else torch.minimum
+    return extreme(torch.where(a0.isnan(), b, a), torch.where(b0.isnan(), a, b))
+
+
+@on_aten("aminmax")
+def _aminmax(func, args, kwargs):
+    x, dim, keepdim = args[0], kwargs.get("dim"), kwargs.get("keepdim", False)
+    axes = list(range(x.ndim)) if dim is None else [dim]
+    return x.amin(axes, keepdim), x.amax(axes, keepdim)
+
+
+@on(F.bilinear, torch.bilinear)
+def _bilinear_layer(x1, x2, weight, bias=None):
+    """y_o = x1ᵀ W_o x2 + b_o, (…, I), (…, J) and (O, I, J)."""
+    inner = matmul(weight, x2.unsqueeze(-2).mT.unsqueeze(-3)).squeeze(-1)
+    y = (inner * x1.unsqueeze(-2)).sum(-1)
+    return y if bias is None else y + bias
