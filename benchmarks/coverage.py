@@ -52,6 +52,7 @@ class Verdict(NamedTuple):
 
 def cases() -> Iterator[Case]:
     yield from mechanisms()
+    yield from cross_mechanisms()
     yield from residuals()
     yield from norms()
     yield from objectives()
@@ -78,11 +79,20 @@ def mechanisms() -> Iterator[Case]:
     _, positions, width = SHAPE
     x = signal()
     mask = torch.arange(positions) < torch.tensor([positions, positions - 4])[:, None]
-    for name in Registry("mechanisms").names():
+    for name in Registry("mechanisms").names(cross=False):
         mechanism = Registry("mechanisms").load(name)
         for direction in sorted(mechanism.supported_directions(mechanism.Config())):
             module = shaken(build_mechanism(name, width=width, heads=2, direction=direction, num_layers=2))
             yield Case("mechanism", f"{name}, {direction}", output_loss(module, x, mask_BN=mask), parameters(module))
+
+
+def cross_mechanisms() -> Iterator[Case]:
+    _, positions, width = SHAPE
+    x, context = signal(), signal()[:, : positions - 4].flip(0)
+    mask = torch.arange(positions - 4) < torch.tensor([positions - 4, 3])[:, None]
+    for name in Registry("mechanisms").names(cross=True):
+        module = shaken(build_mechanism(name, width=width, heads=2))
+        yield Case("cross mechanism", name, output_loss(module, x, context_BJD=context, context_mask_BJ=mask), parameters(module))
 
 
 class Connected(nn.Module):

@@ -115,7 +115,7 @@ class Descent:
         """The loss of batch ``index`` as `directional` takes it: one scalar, or (sum, count) of one microbatch after another."""
         examples, rows = self.examples(index), self.curvature.microbatch
         if rows is not None:
-            return self.loss, split(examples, rows)
+            return self.loss, examples.split(rows)
 
         def mean(params: Mapping[str, Tensor]) -> Tensor:
             total, count = self.loss(params, examples)
@@ -144,11 +144,6 @@ class Descent:
                 return loss(self.params).item()
             terms = [loss(self.params, batch) for batch in batches]
             return sum(total.item() for total, _ in terms) / sum(float(count) for _, count in terms)
-
-
-def split(examples: Examples, rows: int) -> list[Examples]:
-    """Microbatches of ``rows`` rows, the last one shorter where they do not divide the batch."""
-    return [Examples(*parts) for parts in zip(*(tensor.split(rows) for tensor in examples), strict=True)]
 
 
 def with_slope(result: Directional, slope: float) -> Directional:

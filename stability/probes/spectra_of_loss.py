@@ -13,7 +13,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch.func import functional_call
 
 from stability.build import resolve_device
 from stability.config import CurvatureSpec
@@ -23,7 +22,7 @@ from stability.curvature.decompose import block_shares, gauss_newton, gradient_n
 from stability.curvature.spectrum import spectral_density, top_eigenvalue, trace
 from stability.probes.alpha_max import PROTOCOL, Probe, corpus_of, phases, protocol_of, stored_protocol, wanted_phases
 from stability.probes.attention import attention_statistics
-from stability.probes.descent import Step, split
+from stability.probes.descent import Step
 from stability.runs.directory import RunDirectory
 from stability.runs.results import SPECTRA, SPECTRA_COLUMNS, write_parquet
 from stability.training import checkpoint
@@ -138,7 +137,7 @@ def _gauss_newton_share(probe: Probe, step: Step) -> float:
     """NaN where an operation of the model has no forward mode."""
     try:
         found = gauss_newton(
-            lambda params, batch: functional_call(probe.model, params, (batch.inputs_BN,)),
+            lambda params, batch: batch.logits(probe.model, params),
             lambda logits, batch: probe.objective.loss_sum(logits, batch),
             step.params,
             step.direction,
@@ -158,7 +157,7 @@ def _noise_scale(probe: Probe, step: Step) -> float:
     """In sequences, at the step's θ over the batches from its own on: a single one leaves |G|² to chance."""
     first = probe.curvature.warmup_batches + probe.curvature.warmup_steps
     batches = [probe.descent.examples(first + number) for number in range(NOISE_BATCHES)]
-    parts = [part for batch in batches for part in split(batch, max(1, len(batch.inputs_BN) // NOISE_PARTS))]
+    parts = [part for batch in batches for part in batch.split(max(1, len(batch.inputs_BN) // NOISE_PARTS))]
 
     def per_sequence(params: Any, batch: Any) -> Any:
         total, count = probe.descent.loss(params, batch)
@@ -169,7 +168,7 @@ def _noise_scale(probe: Probe, step: Step) -> float:
 
 def _attention(probe: Probe, step: Step) -> dict[str, float]:
     """Over all softmax-attention layers: the largest logit and the mean entropy in nats; nothing where there is no such layer."""
-    found = attention_statistics(probe.model, lambda: functional_call(probe.model, step.params, (_examples(probe).inputs_BN,)))
+    found = attention_statistics(probe.model, lambda: _examples(probe).logits(probe.model, step.params))
     if not found:
         return {}
     layers = found.values()
