@@ -68,9 +68,9 @@ def paragraph(study: Study) -> str:
 
 
 def judge(study: Study) -> tuple[Claim, ...]:
-    """The claims of every setting (optimizer, residual, … where they vary), then what limits them: missing runs, and the scale."""
+    """The claims of every setting (optimizer, residual, … where they vary; of an ablation the base), then what limits them: missing runs, and the scale."""
     found, claims = windows(study), []
-    for setting in sorted(set(study.runs["setting"])):
+    for setting in sorted(set(study.runs.loc[study.runs["variant"] == "", "setting"])):
         names = set(study.runs.loc[study.runs["setting"] == setting, "series"])
         sides = {side.mechanism: side for side in (_side(study, found[name]) for name in study.series if name in names)}
         prefix = f"Setting {setting}: " if setting else ""

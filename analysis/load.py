@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,8 @@ else:
 SCHEMA_VERSION = 1
 COLUMNS: dict[str, tuple[str, ...]] = {
     "runs": (
-        "study", "run_id", "mechanism", "residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model", "num_params", "lr",
-        "seed", "status", "reason", "val_nll", "init_nll", "unigram_nll", "gen_nll", "num_steps", "num_tokens", "wall_s",
+        "study", "run_id", "mechanism", "variant", "residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model", "num_params",
+        "lr", "seed", "status", "reason", "val_nll", "init_nll", "unigram_nll", "gen_nll", "num_steps", "num_tokens", "wall_s",
     ),
     "curvature": (
         "run_id", "phase", "state", "step", "slope", "curvature", "alpha_max", "lr", "loss_before", "loss_after", "method", "rel_error",
@@ -42,12 +43,24 @@ SPECTRA_COLUMNS: dict[str, tuple[str, ...]] = {
     "density": ("run_id", "phase", "state", "lr", "probe", "node", "weight", "num_params"),
     "blocks": ("run_id", "phase", "state", "lr", "block", "share", "own", "curvature"),
 }  # fmt: skip
+# Tables that only a study with `stability.probe` has (`stability.runs.results.PROBE_COLUMNS` and `CONNECTIVITY_COLUMNS`).
+_LAYER_COLUMNS = ("run_id", "phase", "lr", "layer", "mixer", "head")
+PROBE_COLUMNS: dict[str, tuple[str, ...]] = {
+    "spectra": (
+        *_LAYER_COLUMNS, "sequence", "num_positions", "head_width", "components", "step_size", "step_limit", "largest", "fiedler", "fiedler_low",
+        "fiedler_high", "graph_fiedler", "non_oscillating", "gain", "second_eigenvalue", "energy_before", "energy_after", "variance_before",
+        "variance_after",
+    ),
+    "filter": (*_LAYER_COLUMNS, "sequence", "probe", "node", "weight", "response"),
+    "qk": (*_LAYER_COLUMNS, "index", "singular_value"),
+    "connectivity": ("graph", "positions", "window", "connectivity", "bound_low", "bound_high"),
+}  # fmt: skip
 TEXT_COLUMNS = {
-    "study", "run_id", "mechanism", "residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model", "status", "reason",
-    "phase", "state", "method", "protocol", "block",
+    "study", "run_id", "mechanism", "variant", "residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model", "status",
+    "reason", "phase", "state", "method", "protocol", "block", "mixer", "graph",
 }  # fmt: skip
 # Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
-SETTING_AXES = ("residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model")
+SETTING_AXES = ("residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")
 
 FINISHED = ("stable", "spiked", "plateaued")
 PENDING = ("queued", "running")
@@ -56,10 +69,10 @@ PAPER_ORDER = ("sa", "sc", "mix", "sw")
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A study's three tables, its `study.json`, and by name the tables of `SPECTRA_COLUMNS` that it has.
+    """A study's three tables, its `study.json`, and by name the tables of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that it has.
 
-    `runs` carries two columns more than its file: `setting` (the other axes that vary in this study, "" where none does) and `series`
-    (mechanism and setting: what one line of a figure shows).
+    `runs` carries three columns more than its file: `setting` (the other axes that vary in this study, "" where none does), `series`
+    (mechanism and setting: what one line of a figure shows) and `base` (the series that a variant of an ablation belongs to; its own for the rest).
     """
 
     name: str
@@ -68,12 +81,13 @@ class Study:
     curves: Frame
     study: dict[str, Any]
     spectra: dict[str, Frame] = field(default_factory=dict)
+    probes: dict[str, Frame] = field(default_factory=dict)
 
     @property
     def series(self) -> tuple[str, ...]:
         """Every series, sa sc mix sw first, the others by name; settings together."""
         pairs = self.runs[["setting", "mechanism", "series"]].drop_duplicates().itertuples(index=False)
-        return tuple(pair.series for pair in sorted(pairs, key=lambda pair: (pair.setting, paper_rank(pair.mechanism))))
+        return tuple(pair.series for pair in sorted(pairs, key=lambda pair: (_natural(pair.setting), paper_rank(pair.mechanism))))
 
     @property
     def fingerprint(self) -> str:
@@ -86,7 +100,7 @@ class Study:
         return self.runs[self.runs["series"] == series]
 
     def with_run(self, frame: Frame) -> Frame:
-        """`curvature`, `curves` or one of `spectra` with its runs' `series`, `mechanism`, `setting`, `seed` and training LR (`run_lr`) beside each row."""
+        """`curvature`, `curves`, one of `spectra` or of a run's `probes` with its runs' `series`, `mechanism`, `setting`, `seed` and LR (`run_lr`)."""
         keys = self.runs[["run_id", "series", "mechanism", "setting", "seed", "lr"]].rename(columns={"lr": "run_lr"})
         return frame.merge(keys, on="run_id", how="inner")
 
@@ -107,8 +121,11 @@ def load(study_dir: Path | str) -> Study:
     frames["runs"] = _with_series(frames["runs"].drop_duplicates("run_id").reset_index(drop=True))
     if frames["runs"].empty:
         raise ValueError(f"{study_dir}: results/runs.parquet lists no run; `{_sweep_command(study_dir, manifest)}` makes them")
-    spectra = {name: _frame(study_dir, name, manifest) for name in SPECTRA_COLUMNS if (study_dir / "results" / f"{name}.parquet").is_file()}
-    return Study(name=str(manifest.get("name") or study_dir.name), study=manifest, spectra=spectra, **frames)
+    spectra, probes = (
+        {name: _frame(study_dir, name, manifest) for name in columns if (study_dir / "results" / f"{name}.parquet").is_file()}
+        for columns in (SPECTRA_COLUMNS, PROBE_COLUMNS)
+    )
+    return Study(name=str(manifest.get("name") or study_dir.name), study=manifest, spectra=spectra, probes=probes, **frames)
 
 
 def _manifest(study_dir: Path) -> dict[str, Any]:
@@ -129,9 +146,20 @@ def _sweep_command(study_dir: Path, manifest: dict[str, Any]) -> str:
     return str(manifest.get("command") or f"python -m stability.sweep name={study_dir.name}")
 
 
+def _command(study_dir: Path, name: str, manifest: dict[str, Any]) -> str:
+    """The command that makes one table."""
+    if name in ("runs", "curves"):
+        return _sweep_command(study_dir, manifest)
+    return (
+        f"python -m stability.probe what={'spectra' if name == 'filter' else name} ckpt={study_dir}"
+        if name in PROBE_COLUMNS
+        else (f"python -m stability.hessian ckpt={study_dir}")
+    )
+
+
 def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
     path = study_dir / "results" / f"{name}.parquet"
-    command = f"python -m stability.hessian ckpt={study_dir}" if name not in ("runs", "curves") else _sweep_command(study_dir, manifest)
+    command = _command(study_dir, name, manifest)
     if not path.is_file():
         raise ValueError(f"{path} is missing: `{command}` makes it")
     try:
@@ -142,7 +170,7 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
     if version != SCHEMA_VERSION:
         found = "no schema version" if version is None else f"schema version {version}"
         raise ValueError(f"{path} has {found}, this analysis reads version {SCHEMA_VERSION}: `{command}` writes it again")
-    columns = (COLUMNS | SPECTRA_COLUMNS)[name]
+    columns = (COLUMNS | SPECTRA_COLUMNS | PROBE_COLUMNS)[name]
     lacking = [column for column in columns if column not in table.column_names]
     if lacking:
         raise ValueError(f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}: `{command}` writes it again")
@@ -174,8 +202,14 @@ def _typed(frame: Frame) -> Frame:
 def _with_series(runs: Frame) -> Frame:
     # A float's last digit must not split one learning rate in two columns.
     runs["lr"] = [float(f"{lr:.9g}") for lr in runs["lr"]]
-    varying = [axis for axis in SETTING_AXES if runs[axis].nunique() > 1]
+    varying = [axis for axis in SETTING_AXES if axis != "variant" and runs[axis].nunique() > 1]
     labels = [[value[:12] or "none" for value in row] for row in runs[varying].itertuples(index=False)] if varying else [[]] * len(runs)
-    runs["setting"] = [" ".join(label) for label in labels]
+    runs["base"] = [" ".join([m, *label]) for m, label in zip(runs["mechanism"], labels, strict=True)]
+    runs["setting"] = [" ".join([*label, variant]).strip() for label, variant in zip(labels, runs["variant"], strict=True)]
     runs["series"] = [f"{m} {s}".strip() for m, s in zip(runs["mechanism"], runs["setting"], strict=True)]
     return runs
+
+
+def _natural(text: str) -> tuple[tuple[str, float], ...]:
+    """Sort key under which window=8 comes before window=12."""
+    return tuple((part, 0.0) if index % 2 == 0 else ("", float(part)) for index, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", text)))

@@ -14,7 +14,7 @@ import numpy as np
 import typst
 from matplotlib.figure import Figure
 
-from analysis import block_shares, claims, curvature_plots, curvature_tables, differences, tables, typeset
+from analysis import ablation, ablation_plots, block_shares, claims, curvature_plots, curvature_tables, differences, probe_plots, probe_tables, tables, typeset
 from analysis.alpha_plots import alpha_figures
 from analysis.load import Study, load
 from analysis.plots import learning_curves, nll_figure, window_figure
@@ -63,10 +63,10 @@ def build(study_dir: Path | str, reports_dir: Path | str) -> Path:
 
 
 def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str:
-    """The plain-text tables at the end of a sweep: NLL, windows, α_max of the phases' checkpoints in short, and the claims."""
+    """The plain-text tables at the end of a sweep: NLL, windows, ablations, α_max of the phases' checkpoints in short, and the claims."""
     study = load(study_dir)
-    parts = [table.text() for table in tables.nll_tables(study)]
-    parts.append(tables.window_table(study).text())
+    general = [] if ablation.tells_all(study) else [*tables.nll_tables(study), tables.window_table(study)]
+    parts = [table.text() for table in [*general, *ablation.ablation_tables(study)]] + ablation.directions(study)
     parts += [table.text(details=False) for table in tables.alpha_tables(study, phases=phases)]
     parts.append(claims.paragraph(study))
     return "\n\n".join(_wrapped(part) for part in parts) + "\n"
@@ -99,10 +99,12 @@ def _draw(study: Study, folder: Path, suffix: str) -> dict[str, Path | None]:
     """Every figure into its file; None for one that has no data. α_max has one file per phase and four series."""
     with matplotlib.rc_context(RC):
         figures: dict[str, Figure | None] = {NLL: nll_figure(study), WINDOW: window_figure(study), CURVES: learning_curves(study)}
+        figures |= ablation_plots.ablation_figures(study)
         for phase in dict.fromkeys([phase for phase, _ in tables.phases_and_states(study)] + [p for each in study.spectra.values() for p in each["phase"]]):
             figures |= curvature_plots.curvature_figures(study, phase)
             figures |= {f"blocks-{phase}-{index}": figure for index, figure in enumerate(block_shares.block_figures(study, phase))}
             figures |= {f"alpha-{phase}-{index}": figure for index, figure in enumerate(alpha_figures(study, phase))}
+        figures |= probe_plots.probe_figures(study)
         return {name: _save(figure, folder / f"{name}.{suffix}") for name, figure in figures.items()}
 
 
@@ -118,7 +120,8 @@ def _save(figure: Figure | None, path: Path) -> Path | None:
 def _document(study: Study, folder: Path) -> str:
     figures = _draw(study, folder, "pdf")
     alpha = _alpha(study, figures) + _steps_and_spectra(study, figures)
-    sections = (_overview(study), _claims(study), _nll(study, figures), alpha, _curves(figures), _troubles(study))
+    nll = ablation_plots.section(study, figures) + ("" if ablation.tells_all(study) else _nll(study, figures))
+    sections = (_overview(study), _claims(study), nll, alpha, _probes(study, figures), _curves(figures), _troubles(study))
     return typeset.document(f"Learning-rate stability: {study.name}", _subtitle(study), "".join(sections))
 
 
@@ -217,6 +220,22 @@ def _steps_and_spectra(study: Study, figures: dict[str, Path | None]) -> str:
             body.append(_figure(figures, name, caption.format(phase=tables.PHASES.get(phase, phase)), ""))
     single = (differences.differences_table(study), curvature_tables.sharpness_table(study), block_shares.blocks_table(study))
     body += [table.typst() for table in (*curvature_tables.fallen_tables(study), *single) if table is not None]
+    return "".join(body)
+
+
+def _probes(study: Study, figures: dict[str, Path | None]) -> str:
+    """What `stability.probe` measured; "" where it measured nothing."""
+    if not study.probes:
+        return ""
+    body = [typeset.heading("What the layers do to their signal")]
+    if figures.get("connectivity") is not None:
+        body.append(_figure(figures, "connectivity", probe_plots.CONNECTIVITY_CAPTION, ""))
+        body.append(probe_tables.connectivity_table(study.probes["connectivity"]).typst())
+    for kind, what in (("filter", ""), ("energy", "spectra"), ("qk", "qk")):
+        for name in (name for name in figures if name.startswith(f"{kind}-")):
+            phase = name.removeprefix(f"{kind}-").rpartition("-")[0]
+            body.append(_figure(figures, name, probe_plots.CAPTIONS[kind].format(phase=tables.PHASES.get(phase, phase)), ""))
+        body += [table.typst() for table in probe_tables.study_tables(study, what)]
     return "".join(body)
 
 

@@ -40,7 +40,7 @@ def _nll_table(study: Study, series: tuple[str, ...]) -> Table:
     lines = {name: median_line(outcomes(study, name)) for name in series}
     best = {name: line.idxmin() for name, line in lines.items() if np.isfinite(line).any()}
     lrs = sorted({lr for line in lines.values() for lr in line.index})
-    rows = [(Cell(lr_text(lr)), *(_nll_cell(study.of(name), lr, best.get(name) == lr) for name in series)) for lr in lrs]
+    rows = [(Cell(lr_text(lr)), *(nll_cell(study.of(name), lr, best.get(name) == lr) for name in series)) for lr in lrs]
     caption = (
         "Nats per predicted token at the end of training; median over the seeds that finished. "
         f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each column. {source(study)}"
@@ -48,7 +48,7 @@ def _nll_table(study: Study, series: tuple[str, ...]) -> Table:
     return Table("Validation NLL against learning rate", caption, ("LR", *series), tuple(rows))
 
 
-def _nll_cell(runs: Frame, lr: float, bold: bool) -> Cell:
+def nll_cell(runs: Frame, lr: float, bold: bool) -> Cell:
     runs = runs[runs["lr"] == lr]
     if runs.empty:
         return Cell("--")

@@ -1,9 +1,9 @@
 """What `method="auto"` uses for everything of ours and for Hugging Face's models, and how far it is from double backward: ``python -m benchmarks.coverage``.
 
-One row for each mechanism in each direction it can do, each residual, norm and objective of the registries (float64, weights moved off their
-initial values), and for causal language models of Hugging Face made from tiny configs, with each attention implementation that they have (float64
-weights but for mixtures of experts, though most cast to float32 inside; causal LM loss, one padded row). "missing" names the operation that taylor has no rule for. "off by" is |auto − double backward| of uᵀHu along one
-random u, relative to the sum of its terms' sizes, Σ_b |u_b·(Hu)_b|.
+One row for each mechanism in each direction it can do, each cross mechanism, residual, norm and objective of the registries (float64, weights moved off
+their initial values), and for causal language models of Hugging Face made from tiny configs, with each attention implementation that they have
+(float64 weights but for mixtures of experts, though most cast to float32 inside; causal LM loss, one padded row). "missing" names the operation that
+taylor has no rule for. "off by" is |taylor − double backward| of uᵀHu along one random u, relative to the sum of its terms' sizes, Σ_b |u_b·(Hu)_b|.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Verdict(NamedTuple):
 
 def cases() -> Iterator[Case]:
     yield from mechanisms()
+    yield from cross_mechanisms()
     yield from residuals()
     yield from norms()
     yield from objectives()
@@ -98,11 +99,20 @@ def mechanisms() -> Iterator[Case]:
     _, positions, width = SHAPE
     x = signal()
     mask = torch.arange(positions) < torch.tensor([positions, positions - 4])[:, None]
-    for name in Registry("mechanisms").names():
+    for name in Registry("mechanisms").names(cross=False):
         mechanism = Registry("mechanisms").load(name)
         for direction in sorted(mechanism.supported_directions(mechanism.Config())):
             module = shaken(build_mechanism(name, width=width, heads=2, direction=direction, num_layers=2))
             yield Case("mechanism", f"{name}, {direction}", output_loss(module, x, mask_BN=mask), parameters(module))
+
+
+def cross_mechanisms() -> Iterator[Case]:
+    _, positions, width = SHAPE
+    x, context = signal(), signal()[:, : positions - 4].flip(0)
+    mask = torch.arange(positions - 4) < torch.tensor([positions - 4, 3])[:, None]
+    for name in Registry("mechanisms").names(cross=True):
+        module = shaken(build_mechanism(name, width=width, heads=2))
+        yield Case("cross mechanism", name, output_loss(module, x, context_BJD=context, context_mask_BJ=mask), parameters(module))
 
 
 class Connected(nn.Module):

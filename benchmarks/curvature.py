@@ -10,20 +10,15 @@ quickstart's model, in steps without it; last, what was promised beside what was
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import time
-from collections.abc import Callable
-from typing import NamedTuple
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # before torch is imported: the profiler announces itself otherwise
+from benchmarks._measuring import Call, Promise, interleaved, peak_bytes  # isort: skip (before torch, see there)
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import ProfilerActivity, profile
 
 from benchmarks._curvature_models import GPT, VOCABULARY, quickstart_model, token_loss
 from benchmarks._machine import machine
@@ -33,20 +28,6 @@ LIMITS = {256: (1.9, 1.1), 1024: (2.2, 1.5)}  # N -> what taylor may cost in gra
 QUICKSTART_LIMIT, MICROBATCH_LIMIT = 2.2, 1.05
 OTHERS, OTHERS_TIMES, OTHERS_MEMORY = ("pyhessian", "curvlinops"), 1.5, 3.0  # how far ahead of them taylor must be
 GPU_MEMORY_GB = (24, 141)
-Call = Callable[[], object]
-
-
-class Promise(NamedTuple):
-    """A ratio that was measured, and what it may be at most (or must be at least)."""
-
-    what: str
-    measured: float
-    limit: float
-    at_least: bool = False
-
-    def __str__(self) -> str:
-        met = self.measured >= self.limit if self.at_least else self.measured <= self.limit
-        return f"{'met' if met else 'MISSED':7s}{self.what:46s} {self.measured:6.2f}  ({'at least' if self.at_least else 'at most'} {self.limit:g})"
 
 
 def methods(positions: int, rows: int) -> dict[str, Call]:
@@ -112,33 +93,8 @@ def installed(net: nn.Module, inputs: Tensor, targets: Tensor, u: list[Tensor]) 
     return calls
 
 
-def interleaved(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
-    """CPU seconds of each call, a turn of all of them at a time; one turn beforehand warms up."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(-1, repeats):
-        for name, call in calls.items():
-            start = time.thread_time()
-            call()
-            if turn >= 0:
-                times[name].append(time.thread_time() - start)
-    return times
-
-
 def ratio(times: dict[str, list[float]], name: str, unit: str) -> float:
     return statistics.median(a / b for a, b in zip(times[name], times[unit], strict=True))
-
-
-def peak_bytes(call: Call) -> int:
-    """The most that was allocated at once during the call."""
-    call()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
-        call()
-    events = (event for event in record.profiler.kineto_results.events() if event.name() == "[memory]")
-    now = most = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
 
 
 def compare(positions: int, rows: int, repeats: int) -> list[Promise]:

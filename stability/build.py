@@ -7,8 +7,8 @@ from torch import nn
 
 from stability.config import RunSpec
 from stability.mechanisms._base import MixerShape
-from stability.models.backbone import Backbone
-from stability.models.block import Block
+from stability.models.backbone import Backbone, num_parameters
+from stability.models.block import Block, CrossBranch
 from stability.models.ffn import FeedForward
 from stability.models.init import initialise
 from stability.models.norm import build_norm
@@ -27,9 +27,16 @@ def build_model(spec: RunSpec, vocab_size: int) -> Backbone:
         torch.manual_seed(spec.seed)
         blocks = [_block(spec, objective.direction, layer) for layer in range(spec.model.layers)]
         final_norm = build_norm(spec.norm, spec.model.width)
-        model = Backbone(objective.num_inputs, objective.num_outputs, spec.model.width, blocks, final_norm)
-        initialise(model, spec.model.layers, spec.model.qk_bias)
+        context_norm = None if spec.cross is None else build_norm(spec.norm, spec.model.width)
+        model = Backbone(objective.num_inputs, objective.num_outputs, spec.model.width, blocks, final_norm, context_norm)
+        initialise(model, spec.model.layers * (2 if spec.cross is None else 3), spec.model.qk_bias)
     return model
+
+
+def count_parameters(spec: RunSpec, vocab_size: int) -> int:
+    """Of the model as it would be built; on torch's meta device, so that nothing is allocated whatever its size."""
+    with torch.device("meta"):
+        return num_parameters(build_model(spec, vocab_size))
 
 
 def _block(spec: RunSpec, direction: str, layer: int) -> Block:
@@ -42,6 +49,18 @@ def _block(spec: RunSpec, direction: str, layer: int) -> Block:
         FeedForward(size.width, size.ffn_multiple),
         norms=(build_norm(spec.norm, size.width), build_norm(spec.norm, size.width)),
         residuals=tuple(residual(spec.residual.settings, width=size.width, layer=layer) for _ in range(2)),
+        cross=_cross(spec, shape),
+    )
+
+
+def _cross(spec: RunSpec, shape: MixerShape) -> CrossBranch | None:
+    if spec.cross is None:
+        return None
+    residual = Registry("residuals").load(spec.residual.name)
+    return CrossBranch(
+        Registry("mechanisms").load(spec.cross.name).build(spec.cross.settings, shape),
+        build_norm(spec.norm, shape.width),
+        residual(spec.residual.settings, width=shape.width, layer=shape.layer),
     )
 
 

@@ -6,12 +6,13 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from stability.config import parse
 from stability.registry import Registry, add_plugin, near_misses
+from stability.runs.directory import RunDirectory
 from stability.runs.study import StudyFolder
 
 PATH_KEYS = ("data.path", "data.ranks", "data.dataset", "runs_dir", "reports_dir", "ckpt", "hf", "name")
@@ -89,15 +90,16 @@ def store_plugins(argv: Sequence[str]) -> None:
     listed = next((word.partition("=")[2] for word in argv if word.startswith("plugins=")), "")
     for module in re.findall(r"[\w.]+", listed):
         family, name = add_plugin(module)
-        group = {"data": "data"}.get(family, family.removesuffix("s"))
-        fields = Registry(family).load(name).Config.model_fields
+        exported = Registry(family).load(name)
+        group = "cross" if getattr(exported, "cross", False) else {"data": "data"}.get(family, family.removesuffix("s"))
+        fields = exported.Config.model_fields
         node = {key: "???" if field.is_required() else field.get_default(call_default_factory=True) for key, field in fields.items()}
         named = node if group in AXES else {"name": name, **node}
         ConfigStore.instance().store(group=group, name=name, node=named, package=f"{group}.{name}" if group in AXES else group)
 
 
 def hydra_overrides(argv: Sequence[str]) -> list[str]:
-    """The argv shim: ``lr=1e-3`` and ``lr=[…]`` choose conf/lr/values.yaml, and paths are quoted; everything else passes unchanged."""
+    """The argv shim: ``lr=1e-3`` and ``lr=[…]`` choose conf/lr/values.yaml, and paths are quoted, ``ablate.…`` is added; everything else passes unchanged."""
     overrides: list[str] = []
     for word in argv:
         key, _, value = word.partition("=")
@@ -108,6 +110,8 @@ def hydra_overrides(argv: Sequence[str]) -> list[str]:
             quoted = re.sub(r"(\\*)'", r"\1\1\\'", value)
             quoted = re.sub(r"(\\+)$", r"\1\1", quoted)
             overrides.append(f"{key}='{quoted}'")
+        elif key.startswith("ablate."):  # its keys are the parts' own, which no root yaml can list
+            overrides.append(f"++{word}")
         else:
             overrides.append(word)
     return overrides
@@ -134,6 +138,8 @@ def _two_lines(error: Exception, root: str) -> str:
     text = str(error).strip()
     if match := re.search(r"Could not (?:find|load) '([\w/]+)/([^']*)'", text):
         group, name = match.groups()
+        if group == "mechanism" and name in set(_choices("cross")) - {"auto", "none"}:
+            return f"mechanism={name} is a cross mechanism, it needs a context: cross={name} objective.context=64"
         return f"{group}={name}: no such choice; {near_misses(name, _choices(group))}"
     if match := re.search(r"Could not override '([^']+)'", text):
         return _unknown_key(match.group(1), root)
@@ -183,6 +189,30 @@ def publish(study: StudyFolder, reports_dir: str | None, phases: Sequence[str] =
     print(summary(study.path, phases))
     if reports_dir is not None:
         print(f"report: {build(study.path, Path(reports_dir))}")
+
+
+def with_verdict(directories: Sequence[RunDirectory]) -> list[RunDirectory]:
+    """The runs that reached their verdict; how many did not is printed. ``ValueError`` where that is the only one."""
+    unfinished = [directory for directory in directories if not directory.finished]
+    if unfinished and len(directories) == 1:
+        raise ValueError(f"{unfinished[0].run_id} is {unfinished[0].status()['state']}; run its sweep to the end first")
+    if unfinished:
+        print(f"leaves out {len(unfinished)} of {len(directories)} runs, which have not reached their verdict")
+    return [directory for directory in directories if directory.finished]
+
+
+def follow(tasks: Iterable[Iterator[None]], labels: Sequence[str], lengths: Sequence[int]) -> None:
+    """Run the tasks one after another under one bar. A task may take fewer steps than planned (no paper state for SGD, no checkpoint)."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"), TimeRemainingColumn())
+    with Progress(*columns) as progress:
+        bar = progress.add_task("", total=sum(lengths), visible=bool(lengths))
+        for number, (steps, label) in enumerate(zip(tasks, labels, strict=True), 1):
+            progress.update(bar, description=label)
+            for _ in steps:
+                progress.advance(bar)
+            progress.update(bar, completed=sum(lengths[:number]))
 
 
 def check_writable(folder: Path) -> None:

@@ -9,63 +9,24 @@ import hashlib
 import itertools
 import json
 import math
+from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
+from stability.ablation import Ablation, Variant, require_swept
+from stability.ablation import read as read_ablations
+from stability.neutral import without_neutral
+from stability.parts import CrossOfEach, Part, cross_choice, one_part, part, some_parts
+from stability.parts import settings_of as settings_of
 from stability.protocol import CurvatureSpec
 from stability.registry import Registry, add_plugin
-from stability.validation import Settings, checked, explain
+from stability.validation import Settings, checked
 
 # Raised when the same spec would train differently: old runs then keep their ids and are not taken for new ones.
 BEHAVIOUR_VERSION = 1
-
-
-class Part(Settings):
-    """One named choice of a family with that choice's own settings; written flat: ``{"name": "sc", "window": 2, …}``."""
-
-    name: str = Field(description="the stem of the part's file")
-    settings: SerializeAsAny[Settings] = Field(description="the part's own Config")
-
-    @model_serializer(mode="plain")
-    def _flat(self) -> dict[str, Any]:
-        return {"name": self.name, **self.settings.model_dump(mode="json")}
-
-
-def part(family: str, value: Any) -> Part:
-    """A `Part` from ``{"name": …, **settings}`` (or a bare name), validated by the Config in the part's own file."""
-    if isinstance(value, Part):
-        return value
-    if isinstance(value, str):
-        value = {"name": value}
-    if not isinstance(value, dict) or "name" not in value:
-        raise ValueError(f"{Registry(family).noun}: expected a name, got {value!r}; choices: {', '.join(Registry(family).names())}")
-    settings = {key: item for key, item in value.items() if key != "name"}
-    return Part(name=value["name"], settings=settings_of(family, value["name"], settings))
-
-
-def settings_of(family: str, name: str, settings: dict[str, Any]) -> Any:
-    """A part's validated Config. Errors: ``ValueError`` of one line, with the nearest valid key where a key is unknown."""
-    registry = Registry(family)
-    config = registry.load(name).Config
-    try:
-        return config.model_validate(settings)
-    except ValidationError as error:
-        prefix = registry.noun.replace("data source", "data")
-        raise ValueError(explain(error, config, f"{prefix}.{name}" if prefix != "data" else prefix)) from None
-
-
-def _parts(family: str) -> Any:
-    return BeforeValidator(lambda value: part(family, value))
-
-
-def _axis(family: str) -> Any:
-    def read(value: Any) -> Any:
-        if isinstance(value, dict):  # as Hydra composes an axis: {"sa": {…}, "sc": {…}}
-            value = [{"name": name, **(settings or {})} for name, settings in value.items()]
-        return tuple(part(family, item) for item in value)
-
-    return BeforeValidator(read)
+ABLATED = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers"}  # axes whose parts' settings can vary, and their families
 
 
 def _axis_of_names(value: Any) -> Any:
@@ -117,8 +78,8 @@ class AbstractRecipe(Settings):
     """What a sweep and each of its runs share."""
 
     model: ModelSpec = Field(description="size of the transformer")
-    objective: Annotated[Part, _parts("objectives")] = Field(description="what is predicted")
-    data: Annotated[Part, _parts("data")] = Field(description="what is read")
+    objective: Annotated[Part, one_part("objectives")] = Field(description="what is predicted")
+    data: Annotated[Part, one_part("data")] = Field(description="what is read")
     schedule: ScheduleSpec = Field(description="learning-rate schedule")
     steps: int = Field(ge=1, description="optimizer steps")
     batch: int = Field(ge=1, description="sequences per step")
@@ -139,27 +100,53 @@ class AbstractRecipe(Settings):
 class RunSpec(AbstractRecipe):
     """One training run, completely: equal specs train equal models."""
 
-    mechanism: Annotated[Part, _parts("mechanisms")] = Field(description="sequence mechanism")
-    residual: Annotated[Part, _parts("residuals")] = Field(description="residual scheme")
-    optimizer: Annotated[Part, _parts("optimizers")] = Field(description="optimizer and its settings but for the learning rate")
+    mechanism: Annotated[Part, one_part("mechanisms")] = Field(description="sequence mechanism")
+    cross: Part | None = Field(default=None, description="cross mechanism beside it in every block, which reads the objective's context")
+    residual: Annotated[Part, one_part("residuals")] = Field(description="residual scheme")
+    optimizer: Annotated[Part, one_part("optimizers")] = Field(description="optimizer and its settings but for the learning rate")
     norm: Literal["layernorm", "rmsnorm"] = Field(description="normalisation before each branch")
     lr_peak: float = Field(gt=0, description="peak learning rate")
     seed: int = Field(ge=0, description="seed of initialisation, data order and masks")
     data_fingerprint: str = Field(min_length=1, description="sha256 of the prepared data, which stands for its path in the run's id")
     behaviour: int = Field(default=BEHAVIOUR_VERSION, description="version of the training code's behaviour")
 
+    @field_validator("cross", mode="before")
+    @classmethod
+    def _resolved(cls, value: Any, info: ValidationInfo) -> Any:
+        choice = cross_choice(value)
+        return choice.beside(info.data["mechanism"]) if isinstance(choice, CrossOfEach) and "mechanism" in info.data else choice
+
     @model_validator(mode="after")
-    def _mechanism_fits_objective_and_depth(self) -> RunSpec:
+    def _mechanism_fits(self) -> RunSpec:
         direction = Registry("objectives").load(self.objective.name).direction
         registry = Registry("mechanisms")
-        mechanism = registry.load(self.mechanism.name)
-        needed = mechanism.fewest_layers(self.mechanism.settings)
+        mechanism, settings = registry.load(self.mechanism.name), self.mechanism.settings
+        needed = mechanism.fewest_layers(settings)
         if needed > self.model.layers:
             raise ValueError(f"mechanism.{self.mechanism.name}.pattern has {needed} entries for {self.model.layers} layers; give at most {self.model.layers}")
-        if direction not in mechanism.supported_directions(self.mechanism.settings):
-            fitting = [name for name in registry.names() if direction in registry.load(name).supported_directions(registry.load(name).Config())]
+        if direction not in mechanism.supported_directions(settings):
+            choices = registry.names(cross=False)
+            fitting = [name for name in choices if direction in registry.load(name).supported_directions(registry.load(name).Config())]
             names = f"objective={self.objective.name} needs a {direction} mechanism and {self.mechanism.name} is none"
             raise ValueError(f"{names}; these are: {', '.join(fitting)}")
+        if mechanism.needs_edges(settings):
+            raise ValueError(
+                f"mechanism={self.mechanism.name} with graph=given takes edges= with every batch, and data={self.data.name} has none; choose another graph"
+            )
+        mechanism.check_positions(settings, self.model.positions)
+        return self
+
+    @model_validator(mode="after")
+    def _cross_has_its_context(self) -> RunSpec:
+        num_context = Registry("objectives").load(self.objective.name).num_context(self.objective.settings)
+        if self.cross is None:
+            if num_context:
+                raise ValueError(f"objective.context={num_context} is read by a cross mechanism only; add cross=auto, or objective.context=0")
+            return self
+        if not num_context:
+            needed = f"cross={self.cross.name} needs a context, and objective={self.objective.name} has none"
+            raise ValueError(f"{needed}; objective=mlm objective.context=64 gives the 64 tokens before each sequence")
+        Registry("mechanisms").load(self.cross.name).check_positions(self.cross.settings, self.model.positions)
         return self
 
 
@@ -194,12 +181,18 @@ class LearningRates(Settings):
 class SweepSpec(AbstractRecipe):
     """A product of mechanisms, residuals, optimizers, norms, learning rates and seeds, and how to run it."""
 
-    mechanism: Annotated[tuple[Part, ...], _axis("mechanisms")] = Field(min_length=1, description="sequence mechanisms")
-    residual: Annotated[tuple[Part, ...], _axis("residuals")] = Field(min_length=1, description="residual schemes")
-    optimizer: Annotated[tuple[Part, ...], _axis("optimizers")] = Field(min_length=1, description="optimizers")
+    mechanism: Annotated[tuple[Part, ...], some_parts("mechanisms")] = Field(min_length=1, description="sequence mechanisms")
+    residual: Annotated[tuple[Part, ...], some_parts("residuals")] = Field(min_length=1, description="residual schemes")
+    optimizer: Annotated[tuple[Part, ...], some_parts("optimizers")] = Field(min_length=1, description="optimizers")
     norm: Annotated[tuple[Literal["layernorm", "rmsnorm"], ...], BeforeValidator(_axis_of_names)] = Field(min_length=1, description="normalisations")
+    cross: Annotated[Part | CrossOfEach | None, BeforeValidator(cross_choice)] = Field(
+        default=None, description="cross mechanism beside each; auto: ca beside attention, cc beside consensus"
+    )
     lr: LearningRates = Field(description="peak learning rates")
     seeds: int = Field(ge=1, description="number of seeds, counted from 0")
+    ablate: Annotated[tuple[Ablation, ...], BeforeValidator(read_ablations)] = Field(
+        default=(), description="settings of parts that vary one at a time around the base, e.g. ablate.sc.window=[2,4,8]"
+    )
     hessian: bool = Field(default=True, description="whether α_max is measured after each run")
     curvature: CurvatureSpec = Field(default=CurvatureSpec(), description="how α_max is measured")
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$", max_length=100, description="the study's name, a folder under runs/studies")
@@ -213,12 +206,37 @@ class SweepSpec(AbstractRecipe):
     reports_dir: str = Field(default="reports", min_length=1, description="folder of the PDFs")
     dry_run: bool = Field(default=False, description="print the plan and train nothing")
 
+    @model_validator(mode="after")
+    def _ablations_fit(self) -> SweepSpec:
+        swept = {axis: [item.name for item in getattr(self, axis)] for axis in ABLATED}
+        require_swept(self.ablate, swept, [name for family in ABLATED.values() for name in Registry(family).names()])
+        self.ablations()
+        return self
+
+    def ablations(self) -> tuple[tuple[Ablation, str, list[Variant]], ...]:
+        """Each ablation with its axis and its variants, the base's own value among them."""
+        axes = [(item, axis, base) for item in self.ablate for axis in ABLATED for base in getattr(self, axis) if base.name == item.part]
+        return tuple((item, axis, item.variants(axis, base, partial(part, ABLATED[axis]))) for item, axis, base in axes)
+
+    def points(self, data_fingerprint: str) -> tuple[tuple[str, RunSpec], ...]:
+        """Every run of the product with its variant's label ("" for the base), variants of a base beside it, seeds innermost: a table fills row by row."""
+        shared = {name: getattr(self, name) for name in AbstractRecipe.model_fields} | {"cross": self.cross, "data_fingerprint": data_fingerprint}
+        kinds = itertools.product(self.mechanism, self.residual, self.optimizer, self.norm)
+        bases: list[dict[str, Any]] = [dict(zip(("mechanism", "residual", "optimizer", "norm"), kind, strict=True)) for kind in kinds]
+        varied = [(label, choice) for base in bases for label, choice in self._around(base)]
+        numbers = [{"lr_peak": lr, "seed": seed} for lr in self.lr.rates() for seed in range(self.seeds)]
+        return tuple((label, checked(RunSpec, shared | choice | number)) for label, choice in varied for number in numbers)
+
+    def _around(self, base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The base, then each variant of the parts that stand in it."""
+        yield "", base
+        for item, axis, variants in self.ablations():
+            if base[axis].name == item.part:
+                yield from ((variant.label, base | {axis: variant.part}) for variant in variants if variant.label)
+
     def expand(self, data_fingerprint: str) -> tuple[RunSpec, ...]:
-        """Every run of the product, seeds innermost, so that a table fills row by row."""
-        shared = {name: getattr(self, name) for name in AbstractRecipe.model_fields}
-        axes = itertools.product(self.mechanism, self.residual, self.optimizer, self.norm, self.lr.rates(), range(self.seeds))
-        keys = ("mechanism", "residual", "optimizer", "norm", "lr_peak", "seed")
-        return tuple(checked(RunSpec, {**shared, **dict(zip(keys, point, strict=True)), "data_fingerprint": data_fingerprint}) for point in axes)
+        """Every run of the product."""
+        return tuple(run for _, run in self.points(data_fingerprint))
 
 
 class HessianSpec(Settings):
@@ -226,7 +244,7 @@ class HessianSpec(Settings):
 
     ckpt: str | None = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
     hf: str | None = Field(default=None, min_length=1, description="a Hugging Face causal language model: a folder, or a name on the hub")
-    data: Annotated[Part, _parts("data")] | None = Field(default=None, description="the text that the model is to be fine-tuned on (hf)")
+    data: Annotated[Part, one_part("data")] | None = Field(default=None, description="the text that the model is to be fine-tuned on (hf)")
     lr: LearningRates | None = Field(default=None, description="learning rates that are asked about (hf)")
     positions: int | None = Field(default=None, ge=2, description="tokens per sequence (hf); null: 128, or the model's largest where that is less")
     curvature: CurvatureSpec = Field(description="the protocol")
@@ -258,7 +276,27 @@ class ReportSpec(Settings):
     reports_dir: str = Field(default="reports", min_length=1, description="folder of the PDFs")
 
 
-SPECS = {"sweep": SweepSpec, "hessian": HessianSpec, "report": ReportSpec}
+class ProbeSpec(Settings):
+    """What the trained layers do to their signal, and the graphs they do it on."""
+
+    what: Literal["spectra", "qk", "connectivity"] = Field(description="graph and softmax spectra, σ(W_qᵀW_k), or the plain graphs' λ_1")
+    ckpt: str | None = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
+    phase: Literal["terminal", "earliest", "all"] = Field(default="terminal", description="which checkpoints of a run are measured")
+    sequences: int = Field(default=2, ge=1, description="held-out sequences that the layers' spectra are taken on (spectra)")
+    probes: int = Field(default=4, ge=2, description="random vectors of a spectral density (spectra); their scatter is its error bar")
+    products: int = Field(default=32, ge=1, description="products with L̄ for each of them (spectra)")
+    seed: int = Field(default=0, ge=0, description="seed of the random vectors (spectra)")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs; eigenvalues of graphs are found on the CPU")
+    reports_dir: str = Field(default="reports", min_length=1, description="folder of connectivity.pdf, drawn where no study is named (connectivity)")
+
+    @model_validator(mode="after")
+    def _subject(self) -> ProbeSpec:
+        if self.what != "connectivity" and self.ckpt is None:
+            raise ValueError(f"what={self.what} needs ckpt=FOLDER: a study, a run or a checkpoint; e.g. ckpt=runs/studies/quickstart")
+        return self
+
+
+SPECS = {"sweep": SweepSpec, "hessian": HessianSpec, "report": ReportSpec, "probe": ProbeSpec}
 
 
 def parse(kind: str, values: dict[str, Any]) -> Any:
@@ -276,8 +314,11 @@ def parse_run(values: dict[str, Any]) -> RunSpec:
 
 
 def run_id(spec: RunSpec) -> str:
-    """First 12 hex digits of sha256 over the canonical JSON; the data's fingerprint stands for its path and tokens; the size's name is a label."""
-    values = spec.model_dump(mode="json")
+    """First 12 hex digits of sha256 over the canonical JSON; the data's fingerprint stands for its path and tokens; the size's name is a label.
+
+    A field younger than the first runs is left out where it holds what they did without it (`stability.neutral`).
+    """
+    values = without_neutral(spec.model_dump(mode="json"))
     for key in ("path", "tokenizer", "ranks", "keep"):
         values["data"].pop(key, None)
     values["model"].pop("name", None)  # the same size under another name is the same run

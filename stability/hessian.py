@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from stability.command_line import publish, read_spec, run_entry
+from stability.command_line import follow, publish, read_spec, run_entry, with_verdict
 
 HELP = """
 python -m stability.hessian ckpt=FOLDER [key=value …]
@@ -57,12 +57,7 @@ def _measure_runs(directories: Sequence, spec) -> None:
     from stability.probes.alpha_max import is_measured, measure, missing_phases
     from stability.probes.spectra_of_loss import missing_tables
 
-    unfinished = [directory for directory in directories if not directory.finished]
-    if unfinished and len(directories) == 1:
-        raise ValueError(f"{unfinished[0].run_id} is {unfinished[0].status()['state']}; run its sweep to the end first")
-    if unfinished:
-        print(f"leaves out {len(unfinished)} of {len(directories)} runs, which have not reached their verdict")
-    directories = [directory for directory in directories if directory.finished]
+    directories = with_verdict(directories)
     missing = {directory: len(missing_phases(directory, spec.curvature)) for directory in directories}
     pending = [directory for directory in directories if not is_measured(directory, spec.curvature)]
     if len(pending) < len(missing):
@@ -72,7 +67,7 @@ def _measure_runs(directories: Sequence, spec) -> None:
     tables = {
         directory: len(missing_tables(directory, spec.curvature)) * (spec.curvature.warmup_steps + 1) * len(spec.curvature.state) for directory in pending
     }
-    _follow(steps, labels, [missing[directory] * _steps_of_a_phase(spec) + tables[directory] for directory in pending])
+    follow(steps, labels, [missing[directory] * _steps_of_a_phase(spec) + tables[directory] for directory in pending])
 
 
 def _measure_checkpoint(folder: Path, spec) -> None:
@@ -87,7 +82,7 @@ def _measure_checkpoint(folder: Path, spec) -> None:
         raise ValueError(f"{folder} is not inside a run's folder (runs/<run_id>/checkpoints/…), where its rows would be kept; copy the whole run")
     phase = {path: name for name, path in phases(directory, "all").items()}.get(folder, folder.name)
     steps = measure_checkpoint(folder, phase, spec.curvature, cache_dir=directory.path.parent / "cache", device=spec.device)
-    _follow([steps], [f"{directory.run_id} {folder.name}"], [_steps_of_a_phase(spec)])
+    follow([steps], [f"{directory.run_id} {folder.name}"], [_steps_of_a_phase(spec)])
     _print_table(directory)
 
 
@@ -97,27 +92,13 @@ def _measure_hugging_face(spec) -> int:
     probe = HuggingFaceProbe(spec)
     print(probe.description)
     rates = spec.lr.rates()
-    _follow((probe.measure(lr) for lr in rates), [f"lr={lr:g}" for lr in rates], [_steps_of_a_phase(spec)] * len(rates))
+    follow((probe.measure(lr) for lr in rates), [f"lr={lr:g}" for lr in rates], [_steps_of_a_phase(spec)] * len(rates))
     print(answer(probe.table()))
     return 0
 
 
 def _steps_of_a_phase(spec) -> int:
     return (spec.curvature.warmup_steps + spec.curvature.recorded_steps) * len(spec.curvature.state)
-
-
-def _follow(tasks: Iterable[Iterator[None]], labels: Sequence[str], lengths: Sequence[int]) -> None:
-    """Run the tasks one after another under one bar. A task may take fewer steps than planned (no paper state for SGD, no checkpoint)."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"), TimeRemainingColumn())
-    with Progress(*columns) as progress:
-        bar = progress.add_task("", total=sum(lengths), visible=bool(lengths))
-        for number, (steps, label) in enumerate(zip(tasks, labels, strict=True), 1):
-            progress.update(bar, description=label)
-            for _ in steps:
-                progress.advance(bar)
-            progress.update(bar, completed=sum(lengths[:number]))
 
 
 def _print_table(directory) -> None:

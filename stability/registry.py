@@ -25,16 +25,20 @@ class Registry:
     def noun(self) -> str:
         return {"data": "data source"}.get(self.family, self.family.removesuffix("s"))
 
-    def names(self) -> tuple[str, ...]:
-        """Every public name, sorted, without importing any part (helpers begin with ``_``)."""
+    def names(self, **having: Any) -> tuple[str, ...]:
+        """Every public name, sorted (helpers begin with ``_``). ``having``: only parts whose class has these attributes, e.g. ``cross=False``.
+
+        No part is imported where nothing is asked of them.
+        """
         package = importlib.import_module(f"stability.{self.family}")
         own = [info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_")]
-        return tuple(sorted({*own, *(name for family, name in _plugins if family == self.family)}))
+        names = sorted({*own, *(name for family, name in _plugins if family == self.family)})
+        return tuple(name for name in names if all(getattr(self.load(name), key) == value for key, value in having.items()))
 
-    def load(self, name: str) -> Any:
-        """The class behind a name. ``ValueError`` names the nearest valid choice."""
+    def load(self, name: str, **having: Any) -> Any:
+        """The class behind a name. ``ValueError`` names the nearest valid choice, among those with the attributes of ``having``."""
         if name not in self.names():
-            raise ValueError(f"no {self.noun} called '{name}'; {near_misses(name, self.names())}")
+            raise ValueError(f"no {self.noun} called '{name}'; {near_misses(name, self.names(**having))}")
         path = _plugins.get((self.family, name), f"stability.{self.family}.{name}")
         return importlib.import_module(path).EXPORT
 

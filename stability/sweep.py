@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stability.command_line import check_writable, publish, read_spec, run_entry
+from stability.registry import Registry
 
 HELP = """
 python -m stability.sweep [key=value …]
@@ -22,6 +23,8 @@ Without arguments: the preset quickstart. The same command again trains only wha
   study=PRESET name=NAME runs_dir=DIR  launcher=ray | serial                logger=files | wandb
   hessian=false                        leave α_max out                      dry_run=true            print plan and cost only
   curvature.phase=all                  earliest checkpoints, too            device=auto | cpu | cuda
+  cross=auto objective.context=32      a cross mechanism in every block (ca, cc) reads the 32 tokens before each sequence
+  ablate.sc.window=[2,4,8]             settings one at a time around the base; study=ablation_consensus is the paper's Table 9
 
 Every key with its default and meaning: conf/sweep.yaml and the folders beside it.
 """
@@ -36,29 +39,29 @@ def main(argv: list[str]) -> int:
     if spec.report and not spec.dry_run:
         check_writable(Path(spec.reports_dir))  # now, not after an hour of training
     corpus = prepare(spec.data, pool / "cache")
-    corpus.require(spec.model.positions + 1)
-    runs = spec.expand(corpus.fingerprint)
-    trials = _trials(spec, runs, pool)
+    corpus.require(spec.model.positions + max(1, Registry("objectives").load(spec.objective.name).num_context(spec.objective.settings)))
+    trials = _trials(spec, corpus, pool)
     if spec.dry_run:
-        return _print_plan(spec, runs, corpus, trials)
+        return _print_plan(spec, corpus, trials)
     study = StudyFolder.of(pool, spec.name)
     return _run(spec, trials, study, corpus)
 
 
-def _trials(spec, runs, pool):
+def _trials(spec, corpus, pool):
     from stability.config import run_id
     from stability.runs.provenance import command_line
     from sweeps.trial import Trial
 
     curvature = spec.curvature.model_dump(mode="json") if spec.hessian else None
-    return [Trial(run_id(run), run.model_dump(mode="json"), str(pool), curvature, spec.device, None, command_line()) for run in runs]
+    points = spec.points(corpus.fingerprint)
+    return [Trial(run_id(run), run.model_dump(mode="json"), str(pool), curvature, spec.device, None, command_line(), variant) for variant, run in points]
 
 
-def _print_plan(spec, runs, corpus, trials) -> int:
+def _print_plan(spec, corpus, trials) -> int:
     from sweeps.launch import slots
     from sweeps.plan import describe
 
-    print(describe(spec, runs, corpus, slots(spec), sum(trial.directory.finished for trial in trials)))
+    print(describe(spec, corpus, slots(spec), sum(trial.directory.finished for trial in trials)))
     return 0
 
 
@@ -68,7 +71,7 @@ def _run(spec, trials, study, corpus) -> int:
     run_ids = [trial.run_id for trial in trials]
     before = study.read() if study.file.exists() else {}
     earlier_s = before.get("provenance", {}).get("wall_s", 0.0) if before.get("run_ids") == run_ids else 0.0
-    started, record = time.time(), _record(spec, corpus)
+    started, record = time.time(), _record(spec, corpus) | _variants(spec, trials)
     for trial in trials:
         trial.directory.write_spec(trial.spec)
     study.write(run_ids, **record)
@@ -97,6 +100,17 @@ def _record(spec, corpus) -> dict[str, Any]:
         "spec": spec.model_dump(mode="json"),
         "provenance": {**origin, "started_at": started_at, **data},
     }
+
+
+def _variants(spec, trials) -> dict[str, Any]:
+    """Where settings vary one at a time: which variant each run is, and of each setting the values with their variants. Nothing without `ablate`."""
+    if not spec.ablate:
+        return {}
+    ablations = [
+        {"axis": axis, "part": item.part, "setting": item.setting, "values": [{"value": value, "variant": label} for value, label, _ in variants]}
+        for item, axis, variants in spec.ablations()
+    ]
+    return {"variants": {trial.run_id: trial.variant for trial in trials if trial.variant}, "ablations": ablations}
 
 
 if __name__ == "__main__":

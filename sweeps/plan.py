@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stability.config import CurvatureSpec, RunSpec, SweepSpec
 from stability.data._base import Corpus
@@ -20,36 +22,52 @@ RECORDED_STEP, PRODUCT, ALONG, FORWARD, DIFFERENCE = 4.0, 3.3, 2.0, 1 / 3, 3.0
 BRACKETING = 6  # loss values that the critical learning rate takes until it is bracketed
 
 
+# On a CPU, what a step may take to be measured; a training step takes 6 operations per parameter and token, and 16 bytes per parameter stand.
+MOST_OPERATIONS, MOST_PARAMETERS = 2e12, 1e8
+
+
 @dataclass(frozen=True)
-class Cost:
-    """Of one run: seconds of training, validation and α_max, and the peak memory of the process that measured it.
+class Timing:
+    """Of one run: seconds of a training step and of everything, α_max included, and the peak memory of the process that measured it."""
 
-    ``mixing``: multiply-adds of the mechanism per token in one forward pass through all layers.
-    """
-
-    num_params: int
-    mixing: float
     step_s: float
-    validation_s: float
     run_s: float
     memory_mb: float
 
 
-def measure_costs(spec: SweepSpec, runs: Sequence[RunSpec], corpus: Corpus) -> dict[str, Cost]:
-    """One warmed-up training step and one validation for each kind of run (mechanism × residual × norm × optimizer), in a temporary folder."""
-    kinds = {kind_of(run): run for run in runs}
+@dataclass(frozen=True)
+class Cost:
+    """Of one run: its parameters, multiply-adds of the mechanism per token in one forward pass, its timing (None: too large to be timed)."""
+
+    num_params: int
+    mixing: float
+    timing: Timing | None
+
+
+def measure_costs(spec: SweepSpec, corpus: Corpus) -> dict[str, Cost]:
+    """Of each kind of run: parameters counted without building the model, a warmed-up training step and a validation in a temporary folder."""
+    kinds = {kind_of(run, variant): run for variant, run in spec.points(corpus.fingerprint)}
     return {kind: _cost(run, corpus, spec) for kind, run in kinds.items()}
 
 
-def kind_of(run: RunSpec) -> str:
-    return "/".join((run.mechanism.name, run.residual.name, run.norm, run.optimizer.name))
+def kind_of(run: RunSpec, variant: str) -> str:
+    """``mechanism/residual/norm/optimizer`` (``sa+ca`` with a cross mechanism), and what an ablation changes."""
+    mechanism = run.mechanism.name + ("" if run.cross is None else f"+{run.cross.name}")
+    return " ".join(filter(None, ("/".join((mechanism, run.residual.name, run.norm, run.optimizer.name)), variant)))
 
 
 def _cost(run: RunSpec, corpus: Corpus, spec: SweepSpec) -> Cost:
-    from stability.build import resolve_device
+    from stability.build import build_objective, count_parameters, resolve_device
 
+    num_params, device = count_parameters(run, corpus.vocab_size), resolve_device(spec.device)
+    too_large = num_params > MOST_PARAMETERS or 6 * num_params * run.batch * run.model.positions > MOST_OPERATIONS
+    timing = None if too_large and device.type == "cpu" else _timing(run, corpus, spec, device)
+    return Cost(num_params, _mixing(run, build_objective(run, corpus.vocab_size).direction), timing)
+
+
+def _timing(run: RunSpec, corpus: Corpus, spec: SweepSpec, device: Any) -> Timing:
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(run, RunDirectory(folder, "plan"), corpus, resolve_device(spec.device))
+        trainer = Trainer(run, RunDirectory(folder, "plan"), corpus, device)
         trainer.update(1)
         started = time.perf_counter()
         trainer.update(2)
@@ -57,11 +75,9 @@ def _cost(run: RunSpec, corpus: Corpus, spec: SweepSpec) -> Cost:
         started = time.perf_counter()
         trainer.validation.nll(trainer.model)
         validation_s = time.perf_counter() - started
-    num_params = sum(parameter.numel() for parameter in trainer.parameters)
     validations = 2 + run.steps // run.evaluation.every_steps
     curvature_s = curvature_steps(spec.curvature, run.model.layers) * step_s * (spec.curvature.batch or run.batch) / run.batch if spec.hessian else 0.0
-    run_s = run.steps * step_s + validations * validation_s + curvature_s
-    return Cost(num_params, _mixing(run, trainer.objective.direction), step_s, validation_s, run_s, peak_memory_mb(trainer.device))
+    return Timing(step_s, run.steps * step_s + validations * validation_s + curvature_s, peak_memory_mb(trainer.device))
 
 
 def _mixing(run: RunSpec, direction: str) -> float:
@@ -70,7 +86,11 @@ def _mixing(run: RunSpec, direction: str) -> float:
 
     size, mechanism = run.model, Registry("mechanisms").load(run.mechanism.name)
     shapes = [MixerShape(size.width, size.heads, direction, layer, size.layers) for layer in range(size.layers)]
-    return sum(mechanism.cost(run.mechanism.settings, shape, size.positions) for shape in shapes) / size.positions
+    mixing = sum(mechanism.cost(run.mechanism.settings, shape, size.positions) for shape in shapes)
+    if run.cross is not None:
+        cross, num_context = Registry("mechanisms").load(run.cross.name), Registry("objectives").load(run.objective.name).num_context(run.objective.settings)
+        mixing += sum(cross.cost(run.cross.settings, shape, size.positions, num_context) for shape in shapes)
+    return mixing / size.positions
 
 
 def curvature_steps(curvature: CurvatureSpec, layers: int) -> float:
@@ -107,26 +127,41 @@ def _tables(spectra: SpectraSpec, layers: int) -> dict[str, float]:
     }
 
 
-def describe(spec: SweepSpec, runs: Sequence[RunSpec], corpus: Corpus, slots: float, num_finished: int) -> str:
+def describe(spec: SweepSpec, corpus: Corpus, slots: float, num_finished: int) -> str:
     """The plan as text: a line a kind of run, then totals. ``slots``: trials that run side by side."""
-    costs = measure_costs(spec, runs, corpus)
-    rates = sorted({run.lr_peak for run in runs})
+    points, costs = spec.points(corpus.fingerprint), measure_costs(spec, corpus)
+    rates = sorted({run.lr_peak for _, run in points})
+    numbers = Counter(kind_of(run, variant) for variant, run in points)
+    wide = max(34, *(len(kind) + 2 for kind in costs))
     lines = [
-        f"study {spec.name}: {len(runs)} runs ({num_finished} of them finished), "
+        f"study {spec.name}: {len(points)} runs ({num_finished} of them finished), "
         f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}, {spec.seeds} seeds",
         f"data: {corpus.described(spec.model.positions)}; fingerprint {corpus.fingerprint[:12]}",
-        f"{'kind of run':34}{'runs':>6}{'parameters':>13}{'mixing/token':>14}{'step':>10}{'run':>10}{'memory':>10}",
+        f"{'kind of run':{wide}}{'runs':>6}{'parameters':>13}{'mixing/token':>14}{'step':>10}{'run':>10}{'memory':>10}",
     ]
     for kind, cost in costs.items():
-        number = sum(kind_of(run) == kind for run in runs)
-        lines.append(f"{kind:34}{number:>6}{cost.num_params:>13,}{cost.mixing:>14,.0f}{cost.step_s * 1e3:>8.1f}ms{cost.run_s:>9.0f}s{cost.memory_mb:>8.0f}MB")
-    total_s = sum(costs[kind_of(run)].run_s for run in runs)
-    tokens = sum(run.steps * run.batch * run.model.positions for run in runs)
-    lines.append(f"in all: {tokens:,} tokens, {_clock(total_s)} of work, about {_clock(total_s / slots)} with {slots:g} at a time")
+        lines.append(f"{kind:{wide}}{numbers[kind]:>6}{cost.num_params:>13,}{cost.mixing:>14,.0f}{_timing_columns(cost.timing)}")
+    lines.append(_total(costs, numbers, [run for _, run in points], slots))
     lines.append("mixing: multiply-adds of the mechanism in one forward pass, all layers")
-    listed = ", ".join("α_max" if name == "alpha_max" else name for name in spec.curvature.measure)
-    lines.append(f"estimated from one measured step of each kind{f', {listed} included' if spec.hessian else ''}; nothing was trained")
+    if any(cost.timing for cost in costs.values()):
+        listed = ", ".join("α_max" if name == "alpha_max" else name for name in spec.curvature.measure)
+        lines.append(f"estimated from one measured step of each kind{f', {listed} included' if spec.hessian else ''}; nothing was trained")
     return "\n".join(lines)
+
+
+def _timing_columns(timing: Timing | None) -> str:
+    if timing is None:
+        return f"{'--':>10}{'--':>10}{'--':>10}"
+    return f"{timing.step_s * 1e3:>8.1f}ms{timing.run_s:>9.0f}s{timing.memory_mb:>8.0f}MB"
+
+
+def _total(costs: dict[str, Cost], numbers: Counter[str], runs: Sequence[RunSpec], slots: float) -> str:
+    tokens = sum(run.steps * run.batch * run.model.positions for run in runs)
+    timings = {kind: cost.timing for kind, cost in costs.items() if cost.timing is not None}
+    if len(timings) < len(costs):
+        return f"in all: {tokens:,} tokens; --: too large to be timed on a CPU by a plan, nothing was built"
+    total_s = sum(timing.run_s * numbers[kind] for kind, timing in timings.items())
+    return f"in all: {tokens:,} tokens, {_clock(total_s)} of work, about {_clock(total_s / slots)} with {slots:g} at a time"
 
 
 def _clock(seconds: float) -> str:

@@ -145,10 +145,11 @@ def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:
 
 
 def variants(trials: Sequence[Trial]) -> list[str]:
-    """A name for what each trial varies beside LR and seed: its mechanism, and the other axes only where the sweep has several."""
+    """A name for what each trial varies beside LR and seed: its mechanism, the other axes only where the sweep has several, an ablation's setting."""
     names = [[_name(trial.spec[axis]) for axis in AXES] for trial in trials]
     varied = [index for index in range(1, len(AXES)) if len({row[index] for row in names}) > 1]
-    return [" ".join([row[0], *(row[index] for index in varied)]) for row in names]
+    chosen = [[row[0], *(row[index] for index in varied), trial.variant] for row, trial in zip(names, trials, strict=True)]
+    return [" ".join(filter(None, words)) for words in chosen]
 
 
 def _name(choice: Any) -> str:

@@ -16,7 +16,7 @@ class Trial:
     """All that a worker needs, picklable, with absolute paths.
 
     ``spec``: the RunSpec as plain JSON; ``curvature``: the CurvatureSpec as plain JSON, or None; ``wandb``: arguments of the W&B sink, or None;
-    ``command``: the command line that asked for it, for the run's provenance.
+    ``command``: the command line that asked for it, for the run's provenance; ``variant``: what an ablation changes in it, e.g. "window=4".
     """
 
     run_id: str
@@ -26,6 +26,7 @@ class Trial:
     device: str
     wandb: dict[str, Any] | None
     command: str = ""
+    variant: str = ""
 
     @property
     def directory(self) -> RunDirectory:
@@ -33,7 +34,7 @@ class Trial:
 
     @property
     def label(self) -> str:
-        return f"{self.spec['mechanism']['name']} lr={self.spec['lr_peak']:g} seed={self.spec['seed']}"
+        return f"{' '.join(filter(None, (self.spec['mechanism']['name'], self.variant)))} lr={self.spec['lr_peak']:g} seed={self.spec['seed']}"
 
 
 def run_trial(trial: Trial) -> Iterator[None]:

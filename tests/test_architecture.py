@@ -49,15 +49,20 @@ def test_kernels_package_is_empty():
 
 def test_every_part_has_one_file_and_one_yaml():
     for family, group in (("mechanisms", "mechanism"), ("residuals", "residual"), ("optimizers", "optimizer"), ("objectives", "objective"), ("data", "data")):
-        assert {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} == set(Registry(family).names()), family
+        parts = Registry(family).names(cross=False) if family == "mechanisms" else Registry(family).names()
+        assert {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} == set(parts), family
+    assert {path.stem for path in (ROOT / "conf" / "cross").glob("*.yaml")} == {"auto", "none", *Registry("mechanisms").names(cross=True)}
 
 
 def test_every_yaml_holds_the_defaults_of_its_config():
     """A part built in Python and the same part chosen on the command line are the same part."""
     for family, group in (("mechanisms", "mechanism"), ("optimizers", "optimizer"), ("residuals", "residual")):
-        for name in Registry(family).names():
+        for name in Registry(family).names(**({"cross": False} if family == "mechanisms" else {})):
             composed = parse("sweep", {**compose("sweep", [f"{group}={name}"]), "name": "x"})
             assert getattr(composed, group)[0].settings == Registry(family).load(name).Config(), (group, name)
+    for name in Registry("mechanisms").names(cross=True):
+        composed = parse("sweep", {**compose("sweep", [f"cross={name}"]), "name": "x"})
+        assert composed.cross.settings == Registry("mechanisms").load(name).Config(), name
 
 
 TABLE_10 = {

@@ -6,7 +6,8 @@ from typing import Any
 
 
 def build(name: str, *, width: int, heads: int, direction: str = "bidirectional", layer: int = 0, num_layers: int = 1, **settings: Any):
-    """One mechanism as a module: ``forward(x_BND, mask_BN=None) -> y_BND``.
+    """One mechanism as a module: ``forward(x_BND, mask_BN=None) -> y_BND``; a cross mechanism (ca, cc): ``forward(x_BND, context_BJD, mask_BN=None,
+    context_mask_BJ=None) -> y_BND``.
 
     ``settings`` are the fields of the mechanism's Config, e.g. ``window=4``. Errors: ``ValueError`` for an unknown name, an unknown or
     ill-typed setting, a width that the heads do not divide, a direction that the mechanism cannot do.

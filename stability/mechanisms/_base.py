@@ -1,10 +1,11 @@
-"""What a sequence mechanism is: a module that mixes positions, (B, N, D) in and out."""
+"""What a sequence mechanism is: a module that mixes positions, (B, N, D) in and out; a cross mechanism also reads a context (B, J, D)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from stability.config import Settings
@@ -34,10 +35,27 @@ class MixerShape:
         return self.width // self.heads
 
 
+def without_padding(x_BND: Tensor, mask_BN: Tensor | None, *, name: str = "mask_BN") -> Tensor:
+    """``x_BND`` with zeros where the mask is False; unchanged without a mask. A factor of zero would not silence a NaN.
+
+    Errors: ``ValueError`` of one line, under the argument's ``name``, for a mask of another shape or of another dtype than bool.
+    """
+    if mask_BN is None:
+        return x_BND
+    expected = tuple(x_BND.shape[:2])
+    if tuple(mask_BN.shape) != expected:
+        raise ValueError(f"{name} has shape {tuple(mask_BN.shape)}; expected {expected}, True where a position is valid")
+    if mask_BN.dtype != torch.bool:
+        raise ValueError(f"{name} has dtype {str(mask_BN.dtype).removeprefix('torch.')}; expected bool, True where a position is valid")
+    return torch.where(mask_BN[..., None], x_BND, 0.0)
+
+
 class AbstractMechanism(nn.Module):
     """Base of every mechanism. A subclass holds its `Config`, says which `directions` it can do, and implements `forward`."""
 
     family: ClassVar[str] = "mechanisms"
+    cross: ClassVar[bool] = False
+    cross_kind: ClassVar[str] = "ca"  # the cross mechanism that cross=auto puts beside this one
     Config: ClassVar[type[Settings]]
     directions: ClassVar[frozenset[str]]
     trainable: ClassVar[bool] = True
@@ -60,10 +78,55 @@ class AbstractMechanism(nn.Module):
         return 1
 
     @classmethod
+    def check_positions(cls, config: Any, num_positions: int) -> None:
+        """``ValueError`` of one line where the settings do not fit sequences of ``num_positions``."""
+
+    @classmethod
+    def needs_edges(cls, config: Any) -> bool:
+        """Whether `forward` cannot do without ``edges=``, which come with each batch (a molecule's bonds); a sweep's data have none."""
+        return False
+
+    @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
         """Multiply-adds of one forward pass over one sequence of ``num_positions``, projections included."""
         raise NotImplementedError
 
     def forward(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
         """Mix positions. ``mask_BN``: True where a position is valid; what the others hold changes no valid output."""
+        raise NotImplementedError
+
+
+class AbstractCrossMechanism(nn.Module):
+    """Base of every mechanism that adds to a source what it reads in a context. It stands beside a self mechanism (``cross=ca``), never alone.
+
+    The context is given whole, and no source position reads another one here: that is the self mechanism's affair, and so is causality.
+    """
+
+    family: ClassVar[str] = "mechanisms"
+    cross: ClassVar[bool] = True
+    Config: ClassVar[type[Settings]]
+    trainable: ClassVar[bool] = True
+
+    def __init__(self, config: Any, shape: MixerShape):
+        super().__init__()
+
+    @classmethod
+    def build(cls, config: Any, shape: MixerShape) -> AbstractCrossMechanism:
+        return cls(config, shape)
+
+    @classmethod
+    def check_positions(cls, config: Any, num_positions: int) -> None:
+        """``ValueError`` of one line where the settings do not fit sequences of ``num_positions``."""
+
+    @classmethod
+    def cost(cls, config: Any, shape: MixerShape, num_positions: int, num_context: int) -> float:
+        """Multiply-adds of one forward pass over one source of ``num_positions`` and one context of ``num_context``, projections included."""
+        raise NotImplementedError
+
+    def forward(self, x_BND: Tensor, context_BJD: Tensor, *, mask_BN: Tensor | None = None, context_mask_BJ: Tensor | None = None) -> Tensor:
+        """What each source position takes from the context, (B, N, D). Masks: True where an entry is valid.
+
+        What the others hold changes no valid output. A row whose context is wholly padded must come out finite, derivatives too; whatever it is,
+        the block adds nothing to such a row.
+        """
         raise NotImplementedError

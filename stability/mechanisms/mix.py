@@ -31,6 +31,7 @@ class Mix(AbstractMechanism):
             return {"pattern": pattern, "parts": tuple(given.get(name) or _part(name, {}) for name in dict.fromkeys(pattern))}
 
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
+    cross_kind = "cc"
 
     @classmethod
     def build(cls, config: Any, shape: MixerShape) -> AbstractMechanism:
@@ -54,6 +55,19 @@ class Mix(AbstractMechanism):
         return len(config.pattern)
 
     @classmethod
+    def check_positions(cls, config: Any, num_positions: int) -> None:
+        """Of every part. Errors: a part's own, under mix's path."""
+        for item in config.parts:
+            try:
+                _load(item.name).check_positions(item.settings, num_positions)
+            except ValueError as error:
+                raise ValueError(_told(error, item.name)) from None
+
+    @classmethod
+    def needs_edges(cls, config: Any) -> bool:
+        return any(_load(item.name).needs_edges(item.settings) for item in config.parts)
+
+    @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
         """Of layer ``shape.layer``."""
         mechanism, settings = _of_layer(config, shape)
@@ -70,8 +84,8 @@ def _load(name: str) -> type[AbstractMechanism]:
 
 
 def _choices() -> tuple[str, ...]:
-    """What a pattern may name: every mechanism but a pattern."""
-    return tuple(name for name in Registry("mechanisms").names() if name != "mix")
+    """What a pattern may name: every self mechanism but a pattern."""
+    return tuple(name for name in Registry("mechanisms").names(cross=False) if name != "mix")
 
 
 def _pattern(value: Any) -> tuple[str, ...]:
@@ -102,7 +116,12 @@ def _part(name: str, settings: Any) -> Part:
     try:
         return part("mechanisms", {"name": name, **(settings or {})})
     except ValueError as error:
-        raise ValueError(str(error).replace(f"mechanism.{name}", f"mechanism.mix.{name}")) from None
+        raise ValueError(_told(error, name)) from None
+
+
+def _told(error: ValueError, name: str) -> str:
+    """A part's error under mix's path."""
+    return str(error).replace(f"mechanism.{name}", f"mechanism.mix.{name}")
 
 
 def _listed(names: Any) -> str:

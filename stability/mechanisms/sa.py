@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
+from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape, without_padding
 from stability.models.position import rope
 
 
@@ -36,9 +36,8 @@ class SoftmaxAttention(AbstractMechanism):
         pairs = num_positions * (num_positions + 1) / 2 if shape.direction == CAUSAL else num_positions**2
         return float(4 * num_positions * shape.width**2 + 2 * pairs * shape.width)
 
-    def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B N D"]:
-        if mask_BN is not None:  # a weight of zero does not silence a NaN
-            x_BND = torch.where(mask_BN[..., None], x_BND, 0.0)
+    def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
+        x_BND = without_padding(x_BND, mask_BN)
         qkv_BNTHK = self.qkv(x_BND).unflatten(-1, (3, self.heads, -1))
         q_BHNK, k_BHNK = (part.transpose(1, 2) for part in rope(qkv_BNTHK[:, :, :2], position_dim=1).unbind(2))
         v_BHNK = qkv_BNTHK[:, :, 2].transpose(1, 2)

@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
+from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape, without_padding
 from stability.models.position import rope
 
 # Queries are taken in blocks of at least this many. Measured against one product per offset: as fast at w = 2, at w = 12 a step takes 0.6 of the time.
@@ -45,9 +45,8 @@ class SlidingWindowAttention(AbstractMechanism):
         pairs = num_positions + one_side * (1 if shape.direction == CAUSAL else 2)
         return float(4 * num_positions * shape.width**2 + 2 * pairs * shape.width)
 
-    def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B N D"]:
-        if mask_BN is not None:  # a weight of zero does not silence a NaN
-            x_BND = torch.where(mask_BN[..., None], x_BND, 0.0)
+    def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
+        x_BND = without_padding(x_BND, mask_BN)
         num_positions, block = x_BND.shape[1], max(self.before, MIN_BLOCK)
         num_blocks = -(-num_positions // block)
         fill = num_blocks * block - num_positions

@@ -1,19 +1,63 @@
-"""One block: two pre-normed branches, each joined to the residual state by a residual scheme."""
+"""One block: pre-normed branches, each joined to the residual state by a residual scheme."""
 
 from __future__ import annotations
 
+import inspect
+from typing import Any, NamedTuple
+
+import torch
 from torch import Tensor, nn
 
 
-class Block(nn.Module):
-    """Mixer and feed-forward branch. ``residuals``: the two connections, one per branch, each called as ``residual(state, branch)``."""
+class Context(NamedTuple):
+    """What cross branches read: the embedded context (B, J, D), and True where an entry is valid (None: everywhere)."""
 
-    def __init__(self, mixer: nn.Module, ffn: nn.Module, norms: tuple[nn.Module, nn.Module], residuals: tuple[nn.Module, nn.Module]):
+    x_BJD: Tensor
+    mask_BJ: Tensor | None
+
+
+class CrossBranch(nn.Module):
+    """A cross mechanism with its own norm of the source and its own residual connection."""
+
+    def __init__(self, mechanism: nn.Module, norm: nn.Module, residual: nn.Module):
         super().__init__()
-        self.mixer, self.ffn = mixer, ffn
+        self.mechanism, self.norm, self.residual = mechanism, norm, residual
+
+    def forward(self, state: Tensor, context: Context, mask_BN: Tensor | None) -> Tensor:
+        """The state with what it reads in the context; rows of the batch whose context is wholly padded keep their state, whatever the mechanism returns."""
+        x_BJD, mask_BJ = context
+
+        def branch(x_BND: Tensor) -> Tensor:
+            return self.mechanism(self.norm(x_BND), x_BJD, mask_BN=mask_BN, context_mask_BJ=mask_BJ)
+
+        if mask_BJ is None:
+            return self.residual(state, branch)
+        has_context_B = mask_BJ.any(-1)
+        return torch.where(has_context_B.reshape(-1, *[1] * (state.ndim - 1)), self.residual(state, branch), state)
+
+
+class Block(nn.Module):
+    """Mixer branch, cross branch where there is one, feed-forward branch. ``residuals``: the connections of the first and the last, each called as
+    ``residual(state, branch)``."""
+
+    def __init__(
+        self,
+        mixer: nn.Module,
+        ffn: nn.Module,
+        norms: tuple[nn.Module, nn.Module],
+        residuals: tuple[nn.Module, nn.Module],
+        cross: CrossBranch | None = None,
+    ):
+        super().__init__()
+        self.mixer, self.ffn, self.cross = mixer, ffn, cross
         self.mixer_norm, self.ffn_norm = norms
         self.mixer_residual, self.ffn_residual = residuals
+        self.mixer_inputs = frozenset(list(inspect.signature(mixer.forward).parameters)[1:]) - {"mask_BN"}
 
-    def forward(self, state: Tensor, mask_BN: Tensor | None) -> Tensor:
-        state = self.mixer_residual(state, lambda x_BND: self.mixer(self.mixer_norm(x_BND), mask_BN=mask_BN))
+    def forward(self, state: Tensor, mask_BN: Tensor | None, context: Context | None = None, inputs: dict[str, Any] | None = None) -> Tensor:
+        """``inputs``: what mixers may take beside state and mask (``edges``); this block's gets those that its `forward` names."""
+        own = {name: value for name, value in (inputs or {}).items() if name in self.mixer_inputs}
+        state = self.mixer_residual(state, lambda x_BND: self.mixer(self.mixer_norm(x_BND), mask_BN=mask_BN, **own))
+        if self.cross is not None and context is not None:
+            state = self.cross(state, context, mask_BN)
         return self.ffn_residual(state, lambda x_BND: self.ffn(self.ffn_norm(x_BND)))

@@ -9,10 +9,10 @@ from torch import nn
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, num_layers: int, qk_bias: float) -> None:
-    """Adjust what the modules' own constructors drew: no biases, and branch outputs scaled by 1/√(2L) (Radford et al. 2019).
+def initialise(model: nn.Module, num_branches: int, qk_bias: float) -> None:
+    """Adjust what the modules' own constructors drew: no biases, and branch outputs scaled by 1/√(number of branches) (Radford et al. 2019).
 
-    A branch's last projection is the module called ``out``; with 2L branches the residual stream then keeps its size through depth.
+    A branch's last projection is the module called ``out``; with 2L branches (3L with cross branches) the residual stream keeps its size through depth.
     ``qk_bias``: where the query and key biases of attention (the first two thirds of the module called ``qkv``) start. Equal ones give
     every pair the score b²·Σ cos θ_k(i − j) under RoPE, which falls off with distance: attention starts local.
     """
@@ -21,7 +21,7 @@ def initialise(model: nn.Module, num_layers: int, qk_bias: float) -> None:
             continue
         role = name.rsplit(".", 1)[-1]
         if role == "out":
-            module.weight.mul_(1 / math.sqrt(2 * num_layers))
+            module.weight.mul_(1 / math.sqrt(num_branches))
         if module.bias is not None:
             nn.init.zeros_(module.bias)
             if role == "qkv":

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from stability.config import Settings
 
 
 class Examples(NamedTuple):
-    """One batch as the model sees it. ``weights_BN``: the share of each position in the loss, 0 where it does not count."""
+    """One batch as the model sees it. ``weights_BN``: the share of each position in the loss, 0 where it does not count.
+
+    ``context_BJ``: tokens that the model's cross mechanism reads, None for a model without one.
+    """
 
     inputs_BN: Tensor
     targets_BN: Tensor
     weights_BN: Tensor
+    context_BJ: Tensor | None = None
+
+    def logits(self, model: nn.Module, params: Mapping[str, Tensor] | None = None) -> Tensor:
+        """The model's logits (B, N, V) on this batch; ``params`` stand in for its own where they are given."""
+        context = {} if self.context_BJ is None else {"context_BJ": self.context_BJ}
+        if params is None:
+            return model(self.inputs_BN, **context)
+        return functional_call(model, dict(params), (self.inputs_BN,), context)
 
     def to(self, device: torch.device | str) -> Examples:
-        return Examples(*(tensor.to(device, non_blocking=True) for tensor in self))
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def split(self, rows: int) -> list[Examples]:
+        """Microbatches of ``rows`` rows, the last one shorter where they do not divide the batch; views."""
+        return [self.each(lambda tensor, start=start: tensor[start : start + rows]) for start in range(0, len(self.inputs_BN), rows)]
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Examples:
+        context_BJ = None if self.context_BJ is None else change(self.context_BJ)
+        return Examples(change(self.inputs_BN), change(self.targets_BN), change(self.weights_BN), context_BJ)
 
 
 class AbstractObjective:
@@ -32,6 +53,11 @@ class AbstractObjective:
 
     def __init__(self, config: Any, vocab_size: int):
         raise NotImplementedError
+
+    @classmethod
+    def num_context(cls, config: Any) -> int:
+        """J, the context tokens of a sequence that a cross mechanism reads; 0 where the objective gives none."""
+        return 0
 
     def tokens_needed(self, positions: int) -> int:
         """Tokens to draw per sequence, so that the model sees ``positions``."""

@@ -16,10 +16,12 @@ class MaskedLanguageModel(AbstractObjective):
 
     With the uniform schedule this is, per token, the 1/t-weighted bound on the NLL that masked diffusion trains (a batch mean over all
     masked positions would weigh a sequence by its mask rate). The mask token is one id past the vocabulary; the head does not predict it.
+    With ``context=J`` a window is J + N tokens: the first J are the context, never masked and not in the loss.
     """
 
     class Config(Settings):
         mask_rate: ScheduleName = Field(default="uniform", description="schedule that each sequence's mask rate is drawn from")
+        context: int = Field(default=0, ge=0, description="tokens before each sequence, given whole as what a cross mechanism reads (cross=auto)")
 
     direction = "bidirectional"
 
@@ -28,11 +30,20 @@ class MaskedLanguageModel(AbstractObjective):
         self.num_outputs, self.num_inputs = vocab_size, vocab_size + 1
         self.mask_id = vocab_size
 
+    @classmethod
+    def num_context(cls, config: Config) -> int:
+        return config.context
+
+    def tokens_needed(self, positions: int) -> int:
+        return self.config.context + positions
+
     def examples(self, tokens_BN: Tensor, generator: torch.Generator) -> Examples:
+        context_BJ, tokens_BN = tokens_BN[:, : self.config.context], tokens_BN[:, self.config.context :]
         rates_B = mask_rates(self.config.mask_rate, len(tokens_BN), generator)
         masked_BN = random_mask(rates_B, tokens_BN.shape[1], generator)
         weights_BN = masked_BN / masked_BN.sum(dim=1, keepdim=True)
-        return Examples(tokens_BN.masked_fill(masked_BN, self.mask_id), tokens_BN, weights_BN)
+        inputs_BN = tokens_BN.masked_fill(masked_BN, self.mask_id)
+        return Examples(inputs_BN, tokens_BN, weights_BN, context_BJ if self.config.context else None)
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
         return weighted_cross_entropy(logits_BNV, examples)

@@ -10,7 +10,6 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from stability.build import build_objective, build_optimizer, resolve_device
 from stability.config import CurvatureSpec, RunSpec, checked
@@ -189,4 +188,4 @@ class Probe:
         return training_examples(self.spec, self.corpus, self.objective, "curvature", index, seed=self.curvature.seed, batch=size).to(self.device)
 
     def _loss_sum(self, params: Mapping[str, Tensor], examples: Examples) -> tuple[Tensor, Tensor]:
-        return self.objective.loss_sum(functional_call(self.model, dict(params), (examples.inputs_BN,)), examples)
+        return self.objective.loss_sum(examples.logits(self.model, params), examples)

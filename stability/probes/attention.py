@@ -63,7 +63,7 @@ def _statistics(layer: Any, qkv_BND: Tensor, mask_BN: Tensor | None) -> Attentio
     qk_BNTHK = qkv_BND.unflatten(-1, (3, layer.heads, -1))[:, :, :2]
     qk_BNTHK = rope(qk_BNTHK if qk_BNTHK.dtype == torch.float64 else qk_BNTHK.float(), position_dim=1)
     largest, entropies, rows = -math.inf, torch.zeros(layer.heads, dtype=torch.float64), 0
-    in_band_NN = _in_band(layer, qkv_BND.shape[1], qkv_BND.device)
+    in_band_NN = in_band(layer, qkv_BND.shape[1], qkv_BND.device)
     for number, qk_NTHK in enumerate(qk_BNTHK):
         q_HNK, k_HNK = (part.transpose(0, 1) for part in qk_NTHK.unbind(1))
         valid_N = torch.ones(qkv_BND.shape[1], dtype=torch.bool, device=qkv_BND.device) if mask_BN is None else mask_BN[number]
@@ -77,7 +77,7 @@ def _statistics(layer: Any, qkv_BND: Tensor, mask_BN: Tensor | None) -> Attentio
     return AttentionStatistics(largest if rows else math.nan, float(by_head.mean()), float(by_head.min()))
 
 
-def _in_band(layer: Any, num_positions: int, device: torch.device) -> Tensor:
+def in_band(layer: Any, num_positions: int, device: torch.device) -> Tensor:
     """True where query i (first axis) may see key j: everywhere, j ≤ i for causal `sa`, i − before ≤ j ≤ i + after for `sw`."""
     offset = torch.arange(num_positions, device=device) - torch.arange(num_positions, device=device)[:, None]
     if hasattr(layer, "before"):

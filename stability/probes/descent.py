@@ -119,7 +119,7 @@ class Descent:
         """The loss of batch ``index`` as `directional` takes it: one scalar, or (sum, count) of one microbatch after another."""
         examples, rows = self.examples(index), self.curvature.microbatch
         if rows is not None:
-            return self.loss, split(examples, rows)
+            return self.loss, examples.split(rows)
 
         def mean(params: Mapping[str, Tensor]) -> Tensor:
             total, count = self.loss(params, examples)
@@ -154,11 +154,6 @@ def by_the_papers_difference(step: Step) -> dict[str, float]:
     """uᵀHu of the step by the paper's central difference of gradients, raw ε = 1e-4 (Eq. 20), and α_max from it and the row's own slope."""
     found = directional(step.loss, step.params, step.direction, "parity", batches=step.batches)
     return {"parity_curvature": found.curvature, "parity_alpha_max": with_slope(found, step.result.slope).alpha_max}
-
-
-def split(examples: Examples, rows: int) -> list[Examples]:
-    """Microbatches of ``rows`` rows, the last one shorter where they do not divide the batch."""
-    return [Examples(*parts) for parts in zip(*(tensor.split(rows) for tensor in examples), strict=True)]
 
 
 def with_slope(result: Directional, slope: float) -> Directional:

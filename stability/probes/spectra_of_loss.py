@@ -13,7 +13,6 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch.func import functional_call
 
 from stability.build import resolve_device
 from stability.config import CurvatureSpec
@@ -24,7 +23,7 @@ from stability.curvature.decompose import block_shares, gauss_newton, gradient_n
 from stability.curvature.spectrum import spectral_density, top_eigenvalue, trace
 from stability.probes.alpha_max import Probe, corpus_of, phases, protocol_of, stored_protocol, wanted_phases
 from stability.probes.attention import attention_statistics
-from stability.probes.descent import Step, split
+from stability.probes.descent import Step
 from stability.protocol import SpectraSpec
 from stability.runs.directory import RunDirectory
 from stability.runs.results import PROTOCOL, SPECTRA, SPECTRA_COLUMNS, holds_columns, write_parquet
@@ -152,7 +151,7 @@ def _gauss_newton_share(probe: Probe, step: Step) -> float:
     """NaN where an operation of the model has no forward mode."""
     try:
         found = gauss_newton(
-            lambda params, batch: functional_call(probe.model, params, (batch.inputs_BN,)),
+            lambda params, batch: batch.logits(probe.model, params),
             lambda logits, batch: probe.objective.loss_sum(logits, batch),
             step.params,
             step.direction,
@@ -172,7 +171,7 @@ def _noise_scale(probe: Probe, step: Step) -> float:
     """In sequences, at the step's θ over the batches from its own on: a single one leaves |G|² to chance."""
     first, spectra = probe.curvature.warmup_batches + probe.curvature.warmup_steps, probe.curvature.spectra
     batches = [probe.descent.examples(first + number) for number in range(spectra.noise_batches)]
-    parts = [part for batch in batches for part in split(batch, max(1, len(batch.inputs_BN) // spectra.noise_parts))]
+    parts = [part for batch in batches for part in batch.split(max(1, len(batch.inputs_BN) // spectra.noise_parts))]
 
     def per_sequence(params: Any, batch: Any) -> Any:
         total, count = probe.descent.loss(params, batch)
@@ -183,7 +182,7 @@ def _noise_scale(probe: Probe, step: Step) -> float:
 
 def _attention(probe: Probe, step: Step) -> dict[str, float]:
     """Over all softmax-attention layers: the largest logit and the mean entropy in nats; nothing where there is no such layer."""
-    found = attention_statistics(probe.model, lambda: functional_call(probe.model, step.params, (_examples(probe).inputs_BN,)))
+    found = attention_statistics(probe.model, lambda: _examples(probe).logits(probe.model, step.params))
     if not found:
         return {}
     layers = found.values()

@@ -64,6 +64,9 @@ class RunDirectory:
     def curvature_file(self, phase: str) -> Path:
         return self.path / "curvature" / f"{phase}.parquet"
 
+    def probe_file(self, phase: str, table: str) -> Path:
+        return self.path / "probes" / f"{phase}_{table}.parquet"
+
     def write_spec(self, spec: dict[str, Any]) -> None:
         """``spec.json``, once. ``ValueError`` where the folder holds another spec under the same id."""
         if not self.spec_file.exists():

@@ -21,6 +21,7 @@ RUNS_COLUMNS = [
     "study",
     "run_id",
     "mechanism",
+    "variant",
     "residual",
     "norm",
     "optimizer",
@@ -86,43 +87,85 @@ SPECTRA_COLUMNS = {
     "blocks": ["run_id", "phase", "state", "lr", "block", "share", "own", "curvature"],
 }
 SPECTRA = tuple(SPECTRA_COLUMNS)
+# What `stability.probe` leaves in a run's folder as probes/<phase>_<name>.parquet; collected where a run has it.
+_LAYER_COLUMNS = ["run_id", "phase", "lr", "layer", "mixer", "head"]
+PROBE_COLUMNS = {
+    "spectra": [
+        *_LAYER_COLUMNS,
+        "sequence",
+        "num_positions",
+        "head_width",
+        "components",
+        "step_size",
+        "step_limit",
+        "largest",
+        "fiedler",
+        "fiedler_low",
+        "fiedler_high",
+        "graph_fiedler",
+        "non_oscillating",
+        "gain",
+        "second_eigenvalue",
+        "energy_before",
+        "energy_after",
+        "variance_before",
+        "variance_after",
+    ],
+    "filter": [*_LAYER_COLUMNS, "sequence", "probe", "node", "weight", "response"],
+    "qk": [*_LAYER_COLUMNS, "index", "singular_value"],
+}
+# Of the plain graphs, which depend on no run: `stability.probe` writes it among a study's results.
+CONNECTIVITY_COLUMNS = ["graph", "positions", "window", "connectivity", "bound_low", "bound_high"]
 CURVES_COLUMNS = ["run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"]
 
 
 @dataclass(frozen=True)
 class Results:
     """``runs``: a row a run; ``curvature``: a row a recorded step (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a training step.
-    ``spectra``: by name the tables of `SPECTRA_COLUMNS` that a run has, none of them empty."""
+    ``spectra`` and ``probes``: by name the tables of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run has, none of them empty."""
 
     runs: pd.DataFrame
     curvature: pd.DataFrame
     curves: pd.DataFrame
     spectra: dict[str, pd.DataFrame] = field(default_factory=dict)
+    probes: dict[str, pd.DataFrame] = field(default_factory=dict)
 
 
 def collect(study: str | Path) -> Results:
     """Read every run that a study lists, finished or not. Errors: ``ValueError`` where the folder is no study or a file is damaged."""
     folder = StudyFolder(study)
     directories = folder.runs()
-    runs = [_run_row(folder.path.name, directory) for directory in directories]
+    variants = folder.read().get("variants", {})  # a run's name for what it changes is the study's: another study may call it the base
+    runs = [_run_row(folder.path.name, directory) | {"variant": variants.get(directory.run_id, "")} for directory in directories]
     curves = [{"run_id": directory.run_id, **row} for directory in directories for row in read_jsonl(directory.metrics_file)]
     spectra = {name: _joined([path for directory in directories for path in _tables(directory, name)], columns) for name, columns in SPECTRA_COLUMNS.items()}
+    probes = {name: _joined([path for directory in directories for path in _probe_tables(directory, name)], columns) for name, columns in PROBE_COLUMNS.items()}
     return Results(
         runs=pd.DataFrame(runs, columns=RUNS_COLUMNS),
         curvature=_stacked([_steps(directory, path) for directory in directories for path in step_tables(directory)], COLLECTED_CURVATURE_COLUMNS),
         curves=pd.DataFrame(curves, columns=CURVES_COLUMNS),
         spectra={name: frame for name, frame in spectra.items() if len(frame)},
+        probes={name: frame for name, frame in probes.items() if len(frame)},
     )
 
 
 def write(results: Results, folder: Path) -> None:
-    """``runs.parquet``, ``curvature.parquet``, ``curves.parquet`` and the spectra there are under ``folder``, with the schema's version in their metadata."""
-    frames = {name: getattr(results, name) for name in ("runs", "curvature", "curves")} | results.spectra
+    """``runs``, ``curvature``, ``curves`` and what there is of spectra and probes, each a parquet under ``folder`` with the schema's version in it."""
+    frames = {name: getattr(results, name) for name in ("runs", "curvature", "curves")} | results.spectra | results.probes
     for name, frame in frames.items():
         write_parquet(frame, folder / f"{name}.parquet", {"schema_version": str(SCHEMA_VERSION)})
-    for name in SPECTRA:
+    for name in (*SPECTRA, *PROBE_COLUMNS):
         if name not in frames:  # of an earlier state of the study
             (folder / f"{name}.parquet").unlink(missing_ok=True)
+
+
+def connectivity_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=CONNECTIVITY_COLUMNS)
+
+
+def write_connectivity(frame: pd.DataFrame, folder: Path) -> None:
+    """``connectivity.parquet`` under ``folder``, which `collect` and `write` leave alone."""
+    write_parquet(frame, folder / "connectivity.parquet", {"schema_version": str(SCHEMA_VERSION)})
 
 
 def write_parquet(frame: pd.DataFrame, path: Path, metadata: dict[str, str]) -> None:
@@ -182,6 +225,15 @@ def _protocol(directory: RunDirectory, path: Path) -> str | None:
     values, spec = json.loads(stored), read_json(directory.spec_file) if directory.spec_file.exists() else {}
     own = {key: spec[key] for key in ("batch", "clip_norm") if values.get(key) is None and key in spec}
     return json.dumps(values | own, sort_keys=True)
+
+
+def read_probe(directory: RunDirectory, name: str) -> pd.DataFrame:
+    """One run's table of `PROBE_COLUMNS`, all its phases."""
+    return _joined(_probe_tables(directory, name), PROBE_COLUMNS[name])
+
+
+def _probe_tables(directory: RunDirectory, name: str) -> list[Path]:
+    return sorted((directory.path / "probes").glob(f"*_{name}.parquet"))
 
 
 def _joined(paths: list[Path], columns: Sequence[str]) -> pd.DataFrame:

@@ -148,7 +148,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         examples = training_examples(spec, self.corpus, self.objective, "train", step, seed=spec.seed, batch=spec.batch).to(self.device)
-        total, count = self.objective.loss_sum(self.model(examples.inputs_BN), examples)
+        total, count = self.objective.loss_sum(examples.logits(self.model), examples)
         loss = total / count
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()

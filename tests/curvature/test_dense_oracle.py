@@ -29,7 +29,7 @@ VOCABULARY, POSITIONS, SEQUENCES = 5, 6, 3
 
 def combinations():
     """(mechanism, norm, objective), every one that can be built."""
-    for name in Registry("mechanisms").names():
+    for name in Registry("mechanisms").names(cross=False):
         mechanism = Registry("mechanisms").load(name)
         for direction in sorted(mechanism.supported_directions(mechanism.Config())):
             yield from ((name, norm, OBJECTIVES[direction]) for norm in ("layernorm", "rmsnorm"))

@@ -151,7 +151,7 @@ def shaken(module, scale=1.0):
 
 
 @pytest.mark.parametrize("scale", [1.0, 4.0])
-@pytest.mark.parametrize("name", Registry("mechanisms").names())
+@pytest.mark.parametrize("name", Registry("mechanisms").names(cross=False))
 def test_every_mechanism_in_every_direction_it_can_do(name, scale):
     mechanism = Registry("mechanisms").load(name)
     for direction in sorted(mechanism.supported_directions(mechanism.Config())):
@@ -162,6 +162,16 @@ def test_every_mechanism_in_every_direction_it_can_do(name, scale):
         mask = torch.arange(12) < torch.tensor([12, 8])[:, None]
         for options in ({}, {"mask_BN": mask}):
             assert_same(module_loss(module, x, **options), params, random_direction(params))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", Registry("mechanisms").names(cross=True))
+def test_every_cross_mechanism(name, padded):
+    module, params = shaken(build_mechanism(name, width=16, heads=2))
+    x, context = (torch.randn(3, length, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(length)) for length in (12, 9))
+    lengths = {"mask_BN": (12, [12, 8, 12]), "context_mask_BJ": (9, [9, 4, 0])} if padded else {}
+    masks = {key: torch.arange(length) < torch.tensor(valid)[:, None] for key, (length, valid) in lengths.items()}
+    assert_same(module_loss(module, x, context_BJD=context, **masks), params, random_direction(params))
 
 
 @pytest.mark.parametrize("name", Registry("residuals").names())

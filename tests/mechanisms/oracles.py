@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -40,31 +43,94 @@ def consensus_edge_weight(module: torch.nn.Module, head: int, y_i: Tensor, y_j: 
     hidden, rank, head_width = module.config.edge_hidden, module.config.rank, len(y_i)
     pre = module.pair_weight[head, 0] @ y_i + module.pair_weight[head, 1] @ y_j + module.pair_bias[head]
     phi = 0.5 * pre * (1 + torch.erf(pre / 2**0.5))
-    phi_alpha, phi_beta, phi_lambda = (phi, phi, phi) if module.config.edge_mlp == "shared" else phi.split(hidden)
-    alpha = torch.log1p(torch.exp(module.scalar_weight[head, 0] @ phi_alpha + module.scalar_bias[head, 0]))
+    alpha = torch.log1p(torch.exp(module.scalar_weight[head, 0] @ phi[:hidden] + module.scalar_bias[head, 0]))
+    if rank == 0:
+        return alpha * torch.eye(head_width, dtype=y_i.dtype)
+    phi_beta, phi_lambda = (phi, phi) if module.config.edge_mlp == "shared" else phi[hidden:].split(hidden)
     beta = torch.log1p(torch.exp(module.scalar_weight[head, 1] @ phi_beta + module.scalar_bias[head, 1]))
     rows = (module.lambda_weight[head] @ phi_lambda + module.lambda_bias[head]).reshape(rank, head_width)
     rows = torch.stack([row / row.norm() if row.norm() > 0 else row for row in rows]) / rank**0.5
     return alpha * torch.eye(head_width, dtype=y_i.dtype) + beta * rows.T @ rows
 
 
-def consensus_from_edges(module: torch.nn.Module, x_BND: Tensor) -> Tensor:
-    """The layer's output from its edge weights alone, with the dense block matrix g = (D_out + D_in − W − Wᵀ) ũ."""
-    source_E, target_E, r_BHEKK = module.edge_weights(x_BND)
+def rotation(position: int, head_width: int, base: float = 10_000.0) -> Tensor:
+    """ρ(p) as a dense matrix (Eq. 42): u ⊙ cos θ + (P u) ⊙ sin θ."""
+    half = head_width // 2
+    angle = position * base ** (-2 * torch.arange(half, dtype=torch.float64) / head_width)
+    cos, sin = torch.diag(angle.cos()), torch.diag(angle.sin())
+    return torch.cat([torch.cat([cos, -sin], 1), torch.cat([sin, cos], 1)])
+
+
+def block_operator(weights: dict[tuple[int, int], Tensor], num_positions: int, head_width: int, rope: str = "none") -> Tensor:
+    """The dense (N·K, N·K) matrix A of g = A u (Algorithm 1, line 8). With R_ij for (i, j) and rope="none" it is D_out + D_in − W − Wᵀ."""
+    a = torch.zeros(num_positions, num_positions, head_width, head_width, dtype=torch.float64)
+    for (i, j), r in weights.items():
+        at_i, at_j = {"none": (0, 0), "absolute": (i, j), "relative": (i - j, 0)}[rope]
+        of_i, of_j = r @ rotation(at_i, head_width), r @ rotation(at_j, head_width)
+        a[i, i] += of_i  # the out-edge of i: R_ij(ρu_i − ρu_j)
+        a[i, j] -= of_j
+        a[j, i] -= of_i  # the in-edge of j: −R_ij(ρu_i − ρu_j)
+        a[j, j] += of_j
+    return a.permute(0, 2, 1, 3).reshape(num_positions * head_width, -1)
+
+
+def step_sizes(module: torch.nn.Module) -> list[float]:
+    if module.config.step == "fixed":
+        return [module.config.step_size] * module.config.iterations
+    return [math.log1p(math.exp(value)) for value in module.step_before_softplus.tolist()]
+
+
+def consensus_from_weights(module: torch.nn.Module, x_BND: Tensor, weight: Callable[[int, int], dict[tuple[int, int], Tensor]]) -> Tensor:
+    """The layer's output with dense operators; ``weight(b, head)`` gives R_ij for every edge (i, j) of a sequence."""
     batch, num_positions, width = x_BND.shape
     head_width = width // module.heads
-    u_BND = x_BND @ module.source.weight.T + module.source.bias
-    updated_BND = u_BND.clone()
+    u_BND = (x_BND @ module.source.weight.T + module.source.bias).clone()
     for b in range(batch):
         for head in range(module.heads):
             part = slice(head * head_width, (head + 1) * head_width)
-            w = torch.zeros(num_positions, num_positions, head_width, head_width, dtype=x_BND.dtype)
-            for edge, (i, j) in enumerate(zip(source_E.tolist(), target_E.tolist(), strict=True)):
-                w[i, j] = r_BHEKK[b, head, edge]
-            degree = torch.block_diag(*(w.sum(1) + w.sum(0)))
-            dense = w.permute(0, 2, 1, 3).reshape(num_positions * head_width, -1)
-            u_NK = u_BND[b, :, part]
-            turned_NK = rotated(u_NK) if module.config.rope == "absolute" else u_NK
-            g = (degree - dense - dense.T) @ turned_NK.reshape(-1)
-            updated_BND[b, :, part] = u_NK - module.config.step_size * g.reshape(num_positions, head_width)
-    return updated_BND @ module.out.weight.T + module.out.bias
+            operator = block_operator(weight(b, head), num_positions, head_width, module.config.rope)
+            for step_size in step_sizes(module):
+                u_BND[b, :, part] -= step_size * (operator @ u_BND[b, :, part].reshape(-1)).reshape(num_positions, head_width)
+    return u_BND @ module.out.weight.T + module.out.bias
+
+
+def consensus_on(module: torch.nn.Module, x_BND: Tensor, edges: list[dict[tuple[int, int], float]]) -> Tensor:
+    """The layer's output on each sequence's edges {(i, j): gate}, R by Algorithm 2 times the gate."""
+    head_width = x_BND.shape[-1] // module.heads
+
+    def weight(b: int, head: int) -> dict[tuple[int, int], Tensor]:
+        y_NK = x_BND[b, :, head * head_width : (head + 1) * head_width]
+        return {(i, j): gate * consensus_edge_weight(module, head, y_NK[i], y_NK[j]) for (i, j), gate in edges[b].items()}
+
+    return consensus_from_weights(module, x_BND, weight)
+
+
+def consensus_from_edges(module: torch.nn.Module, x_BND: Tensor, **given: Tensor) -> Tensor:
+    """The layer's output from what `edge_weights` says."""
+    of_rows = [module.edge_weights(x_BND[b : b + 1], **given) for b in range(len(x_BND))]
+    ends = [list(zip(source_E.tolist(), target_E.tolist(), strict=True)) for source_E, target_E, _ in of_rows]
+    return consensus_from_weights(module, x_BND, lambda b, head: dict(zip(ends[b], of_rows[b][2][0, head], strict=True)))
+
+
+def cross_consensus(module: torch.nn.Module, x_BND: Tensor, context_BJD: Tensor, edges: list[set[tuple[int, int]]]) -> Tensor:
+    """Algorithm 6 as it stands: a loop over heads, source positions and their edges (i, j); ``edges``: each sequence's."""
+    head_width = x_BND.shape[-1] // module.heads
+    outputs = []
+    for x_ND, context_JD, of_row in zip(x_BND, context_BJD, edges, strict=True):
+        u_ND = x_ND @ module.source.weight.T + module.source.bias
+        v_JD = context_JD @ module.context.weight.T + module.context.bias
+        updated_ND = u_ND.clone()
+        for head in range(module.heads):
+            part = slice(head * head_width, (head + 1) * head_width)
+            for i in range(len(x_ND)):
+                u = u_ND[i, part]
+                of_i = [(j, consensus_edge_weight(module, head, x_ND[i, part], context_JD[j, part])) for j in range(len(context_JD)) if (i, j) in of_row]
+                for step_size in step_sizes(module):
+                    g = torch.zeros_like(u)
+                    for j, r in of_i:
+                        turn_i, turn_j = (rotation(p, head_width) for p in ((i, j) if module.config.rope == "absolute" else (0, 0)))
+                        g = g + r @ (turn_i @ u - turn_j @ v_JD[j, part])
+                    u = u - step_size * g
+                updated_ND[i, part] = u
+        outputs.append(updated_ND @ module.out.weight.T + module.out.bias)
+    return torch.stack(outputs)

@@ -112,3 +112,16 @@ def test_yaml_says_the_defaults_of_the_config(name):
     assert text.startswith(f"# @package mechanism.{name}\n")
     assert settings_of("mechanisms", name, yaml.safe_load(text)) == settings_of("mechanisms", name, {})
     assert set(yaml.safe_load(text)) == set(Registry("mechanisms").load(name).Config.model_fields)
+
+
+def test_what_a_part_needs_of_a_run_mix_needs():
+    Mix.check_positions(mix(sc={"window": 63}), 64)
+    with pytest.raises(ValueError, match=r"^mechanism\.mix\.sc\.window=64 must be below model\.positions=64$"):
+        Mix.check_positions(mix(sc={"window": 64}), 64)
+    assert Mix.needs_edges(mix(sc={"graph": "given"}))
+    assert not Mix.needs_edges(mix())
+
+
+def test_cross_mechanism_cannot_stand_in_a_pattern():
+    with pytest.raises(ValueError, match=r"mechanism\.mix\.pattern=\[sa,cc\]: 'cc' cannot stand in a pattern; did you mean 'sc'\?"):
+        mix(pattern=["sa", "cc"])

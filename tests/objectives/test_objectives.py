@@ -32,6 +32,37 @@ def test_masked_positions_hold_the_mask_token_and_the_others_their_own():
     assert masked.any(dim=1).all()
 
 
+def test_context_is_what_stands_before_the_sequence_whole_and_out_of_the_loss():
+    tokens = torch.randint(10, (6, 15), generator=generator())
+    objective = mlm(context=5)
+    assert objective.tokens_needed(10) == 15
+    examples = objective.examples(tokens, generator(1))
+    assert torch.equal(examples.context_BJ, tokens[:, :5])
+    alone = mlm().examples(tokens[:, 5:], generator(1))
+    assert alone.context_BJ is None
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(examples[:3], alone[:3], strict=True)), "the masks are those of the sequence alone"
+
+
+def test_examples_hand_their_context_to_the_model_and_to_every_microbatch():
+    class Echo(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, tokens_BN, *, context_BJ=None):
+            return self.scale * (tokens_BN if context_BJ is None else context_BJ)
+
+    examples = mlm(context=5).examples(torch.randint(10, (5, 15), generator=generator()), generator(1)).to("cpu")
+    assert torch.equal(examples.logits(Echo()), examples.context_BJ)
+    assert torch.equal(examples.logits(Echo(), {"scale": torch.tensor(2.0)}), 2 * examples.context_BJ)
+    parts = examples.split(2)
+    assert [len(part.inputs_BN) for part in parts] == [2, 2, 1]
+    assert all(torch.equal(torch.cat(pieces), whole) for whole, pieces in zip(examples, zip(*parts, strict=True), strict=True))
+    alone = mlm().examples(torch.randint(10, (5, 15), generator=generator()), generator(1))
+    assert torch.equal(alone.logits(Echo()), alone.inputs_BN)
+    assert [part.context_BJ for part in alone.split(2)] == [None] * 3
+
+
 def test_loss_is_the_mean_over_sequences_of_the_mean_over_masked_positions():
     tokens = torch.randint(10, (5, 12), generator=generator())
     objective = mlm()

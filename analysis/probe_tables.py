@@ -1,0 +1,159 @@
+"""Tables of what `stability.probe` measured: the plain graphs' connectivity, the layers' filters, σ(W_qᵀW_k)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from analysis.load import Column, Frame, Study
+from analysis.spread import INTERVAL_RULE, Spread, lr_text, power
+from analysis.tables import PHASES, source
+from analysis.typeset import Cell, Table
+
+CONSENSUS, ATTENTION = "consensus", "attention"
+Measure = tuple[str, Callable[[Frame], Column], Callable[[float], str]]
+
+
+def percent(value: float) -> str:
+    return "--" if np.isnan(value) else f"{100 * value:.4g} %"
+
+
+CONSENSUS_MEASURES: tuple[Measure, ...] = (
+    ("λ_max", lambda rows: rows["largest"], power),
+    ("1/(2λ_max)", lambda rows: rows["step_limit"], power),
+    ("1−2ηλ ≥ 0", lambda rows: rows["non_oscillating"], percent),
+    ("Fiedler", lambda rows: rows["fiedler"], power),
+    ("lower", lambda rows: rows["fiedler_low"], power),
+    ("upper", lambda rows: rows["fiedler_high"], power),
+    ("gain", lambda rows: rows["gain"], lambda value: f"{value:.4f}"),
+    ("energy", lambda rows: rows["energy_after"] / rows["energy_before"], percent),
+    ("variance", lambda rows: rows["variance_after"] / rows["variance_before"], percent),
+)
+ATTENTION_MEASURES: tuple[Measure, ...] = (
+    ("gain", lambda rows: rows["gain"], lambda value: f"{value:.4f}"),
+    ("second |λ|", lambda rows: rows["second_eigenvalue"], lambda value: f"{value:.4f}"),
+    ("variance", lambda rows: rows["variance_after"] / rows["variance_before"], percent),
+)
+
+
+def study_tables(study: Study, what: str) -> list[Table]:
+    """The tables of ``what`` ("spectra", "qk") for every phase that the study has of it; [] without any."""
+    if what not in study.probes:
+        return []
+    rows = study.with_run(study.probes[what])
+    order = {name: place for place, name in enumerate(study.series)}
+    return _tables(rows.assign(order=rows["series"].map(order)), what, source(study))
+
+
+def run_tables(frame: Frame, mechanism: str, what: str) -> list[Table]:
+    """The same of one run's own rows."""
+    return _tables(frame.assign(series=mechanism, run_lr=frame["lr"], seed=0, order=0), what, "One run.")
+
+
+def _tables(rows: Frame, what: str, origin: str) -> list[Table]:
+    phases: list[str] = sorted(set(rows["phase"]), key=lambda phase: (phase != "terminal", phase))
+    made = [table for phase in phases for table in _of_phase(rows[rows["phase"] == phase], PHASES.get(phase, phase), what, origin)]
+    return [table for table in made if table.rows]
+
+
+def _of_phase(rows: Frame, phase: str, what: str, origin: str) -> list[Table]:
+    if what == "qk":
+        return [_qk_table(rows, phase, origin)]
+    kinds = kind_of(rows)
+    return [_consensus_table(rows[kinds == CONSENSUS], phase, origin), _attention_table(rows[kinds == ATTENTION], phase, origin)]
+
+
+def kind_of(spectra: Frame) -> Any:
+    """Which rows of `spectra` are of consensus layers (they have a step size) and which of softmax attention."""
+    return np.where(spectra["step_size"].notna(), CONSENSUS, ATTENTION)
+
+
+def _consensus_table(rows: Frame, phase: str, origin: str) -> Table:
+    etas = ", ".join(f"{eta:g}" for eta in sorted(set(rows["step_size"])))
+    caption = (
+        f"L̄ = ½(D_out + D_in − W − Wᵀ) on held-out text; medians over heads and sequences, then over seeds. η = {etas or '--'}: the filter 1 − 2ηλ does not "
+        "oscillate where η ≤ 1/(2λ_max); 1−2ηλ ≥ 0: the share of the spectrum that keeps its sign. Fiedler: smallest eigenvalue beyond the constants, between "
+        "λ_1 of the unweighted graph times the smallest and the largest eigenvalue of any symmetrised edge weight. Gain: largest factor on what differs "
+        f"between positions. Energy, variance: after over before the update. {INTERVAL_RULE}. {origin}"
+    )
+    return _layer_table(f"Learned graphs of consensus layers, {phase}", caption, rows, CONSENSUS_MEASURES)
+
+
+def _attention_table(rows: Frame, phase: str, origin: str) -> Table:
+    caption = (
+        "Softmax matrices A on held-out text; medians over heads and sequences, then over seeds. Gain: largest singular value on the signals without a mean; "
+        f"second |λ|: largest modulus of an eigenvalue beside the 1 of the constants; variance: of Av over that of v. {INTERVAL_RULE}. {origin}"
+    )
+    return _layer_table(f"Softmax attention as a filter, {phase}", caption, rows, ATTENTION_MEASURES)
+
+
+def _layer_table(title: str, caption: str, rows: Frame, measures: Sequence[Measure]) -> Table:
+    body = []
+    for (_, series, lr, layer), part in rows.groupby(["order", "series", "run_lr", "layer"]):
+        cells = [_cell(values(part).groupby(part["seed"]).median(), form) for _, values, form in measures]
+        body.append((Cell(str(series)), Cell(lr_text(lr)), Cell(f"{layer:.0f}"), *cells))
+    return Table(title, caption, ("mechanism", "LR", "layer", *(name for name, _, _ in measures)), tuple(body))
+
+
+def _cell(per_seed: Column, form: Callable[[float], str]) -> Cell:
+    spread = Spread.of(per_seed)
+    return Cell("--") if spread.n == 0 else Cell(form(spread.median), spread.detail(form))
+
+
+def qk_heads(rows: Frame) -> Frame:
+    """A row a head: spectral norm and condition number (∞ where a singular value is zero) of its W_qᵀW_k."""
+    keys = ["order", "series", "run_lr", "seed", "phase", "layer", "head"]
+    ends = rows.groupby(keys)["singular_value"].agg(["max", "min"]).reset_index()
+    with np.errstate(divide="ignore"):
+        return ends.assign(norm=ends["max"], condition=ends["max"] / ends["min"])
+
+
+def _qk_table(rows: Frame, phase: str, origin: str) -> Table:
+    body = []
+    for (_, series, lr), part in qk_heads(rows).groupby(["order", "series", "run_lr"]):
+        seeds = part.groupby("seed")
+        cells = [_cell(getattr(seeds[column], how)(), power) for column in ("norm", "condition") for how in ("median", "max")]
+        body.append((Cell(str(series)), Cell(lr_text(lr)), *cells))
+    caption = (
+        "Over the layers and heads of softmax attention, then the median over seeds. Condition: largest over smallest of the singular values that the head "
+        f"width allows. Consensus has no queries and keys. {INTERVAL_RULE}. {origin}"
+    )
+    groups = (("", 2), ("spectral norm", 2), ("condition number", 2))
+    return Table(f"σ(W_qᵀW_k), {phase}", caption, ("mechanism", "LR", "median", "largest", "median", "largest"), tuple(body), groups)
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float:
+    """The exponent of a power law y ~ x^s by least squares in logarithms over the upper half of the points: Θ speaks of large x. NaN below two."""
+    start = len(x) // 2 if len(x) > 3 else 0
+    if len(x) < 2:
+        return float("nan")
+    return float(np.polyfit(np.log(np.asarray(x[start:])), np.log(np.asarray(y[start:])), 1)[0])
+
+
+def connectivity_table(frame: Frame) -> Table:
+    """λ_1 of the window-path graph, a row a window and a column a length; bounds below each, fitted exponents at the ends."""
+    path = frame[frame["graph"] == "window"].sort_values(["window", "positions"])
+    lengths, body = sorted(set(path["positions"])), []
+    for window, part in path.groupby("window"):
+        found = part.set_index("positions")
+        cells = [_connectivity_cell(found.loc[length]) if length in found.index else Cell("--") for length in lengths]
+        body.append((Cell(f"w = {window:.0f}"), *cells, Cell(f"N^{slope(list(found.index), list(found['connectivity'])):.2f}")))
+    columns = [path[path["positions"] == length] for length in lengths]
+    body.append((Cell("slope"), *(Cell(f"w^{slope(list(part['window']), list(part['connectivity'])):.2f}") for part in columns), Cell("")))
+    caption = (
+        "Algebraic connectivity computed; below it the bounds of Eq. 16. Slopes: least squares in logarithms over the upper half of a row or column; "
+        f"Θ(w³/N²) as both grow. Cycle (Eq. 15) and complete graphs agree with their closed forms to {_deviation(frame):.0e}."
+    )
+    return Table("λ_1 of the window-path graph", caption, ("", *(f"N = {length:.0f}" for length in lengths), "slope"), tuple(body))
+
+
+def _connectivity_cell(row: Any) -> Cell:
+    return Cell(power(row["connectivity"], 3), f"{power(row['bound_low'], 3)}–{power(row['bound_high'], 3)}")
+
+
+def _deviation(frame: Frame) -> float:
+    """The largest relative distance of a computed λ_1 from its closed form."""
+    known = frame[frame["graph"] != "window"]
+    return float((known["connectivity"] / known["bound_low"] - 1).abs().max())

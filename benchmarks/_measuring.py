@@ -1,0 +1,52 @@
+"""Time and memory of calls side by side in one process, and what was promised of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # before torch is imported: the profiler announces itself otherwise
+
+from torch.profiler import ProfilerActivity, profile
+
+Call = Callable[[], object]
+
+
+class Promise(NamedTuple):
+    """A number that was measured, and what it may be at most (or must be at least)."""
+
+    what: str
+    measured: float
+    limit: float
+    at_least: bool = False
+
+    def __str__(self) -> str:
+        met = self.measured >= self.limit if self.at_least else self.measured <= self.limit
+        return f"{'met' if met else 'MISSED':7s}{self.what:46s} {self.measured:6.2f}  ({'at least' if self.at_least else 'at most'} {self.limit:g})"
+
+
+def interleaved(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
+    """CPU seconds of each call, a turn of all of them at a time; one turn beforehand warms up."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(-1, repeats):
+        for name, call in calls.items():
+            start = time.thread_time()
+            call()
+            if turn >= 0:
+                times[name].append(time.thread_time() - start)
+    return times
+
+
+def peak_bytes(call: Call) -> int:
+    """The most that was allocated at once during the call."""
+    call()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
+        call()
+    events = (event for event in record.profiler.kineto_results.events() if event.name() == "[memory]")
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most

@@ -1,0 +1,49 @@
+"""The two edge sets of cross-consensus: source positions i to context positions j, those in a window or all (paper C.1).
+
+``rows`` are the source positions that an edge set covers, so that a caller can go through a long sequence block by block. Edges come last
+in every tensor: P of them per sequence.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class WindowedEdges:
+    """i → j for |i − j| ≤ w, j = i among them, where both sides are as long (Eq. 38): offset by offset, by slices alone."""
+
+    def __init__(self, window: int, num_positions: int):
+        reach = min(window, num_positions - 1)
+        self.rows = slice(0, num_positions)
+        self.sources, self.targets = (
+            [slice(max(0, sign * offset), num_positions + min(0, sign * offset)) for offset in range(-reach, reach + 1)] for sign in (-1, 1)
+        )
+        self.lengths = [source.stop - source.start for source in self.sources]
+        self.num_edges = sum(self.lengths)
+
+    def sums(self, at_rows: Tensor, at_context: Tensor) -> Tensor:
+        """at_rows + at_context for each edge, (…, P)."""
+        return torch.cat([at_rows[..., i] + at_context[..., j] for i, j in zip(self.sources, self.targets, strict=True)], -1)
+
+    def collect(self, flow: Tensor) -> Tensor:
+        """The sum over each row's edges, (…, N)."""
+        flows = zip(self.sources, flow.split(self.lengths, -1), strict=True)
+        return torch.stack([F.pad(part, (i.start, self.rows.stop - i.stop)) for i, part in flows]).sum(0)
+
+
+class CompleteEdges:
+    """Every i → j from the source positions ``first`` … ``last`` − 1 to a context of ``num_context``."""
+
+    def __init__(self, first: int, last: int, num_context: int):
+        self.rows, self.num_context = slice(first, last), num_context
+        self.num_edges = (last - first) * num_context
+
+    def sums(self, at_rows: Tensor, at_context: Tensor) -> Tensor:
+        """at_rows + at_context for each edge, (…, P)."""
+        return (at_rows[..., None] + at_context[..., None, :]).flatten(-2)
+
+    def collect(self, flow: Tensor) -> Tensor:
+        """The sum over each row's edges, (…, last − first)."""
+        return flow.unflatten(-1, (-1, self.num_context)).sum(-1)

@@ -1,0 +1,64 @@
+"""The general form of self-consensus: any set of directed edges, gathered at its ends and added up again (Algorithm 1, line 8, literally)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from stability.mechanisms._graphs import Edges
+from stability.mechanisms._rotation import cos_sin, turned
+from stability.models.position import rope
+
+
+class EdgeList:
+    """Directed edges i → j, each with R_ij: out-edges add R_ij(u_i − u_j) to g_i, in-edges take R_ki(u_k − u_i) off it.
+
+    ``rotation``: "absolute" takes disagreements between ũ_i and ũ_j, "relative" between ρ(i − j)u_i and u_j, "none" between u_i and u_j.
+    """
+
+    def __init__(self, edges: Edges, batch: int, num_positions: int, mask_BN: Tensor | None, rotation: str):
+        self.rotation, self.num_positions, self.edges = rotation, num_positions, edges
+        self.shape = (batch, edges.source_BE.shape[1])
+        first_B1 = torch.arange(batch, device=edges.source_BE.device)[:, None] * num_positions
+        self.source_M, self.target_M = ((first_B1 + end_BE).flatten() for end_BE in (edges.source_BE, edges.target_BE))
+        self.factor_BE = edges.factor(mask_BN)
+
+    def sums(self, source_HXBN: Tensor, target_HXBN: Tensor) -> Tensor:
+        """The source's part and the target's for each edge, (H, 1, X, B·E)."""
+        return (_gathered(source_HXBN, self.source_M) + _gathered(target_HXBN, self.target_M))[:, None]
+
+    def differences(self, u_HKBN: Tensor) -> Tensor:
+        turned_HKBN = rope(u_HKBN, position_dim=-1, width_dim=1) if self.rotation == "absolute" else u_HKBN
+        at_i_HKBE = _gathered(turned_HKBN, self.source_M).unflatten(-1, self.shape)
+        if self.rotation == "relative":
+            at_i_HKBE = self._turned_relatively(at_i_HKBE)
+        return at_i_HKBE - _gathered(turned_HKBN, self.target_M).unflatten(-1, self.shape)
+
+    def collect(self, flow_HKBE: Tensor) -> Tensor:
+        """g: each edge's flow added at its source and taken off at its target."""
+        if self.factor_BE is not None:
+            flow_HKBE = flow_HKBE * self.factor_BE
+        flow_HKM = flow_HKBE.flatten(-2)
+        g_HKM = flow_HKM.new_zeros((*flow_HKM.shape[:2], self.shape[0] * self.num_positions))
+        g_HKM = g_HKM.index_add(-1, self.source_M, flow_HKM).index_add(-1, self.target_M, -flow_HKM)
+        return g_HKM.unflatten(-1, (self.shape[0], self.num_positions))
+
+    def directed(self, r_BHEKK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sources, targets and R (times the gate) of the edges that exist. Errors: ``ValueError`` where they differ within the batch."""
+        if len(self.edges.source_BE) > 1:
+            raise ValueError(f"each of the {self.shape[0]} sequences has edges of its own; give edge_weights one sequence at a time")
+        if self.factor_BE is not None:
+            r_BHEKK = r_BHEKK * self.factor_BE[:, None, :, None, None]
+        kept_E = slice(None) if self.edges.kept_BE is None else self.edges.kept_BE[0]
+        return self.edges.source_BE[0][kept_E], self.edges.target_BE[0][kept_E], r_BHEKK[:, :, kept_E]
+
+    def _turned_relatively(self, u_HKBE: Tensor) -> Tensor:
+        """ρ(i − j)u_i; sin changes its sign with the distance."""
+        distance_BE = self.edges.source_BE - self.edges.target_BE
+        cos, sin = (table[:, distance_BE.abs()] for table in cos_sin(u_HKBE, self.num_positions))
+        return turned(u_HKBE, cos, sin * distance_BE.sign())
+
+
+def _gathered(at_nodes: Tensor, index_M: Tensor) -> Tensor:
+    """(…, B, N) at the ends of edges, (…, M)."""
+    return at_nodes.flatten(-2).index_select(-1, index_M)

@@ -1,0 +1,106 @@
+"""Edge sets of self-consensus as lists of directed edges, and the check of those that a caller gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Directed edges source → target, (B, E) each; one row stands for a whole batch that shares its edges.
+
+    ``kept_BE``: False where an entry is no edge (filler); ``gate_BE``: what an edge's R is multiplied by. None: all are edges; all gates are 1.
+    """
+
+    source_BE: Tensor
+    target_BE: Tensor
+    kept_BE: Tensor | None = None
+    gate_BE: Tensor | None = None
+
+    def factor(self, mask_BN: Tensor | None) -> Tensor | None:
+        """What each edge's flow is multiplied by: 0 for filler and at a padded end, else its gate; None where all are 1."""
+        kept_BE = self.kept_BE
+        if mask_BN is not None:
+            ends = (mask_BN.gather(1, end_BE.expand(len(mask_BN), -1)) for end_BE in (self.source_BE, self.target_BE))
+            kept_BE = torch.stack([*ends, *(() if kept_BE is None else (kept_BE.expand(len(mask_BN), -1),))]).all(0)
+        if self.gate_BE is None or kept_BE is None:
+            return kept_BE if self.gate_BE is None else self.gate_BE
+        return self.gate_BE * kept_BE
+
+
+def window_edges(window: int, num_positions: int, device: torch.device) -> Edges:
+    """P_N^w: i → j for 0 < |i − j| ≤ w (Definition 3.1)."""
+    position_N = torch.arange(num_positions, device=device)
+    distance_NN = (position_N[:, None] - position_N).abs()
+    return _listed((distance_NN > 0) & (distance_NN <= window))
+
+
+def cycle_edges(window: int, num_positions: int, device: torch.device) -> Edges:
+    """C_N^w: i → i ± 1, …, i ± w modulo N (Remark 4.1); the complete graph, without double edges, where 2w + 1 ≥ N."""
+    position_N = torch.arange(num_positions, device=device)
+    ahead_NN = (position_N - position_N[:, None]) % num_positions
+    return _listed((ahead_NN > 0) & ((ahead_NN <= window) | (ahead_NN >= num_positions - window)))
+
+
+def top_edges(score_BNN: Tensor, num_chosen: int, mask_BN: Tensor | None) -> Edges:
+    """For each node i the valid j ≠ i of the ``num_chosen`` largest scores s_ij; fewer where there are fewer.
+
+    The choice is hard, and the gradient reaches the scores that it kept through the gate 2σ(s_ij), which is 1 at s = 0: with the choice held,
+    everything is smooth. Padded nodes choose nothing and are not chosen.
+    """
+    num_positions = score_BNN.shape[-1]
+    allowed_BNN = ~torch.eye(num_positions, dtype=torch.bool, device=score_BNN.device).expand(score_BNN.shape)
+    if mask_BN is not None:
+        allowed_BNN = allowed_BNN & mask_BN[:, :, None] & mask_BN[:, None]
+    chosen_BNW = score_BNN.masked_fill(~allowed_BNN, -torch.inf).topk(min(num_chosen, num_positions - 1), -1).indices
+    source_BNW = torch.arange(num_positions, device=score_BNN.device)[:, None].expand_as(chosen_BNW)
+    gate_BNW = 2 * torch.sigmoid(score_BNN.gather(-1, chosen_BNW))
+    return Edges(source_BNW.flatten(1), chosen_BNW.flatten(1), allowed_BNN.gather(-1, chosen_BNW).flatten(1), gate_BNW.flatten(1))
+
+
+def given_edges(edges: Tensor, batch: int, num_positions: int, device: torch.device) -> Edges:
+    """A caller's edges: int64 (E, 2) or (B, E, 2), rows [-1, -1] being filler, or a boolean adjacency (N, N) or (B, N, N), True at [i, j] for i → j.
+
+    Self-loops are dropped (they contribute nothing). Errors: ``ValueError`` of one line for another shape or dtype, for a position that does
+    not exist, and for an edge given twice.
+    """
+    rows = (batch,) if edges.ndim == 3 else ()
+    adjacency = edges.dtype == torch.bool and tuple(edges.shape) == (*rows, num_positions, num_positions)
+    if not adjacency and not (edges.dtype == torch.int64 and edges.ndim in (2, 3) and tuple(edges.shape) == (*rows, edges.shape[-2], 2)):
+        expected = f"int64 (E, 2) or ({batch}, E, 2), or bool ({num_positions}, {num_positions}) or ({batch}, {num_positions}, {num_positions})"
+        raise ValueError(f"edges has dtype {str(edges.dtype).removeprefix('torch.')} and shape {tuple(edges.shape)}; expected {expected}")
+    edges = edges.to(device)
+    return _listed(edges) if adjacency else _checked(edges if edges.ndim == 3 else edges[None], num_positions)
+
+
+def _listed(adjacency: Tensor) -> Edges:
+    """The edges of a boolean adjacency, row by row; where the rows of a batch hold different numbers, filler at their ends."""
+    adjacency_BNN = adjacency if adjacency.ndim == 3 else adjacency[None]
+    adjacency_BNN = adjacency_BNN & ~torch.eye(adjacency.shape[-1], dtype=torch.bool, device=adjacency.device)
+    if len(adjacency_BNN) == 1:
+        source_E, target_E = adjacency_BNN[0].nonzero().unbind(1)
+        return Edges(source_E[None], target_E[None])
+    row_M, source_M, target_M = adjacency_BNN.nonzero().unbind(1)
+    count_B = adjacency_BNN.sum((1, 2))
+    place_M = torch.arange(len(row_M), device=row_M.device) - (count_B.cumsum(0) - count_B)[row_M]
+    empty_BE = row_M.new_zeros(len(count_B), int(count_B.max()))
+    source_BE, target_BE = (empty_BE.index_put((row_M, place_M), end_M) for end_M in (source_M, target_M))
+    return Edges(source_BE, target_BE, torch.arange(empty_BE.shape[1], device=row_M.device) < count_B[:, None])
+
+
+def _checked(edges_BE2: Tensor, num_positions: int) -> Edges:
+    source_BE, target_BE = edges_BE2.unbind(-1)
+    filler_BE = (edges_BE2 == -1).all(-1)
+    wrong_BE = ((edges_BE2 < 0) | (edges_BE2 >= num_positions)).any(-1) & ~filler_BE
+    if wrong_BE.any():
+        raise ValueError(f"edges holds {edges_BE2[wrong_BE][0].tolist()}; positions go from 0 to {num_positions - 1} ([-1, -1] is filler)")
+    row_B1 = torch.arange(len(edges_BE2), device=edges_BE2.device)[:, None]
+    number_M, count_M = ((row_B1 * num_positions + source_BE) * num_positions + target_BE)[~filler_BE].unique(return_counts=True)
+    if (count_M > 1).any():
+        double = int(number_M[count_M > 1][0])
+        raise ValueError(f"edges holds {[double // num_positions % num_positions, double % num_positions]} twice; give each directed edge once")
+    kept_BE = ~filler_BE & (source_BE != target_BE)
+    return Edges(source_BE.clamp(min=0), target_BE.clamp(min=0), None if kept_BE.all() else kept_BE)

@@ -1,0 +1,49 @@
+"""The fast form of the window-path and the complete graph: unordered pairs {i, j = i + offset}, offset by offset, by slices alone.
+
+Both directed edges of a pair (T: 0 is i → j, 1 is j → i) share the disagreement u_i − u_j, and the update moves its ends oppositely.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stability.models.position import rope
+
+
+class Pairs:
+    """Pairs {i, i + offset} for offsets 1 … w of sequences of ``num_positions`` (Definition 3.1; w = N − 1: the complete graph)."""
+
+    def __init__(self, window: int, batch: int, num_positions: int, mask_BN: Tensor | None, rotate: bool):
+        self.offsets = range(1, min(window, num_positions - 1) + 1)
+        self.lengths = [num_positions - offset for offset in self.offsets]
+        self.shape = (batch, sum(self.lengths))
+        self.rotate, self.mask_BN = rotate, mask_BN
+
+    def sums(self, source_HXBN: Tensor, target_HXBN: Tensor) -> Tensor:
+        """The source's part and the target's for both edges of each pair, (H, T, X, B·P)."""
+        node_HTXBN = torch.stack([source_HXBN, target_HXBN], 1)
+        return self._on_pairs(node_HTXBN, node_HTXBN.flip(1)).flatten(-2)
+
+    def differences(self, u_HKBN: Tensor) -> Tensor:
+        turned_HKBN = rope(u_HKBN, position_dim=-1, width_dim=1) if self.rotate else u_HKBN
+        return self._on_pairs(turned_HKBN, -turned_HKBN)
+
+    def collect(self, flow_HKBP: Tensor) -> Tensor:
+        """g: each pair's flow added at i and taken off at j; nothing from a pair with a padded end."""
+        if self.mask_BN is not None:
+            flow_HKBP = flow_HKBP * torch.cat([self.mask_BN[:, :-offset] & self.mask_BN[:, offset:] for offset in self.offsets], -1)
+        flows = zip(self.offsets, flow_HKBP.split(self.lengths, -1), strict=True)
+        return torch.stack([F.pad(flow, (0, offset)) - F.pad(flow, (offset, 0)) for offset, flow in flows]).sum(0)
+
+    def directed(self, r_BHEKK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Sources and targets of the T·P directed edges, and R as it is."""
+        num_positions = self.lengths[0] + 1
+        left_P = torch.cat([torch.arange(num_positions - offset, device=r_BHEKK.device) for offset in self.offsets])
+        right_P = torch.cat([torch.arange(offset, num_positions, device=r_BHEKK.device) for offset in self.offsets])
+        return torch.cat([left_P, right_P]), torch.cat([right_P, left_P]), r_BHEKK
+
+    def _on_pairs(self, at_i: Tensor, at_j: Tensor) -> Tensor:
+        """at_i + at_j for each pair: (…, N) → (…, P). Slices only; nothing is gathered."""
+        return torch.cat([at_i[..., :-offset] + at_j[..., offset:] for offset in self.offsets], -1)

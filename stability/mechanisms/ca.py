@@ -1,0 +1,64 @@
+"""`ca`: multi-head softmax cross-attention (Vaswani et al. 2017) with rotary positions."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from stability.config import Settings
+from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, without_padding
+from stability.models.position import rope
+
+
+class CrossAttention(AbstractCrossMechanism):
+    """y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; q from the source x, k and v from the context c, each at its own positions 0, 1, ….
+
+    A source whose context is wholly padded gets 0, not b_o: there is nothing that could be attended to.
+    Attention is torch's own scaled_dot_product_attention: for second derivatives call the model under ``sdpa_kernel(SDPBackend.MATH)``.
+    """
+
+    class Config(Settings):
+        """Positions; width and heads come from the model."""
+
+        rope: Literal["absolute", "none"] = Field(default="absolute", description="whether q and k are rotated by their positions in source and context")
+
+    def __init__(self, config: Config, shape: MixerShape):
+        super().__init__(config, shape)
+        self.heads, self.rotated = shape.heads, config.rope == "absolute"
+        self.q = nn.Linear(shape.width, shape.width)
+        self.kv = nn.Linear(shape.width, 2 * shape.width)
+        self.out = nn.Linear(shape.width, shape.width)
+
+    @classmethod
+    def cost(cls, config: Any, shape: MixerShape, num_positions: int, num_context: int) -> float:
+        return float(2 * (num_positions + num_context) * shape.width**2 + 2 * num_positions * num_context * shape.width)
+
+    def forward(
+        self,
+        x_BND: Float[Tensor, "B N D"],
+        context_BJD: Float[Tensor, "B J D"],
+        *,
+        mask_BN: Tensor | None = None,
+        context_mask_BJ: Tensor | None = None,
+    ) -> Float[Tensor, "B N D"]:
+        """Masks as in the base class, True where an entry is valid. Errors: ``ValueError`` for a mask of a wrong shape or dtype."""
+        q_BNHK = self.q(without_padding(x_BND, mask_BN)).unflatten(-1, (self.heads, -1))
+        kv_BJTHK = self.kv(without_padding(context_BJD, context_mask_BJ, name="context_mask_BJ")).unflatten(-1, (2, self.heads, -1))
+        k_BJHK, v_BJHK = kv_BJTHK.unbind(2)
+        if self.rotated:
+            q_BNHK, k_BJHK = rope(q_BNHK, position_dim=1), rope(k_BJHK, position_dim=1)
+        q_BHNK, k_BHJK, v_BHJK = (part.transpose(1, 2) for part in (q_BNHK, k_BJHK, v_BJHK))
+        visible = None  # where there is padding: no row is left empty, which torch's SDPA forgives and other softmaxes do not
+        if context_mask_BJ is not None:
+            visible = (context_mask_BJ | ~context_mask_BJ.any(-1, keepdim=True))[:, None, None]
+        y_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHJK, v_BHJK, attn_mask=visible)
+        y_BND = self.out(y_BHNK.transpose(1, 2).flatten(2))
+        return y_BND if context_mask_BJ is None else torch.where(context_mask_BJ.any(-1)[:, None, None], y_BND, 0.0)
+
+
+EXPORT = CrossAttention

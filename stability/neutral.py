@@ -1,0 +1,34 @@
+"""Fields that are younger than runs that exist: what such a run did where there was no field yet, so that it keeps its id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# By part ("" is the spec itself), the value of a field that means "as before the field existed". `run_id` leaves such a field out. An entry says what
+# runs of that time did: it is never changed, whatever becomes of the field's default, or their ids would stand for other runs.
+NEUTRAL: dict[str, dict[str, Any]] = {
+    "": {"cross": None},
+    "objective mlm": {"context": 0},
+    "mechanism sc": {"graph": "window", "iterations": 1, "step": "fixed"},
+}
+
+
+def without_neutral(values: dict[str, Any]) -> dict[str, Any]:
+    """A run's spec as plain JSON values less every field that holds its neutral value; the parts inside a pattern's (`mix`) too."""
+    kept = _less(values, "")
+    for key, value in kept.items():
+        if isinstance(value, dict) and "name" in value:
+            kept[key] = _part(key, value)
+    return kept
+
+
+def _part(key: str, part: dict[str, Any]) -> dict[str, Any]:
+    kept = _less(part, f"{key} {part['name']}")
+    if isinstance(kept.get("parts"), list):
+        kept["parts"] = [_part(key, item) for item in kept["parts"]]
+    return kept
+
+
+def _less(values: dict[str, Any], of: str) -> dict[str, Any]:
+    neutral = NEUTRAL.get(of, {})
+    return {key: value for key, value in values.items() if not (key in neutral and value == neutral[key])}

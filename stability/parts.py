@@ -1,0 +1,108 @@
+"""The named choices in a spec (a mechanism, an objective, …): a name with settings that the Config in the part's own file validates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_serializer
+
+from stability.registry import Registry, near_misses
+from stability.validation import Settings, explain
+
+AXES = ("mechanisms", "residuals", "optimizers")  # families of which a sweep takes several: there a setting's key holds its part's name
+
+
+class Part(Settings):
+    """One named choice of a family with that choice's own settings; written flat: ``{"name": "sc", "window": 2, …}``."""
+
+    name: str = Field(description="the stem of the part's file")
+    settings: SerializeAsAny[Settings] = Field(description="the part's own Config")
+
+    @model_serializer(mode="plain")
+    def _flat(self) -> dict[str, Any]:
+        return {"name": self.name, **self.settings.model_dump(mode="json")}
+
+
+class CrossOfEach(Settings):
+    """``cross=auto``: beside each self mechanism the cross mechanism of its kind, which its class names."""
+
+    parts: tuple[Part, ...] = Field(default=(), description="cross mechanisms with settings of their own; the others have their defaults")
+
+    def beside(self, mechanism: Part) -> Part:
+        name = Registry("mechanisms").load(mechanism.name).cross_kind
+        return next((item for item in self.parts if item.name == name), None) or cross_part(name)
+
+
+def part(family: str, value: Any) -> Part:
+    """A `Part` from ``{"name": …, **settings}`` (or a bare name), validated by the Config in the part's own file.
+
+    A cross mechanism is refused: it is no choice of the axis ``mechanism`` (`cross_part` makes one).
+    """
+    if isinstance(value, Part):
+        return value
+    name, settings = _name_and_settings(family, value)
+    if family == "mechanisms" and Registry(family).load(name, cross=False).cross:
+        raise ValueError(f"mechanism={name} is a cross mechanism, it needs a context: cross={name}")
+    return Part(name=name, settings=settings_of(family, name, settings))
+
+
+def _name_and_settings(family: str, value: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(value, str):
+        return value, {}
+    if not isinstance(value, dict) or "name" not in value:
+        choices = Registry(family).names(**({"cross": False} if family == "mechanisms" else {}))
+        raise ValueError(f"{Registry(family).noun}: expected a name, got {value!r}; choices: {', '.join(choices)}")
+    return value["name"], {key: item for key, item in value.items() if key != "name"}
+
+
+def cross_part(name: str, settings: dict[str, Any] | None = None, *, path: str = "cross") -> Part:
+    """The `Part` of a cross mechanism; errors name the setting under ``path``."""
+    registry = Registry("mechanisms")
+    if name not in registry.names() or not registry.load(name).cross:
+        raise ValueError(f"cross={name}: no such cross mechanism; {near_misses(name, ('auto', *registry.names(cross=True), 'none'))}")
+    return Part(name=name, settings=settings_of("mechanisms", name, settings or {}, path=path))
+
+
+def cross_choice(value: Any) -> Part | CrossOfEach | None:
+    """What ``cross=`` holds: ``ca``, ``{"name": "cc", "window": 4}``; ``{"name": "auto", "cc": {"window": 4}}``; None for ``none``."""
+    if value is None or isinstance(value, Part | CrossOfEach):
+        return value
+    name, settings = _name_and_settings("mechanisms", value)
+    if name == "none":
+        return None
+    if name != "auto":
+        return cross_part(name, settings)
+    return CrossOfEach(parts=tuple(_of_auto(key, item) for key, item in settings.items()))
+
+
+def _of_auto(name: str, settings: Any) -> Part:
+    if not isinstance(settings, dict):
+        raise ValueError(f"cross.{name}={settings!r}: must hold settings of {name}")
+    return cross_part(name, {key: item for key, item in settings.items() if key != "name"}, path=f"cross.{name}")
+
+
+def settings_of(family: str, name: str, settings: dict[str, Any], *, path: str | None = None) -> Any:
+    """A part's validated Config. Errors: ``ValueError`` of one line under the key as it is written, with the nearest valid one where it is unknown."""
+    registry = Registry(family)
+    config = registry.load(name).Config
+    try:
+        return config.model_validate(settings)
+    except ValidationError as error:
+        noun = registry.noun.removesuffix(" source")
+        raise ValueError(explain(error, config, path or (f"{noun}.{name}" if family in AXES else noun))) from None
+
+
+def one_part(family: str) -> Any:
+    """For a field that holds one part."""
+    return BeforeValidator(lambda value: part(family, value))
+
+
+def some_parts(family: str) -> Any:
+    """For a field that is an axis of a sweep."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, dict):  # as Hydra composes an axis: {"sa": {…}, "sc": {…}}
+            value = [{"name": name, **(settings or {})} for name, settings in value.items()]
+        return tuple(part(family, item) for item in value)
+
+    return BeforeValidator(read)

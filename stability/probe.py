@@ -1,0 +1,163 @@
+"""``python -m stability.probe what=…``: what trained layers do to their signal (graph and softmax spectra, σ(W_qᵀW_k)), and the plain graphs' connectivity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stability.command_line import follow, read_spec, run_entry, with_verdict
+
+HELP = """
+python -m stability.probe what=spectra|qk ckpt=FOLDER [key=value …]
+python -m stability.probe what=connectivity [ckpt=STUDY]
+
+ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a checkpoint (…/checkpoints/step_000200).
+
+  what=spectra        per layer and head on held-out text: the learned graph's Laplacian (largest and Fiedler eigenvalue, density, filter 1 − 2ηλ),
+                      softmax matrices beside it (singular values, second eigenvalue), energy and variance before and after
+  what=qk             singular values of W_qᵀW_k per layer and head of softmax attention
+  what=connectivity   λ_1 of window-path, cycle and complete graphs against closed form and bounds; a study's report then shows it
+
+  phase=terminal | earliest | all   which checkpoints of a run
+  sequences=2                       held-out sequences                      (spectra)
+  probes=4 products=32 seed=0       random vectors of a density, products   (spectra)
+  device=auto | cpu | cuda          where the model runs                    (spectra)
+  reports_dir=reports               folder of connectivity.pdf              (connectivity without a study)
+
+What is measured already under the same protocol is not measured again; `python -m stability.report name=…` draws it.
+"""
+
+
+def main(argv: list[str]) -> int:
+    spec = read_spec("probe", argv)
+    if spec.what == "connectivity":
+        return _connectivity(spec)
+    from stability.runs.directory import RunDirectory
+    from stability.runs.study import StudyFolder
+
+    folder = Path(spec.ckpt).resolve()
+    if (folder / "study.json").exists():
+        study = StudyFolder(folder)
+        _measure_runs(study.runs(), spec)
+        return _publish(study, spec)
+    if (folder / "spec.json").exists():
+        directory = RunDirectory.at(folder)
+        _measure_runs([directory], spec)
+    else:
+        directory = _measure_checkpoint(folder, spec)
+    _print_tables(directory, spec)
+    return 0
+
+
+def _measure_runs(directories: Sequence, spec) -> None:
+    """Measure what is missing under one bar; a run's phase is written whole or not at all. A run that is asked for alone must have something to measure."""
+    from stability.probes.spectra_of_layers import has_subject, measure, missing_phases
+
+    alone = len(directories) == 1
+    directories = with_verdict(directories)
+    specs = {directory: _spec_of(directory) for directory in directories}
+    if alone:
+        _require_checkpoint(directories[0])
+    fitting = [directory for directory in directories if has_subject(specs[directory], spec.what)]
+    if len(fitting) < len(directories):
+        without = ", ".join(dict.fromkeys(specs[directory].mechanism.name for directory in directories if directory not in fitting))
+        _say_what_is_missing(spec.what, without, alone=not fitting)
+    pending = [directory for directory in fitting if missing_phases(directory, spec)]
+    if len(pending) < len(fitting):
+        print(f"skips {len(fitting) - len(pending)} of {len(fitting)}: measured already under this protocol")
+    steps = (measure(directory, spec, cache_dir=directory.path.parent / "cache") for directory in pending)
+    labels = [f"{number}/{len(pending)} {directory.run_id}" for number, directory in enumerate(pending, 1)]
+    follow(steps, labels, [len(missing_phases(directory, spec)) * _steps_of_a_phase(specs[directory], spec) for directory in pending])
+
+
+def _say_what_is_missing(what: str, mechanisms: str, *, alone: bool) -> None:
+    """A run of consensus has no queries and keys: no mistake, so it is said. A run with neither attention nor consensus has no spectra to ask for."""
+    if what == "spectra" and alone:
+        raise ValueError(f"{mechanisms} has neither consensus nor softmax-attention layers; what=spectra looks at sc, sa, sw and mixes of them")
+    lacking = "no softmax attention, so no W_q and W_k" if what == "qk" else "neither consensus nor softmax attention"
+    print(f"leaves out {mechanisms}: {lacking}")
+
+
+def _measure_checkpoint(folder: Path, spec):
+    """A single checkpoint: earliest and terminal keep their names, any other is a phase of its own."""
+    from stability.probes.alpha_max import phases
+    from stability.probes.spectra_of_layers import has_subject, measure_checkpoint
+    from stability.runs.directory import RunDirectory
+    from stability.training.checkpoint import verified_manifest
+
+    verified_manifest(folder)
+    directory = RunDirectory.at(folder.parent.parent)
+    if not directory.spec_file.exists():
+        raise ValueError(f"{folder} is not inside a run's folder (runs/<run_id>/checkpoints/…), where its rows would be kept; copy the whole run")
+    run = _spec_of(directory)
+    if not has_subject(run, spec.what):
+        _say_what_is_missing(spec.what, run.mechanism.name, alone=True)
+        return directory
+    phase = {path: name for name, path in phases(directory, "all").items()}.get(folder, folder.name)
+    steps = measure_checkpoint(directory, folder, phase, spec, cache_dir=directory.path.parent / "cache")
+    follow([steps], [f"{directory.run_id} {folder.name}"], [_steps_of_a_phase(run, spec)])
+    return directory
+
+
+def _spec_of(directory):
+    from stability.config import parse_run
+    from stability.runs.directory import read_json
+
+    return parse_run(read_json(directory.spec_file))
+
+
+def _require_checkpoint(directory) -> None:
+    if not directory.checkpoints():
+        raise ValueError(f"{directory.run_id} is {directory.status()['state']} and left no checkpoint: there is nothing to probe; take a lower learning rate")
+
+
+def _steps_of_a_phase(run, spec) -> int:
+    return run.model.layers * (spec.sequences if spec.what == "spectra" else 1)
+
+
+def _publish(study, spec) -> int:
+    """Collect the study's runs into parquet and print the tables."""
+    from analysis.load import load
+    from analysis.probe_tables import study_tables
+    from stability.runs.results import collect, write
+
+    write(collect(study.path), study.results)
+    tables = study_tables(load(study.path), spec.what)
+    print("\n\n".join(table.text() for table in tables) or f"no run of {study.path.name} has numbers for what={spec.what}")
+    print("drawn by: python -m stability.report name=" + study.path.name)
+    return 0
+
+
+def _print_tables(directory, spec) -> None:
+    """One run's numbers by phase."""
+    from analysis.probe_tables import run_tables
+    from stability.runs.results import read_probe
+
+    frame = read_probe(directory, spec.what)
+    print("\n\n".join(table.text(details=False) for table in run_tables(frame, _spec_of(directory).mechanism.name, spec.what)))
+    print(f"rows: {directory.path / 'probes'}")
+
+
+def _connectivity(spec) -> int:
+    """Compute, print, and keep: among a study's results, or as a figure of its own."""
+    from analysis.probe_plots import write_connectivity_figure
+    from analysis.probe_tables import connectivity_table
+    from stability.probes.graphs import connectivity_rows
+    from stability.runs.results import connectivity_frame, write_connectivity
+    from stability.runs.study import StudyFolder
+
+    study = None if spec.ckpt is None else StudyFolder(spec.ckpt)
+    if study is not None:
+        study.read()
+    frame = connectivity_frame(list(connectivity_rows()))
+    print(connectivity_table(frame).text())
+    if study is None:
+        print(f"figure: {write_connectivity_figure(frame, Path(spec.reports_dir) / 'connectivity.pdf')}")
+    else:
+        write_connectivity(frame, study.results)
+        print("drawn by: python -m stability.report name=" + study.path.name)
+    return 0
+
+
+if __name__ == "__main__":
+    run_entry(main, HELP)

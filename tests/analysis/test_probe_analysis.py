@@ -1,0 +1,170 @@
+"""What is drawn and tabled of `stability.probe`: columns, medians, exponents, quantiles, and the report's section."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from pypdf import PdfReader
+
+from analysis import load as load_module
+from analysis.load import load
+from analysis.probe_plots import QUANTILES, connectivity_figure, filter_figures, kept, probe_figures, qk_figure, response_curve, write_connectivity_figure
+from analysis.probe_tables import connectivity_table, qk_heads, run_tables, slope, study_tables
+from analysis.report import build
+from stability.runs import results
+from tests.analysis.synthetic import write_study
+
+LRS, SEEDS, LAYERS = (1e-3, 1e-2), 3, (0, 1)
+
+
+def spectra_row(run, layer, head, sequence):
+    """Consensus: λ_max = 10·(seed + 1); attention: gain 0.5·(seed + 1). What an update leaves: (seed + 1)/10."""
+    consensus = run.mechanism == "sc" or (run.mechanism == "mix" and layer == 1)
+    row = dict.fromkeys(results.PROBE_COLUMNS["spectra"]) | {
+        "run_id": run.run_id, "phase": "terminal", "lr": run.lr, "layer": layer, "mixer": "sc" if consensus else "sa", "head": head, "sequence": sequence,
+        "variance_before": 10.0, "variance_after": run.seed + 1.0, "gain": 0.5 * (run.seed + 1),
+    }  # fmt: skip
+    if not consensus:
+        return row | {"second_eigenvalue": 0.25}
+    largest = 10.0 * (run.seed + 1)
+    measured = {"largest": largest, "step_limit": 1 / (2 * largest), "step_size": 0.1, "non_oscillating": 0.5, "fiedler": 0.02}
+    return row | measured | {"fiedler_low": 0.01, "fiedler_high": 0.04, "energy_before": 4.0, "energy_after": 1.0}
+
+
+def filter_rows(run, layer):
+    where = {"run_id": run.run_id, "phase": "terminal", "lr": run.lr, "layer": layer, "mixer": run.mechanism, "head": 0, "sequence": 0}
+    return [{**where, "probe": probe, "node": 1.0, "weight": 0.5, "response": value} for probe in (0, 1) for value in (1.0, 0.5 - 0.1 * probe)]
+
+
+@pytest.fixture
+def probed(tmp_path):
+    folder = write_study(tmp_path, name="probed", mechanisms=["sa", "sc", "mix"], lrs=LRS, seeds=SEEDS)
+    runs = list(pd.read_parquet(folder / "results" / "runs.parquet").itertuples())
+    frames = {
+        "spectra": [spectra_row(run, layer, head, sequence) for run in runs for layer in LAYERS for head in (0, 1) for sequence in (0, 1)],
+        "filter": [row for run in runs for layer in LAYERS for row in filter_rows(run, layer)],
+        "qk": [
+            {"run_id": run.run_id, "phase": "terminal", "lr": run.lr, "layer": 0, "mixer": "sa", "head": head, "index": index, "singular_value": value}
+            for run in runs if run.mechanism != "sc" for head in (0, 1)
+            for index, value in enumerate([(run.seed + 1) * 100 * run.lr / 1e-3, 1.0 + head])
+        ],
+    }  # fmt: skip
+    for name, rows in frames.items():
+        frame = pd.DataFrame(rows, columns=results.PROBE_COLUMNS[name])
+        results.write_parquet(frame, folder / "results" / f"{name}.parquet", {"schema_version": str(results.SCHEMA_VERSION)})
+    results.write_connectivity(graphs(), folder / "results")
+    return folder
+
+
+def graphs():
+    """λ_1 = w³/N², its bounds half and twice of it."""
+    rows = [(graph, n, w, w**3 / n**2, 0.5 * w**3 / n**2, 2 * w**3 / n**2) for graph in ("window", "cycle") for n in (32, 64, 128, 256) for w in (1, 2, 4)]
+    return results.connectivity_frame([dict(zip(results.CONNECTIVITY_COLUMNS, row, strict=True)) for row in rows])
+
+
+def cells(table):
+    return [[cell.text for cell in row] for row in table.rows]
+
+
+def test_columns_are_those_that_results_writes():
+    written = results.PROBE_COLUMNS | {"connectivity": results.CONNECTIVITY_COLUMNS}
+    assert {name: list(columns) for name, columns in load_module.PROBE_COLUMNS.items()} == written
+
+
+def test_layers_are_tabled_by_kind_with_medians_over_seeds(probed):
+    consensus, attention = study_tables(load(probed), "spectra")
+    assert [row[:3] for row in cells(consensus)] == [
+        [m, lr, layer] for m, layers in (("sc", "01"), ("mix", "1")) for lr in ("1e-3", "1e-2") for layer in layers
+    ]
+    assert [row[:3] for row in cells(attention)] == [
+        [m, lr, layer] for m, layers in (("sa", "01"), ("mix", "0")) for lr in ("1e-3", "1e-2") for layer in layers
+    ]
+    head = list(consensus.header)
+    first = dict(zip(head, consensus.rows[0], strict=True))
+    assert first["λ_max"].text == "2.0e1" and first["λ_max"].detail.endswith("n=3")
+    assert first["1/(2λ_max)"].text == "2.5e-2" and first["1−2ηλ ≥ 0"].text == "50 %"
+    assert first["energy"].text == "25 %" and first["variance"].text == "20 %"
+    assert dict(zip(attention.header, attention.rows[0], strict=True))["second |λ|"].text == "0.2500"
+    assert "η = 0.1:" in consensus.caption
+
+
+def test_one_runs_tables_need_no_study(probed):
+    frame = pd.read_parquet(probed / "results" / "spectra.parquet")
+    one = frame[frame.run_id == frame.run_id.iloc[-1]]
+    assert [table.title for table in run_tables(one, "mix", "spectra")] == [
+        "Learned graphs of consensus layers, terminal checkpoint",
+        "Softmax attention as a filter, terminal checkpoint",
+    ]
+
+
+def test_norm_and_condition_are_taken_head_by_head(probed):
+    (table,) = study_tables(load(probed), "qk")
+    assert [row[:2] for row in cells(table)] == [["sa", "1e-3"], ["sa", "1e-2"], ["mix", "1e-3"], ["mix", "1e-2"]]
+    assert cells(table)[0][2:] == ["2.0e2", "2.0e2", "1.5e2", "2.0e2"]
+    values = [("a", 0, 4.0), ("a", 0, 0.0)]
+    rows = pd.DataFrame([dict(zip(["series", "head", "singular_value"], row, strict=True)) for row in values])
+    lost = qk_heads(rows.assign(order=0, run_lr=1e-3, seed=0, phase="terminal", layer=0))
+    assert lost.condition.tolist() == [math.inf] and lost.norm.tolist() == [4.0]
+
+
+def test_exponents_are_fitted_in_logarithms_over_the_upper_half():
+    x = [1.0, 2.0, 4.0, 8.0]
+    assert slope(x, [5 * value**-2 for value in x]) == pytest.approx(-2)
+    assert slope(x, [1.0, 1.0, 4**3, 8**3]) == pytest.approx(3)
+    assert math.isnan(slope([1.0], [1.0]))
+    table = connectivity_table(graphs())
+    assert [row[-1] for row in cells(table)[:-1]] == ["N^-2.00"] * 3
+    assert cells(table)[-1][1:-1] == ["w^3.00"] * 4
+    assert table.rows[0][1].detail == "4.88e-4–1.95e-3"
+
+
+def test_the_response_curve_is_the_quantile_function_with_the_probes_scatter():
+    draws = np.random.default_rng(0)
+    values = np.sort(draws.standard_normal(999))[::-1]
+    rows = pd.DataFrame({"run_id": "a", "head": 0, "sequence": 0, "probe": 0, "weight": 1 / 999, "response": values})
+    middle, error = response_curve(rows)
+    assert np.allclose(middle, np.quantile(values, 1 - QUANTILES, method="hazen"), atol=1e-9) and not error.any()
+    two = pd.concat([rows, rows.assign(probe=1, response=values + 1.0)])
+    middle_of_two, error = response_curve(two)
+    assert np.allclose(middle_of_two, middle + 0.5) and np.allclose(error, 0.5), "two values a distance of 1 apart: deviation 1/√2, over √2"
+
+
+def test_what_is_kept_is_the_median_of_ratios(probed):
+    study = load(probed)
+    rows = study.with_run(study.probes["spectra"])
+    assert kept(rows[rows["series"] == "sc"], "variance").tolist() == pytest.approx([0.2, 0.2])
+    assert kept(rows[rows["series"] == "mix"], "energy").to_dict() == {1: 0.25}
+
+
+def test_figures_hold_a_panel_for_each_layer_and_a_line_for_each_rate(probed):
+    study = load(probed)
+    (figure,) = filter_figures(study, "terminal")
+    assert len(figure.axes) == 6
+    assert all(len([line for line in ax.lines if len(line.get_xdata()) == len(QUANTILES)]) == len(LRS) for ax in figure.axes)
+    assert set(probe_figures(study)) == {"connectivity", "filter-terminal-0", "energy-terminal-0", "qk-terminal-0"}
+    norms = qk_figure(study, "terminal").axes[0].lines[0]
+    assert norms.get_ydata().tolist() == pytest.approx([200, 2000])
+    texts = [text.get_text() for ax in connectivity_figure(graphs()).axes for text in ax.texts]
+    assert "$w=1$: $N^{-2.00}$" in texts and "$N=256$: $w^{3.00}$" in texts
+
+
+def test_the_report_shows_what_was_measured_and_nothing_else(probed, tmp_path):
+    text = "".join(page.extract_text() for page in PdfReader(build(probed, tmp_path)).pages)
+    assert "What the layers do to their signal" in text and "Layers as filters" in text and "Learned graphs of consensus layers" in text
+    for name in load_module.PROBE_COLUMNS:
+        (probed / "results" / f"{name}.parquet").unlink()
+    bare = "".join(page.extract_text() for page in PdfReader(build(probed, tmp_path)).pages)
+    assert "What the layers do to their signal" not in bare
+
+
+def test_the_same_figure_is_the_same_file(tmp_path):
+    assert write_connectivity_figure(graphs(), tmp_path / "a.pdf").read_bytes() == write_connectivity_figure(graphs(), tmp_path / "b.pdf").read_bytes()
+
+
+def test_a_damaged_table_names_the_probe_that_writes_it_again(probed):
+    (probed / "results" / "filter.parquet").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"filter.parquet is no parquet file .* `python -m stability.probe what=spectra ckpt=.*probed` writes it again"):
+        load(probed)

@@ -1,0 +1,45 @@
+"""Every variant of sc and cc keeps the contract of a mechanism, and its curvature is the same by every exact method."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.func import functional_call
+
+from stability.curvature import directional
+from tests.mechanisms import checks
+from tests.mechanisms.variants import CROSS, SELF, WithContext, WithEdges, name_of
+
+CASES = [pytest.param(lambda s=s: WithEdges(**s), id=f"sc-{name_of(s)}") for s in SELF]
+CASES += [pytest.param(lambda s=s: WithContext(**s), id=f"cc-{name_of(s)}") for s in CROSS]
+OF_A_MODULE = (
+    checks.check_shape_and_dtype,
+    checks.check_padding_is_unread,
+    checks.check_wholly_padded_is_finite,
+    checks.check_second_derivatives,
+    checks.check_degenerate_inputs,
+)
+
+
+@pytest.mark.parametrize("make", CASES)
+def test_variant_keeps_the_contract(make):
+    for check in OF_A_MODULE:
+        check(checks.build_seeded(make))
+    checks.check_deterministic(make)
+    checks.check_save_load(make)
+
+
+@pytest.mark.parametrize("make", CASES)
+def test_taylor_and_double_backward_give_one_curvature(make):
+    module = checks.build_seeded(make).double()
+    params = {name: value.detach() for name, value in module.named_parameters()}
+    generator = torch.Generator().manual_seed(4)
+    direction = {name: torch.randn(value.shape, dtype=value.dtype, generator=generator) for name, value in params.items()}
+
+    def loss(values: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.tanh(functional_call(module, values, (checks.inputs(),), {"mask_BN": checks.padding()})).square().mean()
+
+    by_taylor, by_backward = (directional(loss, params, direction, method) for method in ("taylor", "double_backward"))
+    assert by_taylor.curvature == pytest.approx(by_backward.curvature, rel=1e-9)
+    assert by_taylor.slope == pytest.approx(by_backward.slope, rel=1e-9)
+    assert abs(by_taylor.curvature) > 1e-6

@@ -1,0 +1,197 @@
+"""Consensus and attention layers against dense float64 matrices: spectra, filters, energies, σ(W_qᵀW_k)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from stability.mechanisms import build
+from stability.probes import low_pass as low_pass_module
+from stability.probes.consensus_spectra import consensus_spectra, filter_response, is_consensus, step_sizes
+from stability.probes.low_pass import is_attention, low_pass
+from stability.probes.qk import qk_singular_values
+from tests.mechanisms.oracles import rotated
+from tests.probes.test_laplacian import dense_laplacian
+
+N, WIDTH, HEADS = 10, 12, 2
+K = WIDTH // HEADS
+
+
+def layer_of(name, seed=0, **settings):
+    torch.manual_seed(seed)
+    layer = build(name, width=WIDTH, heads=HEADS, **settings).double()
+    return layer, torch.randn(1, N, WIDTH, dtype=torch.float64)
+
+
+def spectra_of(layer, x_BND, **options):
+    return list(consensus_spectra(layer, x_BND, **({"probes": 3, "products": 8, "seed": 0} | options)))
+
+
+def dense_of(layer, x_BND, head):
+    """L̄ of one head, dense."""
+    with torch.no_grad():
+        source, target, weights = layer.edge_weights(x_BND)
+    return dense_laplacian(source.numpy(), target.numpy(), weights[0, head].numpy(), N)
+
+
+def signal(layer, x_BND, head):
+    return (x_BND[0] @ layer.source.weight.T + layer.source.bias).detach()[:, head * K : (head + 1) * K]
+
+
+@pytest.mark.parametrize("settings", [{}, {"rope": "none", "window": 3}, {"rank": 2, "step_size": 0.02}])
+def test_numbers_of_a_head_are_those_of_its_dense_operator(settings):
+    layer, x_BND = layer_of("sc", **settings)
+    eta = settings.get("step_size", 0.1)
+    for head, found in enumerate(spectra_of(layer, x_BND)):
+        values = np.linalg.eigvalsh(dense_of(layer, x_BND, head))
+        numbers = found.numbers
+        assert numbers["largest"] == pytest.approx(values[-1], rel=1e-9)
+        assert numbers["fiedler"] == pytest.approx(values[K], rel=1e-8)
+        assert numbers["step_size"] == eta
+        assert numbers["step_limit"] == pytest.approx(1 / (2 * values[-1]), rel=1e-9)
+        assert numbers["non_oscillating"] == (1 - 2 * eta * values >= 0).mean()
+        assert numbers["gain"] == pytest.approx(np.abs(1 - 2 * eta * values[K:]).max(), rel=1e-8)
+        assert numbers["fiedler_low"] <= numbers["fiedler"] <= numbers["fiedler_high"]
+        assert (numbers["num_positions"], numbers["head_width"], numbers["components"]) == (N, K, 1)
+
+
+def test_unweighted_fiedler_value_is_the_window_paths():
+    layer, x_BND = layer_of("sc", window=1)
+    assert spectra_of(layer, x_BND)[0].numbers["graph_fiedler"] == pytest.approx(2 - 2 * np.cos(np.pi / N), rel=1e-9)
+
+
+@pytest.mark.parametrize("rope", ["none", "absolute", "relative"])
+def test_energy_and_variance_before_and_after_are_slow_sums_over_edges(rope):
+    layer, x_BND = layer_of("sc", rope=rope, step_size=0.03)
+    with torch.no_grad():
+        source, target, weights = layer.edge_weights(x_BND)
+    for head, found in enumerate(spectra_of(layer, x_BND)):
+        u_NK = signal(layer, x_BND, head)
+
+        def disagreement(u_NK, i, j):
+            if rope == "relative":  # ρ(i − j)u_i − u_j = ρ(j)⁻¹(ρ(i)u_i − ρ(j)u_j)
+                basis = torch.eye(K, dtype=torch.float64)
+                rho_j = torch.stack([rotated(row.expand(N, K))[j] for row in basis], 1)
+                return rho_j.T @ (rotated(u_NK)[i] - rotated(u_NK)[j])
+            turned = rotated(u_NK) if rope == "absolute" else u_NK
+            return turned[i] - turned[j]
+
+        edges = list(zip(source.tolist(), target.tolist(), weights[0, head], strict=True))
+
+        def energy(u_NK, edges=edges):
+            return 0.5 * sum(float(disagreement(u_NK, i, j) @ r @ disagreement(u_NK, i, j)) for i, j, r in edges)
+
+        g_NK = torch.zeros_like(u_NK)
+        for i, j, r in edges:
+            g_NK[i] += r @ disagreement(u_NK, i, j)
+            g_NK[j] -= r @ disagreement(u_NK, i, j)
+        after_NK = u_NK - 0.03 * g_NK
+        assert found.numbers["energy_before"] == pytest.approx(energy(u_NK), rel=1e-9)
+        assert found.numbers["energy_after"] == pytest.approx(energy(after_NK), rel=1e-9)
+        assert found.numbers["variance_before"] == pytest.approx(float((u_NK - u_NK.mean(0)).square().sum()), rel=1e-9)
+        assert found.numbers["variance_after"] == pytest.approx(float((after_NK - after_NK.mean(0)).square().sum()), rel=1e-9)
+
+
+def test_without_rope_the_update_is_u_minus_two_eta_laplacian_u():
+    layer, x_BND = layer_of("sc", rope="none")
+    for head, found in enumerate(spectra_of(layer, x_BND)):
+        u = signal(layer, x_BND, head).numpy().reshape(-1)
+        after = (u - 2 * 0.1 * dense_of(layer, x_BND, head) @ u).reshape(N, K)
+        assert found.numbers["variance_after"] == pytest.approx(((after - after.mean(0)) ** 2).sum(), rel=1e-9)
+
+
+def test_iterations_multiply_and_the_largest_step_decides():
+    layer, x_BND = layer_of("sc", rope="none", iterations=3, step_size=0.05)
+    assert step_sizes(layer).tolist() == [0.05] * 3
+    found = spectra_of(layer, x_BND)[0]
+    assert np.allclose(found.response, (1 - 0.1 * found.density.nodes) ** 3)
+    assert np.allclose(filter_response(np.array([1.0, 2.0]), np.array([0.1, 0.2])), [0.8 * 0.6, 0.6 * 0.2])
+    learned, _ = layer_of("sc", iterations=2, step="learned", step_size=0.07)
+    assert step_sizes(learned) == pytest.approx([0.07, 0.07], rel=1e-5)
+
+
+def test_the_density_is_exact_from_enough_products_and_follows_its_options():
+    layer, x_BND = layer_of("sc")
+    values = np.linalg.eigvalsh(dense_of(layer, x_BND, 0))
+    density = spectra_of(layer, x_BND, products=N * K)[0].density
+    nodes = density.nodes[density.probe == 0]
+    assert all(np.abs(values - node).min() < 1e-8 for node in nodes)
+    assert sorted(set(density.probe)) == [0, 1, 2]
+    assert len(spectra_of(layer, x_BND, probes=2, products=4)[0].density.nodes) == 8
+    assert not np.array_equal(spectra_of(layer, x_BND, seed=1)[0].density.nodes, spectra_of(layer, x_BND)[0].density.nodes)
+
+
+def test_too_large_factors_leave_the_share_to_the_quadrature(monkeypatch):
+    from stability.probes import laplacian
+
+    layer, x_BND = layer_of("sc")
+    exact = spectra_of(layer, x_BND)[0].numbers["non_oscillating"]
+    monkeypatch.setattr(laplacian, "MOST_FILL", 0)
+    assert spectra_of(layer, x_BND, probes=100, products=N * K)[0].numbers["non_oscillating"] == pytest.approx(exact, abs=0.05)
+
+
+@pytest.mark.parametrize("settings", [{"graph": "cycle"}, {"graph": "complete"}, {"graph": "top_w"}, {"rank": 0}, {"edge_mlp": "separate"}])
+def test_every_graph_has_its_spectrum(settings):
+    layer, x_BND = layer_of("sc", **settings)
+    found = spectra_of(layer, x_BND)[1].numbers
+    values = np.linalg.eigvalsh(dense_of(layer, x_BND, 1))
+    assert found["largest"] == pytest.approx(values[-1], rel=1e-9)
+    assert found["fiedler"] == pytest.approx(values[found["components"] * K], rel=1e-8)
+
+
+def dense_softmax(layer, x_BND, head, window=None, causal=False):
+    """A of one head, entry by entry."""
+    qkv = (x_BND[0] @ layer.qkv.weight.T + layer.qkv.bias).detach()
+    q, k, v = (qkv[:, part * WIDTH + head * K : part * WIDTH + (head + 1) * K] for part in range(3))
+    q, k, found = rotated(q), rotated(k), np.zeros((N, N))
+    for i in range(N):
+        for j in range(N):
+            if (window is None or abs(i - j) <= window) and (j <= i or not causal):
+                found[i, j] = np.exp(float(q[i] @ k[j]) / K**0.5)
+    return found / found.sum(1, keepdims=True), v.numpy()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "seen"), [("sa", {}, {}), ("sa", {"direction": "causal"}, {"causal": True}), ("sw", {"window": 2}, {"window": 2})]
+)
+def test_attentions_numbers_are_those_of_its_dense_softmax_matrix(name, settings, seen):
+    layer, x_BND = layer_of(name, **settings)
+    centre = np.eye(N) - np.ones((N, N)) / N
+    # an orthonormal basis of the signals without a mean: no projection, no zero to leave out
+    basis = np.linalg.svd(centre)[0][:, : N - 1]
+    for head, found in enumerate(low_pass(layer, x_BND)):
+        a, v = dense_softmax(layer, x_BND, head, **seen)
+        inner = basis.T @ a @ basis
+        assert np.allclose(found.singular_values, np.linalg.svd(inner, compute_uv=False), atol=1e-10)
+        assert found.numbers["gain"] == pytest.approx(np.linalg.norm(inner, 2), rel=1e-9)
+        assert found.numbers["second_eigenvalue"] == pytest.approx(np.abs(np.linalg.eigvals(inner)).max(), rel=1e-8)
+        assert found.numbers["variance_before"] == pytest.approx(((v - v.mean(0)) ** 2).sum(), rel=1e-10)
+        assert found.numbers["variance_after"] == pytest.approx(((a @ v - (a @ v).mean(0)) ** 2).sum(), rel=1e-10)
+
+
+def test_an_eigenvalue_that_does_not_settle_is_nan(monkeypatch):
+    def fail(matrix):
+        raise np.linalg.LinAlgError("Eigenvalues did not converge")
+
+    layer, x_BND = layer_of("sa")
+    monkeypatch.setattr(low_pass_module.np.linalg, "eigvals", fail)
+    numbers = next(low_pass(layer, x_BND)).numbers
+    assert np.isnan(numbers["second_eigenvalue"]) and np.isfinite(numbers["gain"])
+
+
+def test_qk_singular_values_are_those_of_the_dense_product():
+    layer, _ = layer_of("sa")
+    found = qk_singular_values(layer)
+    assert found.shape == (HEADS, K)
+    weight = layer.qkv.weight.detach()
+    for head in range(HEADS):
+        w_q, w_k = (weight[part * WIDTH + head * K : part * WIDTH + (head + 1) * K] for part in range(2))
+        dense = torch.linalg.svdvals(w_q.T @ w_k)
+        assert torch.allclose(found[head], dense[:K], rtol=1e-10)
+        assert dense[K:].abs().max() < 1e-12 * dense[0]
+
+
+def test_layers_are_told_apart():
+    assert [is_consensus(layer_of(name)[0]) for name in ("sa", "sw", "sc")] == [False, False, True]
+    assert [is_attention(layer_of(name)[0]) for name in ("sa", "sw", "sc")] == [True, True, False]

@@ -1,0 +1,73 @@
+"""Ids of runs outlive new settings: a run that finished before a setting existed is the run that leaves it where it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from stability.config import RunSpec, parse_run, run_id
+from stability.neutral import NEUTRAL
+from stability.registry import Registry
+
+BASE = {
+    "model": {"name": "nano", "layers": 4, "width": 64, "heads": 4, "positions": 128},
+    "objective": "mlm",
+    "data": "stdlib",
+    "mechanism": "sa",
+    "residual": "identity",
+    "optimizer": "adamw",
+    "norm": "layernorm",
+    "schedule": {"name": "constant"},
+    "steps": 200,
+    "batch": 8,
+    "clip_norm": 1.0,
+    "lr_peak": 1e-3,
+    "seed": 0,
+    "data_fingerprint": "f" * 64,
+}
+# taken at the commit before `cross`, `objective.mlm.context` and sc's `graph`, `iterations`, `step`
+OLD = [
+    ("aab1217e1e95", {}),
+    ("7a6621aff1b1", {"mechanism": "sw"}),
+    ("3f799e45e451", {"mechanism": "sc"}),
+    ("1e3cc58276f0", {"mechanism": {"name": "sc", "window": 4, "edge_hidden": 256}}),
+    ("9f91935ea4bc", {"mechanism": "mix"}),
+    ("229c3b1d56cf", {"mechanism": {"name": "mix", "pattern": ["sc", "sa"], "sc": {"rank": 2}}}),
+    ("70dc967acccd", {"objective": "ar"}),
+    ("8f3cc7ff8f53", {"objective": {"name": "mlm", "mask_rate": "cosine"}, "seed": 3}),
+]
+
+
+def id_of(**changes) -> str:
+    return run_id(parse_run(BASE | changes))
+
+
+@pytest.mark.parametrize(("known", "changes"), OLD)
+def test_a_run_from_before_the_settings_keeps_its_id(known, changes):
+    spec = parse_run(BASE | changes)
+    assert run_id(spec) == known
+    assert run_id(parse_run(spec.model_dump(mode="json"))) == known
+
+
+def test_every_other_value_of_a_younger_setting_is_another_run():
+    context = {"objective": {"name": "mlm", "context": 16}}
+    ids = [
+        id_of(mechanism="sc"),
+        *(id_of(mechanism={"name": "sc", **changed}) for changed in ({"graph": "cycle"}, {"iterations": 2}, {"step": "learned"})),
+        id_of(mechanism="mix"),
+        *(id_of(mechanism={"name": "mix", "sc": changed}) for changed in ({"graph": "cycle"}, {"iterations": 2}, {"step": "learned"})),
+        id_of(),
+        id_of(**context, cross="ca"),
+        id_of(objective={"name": "mlm", "context": 17}, cross="ca"),
+        id_of(**context, cross={"name": "ca", "rope": "none"}),
+    ]
+    assert len(set(ids)) == len(ids)
+
+
+def test_every_neutral_value_belongs_to_a_setting_that_can_hold_it():
+    for of, fields in NEUTRAL.items():
+        noun, _, name = of.partition(" ")
+        config = Registry({"objective": "objectives", "mechanism": "mechanisms"}[noun]).load(name).Config if of else RunSpec
+        for field, value in fields.items():
+            assert field in config.model_fields, f"{of}: {field}"
+            if of:
+                assert getattr(config(**{field: value}), field) == value
