@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from analysis.claims import TRAINED_MARGIN_NATS
 from analysis.compare import decide
+from analysis.learning import LITTLE_SHARE
 from analysis.load import Column, Frame, Study
 from analysis.spread import INTERVAL_RULE, Spread, listed, lr_text, plural, short_count
 from analysis.stability_window import median_line, outcomes
@@ -195,11 +195,11 @@ def _direction(base: str, group: Group) -> str:
     if interval is not None:
         rule = "range" if len(differences) == 2 else "95 % interval of the mean"
         seeds = f"median of {seeds}; {rule} {interval[0]:+.3f} to {interval[1]:+.3f}"
-    learned = max(low.learned_nats, high.learned_nats)
+    learned, unigram = max(low.learned_nats, high.learned_nats), float(high.runs["unigram_nll"].median())
     if not learned > 0:
         return f"{change} ({seeds}); neither learned more than token frequencies, nothing is claimed."
     weight = "two seeds indicate that it" if len(differences) < 3 else "it"
     verdict = {0: "no direction can be claimed", 1: f"{weight} rises", -1: f"{weight} falls"}[sign]
     verdict += "; in the paper it falls (Table 9)" if group.in_paper else ""
-    little = f" Little was learned: the better of the two lies {learned:.3f} nats below the unigram entropy." if learned < TRAINED_MARGIN_NATS else ""
+    little = f" Little was learned: the better of the two lies {learned:.3f} nats below the unigram entropy." if learned < LITTLE_SHARE * unigram else ""
     return f"{change} ({seeds}): {verdict}.{little}"

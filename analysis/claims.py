@@ -3,7 +3,7 @@
 The claims of papers/000 (5.1, 5.2): sc's stable window is wider than sa's, mix's lies between, and at high learning rates more of sc's
 recorded steps are stable. Rules that keep the sentences honest:
 
-- A mechanism that did not learn (best NLL less than 0.15 nats below the unigram entropy) is "untrained"; nothing is claimed about it.
+- A mechanism that did not learn is "untrained" (`learning` says what that takes); nothing is claimed about it. One that learned little is named.
 - One seed: no claim. Two: "indications", and only where both seeds agree. Three or more: "results", and only where the Student-t 95 %
   interval of the paired differences excludes 0.
 - An open window is a lower bound; see `compare` for what that leaves undecided.
@@ -16,13 +16,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from analysis.compare import Comparison, compare_stable_steps, compare_windows
+from analysis.learning import Learned, little, most_learned
 from analysis.load import FINISHED, Study
 from analysis.spread import count_range, listed, lr_text, plural
 from analysis.stability_window import TOLERANCE, SeriesWindows, windows
 from analysis.tables import width_text
 
-TRAINED_MARGIN_NATS = 0.15
-PLATEAU_NATS = 0.05  # a window whose threshold comes this close to the unigram entropy counts rates that taught hardly anything
 WINDOW_CLAIM = "the paper's claim, a wider stable window of sc than of sa,"
 STATE_WORDS = {"checkpoint": "from the runs' own optimizer state", "paper": "in the paper's literal protocol"}
 
@@ -40,26 +39,17 @@ class Claim:
 
 @dataclass(frozen=True)
 class Side:
-    """One mechanism of one setting: its windows, its best NLL and the unigram entropy of its data."""
+    """One mechanism of one setting: its windows, what it learned, and why that is too little to speak about ("" where it is not)."""
 
     mechanism: str
     series: str
     found: SeriesWindows
-    best_nll: float
-    unigram_nll: float
+    learned: Learned
+    shortfall: str
 
     @property
     def trained(self) -> bool:
-        return self.unigram_nll - self.best_nll >= TRAINED_MARGIN_NATS
-
-    @property
-    def threshold(self) -> float:
-        """The largest NLL inside the stable window."""
-        return (1 + TOLERANCE) * self.best_nll
-
-    @property
-    def lenient(self) -> bool:
-        return self.threshold > self.unigram_nll - PLATEAU_NATS
+        return not self.shortfall
 
 
 def paragraph(study: Study) -> str:
@@ -72,20 +62,21 @@ def judge(study: Study) -> tuple[Claim, ...]:
     found, claims = windows(study), []
     for setting in sorted(set(study.runs.loc[study.runs["variant"] == "", "setting"])):
         names = set(study.runs.loc[study.runs["setting"] == setting, "series"])
-        sides = {side.mechanism: side for side in (_side(study, found[name]) for name in study.series if name in names)}
+        sides = _sides(study, [found[name] for name in study.series if name in names])
         prefix = f"Setting {setting}: " if setting else ""
         claims += [Claim(claim.subject, claim.verdict, prefix + claim.text) for claim in _judge_setting(study, sides)]
     return (*claims, *_coverage(study), _scale(study))
 
 
-def _side(study: Study, found: SeriesWindows) -> Side:
-    runs = study.of(found.series)
-    best = found.median.best_nll if found.median else math.inf
-    return Side(str(runs["mechanism"].iloc[0]), found.series, found, best, float(runs["unigram_nll"].median()))
+def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
+    learned = [Learned.of(study, each) for each in found]
+    most = most_learned(learned)
+    sides = [Side(str(study.of(a.series)["mechanism"].iloc[0]), a.series, a, b, b.shortfall(most)) for a, b in zip(found, learned, strict=True)]
+    return {side.mechanism: side for side in sides}
 
 
 def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    claims = [Claim(f"trained {side.mechanism}", "not judged", _untrained(side)) for side in sides.values() if not side.trained]
+    claims = [Claim(f"trained {name}", "not judged", f"{name} {side.shortfall}: no claim is made about it.") for name, side in sides.items() if side.shortfall]
     absent = [name for name in ("sa", "sc") if name not in sides]
     if absent:
         return [*claims, Claim("window", "not judged", f"The study has no {listed(absent)} runs: {WINDOW_CLAIM} cannot be judged.")]
@@ -96,30 +87,20 @@ def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
         claims.append(Claim("mix", "not judged", "The study has no mix runs: whether its window lies between cannot be judged."))
     elif sides["mix"].trained:
         claims.append(_mix_claim(sides["mix"], sides["sa"], sides["sc"]))
-    claims += [Claim(f"edge {side.mechanism}", "no claim", _lenient(side)) for side in sides.values() if side.trained and side.lenient]
-    return [*claims, *_steps_claims(study, sides["sc"], sides["sa"])]
+    return [*claims, *_limits({name: side for name, side in sides.items() if side.trained}), *_steps_claims(study, sides["sc"], sides["sa"])]
 
 
-def _lenient(side: Side) -> str:
-    gap = side.unigram_nll - side.threshold
-    where = f"{gap:.3f} nats below" if gap >= 0 else f"{-gap:.3f} nats above"
-    return (
-        f"{side.mechanism}'s window admits NLLs up to {side.threshold:.3f}, {where} the unigram entropy: at its edges {side.mechanism} has learned hardly more "
-        f"than token frequencies, so part of its width comes from how little it had learned to lose."
-    )
-
-
-def _untrained(side: Side) -> str:
-    if math.isinf(side.best_nll):
-        return f"{side.mechanism} has no learning rate at which most of its runs finished: no claim is made about it."
-    if math.isnan(side.unigram_nll):
-        return f"Whether {side.mechanism} learned cannot be judged, the unigram entropy was not recorded: no claim is made about it."
-    gap = side.unigram_nll - side.best_nll
-    where = f"{gap:.3f} nats below" if gap >= 0 else f"{-gap:.3f} nats above"
-    return (
-        f"{side.mechanism} is untrained: its best validation NLL, {side.best_nll:.3f}, lies {where} the unigram entropy of {side.unigram_nll:.3f}, "
-        f"where at least {TRAINED_MARGIN_NATS} below is asked for; no claim is made about it."
-    )
+def _limits(trained: dict[str, Side]) -> list[Claim]:
+    """What a reader must know of windows of mechanisms that learned little."""
+    claims = [Claim("little learned", "no claim", text)] if (text := little({name: side.learned for name, side in trained.items()})) else []
+    cut = {name: side.found.median for name, side in trained.items() if side.found.median is not None and side.found.median.is_cut}
+    if cut:
+        places = listed(f"{name}'s at {each.threshold_nll:.3f} instead of {each.tolerated_nll:.3f}" for name, each in cut.items())
+        text = (
+            f"Windows end where half of what was learned beyond token frequencies is lost, as {100 * TOLERANCE:.0f} % of the best NLL would be more: {places}."
+        )
+        claims.append(Claim("cut windows", "no claim", text))
+    return claims
 
 
 def _window_claim(sc: Side, sa: Side) -> Claim:

@@ -24,8 +24,8 @@ else:
 SCHEMA_VERSION = 1
 COLUMNS: dict[str, tuple[str, ...]] = {
     "runs": (
-        "study", "run_id", "mechanism", "variant", "residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model", "num_params",
-        "lr", "seed", "status", "reason", "val_nll", "init_nll", "unigram_nll", "gen_nll", "num_steps", "num_tokens", "wall_s",
+        "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "num_params",
+        "lr", "seed", "status", "reason", "val_nll", "init_nll", "unigram_nll", "gen_nll", "gen_oracle", "num_steps", "num_tokens", "wall_s",
     ),
     "curvature": (
         "run_id", "phase", "state", "step", "slope", "curvature", "alpha_max", "lr", "loss_before", "loss_after", "method", "rel_error",
@@ -55,12 +55,18 @@ PROBE_COLUMNS: dict[str, tuple[str, ...]] = {
     "qk": (*_LAYER_COLUMNS, "index", "singular_value"),
     "connectivity": ("graph", "positions", "window", "connectivity", "bound_low", "bound_high"),
 }  # fmt: skip
+# A row a sample that an oracle has scored (`stability.runs.results.GENERATION_COLUMNS`); only a study with `generate.num=…` or `stability.generate` has it.
+GENERATION_COLUMNS: dict[str, tuple[str, ...]] = {
+    "generation": (
+        "run_id", "phase", "sample", "nll", "nll_per_byte", "num_tokens", "num_bytes", "oracle", "oracle_sha256", "sampler", "steps", "temperature", "seed",
+    )
+}  # fmt: skip
 TEXT_COLUMNS = {
-    "study", "run_id", "mechanism", "variant", "residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model", "status",
-    "reason", "phase", "state", "method", "protocol", "block", "mixer", "graph",
+    "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "status",
+    "reason", "phase", "state", "method", "protocol", "block", "mixer", "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler",
 }  # fmt: skip
 # Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
-SETTING_AXES = ("residual", "norm", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")
+SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")
 
 FINISHED = ("stable", "spiked", "plateaued")
 PENDING = ("queued", "running")
@@ -69,10 +75,11 @@ PAPER_ORDER = ("sa", "sc", "mix", "sw")
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A study's three tables, its `study.json`, and by name the tables of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that it has.
+    """A study's three tables, its `study.json`, and by name the tables of `SPECTRA_COLUMNS`, `PROBE_COLUMNS` and `GENERATION_COLUMNS` that it has.
 
     `runs` carries three columns more than its file: `setting` (the other axes that vary in this study, "" where none does), `series`
-    (mechanism and setting: what one line of a figure shows) and `base` (the series that a variant of an ablation belongs to; its own for the rest).
+    (mechanism, sa+ca with its cross mechanism, and setting: what one line of a figure shows) and `base` (the series that a variant of an ablation
+    belongs to; its own for the rest).
     """
 
     name: str
@@ -82,6 +89,7 @@ class Study:
     study: dict[str, Any]
     spectra: dict[str, Frame] = field(default_factory=dict)
     probes: dict[str, Frame] = field(default_factory=dict)
+    generation: dict[str, Frame] = field(default_factory=dict)
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -121,11 +129,11 @@ def load(study_dir: Path | str) -> Study:
     frames["runs"] = _with_series(frames["runs"].drop_duplicates("run_id").reset_index(drop=True))
     if frames["runs"].empty:
         raise ValueError(f"{study_dir}: results/runs.parquet lists no run; `{_sweep_command(study_dir, manifest)}` makes them")
-    spectra, probes = (
+    spectra, probes, generation = (
         {name: _frame(study_dir, name, manifest) for name in columns if (study_dir / "results" / f"{name}.parquet").is_file()}
-        for columns in (SPECTRA_COLUMNS, PROBE_COLUMNS)
+        for columns in (SPECTRA_COLUMNS, PROBE_COLUMNS, GENERATION_COLUMNS)
     )
-    return Study(name=str(manifest.get("name") or study_dir.name), study=manifest, spectra=spectra, probes=probes, **frames)
+    return Study(name=str(manifest.get("name") or study_dir.name), study=manifest, spectra=spectra, probes=probes, generation=generation, **frames)
 
 
 def _manifest(study_dir: Path) -> dict[str, Any]:
@@ -148,6 +156,8 @@ def _sweep_command(study_dir: Path, manifest: dict[str, Any]) -> str:
 
 def _command(study_dir: Path, name: str, manifest: dict[str, Any]) -> str:
     """The command that makes one table."""
+    if name in GENERATION_COLUMNS:
+        return f"python -m stability.generate ckpt={study_dir}"
     if name in ("runs", "curves"):
         return _sweep_command(study_dir, manifest)
     return (
@@ -170,7 +180,7 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
     if version != SCHEMA_VERSION:
         found = "no schema version" if version is None else f"schema version {version}"
         raise ValueError(f"{path} has {found}, this analysis reads version {SCHEMA_VERSION}: `{command}` writes it again")
-    columns = (COLUMNS | SPECTRA_COLUMNS | PROBE_COLUMNS)[name]
+    columns = (COLUMNS | SPECTRA_COLUMNS | PROBE_COLUMNS | GENERATION_COLUMNS)[name]
     lacking = [column for column in columns if column not in table.column_names]
     if lacking:
         raise ValueError(f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}: `{command}` writes it again")
@@ -202,11 +212,14 @@ def _typed(frame: Frame) -> Frame:
 def _with_series(runs: Frame) -> Frame:
     # A float's last digit must not split one learning rate in two columns.
     runs["lr"] = [float(f"{lr:.9g}") for lr in runs["lr"]]
-    varying = [axis for axis in SETTING_AXES if axis != "variant" and runs[axis].nunique() > 1]
+    varying = [axis for axis in SETTING_AXES if axis not in ("variant", "cross") and runs[axis].nunique() > 1]
+    # With cross=auto each mechanism has its own: a name's second half, unless one mechanism comes with several.
+    varying += ["cross"] if (runs.groupby("mechanism")["cross"].nunique() > 1).any() else []
+    named = [f"{m}+{cross}" if cross and "cross" not in varying else m for m, cross in zip(runs["mechanism"], runs["cross"], strict=True)]
     labels = [[value[:12] or "none" for value in row] for row in runs[varying].itertuples(index=False)] if varying else [[]] * len(runs)
-    runs["base"] = [" ".join([m, *label]) for m, label in zip(runs["mechanism"], labels, strict=True)]
+    runs["base"] = [" ".join([m, *label]) for m, label in zip(named, labels, strict=True)]
     runs["setting"] = [" ".join([*label, variant]).strip() for label, variant in zip(labels, runs["variant"], strict=True)]
-    runs["series"] = [f"{m} {s}".strip() for m, s in zip(runs["mechanism"], runs["setting"], strict=True)]
+    runs["series"] = [f"{m} {s}".strip() for m, s in zip(named, runs["setting"], strict=True)]
     return runs
 
 

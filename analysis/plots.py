@@ -12,10 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
-from analysis.load import Column, Frame, Study
-from analysis.spread import lr_text
-from analysis.stability_window import SeriesWindows, median_line, outcomes, windows
-from analysis.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis, lr_colors
+from analysis.load import Frame, Study
+from analysis.stability_window import TOLERANCE, VALIDATION, SeriesWindows, median_line, outcomes, windows
+from analysis.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.tables import width_text
 
 LEGEND_CHARACTERS = 112
@@ -24,35 +23,37 @@ MARK_POINTS = 9.0
 CROSS = {"marker": "x", "markersize": 5.5, "markeredgewidth": 1.5, "linestyle": "none", "clip_on": False}
 
 
-def nll_figure(study: Study) -> Figure | None:
-    """Validation NLL against LR with the stable windows as bars beneath; None where no run has a finite NLL, or for a single LR."""
-    tables = {name: outcomes(study, name) for name in study.series}
+def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
+    """NLL (validation, or generative) against LR with the stable windows as bars beneath; None where no run has a finite NLL, or for a single LR."""
+    tables = {name: outcomes(study, name, column) for name in study.series}
     if study.runs["lr"].nunique() < 2 or not any(np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values()):
         return None
-    styles, found = looks(study), windows(study)
+    styles, found = looks(study), windows(study, column=column)
     figure = Figure(figsize=(WIDTH_INCHES, 2.5 + 0.15 * len(tables)), layout="constrained")
     ax, bars = figure.subplots(2, 1, sharex=True, height_ratios=(2.15, 0.2 + 0.15 * len(tables)))
-    _nll_limits(ax, study)
+    _nll_limits(ax, tables, unigram := float(study.runs["unigram_nll"].median()) if column == VALIDATION else math.nan)
     for name, table in tables.items():
         _nll_line(ax, table, styles[name])
-    _unigram(ax, study)
+    if math.isfinite(unigram):
+        _unigram(ax, study)
     _window_bars(bars, found, styles)
     lr_axis(bars, study.runs["lr"])
     ax.tick_params(axis="x", length=0, labelbottom=False)
-    ax.set_ylabel("validation NLL (nats)")
+    ax.set_ylabel("validation NLL (nats)" if column == VALIDATION else "generative NLL (nats)")
     bars.set_xlabel("learning rate")
     _top_marks(ax, tables, styles)
-    _legend(figure, styles, _nll_extras(tables, ax))
+    mechanism_legend(figure, styles, _nll_extras(tables, ax))
     return figure
 
 
-def _nll_limits(ax: Axes, study: Study) -> None:
+def _nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
     """From the best run to the worst or, where one is far off, to twice the distance from the best to the unigram entropy; and that line."""
-    finite = np.concatenate([table.to_numpy(dtype=float).ravel() for table in (outcomes(study, name) for name in study.series)])
+    finite = np.concatenate([table.to_numpy(dtype=float).ravel() for table in tables.values()])
     finite = finite[np.isfinite(finite)]
-    low, high, unigram = float(finite.min()), float(finite.max()), float(study.runs["unigram_nll"].median())
+    low, high = float(finite.min()), float(finite.max())
     if math.isfinite(unigram):
-        high = min(high, low + max(2 * (unigram - low), 0.15 * abs(low)))
+        least = 0.15 if unigram - low > TOLERANCE * abs(low) else TOLERANCE  # where little was learned the differences are small, too
+        high = min(high, low + max(2 * (unigram - low), least * abs(low)))
         # Models far better than the unigram distribution: its line would flatten their curves, and is named above the axis instead.
         high = max(high, unigram) if unigram < low + 3 * (high - low) else high
     room = max(high - low, 0.02)
@@ -144,13 +145,14 @@ def _nll_extras(tables: dict[str, Frame], ax: Axes) -> list[Line2D]:
     return extras
 
 
-def _legend(figure: Figure, styles: dict[str, Look], extras: Sequence[Line2D] = ()) -> None:
-    handles = [Line2D([], [], color=s.color, linestyle=s.dashes, marker=s.marker, markersize=4.5, label=name) for name, s in styles.items()]
+def mechanism_legend(figure: Figure, styles: dict[str, Look], extras: Sequence[Line2D] = (), *, markers: bool = True) -> None:
+    """Above the figure: a line per series (with its marker where the figure has them), then ``extras``."""
+    handles = [Line2D([], [], color=s.color, linestyle=s.dashes, marker=s.marker if markers else "", markersize=4.5, label=name) for name, s in styles.items()]
     handles += extras
-    figure.legend(handles=handles, loc="outside upper center", ncols=_legend_columns(handles), handlelength=2.2, columnspacing=1.6)
+    figure.legend(handles=handles, loc="outside upper center", ncols=legend_columns(handles), handlelength=2.2, columnspacing=1.6)
 
 
-def _legend_columns(handles: Sequence[Line2D]) -> int:
+def legend_columns(handles: Sequence[Line2D]) -> int:
     """One row where it fits the figure's width, else rows of one length; an entry takes its label and about eight characters more."""
     lengths = [len(str(handle.get_label())) + 8 for handle in handles]
     if sum(lengths) <= LEGEND_CHARACTERS:
@@ -195,75 +197,3 @@ def _width_bar(ax: Axes, row: int, each: SeriesWindows, style: Look) -> None:
         arrow = {"arrowstyle": "<-", "color": style.color, "linewidth": 1.6}
         ax.annotate("", (found.width, row), xytext=(16, 0), textcoords="offset points", arrowprops=arrow, zorder=3)
     ax.annotate(width_text(found), (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, color=INK, annotation_clip=False)
-
-
-def learning_curves(study: Study) -> Figure | None:
-    """Smoothed training loss against step, one panel per series, coloured by LR; open circles are validation NLLs; None without curves."""
-    rows = study.with_run(study.curves)
-    rows = rows[np.isfinite(rows["step"])]
-    names = [name for name in study.series if np.isfinite(rows.loc[rows["series"] == name, "loss"]).any()]
-    if not names:
-        return None
-    columns = min(2, len(names)) if len(names) <= 4 else 3
-    lines = math.ceil(len(names) / columns)
-    figure = Figure(figsize=(WIDTH_INCHES, 0.6 + (1.8 if columns < 3 else 1.55) * lines), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(lines, columns, sharex=True, sharey=True)).ravel()
-    colors, limits = lr_colors(study.runs["lr"]), _loss_limits(rows)
-    status = study.runs.set_index("run_id")["status"]
-    for ax, name in zip(axes, names, strict=False):
-        part = rows[rows["series"] == name]
-        for run_id, run in part.groupby("run_id", sort=False):
-            _curve(ax, run.sort_values("step"), colors[run["run_lr"].iloc[0]], status[run_id] == "diverged", limits)
-        ax.set_title(name, loc="left", fontweight="bold")
-    for ax in axes[len(names) :]:
-        ax.remove()
-    for index, ax in enumerate(axes[: len(names)]):
-        ax.set_ylim(*limits)
-        if index + columns >= len(names):
-            ax.set_xlabel("step")
-            ax.tick_params(labelbottom=True)
-        if index % columns == 0:
-            ax.set_ylabel("loss (nats)")
-    _curve_legend(figure, colors, bool((status[rows["run_id"].unique()] == "diverged").any()), bool(rows["val_nll"].notna().any()))
-    return figure
-
-
-def smoothed(loss: Column) -> Column:
-    """Centred running mean over a twentieth of the run; non-finite losses are left out, not averaged in."""
-    finite = loss.where(np.isfinite(loss))
-    return finite.rolling(max(1, len(loss) // 20), center=True, min_periods=1).mean().where(finite.notna())
-
-
-def _loss_limits(rows: Frame) -> tuple[float, float]:
-    """Room for the runs' second halves, where they differ, and for as much again of the descent before; what lies higher is cut."""
-    curves = [smoothed(run.sort_values("step")["loss"]).dropna() for _, run in rows.groupby("run_id")]
-    curves = [curve for curve in curves if len(curve)]
-    low = min(float(curve.min()) for curve in curves)
-    validation = rows["val_nll"][np.isfinite(rows["val_nll"])]
-    low = min(low, float(validation.min())) if len(validation) else low
-    late, first = np.concatenate([curve.iloc[len(curve) // 2 :] for curve in curves]), float(np.median([curve.iloc[0] for curve in curves]))
-    # Runs that blow up must not stretch the axis beyond where all of them began.
-    end = min(float(np.percentile(late, 90)), first) if first > low else float(np.percentile(late, 90))
-    high = max(end, min(first, low + 1.9 * (end - low)))
-    room = max(high - low, 0.05)
-    return low - 0.05 * room, high + 0.1 * room
-
-
-def _curve(ax: Axes, run: Frame, color, diverged: bool, limits: tuple[float, float]) -> None:
-    line = smoothed(run["loss"])
-    ax.plot(run["step"], line, color=color, linewidth=0.9, alpha=0.9)
-    points = run[np.isfinite(run["val_nll"])]
-    ax.plot(points["step"], points["val_nll"], "o", color=color, markerfacecolor="white", markersize=3, markeredgewidth=0.8, zorder=4)
-    if diverged and line.notna().any():
-        last = line.dropna()
-        ax.plot(run["step"][last.index[-1]], min(max(float(last.iloc[-1]), limits[0]), limits[1]), color=color, zorder=5, **CROSS)
-
-
-def _curve_legend(figure: Figure, colors: dict, diverged: bool, validation: bool) -> None:
-    handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
-    if validation:
-        handles.append(Line2D([], [], color=MUTED, marker="o", markerfacecolor="white", markersize=4, linestyle="none", label="validation"))
-    if diverged:
-        handles.append(Line2D([], [], color=MUTED, label="diverged", **CROSS))
-    place = {"loc": "outside upper center", "ncols": _legend_columns(handles), "handlelength": 1.4, "columnspacing": 1.3}
-    figure.legend(handles=handles, title="learning rate", title_fontsize=8.5, **place)

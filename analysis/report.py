@@ -14,10 +14,25 @@ import numpy as np
 import typst
 from matplotlib.figure import Figure
 
-from analysis import ablation, ablation_plots, block_shares, claims, curvature_plots, curvature_tables, differences, probe_plots, probe_tables, tables, typeset
+from analysis import (
+    ablation,
+    ablation_plots,
+    block_shares,
+    claims,
+    curvature_plots,
+    curvature_tables,
+    curve_plots,
+    differences,
+    generative,
+    probe_plots,
+    probe_tables,
+    tables,
+    typeset,
+)
 from analysis.alpha_plots import alpha_figures
+from analysis.generation_tables import generation_tables
 from analysis.load import Study, load
-from analysis.plots import learning_curves, nll_figure, window_figure
+from analysis.plots import nll_figure, window_figure
 from analysis.protocol import methods
 from analysis.sensitivity import sensitivity_table
 from analysis.spread import duration, listed, plural, power
@@ -41,11 +56,7 @@ ALPHA_CAPTION = (
     "α_max of the recorded steps against learning rate, {phase}. Above the dashed line (shaded) the training's own step lowers its batch's loss to "
     "second order; the small numbers count steps."
 )
-CURVES_CAPTION = (
-    "Training loss against step, averaged over a twentieth of a run, one line per run, coloured by learning rate; circles: validation NLL; ×: the "
-    "last finite loss of a run that diverged. What rises above the axis is cut."
-)
-NLL, WINDOW, CURVES = "nll", "window", "curves"
+NLL, WINDOW = "nll", "window"
 
 
 def build(study_dir: Path | str, reports_dir: Path | str) -> Path:
@@ -66,7 +77,8 @@ def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str
     """The plain-text tables at the end of a sweep: NLL, windows, ablations, α_max of the phases' checkpoints in short, and the claims."""
     study = load(study_dir)
     general = [] if ablation.tells_all(study) else [*tables.nll_tables(study), tables.window_table(study)]
-    parts = [table.text() for table in [*general, *ablation.ablation_tables(study)]] + ablation.directions(study)
+    parts = [table.text() for table in [*general, *generation_tables(study), *generative.generative_windows(study), *ablation.ablation_tables(study)]]
+    parts += ablation.directions(study)
     parts += [table.text(details=False) for table in tables.alpha_tables(study, phases=phases)]
     parts.append(claims.paragraph(study))
     return "\n\n".join(_wrapped(part) for part in parts) + "\n"
@@ -98,7 +110,9 @@ def _replace(path: Path, content: bytes) -> Path:
 def _draw(study: Study, folder: Path, suffix: str) -> dict[str, Path | None]:
     """Every figure into its file; None for one that has no data. α_max has one file per phase and four series."""
     with matplotlib.rc_context(RC):
-        figures: dict[str, Figure | None] = {NLL: nll_figure(study), WINDOW: window_figure(study), CURVES: learning_curves(study)}
+        figures: dict[str, Figure | None] = {NLL: nll_figure(study), WINDOW: window_figure(study)}
+        figures |= generative.generative_figures(study)
+        figures |= curve_plots.curve_figures(study)
         figures |= ablation_plots.ablation_figures(study)
         for phase in dict.fromkeys([phase for phase, _ in tables.phases_and_states(study)] + [p for each in study.spectra.values() for p in each["phase"]]):
             figures |= curvature_plots.curvature_figures(study, phase)
@@ -121,7 +135,16 @@ def _document(study: Study, folder: Path) -> str:
     figures = _draw(study, folder, "pdf")
     alpha = _alpha(study, figures) + _steps_and_spectra(study, figures)
     nll = ablation_plots.section(study, figures) + ("" if ablation.tells_all(study) else _nll(study, figures))
-    sections = (_overview(study), _claims(study), nll, alpha, _probes(study, figures), _curves(figures), _troubles(study))
+    sections = (
+        _overview(study),
+        _claims(study),
+        nll,
+        generative.section(study, figures),
+        alpha,
+        _probes(study, figures),
+        curve_plots.section(study, figures),
+        _troubles(study),
+    )
     return typeset.document(f"Learning-rate stability: {study.name}", _subtitle(study), "".join(sections))
 
 
@@ -178,22 +201,17 @@ def _claims(study: Study) -> str:
     return typeset.heading("Does the paper's claim hold here?") + typeset.boxed([claim.text for claim in claims.judge(study)])
 
 
-def _figure(figures: dict[str, Path | None], name: str, caption: str, missing: str) -> str:
-    path = figures.get(name)
-    return typeset.paragraph(missing) if path is None else typeset.picture(path, caption)
-
-
 def _nll(study: Study, figures: dict[str, Path | None]) -> str:
     missing = (
         "A single learning rate makes neither a curve nor a window: the tables say what there is."
         if study.runs["lr"].nunique() < 2
         else "No run ended with a finite validation NLL: there is neither a curve nor a stable window to draw."
     )
-    body = [typeset.heading("Validation NLL and the stable window"), _figure(figures, NLL, NLL_CAPTION, missing)]
+    body = [typeset.heading("Validation NLL and the stable window"), tables.captioned(study, figures, NLL, NLL_CAPTION, missing)]
     body += [table.typst() for table in tables.nll_tables(study)]
     body += [tables.window_table(study).typst()]
     if figures[WINDOW] is not None:
-        body.append(_figure(figures, WINDOW, WINDOW_CAPTION, ""))
+        body.append(tables.captioned(study, figures, WINDOW, WINDOW_CAPTION, ""))
     sensitive = sensitivity_table(study)
     body += [] if sensitive is None else [sensitive.typst()]
     return "".join(body)
@@ -206,7 +224,7 @@ def _alpha(study: Study, figures: dict[str, Path | None]) -> str:
     body = [head, typeset.paragraph(STATES_EXPLAINED + state_ratio(study))]
     for name in (name for name in figures if name.startswith("alpha-")):
         phase = name.removeprefix("alpha-").rpartition("-")[0]
-        body.append(_figure(figures, name, ALPHA_CAPTION.format(phase=tables.PHASES.get(phase, phase)), ""))
+        body.append(tables.captioned(study, figures, name, ALPHA_CAPTION.format(phase=tables.PHASES.get(phase, phase)), ""))
     body.append(typeset.paragraph(verification(study)))
     return "".join(body + [table.typst() for table in tables.alpha_tables(study)])
 
@@ -217,7 +235,7 @@ def _steps_and_spectra(study: Study, figures: dict[str, Path | None]) -> str:
     for kind, caption in (curvature_plots.CAPTIONS | block_shares.CAPTIONS).items():
         for name in (name for name in figures if name.startswith(f"{kind}-")):
             phase = name.removeprefix(f"{kind}-").rpartition("-")[0]
-            body.append(_figure(figures, name, caption.format(phase=tables.PHASES.get(phase, phase)), ""))
+            body.append(tables.captioned(study, figures, name, caption.format(phase=tables.PHASES.get(phase, phase)), ""))
     single = (differences.differences_table(study), curvature_tables.sharpness_table(study), block_shares.blocks_table(study))
     body += [table.typst() for table in (*curvature_tables.fallen_tables(study), *single) if table is not None]
     return "".join(body)
@@ -229,12 +247,12 @@ def _probes(study: Study, figures: dict[str, Path | None]) -> str:
         return ""
     body = [typeset.heading("What the layers do to their signal")]
     if figures.get("connectivity") is not None:
-        body.append(_figure(figures, "connectivity", probe_plots.CONNECTIVITY_CAPTION, ""))
+        body.append(tables.captioned(study, figures, "connectivity", probe_plots.CONNECTIVITY_CAPTION, ""))
         body.append(probe_tables.connectivity_table(study.probes["connectivity"]).typst())
     for kind, what in (("filter", ""), ("energy", "spectra"), ("qk", "qk")):
         for name in (name for name in figures if name.startswith(f"{kind}-")):
             phase = name.removeprefix(f"{kind}-").rpartition("-")[0]
-            body.append(_figure(figures, name, probe_plots.CAPTIONS[kind].format(phase=tables.PHASES.get(phase, phase)), ""))
+            body.append(tables.captioned(study, figures, name, probe_plots.CAPTIONS[kind].format(phase=tables.PHASES.get(phase, phase)), ""))
         body += [table.typst() for table in probe_tables.study_tables(study, what)]
     return "".join(body)
 
@@ -266,10 +284,6 @@ def verification(study: Study) -> str:
         f"error: median {power(float(np.median(checked['rel_error'])))}, largest {power(float(worst['rel_error']))} "
         f"(run {worst['run_id']}, state {worst['state']})."
     )
-
-
-def _curves(figures: dict[str, Path | None]) -> str:
-    return typeset.heading("Learning curves") + _figure(figures, CURVES, CURVES_CAPTION, "No training loss was recorded.")
 
 
 def _troubles(study: Study) -> str:

@@ -1,4 +1,7 @@
-"""The stable window: the learning rates around the best one whose NLL is within 5 % of it.
+"""The stable window: the learning rates around the best one whose NLL is within 5 % of it, and that keep half of what was learned.
+
+The second condition is the stricter one where a model's best lies less than 10 % below the unigram entropy, as it does on DNA (1.386 nats, good models
+1.22 to 1.36): 5 % of such a best reach above the entropy of token frequencies, and rates that taught nothing would count as stable.
 
 Edges. Between the last rate inside and the first outside the edge is interpolated linearly in log10 LR against NLL. Three neighbours allow
 no interpolation, and the edge is then the last rate that was measured inside:
@@ -20,6 +23,8 @@ import pandas as pd
 from analysis.load import FINISHED, Column, Frame, Study
 
 TOLERANCE = 0.05
+LEAST_KEPT = 0.5  # of the nats between the unigram entropy and the best NLL
+VALIDATION, GENERATIVE = "val_nll", "gen_nll"
 Kind = Literal["interpolated", "open", "unmeasured", "diverged"]
 
 
@@ -42,6 +47,12 @@ class Window:
     best_nll: float
     threshold_nll: float
     grid: tuple[float, float]
+    tolerated_nll: float
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether half of what was learned, not the tolerance, sets the threshold."""
+        return self.threshold_nll < self.tolerated_nll
 
     @property
     def width(self) -> float:
@@ -75,8 +86,8 @@ class Window:
         return self.low.kind == "open" and self.high.kind == "open"
 
 
-def window(lrs, nlls, tolerance: float = TOLERANCE) -> Window | None:
-    """The stable window of one curve.
+def window(lrs, nlls, tolerance: float = TOLERANCE, unigram: float = math.nan) -> Window | None:
+    """The stable window of one curve. ``unigram``: the unigram entropy; NaN: not known, or no measure of these NLLs, and the tolerance alone counts.
 
     ``lrs``: learning rates, each once, in any order. ``nlls``: one NLL (nats) for each, ``inf`` where the run diverged, ``nan`` where there
     is no result. None where no run is finite. "Within 5 %" is taken of the best NLL's magnitude, so that a negative NLL (a density) works too.
@@ -87,7 +98,8 @@ def window(lrs, nlls, tolerance: float = TOLERANCE) -> Window | None:
     if not np.isfinite(y).any():
         return None
     best = int(np.nanargmin(y))
-    threshold = float(y[best] + tolerance * abs(y[best]))
+    tolerated = float(y[best] + tolerance * abs(y[best]))
+    threshold = min(tolerated, float(y[best] + (1 - LEAST_KEPT) * (unigram - y[best]))) if unigram > y[best] else tolerated
     return Window(
         low=_edge(x, y, best, threshold, -1),
         high=_edge(x, y, best, threshold, +1),
@@ -95,6 +107,7 @@ def window(lrs, nlls, tolerance: float = TOLERANCE) -> Window | None:
         best_nll=float(y[best]),
         threshold_nll=threshold,
         grid=(float(x[0]), float(x[-1])),
+        tolerated_nll=tolerated,
     )
 
 
@@ -115,19 +128,23 @@ def _edge(x: np.ndarray, y: np.ndarray, best: int, threshold: float, step: int) 
     return Edge(lr, "interpolated", lr)
 
 
-def outcome(run) -> float:
-    """A run's NLL as windows and medians count it: ∞ for a divergence, NaN where there is no result yet or a crash took it."""
+def outcome(run, column: str = VALIDATION) -> float:
+    """A run's NLL as windows and medians count it: ∞ for a divergence, NaN where there is no result yet or a crash took it.
+
+    A finished run without a finite validation NLL counts as diverged; without a generative one it was not scored.
+    """
     if run.status == "diverged":
         return math.inf
-    if run.status in FINISHED:
-        return float(run.val_nll) if math.isfinite(run.val_nll) else math.inf
-    return math.nan
+    value = float(getattr(run, column))
+    if run.status not in FINISHED:
+        return math.nan
+    return value if math.isfinite(value) else math.inf if column == VALIDATION else math.nan
 
 
-def outcomes(study: Study, series: str) -> Frame:
+def outcomes(study: Study, series: str, column: str = VALIDATION) -> Frame:
     """LR × seed → `outcome`; NaN where the sweep has no such run."""
     runs = study.of(series)
-    frame = pd.DataFrame({"lr": runs["lr"], "seed": runs["seed"], "nll": [outcome(run) for run in runs.itertuples()]})
+    frame = pd.DataFrame({"lr": runs["lr"], "seed": runs["seed"], "nll": [outcome(run, column) for run in runs.itertuples()]})
     return frame.pivot_table(index="lr", columns="seed", values="nll", aggfunc="median", dropna=False).sort_index()
 
 
@@ -150,13 +167,14 @@ class SeriesWindows:
         return tuple(each.width for each in self.by_seed.values() if each is not None)
 
 
-def windows(study: Study, tolerance: float = TOLERANCE) -> dict[str, SeriesWindows]:
-    """The windows of every series of a study, in the study's order."""
+def windows(study: Study, tolerance: float = TOLERANCE, column: str = VALIDATION) -> dict[str, SeriesWindows]:
+    """The windows of every series of a study, in the study's order, on the validation NLL or the generative one (where the tolerance alone counts)."""
     result = {}
     for series in study.series:
-        table = outcomes(study, series)
+        table = outcomes(study, series, column)
         line = median_line(table)
+        unigram = float(study.of(series)["unigram_nll"].median()) if column == VALIDATION else math.nan
         # A seed without any result is no evidence either way; one whose runs all diverged is, and keeps its None.
-        by_seed = {int(s): window(table.index, table[s], tolerance) for s in table.columns if table[s].notna().any()}
-        result[series] = SeriesWindows(series, window(line.index, line, tolerance), by_seed)
+        by_seed = {int(s): window(table.index, table[s], tolerance, unigram) for s in table.columns if table[s].notna().any()}
+        result[series] = SeriesWindows(series, window(line.index, line, tolerance, unigram), by_seed)
     return result

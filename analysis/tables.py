@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from analysis.load import FINISHED, PENDING, Column, Frame, Study
 from analysis.protocol import stated
 from analysis.spread import INTERVAL_RULE, Spread, count_range, lr_text, plural, power
-from analysis.stability_window import SeriesWindows, Window, median_line, outcomes, windows
-from analysis.typeset import Cell, Table
+from analysis.stability_window import VALIDATION, SeriesWindows, Window, median_line, outcomes, windows
+from analysis.typeset import Cell, Table, paragraph, picture
 
 NLL_COLUMNS, ALPHA_COLUMNS = 6, 4
 PHASES = {"terminal": "terminal checkpoint", "earliest": "earliest checkpoint"}
@@ -68,28 +69,31 @@ def _troubles(runs: Frame) -> list[str]:
     return [f"{label} {counts[label]}/{len(runs)}" for label in order if label in counts]
 
 
-def window_table(study: Study) -> Table:
-    """One row per series: its best learning rate, and the range of rates within 5 % of the best NLL."""
-    found = windows(study)
-    rows = tuple(_window_row(study, found[name]) for name in study.series)
+def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Table:
+    """One row per series: its best learning rate, and the range of rates within 5 % of the best NLL (validation, or generative; ``oracle``: by whom)."""
+    found = windows(study, column=column)
+    rows = tuple(_window_row(study, found[name], column) for name in study.series)
+    cut = any(each.median is not None and each.median.is_cut for each in found.values())
+    kept = "; under “cut at” an NLL that comes first: there half of what was learned beyond the unigram entropy is lost" if cut else ""
     caption = (
         "The range of learning rates whose NLL is within 5 % of the mechanism's best, around the best one, on the median over seeds (a divergence "
-        "counting as infinite); edges interpolated in log10 LR. ≥: the window reaches the end of the sweep, or a rate without a result, and is a "
+        f"counting as infinite){kept}; edges interpolated in log10 LR. ≥: the window reaches the end of the sweep, or a rate without a result, and is a "
         "lower bound. A range a–b: the neighbouring rate diverged and the edge lies in between. Last column: the range of the windows of the "
-        f"single seeds. {source(study)}"
+        f"single seeds. {oracle}{source(study)}"
     )
     header = ("mechanism", "best LR", "best NLL", "unigram", "window", "decades", "single seeds")
-    return Table("Stable windows", caption, header, rows)
+    return Table("Stable windows" if column == VALIDATION else "Stable windows on the generative NLL", caption, header, rows)
 
 
-def _window_row(study: Study, found: SeriesWindows) -> tuple[Cell, ...]:
+def _window_row(study: Study, found: SeriesWindows, column: str) -> tuple[Cell, ...]:
     runs = study.of(found.series)
     unigram = Spread.of(runs["unigram_nll"])
-    unigram_cell = Cell(f"{unigram.median:.3f}" if unigram.n else "not recorded")
+    cut = f"cut at {found.median.threshold_nll:.3f}" if found.median is not None and found.median.is_cut else ""
+    unigram_cell = Cell("--") if column != VALIDATION else Cell(f"{unigram.median:.3f}" if unigram.n else "not recorded", cut)
     name = Cell(found.series, f"{count_range(runs['num_params'])} parameters")
     if found.median is None:
         return (name, Cell("--"), Cell("no run finished"), unigram_cell, Cell("--"), Cell("--"), Cell("--"))
-    at_best = outcomes(study, found.series).loc[found.median.best_lr]
+    at_best = outcomes(study, found.series, column).loc[found.median.best_lr]
     best = Spread.of(at_best)
     widths = found.seed_widths
     seeds = Cell(f"{min(widths):.2f} to {max(widths):.2f}", f"n={len(found.by_seed)}") if len(widths) > 1 else Cell("--", f"n={len(found.by_seed)}")
@@ -227,3 +231,9 @@ def trouble_table(study: Study) -> Table | None:
     align = ("left", "left", "right", "right", "left", "right", "left")
     widths = ("auto",) * 6 + ("1fr",)
     return Table("Runs that did not end stable", caption, ("run", "mechanism", "LR", "seed", "status", "steps", "reason"), rows, (), align, widths)
+
+
+def captioned(study: Study, figures: Mapping[str, Path | None], name: str, caption: str, missing: str = "") -> str:
+    """A drawn figure with its caption and the data that it shows; where nothing was drawn, what is missing."""
+    path = figures.get(name)
+    return paragraph(missing) if path is None else picture(path, f"{caption} {source(study)}")

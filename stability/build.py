@@ -9,6 +9,7 @@ from stability.config import RunSpec
 from stability.mechanisms._base import MixerShape
 from stability.models.backbone import Backbone, num_parameters
 from stability.models.block import Block, CrossBranch
+from stability.models.condition import Modulation
 from stability.models.ffn import FeedForward
 from stability.models.init import initialise
 from stability.models.norm import build_norm
@@ -25,10 +26,10 @@ def build_model(spec: RunSpec, vocab_size: int) -> Backbone:
     objective = build_objective(spec, vocab_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
-        blocks = [_block(spec, objective.direction, layer) for layer in range(spec.model.layers)]
+        blocks = [_block(spec, objective, layer) for layer in range(spec.model.layers)]
         final_norm = build_norm(spec.norm, spec.model.width)
         context_norm = None if spec.cross is None else build_norm(spec.norm, spec.model.width)
-        model = Backbone(objective.num_inputs, objective.num_outputs, spec.model.width, blocks, final_norm, context_norm)
+        model = Backbone(objective.num_inputs, objective.num_outputs, spec.model.width, blocks, final_norm, context_norm, objective.condition)
         initialise(model, spec.model.layers * (2 if spec.cross is None else 3), spec.model.qk_bias)
     return model
 
@@ -39,9 +40,9 @@ def count_parameters(spec: RunSpec, vocab_size: int) -> int:
         return num_parameters(build_model(spec, vocab_size))
 
 
-def _block(spec: RunSpec, direction: str, layer: int) -> Block:
+def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
     size = spec.model
-    shape = MixerShape(size.width, size.heads, direction, layer, size.layers)
+    shape = MixerShape(size.width, size.heads, objective.direction, layer, size.layers)
     mixer = Registry("mechanisms").load(spec.mechanism.name).build(spec.mechanism.settings, shape)
     residual = Registry("residuals").load(spec.residual.name)
     return Block(
@@ -50,6 +51,7 @@ def _block(spec: RunSpec, direction: str, layer: int) -> Block:
         norms=(build_norm(spec.norm, size.width), build_norm(spec.norm, size.width)),
         residuals=tuple(residual(spec.residual.settings, width=size.width, layer=layer) for _ in range(2)),
         cross=_cross(spec, shape),
+        modulation=None if objective.condition is None else Modulation(objective.condition.width, size.width),
     )
 
 

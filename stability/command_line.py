@@ -15,7 +15,7 @@ from stability.registry import Registry, add_plugin, near_misses
 from stability.runs.directory import RunDirectory
 from stability.runs.study import StudyFolder
 
-PATH_KEYS = ("data.path", "data.ranks", "data.dataset", "runs_dir", "reports_dir", "ckpt", "hf", "name")
+PATH_KEYS = ("data.path", "data.ranks", "data.dataset", "runs_dir", "reports_dir", "ckpt", "hf", "name", "oracle", "generate.oracle")
 HESSIAN_KEYS = ("ckpt", "hf", "data", "lr", "positions", "device")  # of conf/hessian.yaml; its other keys are the protocol's
 # keys that change where or how a sweep runs, not what it is: they never enter its name
 LABELS = ("name", "runs_dir", "reports_dir", "launcher", "logger", "device", "dry_run", "report", "cpus_per_trial", "gpus_per_trial", "plugins", "study")

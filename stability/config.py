@@ -22,6 +22,7 @@ from stability.parts import CrossOfEach, Part, cross_choice, one_part, part, som
 from stability.parts import settings_of as settings_of
 from stability.protocol import CurvatureSpec
 from stability.registry import Registry, add_plugin
+from stability.sampling import GenerateSpec, GenerationSpec, asked_for
 from stability.validation import Settings, checked
 
 # Raised when the same spec would train differently: old runs then keep their ids and are not taken for new ones.
@@ -83,6 +84,7 @@ class AbstractRecipe(Settings):
     schedule: ScheduleSpec = Field(description="learning-rate schedule")
     steps: int = Field(ge=1, description="optimizer steps")
     batch: int = Field(ge=1, description="sequences per step")
+    microbatch: int | None = Field(default=None, ge=1, description="sequences whose activations exist at once; a step adds up their gradients; null: all")
     clip_norm: float = Field(gt=0, description="largest global gradient norm that reaches the optimizer")
     evaluation: EvaluationSpec = Field(default=EvaluationSpec(), description="validation cadence and size")
     checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="checkpoint cadence")
@@ -94,6 +96,12 @@ class AbstractRecipe(Settings):
     def _warmup_fits(self) -> AbstractRecipe:
         if self.schedule.warmup_steps >= self.steps and self.schedule.warmup_steps > 0:
             raise ValueError(f"schedule.warmup_steps={self.schedule.warmup_steps} must be below steps={self.steps}")
+        return self
+
+    @model_validator(mode="after")
+    def _microbatch_is_a_part(self) -> AbstractRecipe:
+        if self.microbatch is not None and self.microbatch >= self.batch:
+            raise ValueError(f"microbatch={self.microbatch} must be below batch={self.batch}, of which it is a part; microbatch=null takes the batch whole")
         return self
 
 
@@ -195,6 +203,9 @@ class SweepSpec(AbstractRecipe):
     )
     hessian: bool = Field(default=True, description="whether α_max is measured after each run")
     curvature: CurvatureSpec = Field(default=CurvatureSpec(), description="how α_max is measured")
+    generate: Annotated[GenerationSpec | None, BeforeValidator(asked_for)] = Field(
+        default=None, description="samples of each run's last checkpoint and their NLL under an oracle; generate.num=null: none"
+    )
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$", max_length=100, description="the study's name, a folder under runs/studies")
     runs_dir: str = Field(min_length=1, description="folder of the pool of runs")
     launcher: Literal["serial", "ray"] = Field(description="what the runs are handed to")
@@ -296,7 +307,7 @@ class ProbeSpec(Settings):
         return self
 
 
-SPECS = {"sweep": SweepSpec, "hessian": HessianSpec, "report": ReportSpec, "probe": ProbeSpec}
+SPECS = {"sweep": SweepSpec, "hessian": HessianSpec, "report": ReportSpec, "probe": ProbeSpec, "generate": GenerateSpec}
 
 
 def parse(kind: str, values: dict[str, Any]) -> Any:

@@ -7,8 +7,9 @@ from typing import Any
 # By part ("" is the spec itself), the value of a field that means "as before the field existed". `run_id` leaves such a field out. An entry says what
 # runs of that time did: it is never changed, whatever becomes of the field's default, or their ids would stand for other runs.
 NEUTRAL: dict[str, dict[str, Any]] = {
-    "": {"cross": None},
-    "objective mlm": {"context": 0},
+    "": {"cross": None, "microbatch": None},
+    "objective mlm": {"context": 0, "fixed_rate": 0.15, "corruption": "mask", "loss_chunk": None},
+    "objective ar": {"loss_chunk": None},
     "mechanism sc": {"graph": "window", "iterations": 1, "step": "fixed"},
 }
 

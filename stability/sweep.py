@@ -22,6 +22,7 @@ Without arguments: the preset quickstart. The same command again trains only wha
   data.tokenizer=gpt2 data.keep=4096   data.ranks=FOLDER: its rank files    data=dna data.path=FASTA   data=hf data.dataset=ID
   study=PRESET name=NAME runs_dir=DIR  launcher=ray | serial                logger=files | wandb
   hessian=false                        leave α_max out                      dry_run=true            print plan and cost only
+  generate.num=32                      samples of each run                  generate.oracle=ckpt:FOLDER | hf:NAME   who scores them
   curvature.phase=all                  earliest checkpoints, too            device=auto | cpu | cuda
   cross=auto objective.context=32      a cross mechanism in every block (ca, cc) reads the 32 tokens before each sequence
   ablate.sc.window=[2,4,8]             settings one at a time around the base; study=ablation_consensus is the paper's Table 9
@@ -32,19 +33,32 @@ Every key with its default and meaning: conf/sweep.yaml and the folders beside i
 
 def main(argv: list[str]) -> int:
     spec = read_spec("sweep", argv)
-    from stability.data._cache import prepare
+    from stability.data._cache import prepare, prepare_for_plan
     from stability.runs.study import StudyFolder
 
     pool = Path(spec.runs_dir).resolve()
     if spec.report and not spec.dry_run:
         check_writable(Path(spec.reports_dir))  # now, not after an hour of training
-    corpus = prepare(spec.data, pool / "cache")
+    corpus, is_read = prepare_for_plan(spec.data, pool / "cache") if spec.dry_run else (prepare(spec.data, pool / "cache"), True)
     corpus.require(spec.model.positions + max(1, Registry("objectives").load(spec.objective.name).num_context(spec.objective.settings)))
     trials = _trials(spec, corpus, pool)
+    _check_generation(spec, corpus)
     if spec.dry_run:
-        return _print_plan(spec, corpus, trials)
+        return _print_plan(spec, corpus, trials if is_read else None)
     study = StudyFolder.of(pool, spec.name)
     return _run(spec, trials, study, corpus)
+
+
+def _check_generation(spec, corpus) -> None:
+    """Errors: ``ValueError`` for a sampler that does not fit the objective, and for an oracle that cannot score it: now, not after an hour of training."""
+    if spec.generate is None:
+        return
+    from stability.probes.generation import resolved_sampler
+    from stability.probes.oracle import check_oracle
+
+    resolved_sampler(spec.points(corpus.fingerprint)[0][1], spec.generate)
+    if spec.generate.oracle is not None:
+        check_oracle(spec.generate.oracle, corpus)
 
 
 def _trials(spec, corpus, pool):
@@ -53,15 +67,18 @@ def _trials(spec, corpus, pool):
     from sweeps.trial import Trial
 
     curvature = spec.curvature.model_dump(mode="json") if spec.hessian else None
+    generation = None if spec.generate is None else spec.generate.absolute().model_dump(mode="json")
     points = spec.points(corpus.fingerprint)
-    return [Trial(run_id(run), run.model_dump(mode="json"), str(pool), curvature, spec.device, None, command_line(), variant) for variant, run in points]
+    common = {"pool": str(pool), "curvature": curvature, "device": spec.device, "wandb": None, "command": command_line(), "generate": generation}
+    return [Trial(run_id(run), run.model_dump(mode="json"), variant=variant, **common) for variant, run in points]
 
 
 def _print_plan(spec, corpus, trials) -> int:
+    """``trials``: None where the data was not read, which decides which runs they are."""
     from sweeps.launch import slots
     from sweeps.plan import describe
 
-    print(describe(spec, corpus, slots(spec), sum(trial.directory.finished for trial in trials)))
+    print(describe(spec, corpus, slots(spec), None if trials is None else sum(trial.directory.finished for trial in trials)))
     return 0
 
 

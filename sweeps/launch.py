@@ -32,7 +32,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a sweep. ``num_trained``: trials that ended with a verdict in this launch, those that only lacked α_max among them."""
+    """What became of a sweep. ``num_trained``: trials that ended with a verdict in this launch, those that only lacked α_max or samples among them."""
 
     num_skipped: int
     num_trained: int
@@ -76,19 +76,31 @@ def _is_done(spec: SweepSpec, is_measured: IsMeasured | None) -> Callable[[Trial
         from stability.probes.alpha_max import is_measured
 
     def is_done(trial: Trial) -> bool:
-        return trial.directory.finished and (trial.curvature is None or is_measured is None or is_measured(trial.directory, spec.curvature))
+        if not trial.directory.finished or not (trial.curvature is None or is_measured is None or is_measured(trial.directory, spec.curvature)):
+            return False
+        return trial.generate is None or _is_generated(trial)
 
     return is_done
 
 
+def _is_generated(trial: Trial) -> bool:
+    from stability.config import checked
+    from stability.probes.generation import is_generated
+    from stability.sampling import GenerationSpec
+
+    return is_generated(trial.directory, checked(GenerationSpec, trial.generate or {}))
+
+
 def _plan(trials: Sequence[Trial], pending: Sequence[Trial]) -> str:
-    """``"skips 12 finished runs, trains 36"``."""
+    """``"skips 12 finished runs, trains 36"``; what runs that are trained may lack is α_max, samples, or both."""
     to_measure = sum(trial.directory.finished for trial in pending)
     to_train = len(pending) - to_measure
     skipped = len(trials) - len(pending)
     parts = [f"skips {skipped} finished run{'s' if skipped != 1 else ''}"] if skipped else []
     parts += [f"trains {to_train or 'none'}"] if to_train or not to_measure else []
-    parts += [f"measures α_max of {to_measure}"] if to_measure else []
+    asked = {"α_max": any(trial.curvature is not None for trial in pending), "samples": any(trial.generate is not None for trial in pending)}
+    lacking = " or ".join(word for word, is_asked in asked.items() if is_asked)
+    parts += [f"measures {lacking} of {to_measure}"] if to_measure else []
     return ", ".join(parts)
 
 

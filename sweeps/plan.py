@@ -14,6 +14,7 @@ from stability.config import CurvatureSpec, RunSpec, SweepSpec
 from stability.data._base import Corpus
 from stability.protocol import SpectraSpec
 from stability.runs.directory import RunDirectory
+from stability.sampling import GenerationSpec
 from stability.training.loop import Trainer, peak_memory_mb
 
 # In units of a training step, roughly. A recorded step: a gradient with its graph, a product along the direction and a forward pass. A Hessian-vector
@@ -24,6 +25,7 @@ BRACKETING = 6  # loss values that the critical learning rate takes until it is 
 
 # On a CPU, what a step may take to be measured; a training step takes 6 operations per parameter and token, and 16 bytes per parameter stand.
 MOST_OPERATIONS, MOST_PARAMETERS = 2e12, 1e8
+OPERATIONS, REFERENCE_SPEED = 6, 1e13  # the speed of one large GPU in float32, roughly
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def _cost(run: RunSpec, corpus: Corpus, spec: SweepSpec) -> Cost:
     from stability.build import build_objective, count_parameters, resolve_device
 
     num_params, device = count_parameters(run, corpus.vocab_size), resolve_device(spec.device)
-    too_large = num_params > MOST_PARAMETERS or 6 * num_params * run.batch * run.model.positions > MOST_OPERATIONS
+    too_large = num_params > MOST_PARAMETERS or OPERATIONS * num_params * run.batch * run.model.positions > MOST_OPERATIONS
     timing = None if too_large and device.type == "cpu" else _timing(run, corpus, spec, device)
     return Cost(num_params, _mixing(run, build_objective(run, corpus.vocab_size).direction), timing)
 
@@ -77,7 +79,8 @@ def _timing(run: RunSpec, corpus: Corpus, spec: SweepSpec, device: Any) -> Timin
         validation_s = time.perf_counter() - started
     validations = 2 + run.steps // run.evaluation.every_steps
     curvature_s = curvature_steps(spec.curvature, run.model.layers) * step_s * (spec.curvature.batch or run.batch) / run.batch if spec.hessian else 0.0
-    return Timing(step_s, run.steps * step_s + validations * validation_s + curvature_s, peak_memory_mb(trainer.device))
+    samples_s = 0.0 if spec.generate is None else generation_steps(run, spec.generate) * step_s
+    return Timing(step_s, run.steps * step_s + validations * validation_s + curvature_s + samples_s, peak_memory_mb(trainer.device))
 
 
 def _mixing(run: RunSpec, direction: str) -> float:
@@ -107,6 +110,13 @@ def curvature_steps(curvature: CurvatureSpec, layers: int) -> float:
     return phases * cost
 
 
+def generation_steps(run: RunSpec, generation: GenerationSpec) -> float:
+    """Cost of sampling in training steps: a forward pass of a batch of samples for each step of the sampler. An oracle's own cost is not in it."""
+    from stability.probes.generation import steps_of_a_phase
+
+    return FORWARD * steps_of_a_phase(run, generation) * min(generation.batch, generation.num) / run.batch
+
+
 def _recorded(curvature: CurvatureSpec) -> float:
     """The recorded steps of one state, in training steps."""
     critical = _critical(curvature.spectra) if "critical_lr" in curvature.measure else 0.0
@@ -127,16 +137,17 @@ def _tables(spectra: SpectraSpec, layers: int) -> dict[str, float]:
     }
 
 
-def describe(spec: SweepSpec, corpus: Corpus, slots: float, num_finished: int) -> str:
-    """The plan as text: a line a kind of run, then totals. ``slots``: trials that run side by side."""
+def describe(spec: SweepSpec, corpus: Corpus, slots: float, num_finished: int | None) -> str:
+    """The plan as text: a line a kind of run, then totals. ``slots``: trials that run side by side. ``num_finished``: None where ``corpus`` only stands
+    for data that was not read."""
     points, costs = spec.points(corpus.fingerprint), measure_costs(spec, corpus)
     rates = sorted({run.lr_peak for _, run in points})
     numbers = Counter(kind_of(run, variant) for variant, run in points)
     wide = max(34, *(len(kind) + 2 for kind in costs))
     lines = [
-        f"study {spec.name}: {len(points)} runs ({num_finished} of them finished), "
+        f"study {spec.name}: {len(points)} runs{'' if num_finished is None else f' ({num_finished} of them finished)'}, "
         f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}, {spec.seeds} seeds",
-        f"data: {corpus.described(spec.model.positions)}; fingerprint {corpus.fingerprint[:12]}",
+        _data_line(spec, corpus, num_finished is not None),
         f"{'kind of run':{wide}}{'runs':>6}{'parameters':>13}{'mixing/token':>14}{'step':>10}{'run':>10}{'memory':>10}",
     ]
     for kind, cost in costs.items():
@@ -145,8 +156,15 @@ def describe(spec: SweepSpec, corpus: Corpus, slots: float, num_finished: int) -
     lines.append("mixing: multiply-adds of the mechanism in one forward pass, all layers")
     if any(cost.timing for cost in costs.values()):
         listed = ", ".join("α_max" if name == "alpha_max" else name for name in spec.curvature.measure)
-        lines.append(f"estimated from one measured step of each kind{f', {listed} included' if spec.hessian else ''}; nothing was trained")
+        included = [*([listed] if spec.hessian else []), *(["samples (not their oracle)"] if spec.generate is not None else [])]
+        lines.append(", ".join(["estimated from one measured step of each kind", *included]) + f"{' included' if included else ''}; nothing was trained")
     return "\n".join(lines)
+
+
+def _data_line(spec: SweepSpec, corpus: Corpus, is_read: bool) -> str:
+    if is_read:
+        return f"data: {corpus.described(spec.model.positions)}; fingerprint {corpus.fingerprint[:12]}"
+    return f"data: {corpus.description}; not downloaded for a plan, which takes random tokens instead"
 
 
 def _timing_columns(timing: Timing | None) -> str:
@@ -159,7 +177,12 @@ def _total(costs: dict[str, Cost], numbers: Counter[str], runs: Sequence[RunSpec
     tokens = sum(run.steps * run.batch * run.model.positions for run in runs)
     timings = {kind: cost.timing for kind, cost in costs.items() if cost.timing is not None}
     if len(timings) < len(costs):
-        return f"in all: {tokens:,} tokens; --: too large to be timed on a CPU by a plan, nothing was built"
+        operations = sum(OPERATIONS * costs[kind].num_params * number for kind, number in numbers.items()) * tokens / len(runs)
+        days = operations / REFERENCE_SPEED / 86_400
+        return (
+            f"in all: {tokens:,} tokens; --: too large to be timed on a CPU by a plan, nothing was built\n"
+            f"training: about {operations:.1e} operations ({OPERATIONS} per parameter and token), {days:,.0f} days at 1e13 a second; α_max and validation aside"
+        )
     total_s = sum(timing.run_s * numbers[kind] for kind, timing in timings.items())
     return f"in all: {tokens:,} tokens, {_clock(total_s)} of work, about {_clock(total_s / slots)} with {slots:g} at a time"
 

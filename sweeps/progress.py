@@ -14,12 +14,13 @@ from stability.runs.directory import FINISHED, tail
 from sweeps.trial import Trial
 
 TAIL_BYTES = 8192
+CURVATURE, SAMPLES = "curvature", "samples"  # what follows the training
 AXES = ("mechanism", "residual", "optimizer", "norm")
 
 
 @dataclass
 class Row:
-    """One trial as it was last seen. Times in seconds since the epoch; ``state`` is "running" until α_max is measured, too."""
+    """One trial as it was last seen. Times in seconds since the epoch; ``state`` is "running" until α_max is measured and samples are scored, too."""
 
     trial: Trial
     variant: str
@@ -91,8 +92,8 @@ class Progress:
         row.started_at = row.started_at or self._start_of(status)
         if row.state in FINISHED:
             row.val_nll, row.trained_at = status.get("result", {}).get("val_nll"), status["changed_at"]
-            if row.trial.curvature is not None and not self._is_done(row.trial):
-                row.state, row.phase = "running", "curvature"
+            if row.trial.measures and not self._is_done(row.trial):
+                row.state, row.phase = "running", _measuring(row.trial)
         if row.ended:
             self._time_the_end(row, status["changed_at"])
 
@@ -105,7 +106,7 @@ class Progress:
 
     def _time_the_end(self, row: Row, changed_at: float) -> None:
         row.ended_at = changed_at
-        if row.trial.curvature is not None and row.trained_at:
+        if row.trial.measures and row.trained_at:
             row.ended_at = max(changed_at, (row.signature or (0, 0))[1] / 1e9)
             row.curvature_s = row.ended_at - row.trained_at if row.started_at else None
 
@@ -119,7 +120,7 @@ class Progress:
         """Seconds until a trial ends, once its steps (or a sister's) have been timed."""
         step_s, curvature_s = self._speeds[row.variant]
         step_s = row.step_s or step_s
-        if row.phase == "curvature":
+        if row.phase in (CURVATURE, SAMPLES):
             return max(0.0, curvature_s - (time.time() - (row.trained_at or time.time())))
         return None if step_s is None else (row.num_steps - row.step) * step_s + curvature_s
 
@@ -133,7 +134,7 @@ class Progress:
 
 
 def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:
-    """(seconds a step, seconds for α_max) of each variant: the mean of its trials that were timed, else of all that were."""
+    """(seconds a step, seconds for α_max and samples) of each variant: the mean of its trials that were timed, else of all that were."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.variant, []).append(row)
@@ -161,10 +162,16 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
+def _measuring(trial: Trial) -> str:
+    """What a trained trial is at: α_max, which comes first, until its table is there."""
+    return CURVATURE if trial.curvature is not None and not any(trial.directory.curvature_file("").parent.glob("*.parquet")) else SAMPLES
+
+
 def _signature(trial: Trial) -> tuple[int, int]:
-    """Changes when the status is replaced or a curvature table is put in its place."""
+    """Changes when the status is replaced, or a curvature table, samples or their scores are put in their place."""
     directory = trial.directory
-    return _mtime_ns(directory.status_file), _mtime_ns(directory.curvature_file("").parent)
+    folders = (directory.curvature_file("").parent, directory.generation_file("").parent, directory.path / "samples")
+    return _mtime_ns(directory.status_file), max(map(_mtime_ns, folders))
 
 
 def _mtime_ns(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""One trial as every launcher runs it: train, then measure α_max; what goes wrong becomes a status, never an exception."""
+"""One trial as every launcher runs it: train, then measure α_max, then sample; what goes wrong becomes a status, never an exception."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class Trial:
     """All that a worker needs, picklable, with absolute paths.
 
     ``spec``: the RunSpec as plain JSON; ``curvature``: the CurvatureSpec as plain JSON, or None; ``wandb``: arguments of the W&B sink, or None;
-    ``command``: the command line that asked for it, for the run's provenance; ``variant``: what an ablation changes in it, e.g. "window=4".
+    ``command``: the command line that asked for it, for the run's provenance; ``variant``: what an ablation changes in it, e.g. "window=4";
+    ``generate``: the GenerationSpec as plain JSON, or None.
     """
 
     run_id: str
@@ -27,6 +28,12 @@ class Trial:
     wandb: dict[str, Any] | None
     command: str = ""
     variant: str = ""
+    generate: dict[str, Any] | None = None
+
+    @property
+    def measures(self) -> bool:
+        """Whether anything is asked for after the training: α_max, samples."""
+        return self.curvature is not None or self.generate is not None
 
     @property
     def directory(self) -> RunDirectory:
@@ -66,9 +73,13 @@ def mark_failed(trial: Trial, reason: str, account: str) -> None:
 def _train_and_measure(trial: Trial) -> Iterator[None]:
     from stability.config import CurvatureSpec, checked, parse_run
     from stability.probes.alpha_max import measure
+    from stability.probes.generation import generate
+    from stability.sampling import GenerationSpec
     from stability.training.loop import train
 
-    spec = parse_run(trial.spec)
-    yield from train(spec, trial.directory, cache_dir=Path(trial.pool) / "cache", device=trial.device, wandb=trial.wandb, command=trial.command)
+    spec, cache_dir = parse_run(trial.spec), Path(trial.pool) / "cache"
+    yield from train(spec, trial.directory, cache_dir=cache_dir, device=trial.device, wandb=trial.wandb, command=trial.command)
     if trial.curvature is not None:
-        yield from measure(trial.directory, checked(CurvatureSpec, trial.curvature), cache_dir=Path(trial.pool) / "cache", device=trial.device)
+        yield from measure(trial.directory, checked(CurvatureSpec, trial.curvature), cache_dir=cache_dir, device=trial.device)
+    if trial.generate is not None:
+        yield from generate(trial.directory, checked(GenerationSpec, trial.generate), cache_dir=cache_dir, device=trial.device)

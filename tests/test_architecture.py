@@ -101,6 +101,12 @@ def test_learning_rates_are_those_of_table_11(name):
 def test_every_choice_of_every_group_composes_and_parses():
     for folder in sorted(path for path in (ROOT / "conf").iterdir() if path.is_dir()):
         for choice in sorted(folder.glob("*.yaml")):
-            extra = {"text": ["data.path=README.md"], "hf": ["data.dataset=a/b"], "values": ["lr.values=[1e-3]"], "ar": ["mechanism=sa"]}.get(choice.stem, [])
+            extra = {
+                "text": ["data.path=README.md"],
+                "text_mini": ["data.path=README.md"],
+                "hf": ["data.dataset=a/b"],
+                "values": ["lr.values=[1e-3]"],
+                "ar": ["mechanism=sa"],
+            }.get(choice.stem, [])
             word = f"curvature={choice.stem}" if folder.name == "curvature" else f"{folder.name}={choice.stem}"
             parse("sweep", {**compose("sweep", [word, *extra]), "name": "x"})

@@ -50,7 +50,11 @@ def test_a_run_from_before_the_settings_keeps_its_id(known, changes):
 
 def test_every_other_value_of_a_younger_setting_is_another_run():
     context = {"objective": {"name": "mlm", "context": 16}}
+    masking = ({"mask_rate": "fixed"}, {"mask_rate": "fixed", "fixed_rate": 0.3}, {"corruption": "bert"}, {"loss_chunk": 64})
     ids = [
+        *(id_of(objective={"name": "mlm", **changed}) for changed in masking),
+        id_of(objective="ar"),
+        id_of(objective={"name": "ar", "loss_chunk": 64}),
         id_of(mechanism="sc"),
         *(id_of(mechanism={"name": "sc", **changed}) for changed in ({"graph": "cycle"}, {"iterations": 2}, {"step": "learned"})),
         id_of(mechanism="mix"),

@@ -224,6 +224,11 @@ class AbstractDataSource:
         """
         return None
 
+    @classmethod
+    def stand_in(cls, config: Any) -> Corpus | None:
+        """Random tokens of the vocabulary that `prepare` would give, for a plan: what a source returns that would have to download. None: `prepare`."""
+        return None
+
 
 def _summary(train: np.ndarray, val: np.ndarray, vocab_size: int) -> tuple[dict[str, str], tuple[np.ndarray, np.ndarray]]:
     sums, counts = {}, []

@@ -42,6 +42,17 @@ def prepare(part: Part, cache_dir: Path) -> Corpus:
     return load(cache_dir, corpus.fingerprint)
 
 
+def prepare_for_plan(part: Part, cache_dir: Path) -> tuple[Corpus, bool]:
+    """(corpus, whether it is the data itself): what a dry run works on. Data that would have to be downloaded stays where it is; random tokens of the
+    same vocabulary stand for it unless ``cache_dir`` has it. Errors: as `prepare`."""
+    source = Registry("data").load(part.name)
+    stand_in = source.stand_in(part.settings)
+    if stand_in is None:
+        return prepare(part, cache_dir), True
+    fingerprint = _indexed(cache_dir / "index" / _entry_name(part.name, source.cache_key(part.settings)), cache_dir)
+    return (stand_in, False) if fingerprint is None else (load(cache_dir, fingerprint), True)
+
+
 def load(cache_dir: Path, fingerprint: str) -> Corpus:
     """A corpus that `prepare` left under ``cache_dir``. Errors: ``ValueError`` where there is none, or not an intact one."""
     folder = cache_dir / fingerprint

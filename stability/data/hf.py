@@ -12,11 +12,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from stability.config import Settings
+from stability.data._arrays import token_dtype
 from stability.data._base import AbstractDataSource, Corpus
 from stability.data._files import sha256_of_file
+from stability.data._gpt2 import GPT2_SIZE
 from stability.data._nucleotides import CODES, INVALID, encode
 from stability.data._progress import bar
 from stability.data._records import split_records
@@ -27,6 +30,8 @@ from stability.data.text import checked_text
 # Raised when the same dataset would give other documents.
 VERSION = 1
 PROBE_SECONDS = 5
+# of each side of what stands for the data in a plan: enough for any validation
+STAND_IN_TOKENS = 1 << 20
 
 
 class HuggingFaceConfig(AbstractTokenized):
@@ -58,7 +63,7 @@ class HuggingFaceDataset(AbstractDataSource):
     @classmethod
     def prepare(cls, config: HuggingFaceConfig, scratch: Path | None = None) -> Corpus:
         """Read the rows as they arrive. Errors: ``ValueError`` naming dataset and row; ``RuntimeError`` without the library or the network."""
-        origin = f"{Path(config.dataset).name if _is_folder(config) else config.dataset}{f' ({config.subset})' if config.subset else ''}, {config.split}"
+        origin = _origin(config)
         with bar(f"reading {config.dataset}", num_items=config.max_documents):
             if config.tokenizer == "nucleotides":
                 return split_records(_records(config), f"DNA of {origin}", "auto", config.reverse_complement, scratch)
@@ -74,6 +79,30 @@ class HuggingFaceDataset(AbstractDataSource):
             files = sorted((file.relative_to(folder).as_posix(), sha256_of_file(file)) for file in folder.rglob("*") if file.is_file())
             settings["dataset"] = hashlib.sha256(json.dumps(files).encode()).hexdigest()
         return json.dumps([VERSION, settings], sort_keys=True) + ("" if config.tokenizer == "nucleotides" else config.tokenizer_key())
+
+    @classmethod
+    def stand_in(cls, config: HuggingFaceConfig) -> Corpus | None:
+        """For a dataset on the hub: which tokens there are follows from the tokenizer alone. Errors: ``ValueError`` for rank files that cannot be read."""
+        if _is_folder(config):
+            return None
+        size, draws = _vocab_size(config), np.random.default_rng(0)
+        train, val = (draws.integers(size, size=STAND_IN_TOKENS).astype(token_dtype(size)) for _ in range(2))
+        description = f"{_origin(config)}, up to {config.max_documents:,} rows, {config.tokenizer}, {size:,} tokens in the vocabulary"
+        return Corpus.of(train, val, vocab_size=size, description=description, num_train_documents=0, num_val_documents=0)
+
+
+def _origin(config: HuggingFaceConfig) -> str:
+    return f"{Path(config.dataset).name if _is_folder(config) else config.dataset}{f' ({config.subset})' if config.subset else ''}, {config.split}"
+
+
+def _vocab_size(config: HuggingFaceConfig) -> int:
+    if config.tokenizer == "nucleotides":
+        return len(CODES)
+    if config.tokenizer == "gpt2" and config.keep is not None:
+        return config.keep + 1
+    if config.tokenizer == "gpt2" and config.ranks is None:
+        return GPT2_SIZE + 1
+    return len(config.build_tokenizer().vocabulary.pieces)
 
 
 def _texts(config: HuggingFaceConfig) -> Iterator[tuple[int, str]]:

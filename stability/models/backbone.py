@@ -2,44 +2,84 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from stability.models.block import Block, Context
+from stability.models.condition import ConditionShape, FinalModulation, NoiseLevel
+
+Readout = Callable[[Tensor, Tensor, Tensor], Any]
 
 
 class Backbone(nn.Module):
     """Tokens (B, N) → logits (B, N, V): embedding, blocks, final norm, linear head. Positions enter inside the mixers (RoPE).
 
     With cross branches in the blocks, context tokens (B, J) are embedded by the same embedding and normed once: every block reads the same context, on
-    the scale of the normed source that it is compared with.
+    the scale of the normed source that it is compared with. ``condition``: the model reads a noise level (B,), which modulates its blocks (built
+    for it) and its final norm; its head starts at zero.
     """
 
-    def __init__(self, num_inputs: int, num_outputs: int, width: int, blocks: list[Block], final_norm: nn.Module, context_norm: nn.Module | None = None):
+    def __init__(
+        self,
+        num_inputs: int,
+        num_outputs: int,
+        width: int,
+        blocks: list[Block],
+        final_norm: nn.Module,
+        context_norm: nn.Module | None = None,
+        condition: ConditionShape | None = None,
+    ):
         super().__init__()
         self.embedding = nn.Embedding(num_inputs, width)
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = final_norm
         self.head = nn.Linear(width, num_outputs)
         self.context_norm = context_norm
+        self.noise_level = None if condition is None else NoiseLevel(condition)
+        self.final_modulation = None if condition is None else FinalModulation(condition.width, width)
+        if condition is not None:
+            nn.init.zeros_(self.head.weight)  # with the modulations' zeros, an untrained model says log s = −log(e^σ − 1) − log V: every token alike
 
     def forward(
-        self, tokens_BN: Tensor, mask_BN: Tensor | None = None, *, context_BJ: Tensor | None = None, context_mask_BJ: Tensor | None = None, **inputs: Any
-    ) -> Tensor:
-        """``context_BJ``: context tokens, needed exactly where there are cross branches; masks: True where a token is valid.
+        self,
+        tokens_BN: Tensor,
+        mask_BN: Tensor | None = None,
+        *,
+        context_BJ: Tensor | None = None,
+        context_mask_BJ: Tensor | None = None,
+        sigma_B: Tensor | None = None,
+        readout: Readout | None = None,
+        **inputs: Any,
+    ) -> Any:
+        """``context_BJ``: context tokens, needed exactly where there are cross branches; masks: True where a token is valid. ``sigma_B``: each
+        sequence's noise level, needed exactly where the model is conditioned. ``readout``: called as ``readout(hidden_BND, weight_VD, bias_V)`` with what the
+        head would read and the head's parameters; its result stands for the logits (a loss that never makes them all).
 
-        ``inputs``: what mixers take besides, e.g. ``edges=`` for ``sc`` with ``graph=given``. Errors: ``ValueError`` for a context that is missing or that
-        nothing reads, and for an input that no mixer takes.
+        ``inputs``: what mixers take besides, e.g. ``edges=`` for ``sc`` with ``graph=given``. Errors: ``ValueError`` for a context or a noise level that is
+        missing or that nothing reads, and for an input that no mixer takes.
         """
-        context = self._context(context_BJ, context_mask_BJ)
+        context, condition_BC = self._context(context_BJ, context_mask_BJ), self._condition(sigma_B)
         if inputs:
             self._check(inputs)
         residual: Any = cast(Block, self.blocks[0]).mixer_residual
         state = residual.enter(self.embedding(tokens_BN))
         for block in self.blocks:
-            state = block(state, mask_BN, context, inputs)
-        return self.head(residual.leave(state, self.final_norm))
+            state = block(state, mask_BN, context, inputs, condition_BC)
+        hidden_BND = residual.leave(state, self.final_norm)
+        if self.final_modulation is not None:
+            hidden_BND = self.final_modulation(condition_BC).moved(hidden_BND)
+        return self.head(hidden_BND) if readout is None else readout(hidden_BND, self.head.weight, self.head.bias)
+
+    def _condition(self, sigma_B: Tensor | None) -> Tensor | None:
+        if self.noise_level is None:
+            if sigma_B is not None:
+                raise ValueError("sigma_B is read by time-conditioned blocks only, and this model has none; train it with objective=score_entropy")
+            return None
+        if sigma_B is None:
+            raise ValueError("this model's blocks read the noise level; give sigma_B=, one per sequence")
+        return self.noise_level(sigma_B)
 
     def _context(self, context_BJ: Tensor | None, context_mask_BJ: Tensor | None) -> Context | None:
         if self.context_norm is None:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stability.models.condition import UNMODULATED, Modulation
+
 
 class Context(NamedTuple):
     """What cross branches read: the embedded context (B, J, D), and True where an entry is valid (None: everywhere)."""
@@ -38,7 +40,7 @@ class CrossBranch(nn.Module):
 
 class Block(nn.Module):
     """Mixer branch, cross branch where there is one, feed-forward branch. ``residuals``: the connections of the first and the last, each called as
-    ``residual(state, branch)``."""
+    ``residual(state, branch)``. ``modulation``: what a condition does to the first and the last (adaLN-zero), None in a model without one."""
 
     def __init__(
         self,
@@ -47,17 +49,27 @@ class Block(nn.Module):
         norms: tuple[nn.Module, nn.Module],
         residuals: tuple[nn.Module, nn.Module],
         cross: CrossBranch | None = None,
+        modulation: Modulation | None = None,
     ):
         super().__init__()
-        self.mixer, self.ffn, self.cross = mixer, ffn, cross
+        self.mixer, self.ffn, self.cross, self.modulation = mixer, ffn, cross, modulation
         self.mixer_norm, self.ffn_norm = norms
         self.mixer_residual, self.ffn_residual = residuals
         self.mixer_inputs = frozenset(list(inspect.signature(mixer.forward).parameters)[1:]) - {"mask_BN"}
 
-    def forward(self, state: Tensor, mask_BN: Tensor | None, context: Context | None = None, inputs: dict[str, Any] | None = None) -> Tensor:
-        """``inputs``: what mixers may take beside state and mask (``edges``); this block's gets those that its `forward` names."""
+    def forward(
+        self,
+        state: Tensor,
+        mask_BN: Tensor | None,
+        context: Context | None = None,
+        inputs: dict[str, Any] | None = None,
+        condition_BC: Tensor | None = None,
+    ) -> Tensor:
+        """``inputs``: what mixers may take beside state and mask (``edges``); this block's gets those that its `forward` names.
+        ``condition_BC``: what ``modulation`` reads, given exactly where there is one."""
         own = {name: value for name, value in (inputs or {}).items() if name in self.mixer_inputs}
-        state = self.mixer_residual(state, lambda x_BND: self.mixer(self.mixer_norm(x_BND), mask_BN=mask_BN, **own))
+        of_mixer, of_ffn = UNMODULATED if self.modulation is None else self.modulation(condition_BC)
+        state = self.mixer_residual(state, lambda x_BND: of_mixer.gated(self.mixer(of_mixer.moved(self.mixer_norm(x_BND)), mask_BN=mask_BN, **own)))
         if self.cross is not None and context is not None:
             state = self.cross(state, context, mask_BN)
-        return self.ffn_residual(state, lambda x_BND: self.ffn(self.ffn_norm(x_BND)))
+        return self.ffn_residual(state, lambda x_BND: of_ffn.gated(self.ffn(of_ffn.moved(self.ffn_norm(x_BND)))))

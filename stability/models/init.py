@@ -14,7 +14,8 @@ def initialise(model: nn.Module, num_branches: int, qk_bias: float) -> None:
 
     A branch's last projection is the module called ``out``; with 2L branches (3L with cross branches) the residual stream keeps its size through depth.
     ``qk_bias``: where the query and key biases of attention (the first two thirds of the module called ``qkv``) start. Equal ones give
-    every pair the score b²·Σ cos θ_k(i − j) under RoPE, which falls off with distance: attention starts local.
+    every pair the score b²·Σ cos θ_k(i − j) under RoPE, which falls off with distance: attention starts local. Weights that their module
+    starts at zero (a conditioned model's modulations and head) stay there.
     """
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear):

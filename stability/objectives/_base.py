@@ -3,53 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from stability.config import Settings
+from stability.models.condition import ConditionShape
+from stability.objectives._chunks import chunked_sum
+
+
+class ObjectiveSettings(Settings):
+    """What every objective can be told."""
+
+    loss_chunk: int | None = Field(
+        default=None, ge=1, description="positions of a batch whose logits exist at once, computed again in the backward pass; null: all of them, kept"
+    )
 
 
 class Examples(NamedTuple):
     """One batch as the model sees it. ``weights_BN``: the share of each position in the loss, 0 where it does not count.
 
-    ``context_BJ``: tokens that the model's cross mechanism reads, None for a model without one.
+    ``context_BJ``: tokens that the model's cross mechanism reads, None for a model without one. ``sigma_B``: the total noise that each sequence was
+    corrupted with, which a time-conditioned model reads, None for any other.
     """
 
     inputs_BN: Tensor
     targets_BN: Tensor
     weights_BN: Tensor
     context_BJ: Tensor | None = None
+    sigma_B: Tensor | None = None
 
-    def logits(self, model: nn.Module, params: Mapping[str, Tensor] | None = None) -> Tensor:
-        """The model's logits (B, N, V) on this batch; ``params`` stand in for its own where they are given."""
-        context = {} if self.context_BJ is None else {"context_BJ": self.context_BJ}
+    def logits(self, model: nn.Module, params: Mapping[str, Tensor] | None = None, **options: Any) -> Any:
+        """The model's logits (B, N, V) on this batch; ``params`` stand in for its own where they are given. ``options``: more for its `forward`."""
+        given = {"context_BJ": self.context_BJ, "sigma_B": self.sigma_B, **options}
+        given = {name: value for name, value in given.items() if value is not None}
         if params is None:
-            return model(self.inputs_BN, **context)
-        return functional_call(model, dict(params), (self.inputs_BN,), context)
+            return model(self.inputs_BN, **given)
+        return functional_call(model, dict(params), (self.inputs_BN,), given)
 
     def to(self, device: torch.device | str) -> Examples:
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def split(self, rows: int) -> list[Examples]:
         """Microbatches of ``rows`` rows, the last one shorter where they do not divide the batch; views."""
-        return [self.each(lambda tensor, start=start: tensor[start : start + rows]) for start in range(0, len(self.inputs_BN), rows)]
+        return [self.each(lambda tensor, start=start: tensor[start : start + rows]) for start in range(0, max(len(self.inputs_BN), 1), rows)]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Examples:
-        context_BJ = None if self.context_BJ is None else change(self.context_BJ)
-        return Examples(change(self.inputs_BN), change(self.targets_BN), change(self.weights_BN), context_BJ)
+        context_BJ, sigma_B = (None if tensor is None else change(tensor) for tensor in (self.context_BJ, self.sigma_B))
+        return Examples(change(self.inputs_BN), change(self.targets_BN), change(self.weights_BN), context_BJ, sigma_B)
+
+    def counted(self) -> tuple[Examples, Tensor]:
+        """Every position that counts as a sequence of length one (R, 1), in order, with its sequence's σ; and which of the B·N they are (R)."""
+        index_R = self.weights_BN.flatten().nonzero().squeeze(-1)
+        inputs_R1, targets_R1, weights_R1 = (tensor.flatten()[index_R, None] for tensor in self[:3])
+        sigma_R = None if self.sigma_B is None else self.sigma_B[index_R // self.inputs_BN.shape[1]]
+        return Examples(inputs_R1, targets_R1, weights_R1, sigma_B=sigma_R), index_R
 
 
 class AbstractObjective:
-    """``direction``: what it asks of the mechanism. ``num_inputs`` / ``num_outputs``: rows of the embedding, columns of the head."""
+    """``direction``: what it asks of the mechanism. ``num_inputs`` / ``num_outputs``: rows of the embedding, columns of the head.
+
+    ``config``: its settings, those of `ObjectiveSettings` among them. ``mask_id``: the id that stands for a hidden token, one past the vocabulary; None where
+    nothing is unmasked (ar, a uniform graph). ``condition``: the shape of what a model makes of the noise level σ (`Examples.sigma_B`) for its
+    time-conditioned blocks; None: it reads none.
+    """
 
     family: ClassVar[str] = "objectives"
-    Config: ClassVar[type[Settings]]
+    Config: ClassVar[type[ObjectiveSettings]]
     direction: ClassVar[str]
+    condition: ConditionShape | None = None
+    config: Any
     num_inputs: int
     num_outputs: int
+    mask_id: int | None = None
 
     def __init__(self, config: Any, vocab_size: int):
         raise NotImplementedError
@@ -68,13 +98,41 @@ class AbstractObjective:
         raise NotImplementedError
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
-        """(weighted sum of the loss in nats, sum of the weights), both scalars in float32 or wider."""
+        """(weighted sum of the loss in nats, the count that makes a mean of it), both scalars in float32 or wider.
+
+        A sum over positions, in which each depends on its own row of the logits and on the examples there.
+        """
         raise NotImplementedError
+
+    def count(self, examples: Examples, dtype: torch.dtype) -> Tensor:
+        """What a mean of the loss divides by: the sum of the weights."""
+        return examples.weights_BN.to(dtype).sum()
+
+    def loss(self, model: nn.Module, examples: Examples, params: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
+        """`loss_sum` of the model on a batch; ``params`` stand in for its own. With ``loss_chunk`` the logits of the batch never exist at once."""
+        if self.config.loss_chunk is None:
+            return self.loss_sum(examples.logits(model, params), examples)
+        read = partial(chunked_sum, self.loss_sum, examples, self.config.loss_chunk)
+        total = examples.logits(model, params, readout=read)
+        return total, self.count(examples, total.dtype)
+
+    def clean_probs(self, model: nn.Module, tokens_BN: Tensor) -> Tensor:
+        """What the model holds each position's clean token to be, given a partly masked sequence (``mask_id`` where a token is hidden): (B, N, V) with
+        V the vocabulary without the mask, float32 or wider, rows sum to 1. Trained at masked positions only. Without gradients.
+
+        Errors: ``ValueError`` where the objective masks nothing (``mask_id`` is None).
+        """
+        raise ValueError(f"{type(self).__name__} hides no tokens, so that there is nothing to unmask; train with objective=mlm or score_entropy (absorbing)")
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32 or wider."""
+    return x if x.dtype == torch.float64 else x.float()
 
 
 def weighted_cross_entropy(logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
     """Cross entropy in nats, summed with the examples' weights, and the sum of these weights."""
-    logits = logits_BNV if logits_BNV.dtype == torch.float64 else logits_BNV.float()
+    logits = wide(logits_BNV)
     weights_BN = examples.weights_BN.to(logits.dtype)
     nll = torch.nn.functional.cross_entropy(logits.flatten(0, 1), examples.targets_BN.flatten(), reduction="none")
     return (nll * weights_BN.flatten()).sum(), weights_BN.sum()

@@ -8,16 +8,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-ScheduleName = Literal["uniform", "betalinear30", "cosine", "sqrt"]
+ScheduleName = Literal["uniform", "betalinear30", "cosine", "sqrt", "fixed"]
 LOWEST, HIGHEST = 0.05, 0.95
 
 
-def mask_rates(schedule: ScheduleName, num: int, generator: torch.Generator) -> Tensor:
-    """``num`` rates in [0.05, 0.95], float32.
+def mask_rates(schedule: ScheduleName, num: int, generator: torch.Generator, fixed: float) -> Tensor:
+    """``num`` rates, float32, in [0.05, 0.95] but for fixed.
 
-    uniform: u; cosine: sin(πu/2); sqrt: √u; betalinear30: with probability 0.8 from Beta(3, 9), else uniform.
+    uniform: u; cosine: sin(πu/2); sqrt: √u; betalinear30: with probability 0.8 from Beta(3, 9), else uniform; fixed: ``fixed`` for all (nothing is drawn).
     """
-    u = _stratified(num, generator)
+    if schedule == "fixed":
+        return torch.full((num,), fixed)
+    u = stratified(num, generator)
     if schedule == "cosine":
         u = torch.sin(u * (math.pi / 2))
     elif schedule == "sqrt":
@@ -28,7 +30,7 @@ def mask_rates(schedule: ScheduleName, num: int, generator: torch.Generator) -> 
     return u.clamp(LOWEST, HIGHEST)
 
 
-def _stratified(num: int, generator: torch.Generator) -> Tensor:
+def stratified(num: int, generator: torch.Generator) -> Tensor:
     """Uniform numbers that share one offset and are spread evenly, in random order (Kingma et al. 2021, variational diffusion, I.1).
 
     Each is U(0, 1); together they cover the range, so that the rates of a small batch add no noise of their own to its gradient.

@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stability.config import Settings
-from stability.objectives._base import AbstractObjective, Examples, weighted_cross_entropy
+from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, weighted_cross_entropy
 
 
 class Autoregressive(AbstractObjective):
     """Mean cross entropy of the next token."""
 
-    class Config(Settings):
-        """No settings."""
+    class Config(ObjectiveSettings):
+        """Nothing of its own."""
 
     direction = "causal"
 
     def __init__(self, config: Config, vocab_size: int):
+        self.config = config
         self.num_inputs = self.num_outputs = vocab_size
 
     def tokens_needed(self, positions: int) -> int:

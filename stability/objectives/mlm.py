@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
-from stability.config import Settings
-from stability.objectives._base import AbstractObjective, Examples, weighted_cross_entropy
+from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, weighted_cross_entropy, wide
 from stability.objectives._mask_rates import ScheduleName, mask_rates, random_mask
 
 
@@ -17,13 +18,20 @@ class MaskedLanguageModel(AbstractObjective):
     With the uniform schedule this is, per token, the 1/t-weighted bound on the NLL that masked diffusion trains (a batch mean over all
     masked positions would weigh a sequence by its mask rate). The mask token is one id past the vocabulary; the head does not predict it.
     With ``context=J`` a window is J + N tokens: the first J are the context, never masked and not in the loss.
+    BERT's objective (Devlin et al. 2019, section 3.1) is ``mask_rate=fixed corruption=bert``: 15 % of the positions are predicted; of them 80 % hold the
+    mask, 10 % a random token, 10 % their own.
     """
 
-    class Config(Settings):
-        mask_rate: ScheduleName = Field(default="uniform", description="schedule that each sequence's mask rate is drawn from")
+    class Config(ObjectiveSettings):
+        mask_rate: ScheduleName = Field(default="uniform", description="schedule that each sequence's mask rate is drawn from; fixed: fixed_rate")
+        fixed_rate: float = Field(default=0.15, gt=0, le=1, description="mask rate of every sequence (mask_rate=fixed)")
+        corruption: Literal["mask", "bert"] = Field(
+            default="mask", description="what stands at a position to predict: the mask, or for 10 % of them each a random token and their own (bert)"
+        )
         context: int = Field(default=0, ge=0, description="tokens before each sequence, given whole as what a cross mechanism reads (cross=auto)")
 
     direction = "bidirectional"
+    mask_id: int
 
     def __init__(self, config: Config, vocab_size: int):
         self.config = config
@@ -39,14 +47,27 @@ class MaskedLanguageModel(AbstractObjective):
 
     def examples(self, tokens_BN: Tensor, generator: torch.Generator) -> Examples:
         context_BJ, tokens_BN = tokens_BN[:, : self.config.context], tokens_BN[:, self.config.context :]
-        rates_B = mask_rates(self.config.mask_rate, len(tokens_BN), generator)
+        rates_B = mask_rates(self.config.mask_rate, len(tokens_BN), generator, self.config.fixed_rate)
         masked_BN = random_mask(rates_B, tokens_BN.shape[1], generator)
         weights_BN = masked_BN / masked_BN.sum(dim=1, keepdim=True)
         inputs_BN = tokens_BN.masked_fill(masked_BN, self.mask_id)
+        if self.config.corruption == "bert":
+            inputs_BN = torch.where(masked_BN, self._spared(inputs_BN, tokens_BN, generator), inputs_BN)
         return Examples(inputs_BN, tokens_BN, weights_BN, context_BJ if self.config.context else None)
+
+    def _spared(self, inputs_BN: Tensor, tokens_BN: Tensor, generator: torch.Generator) -> Tensor:
+        """The inputs but for a tenth that is any token of the vocabulary, and a tenth that keeps its own."""
+        draws_BN = torch.rand(inputs_BN.shape, generator=generator)
+        random_BN = torch.randint(self.num_outputs, inputs_BN.shape, generator=generator)
+        return torch.where(draws_BN < 0.1, random_BN, torch.where(draws_BN < 0.2, tokens_BN, inputs_BN))
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
         return weighted_cross_entropy(logits_BNV, examples)
+
+    @torch.no_grad()
+    def clean_probs(self, model: nn.Module, tokens_BN: Tensor) -> Tensor:
+        """Softmax of the logits. A model with cross branches has no context here, and says so."""
+        return wide(model(tokens_BN)).softmax(-1)
 
 
 EXPORT = MaskedLanguageModel

@@ -188,4 +188,4 @@ class Probe:
         return training_examples(self.spec, self.corpus, self.objective, "curvature", index, seed=self.curvature.seed, batch=size).to(self.device)
 
     def _loss_sum(self, params: Mapping[str, Tensor], examples: Examples) -> tuple[Tensor, Tensor]:
-        return self.objective.loss_sum(examples.logits(self.model, params), examples)
+        return self.objective.loss(self.model, examples, params)

@@ -67,6 +67,10 @@ class RunDirectory:
     def probe_file(self, phase: str, table: str) -> Path:
         return self.path / "probes" / f"{phase}_{table}.parquet"
 
+    def generation_file(self, phase: str) -> Path:
+        """The samples' scores; the samples themselves lie under ``samples/``."""
+        return self.path / "generation" / f"{phase}.parquet"
+
     def write_spec(self, spec: dict[str, Any]) -> None:
         """``spec.json``, once. ``ValueError`` where the folder holds another spec under the same id."""
         if not self.spec_file.exists():

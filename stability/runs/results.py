@@ -24,6 +24,7 @@ RUNS_COLUMNS = [
     "variant",
     "residual",
     "norm",
+    "cross",
     "optimizer",
     "objective",
     "data",
@@ -38,6 +39,7 @@ RUNS_COLUMNS = [
     "init_nll",
     "unigram_nll",
     "gen_nll",
+    "gen_oracle",
     "num_steps",
     "num_tokens",
     "wall_s",
@@ -116,13 +118,30 @@ PROBE_COLUMNS = {
 }
 # Of the plain graphs, which depend on no run: `stability.probe` writes it among a study's results.
 CONNECTIVITY_COLUMNS = ["graph", "positions", "window", "connectivity", "bound_low", "bound_high"]
+# What `stability.generate` leaves in a run's folder as generation/<phase>.parquet, a row a sample: `nll` in nats per scored token of the oracle's own.
+GENERATION_COLUMNS = [
+    "run_id",
+    "phase",
+    "sample",
+    "nll",
+    "nll_per_byte",
+    "num_tokens",
+    "num_bytes",
+    "oracle",
+    "oracle_sha256",
+    "sampler",
+    "steps",
+    "temperature",
+    "seed",
+]
 CURVES_COLUMNS = ["run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"]
 
 
 @dataclass(frozen=True)
 class Results:
     """``runs``: a row a run; ``curvature``: a row a recorded step (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a training step.
-    ``spectra`` and ``probes``: by name the tables of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run has, none of them empty."""
+    ``spectra`` and ``probes``: by name the tables of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run has, none of them empty; in ``probes`` also
+    ``generation``: a row a scored sample (`GENERATION_COLUMNS`)."""
 
     runs: pd.DataFrame
     curvature: pd.DataFrame
@@ -140,6 +159,7 @@ def collect(study: str | Path) -> Results:
     curves = [{"run_id": directory.run_id, **row} for directory in directories for row in read_jsonl(directory.metrics_file)]
     spectra = {name: _joined([path for directory in directories for path in _tables(directory, name)], columns) for name, columns in SPECTRA_COLUMNS.items()}
     probes = {name: _joined([path for directory in directories for path in _probe_tables(directory, name)], columns) for name, columns in PROBE_COLUMNS.items()}
+    probes["generation"] = _joined([path for directory in directories for path in generation_tables(directory)], GENERATION_COLUMNS)
     return Results(
         runs=pd.DataFrame(runs, columns=RUNS_COLUMNS),
         curvature=_stacked([_steps(directory, path) for directory in directories for path in step_tables(directory)], COLLECTED_CURVATURE_COLUMNS),
@@ -154,7 +174,7 @@ def write(results: Results, folder: Path) -> None:
     frames = {name: getattr(results, name) for name in ("runs", "curvature", "curves")} | results.spectra | results.probes
     for name, frame in frames.items():
         write_parquet(frame, folder / f"{name}.parquet", {"schema_version": str(SCHEMA_VERSION)})
-    for name in (*SPECTRA, *PROBE_COLUMNS):
+    for name in (*SPECTRA, *PROBE_COLUMNS, "generation"):
         if name not in frames:  # of an earlier state of the study
             (folder / f"{name}.parquet").unlink(missing_ok=True)
 
@@ -196,12 +216,28 @@ def _run_row(study: str, directory: RunDirectory) -> dict[str, Any]:
     row["num_steps"] = status.get("step", 0)
     if directory.spec_file.exists():
         row |= _spec_columns(read_json(directory.spec_file))
-    return row | {key: value for key, value in status.get("result", {}).items() if key in RUNS_COLUMNS}
+    return row | {key: value for key, value in status.get("result", {}).items() if key in RUNS_COLUMNS} | _generative_nll(directory)
+
+
+def _generative_nll(directory: RunDirectory) -> dict[str, Any]:
+    """Of the terminal checkpoint: the mean over samples of each one's nats per token of the oracle, and the oracle's name; nothing where none was scored."""
+    path = directory.generation_file("terminal")
+    table = pd.read_parquet(path) if path.exists() else pd.DataFrame()
+    if not len(table):
+        return {}
+    scored = table["nll"].dropna().to_numpy()  # a sample of one token, or of none, has no score
+    return {"gen_nll": scored.mean() if len(scored) else None, "gen_oracle": table["oracle"].iloc[0]}
+
+
+def generation_tables(directory: RunDirectory) -> list[Path]:
+    """The files of scored samples, a file a phase."""
+    return sorted((directory.path / "generation").glob("*.parquet"))
 
 
 def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
     named = {key: spec[key]["name"] for key in ("mechanism", "residual", "optimizer", "objective", "data", "model")}
-    return named | {"norm": spec["norm"], "lr": spec["lr_peak"], "seed": spec["seed"], "data_fingerprint": spec["data_fingerprint"]}
+    cross = spec.get("cross") or {"name": ""}  # a run older than cross mechanisms has none
+    return named | {"norm": spec["norm"], "cross": cross["name"], "lr": spec["lr_peak"], "seed": spec["seed"], "data_fingerprint": spec["data_fingerprint"]}
 
 
 def step_tables(directory: RunDirectory) -> list[Path]:

@@ -28,6 +28,6 @@ class Validation:
         """Nats per counted position."""
         total, count = 0.0, 0.0
         for examples in self._chunks:
-            part, number = self._objective.loss_sum(examples.logits(model), examples)
+            part, number = self._objective.loss(model, examples)
             total, count = total + float(part), count + float(number)
         return total / count

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stability.build import build_model, build_objective, build_optimizer, resolve_device
 from stability.config import RunSpec, run_id
@@ -148,10 +149,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         examples = training_examples(spec, self.corpus, self.objective, "train", step, seed=spec.seed, batch=spec.batch).to(self.device)
-        total, count = self.objective.loss_sum(examples.logits(self.model), examples)
-        loss = total / count
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss = self._backward(examples)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, spec.clip_norm)
         row = {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "update_norm": 0.0, "lr": lr}
         if not (math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"])):
@@ -161,6 +160,17 @@ class Trainer:
         moved = [after.detach() - start for after, start in zip(self.parameters, before, strict=True)]
         row["update_norm"] = torch.nn.utils.get_total_norm(moved).item()
         return row
+
+    def _backward(self, examples: Examples) -> Tensor:
+        """The batch's mean loss, its gradient added to the parameters'. Microbatch by microbatch, each of them over the count of the whole batch: one of
+        few masked tokens weighs no more than they do."""
+        count = self.objective.count(examples, torch.float32)
+        totals = []
+        for part in examples.split(self.spec.microbatch or self.spec.batch):
+            total, _ = self.objective.loss(self.model, part)
+            (total / count).backward()
+            totals.append(total.detach())
+        return torch.stack(totals).sum() / count
 
     def finish(self) -> dict[str, Any]:
         """Write verdict and result, the last thing that training writes; returned as a summary."""

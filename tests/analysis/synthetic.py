@@ -113,7 +113,7 @@ def _run(
     parameters = {"sa": 247_872, "sw": 247_872, "sc": 231_456, "mix": 239_664}.get(mechanism, 250_000)
     return {
         "study": study, "run_id": run_id(study, mechanism, lr, seed, setting), "mechanism": mechanism, "variant": "", "residual": "identity",
-        "norm": "layernorm", "optimizer": "adamw", "objective": "mlm", "data": "docstrings", "data_fingerprint": FINGERPRINT, "model": "nano",
+        "norm": "layernorm", "cross": "", "optimizer": "adamw", "objective": "mlm", "data": "docstrings", "data_fingerprint": FINGERPRINT, "model": "nano",
         "num_params": parameters, "lr": lr, "seed": seed, "status": status, "reason": reason, "val_nll": value if finished else None,
         "init_nll": INIT, "unigram_nll": unigram, "gen_nll": None, "num_steps": steps, "num_tokens": steps * 512, "wall_s": 7.5 * steps / 200,
     } | setting  # fmt: skip

@@ -131,3 +131,10 @@ def test_with_run_adds_the_training_rate(quickstart):
     assert (rows["lr"] == rows["run_lr"]).all() and set(rows["series"]) == set(quickstart.series)
     assert isinstance(rows, pd.DataFrame) and len(rows) == len(quickstart.curvature)
     assert module.paper_rank("sa") < module.paper_rank("zz")
+
+
+def test_cross_mechanisms_are_part_of_a_name_where_each_mechanism_has_its_own_and_a_setting_where_one_has_several(tmp_path):
+    auto = load(write_study(tmp_path, mechanisms=("sa",), lrs=(1e-3, 1e-2), seeds=1, settings=({"cross": "ca"},)))
+    assert auto.series == ("sa+ca",) and set(auto.runs["setting"]) == {""}
+    both = load(write_study(tmp_path / "both", mechanisms=("sa",), lrs=(1e-3, 1e-2), seeds=1, settings=({"cross": ""}, {"cross": "ca"}, {"cross": "cc"})))
+    assert both.series == ("sa ca", "sa cc", "sa none") and both.runs["series"].value_counts().tolist() == [2] * 3

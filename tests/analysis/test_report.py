@@ -12,11 +12,11 @@ import pypdf
 import pytest
 import typst
 
-from analysis import plots, style, typeset
+from analysis import curve_plots, plots, style, typeset
 from analysis.alpha_plots import alpha_figures
 from analysis.load import load
 from analysis.report import build, state_ratio, summary, verification, write_figures
-from tests.analysis.synthetic import FINGERPRINT, INIT, UNIGRAM, quickstart_alpha, write_study
+from tests.analysis.synthetic import FINGERPRINT, UNIGRAM, quickstart_alpha, write_study
 
 NASTY = 'a #b *c* _d_ $e$ `f` <g> @h \\ "i" [j] // k ' + "x" * 200
 
@@ -54,8 +54,8 @@ def test_the_report_holds_the_numbers_and_the_claims(quickstart, quickstart_text
     assert "There are indications (2 seeds) that sc’s stable window is wider than sa’s" in quickstart_text
     assert "times that under “checkpoint”" in quickstart_text and "non-finite loss at step 57" in quickstart_text
     assert "Methods: taylor (1800 steps) and finite_difference (600 steps)" in quickstart_text and "largest 2.0e-5" in quickstart_text
-    assert quickstart_text.count(f"Data fingerprint {FINGERPRINT[:12]}") == 8
-    assert all(f"Figure {n}:" in quickstart_text for n in range(1, 7)) and "Figure 7:" not in quickstart_text
+    assert quickstart_text.count(f"Data fingerprint {FINGERPRINT[:12]}") == 15
+    assert all(f"Figure {n}:" in quickstart_text for n in range(1, 8)) and "Figure 8:" not in quickstart_text
 
 
 SHAPES = {
@@ -127,7 +127,7 @@ def test_summary_prints_all_tables_and_the_claims(quickstart_dir):
 
 def test_figures_are_written_as_files_twice_the_same(quickstart_dir, tmp_path):
     names = [path.name for path in write_figures(quickstart_dir, tmp_path / "a")]
-    assert names == ["nll.svg", "window.svg", "curves.svg", "steps-terminal-0.svg", "steps-terminal-1.svg", "alpha-terminal-0.svg"]
+    assert names == ["nll.svg", "window.svg", "curves.svg", "curves-by-lr.svg", "steps-terminal-0.svg", "steps-terminal-1.svg", "alpha-terminal-0.svg"]
     write_figures(quickstart_dir, tmp_path / "b")
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)
 
@@ -167,23 +167,10 @@ def test_a_state_that_a_series_lacks_says_so_in_its_panel(tmp_path):
     assert [[text.get_text() for text in ax.texts] == ["not recorded"] for ax in figure.axes].count(True) == 1
 
 
-def test_smoothing_leaves_lost_losses_out():
-    import pandas as pd
-
-    line = plots.smoothed(pd.Series([1.0] * 20 + [3.0] * 20 + [math.inf, math.nan]))
-    assert line[5] == 1.0 and line[30] == 3.0 and line[20] == 2.0 and math.isnan(line[40]) and math.isnan(line[41])
-
-
-def test_learning_curves_keep_a_blow_up_inside_the_axis(quickstart):
-    figure = plots.learning_curves(quickstart)
-    assert len(figure.axes) == 4 and figure.axes[0].get_ylim()[1] < INIT
-    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
-    assert len(crosses) == 2 and all(line.get_ydata()[0] <= figure.axes[0].get_ylim()[1] for line in crosses)
-
-
 def test_no_label_is_clipped_or_overlaps_another_axis(quickstart):
     with matplotlib.rc_context(style.RC):
-        for figure in (plots.nll_figure(quickstart), plots.window_figure(quickstart), plots.learning_curves(quickstart), *alpha_figures(quickstart)):
+        curves = curve_plots.curve_figures(quickstart).values()
+        for figure in (plots.nll_figure(quickstart), plots.window_figure(quickstart), *curves, *alpha_figures(quickstart)):
             figure.savefig(io.BytesIO(), format="png", dpi=72)
             page = figure.bbox
             for ax in figure.axes:

@@ -11,7 +11,6 @@ from functools import cache
 
 import pytest
 import torch
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stability.build import build_model, build_objective, build_optimizer
@@ -23,7 +22,6 @@ from stability.registry import Registry
 from .nets import dense_gradient_and_hessian, flatten, random_direction, row_of_hessian
 
 LOGITS, SCALES = 500.0, (1.0, 4.0)
-OBJECTIVES = {"bidirectional": "mlm", "causal": "ar"}
 VOCABULARY, POSITIONS, SEQUENCES = 5, 6, 3
 
 
@@ -32,7 +30,8 @@ def combinations():
     for name in Registry("mechanisms").names(cross=False):
         mechanism = Registry("mechanisms").load(name)
         for direction in sorted(mechanism.supported_directions(mechanism.Config())):
-            yield from ((name, norm, OBJECTIVES[direction]) for norm in ("layernorm", "rmsnorm"))
+            for objective in Registry("objectives").names(direction=direction):
+                yield from ((name, norm, objective) for norm in ("layernorm", "rmsnorm"))
 
 
 MODELS = list(combinations())
@@ -71,10 +70,15 @@ class Oracle:
             assert result.alpha_max == (0 if slope >= 0 else float("inf"))
 
 
+def small(config):
+    """Settings of an objective that a dense Hessian can bear: what a time-conditioned model makes of the noise level, a few numbers wide."""
+    return {name: size for name, size in (("condition_width", 2), ("sinusoids", 4)) if name in config.model_fields}
+
+
 def spec_of(mechanism, norm, objective):
     values = {
         "model": {"name": "oracle", "layers": 2, "width": 4, "heads": 2, "positions": POSITIONS, "ffn_multiple": 2},
-        "objective": {"name": objective},
+        "objective": {"name": objective, **small(Registry("objectives").load(objective).Config)},
         "data": {"name": "stdlib"},
         "schedule": {"name": "constant"},
         "mechanism": {"name": mechanism},
@@ -107,7 +111,7 @@ def batch_of(objective, seed):
 
 def loss_of(model, objective, examples):
     def loss(params):
-        total, count = objective.loss_sum(functional_call(model, params, (examples.inputs_BN,)), examples)
+        total, count = objective.loss(model, examples, params)
         return total / count
 
     return loss
@@ -217,7 +221,7 @@ def attention_models():
         spec = spec_of(*model)
         examples = batch_of(build_objective(spec, VOCABULARY), 0)
         built = build_model(spec, VOCABULARY)
-        if attention_statistics(built, lambda built=built, examples=examples: built(examples.inputs_BN)):
+        if attention_statistics(built, lambda built=built, examples=examples: examples.logits(built)):
             yield model
 
 

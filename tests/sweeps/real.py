@@ -23,5 +23,6 @@ def make_sweep(folder: Path, *overrides: str, pool: str = "runs") -> tuple[Sweep
     spec = read_spec("sweep", [*TINY.split(), f"data.path={text}", f"runs_dir={folder / pool}", *overrides])
     corpus = prepare(spec.data, folder / pool / "cache")
     curvature = spec.curvature.model_dump(mode="json") if spec.hessian else None
+    generation = spec.generate.model_dump(mode="json") if spec.generate else None
     runs = spec.expand(corpus.fingerprint)
-    return spec, [Trial(run_id(run), run.model_dump(mode="json"), str(folder / pool), curvature, spec.device, None) for run in runs]
+    return spec, [Trial(run_id(run), run.model_dump(mode="json"), str(folder / pool), curvature, spec.device, None, generate=generation) for run in runs]

@@ -103,6 +103,16 @@ def test_ray_and_serial_write_the_same_curvature_bit_for_bit(cluster, tmp_path):
         pd.testing.assert_frame_equal(*tables, check_exact=True)
 
 
+def test_ray_and_serial_write_the_same_samples_byte_for_byte(cluster, tmp_path):
+    _, serial = make_sweep(tmp_path, "generate.num=2", pool="serial")
+    _, ray = make_sweep(tmp_path, "generate.num=2", pool="ray")
+    serial_launcher.launch(serial, on_tick=lambda: None, interrupt=Interrupt(), run=run_trial)
+    launch(ray)
+    for one, other in zip(serial, ray, strict=True):
+        files = [(trial.directory.path / "samples" / "terminal.jsonl").read_bytes() for trial in (one, other)]
+        assert files[0] == files[1] and len(files[0].splitlines()) == 2
+
+
 def test_the_monitor_and_parallel_directional_work_inside_a_ray_task(cluster):
     import ray
 

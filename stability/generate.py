@@ -1,0 +1,132 @@
+"""``python -m stability.generate ckpt=… num=…``: samples of a checkpoint, a run or every run of a study, and their NLL under an oracle."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from stability.command_line import follow, read_spec, run_entry, with_verdict
+
+HELP = """
+python -m stability.generate ckpt=FOLDER num=1000 [key=value …]
+
+ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a checkpoint (…/checkpoints/step_000200).
+
+  sampler=auto        what fits the objective: top_prob for mlm and score_entropy, ar for ar, analytic for a uniform graph
+  sampler=top_prob    the paper's: one position at a time, where the model's likeliest token is likeliest     sampler=random   any position
+  sampler=euler | analytic   score_entropy only: all positions at once, in steps=N (null: as many as positions)
+  temperature=1.0     0: always the likeliest token         seed=0    sample i is a function of it and of i
+  oracle=hf:NAME_OR_FOLDER   score them by a Hugging Face causal LM (the paper's: gpt2-large for text)
+  oracle=ckpt:FOLDER  … or by a run of ours with objective=ar on the same vocabulary
+  phase=terminal | earliest | all   which checkpoints       batch=32  sequences at a time       device=auto | cpu | cuda
+
+Samples: runs/<run_id>/samples/<phase>.jsonl (DNA: .fasta); scores: runs/<run_id>/generation/<phase>.parquet, nats per token of the oracle and per byte.
+What is there already under the same settings is not made again; `python -m stability.report name=…` shows it.
+"""
+SHOWN, WIDTH = 3, 110  # samples that are printed, and how much of each
+
+
+def main(argv: list[str]) -> int:
+    spec = read_spec("generate", argv)
+    from stability.runs.directory import RunDirectory
+    from stability.runs.study import StudyFolder
+
+    folder = Path(spec.ckpt).resolve()
+    if (folder / "study.json").exists():
+        study = StudyFolder(folder)
+        _generate_runs(study.runs(), spec)
+        return _publish(study, spec)
+    if (folder / "spec.json").exists():
+        directory = RunDirectory.at(folder)
+        _generate_runs([directory], spec)
+        phases = ["earliest", "terminal"] if spec.phase == "all" else [spec.phase]
+    else:
+        directory, phases = _generate_checkpoint(folder, spec)
+    for phase in phases:
+        _print_samples(directory, phase, SHOWN)
+        _print_scores(directory, phase)
+    return 0
+
+
+def _generate_runs(directories: Sequence, spec) -> None:
+    """Sample and score what is missing under one bar; a run's phase is written whole or not at all. A run asked for alone must have a checkpoint."""
+    from stability.probes.generation import generate, missing_phases, num_steps
+
+    alone = len(directories) == 1
+    directories = with_verdict(directories)
+    if alone and not directories[0].checkpoints():
+        raise ValueError(f"{directories[0].run_id} is {directories[0].status()['state']} and left no checkpoint: there is nothing to sample from")
+    pending = [directory for directory in directories if missing_phases(directory, spec, spec.phase)]
+    if len(pending) < len(directories):
+        print(f"skips {len(directories) - len(pending)} of {len(directories)}: generated already with these settings, or without a checkpoint")
+    steps = (generate(directory, spec, cache_dir=directory.path.parent / "cache", device=spec.device, phase=spec.phase) for directory in pending)
+    labels = [f"{number}/{len(pending)} {directory.run_id}" for number, directory in enumerate(pending, 1)]
+    follow(steps, labels, [num_steps(directory, spec, spec.phase) for directory in pending])
+
+
+def _generate_checkpoint(folder: Path, spec):
+    """A single checkpoint: earliest and terminal keep their names, any other is a phase of its own."""
+    from stability.config import parse_run
+    from stability.probes.alpha_max import phases
+    from stability.probes.generation import generate_checkpoint, is_done, steps_of_a_phase
+    from stability.runs.directory import RunDirectory
+    from stability.training.checkpoint import verified_manifest
+
+    run = parse_run(verified_manifest(folder)["spec"])
+    directory = RunDirectory.at(folder.parent.parent)
+    if not directory.spec_file.exists():
+        raise ValueError(f"{folder} is not inside a run's folder (runs/<run_id>/checkpoints/…), where its samples would be kept; copy the whole run")
+    phase = {path: name for name, path in phases(directory, "all").items()}.get(folder, folder.name)
+    if is_done(directory, folder, phase, spec):
+        print("skips 1 of 1: generated already with these settings")
+    else:
+        steps = generate_checkpoint(directory, folder, phase, spec, cache_dir=directory.path.parent / "cache", device=spec.device)
+        follow([steps], [f"{directory.run_id} {folder.name}"], [steps_of_a_phase(run, spec)])
+    return directory, [phase]
+
+
+def _publish(study, spec) -> int:
+    """Collect the study's runs into parquet, print a sample of each and the tables."""
+    from analysis.generation_tables import generation_tables
+    from analysis.load import load
+    from stability.runs.results import collect, write
+
+    for directory in study.runs():
+        for phase in ("earliest", "terminal") if spec.phase == "all" else (spec.phase,):
+            _print_samples(directory, phase, 1)
+    write(collect(study.path), study.results)
+    tables = generation_tables(load(study.path))
+    print("\n\n".join(table.text() for table in tables) or "no oracle has scored the terminal samples of these runs; add oracle=hf:… or oracle=ckpt:…")
+    print("drawn by: python -m stability.report name=" + study.path.name)
+    return 0
+
+
+def _print_samples(directory, phase: str, num: int) -> None:
+    from stability.probes.samples import first_texts, meta_file
+
+    if not meta_file(directory, phase).exists():
+        return
+    texts = first_texts(directory, phase, num)
+    print(f"{directory.run_id} {phase}: {len(texts)} of its samples")
+    for text in texts:
+        print("  | " + textwrap.shorten(text.replace("\x00", "␀"), WIDTH, placeholder=" …") if " " in text else "  | " + text[:WIDTH])
+
+
+def _print_scores(directory, phase: str) -> None:
+    """One run's generative NLL, a line a phase."""
+    import pandas as pd
+
+    path = directory.generation_file(phase)
+    if path.exists() and len(table := pd.read_parquet(path)):
+        scored = table.nll.dropna()
+        error = scored.sem() if len(scored) > 1 else float("nan")
+        print(
+            f"{phase}: generative NLL {scored.mean():.4f} ± {error:.4f} nats per token of {table.oracle.iloc[0]}, {table.nll_per_byte.mean():.4f} per byte "
+            f"(mean and standard error over {len(scored)} samples)"
+        )
+    print(f"samples: {directory.path / 'samples'}")
+
+
+if __name__ == "__main__":
+    run_entry(main, HELP)

@@ -1,0 +1,88 @@
+"""Blocks that read a noise level: adaLN-zero (Peebles & Xie 2023, arXiv:2212.09748), as discrete diffusion uses it (Lou et al. 2024)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+LONGEST_PERIOD = 10_000.0
+
+
+class ConditionShape(NamedTuple):
+    """How a noise level becomes a condition: its width C, and the sinusoids of σ that it is made from."""
+
+    width: int
+    sinusoids: int
+
+
+class NoiseLevel(nn.Module):
+    """σ (B,) → sinusoids, cos and sin at periods from 2π to nearly 2π·10⁴ → Linear, SiLU, Linear → SiLU: the condition (B, C)."""
+
+    def __init__(self, shape: ConditionShape):
+        super().__init__()
+        self.num_sinusoids = shape.sinusoids
+        self.hidden = nn.Linear(shape.sinusoids, shape.width)
+        self.condition = nn.Linear(shape.width, shape.width)
+
+    def forward(self, sigma_B: Tensor) -> Tensor:
+        silu = nn.functional.silu
+        return silu(self.condition(silu(self.hidden(sinusoids(sigma_B, self.num_sinusoids).to(self.hidden.weight.dtype)))))
+
+
+def sinusoids(sigma_B: Tensor, num: int) -> Tensor:
+    """(B, num), num even: cos, then sin of σ·10⁴^(−k/h), h = num/2, k = 0 … h − 1; in float32 or wider."""
+    wide = torch.promote_types(sigma_B.dtype, torch.float32)
+    half = num // 2
+    rates = torch.exp(torch.arange(half, dtype=wide, device=sigma_B.device) * (-math.log(LONGEST_PERIOD) / half))
+    angles = sigma_B.to(wide)[:, None] * rates
+    return torch.cat([angles.cos(), angles.sin()], -1)
+
+
+class Modulated(NamedTuple):
+    """What a condition does to one branch, (B, 1, D) each: x·(1 + scale) + shift before it, gate·y after it; None: nothing."""
+
+    shift: Tensor | None = None
+    scale: Tensor | None = None
+    gate: Tensor | None = None
+
+    def moved(self, x_BND: Tensor) -> Tensor:
+        return x_BND if self.scale is None or self.shift is None else x_BND * (1 + self.scale) + self.shift
+
+    def gated(self, y_BND: Tensor) -> Tensor:
+        return y_BND if self.gate is None else self.gate * y_BND
+
+
+UNMODULATED = (Modulated(), Modulated())
+
+
+class Modulation(nn.Module):
+    """Shift, scale and gate of a block's two branches, linear in the condition; all zero at the start, so that a block begins as the identity."""
+
+    def __init__(self, condition_width: int, width: int):
+        super().__init__()
+        self.chunks = _zero_linear(condition_width, 6 * width)
+
+    def forward(self, condition_BC: Tensor) -> tuple[Modulated, Modulated]:
+        chunks = self.chunks(condition_BC)[:, None].chunk(6, dim=-1)
+        return Modulated(*chunks[:3]), Modulated(*chunks[3:])
+
+
+class FinalModulation(nn.Module):
+    """Shift and scale after the final norm; zero at the start."""
+
+    def __init__(self, condition_width: int, width: int):
+        super().__init__()
+        self.chunks = _zero_linear(condition_width, 2 * width)
+
+    def forward(self, condition_BC: Tensor) -> Modulated:
+        return Modulated(*self.chunks(condition_BC)[:, None].chunk(2, dim=-1))
+
+
+def _zero_linear(num_inputs: int, num_outputs: int) -> nn.Linear:
+    linear = nn.Linear(num_inputs, num_outputs)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return linear

@@ -1,0 +1,94 @@
+"""The two graphs over tokens that discrete diffusion runs on: what corrupts a token, and what the score entropy of its way back is (Lou et al. 2024)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Absorbing:
+    """A corrupted token becomes the mask M = V and stays it: V + 1 states."""
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = self.mask_id = vocab_size
+        self.num_states = vocab_size + 1
+
+    def corrupt(self, tokens_BN: Tensor, sigma_B: Tensor, generator: torch.Generator) -> Tensor:
+        """Each token becomes M with probability 1 − e^{−σ}."""
+        return tokens_BN.masked_fill(_moved(tokens_BN, sigma_B, generator), self.mask_id)
+
+    def counts(self, noisy_BN: Tensor) -> Tensor:
+        """(B, N) bool: where there is anything to step back from."""
+        return noisy_BN == self.mask_id
+
+    def log_score(self, logits_BNV: Tensor, noisy_BN: Tensor, sigma_B: Tensor) -> Tensor:
+        """log s (B, N, V + 1): net − log(e^σ − 1) − log V, and 0 at y = x_t. From an unmasked token no state is reached back: what stands there for the
+        other tokens is no ratio of anything, and −∞ stands for M."""
+        logs = logits_BNV - (log_expm1(sigma_B) + math.log(self.vocab_size))[:, None, None]
+        return F.pad(logs, (0, 1), value=-math.inf).masked_fill(_own(noisy_BN, self.num_states), 0.0)
+
+    def loss(self, logits_BNV: Tensor, noisy_BN: Tensor, clean_BN: Tensor, sigma_B: Tensor) -> Tensor:
+        """Σ_{y≠M} s_y − r·log s_{x0} + r(log r − 1) with r = 1/(e^σ − 1), per position (B, N); only that of masked ones means anything.
+
+        s = r·exp(net)/V turns it into r·(mean_y exp(net_y) − net_{x0} + log V − 1): nothing large is subtracted from anything large.
+        """
+        log_vocab = math.log(self.vocab_size)
+        chosen_BN = logits_BNV.gather(-1, clean_BN[..., None]).squeeze(-1)
+        mean_BN = (logits_BNV.logsumexp(-1) - log_vocab).exp()
+        return (mean_BN - chosen_BN + (log_vocab - 1)) * (-log_expm1(sigma_B)).exp()[:, None]
+
+
+class Uniform:
+    """A corrupted token becomes any of the V with equal probability, itself among them: V states, no mask."""
+
+    mask_id = None
+
+    def __init__(self, vocab_size: int):
+        self.vocab_size = self.num_states = vocab_size
+
+    def corrupt(self, tokens_BN: Tensor, sigma_B: Tensor, generator: torch.Generator) -> Tensor:
+        """Each token is drawn anew with probability 1 − e^{−σ}."""
+        moved_BN = _moved(tokens_BN, sigma_B, generator)
+        return torch.where(moved_BN, torch.randint(self.vocab_size, tokens_BN.shape, generator=generator), tokens_BN)
+
+    def counts(self, noisy_BN: Tensor) -> Tensor:
+        """(B, N) bool: everywhere."""
+        return torch.ones_like(noisy_BN, dtype=torch.bool)
+
+    def log_score(self, logits_BNV: Tensor, noisy_BN: Tensor, sigma_B: Tensor) -> Tensor:
+        """log s (B, N, V): the network's output, and 0 at y = x_t; ``sigma_B`` is the network's own to use."""
+        return logits_BNV.masked_fill(_own(noisy_BN, self.num_states), 0.0)
+
+    def loss(self, logits_BNV: Tensor, noisy_BN: Tensor, clean_BN: Tensor, sigma_B: Tensor) -> Tensor:
+        """(1/V) Σ_{y≠x} [s_y − q_y log s_y + q_y(log q_y − 1)] with q_y = p(y|x0)/p(x|x0), x = x_t, per position (B, N).
+
+        With a = (e^σ − 1)/(V + e^σ − 1) the ratios are q_y = a where x = x0; else 1/a at y = x0 and 1 at the others.
+        """
+        log_s = self.log_score(logits_BNV, noisy_BN, sigma_B)
+        log_a_BN = -F.softplus(math.log(self.vocab_size) - log_expm1(sigma_B))[:, None].expand(noisy_BN.shape)
+        same_BN, others = noisy_BN == clean_BN, self.vocab_size - 1
+        a_BN, inverse_BN = log_a_BN.exp(), (-log_a_BN).exp()
+        at_clean_BN = log_s.gather(-1, clean_BN[..., None]).squeeze(-1)  # 0 where x = x0
+        crossed_BN = torch.where(same_BN, a_BN, 1.0) * log_s.sum(-1) + torch.where(same_BN, 0.0, inverse_BN - 1) * at_clean_BN
+        constant_BN = torch.where(same_BN, others * a_BN * (log_a_BN - 1), inverse_BN * (-log_a_BN - 1) - (others - 1))
+        return (log_s.exp().sum(-1) - 1 - crossed_BN + constant_BN) / self.vocab_size
+
+
+Graph = Absorbing | Uniform
+
+
+def log_expm1(sigma: Tensor) -> Tensor:
+    """log(e^σ − 1) for σ > 0, to rounding at both ends and without e^σ, which overflows: σ + log(1 − e^{−σ})."""
+    return sigma + (-torch.expm1(-sigma)).log()
+
+
+def _moved(tokens_BN: Tensor, sigma_B: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.rand(tokens_BN.shape, generator=generator) < -torch.expm1(-sigma_B)[:, None]
+
+
+def _own(noisy_BN: Tensor, num_states: int) -> Tensor:
+    """(B, N, S) bool: True at y = x_t."""
+    return noisy_BN[..., None] == torch.arange(num_states, device=noisy_BN.device)

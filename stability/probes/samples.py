@@ -1,0 +1,100 @@
+"""Samples on disk: ``runs/<run_id>/samples/<phase>.jsonl`` (``.fasta`` for nucleotides), and ``<phase>.json`` with what they were made by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stability.data._base import Corpus
+from stability.runs.directory import RunDirectory, read_json, write_atomically, write_json
+
+LINE = 80  # letters a line of FASTA
+
+
+class Sample(NamedTuple):
+    """Tokens of the run's own vocabulary, and what they stand for; None where that was not kept."""
+
+    tokens: list[int]
+    text: str | None
+
+
+def is_nucleotides(corpus: Corpus) -> bool:
+    return corpus.vocabulary is not None and bool(corpus.vocabulary.complement)
+
+
+def decoded(corpus: Corpus, tokens: list[int]) -> Sample:
+    return Sample(tokens, corpus.decode(tokens) if has_text(corpus) else None)
+
+
+def has_text(corpus: Corpus) -> bool:
+    """Whether the tokens can be read: all that a data source knows of them may be numbers."""
+    try:
+        corpus.decode([])
+    except ValueError:
+        return False
+    return True
+
+
+def meta_file(directory: RunDirectory, phase: str) -> Path:
+    return directory.path / "samples" / f"{phase}.json"
+
+
+def write(directory: RunDirectory, phase: str, samples: Sequence[Sample], made_by: dict[str, Any], *, fasta: bool) -> Path:
+    """The samples, then the file that vouches for them: where the second is missing, there are no samples. ``made_by``: plain values."""
+    target = meta_file(directory, phase).with_suffix(".fasta" if fasta else ".jsonl")
+    content = (_fasta(samples, made_by) if fasta else _jsonl(samples)).encode()
+    write_atomically(target, content)
+    write_json(meta_file(directory, phase), {**made_by, "file": target.name, "file_sha256": hashlib.sha256(content).hexdigest()})
+    return target
+
+
+def read(directory: RunDirectory, phase: str, corpus: Corpus) -> list[Sample]:
+    """What `write` wrote. Errors: ``ValueError`` where the file is not the one that was vouched for."""
+    meta = read_json(meta_file(directory, phase))
+    path = meta_file(directory, phase).with_name(meta["file"])
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".jsonl":
+        return [Sample(row["tokens"], row["text"]) for row in map(json.loads, text.splitlines())]
+    assert corpus.vocabulary is not None
+    token_of = {piece.decode(): token for token, piece in enumerate(corpus.vocabulary.pieces)}
+    sequences = ["".join(record.splitlines()[1:]) for record in text.split(">")[1:]]
+    return [Sample([token_of[letter] for letter in sequence], sequence) for sequence in sequences]
+
+
+def first_texts(directory: RunDirectory, phase: str, num: int) -> list[str]:
+    """What the first samples say; their tokens' numbers where what these stand for was not kept."""
+    path = meta_file(directory, phase).with_name(read_json(meta_file(directory, phase))["file"])
+    if path.suffix == ".fasta":
+        return ["".join(record.splitlines()[1:]) for record in path.read_text(encoding="utf-8").split(">")[1:][:num]]
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines()[:num])
+    return [" ".join(map(str, row["tokens"])) if row["text"] is None else row["text"] for row in rows]
+
+
+def stored(directory: RunDirectory, phase: str) -> dict[str, Any] | None:
+    """What the samples on disk were made by; None where there are none, or not those that were written (a hand may have changed them)."""
+    path = meta_file(directory, phase)
+    if not path.exists():
+        return None
+    meta = read_json(path)
+    file = path.with_name(meta.get("file", ""))
+    if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != meta.get("file_sha256"):
+        return None
+    return {key: value for key, value in meta.items() if key not in ("file", "file_sha256")}
+
+
+def _jsonl(samples: Sequence[Sample]) -> str:
+    rows = ({"sample": index, "text": sample.text, "tokens": sample.tokens} for index, sample in enumerate(samples))
+    return "".join(json.dumps(row) + "\n" for row in rows)  # ASCII: a text may hold any character that some reader takes for a line's end
+
+
+def _fasta(samples: Sequence[Sample], made_by: dict[str, Any]) -> str:
+    words = " ".join(f"{key}={made_by[key]}" for key in ("sampler", "temperature", "seed", "checkpoint"))
+    records = []
+    for index, sample in enumerate(samples):
+        letters = sample.text or ""
+        lines = [letters[start : start + LINE] for start in range(0, len(letters), LINE)]
+        records.append("\n".join([f">sample_{index} {words}", *lines]) + "\n")
+    return "".join(records)

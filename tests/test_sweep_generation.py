@@ -1,0 +1,106 @@
+"""`generate.num=…` in a sweep: each run is sampled and scored after its training, by either launcher, once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from stability import sweep
+from stability.command_line import read_spec
+from stability.config import RunSpec
+from stability.probes.generation import steps_of_a_phase
+from stability.runs.directory import RunDirectory
+from stability.sampling import GenerationSpec
+from sweeps import serial_launcher
+from sweeps.interrupt import Interrupt
+from sweeps.plan import FORWARD, generation_steps
+from sweeps.progress import Progress
+from sweeps.trial import run_trial
+from tests.sweeps import fakes
+from tests.sweeps.real import make_sweep
+
+
+@pytest.fixture
+def words(lab):
+    """A sweep of two rates, and an oracle on the same text."""
+    oracle = lab.train(lab.spec(objective={"name": "ar"}))
+    return [
+        *(f"runs_dir={lab.pool}", "data=text", f"data.path={lab.text}", "launcher=serial", "device=cpu", "mechanism=[sa]", "lr=[1e-3,1e-2]", "seeds=1"),
+        *("steps=6", "batch=4", "evaluation.every_steps=3", "evaluation.sequences=8", "hessian=false", "report=false", "name=small"),
+        *("model.layers=2", "model.width=16", "model.heads=2", "model.positions=16", "generate.num=3", f"generate.oracle=ckpt:{oracle.path}"),
+    ]
+
+
+def test_a_sweep_samples_and_scores_each_run_once(lab, words, capsys):
+    assert sweep.main(words) == 0
+    said = capsys.readouterr().out
+    assert "trains 2" in said and "Generative NLL against learning rate" in said and "Oracle: ckpt:" in said
+    runs = pd.read_parquet(lab.pool / "studies" / "small" / "results" / "runs.parquet")
+    assert runs.gen_nll.notna().all() and runs.gen_oracle.str.startswith("ckpt:").all()
+    assert sweep.main(words) == 0
+    assert "skips 2 finished runs" in capsys.readouterr().out
+    assert sweep.main([*words, "generate.num=4"]) == 0
+    assert "measures samples of 2" in capsys.readouterr().out
+    for run_id in runs.run_id:
+        assert len(pd.read_parquet(RunDirectory(lab.pool, run_id).generation_file("terminal"))) == 4
+
+
+def test_a_trained_trial_runs_on_until_its_samples_are_there(tmp_path):
+    trial, done = replace(fakes.make_trial(tmp_path), generate={"num": 2}), []
+    progress = Progress([trial], is_done=lambda trial: bool(done))
+    serial_launcher.launch([trial], on_tick=lambda: None, interrupt=Interrupt(), run=fakes.run_fake)
+    progress.poll()
+    assert (progress.rows[0].state, progress.rows[0].phase) == ("running", "samples")
+    done.append(True)
+    (trial.directory.path / "samples").mkdir()
+    progress.poll()
+    assert progress.rows[0].state == "stable"
+
+
+def test_samples_are_in_the_estimated_cost():
+    spec = read_spec("sweep", ["data=text", "data.path=x", "generate.num=40", "batch=8", "model.positions=16"])
+    run: RunSpec = spec.points("f")[0][1]
+    assert steps_of_a_phase(run, spec.generate) == 2 * 16
+    assert generation_steps(run, spec.generate) == pytest.approx(FORWARD * 2 * 16 * 32 / 8)
+
+
+def test_a_crash_in_sampling_is_a_failed_run_that_keeps_what_training_gave(lab, words, monkeypatch):
+    _, (trial, *_) = make_sweep(lab.pool.parent, pool="other")
+    for _ in run_trial(replace(trial, generate={"num": 1, "oracle": "ckpt:/nothing/there"})):
+        pass
+    status = trial.directory.status()
+    assert status["state"] == "failed" and "no checkpoint at /nothing/there" in status["reason"] and status["result"]["val_nll"] > 0
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["generate.num=0"], "num=0: input should be greater than or equal to 1"),
+        (["generate.num=null"], "generate.oracle=ckpt:"),
+        (["generate.sampler=euler"], "sampler=euler does not fit objective=mlm"),
+        (["generate.oracle=ckpt:/nothing/there"], "no checkpoint at /nothing/there"),
+        (["generate.nmu=3"], "generate.nmu: unknown key; did you mean 'generate.num'"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_trained(lab, words, more, message):
+    before = set(lab.pool.glob("*/spec.json"))
+    with pytest.raises(ValueError) as caught:
+        sweep.main([*words, *more])
+    assert message in str(caught.value) and len(str(caught.value).splitlines()) <= 2
+    assert set(lab.pool.glob("*/spec.json")) == before
+
+
+def test_generation_is_no_part_of_a_run_s_identity_and_off_by_default(words):
+    without = read_spec("sweep", [word for word in words if not word.startswith("generate.")])
+    assert without.generate is None
+    assert read_spec("sweep", words).expand("f") == without.expand("f")
+
+
+def test_an_oracle_s_folder_is_absolute_for_the_workers_and_a_name_stays(tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert GenerationSpec(num=1, oracle="ckpt:there").absolute().oracle == f"ckpt:{tmp_path / 'there'}"
+    assert GenerationSpec(num=1, oracle="hf:there").absolute().oracle == f"hf:{tmp_path / 'there'}"
+    assert GenerationSpec(num=1, oracle="hf:gpt2-large").absolute().oracle == "hf:gpt2-large"
