@@ -21,7 +21,10 @@ check: .venv/installed
 	$(BIN)/lint-imports
 
 benchmarks: .venv/installed
-	$(BIN)/python benchmarks/mechanisms.py
+	$(BIN)/python -m benchmarks.mechanisms
+	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[peers]'
+	$(BIN)/python -m benchmarks.curvature
 
 .venv/installed: constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }

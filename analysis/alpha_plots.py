@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import blended_transform_factory
 
 from analysis.load import Frame, Study
-from analysis.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
+from analysis.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.tables import chunks, finite_median
 
 PANELS_PER_ROW = 4
@@ -101,4 +101,4 @@ def _legend(figure: Figure, rows: Frame) -> None:
         Line2D([], [], color=MUTED, marker="o", markersize=4, label="median of finite steps"),
         *(Line2D([], [], color=MUTED, marker=m, markersize=4, linestyle="none", label=label) for label, m, _, which in EDGES if which(values).any()),
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3, handlelength=2, columnspacing=1.4)
+    fitting_legend(figure, handles, 3, handlelength=2, columnspacing=1.4)

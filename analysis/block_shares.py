@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from analysis.curvature_plots import panels_width, shown
 from analysis.load import Frame, Study
 from analysis.spread import lr_text
-from analysis.style import MUTED
+from analysis.style import MUTED, fitting_legend
 from analysis.tables import chunks, source
 from analysis.typeset import Cell, Table
 
@@ -110,7 +110,7 @@ def _figure(rows: Frame, series: Sequence[str], lrs: Sequence[float]) -> Figure:
     for ax in grid[-1]:
         ax.set_xlabel("layer")
     handles = [Patch(color=color(kind), label=kind) for kind in kinds]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3 if len(series) < 3 else len(kinds), handlelength=1.2, columnspacing=1.2)
+    fitting_legend(figure, handles, 3 if len(series) < 3 else len(kinds), handlelength=1.2, columnspacing=1.2)
     return figure
 
 

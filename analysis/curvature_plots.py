@@ -16,7 +16,7 @@ from matplotlib.transforms import blended_transform_factory
 
 from analysis.load import Frame, Study
 from analysis.spread import lr_text
-from analysis.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_colors
+from analysis.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_colors
 from analysis.tables import chunks
 
 LR_COLOR = "#C1121F"  # the training learning rate, red and dashed as in the paper's Figure 6
@@ -73,7 +73,7 @@ def _step_figure(rows: Frame, lrs: Sequence[str], styles: dict[str, Look], limit
     handles = [Line2D([], [], color=styles[name].color, linestyle=styles[name].dashes, label=textwrap.fill(name, 30)) for name in present]
     handles += [Line2D([], [], label="training LR $\\alpha$", **TRAINING)]
     handles += [Line2D([], [], color=MUTED, marker="^", markersize=3.5, linestyle="none", label="∞"), _marker("v", "0")]
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(4, len(handles)), handlelength=1.8, columnspacing=1.2)
+    fitting_legend(figure, handles, 4, handlelength=1.8, columnspacing=1.2)
     return figure
 
 
@@ -151,7 +151,7 @@ def _profile_figure(rows: Frame, series: Sequence[str], lrs: Sequence[float]) ->
         Line2D([], [], label="critical LR", **CRITICAL_LINE),
         Line2D([], [], label="training LR $\\alpha$", **TRAINING),
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=5 if len(series) > 2 else 3, handlelength=2, columnspacing=1.4)
+    fitting_legend(figure, handles, 5 if len(series) > 2 else 3, handlelength=2, columnspacing=1.4)
     return figure
 
 
@@ -209,8 +209,7 @@ def _density_figure(rows: Frame, series: Sequence[str]) -> Figure:
     for ax in axes[: len(series) : columns]:
         ax.set_ylabel("density")
     handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
-    legend = {"loc": "outside upper center", "ncols": min(8, len(handles)), "handlelength": 1.4, "columnspacing": 1.3}
-    figure.legend(handles=handles, title="learning rate", title_fontsize=8.5, **legend)
+    fitting_legend(figure, handles, 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3)
     return figure
 
 

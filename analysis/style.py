@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib import colormaps
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
 from analysis.load import Study, paper_rank
 from analysis.spread import lr_text
 
 WIDTH_INCHES = 6.53
+LEGEND_MARGIN, LEGEND_ROW = 0.06, 0.17  # inches: left and right of a legend together; what a row of it takes
 INK, MUTED, GRID = "#1d232b", "#5b6470", "#e3e6ea"
 
 # Okabe and Ito's palette, told apart with every common colour blindness; the marker says the same once more.
@@ -83,6 +87,17 @@ def mechanism_looks(mechanisms: Iterable[str]) -> dict[str, tuple[str, str]]:
         taken.add(chosen)
         looks[name] = OTHERS[chosen]
     return looks
+
+
+def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **options: Any) -> None:
+    """A legend above the panels, at most ``most`` entries in a row and fewer where they are wider than the figure; further rows make it taller."""
+    for columns in range(min(most, len(handles)), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns, **options)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width - LEGEND_MARGIN * figure.dpi:
+            break
+        legend.remove()
+    further = math.ceil(len(handles) / columns) - math.ceil(len(handles) / most)
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * further)
 
 
 def looks(study: Study) -> dict[str, Look]:

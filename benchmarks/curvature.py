@@ -3,7 +3,7 @@
 GPT with tied embeddings (d = 256, 4 layers, 4 heads, vocabulary 1,000), float32, one CPU thread, one sequence of N = 256 and of 1,024. The methods take
 turns, and each turn's times, the thread's own CPU seconds, are divided by that turn's gradient; medians are shown. Memory is the allocator's
 peak beyond what stands before the call (parameters and direction), from torch.profiler's record of every allocation. pyhessian and curvlinops are measured
-where they are installed (PYTHONPATH will do). Then microbatches, the bytes that a parameter costs, and the α_max of every training step inside the
+where they are installed (the extra `peers`). Then microbatches, the bytes that a parameter costs, and the α_max of every training step inside the
 quickstart's model, in steps without it; last, what was promised beside what was measured.
 """
 

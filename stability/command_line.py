@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -202,17 +203,32 @@ def with_verdict(directories: Sequence[RunDirectory]) -> list[RunDirectory]:
 
 
 def follow(tasks: Iterable[Iterator[None]], labels: Sequence[str], lengths: Sequence[int]) -> None:
-    """Run the tasks one after another under one bar. A task may take fewer steps than planned (no paper state for SGD, no checkpoint)."""
+    """Run the tasks one after another under one bar or, where the output is no terminal, with a line for each that is done. A task may take fewer
+    steps than planned (no paper state for SGD, no checkpoint)."""
+    from rich import get_console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+    named = ((f"{number}/{len(labels)} {label}", steps) for number, (steps, label) in enumerate(zip(tasks, labels, strict=True), 1))
+    if not get_console().is_terminal:
+        _follow_in_lines(named)
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"), TimeRemainingColumn())
     with Progress(*columns) as progress:
         bar = progress.add_task("", total=sum(lengths), visible=bool(lengths))
-        for number, (steps, label) in enumerate(zip(tasks, labels, strict=True), 1):
-            progress.update(bar, description=label)
+        for number, (name, steps) in enumerate(named, 1):
+            progress.update(bar, description=name)
             for _ in steps:
                 progress.advance(bar)
             progress.update(bar, completed=sum(lengths[:number]))
+
+
+def _follow_in_lines(named: Iterable[tuple[str, Iterator[None]]]) -> None:
+    """A bar is drawn over itself, which a file or a CI log cannot show."""
+    start = time.monotonic()
+    for name, steps in named:
+        for _ in steps:
+            pass
+        print(f"{name}, {time.monotonic() - start:.0f} s", flush=True)
 
 
 def check_writable(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from stability.command_line import follow, publish, read_spec, run_entry, with_verdict
 
@@ -58,16 +59,24 @@ def _measure_runs(directories: Sequence, spec) -> None:
     from stability.probes.spectra_of_loss import missing_tables
 
     directories = with_verdict(directories)
+    _tell_single_checkpoints(directories, spec.curvature.phase)
     missing = {directory: len(missing_phases(directory, spec.curvature)) for directory in directories}
     pending = [directory for directory in directories if not is_measured(directory, spec.curvature)]
     if len(pending) < len(missing):
         print(f"skips {len(missing) - len(pending)} of {len(missing)}: measured already under this protocol")
     steps = (measure(directory, spec.curvature, cache_dir=directory.path.parent / "cache", device=spec.device) for directory in pending)
-    labels = [f"{number}/{len(pending)} {directory.run_id}" for number, directory in enumerate(pending, 1)]
+    labels = [directory.run_id for directory in pending]
     tables = {
         directory: len(missing_tables(directory, spec.curvature)) * (spec.curvature.warmup_steps + 1) * len(spec.curvature.state) for directory in pending
     }
     follow(steps, labels, [missing[directory] * _steps_of_a_phase(spec) + tables[directory] for directory in pending])
+
+
+def _tell_single_checkpoints(directories: Sequence, phase: str) -> None:
+    single = sum(len(directory.checkpoints()) == 1 for directory in directories)
+    if phase == "all" and single:
+        whose = "run has one checkpoint only: its earliest is its" if single == 1 else "runs have one checkpoint only: their earliest is their"
+        print(f"{single} {whose} terminal one")
 
 
 def _measure_checkpoint(folder: Path, spec) -> None:
@@ -110,7 +119,7 @@ def _print_table(directory) -> None:
     for path in step_tables(directory):
         table = pd.read_parquet(path)
         for phase, state in table[["phase", "state"]].drop_duplicates().itertuples(index=False):
-            rows = table[(table.phase == phase) & (table.state == state)]
+            rows: Any = table[(table.phase == phase) & (table.state == state)]
             finite = rows.alpha_max[rows.alpha_max.abs() < float("inf")]
             median = f"{finite.median():.3g}" if len(finite) else "--"
             stable = 100 * (rows.alpha_max > rows.lr).mean()
@@ -119,6 +128,9 @@ def _print_table(directory) -> None:
                 f"{phase:10} state={state:10} lr={rows.lr.iloc[0]:g}  median α_max {median:>9}  stable {stable:3.0f} % of {len(rows)} steps  "
                 f"{', '.join(rows.method.unique())}, checked against differences: {error.iloc[0] if len(error) else float('nan'):.1e}"
             )
+            lost = rows.dropna(subset=["note"]) if "note" in rows else rows.iloc[:0]
+            if len(lost):
+                print(f"{'':10} not finite from step {lost.step.iloc[0]} on: {lost.note.iloc[0]}")
     print(f"rows: {directory.path / 'curvature'}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -27,9 +28,19 @@ def checked(model: type[AnySettings], values: dict[str, Any]) -> AnySettings:
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
     """A pydantic error in one line (two for two errors): field, value, rule, nearest valid choice."""
-    lines = [_explain_one(item, model, prefix) for item in error.errors()]
+    lines = [_explain_one(item, model, prefix) for item in _first_causes(error.errors())]
     more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
     return "\n".join(lines[:2]) + more
+
+
+def _first_causes(items: Sequence[Any]) -> list[Any]:
+    """Without "too short" of a field whose own items are at fault: pydantic counts only the valid ones."""
+
+    def follows(item: Any) -> bool:
+        loc = item["loc"]
+        return item["type"] == "too_short" and any(len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in items)
+
+    return [item for item in items if not follows(item)]
 
 
 def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from stability.command_line import compose, hydra_overrides, read_spec, store_plugins, study_name
+from stability import hessian
+from stability.command_line import compose, follow, hydra_overrides, read_spec, store_plugins, study_name
 from stability.config import parse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,3 +136,45 @@ def test_a_plugin_is_chosen_like_a_mechanism_of_ours(tmp_path, monkeypatch):
     spec = parse("sweep", {**compose("sweep", argv), "name": "x"})
     assert spec.mechanism[1].name == "my_mixer"
     assert spec.mechanism[1].settings.window == 3
+
+
+def three_steps(done):
+    for step in range(3):
+        done.append(step)
+        yield
+
+
+def test_without_a_terminal_each_finished_task_has_a_line_at_once(capsys):
+    done, seen = [], []
+
+    def second():
+        seen.append(capsys.readouterr().out)
+        yield
+
+    follow(iter([three_steps(done), second()]), ["first", "second"], [3, 1])
+    assert done == [0, 1, 2]
+    assert re.fullmatch(r"1/2 first, \d+ s\n", seen[0])
+    assert re.fullmatch(r"2/2 second, \d+ s\n", capsys.readouterr().out)
+
+
+def test_on_a_terminal_there_is_a_bar(capsys, monkeypatch):
+    monkeypatch.setattr("rich._console", Console(force_terminal=True, width=120))
+    follow(iter([three_steps([])]), ["first"], [3])
+    printed = capsys.readouterr().out
+    assert "1/1 first" in printed and "3/3 steps" in printed
+    assert " s\n" not in printed
+
+
+def test_runs_with_one_checkpoint_only_are_told_where_both_ends_are_asked_for(lab, capsys):
+    run = lab.train(lab.spec())
+    words = [f"ckpt={run.path}", "measure=[alpha_max]", "state=[checkpoint]", "warmup_batches=1", "warmup_steps=1", "recorded_steps=1", "device=cpu"]
+    told = "1 run has one checkpoint only: its earliest is its terminal one"
+    assert len(run.checkpoints()) > 1
+    hessian.main([*words, "phase=all"])
+    assert told not in capsys.readouterr().out
+    for extra in run.checkpoints()[:-1]:
+        shutil.rmtree(extra)
+    hessian.main([*words, "phase=terminal"])
+    assert told not in capsys.readouterr().out
+    hessian.main([*words, "phase=all"])
+    assert told in capsys.readouterr().out.splitlines()

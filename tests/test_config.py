@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from stability import config
-from stability.config import LearningRates, checked, parse, parse_run, run_id
+from stability.config import CurvatureSpec, LearningRates, checked, parse, parse_run, run_id
 from stability.registry import FAMILIES, Registry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,6 +49,18 @@ def test_lr_ranges_are_equal_ratios_and_include_both_ends():
 def test_bad_learning_rates_say_what_would_be_right(values, message):
     with pytest.raises(ValueError, match=message):
         checked(LearningRates, values)
+
+
+def test_a_wrong_item_is_one_mistake_and_an_empty_list_is_one_too():
+    with pytest.raises(ValueError) as wrong:
+        checked(CurvatureSpec, {"measure": ["alpha"]})
+    assert str(wrong.value).startswith("measure.0='alpha': input should be 'alpha_max'")
+    assert len(str(wrong.value).splitlines()) == 1
+    with pytest.raises(ValueError, match="measure=.*at least 1 item"):
+        checked(CurvatureSpec, {"measure": []})
+    with pytest.raises(ValueError) as both:
+        checked(CurvatureSpec, {"measure": ["alpha"], "state": []})
+    assert [line.split("=")[0] for line in str(both.value).splitlines()] == ["state", "measure.0"]
 
 
 @pytest.mark.parametrize(

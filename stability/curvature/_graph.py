@@ -41,9 +41,13 @@ def refusals_named() -> Iterator[None]:
         raise NoSecondDerivative(f"{reason}; use method='finite_difference'") from error
 
 
-def custom_functions(loss: Tensor) -> list[BackwardCFunction]:
-    """The nodes of custom `autograd.Function`s in the graph of ``loss``."""
-    return [node for node in _nodes(loss) if isinstance(node, BackwardCFunction)]
+def custom_function(loss: Tensor) -> str:
+    """The name of a custom `autograd.Function` in the graph of ``loss``; "" where there is none."""
+    return next((_name(node) for node in _nodes(loss) if isinstance(node, BackwardCFunction)), "")
+
+
+def _name(node: object) -> str:
+    return type(node).__name__.removesuffix("Backward")
 
 
 def _check_twice(nodes: list[object]) -> None:
@@ -76,11 +80,11 @@ def gradient_with_graph(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | Non
     _check_twice(nodes)
     cut: list[str] = []
     for node in (node for node in nodes if isinstance(node, BackwardCFunction)):
-        node.register_hook(_watch(type(node).__name__, cut))
+        node.register_hook(_watch(_name(node), cut))
     seed = torch.ones_like(loss, requires_grad=True)
     gradients = torch.autograd.grad(loss, list(leaves.values()), seed, create_graph=True, allow_unused=True)
     if cut:
-        raise NoSecondDerivative(f"{cut[0].removesuffix('Backward')} (a custom autograd.Function) has no second derivative; use method='finite_difference'")
+        raise NoSecondDerivative(f"{cut[0]} (a custom autograd.Function) has no second derivative; use method='finite_difference'")
     return dict(zip(leaves, gradients, strict=True))
 
 

@@ -31,7 +31,8 @@ class MonitorRow:
     ``curvature``: uᵀHu. ``alpha_max``: Eq. 18, −2·slope/curvature; ∞ without positive curvature, 0 where u ascends.
     ``alpha_max_over_lr``: below 1, the step is beyond its second-order threshold. ``predicted_change``: lr·slope + lr²·curvature/2.
     ``actual_change``: L(θ⁺) − L(θ), same batch, dropout masks and buffers. ``method``: what gave the curvature, "none" where nothing was measured.
-    ``note``: why a number is missing or not finite; None where nothing is amiss.
+    ``rel_error``: of the curvature against differences of gradients, where it was checked. ``note``: why a number is missing or not finite; None where nothing
+    is amiss.
     """
 
     step: int
@@ -44,6 +45,7 @@ class MonitorRow:
     predicted_change: float = NAN
     actual_change: float = NAN
     method: str = "none"
+    rel_error: float | None = None
     note: str | None = None
 
 
@@ -181,7 +183,7 @@ class AlphaMaxMonitor:
         notes = [f"optimizer.step() was called {len(lrs)} times; u is their sum"] if len(lrs) > 1 else []
         notes += [note for note in (_rounding(start, direction, lr), along.nonfinite) if note]
         numbers = (along.loss, along.slope, along.curvature, along.alpha_max, along.alpha_max / lr, predicted, change)
-        return MonitorRow(step, lr, *numbers, method=along.method, note="; ".join(notes) or None)
+        return MonitorRow(step, lr, *numbers, method=along.method, rel_error=along.rel_error, note="; ".join(notes) or None)
 
     def _pieces(self, item: _Item) -> list[_Item]:
         if self.rows is None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stability.curvature._differences import PARITY_EPSILON, curvature_at, curvature_with_error, relative_error, slope_at
-from stability.curvature._graph import NoSecondDerivative, check_used, custom_functions, gradient_with_graph, product_along, refusals_named
+from stability.curvature._graph import NoSecondDerivative, check_used, custom_function, gradient_with_graph, product_along, refusals_named
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, dot, mean_of
 from stability.curvature._jet import HeldConstant, NoRule
 from stability.curvature._nonfinite import first_nonfinite
@@ -20,6 +20,7 @@ from stability.curvature.alpha_max import alpha_max
 from stability.curvature.taylor import taylor_sums
 
 METHODS = ("auto", "taylor", "double_backward", "finite_difference", "parity")
+AGREEMENT = 1e-2  # relative, beyond the differences' own error bar: what a custom Function's second derivative may be off by and still be believed
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,8 @@ def directional(
     error bar), "parity" (the paper's raw ε = 1e-4, for comparison only), or "auto": the first of these three that the loss allows; that it
     came to differences is announced by a warning, and so is a loss of which a part is detached (`detach`, `item`, `no_grad`): double backward
     takes that part for a constant, as the training step's gradient does. A NaN stays a NaN under every method.
-    ``check=True`` compares the curvature with central differences and stores `rel_error`; None does so only in "auto" when the loss holds
-    a custom `autograd.Function`, whose second derivative nobody vouches for.
+    ``check=True`` compares the curvature with central differences and stores `rel_error`. None does so for double backward through a custom
+    `autograd.Function`, whose second derivative nobody vouches for; where the two disagree, that is a missing second derivative.
 
     Random state: each evaluation starts from the global generators as they are now, which are left untouched.
     ValueError for params, directions and losses that do not fit.
@@ -142,7 +143,7 @@ def _by_any(problem: Problem, check: bool | None) -> Directional:
         # Code that no tensor subclass gets through; where it is the loss's own error, double backward raises it again.
         unforeseen = f"{type(error).__name__}: {error}"
     try:
-        result = _by_double_backward(problem, check, vouch=True)
+        result = _by_double_backward(problem, check)
     except NoSecondDerivative as error:
         announce(error)
         return _by_differences(problem, "finite_difference", bool(check))
@@ -152,24 +153,39 @@ def _by_any(problem: Problem, check: bool | None) -> Directional:
 
 
 def _by_taylor(problem: Problem, check: bool | None) -> Directional:
-    result = _directional(*taylor_sums(problem.objective, problem.params, problem.direction, problem.random), "taylor")
-    return with_check(problem, result) if check else result
+    return checked(problem, _directional(*taylor_sums(problem.objective, problem.params, problem.direction, problem.random), "taylor"), bool(check))
 
 
-def _by_double_backward(problem: Problem, check: bool | None, vouch: bool = False) -> Directional:
-    """Reverse over reverse. ``vouch``: check by differences, unless told not to, where a custom Function's second derivative is relied on."""
+def _by_double_backward(problem: Problem, check: bool | None) -> Directional:
+    """Reverse over reverse; checked by differences, unless told not to, where a custom Function's second derivative is relied on."""
     leaves = {name: param.detach().requires_grad_() for name, param in problem.params.items()}
-    sums, unvouched = Sums(), False
+    sums, unvouched = Sums(), ""
     with problem.random.replayed(), torch.enable_grad(), refusals_named():
         for value, count in problem.objective.terms(leaves, twice=True):
-            unvouched = unvouched or bool(custom_functions(value))
+            unvouched = unvouched or custom_function(value)
             gradients = gradient_with_graph(value, leaves)
             check_used(gradients)
             sums.add(gradients, product_along(gradients, leaves, problem.direction), problem.direction)
             sums.loss, sums.count = sums.loss + value.item(), sums.count + count
             del value, gradients  # before the next microbatch builds its graph
-    result = sums.result("double_backward")
-    return with_check(problem, result) if check or (check is None and vouch and unvouched) else result
+    return checked(problem, sums.result("double_backward"), check, unvouched)
+
+
+def checked(problem: Problem, result: Directional, check: bool | None, unvouched: str = "") -> Directional:
+    """The result with what ``check`` asks for. ``unvouched``: the name of a custom Function in the graph, "" where there is none.
+
+    Raises `NoSecondDerivative` where differences of gradients contradict the curvature that came through such a Function.
+    """
+    if check is False or not (check or unvouched):
+        return result
+    reference, bar = curvature_with_error(problem.objective, problem.params, problem.direction, problem.random)
+    off, size = abs(result.curvature - reference), max(abs(result.curvature), abs(reference))
+    if unvouched and off > bar + AGREEMENT * size:  # never true of a NaN
+        raise NoSecondDerivative(
+            f"{unvouched} (a custom autograd.Function) has a wrong second derivative: uᵀHu comes out as {result.curvature:.4g}, by differences of "
+            f"gradients as {reference:.4g} ± {bar:.1g}; use method='finite_difference'"
+        )
+    return replace(result, rel_error=relative_error(result.curvature, reference))
 
 
 def _by_differences(problem: Problem, method: str, check: bool) -> Directional:
@@ -179,13 +195,7 @@ def _by_differences(problem: Problem, method: str, check: bool) -> Directional:
         share = relative_error(curvature, curvature - bar) if check else None  # its own two displacements are all there is to compare
         return _directional(center.loss, center.slope, curvature, method, rel_error=share, error_bar=bar)
     curvature, _ = curvature_at(problem.objective, problem.params, problem.direction, PARITY_EPSILON, problem.random)
-    result = _directional(center.loss, center.slope, curvature, method)
-    return with_check(problem, result) if check else result
-
-
-def with_check(problem: Problem, result: Directional) -> Directional:
-    reference, _ = curvature_with_error(problem.objective, problem.params, problem.direction, problem.random)
-    return replace(result, rel_error=relative_error(result.curvature, reference))
+    return checked(problem, _directional(center.loss, center.slope, curvature, method), check)
 
 
 def explained(problem: Problem, result: Directional) -> Directional:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stability.curvature._graph import check_used, gradient_with_graph, plain_gradient, product_along, refusals_named
+from stability.curvature._graph import check_used, custom_function, gradient_with_graph, plain_gradient, product_along, refusals_named
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, mean_of
 from stability.curvature._jet import plus
-from stability.curvature.products import Directional, Problem, Sums, check_method, directional, explained, with_check
+from stability.curvature._nonfinite import first_nonfinite
+from stability.curvature.products import Directional, Problem, Sums, check_method, checked, directional, explained
 
 
 class GradientWithGraph:
@@ -33,17 +34,19 @@ class GradientWithGraph:
         check: bool | None = None,
     ):
         check_method(method)
-        checked = check_params(params)
+        own = check_params(params)
         self.method, self.check = method, check
-        self.objective, self.random = Objective(loss_fn, batches), RandomState(checked)
-        self.params = {name: param.detach().clone().requires_grad_() for name, param in checked.items()}
+        self.objective, self.random = Objective(loss_fn, batches), RandomState(own)
+        self.params = {name: param.detach().clone().requires_grad_() for name, param in own.items()}
         self._graph: dict[str, Tensor | None] | None = None
+        self._unvouched = ""
         with torch.enable_grad():
             self.loss, self._gradient = self._keep_graph() if batches is None and method == "double_backward" else self._accumulate()
 
     def _keep_graph(self) -> tuple[float, Tensors]:
         with refusals_named():
             value, _ = next(self.objective.terms(self.params, twice=True))
+            self._unvouched = custom_function(value)
             self._graph = gradient_with_graph(value, self.params)
         check_used(self._graph)
         return value.item(), {name: _filled(gradient, self.params[name]).clone() for name, gradient in self._graph.items()}
@@ -77,8 +80,13 @@ class GradientWithGraph:
         sums = Sums(self.loss, 1.0)
         with torch.enable_grad(), refusals_named():
             sums.add(graph, product_along(graph, self.params, problem.direction), problem.direction)
-        exact = sums.result("double_backward")
-        return explained(problem, with_check(problem, exact) if self.check else exact)
+        return explained(problem, checked(problem, sums.result("double_backward"), self.check, self._unvouched))
+
+    def nonfinite(self) -> str:
+        """Where a loss or a gradient that is not finite comes from: the first parameter or module that is not, in one line."""
+        ones = {name: torch.ones_like(param) for name, param in self.params.items()}
+        with self.random.replayed():
+            return first_nonfinite(self.objective, {name: param.detach() for name, param in self.params.items()}, ones, self.random)
 
     def _again(self, problem: Problem) -> Directional:
         with self.random.replayed():

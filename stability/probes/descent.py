@@ -58,20 +58,27 @@ class Descent:
     def rows(self, state: str, own_state: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any] | None]:
         """A row for each recorded step, None for each warm-up step; ``state``: "paper" (m and v are means, 5.2.1), "checkpoint" (``own_state``) or "plain".
 
-        A step whose numbers are not finite ends the descent: it and those after it are rows of NaN, so that the share of stable steps keeps
-        its denominator.
+        A step whose gradient is not finite ends the descent: it and those after it are rows of method "none" without numbers, so that the share of
+        stable steps keeps its denominator. ``note``: of numbers that are not finite, the first parameter or module that they come from.
         """
-        self._start_from(state, own_state)
+        lost = self._broken_parameter()
+        if lost is None:
+            self._start_from(state, own_state)
         first = self.curvature.warmup_batches
         for index in range(first, first + self.curvature.warmup_steps):
-            self._set_gradient(self._gradient(index))
-            self.optimizer.step()
+            if lost is None:
+                self._set_gradient(self._gradient(index))
+                self.optimizer.step()
             yield None
-        lost = False
-        for step in range(self.curvature.recorded_steps):
-            row = None if lost else self._recorded_step(first + self.curvature.warmup_steps, step)
-            lost = row is None
-            yield {"step": step, "lr": self.lr, **(row or {"method": "none"})}
+        for number in range(self.curvature.recorded_steps):
+            row = self._recorded_step(first + self.curvature.warmup_steps, number) if lost is None else lost
+            lost = row if "method" not in row else None
+            yield {"step": number, "lr": self.lr, "method": "none", **row}
+
+    def _broken_parameter(self) -> dict[str, Any] | None:
+        """Where θ itself is not finite before anything was done: a row that says so (a single step would spread it over every parameter)."""
+        broken = (name for name, param in self.params.items() if not param.isfinite().all())
+        return next(({"note": f"params[{name!r}] is not finite"} for name in broken), None)
 
     def _start_from(self, state: str, own_state: Mapping[str, Any] | None) -> None:
         if state == "checkpoint":
@@ -94,13 +101,13 @@ class Descent:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
-    def _recorded_step(self, first: int, number: int) -> dict[str, Any] | None:
-        """Gradient, step and the curvature along it on batch ``first + number``; None where the gradient is not finite, so that no step can be taken."""
+    def _recorded_step(self, first: int, number: int) -> dict[str, Any]:
+        """Gradient, step and the curvature along it on batch ``first + number``. A gradient that is not finite allows no step: then only whence it came."""
         loss, batches = self._objective(first + number)
         held = GradientWithGraph(loss, self.params, batches, method=self.curvature.method, check=number == 0 or None)
         gradient = held.gradient()
         if not all(tensor.isfinite().all() for tensor in gradient.values()):
-            return None
+            return {"note": held.nonfinite()}
         kept = self._set_gradient(gradient)
         direction = step_direction(self.optimizer, self.params, self.lr)
         if not self.curvature.weight_decay:
@@ -113,7 +120,7 @@ class Descent:
         if number < self.curvature.parity_steps and along.method in EXACT:
             row |= by_the_papers_difference(step)
         observed = {} if self.observe is None else self.observe(step)
-        return {**row, "loss_before": along.loss, "loss_after": self._loss_here(loss, batches), **observed}
+        return {**row, "note": along.nonfinite, "loss_before": along.loss, "loss_after": self._loss_here(loss, batches), **observed}
 
     def _objective(self, index: int) -> tuple[Callable[..., Any], list[Examples] | None]:
         """The loss of batch ``index`` as `directional` takes it: one scalar, or (sum, count) of one microbatch after another."""

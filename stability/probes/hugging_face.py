@@ -26,6 +26,7 @@ from stability.registry import Registry
 from stability.training.seeds import generator_for
 
 BATCH, POSITIONS, CLIP_NORM = 8, 128, 1.0  # where the spec is silent; 1.0 is the paper's and the Trainer's own
+COLUMNS = ("state", "step", "lr", "slope", "curvature", "alpha_max", "method", "rel_error", "loss_before", "loss_after")
 _PROBE = "the quick brown fox"
 
 
@@ -74,8 +75,9 @@ class HuggingFaceProbe:
                 yield
 
     def table(self) -> pd.DataFrame:
-        """A row a recorded step: state, step, lr, slope, curvature, alpha_max, method, rel_error, loss_before, loss_after (nats)."""
-        return pd.DataFrame(self.rows)
+        """A row a recorded step: `COLUMNS`, losses in nats; NaN in a step that was lost to a divergence, which has no numbers."""
+        found = pd.DataFrame(self.rows)
+        return found.reindex(columns=list(dict.fromkeys([*COLUMNS, *found.columns])))
 
     def _examples(self, index: int) -> Examples:
         """Batch number ``index``: random windows of the tokenised text, inputs and next tokens (B, N)."""
@@ -102,6 +104,9 @@ def load_model(name: str) -> nn.Module:
     if missing := sorted(found["missing_keys"]):
         raise ValueError(f"hf={name}: it has no weights for {', '.join(missing[:2])}, so this {type(model).__name__} would guess\nits loss would mean nothing")
     model = model.float().eval()
+    broken = next((key for key, weight in model.named_parameters() if not weight.isfinite().all()), None)
+    if broken is not None:
+        raise ValueError(f"hf={name}: its weight {broken} holds numbers that are not finite\ngive a checkpoint from before that happened")
     if not _is_causal(model):
         raise ValueError(f"hf={name}: this {type(model).__name__} reads the tokens that it would have to predict\ngive a causal language model, e.g. hf=gpt2")
     return model
@@ -180,19 +185,19 @@ def load_tokenizer(name: str) -> Any | None:
 
 
 def answer(rows: pd.DataFrame) -> str:
-    """The table, a line a rate and state, and what it says: whether nine steps in ten stay below α_max at each rate that was asked about."""
+    """The table, a line a rate and state, and what it says: whether nine steps in ten stay below α_max at each rate that was asked about, what
+    diverged, and by how much the two states differ."""
     lines = [f"{'lr':>9}  {'state':6} {'median α_max':>12} {'10 % quantile':>14} {'stable':>7} {'loss fell':>10}  method, against differences"]
     states, verdicts = list(dict.fromkeys(rows["state"])), []
     for lr in sorted(set(rows["lr"])):
         for state in states:
-            part = rows[(rows["lr"] == lr) & (rows["state"] == state)]
+            part: Any = rows[(rows["lr"] == lr) & (rows["state"] == state)]
             lines.append(_line(part, lr, state))
             if state == "plain" or "plain" not in states:
                 verdicts.append(_verdict(part, lr))
-    note = (
-        "state paper follows 5.2.1 to the letter, whose bias correction makes u about a fifth of AdamW's step and α_max about 5 times too high (by simulation)."
-    )
-    return "\n".join([*lines, "", *verdicts, *([note] if "paper" in states else [])])
+            elif part["alpha_max"].isna().any():
+                verdicts.append(_divergence(part, f"lr={lr:g}, state {state}"))
+    return "\n".join([*lines, "", *verdicts, *_ratios(rows)])
 
 
 def _line(part: Any, lr: float, state: str) -> str:
@@ -203,7 +208,31 @@ def _line(part: Any, lr: float, state: str) -> str:
     return f"{lr:9.3g}  {state:6} {median:12.3g} {low:14.3g} {stable:6.0f}% {fell:9.0f}%  {', '.join(dict.fromkeys(part['method']))}, {check}"
 
 
+def _ratios(rows: pd.DataFrame) -> list[str]:
+    """A sentence a rate: the median α_max of state paper over that of state plain, among finite positive values; none where a state has no such value."""
+    known: Any = rows[np.isfinite(rows["alpha_max"]) & (rows["alpha_max"] > 0)]
+    sentences = []
+    for lr in sorted(set(rows["lr"])):
+        paper, plain = (known["alpha_max"][(known["lr"] == lr) & (known["state"] == state)] for state in ("paper", "plain"))
+        if len(paper) and len(plain):
+            ratio = f"{paper.median() / plain.median():.2g} times that of state plain"
+            sentences.append(
+                f"lr={lr:g}: state paper (5.2.1 to the letter) has a median α_max {ratio} (finite positive steps, n={len(paper)} and {len(plain)})"
+            )
+    return sentences
+
+
+def _divergence(part: Any, where: str) -> str:
+    lost = int(part["alpha_max"].isna().sum())
+    origin = part["note"].dropna().iloc[:1].tolist() if "note" in part else []
+    return f"{where}: it diverged. {lost} of {len(part)} recorded steps were lost to a loss or a gradient that is not finite" + "".join(
+        f": {o}" for o in origin
+    )
+
+
 def _verdict(part: Any, lr: float) -> str:
+    if part["alpha_max"].isna().any():
+        return _divergence(part, f"lr={lr:g}")
     median, low = quantile(part["alpha_max"], 0.5), quantile(part["alpha_max"], 0.1)
     word = "its curvature bears it" if low > lr else "at the edge: more than one step in ten is beyond" if median > lr else "too high"
     if math.isinf(low):

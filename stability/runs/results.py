@@ -60,6 +60,7 @@ CURVATURE_COLUMNS = [
     "critical_lr",
     "parity_curvature",
     "parity_alpha_max",
+    "note",
 ]
 PROTOCOL = "protocol"  # the key of a file's metadata, and the collected table's column: JSON, the run's own values in place of nulls
 COLLECTED_CURVATURE_COLUMNS = [*CURVATURE_COLUMNS, PROTOCOL]

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from stability.config import CurvatureSpec
 from stability.data._cache import load
 from stability.probes.alpha_max import is_measured, measure, measure_checkpoint
+from stability.runs.directory import read_jsonl
 from stability.runs.results import CURVATURE_COLUMNS
 from stability.training import checkpoint
 from stability.training.seeds import generator_for
@@ -101,6 +102,13 @@ def test_rows_are_those_of_the_protocol_written_out_by_hand(lab, state):
         assert row.curvature == pytest.approx(curvature, rel=2e-2)
         expected = 0.0 if slope >= 0 else math.inf if curvature <= 0 else -2 * slope / curvature
         assert row.alpha_max == pytest.approx(expected, rel=3e-2)
+
+
+def test_the_rate_is_that_of_the_schedule_where_the_checkpoint_stands(lab):
+    directory, table = measured(lab, lab.spec(schedule={"name": "cosine", "warmup_steps": 0, "final_ratio": 0.1}))
+    last = list(read_jsonl(directory.metrics_file))[-1]["lr"]
+    assert last < 0.5 * lab.spec().lr_peak
+    assert set(table.lr) == {last}
 
 
 def test_the_table_names_its_phase_state_method_and_check(lab):

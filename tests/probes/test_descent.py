@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -126,3 +128,23 @@ def test_the_comparison_uses_the_rows_own_slope():
     _, step, row = first_step("plain", protocol=PROTOCOL.model_copy(update={"gradient": "clipped"}))
     assert row["parity_alpha_max"] == pytest.approx(-2 * row["slope"] / row["parity_curvature"])
     assert row["slope"] == step.result.slope
+
+
+def test_a_step_lost_to_a_nan_names_where_it_came_from_and_ends_the_descent():
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+
+    def loss(params, batch):  # the second recorded batch overflows behind the tanh
+        hidden = torch.func.functional_call(net, dict(params), (batch.inputs_BN,))
+        return (hidden * (math.inf if torch.equal(batch.inputs_BN, examples(5).inputs_BN) else 1.0)).square().sum(), torch.tensor(5.0)
+
+    params = dict(net.named_parameters())
+    protocol = PROTOCOL.model_copy(update={"recorded_steps": 3})
+    rows = list(Descent(params, torch.optim.AdamW(net.parameters(), lr=1e-2), loss, examples, protocol, lr=1e-2, clip_norm=1.0).rows("plain"))
+    assert [row["method"] for row in rows] == ["taylor", "none", "none"]
+    assert rows[0]["note"] is None
+    assert rows[1]["note"] == "every module's output is finite; the loss or a derivative of it is not"
+    assert rows[2]["note"] == rows[1]["note"]
+    with torch.no_grad():
+        net[2].weight[0, 0] = math.nan
+    rows = list(Descent(params, torch.optim.AdamW(net.parameters(), lr=1e-2), loss, examples, protocol, lr=1e-2, clip_norm=1.0).rows("plain"))
+    assert rows[0]["note"] == "params['2.weight'] is not finite"

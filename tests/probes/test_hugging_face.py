@@ -123,6 +123,10 @@ def test_what_cannot_be_measured_is_refused_in_two_lines(lab, tmp_path, monkeypa
     save_words(tmp_path / "small", lab, size=10_000)
     transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=8, n_positions=32, n_embd=16, n_layer=1, n_head=2)).save_pretrained(tmp_path / "small")
     assert "do not belong together" in refused(lab, tmp_path / "small")
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=256, n_positions=32, n_embd=16, n_layer=1, n_head=2))
+    model.transformer.wte.weight.data[3, 5] = math.nan
+    model.save_pretrained(tmp_path / "broken")
+    assert "its weight transformer.wte.weight holds numbers that are not finite" in refused(lab, tmp_path / "broken")
 
 
 def test_a_model_that_reads_its_targets_or_lacks_its_head_is_refused(lab, tmp_path):
@@ -168,8 +172,27 @@ def test_the_answer_goes_by_the_tenth_lowest_and_the_median():
     assert "at the edge" in answer(steps([5e-4] * 5 + [2e-3] * 16))
     assert "too high" in answer(steps([5e-4] * 15 + [2e-3] * 5))
     both = answer(pd.concat([steps([2e-3]), steps([9.0], state="paper")]))
-    assert both.count("lr=0.001: ") == 1
-    assert "5 times too high" in both
+    assert both.count("lr=0.001: ") == 2, "a verdict from the plain state and the two states' ratio"
+    assert "has a median α_max 4.5e+03 times that of state plain" in both
+
+
+def test_the_two_states_are_compared_by_what_was_measured():
+    paper = steps([8e-3, 1e-2, 1.2e-2, math.inf, -1.0, math.nan], state="paper")
+    text = answer(pd.concat([paper, steps([2e-3, 3e-3, math.inf])]))
+    assert "median α_max 4 times that of state plain (finite positive steps, n=3 and 2)" in text
+    for nothing in (steps([math.inf, 0.0]), steps([2e-3], state="paper")):
+        assert "times that of state plain" not in answer(pd.concat([paper, nothing]))
+
+
+def test_a_rate_that_diverges_gives_rows_of_nan_and_a_sentence(lab, tmp_path, capsys):
+    words = [word for word in words_of(lab, save(tmp_path / "model")) if not word.startswith("lr=")]
+    assert hessian.main([*words, "lr=1e30"]) == 0
+    printed = capsys.readouterr().out
+    assert "lr=1e+30: it diverged. 2 of 2 recorded steps were lost to a loss or a gradient that is not finite" in printed
+    assert "lr=1e+30, state paper: it diverged. 2 of 2" in printed
+    rows = rows_of(probe_of(lab, tmp_path / "model"), lr=1e30)
+    assert list(rows.columns[: len(hugging_face.COLUMNS)]) == list(hugging_face.COLUMNS) and len(rows) == 4
+    assert rows[["slope", "curvature", "alpha_max", "loss_before", "loss_after"]].isna().to_numpy().all()
 
 
 def test_quantiles_are_recorded_values_and_a_lost_step_counts_as_zero():
