@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 from analysis.load import Frame, Study
 from analysis.probe_tables import qk_heads, slope
 from analysis.spread import Spread, lr_text
-from analysis.style import INK, MUTED, RC, WIDTH_INCHES, looks, lr_axis, lr_colors
+from analysis.style import INK, MUTED, RC, WIDTH_INCHES, fitting_legend, looks, lr_axis, lr_colors
 from analysis.tables import chunks
 
 PANELS_PER_ROW, QUANTILES = 4, np.linspace(0, 1, 201)
@@ -55,7 +55,7 @@ def connectivity_figure(frame: Frame) -> Figure:
         Line2D([], [], color=MUTED, linewidth=5, alpha=0.35, label="bounds"),
         Line2D([], [], color=MUTED, linestyle="--", marker="x", markersize=4, linewidth=0.8, label="cycle and closed form"),
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3)
+    fitting_legend(figure, handles, 3)
     return figure
 
 
@@ -139,8 +139,7 @@ def _width(columns: int) -> float:
 
 def _lr_legend(figure: Figure, colors: dict[float, Any], more: Sequence[Line2D] = ()) -> None:
     handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
-    legend = {"loc": "outside upper center", "ncols": min(8, len(handles) + len(more)), "handlelength": 1.4, "columnspacing": 1.3}
-    figure.legend(handles=[*handles, *more], title="learning rate", title_fontsize=8.5, **legend)
+    fitting_legend(figure, [*handles, *more], 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3)
 
 
 def _filter_panel(ax: Axes, part: Frame, colors: dict[float, Any]) -> None:
@@ -225,7 +224,7 @@ def qk_figure(study: Study, phase: str) -> Figure | None:
         ax.set_xlabel("learning rate")
         ax.set_ylabel(f"{label} of $W_q^\\top W_k$")
     handles = [Line2D([], [], color=styles[name].color, marker=styles[name].marker, markersize=4, label=textwrap.fill(name, 30)) for name in present]
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(4, len(handles)))
+    fitting_legend(figure, handles, 4)
     return figure
 
 

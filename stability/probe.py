@@ -66,8 +66,11 @@ def _measure_runs(directories: Sequence, spec) -> None:
     if len(pending) < len(fitting):
         print(f"skips {len(fitting) - len(pending)} of {len(fitting)}: measured already under this protocol")
     steps = (measure(directory, spec, cache_dir=directory.path.parent / "cache") for directory in pending)
-    labels = [f"{number}/{len(pending)} {directory.run_id}" for number, directory in enumerate(pending, 1)]
-    follow(steps, labels, [len(missing_phases(directory, spec)) * _steps_of_a_phase(specs[directory], spec) for directory in pending])
+    follow(
+        steps,
+        [directory.run_id for directory in pending],
+        [len(missing_phases(directory, spec)) * _steps_of_a_phase(specs[directory], spec) for directory in pending],
+    )
 
 
 def _say_what_is_missing(what: str, mechanisms: str, *, alone: bool) -> None:

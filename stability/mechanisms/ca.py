@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, without_padding
+from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, require_context, without_padding
 from stability.models.position import rope
 
 
@@ -29,6 +29,8 @@ class CrossAttention(AbstractCrossMechanism):
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
+        if config.rope != "none":
+            shape.require_pairs()
         self.heads, self.rotated = shape.heads, config.rope == "absolute"
         self.q = nn.Linear(shape.width, shape.width)
         self.kv = nn.Linear(shape.width, 2 * shape.width)
@@ -46,7 +48,9 @@ class CrossAttention(AbstractCrossMechanism):
         mask_BN: Tensor | None = None,
         context_mask_BJ: Tensor | None = None,
     ) -> Float[Tensor, "B N D"]:
-        """Masks as in the base class, True where an entry is valid. Errors: ``ValueError`` for a mask of a wrong shape or dtype."""
+        """Masks as in the base class, True where an entry is valid. Errors: ``ValueError`` for a mask of a wrong shape or dtype, and for a context of
+        another width or batch than the source's."""
+        require_context(x_BND, context_BJD)
         q_BNHK = self.q(without_padding(x_BND, mask_BN)).unflatten(-1, (self.heads, -1))
         kv_BJTHK = self.kv(without_padding(context_BJD, context_mask_BJ, name="context_mask_BJ")).unflatten(-1, (2, self.heads, -1))
         k_BJHK, v_BJHK = kv_BJTHK.unbind(2)
