@@ -114,13 +114,12 @@ class RunSpec(AbstractRecipe):
     @classmethod
     def _resolved(cls, value: Any, info: ValidationInfo) -> Any:
         """The cross mechanism itself. Its lengths are looked at here, where it is known under which key its settings were written."""
-        choice, done = cross_choice(value), info.data
-        if isinstance(choice, CrossOfEach):
-            choice, key = (choice.beside(done["mechanism"]) if "mechanism" in done else choice), "cross.{name}."
-        else:
-            key = "cross."
-        if isinstance(choice, Part) and "model" in done and "objective" in done:
-            cross_fits(choice, done["model"].positions, num_context_of(done["objective"]), key.format(name=choice.name))
+        choice, known = cross_choice(value), info.data
+        auto = isinstance(choice, CrossOfEach)
+        if isinstance(choice, CrossOfEach) and "mechanism" in known:
+            choice = choice.beside(known["mechanism"])
+        if isinstance(choice, Part) and {"model", "objective"} <= known.keys():
+            cross_fits(choice, known["model"].positions, num_context_of(known["objective"]), f"cross.{choice.name}." if auto else "cross.")
         return choice
 
     @model_validator(mode="after")

@@ -18,7 +18,7 @@ from stability.models.position import rope
 class CrossAttention(AbstractCrossMechanism):
     """y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; q from the source x, k and v from the context c, each at its own positions 0, 1, ….
 
-    A source whose context is wholly padded gets 0, not b_o: there is nothing that could be attended to.
+    A source whose context is wholly padded, or empty, gets 0, not b_o: there is nothing that could be attended to.
     Attention is torch's own scaled_dot_product_attention: for second derivatives call the model under ``sdpa_kernel(SDPBackend.MATH)``.
     """
 
@@ -43,7 +43,7 @@ class CrossAttention(AbstractCrossMechanism):
     def forward(
         self,
         x_BND: Float[Tensor, "B N D"],
-        context_BJD: Float[Tensor, "B J D"],
+        context_BJD: Tensor,
         *,
         mask_BN: Tensor | None = None,
         context_mask_BJ: Tensor | None = None,
@@ -62,7 +62,9 @@ class CrossAttention(AbstractCrossMechanism):
             visible = (context_mask_BJ | ~context_mask_BJ.any(-1, keepdim=True))[:, None, None]
         y_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHJK, v_BHJK, attn_mask=visible)
         y_BND = self.out(y_BHNK.transpose(1, 2).flatten(2))
-        return y_BND if context_mask_BJ is None else torch.where(context_mask_BJ.any(-1)[:, None, None], y_BND, 0.0)
+        if context_mask_BJ is None:
+            return y_BND if context_BJD.shape[1] else torch.zeros_like(y_BND)
+        return torch.where(context_mask_BJ.any(-1)[:, None, None], y_BND, 0.0)
 
 
 EXPORT = CrossAttention

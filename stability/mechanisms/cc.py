@@ -60,8 +60,8 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
     @classmethod
     def check_positions(cls, config: Any, num_positions: int, num_context: int) -> None:
         if config.graph == "window" and num_context != num_positions:
-            both = f"objective.context={num_context} as long as model.positions={num_positions}"
-            raise ValueError(f"cross.graph=window needs {both}; choose cross.graph=auto or complete")
+            lengths = f"a context as long as model.positions={num_positions}, got objective.context={num_context}"
+            raise ValueError(f"cross.graph=window needs {lengths}; choose auto or complete")
         if cls._windowed(config, num_positions, num_context) and config.window >= num_positions:
             raise ValueError(f"cross.window={config.window} must be below model.positions={num_positions}")
 
