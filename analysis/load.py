@@ -29,7 +29,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "curvature": (
         "run_id", "phase", "state", "step", "slope", "curvature", "alpha_max", "lr", "loss_before", "loss_after", "method", "rel_error",
-        "critical_lr", "parity_curvature", "parity_alpha_max", "protocol",
+        "critical_lr", "parity_curvature", "parity_alpha_max", "note", "protocol",
     ),
     "curves": ("run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"),
 }  # fmt: skip
@@ -63,7 +63,7 @@ GENERATION_COLUMNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 TEXT_COLUMNS = {
     "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "status",
-    "reason", "phase", "state", "method", "protocol", "block", "mixer", "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler",
+    "reason", "phase", "state", "method", "note", "protocol", "block", "mixer", "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler",
 }  # fmt: skip
 # Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
 SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")

@@ -11,26 +11,28 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FormatStrFormatter, LogLocator, MaxNLocator, NullLocator
 
 from analysis.load import Frame, Study
-from analysis.probe_tables import qk_heads, slope
+from analysis.probe_tables import layer_and_filter, qk_heads, slope
 from analysis.spread import Spread, lr_text
-from analysis.style import INK, MUTED, RC, WIDTH_INCHES, looks, lr_axis, lr_colors
+from analysis.style import INK, MUTED, RC, WIDTH_INCHES, fitting_legend, looks, lr_axis, lr_colors
 from analysis.tables import chunks
 
 PANELS_PER_ROW, QUANTILES = 4, np.linspace(0, 1, 201)
 CAPTIONS = {
     "filter": (
-        "Layers as filters, {phase}: by which factor each direction of the signal space is multiplied, directions in falling order. Consensus: 1 − 2ηλ over "
-        "the spectrum of the learned L̄ (below 0 it oscillates; band: two standard errors of the quadrature). Softmax attention: singular values of A on the "
-        "signals without a mean. Mean over heads, sequences and seeds."
+        "Layers as filters, {phase}: factors in falling order. Consensus: those of the learned graph alone, 1 − 2ηλ over the spectrum of L̄, over T iterations "
+        "their product Π(1 − 2η_tλ) (below 0 it oscillates; band: two standard errors of the quadrature). " + layer_and_filter(()) + " Softmax attention: "
+        "singular values of A on the signals without a mean. Mean over heads, sequences and seeds. Triangles: what the layer itself left, the root of its "
+        "measured variance after over before, medians as in the next figure."
     ),
     "energy": (
         "What one update leaves, {phase}: after over before, medians over heads and sequences, then over seeds. Solid: variance around the mean, ‖u − ū‖² "
-        "(consensus) or ‖v − v̄‖² (attention); dotted: consensus's own disagreement energy."
+        "(consensus) or ‖v − v̄‖² (attention); dotted: consensus's own disagreement energy. Thin line: 1, nothing changed."
     ),
     "qk": (
         "Spectral norm and condition number of W_qᵀW_k against learning rate, {phase}: medians over layers and heads; line: median over seeds, bars: their "
@@ -38,7 +40,8 @@ CAPTIONS = {
     ),
 }
 CONNECTIVITY_CAPTION = (
-    "Algebraic connectivity. Circles: window-path graph, computed; shaded: its bounds (Eq. 16); crosses: cycle, computed, on its closed form (Eq. 15, dashed). "
+    "Algebraic connectivity. Circles: window-path graph, computed; shaded: its bounds (Eq. 16); crosses: cycle, computed, on its closed form (Eq. 15, dashed); "
+    "squares: complete graph, computed, on λ_1 = N (dotted). "
     "Numbers: fitted exponents of the window path, upper half of the points."
 )
 
@@ -55,7 +58,12 @@ def connectivity_figure(frame: Frame) -> Figure:
         Line2D([], [], color=MUTED, linewidth=5, alpha=0.35, label="bounds"),
         Line2D([], [], color=MUTED, linestyle="--", marker="x", markersize=4, linewidth=0.8, label="cycle and closed form"),
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=3)
+    whole = frame[frame["graph"] == "complete"].sort_values("positions")
+    if len(whole):
+        left.plot(whole["positions"], whole["bound_low"], color=MUTED, linestyle=":", linewidth=0.8)
+        left.plot(whole["positions"], whole["connectivity"], "s", color=MUTED, markersize=3.5, markerfacecolor="none")
+        handles.append(Line2D([], [], color=MUTED, linestyle=":", marker="s", markersize=3.5, markerfacecolor="none", linewidth=0.8, label="complete, and N"))
+    fitting_legend(figure, handles, 4)
     return figure
 
 
@@ -98,7 +106,8 @@ def filter_figures(study: Study, phase: str) -> list[Figure]:
         return []
     layers = _chosen(sorted(set(rows["layer"])), PANELS_PER_ROW)
     present = [name for name in study.series if name in set(rows["series"])]
-    return [_filter_figure(rows, names, layers) for names in chunks(present, PANELS_PER_ROW)]
+    left = _of_phase(study, "spectra", phase)
+    return [_filter_figure(rows, left, names, layers) for names in chunks(present, PANELS_PER_ROW)]
 
 
 def _of_phase(study: Study, name: str, phase: str) -> Frame | None:
@@ -115,7 +124,7 @@ def _chosen(items: Sequence[float], most: int) -> list[float]:
     return [items[place] for place in sorted({round(place) for place in np.linspace(0, len(items) - 1, min(most, len(items)))})]
 
 
-def _filter_figure(rows: Frame, names: Sequence[str], layers: Sequence[float]) -> Figure:
+def _filter_figure(rows: Frame, spectra: Frame | None, names: Sequence[str], layers: Sequence[float]) -> Figure:
     figure = Figure(figsize=(_width(len(layers)), 0.75 + 1.45 * len(names)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(names), len(layers), sharex=True, sharey="row", squeeze=False))
     colors = lr_colors(rows["run_lr"])
@@ -124,8 +133,11 @@ def _filter_figure(rows: Frame, names: Sequence[str], layers: Sequence[float]) -
             ax = grid[line, column]
             part = rows[(rows["series"] == name) & (rows["layer"] == layer)]
             _filter_panel(ax, part, colors)
+            if spectra is not None:
+                _mark_what_is_left(ax, spectra[(spectra["series"] == name) & (spectra["layer"] == layer)], colors)
             mixer = "" if part.empty else f" ({part['mixer'].iloc[0]})"
             ax.set_title(f"layer {layer:.0f}{mixer}", loc="left")
+        _factor_ticks(grid[line, 0])
         grid[line, 0].set_ylabel(f"{textwrap.fill(name, 18)}\nfactor")
     for ax in grid[-1]:
         ax.set_xlabel("share of directions")
@@ -139,18 +151,44 @@ def _width(columns: int) -> float:
 
 def _lr_legend(figure: Figure, colors: dict[float, Any], more: Sequence[Line2D] = ()) -> None:
     handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
-    legend = {"loc": "outside upper center", "ncols": min(8, len(handles) + len(more)), "handlelength": 1.4, "columnspacing": 1.3}
-    figure.legend(handles=[*handles, *more], title="learning rate", title_fontsize=8.5, **legend)
+    fitting_legend(figure, [*handles, *more], 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3)
 
 
 def _filter_panel(ax: Axes, part: Frame, colors: dict[float, Any]) -> None:
     ax.axhline(0, color=MUTED, linewidth=0.5, zorder=1)
     ax.axhline(1, color=MUTED, linewidth=0.5, zorder=1)
-    ax.yaxis.set_major_locator(MaxNLocator(4))
     for lr, rows in part.groupby("run_lr"):
         middle, error = response_curve(rows)
         ax.plot(QUANTILES, middle, color=colors[lr], linewidth=1.1, zorder=3)
         ax.fill_between(QUANTILES, middle - 2 * error, middle + 2 * error, color=colors[lr], alpha=0.2, linewidth=0)
+
+
+def _mark_what_is_left(ax: Axes, spectra: Frame, colors: dict[float, Any]) -> None:
+    """At the right edge, per LR, √(variance after / before): the factor, in the root mean square, by which the layer itself multiplied differences."""
+    for lr, at_lr in spectra.groupby("run_lr"):
+        ax.plot([1.04] * len(kept(at_lr, "variance")), np.sqrt(kept(at_lr, "variance")), "<", color=colors[lr], markersize=3.5, zorder=4, clip_on=False)
+
+
+def _factor_ticks(ax: Axes) -> None:
+    """About four ticks, 1 among them: where nothing is changed."""
+    low, high = ax.get_ylim()
+    chosen = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
+    gap = min(np.diff(chosen), default=1.0)
+    ax.set_yticks(sorted({1.0, *(float(tick) for tick in chosen if abs(tick - 1) > gap / 2)}))
+
+
+def _log_ticks(axis: Axis) -> None:
+    """Decades, and between them 2 and 5 where the data span less than two: a single tick is no scale. Below a factor of two, even steps."""
+    low, high = axis.get_view_interval()
+    if high / low >= 100:
+        axis.set_major_locator(LogLocator(numticks=6))
+    elif high / low >= 4:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+        axis.set_major_formatter(FormatStrFormatter("%g"))
+    else:
+        axis.set_major_locator(MaxNLocator(4))
+        axis.set_major_formatter(FormatStrFormatter("%g"))
+    axis.set_minor_locator(NullLocator())
 
 
 def response_curve(rows: Frame) -> tuple[np.ndarray, np.ndarray]:
@@ -192,9 +230,10 @@ def _energy_figure(rows: Frame, names: Sequence[str]) -> Figure:
                 ax.plot(line.index, line, color=colors[lr], linestyle=dashes, linewidth=1.1, marker="o", markersize=2.5)
         ax.set_title(textwrap.fill(name, 22), loc="left", fontweight="bold")
         ax.set_xlabel("layer")
+        ax.axhline(1, color=MUTED, linewidth=0.5, zorder=1)
         ax.set_yscale("log")
-        ax.yaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    _log_ticks(axes[0].yaxis)
     axes[0].set_ylabel("after / before")
     _lr_legend(figure, colors, [Line2D([], [], color=INK, label="variance"), Line2D([], [], color=INK, linestyle=":", label="energy")])
     return figure
@@ -220,12 +259,11 @@ def qk_figure(study: Study, phase: str) -> Figure | None:
             _qk_line(ax, heads[heads["series"] == name], column, styles[name])
         lr_axis(ax, study.runs["lr"])
         ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(numticks=6))
-        ax.yaxis.set_minor_locator(NullLocator())
+        _log_ticks(ax.yaxis)
         ax.set_xlabel("learning rate")
         ax.set_ylabel(f"{label} of $W_q^\\top W_k$")
     handles = [Line2D([], [], color=styles[name].color, marker=styles[name].marker, markersize=4, label=textwrap.fill(name, 30)) for name in present]
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(4, len(handles)))
+    fitting_legend(figure, handles, 4)
     return figure
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,22 +47,22 @@ def study_tables(study: Study, what: str) -> list[Table]:
     return _tables(rows.assign(order=rows["series"].map(order)), what, source(study))
 
 
-def run_tables(frame: Frame, mechanism: str, what: str) -> list[Table]:
-    """The same of one run's own rows."""
-    return _tables(frame.assign(series=mechanism, run_lr=frame["lr"], seed=0, order=0), what, "One run.")
+def run_tables(frame: Frame, mechanism: str, what: str, ropes: Collection[str] = ()) -> list[Table]:
+    """The same of one run's own rows; ``ropes``: the settings ``rope`` of its consensus layers, where they are known."""
+    return _tables(frame.assign(series=mechanism, run_lr=frame["lr"], seed=0, order=0), what, "One run.", ropes)
 
 
-def _tables(rows: Frame, what: str, origin: str) -> list[Table]:
+def _tables(rows: Frame, what: str, origin: str, ropes: Collection[str] = ()) -> list[Table]:
     phases: list[str] = sorted(set(rows["phase"]), key=lambda phase: (phase != "terminal", phase))
-    made = [table for phase in phases for table in _of_phase(rows[rows["phase"] == phase], PHASES.get(phase, phase), what, origin)]
+    made = [table for phase in phases for table in _of_phase(rows[rows["phase"] == phase], PHASES.get(phase, phase), what, origin, ropes)]
     return [table for table in made if table.rows]
 
 
-def _of_phase(rows: Frame, phase: str, what: str, origin: str) -> list[Table]:
+def _of_phase(rows: Frame, phase: str, what: str, origin: str, ropes: Collection[str]) -> list[Table]:
     if what == "qk":
         return [_qk_table(rows, phase, origin)]
     kinds = kind_of(rows)
-    return [_consensus_table(rows[kinds == CONSENSUS], phase, origin), _attention_table(rows[kinds == ATTENTION], phase, origin)]
+    return [_consensus_table(rows[kinds == CONSENSUS], phase, origin, ropes), _attention_table(rows[kinds == ATTENTION], phase, origin)]
 
 
 def kind_of(spectra: Frame) -> Any:
@@ -70,15 +70,37 @@ def kind_of(spectra: Frame) -> Any:
     return np.where(spectra["step_size"].notna(), CONSENSUS, ATTENTION)
 
 
-def _consensus_table(rows: Frame, phase: str, origin: str) -> Table:
-    etas = ", ".join(f"{eta:g}" for eta in sorted(set(rows["step_size"])))
+def layer_and_filter(ropes: Collection[str]) -> str:
+    """What the filter of the graph is to the layer, by the layers' settings ``rope``; without them for each. Sentences of a caption."""
+    said = {
+        "none": "the filter is the whole update, u − 2ηL̄u",
+        "absolute": "the layer takes off 2ηL̄ũ, of the rotated ũ, not 2ηL̄u",
+        "relative": "the layer takes disagreements between ρ(i − j)u_i and u_j, not between u_i and u_j",
+    }
+    known = [rope for rope in said if rope in ropes] or list(said)
+    clauses = "; ".join(f"with rope={rope} {said[rope]}" for rope in known)
+    rotated = "" if known == ["none"] else ", and factors of the filter are not the layer's: what it did itself is the measured variance"
+    return f"The filter is the graph's alone: {clauses}{rotated}."
+
+
+def _consensus_table(rows: Frame, phase: str, origin: str, ropes: Collection[str]) -> Table:
     caption = (
-        f"L̄ = ½(D_out + D_in − W − Wᵀ) on held-out text; medians over heads and sequences, then over seeds. η = {etas or '--'}: the filter 1 − 2ηλ does not "
-        "oscillate where η ≤ 1/(2λ_max); 1−2ηλ ≥ 0: the share of the spectrum that keeps its sign. Fiedler: smallest eigenvalue beyond the constants, between "
-        "λ_1 of the unweighted graph times the smallest and the largest eigenvalue of any symmetrised edge weight. Gain: largest factor on what differs "
-        f"between positions. Energy, variance: after over before the update. {INTERVAL_RULE}. {origin}"
+        f"L̄ = ½(D_out + D_in − W − Wᵀ) on held-out text; medians over heads and sequences, then over seeds. Filter: 1 − 2ηλ over the spectrum of L̄, over T "
+        f"iterations their product Π(1 − 2η_tλ); η = {_range(rows['step_size'])} (the largest of T). No factor oscillates where η ≤ 1/(2λ_max); 1−2ηλ ≥ 0: the "
+        f"share of the spectrum where none does. {layer_and_filter(ropes)} Fiedler: smallest eigenvalue beyond the constants, between λ_1 of the "
+        "unweighted graph times the smallest and the largest eigenvalue of any symmetrised edge weight. Gain: the filter's largest |factor| over the interval "
+        "from Fiedler to λ_max. Energy (of the layer's own disagreements), variance (‖u − ū‖²): after over before the layer's update. "
+        f"{INTERVAL_RULE}. {origin}"
     )
     return _layer_table(f"Learned graphs of consensus layers, {phase}", caption, rows, CONSENSUS_MEASURES)
+
+
+def _range(values: Column) -> str:
+    """``0.1`` where all agree to three digits, ``0.08 … 0.12`` where not, ``--`` without any."""
+    if not len(values):
+        return "--"
+    ends = dict.fromkeys(f"{value:.3g}" for value in (values.min(), values.max()))
+    return " … ".join(ends)
 
 
 def _attention_table(rows: Frame, phase: str, origin: str) -> Table:
@@ -133,18 +155,23 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def connectivity_table(frame: Frame) -> Table:
-    """λ_1 of the window-path graph, a row a window and a column a length; bounds below each, fitted exponents at the ends."""
+    """λ_1 of the window-path graph, a row a window and a column a length; bounds below each, fitted exponents at the ends; a row for the complete graph."""
     path = frame[frame["graph"] == "window"].sort_values(["window", "positions"])
     lengths, body = sorted(set(path["positions"])), []
     for window, part in path.groupby("window"):
         found = part.set_index("positions")
         cells = [_connectivity_cell(found.loc[length]) if length in found.index else Cell("--") for length in lengths]
         body.append((Cell(f"w = {window:.0f}"), *cells, Cell(f"N^{slope(list(found.index), list(found['connectivity'])):.2f}")))
+    whole = frame[frame["graph"] == "complete"].set_index("positions")
+    if len(whole):
+        cells = [Cell(power(whole.loc[length, "connectivity"], 3)) if length in whole.index else Cell("--") for length in lengths]
+        body.append((Cell("K_N"), *cells, Cell(f"N^{slope(list(whole.index), list(whole['connectivity'])):.2f}")))
     columns = [path[path["positions"] == length] for length in lengths]
     body.append((Cell("slope"), *(Cell(f"w^{slope(list(part['window']), list(part['connectivity'])):.2f}") for part in columns), Cell("")))
     caption = (
         "Algebraic connectivity computed; below it the bounds of Eq. 16. Slopes: least squares in logarithms over the upper half of a row or column; "
-        f"Θ(w³/N²) as both grow. Cycle (Eq. 15) and complete graphs agree with their closed forms to {_deviation(frame):.0e}."
+        "Θ(w³/N²) as both grow. K_N: the complete graph, computed, λ_1 = N. Cycle (Eq. 15) and complete graphs agree with their closed forms to "
+        f"{_deviation(frame):.0e}."
     )
     return Table("λ_1 of the window-path graph", caption, ("", *(f"N = {length:.0f}" for length in lengths), "slope"), tuple(body))
 

@@ -153,17 +153,24 @@ def stable_steps(rows: Frame) -> Column:
     return rows["alpha_max"] > rows["lr"].fillna(rows["run_lr"])
 
 
+def _lost(shown: Frame) -> str:
+    """How many steps were lost to a number that is not finite, and where the first of them says that it came from."""
+    lost = shown[shown["alpha_max"].isna()]
+    origins = [note for note in lost["note"] if note]
+    return (f", {len(lost)} of {len(shown)} lost to a non-finite loss" if len(lost) else "") + (f" (the first: {origins[0]})" if origins else "")
+
+
 def _alpha_table(study: Study, recorded: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
     lrs = sorted(set(recorded["run_lr"]))
     body = tuple(_alpha_row(recorded[recorded["run_lr"] == lr], lr, series) for lr in lrs)
     shown = recorded[recorded["series"].isin(series)]
-    lost, how = int(shown["alpha_max"].isna().sum()), stated(shown)
+    lost, how = _lost(shown), stated(shown)
     steps = shown.groupby("run_id").size()
     caption = (
         f"Left: median of the finite α_max (bold: above the training LR), below it the range of the single runs' medians, and n, the runs. Right: "
         f"share of recorded steps with α_max above the training LR in % (bold: highest of the row), below it the range over runs, and n, the steps. "
         f"{count_range(steps)} steps recorded per run"
-        f"{f', {lost} of {len(shown)} lost to a non-finite loss' if lost else ''}; -- where there is none. {how} {source(study)}"
+        f"{lost}; -- where there is none. {how} {source(study)}"
     )
     title = f"Median α_max and % stable steps, state “{state}”, {PHASES.get(phase, phase)}"
     groups = (("", 1), ("median α_max", len(series)), ("% stable", len(series)))

@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from stability.ablation import Ablation, Variant, require_swept
 from stability.ablation import read as read_ablations
 from stability.neutral import without_neutral
-from stability.parts import CrossOfEach, Part, cross_choice, one_part, part, some_parts
+from stability.parts import CrossOfEach, Part, cross_choice, cross_fits, num_context_of, one_part, part, some_parts
 from stability.parts import settings_of as settings_of
 from stability.protocol import CurvatureSpec
 from stability.registry import Registry, add_plugin
@@ -121,8 +121,14 @@ class RunSpec(AbstractRecipe):
     @field_validator("cross", mode="before")
     @classmethod
     def _resolved(cls, value: Any, info: ValidationInfo) -> Any:
-        choice = cross_choice(value)
-        return choice.beside(info.data["mechanism"]) if isinstance(choice, CrossOfEach) and "mechanism" in info.data else choice
+        """The cross mechanism itself. Its lengths are looked at here, where it is known under which key its settings were written."""
+        choice, known = cross_choice(value), info.data
+        auto = isinstance(choice, CrossOfEach)
+        if isinstance(choice, CrossOfEach) and "mechanism" in known:
+            choice = choice.beside(known["mechanism"])
+        if isinstance(choice, Part) and {"model", "objective"} <= known.keys():
+            cross_fits(choice, known["model"].positions, num_context_of(known["objective"]), f"cross.{choice.name}." if auto else "cross.")
+        return choice
 
     @model_validator(mode="after")
     def _mechanism_fits(self) -> RunSpec:
@@ -146,7 +152,7 @@ class RunSpec(AbstractRecipe):
 
     @model_validator(mode="after")
     def _cross_has_its_context(self) -> RunSpec:
-        num_context = Registry("objectives").load(self.objective.name).num_context(self.objective.settings)
+        num_context = num_context_of(self.objective)
         if self.cross is None:
             if num_context:
                 raise ValueError(f"objective.context={num_context} is read by a cross mechanism only; add cross=auto, or objective.context=0")
@@ -154,7 +160,6 @@ class RunSpec(AbstractRecipe):
         if not num_context:
             needed = f"cross={self.cross.name} needs a context, and objective={self.objective.name} has none"
             raise ValueError(f"{needed}; objective=mlm objective.context=64 gives the 64 tokens before each sequence")
-        Registry("mechanisms").load(self.cross.name).check_positions(self.cross.settings, self.model.positions)
         return self
 
 

@@ -75,6 +75,21 @@ def cross_choice(value: Any) -> Part | CrossOfEach | None:
     return CrossOfEach(parts=tuple(_of_auto(key, item) for key, item in settings.items()))
 
 
+def num_context_of(objective: Part) -> int:
+    """Length J of the context that an objective gives; 0: none."""
+    return Registry("objectives").load(objective.name).num_context(objective.settings)
+
+
+def cross_fits(cross: Part, num_positions: int, num_context: int, key: str) -> None:
+    """``ValueError`` where a cross mechanism's settings, written under ``key``, do not fit the lengths. Without a context there is none to fit."""
+    if not num_context:
+        return
+    try:
+        Registry("mechanisms").load(cross.name).check_positions(cross.settings, num_positions, num_context)
+    except ValueError as error:
+        raise ValueError(str(error).replace("cross.", key)) from None
+
+
 def _of_auto(name: str, settings: Any) -> Part:
     if not isinstance(settings, dict):
         raise ValueError(f"cross.{name}={settings!r}: must hold settings of {name}")

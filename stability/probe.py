@@ -66,8 +66,11 @@ def _measure_runs(directories: Sequence, spec) -> None:
     if len(pending) < len(fitting):
         print(f"skips {len(fitting) - len(pending)} of {len(fitting)}: measured already under this protocol")
     steps = (measure(directory, spec, cache_dir=directory.path.parent / "cache") for directory in pending)
-    labels = [f"{number}/{len(pending)} {directory.run_id}" for number, directory in enumerate(pending, 1)]
-    follow(steps, labels, [len(missing_phases(directory, spec)) * _steps_of_a_phase(specs[directory], spec) for directory in pending])
+    follow(
+        steps,
+        [directory.run_id for directory in pending],
+        [len(missing_phases(directory, spec)) * _steps_of_a_phase(specs[directory], spec) for directory in pending],
+    )
 
 
 def _say_what_is_missing(what: str, mechanisms: str, *, alone: bool) -> None:
@@ -129,13 +132,16 @@ def _publish(study, spec) -> int:
 
 
 def _print_tables(directory, spec) -> None:
-    """One run's numbers by phase."""
+    """One run's numbers by phase; nothing where it has none."""
     from analysis.probe_tables import run_tables
+    from stability.probes.consensus_spectra import ropes_of
     from stability.runs.results import read_probe
 
-    frame = read_probe(directory, spec.what)
-    print("\n\n".join(table.text(details=False) for table in run_tables(frame, _spec_of(directory).mechanism.name, spec.what)))
-    print(f"rows: {directory.path / 'probes'}")
+    mechanism = _spec_of(directory).mechanism
+    tables = run_tables(read_probe(directory, spec.what), mechanism.name, spec.what, ropes_of(mechanism))
+    if tables:  # a run of consensus has none of what=qk, which was said
+        print("\n\n".join(table.text(details=False) for table in tables))
+        print(f"rows: {directory.path / 'probes'}")
 
 
 def _connectivity(spec) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
+import yaml
 
 from stability import sweep
 from stability.build import build_model, count_parameters
@@ -108,6 +110,15 @@ def test_the_preset_is_the_papers_ablation_and_a_setting_can_be_left_out():
     ]  # fmt: skip
 
 
+def test_the_preset_at_the_papers_size_is_written_in_its_header_with_the_papers_rates(lab):
+    """Word by word as it stands there; the rate that the preset itself holds is nano's."""
+    header = [line.removeprefix("#").split() for line in (CONF / "study" / "ablation_consensus.yaml").read_text().splitlines() if line.startswith("#  ")]
+    words = [word.replace("FILE_OR_FOLDER", str(lab.text)) for line in header for word in line]
+    spec = read_spec("sweep", words)
+    assert (spec.model.name, spec.steps, spec.batch, spec.mechanism[0].settings.edge_hidden) == ("text_193m", 20_000, 512, 256)
+    assert spec.lr.rates() == tuple(float(rate) for rate in yaml.safe_load((CONF / "lr" / "paper_medium.yaml").read_text())["values"])
+
+
 def test_a_studys_runs_carry_their_variant_and_another_study_calls_the_same_run_its_base(lab, tmp_path, capsys):
     words = [
         f"runs_dir={lab.pool}", f"reports_dir={tmp_path / 'reports'}", "data=text", f"data.path={lab.text}", "launcher=serial", "device=cpu", "lr=1e-3",
@@ -144,6 +155,7 @@ def test_counting_without_building_counts_what_is_built(lab, mechanism):
     assert count_parameters(spec, 256) == num_parameters(build_model(spec, 256))
 
 
+CONF = Path(__file__).parents[1] / "conf"
 # The paper's Table 9, row "Model Size", in millions: value of the setting → size, at the text model of Table 10 called 193M.
 MODEL_SIZE = {
     "edge_hidden": {4: 179, 16: 180, 64: 182, 256: 193},

@@ -69,6 +69,18 @@ def test_no_cross_mechanism_is_the_default(lab):
         ({"objective": CONTEXT, "cross": {"name": "auto", "ca": 3}}, "^cross.ca=3: must hold settings of ca"),
         ({"mechanism": {"name": "sc", "graph": "given"}}, "mechanism=sc with graph=given takes edges= with every batch, and data=text has none"),
         ({"mechanism": {"name": "mix", "sc": {"graph": "given"}}}, "mechanism=mix with graph=given takes edges= with every batch"),
+        (
+            {"objective": CONTEXT, "cross": {"name": "cc", "graph": "window"}},
+            "^cross.graph=window needs a context as long as model.positions=16, got objective.context=8; choose auto or complete$",
+        ),
+        (
+            {"objective": CONTEXT, "mechanism": {"name": "sc"}, "cross": {"name": "auto", "cc": {"graph": "window"}}},
+            "^cross.cc.graph=window needs a context as long as model.positions=16, got objective.context=8; choose auto or complete$",
+        ),
+        (
+            {"objective": {"name": "mlm", "context": 16}, "cross": {"name": "cc", "window": 16}},
+            "^cross.window=16 must be below model.positions=16$",
+        ),
         ({"mechanism": {"name": "sc", "window": 16}}, "window=16 must be below model.positions=16"),
     ],
 )
@@ -76,6 +88,10 @@ def test_what_cannot_be_is_refused_in_one_line(lab, changes, message):
     with pytest.raises(ValueError, match=message) as caught:
         lab.spec(**changes)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_window_that_is_never_read_is_not_refused(lab):
+    assert lab.spec(objective=CONTEXT, cross={"name": "cc", "window": 100}).cross == cross_choice({"name": "cc", "window": 100})
 
 
 @pytest.mark.parametrize(

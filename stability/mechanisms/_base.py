@@ -27,12 +27,22 @@ class MixerShape:
     num_layers: int = 1
 
     def __post_init__(self):
+        for name, value in (("width", self.width), ("heads", self.heads)):
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} is not divisible by heads {self.heads}; choose a divisor of {self.width}")
 
     @property
     def head_width(self) -> int:
         return self.width // self.heads
+
+    def require_pairs(self) -> None:
+        """``ValueError`` of one line for an odd head width, of which RoPE cannot turn pairs."""
+        if self.head_width % 2:
+            even = [heads for heads in range(1, self.width + 1) if self.width % heads == 0 and self.width // heads % 2 == 0]
+            choices = f"heads that leave an even one: {', '.join(map(str, even))}" if even else "choose an even width"
+            raise ValueError(f"head width {self.width}/{self.heads} = {self.head_width} is odd, and RoPE turns pairs; {choices}")
 
 
 def without_padding(x_BND: Tensor, mask_BN: Tensor | None, *, name: str = "mask_BN") -> Tensor:
@@ -48,6 +58,13 @@ def without_padding(x_BND: Tensor, mask_BN: Tensor | None, *, name: str = "mask_
     if mask_BN.dtype != torch.bool:
         raise ValueError(f"{name} has dtype {str(mask_BN.dtype).removeprefix('torch.')}; expected bool, True where a position is valid")
     return torch.where(mask_BN[..., None], x_BND, 0.0)
+
+
+def require_context(x_BND: Tensor, context_BJD: Tensor) -> None:
+    """``ValueError`` of one line for a context of another width or batch than the source's."""
+    batch, _, width = x_BND.shape
+    if context_BJD.ndim != 3 or context_BJD.shape[0] != batch or context_BJD.shape[2] != width:
+        raise ValueError(f"the context has shape {tuple(context_BJD.shape)}; expected ({batch}, J, {width}), as the source is {tuple(x_BND.shape)}")
 
 
 class AbstractMechanism(nn.Module):
@@ -115,8 +132,9 @@ class AbstractCrossMechanism(nn.Module):
         return cls(config, shape)
 
     @classmethod
-    def check_positions(cls, config: Any, num_positions: int) -> None:
-        """``ValueError`` of one line where the settings do not fit sequences of ``num_positions``."""
+    def check_positions(cls, config: Any, num_positions: int, num_context: int) -> None:
+        """``ValueError`` of one line where the settings do not fit sources of ``num_positions`` and contexts of ``num_context``; it names settings
+        as ``cross.<setting>``, to which ``cross=auto`` adds the mechanism's name."""
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int, num_context: int) -> float:

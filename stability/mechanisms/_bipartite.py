@@ -46,4 +46,4 @@ class CompleteEdges:
 
     def collect(self, flow: Tensor) -> Tensor:
         """The sum over each row's edges, (…, last − first)."""
-        return flow.unflatten(-1, (-1, self.num_context)).sum(-1)
+        return flow.unflatten(-1, (self.rows.stop - self.rows.start, self.num_context)).sum(-1)

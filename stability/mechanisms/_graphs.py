@@ -64,9 +64,11 @@ def top_edges(score_BNN: Tensor, num_chosen: int, mask_BN: Tensor | None) -> Edg
 def given_edges(edges: Tensor, batch: int, num_positions: int, device: torch.device) -> Edges:
     """A caller's edges: int64 (E, 2) or (B, E, 2), rows [-1, -1] being filler, or a boolean adjacency (N, N) or (B, N, N), True at [i, j] for i → j.
 
-    Self-loops are dropped (they contribute nothing). Errors: ``ValueError`` of one line for another shape or dtype, for a position that does
-    not exist, and for an edge given twice.
+    Self-loops are dropped (they contribute nothing). Errors: ``ValueError`` of one line for what is no tensor, for another shape or dtype, for a
+    position that does not exist, and for an edge given twice.
     """
+    if not isinstance(edges, Tensor):
+        raise ValueError(f"edges must be a tensor, got {type(edges).__name__}; e.g. torch.tensor([[0, 1]]) for one edge 0 → 1")
     rows = (batch,) if edges.ndim == 3 else ()
     adjacency = edges.dtype == torch.bool and tuple(edges.shape) == (*rows, num_positions, num_positions)
     if not adjacency and not (edges.dtype == torch.int64 and edges.ndim in (2, 3) and tuple(edges.shape) == (*rows, edges.shape[-2], 2)):

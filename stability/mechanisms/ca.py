@@ -11,14 +11,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, without_padding
+from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, require_context, without_padding
 from stability.models.position import rope
 
 
 class CrossAttention(AbstractCrossMechanism):
     """y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; q from the source x, k and v from the context c, each at its own positions 0, 1, ….
 
-    A source whose context is wholly padded gets 0, not b_o: there is nothing that could be attended to.
+    A source whose context is wholly padded, or empty, gets 0, not b_o: there is nothing that could be attended to.
     Attention is torch's own scaled_dot_product_attention: for second derivatives call the model under ``sdpa_kernel(SDPBackend.MATH)``.
     """
 
@@ -29,6 +29,8 @@ class CrossAttention(AbstractCrossMechanism):
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
+        if config.rope != "none":
+            shape.require_pairs()
         self.heads, self.rotated = shape.heads, config.rope == "absolute"
         self.q = nn.Linear(shape.width, shape.width)
         self.kv = nn.Linear(shape.width, 2 * shape.width)
@@ -41,12 +43,14 @@ class CrossAttention(AbstractCrossMechanism):
     def forward(
         self,
         x_BND: Float[Tensor, "B N D"],
-        context_BJD: Float[Tensor, "B J D"],
+        context_BJD: Tensor,
         *,
         mask_BN: Tensor | None = None,
         context_mask_BJ: Tensor | None = None,
     ) -> Float[Tensor, "B N D"]:
-        """Masks as in the base class, True where an entry is valid. Errors: ``ValueError`` for a mask of a wrong shape or dtype."""
+        """Masks as in the base class, True where an entry is valid. Errors: ``ValueError`` for a mask of a wrong shape or dtype, and for a context of
+        another width or batch than the source's."""
+        require_context(x_BND, context_BJD)
         q_BNHK = self.q(without_padding(x_BND, mask_BN)).unflatten(-1, (self.heads, -1))
         kv_BJTHK = self.kv(without_padding(context_BJD, context_mask_BJ, name="context_mask_BJ")).unflatten(-1, (2, self.heads, -1))
         k_BJHK, v_BJHK = kv_BJTHK.unbind(2)
@@ -58,7 +62,9 @@ class CrossAttention(AbstractCrossMechanism):
             visible = (context_mask_BJ | ~context_mask_BJ.any(-1, keepdim=True))[:, None, None]
         y_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHJK, v_BHJK, attn_mask=visible)
         y_BND = self.out(y_BHNK.transpose(1, 2).flatten(2))
-        return y_BND if context_mask_BJ is None else torch.where(context_mask_BJ.any(-1)[:, None, None], y_BND, 0.0)
+        if context_mask_BJ is None:
+            return y_BND if context_BJD.shape[1] else torch.zeros_like(y_BND)
+        return torch.where(context_mask_BJ.any(-1)[:, None, None], y_BND, 0.0)
 
 
 EXPORT = CrossAttention

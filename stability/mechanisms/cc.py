@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor, nn
 
-from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, without_padding
+from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, require_context, without_padding
 from stability.mechanisms._bipartite import CompleteEdges, WindowedEdges
 from stability.mechanisms._edge_weights import ConsensusSettings, EdgeNetwork, EdgeWeights, cost_per_edge, mlps_of
 from stability.mechanisms._rotation import cos_sin, turned
@@ -50,19 +50,29 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
+        if config.rope != "none":
+            shape.require_pairs()
         self.source = nn.Linear(shape.width, shape.width)
         self.context = nn.Linear(shape.width, shape.width)
         self.out = nn.Linear(shape.width, shape.width)
         self.add_edge_parameters(config, shape)
 
     @classmethod
-    def check_positions(cls, config: Any, num_positions: int) -> None:
-        if config.graph != "complete" and config.window >= num_positions:
-            raise ValueError(f"cross.cc.window={config.window} must be below model.positions={num_positions}")
+    def check_positions(cls, config: Any, num_positions: int, num_context: int) -> None:
+        if config.graph == "window" and num_context != num_positions:
+            lengths = f"a context as long as model.positions={num_positions}, got objective.context={num_context}"
+            raise ValueError(f"cross.graph=window needs {lengths}; choose auto or complete")
+        if cls._windowed(config, num_positions, num_context) and config.window >= num_positions:
+            raise ValueError(f"cross.window={config.window} must be below model.positions={num_positions}")
+
+    @staticmethod
+    def _windowed(config: Any, num_positions: int, num_context: int) -> bool:
+        """Whether the window is what decides of the edges."""
+        return config.graph == "window" or (config.graph == "auto" and num_context == num_positions)
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int, num_context: int) -> float:
-        windowed = config.graph == "window" or (config.graph == "auto" and num_context == num_positions)
+        windowed = cls._windowed(config, num_positions, num_context)
         edges = WindowedEdges(config.window, num_positions).num_edges if windowed else num_positions * num_context
         of_nodes = shape.width**2 * (2 * num_positions + num_context)
         of_features = shape.width * config.edge_hidden * mlps_of(config) * (num_positions + num_context)
@@ -76,8 +86,12 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         mask_BN: Tensor | None = None,
         context_mask_BJ: Tensor | None = None,
     ) -> Float[Tensor, "B N D"]:
-        """Padding: an edge with a padded end contributes nothing. Errors: ``ValueError`` for wrong masks, and for ``graph="window"`` where J ≠ N."""
-        _require_context(x_BND, context_BJD)
+        """Padding: an edge with a padded end contributes nothing, and nothing comes from a context of length J = 0: u′ = u.
+
+        A window that reaches past the ends is cut there (w ≥ N − 1: the complete graph); only a run refuses w ≥ N. Errors: ``ValueError`` for
+        wrong masks, for a context of another width or batch than the source's, and for ``graph="window"`` where J ≠ N.
+        """
+        require_context(x_BND, context_BJD)
         x_BND = without_padding(x_BND, mask_BN)
         context_BJD = without_padding(context_BJD, context_mask_BJ, name="context_mask_BJ")
         masks = None if mask_BN is None and context_mask_BJ is None else (_or_all(mask_BN, x_BND), _or_all(context_mask_BJ, context_BJD))
@@ -98,8 +112,8 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         """The edges, where they are complete in blocks of source rows, so that Λ of one block holds about `BLOCK_NUMBERS` numbers."""
         (batch, num_positions, width), num_context = x_BND.shape, context_BJD.shape[1]
         if self.config.graph == "window" and num_context != num_positions:
-            raise ValueError(f"cross.cc.graph=window needs a context as long as the source ({num_positions}), got {num_context}; choose auto or complete")
-        if self.config.graph == "window" or (self.config.graph == "auto" and num_context == num_positions):
+            raise ValueError(f"cross.graph=window needs a context as long as the source ({num_positions}), got {num_context}; choose auto or complete")
+        if self._windowed(self.config, num_positions, num_context):
             return [WindowedEdges(self.config.window, num_positions)]
         of_row = heads_at_once * batch * num_context * max(self.config.rank, 1) * (width // self.heads)
         step = max(BLOCK_NUMBERS // max(of_row, 1), 1)
@@ -126,19 +140,13 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         self, x_BND: Float[Tensor, "B N D"], context_BJD: Float[Tensor, "B J D"]
     ) -> tuple[Int64[Tensor, " E"], Int64[Tensor, " E"], Float[Tensor, "B H E K K"]]:
         """``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the edges from source position i to context position j."""
-        _require_context(x_BND, context_BJD)
+        require_context(x_BND, context_BJD)
         num_positions, num_context = x_BND.shape[1], context_BJD.shape[1]
         windowed = isinstance(self._blocks(x_BND, context_BJD, self.heads)[0], WindowedEdges)
         edges = WindowedEdges(self.config.window, num_positions) if windowed else CompleteEdges(0, num_positions, num_context)
         r_BHEKK = self._weights(edges, slice(None), self._sides(x_BND, context_BJD)).dense(self.source.out_features // self.heads)
         number_E = edges.sums(torch.arange(num_positions, device=x_BND.device) * num_context, torch.arange(num_context, device=x_BND.device))
         return number_E // num_context, number_E % num_context, r_BHEKK
-
-
-def _require_context(x_BND: Tensor, context_BJD: Tensor) -> None:
-    batch, _, width = x_BND.shape
-    if context_BJD.ndim != 3 or context_BJD.shape[0] != batch or context_BJD.shape[2] != width:
-        raise ValueError(f"the context has shape {tuple(context_BJD.shape)}; expected ({batch}, J, {width}), as the source is {tuple(x_BND.shape)}")
 
 
 def _or_all(mask_BN: Tensor | None, x_BND: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class SoftmaxAttention(AbstractMechanism):
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__()
+        shape.require_pairs()
         self.heads, self.causal = shape.heads, shape.direction == CAUSAL
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)

@@ -44,6 +44,8 @@ class SelfConsensus(EdgeNetwork, AbstractMechanism):
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__()
+        if config.rope != "none":
+            shape.require_pairs()
         self.source = nn.Linear(shape.width, shape.width)
         self.out = nn.Linear(shape.width, shape.width)
         self.add_edge_parameters(config, shape)
@@ -75,7 +77,8 @@ class SelfConsensus(EdgeNetwork, AbstractMechanism):
         return float(num_positions * per_node + edges * cost_per_edge(config, shape))
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None, edges: Tensor | None = None) -> Float[Tensor, "B N D"]:
-        """Padding: an edge with a padded end contributes nothing.
+        """Padding: an edge with a padded end contributes nothing. A window that reaches past the ends is cut there (w ≥ N − 1: the complete graph);
+        only a run, whose length is known beforehand, refuses w ≥ N.
 
         ``edges`` belong to ``graph="given"``: directed edges i → j as int64 (E, 2), shared by the batch, or (B, E, 2) with rows [-1, -1] as
         filler, or a boolean adjacency (N, N) or (B, N, N), True at [i, j]. Errors: ``ValueError`` for a wrong mask and for wrong edges.
@@ -136,7 +139,8 @@ class SelfConsensus(EdgeNetwork, AbstractMechanism):
         """
         graph = self._graph(x_BND, None, edges)
         if not graph.shape[1]:
-            raise ValueError(f"a sequence of {x_BND.shape[1]} position has no edges; give at least 2")
+            given = "edges holds no edge; give at least one"
+            raise ValueError(given if self.config.graph == "given" else f"a sequence of {x_BND.shape[1]} position has no edges; give at least 2")
         weights = self.edge_weights_of(self._hidden(x_BND, graph), slice(None), graph.shape)
         return graph.directed(weights.dense(self.source.out_features // self.heads))
 

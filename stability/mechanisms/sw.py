@@ -34,6 +34,7 @@ class SlidingWindowAttention(AbstractMechanism):
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__()
+        shape.require_pairs()
         self.heads = shape.heads
         self.before, self.after = config.window, 0 if shape.direction == CAUSAL else config.window
         self.qkv = nn.Linear(shape.width, 3 * shape.width)

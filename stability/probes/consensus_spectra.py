@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,21 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from stability.models.position import rope
+from stability.parts import Part
 from stability.probes.laplacian import BlockLaplacian, Density, connectivity
+
+HALVINGS = 60  # of the interval between two roots: beyond float64's resolution
 
 
 def is_consensus(mixer: nn.Module) -> bool:
     """Whether a layer tells its edges' weights, as `sc` does."""
     return callable(getattr(mixer, "edge_weights", None)) and isinstance(getattr(mixer, "source", None), nn.Linear)
+
+
+def ropes_of(mechanism: Part) -> frozenset[str]:
+    """The settings ``rope`` of a run's consensus layers: its own, or of a pattern those of its parts."""
+    settings = [mechanism.settings, *(item.settings for item in getattr(mechanism.settings, "parts", ()))]
+    return frozenset(item.rope for item in settings if hasattr(item, "rope"))
 
 
 @dataclass(frozen=True)
@@ -32,9 +42,10 @@ class HeadSpectrum:
 def consensus_spectra(layer: Any, x_BND: Tensor, *, probes: int, products: int, seed: int) -> Iterator[HeadSpectrum]:
     """Each head of a consensus layer on one sequence x (1, N, D), float64: what is yielded is a head.
 
-    The operator is L̄ = ½(D_out + D_in − W − Wᵀ) from the layer's own R_ij (see `BlockLaplacian`), its filter u − 2η·L̄u; with T iterations the
-    factors Π_t (1 − 2η_tλ), and the largest η_t decides what oscillates. With RoPE the disagreements are taken between the rotated ũ: the spectrum is
-    that of L̄, the energy that of the layer's own disagreements, and the variance that of u itself.
+    The operator is L̄ = ½(D_out + D_in − W − Wᵀ) from the layer's own R_ij (see `BlockLaplacian`), the filter that of this graph alone, I − 2ηL̄; with
+    T iterations the factors Π_t (1 − 2η_tλ), and the largest η_t decides what oscillates. Without RoPE the layer is this filter. With ``absolute``
+    it is u − 2η·L̄ũ, the disagreements being those of the rotated ũ, so that constants do not stay: spectrum and gain are then those of L̄, not of
+    the layer; the energy is that of the layer's own disagreements, and the variance, of u itself, what the layer as a whole did.
     """
     with torch.no_grad():
         source_E, target_E, weight_BHEKK = layer.edge_weights(x_BND)
@@ -66,6 +77,25 @@ def step_sizes(layer: Any) -> np.ndarray:
 def filter_response(eigenvalues: np.ndarray, steps_T: np.ndarray) -> np.ndarray:
     """Π_t (1 − 2η_tλ) at each λ (Eqs. 9 and 10)."""
     return np.prod(1 - 2 * steps_T[:, None] * np.asarray(eigenvalues)[None, :], axis=0)
+
+
+def largest_factor(low: float, high: float, steps_T: np.ndarray) -> float:
+    """max |Π_t (1 − 2η_tλ)| over low ≤ λ ≤ high: no factor of an eigenvalue there is larger.
+
+    The product's roots are 1/(2η_t). Between two neighbors the logarithm of its modulus is concave, and its slope Σ_t 1/(λ − root_t) falls from ∞ to
+    −∞: halving finds the one critical point. Outside of all roots the modulus is largest at an end of the interval.
+    """
+    roots_T = 1 / (2 * steps_T)
+    points = [low, high]
+    for left, right in itertools.pairwise(np.unique(roots_T)):
+        for _ in range(HALVINGS):
+            middle = 0.5 * (left + right)
+            if not left < middle < right:
+                break
+            left, right = (middle, right) if (1 / (middle - roots_T)).sum() > 0 else (left, middle)
+        if low < left < high:
+            points.append(float(left))
+    return float(np.abs(filter_response(np.array(points), steps_T)).max())
 
 
 def _energy_of(layer: Any, laplacian: BlockLaplacian, source_E: np.ndarray, target_E: np.ndarray, weight_EKK: Tensor) -> Callable[[Tensor], float]:
@@ -106,7 +136,6 @@ def _numbers(laplacian: BlockLaplacian, steps_T: np.ndarray, unweighted: float) 
     eta = float(steps_T.max())
     limit = 1 / (2 * eta)
     below = laplacian.size if largest <= limit else laplacian.count_below(limit)
-    ends = filter_response(np.array([fiedler, largest]), steps_T)
     return {
         "num_positions": laplacian.num_nodes,
         "head_width": laplacian.width,
@@ -119,7 +148,7 @@ def _numbers(laplacian: BlockLaplacian, steps_T: np.ndarray, unweighted: float) 
         "fiedler_high": heaviest * unweighted,
         "graph_fiedler": unweighted,
         "non_oscillating": np.nan if below is None else below / laplacian.size,
-        "gain": float(np.abs(ends).max()),
+        "gain": largest_factor(fiedler, largest, steps_T),
     }
 
 

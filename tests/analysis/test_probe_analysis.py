@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 from pypdf import PdfReader
 
 from analysis import load as load_module
 from analysis.load import load
-from analysis.probe_plots import QUANTILES, connectivity_figure, filter_figures, kept, probe_figures, qk_figure, response_curve, write_connectivity_figure
-from analysis.probe_tables import connectivity_table, qk_heads, run_tables, slope, study_tables
+from analysis.probe_plots import (
+    CAPTIONS,
+    QUANTILES,
+    _log_ticks,
+    connectivity_figure,
+    energy_figures,
+    filter_figures,
+    kept,
+    probe_figures,
+    qk_figure,
+    response_curve,
+    write_connectivity_figure,
+)
+from analysis.probe_tables import connectivity_table, layer_and_filter, qk_heads, run_tables, slope, study_tables
 from analysis.report import build
 from stability.runs import results
 from tests.analysis.synthetic import write_study
 
+RUNS = [SimpleNamespace(run_id=str(seed), mechanism="sc", lr=1e-3, seed=seed) for seed in range(3)]
 LRS, SEEDS, LAYERS = (1e-3, 1e-2), 3, (0, 1)
 
 
@@ -62,6 +77,7 @@ def probed(tmp_path):
 def graphs():
     """λ_1 = w³/N², its bounds half and twice of it."""
     rows = [(graph, n, w, w**3 / n**2, 0.5 * w**3 / n**2, 2 * w**3 / n**2) for graph in ("window", "cycle") for n in (32, 64, 128, 256) for w in (1, 2, 4)]
+    rows += [("complete", n, n - 1, float(n), n, n) for n in (32, 64, 128)]
     return results.connectivity_frame([dict(zip(results.CONNECTIVITY_COLUMNS, row, strict=True)) for row in rows])
 
 
@@ -88,7 +104,7 @@ def test_layers_are_tabled_by_kind_with_medians_over_seeds(probed):
     assert first["1/(2λ_max)"].text == "2.5e-2" and first["1−2ηλ ≥ 0"].text == "50 %"
     assert first["energy"].text == "25 %" and first["variance"].text == "20 %"
     assert dict(zip(attention.header, attention.rows[0], strict=True))["second |λ|"].text == "0.2500"
-    assert "η = 0.1:" in consensus.caption
+    assert "η = 0.1 (the largest of T)" in consensus.caption
 
 
 def test_one_runs_tables_need_no_study(probed):
@@ -116,9 +132,63 @@ def test_exponents_are_fitted_in_logarithms_over_the_upper_half():
     assert slope(x, [1.0, 1.0, 4**3, 8**3]) == pytest.approx(3)
     assert math.isnan(slope([1.0], [1.0]))
     table = connectivity_table(graphs())
-    assert [row[-1] for row in cells(table)[:-1]] == ["N^-2.00"] * 3
+    assert [row[-1] for row in cells(table)[:-1]] == ["N^-2.00"] * 3 + ["N^1.00"]
+    assert cells(table)[-2] == ["K_N", "3.20e1", "6.40e1", "1.28e2", "--", "N^1.00"]
     assert cells(table)[-1][1:-1] == ["w^3.00"] * 4
     assert table.rows[0][1].detail == "4.88e-4–1.95e-3"
+
+
+def test_captions_say_that_the_filter_is_the_graphs_and_not_the_layers(probed):
+    (consensus, _) = study_tables(load(probed), "spectra")
+    for text in (consensus.caption, CAPTIONS["filter"]):
+        assert "with rope=none the filter is the whole update, u − 2ηL̄u" in text and "with rope=absolute the layer takes off 2ηL̄ũ" in text
+        assert "Π(1 − 2η_tλ)" in text
+    assert "largest |factor| over the interval from Fiedler to λ_max" in consensus.caption
+    assert layer_and_filter({"none"}) == "The filter is the graph's alone: with rope=none the filter is the whole update, u − 2ηL̄u."
+
+
+def test_many_learned_steps_are_told_as_a_range():
+    rows = pd.DataFrame([spectra_row(run, 0, 0, 0) | {"step_size": eta} for run, eta in zip(RUNS, (0.08123, 0.09, 0.12), strict=True)])
+    (table,) = run_tables(rows, "sc", "spectra", {"absolute"})
+    assert "η = 0.0812 … 0.12 (" in table.caption
+    (table,) = run_tables(rows.assign(step_size=[0.1, 0.1, 0.10000001]), "sc", "spectra", {"absolute"})
+    assert "η = 0.1 (" in table.caption
+
+
+def test_the_complete_graph_is_drawn_beside_its_closed_form():
+    lines = [line for line in connectivity_figure(graphs()).axes[0].lines if line.get_marker() == "s"]
+    assert [line.get_ydata().tolist() for line in lines] == [[32.0, 64.0, 128.0]]
+
+
+def test_the_layers_own_factor_stands_beside_the_graphs(probed):
+    (figure,) = filter_figures(load(probed), "terminal")
+    marks = [[line for line in ax.lines if line.get_marker() == "<"] for ax in figure.axes]
+    assert all(len(of_panel) == len(LRS) for of_panel in marks)
+    assert marks[0][0].get_ydata().tolist() == pytest.approx([0.2**0.5])
+
+
+def visible_ticks(axis):
+    low, high = axis.get_view_interval()
+    return [tick for tick in axis.get_major_locator()() if low <= tick <= high]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.9, 0.97), (0.31, 0.89), (1.1, 8.0), (0.3, 40.0), (3.0, 9e4)])
+def test_a_logarithmic_axis_has_ticks_enough_to_read_whatever_it_spans(low, high):
+    ax = Figure().subplots()
+    ax.plot([0, 1], [low, high])
+    ax.set_yscale("log")
+    _log_ticks(ax.yaxis)
+    assert 2 <= len(visible_ticks(ax.yaxis)) <= 9
+
+
+def test_axes_of_factors_show_where_nothing_changes(probed):
+    study = load(probed)
+    for figure in (*filter_figures(study, "terminal"), *energy_figures(study, "terminal")):
+        for ax in figure.axes:
+            low, high = ax.get_ylim()
+            assert low <= 1 <= high
+    (figure,) = filter_figures(study, "terminal")
+    assert all(1.0 in ax.get_yticks() for ax in figure.axes)
 
 
 def test_the_response_curve_is_the_quantile_function_with_the_probes_scatter():

@@ -87,6 +87,18 @@ def test_a_wrong_mask_is_told_by_its_name(masks, message):
         module()(inputs(), context(), **masks)
 
 
+@pytest.mark.parametrize("shape", [(3, 7, 8), (2, 7, 16), (7, 16)])
+def test_a_context_of_another_width_or_batch_is_refused_in_one_line(shape):
+    with pytest.raises(ValueError) as caught:
+        module()(inputs(), torch.zeros(shape, dtype=torch.float64))
+    assert str(caught.value) == f"the context has shape {shape}; expected (3, J, 16), as the source is (3, 9, 16)"
+
+
+def test_an_empty_context_gives_exactly_zero():
+    assert not module()(inputs(), context()[:, :0]).count_nonzero()
+    assert not module()(inputs(), context()[:, :0], context_mask_BJ=context_padding()[:, :0]).count_nonzero()
+
+
 def test_has_four_projections_with_bias():
     assert sum(parameter.numel() for parameter in module().parameters()) == 4 * (16 * 16 + 16)
 

@@ -142,7 +142,7 @@ def test_wrong_inputs_are_refused_in_one_line():
     for call, message in (
         (
             lambda: module(graph="window")(inputs(), context(5)),
-            "cross.cc.graph=window needs a context as long as the source (9), got 5; choose auto or complete",
+            "cross.graph=window needs a context as long as the source (9), got 5; choose auto or complete",
         ),
         (lambda: module()(inputs(), context(9, 2)), "the context has shape (2, 9, 16); expected (3, J, 16), as the source is (3, 9, 16)"),
         (lambda: module()(inputs(), context(), context_mask_BJ=bool_mask), "context_mask_BJ has shape (3, 8); expected (3, 9), True where a position is valid"),
@@ -158,12 +158,19 @@ def test_wrong_inputs_are_refused_in_one_line():
         assert "\n" not in str(caught.value)
 
 
-def test_window_as_long_as_a_run_is_refused_unless_all_is_seen():
+def test_window_as_long_as_a_run_is_refused_where_it_is_read():
     layer = module(window=64)
-    layer.check_positions(layer.config, 65)
-    layer.check_positions(module(window=64, graph="complete").config, 64)
-    with pytest.raises(ValueError, match=r"^cross\.cc\.window=64 must be below model\.positions=64$"):
-        layer.check_positions(layer.config, 64)
+    layer.check_positions(layer.config, 65, 65)
+    layer.check_positions(module(window=64, graph="complete").config, 64, 64)
+    layer.check_positions(layer.config, 64, 16)
+    with pytest.raises(ValueError, match=r"^cross\.window=64 must be below model\.positions=64$"):
+        layer.check_positions(layer.config, 64, 64)
+
+
+@pytest.mark.parametrize("settings", [{}, {"graph": "complete"}, {"iterations": 2, "rope": "none"}], ids=name_of)
+def test_an_empty_context_leaves_the_two_projections(settings):
+    layer, x_BND = module(**settings), inputs()
+    torch.testing.assert_close(layer(x_BND, context(0)), layer.out(layer.source(x_BND)), rtol=0, atol=1e-12)
 
 
 def test_yaml_says_the_defaults_of_the_config():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from stability.config import settings_of
 from stability.mechanisms import build
@@ -103,3 +104,24 @@ def test_the_sound_mechanism_behind_the_faults_passes(causal):
     (checks.check_future_is_unseen if causal else checks.check_both_sides_are_seen)(module)
     for check in OF_A_BUILDER:
         check(lambda: faults.Mean(causal))
+
+
+@pytest.mark.parametrize("name", ["sa", "sw", "sc", "ca", "cc"])
+def test_shapes_that_cannot_be_are_refused_when_built(name):
+    for width, heads, message in (
+        (8, 0, "heads=0 must be at least 1"),
+        (8, -2, "heads=-2 must be at least 1"),
+        (-8, 2, "width=-8 must be at least 1"),
+        (9, 3, "head width 9/3 = 3 is odd, and RoPE turns pairs; choose an even width"),
+        (12, 4, "head width 12/4 = 3 is odd, and RoPE turns pairs; heads that leave an even one: 1, 2, 3, 6"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            build(name, width=width, heads=heads)
+        assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("name", ["sc", "ca", "cc"])
+def test_without_rope_a_head_width_may_be_odd(name):
+    x_BND = torch.ones(1, 4, 9)
+    context = () if name == "sc" else (x_BND,)
+    assert build(name, width=9, heads=3, rope="none")(x_BND, *context).shape == (1, 4, 9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor
@@ -178,8 +179,8 @@ def test_mask_of_another_shape_or_dtype_is_refused_in_one_line():
 
 @pytest.mark.parametrize("rope", ["absolute", "relative"])
 def test_odd_head_width_is_refused_where_pairs_are_turned(rope):
-    with pytest.raises(ValueError, match="RoPE turns pairs: the head width must be even, got 3"):
-        build("sc", width=6, heads=2, rope=rope)(torch.ones(1, 4, 6))
+    with pytest.raises(ValueError, match="^head width 6/2 = 3 is odd, and RoPE turns pairs; heads that leave an even one: 1, 3$"):
+        build("sc", width=6, heads=2, rope=rope)
 
 
 # top_w: hard choice, smooth gate
@@ -270,3 +271,16 @@ def test_cost_counts_the_edges_of_its_graph_and_every_iteration():
     assert cost(graph="cycle") - cost(graph="window") == 6 * per_edge()
     assert cost(graph="cycle", window=40) == cost(graph="complete") == cost(graph="given")
     assert cost(graph="top_w", window=3) - cost(graph="top_w", window=2) == 32 * per_edge()
+
+
+def test_edges_that_are_no_tensor_or_none_are_told(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # which refuses the list before we do, in tests alone
+    layer = module(graph="given")
+    with pytest.raises(ValueError, match="^edges must be a tensor, got list; e.g. "):
+        layer(inputs(), edges=[[0, 1]])
+    with pytest.raises(ValueError, match="^edges holds no edge; give at least one$"):
+        layer.edge_weights(inputs(), edges=torch.zeros(0, 2, dtype=torch.int64))
+
+
+def test_a_window_past_the_ends_is_the_complete_graph():
+    torch.testing.assert_close(module(window=20)(inputs()), module(graph="complete")(inputs()), rtol=0, atol=1e-12)

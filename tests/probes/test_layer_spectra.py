@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from stability.mechanisms import build
+from stability.parts import part
 from stability.probes import low_pass as low_pass_module
-from stability.probes.consensus_spectra import consensus_spectra, filter_response, is_consensus, step_sizes
+from stability.probes.consensus_spectra import consensus_spectra, filter_response, is_consensus, largest_factor, ropes_of, step_sizes
 from stability.probes.low_pass import is_attention, low_pass
 from stability.probes.qk import qk_singular_values
 from tests.mechanisms.oracles import rotated
@@ -109,6 +110,59 @@ def test_iterations_multiply_and_the_largest_step_decides():
     assert np.allclose(filter_response(np.array([1.0, 2.0]), np.array([0.1, 0.2])), [0.8 * 0.6, 0.6 * 0.2])
     learned, _ = layer_of("sc", iterations=2, step="learned", step_size=0.07)
     assert step_sizes(learned) == pytest.approx([0.07, 0.07], rel=1e-5)
+
+
+def test_of_unequal_steps_the_largest_decides_what_oscillates():
+    layer, x_BND = layer_of("sc", rope="none", iterations=3, step="learned")
+    steps_T = torch.tensor([0.02, 0.2, 0.005], dtype=torch.float64)
+    with torch.no_grad():
+        layer.step_before_softplus.copy_(torch.log(torch.expm1(steps_T)))
+    for head, found in enumerate(spectra_of(layer, x_BND)):
+        values = np.linalg.eigvalsh(dense_of(layer, x_BND, head))
+        share = np.mean([all(1 - 2 * eta * value >= 0 for eta in steps_T.tolist()) for value in values])
+        assert 0 < share < 1
+        assert found.numbers["step_size"] == pytest.approx(0.2, rel=1e-9)
+        assert found.numbers["non_oscillating"] == share
+
+
+def test_the_gain_of_several_steps_is_the_largest_over_the_interval_not_at_its_ends():
+    """(1 − λ)(1 − λ/4) is 0 at 1 and 4, and largest between them at 2.5: −9/16."""
+    steps_T = np.array([0.5, 0.125])
+    assert largest_factor(1.0, 4.0, steps_T) == pytest.approx(9 / 16, rel=1e-12)
+    assert largest_factor(3.0, 4.0, steps_T) == pytest.approx(0.5, rel=1e-12), "the critical point lies outside"
+    assert largest_factor(0.0, 1.0, np.array([0.5])) == 1.0
+    draws = np.random.default_rng(0)
+    for count in (2, 3, 5):
+        steps_T, high = draws.uniform(0.05, 0.4, count), 12.0
+        grid = np.abs(filter_response(np.linspace(0.3, high, 200_001), steps_T)).max()
+        assert largest_factor(0.3, high, steps_T) == pytest.approx(grid, rel=1e-8)
+    assert largest_factor(0.2, 6.0, np.array([0.1, 0.1 * (1 + 1e-16), 0.1 * (1 + 1e-15)])) == pytest.approx(0.96**3, rel=1e-12)
+
+
+def test_the_gain_bounds_the_factor_of_every_eigenvalue():
+    """One step's root on the Fiedler value and the other's on λ_max: at both ends the factor is 0."""
+    layer, x_BND = layer_of("sc", rope="none", iterations=2, step="learned")
+    values = np.linalg.eigvalsh(dense_of(layer, x_BND, 0))
+    steps_T = 1 / (2 * values[[K, -1]])
+    with torch.no_grad():
+        layer.step_before_softplus.copy_(torch.log(torch.expm1(torch.from_numpy(steps_T))))
+    gain = spectra_of(layer, x_BND)[0].numbers["gain"]
+    assert gain == pytest.approx(np.abs(filter_response(np.linspace(values[K], values[-1], 100_001), steps_T)).max(), rel=1e-6)
+    assert gain >= np.abs(filter_response(values[K:], steps_T)).max() > 0.1
+
+
+def test_a_runs_rope_is_that_of_its_consensus_layers():
+    assert ropes_of(part("mechanisms", {"name": "sc", "rope": "none"})) == {"none"}
+    assert ropes_of(part("mechanisms", {"name": "mix", "sc": {"rope": "relative"}})) == {"relative"}
+    assert ropes_of(part("mechanisms", "sa")) == frozenset()
+
+
+def test_with_rope_the_filter_is_not_the_layers_update():
+    """Equal u at every position: the filter leaves them, the layer with rotated disagreements does not."""
+    for rope, leaves in (("none", True), ("absolute", False)):
+        layer, x_BND = layer_of("sc", rope=rope)
+        numbers = spectra_of(layer, x_BND[:, :1].expand(-1, N, -1))[0].numbers
+        assert (numbers["variance_after"] < 1e-20) == leaves
 
 
 def test_the_density_is_exact_from_enough_products_and_follows_its_options():

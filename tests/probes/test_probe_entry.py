@@ -117,14 +117,18 @@ def test_singular_values_of_queries_and_keys_are_kept_for_every_phase(trained, c
 def test_consensus_alone_has_no_queries_and_keys_and_says_so(trained, capsys):
     _, runs, _ = trained
     assert main(["what=qk", f"ckpt={runs['sc'].path}"]) == 0
-    assert "no softmax attention" in capsys.readouterr().out
+    assert capsys.readouterr().out == "leaves out sc: no softmax attention, so no W_q and W_k\n"
+    assert main(["what=qk", f"ckpt={runs['sc'].checkpoints()[-1]}"]) == 0
+    assert capsys.readouterr().out == "leaves out sc: no softmax attention, so no W_q and W_k\n"
 
 
 def test_a_run_and_a_single_checkpoint_print_their_own_tables(trained, capsys):
     _, runs, _ = trained
     folder = runs["mix"].checkpoints()[0]
     assert main(["what=spectra", f"ckpt={folder}", *SMALL]) == 0
-    assert "Learned graphs of consensus layers, earliest checkpoint" in capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Learned graphs of consensus layers, earliest checkpoint" in said
+    assert "with rope=absolute the layer takes off 2ηL̄ũ" in said and "rope=none" not in said, "the run's own setting, which it knows"
     assert main(["what=spectra", f"ckpt={runs['mix'].path}", *SMALL]) == 0
     assert "Softmax attention as a filter, terminal checkpoint" in capsys.readouterr().out
 
