@@ -1,7 +1,7 @@
-"""The stable window: the learning rates around the best one whose NLL is within 5 % of it, and that keep half of what was learned.
+"""The stable window: the learning rates around the best one whose NLL is within 5 % of it.
 
-The second condition is the stricter one where a model's best lies less than 10 % below the unigram entropy, as it does on DNA (1.386 nats, good models
-1.22 to 1.36): 5 % of such a best reach above the entropy of token frequencies, and rates that taught nothing would count as stable.
+Where a model's best lies less than 10 % below the unigram entropy, as on DNA (1.386 nats, good models 1.22 to 1.36), 5 % of it are more than half of
+what was learned beyond token frequencies: such a window is lenient, and whoever shows it says so.
 
 Edges. Between the last rate inside and the first outside the edge is interpolated linearly in log10 LR against NLL. Three neighbours allow
 no interpolation, and the edge is then the last rate that was measured inside:
@@ -23,7 +23,7 @@ import pandas as pd
 from analysis.load import FINISHED, Column, Frame, Study
 
 TOLERANCE = 0.05
-LEAST_KEPT = 0.5  # of the nats between the unigram entropy and the best NLL
+HALF = 0.5  # of the nats between the unigram entropy and the best NLL
 VALIDATION, GENERATIVE = "val_nll", "gen_nll"
 Kind = Literal["interpolated", "open", "unmeasured", "diverged"]
 
@@ -47,12 +47,12 @@ class Window:
     best_nll: float
     threshold_nll: float
     grid: tuple[float, float]
-    tolerated_nll: float
+    half_nll: float | None = None  # where half of what was learned beyond token frequencies is lost; None: not known
 
     @property
-    def is_cut(self) -> bool:
-        """Whether half of what was learned, not the tolerance, sets the threshold."""
-        return self.threshold_nll < self.tolerated_nll
+    def is_lenient(self) -> bool:
+        """Whether rates count as stable at which more than half of what was learned is lost."""
+        return self.half_nll is not None and self.threshold_nll > self.half_nll
 
     @property
     def width(self) -> float:
@@ -87,7 +87,7 @@ class Window:
 
 
 def window(lrs, nlls, tolerance: float = TOLERANCE, unigram: float = math.nan) -> Window | None:
-    """The stable window of one curve. ``unigram``: the unigram entropy; NaN: not known, or no measure of these NLLs, and the tolerance alone counts.
+    """The stable window of one curve. ``unigram``: the unigram entropy; NaN: not known, or no measure of these NLLs.
 
     ``lrs``: learning rates, each once, in any order. ``nlls``: one NLL (nats) for each, ``inf`` where the run diverged, ``nan`` where there
     is no result. None where no run is finite. "Within 5 %" is taken of the best NLL's magnitude, so that a negative NLL (a density) works too.
@@ -98,8 +98,7 @@ def window(lrs, nlls, tolerance: float = TOLERANCE, unigram: float = math.nan) -
     if not np.isfinite(y).any():
         return None
     best = int(np.nanargmin(y))
-    tolerated = float(y[best] + tolerance * abs(y[best]))
-    threshold = min(tolerated, float(y[best] + (1 - LEAST_KEPT) * (unigram - y[best]))) if unigram > y[best] else tolerated
+    threshold = float(y[best] + tolerance * abs(y[best]))
     return Window(
         low=_edge(x, y, best, threshold, -1),
         high=_edge(x, y, best, threshold, +1),
@@ -107,7 +106,7 @@ def window(lrs, nlls, tolerance: float = TOLERANCE, unigram: float = math.nan) -
         best_nll=float(y[best]),
         threshold_nll=threshold,
         grid=(float(x[0]), float(x[-1])),
-        tolerated_nll=tolerated,
+        half_nll=float(y[best] + HALF * (unigram - y[best])) if unigram > y[best] else None,
     )
 
 
@@ -168,7 +167,7 @@ class SeriesWindows:
 
 
 def windows(study: Study, tolerance: float = TOLERANCE, column: str = VALIDATION) -> dict[str, SeriesWindows]:
-    """The windows of every series of a study, in the study's order, on the validation NLL or the generative one (where the tolerance alone counts)."""
+    """The windows of every series of a study, in the study's order, on the validation NLL or the generative one (which no unigram entropy belongs to)."""
     result = {}
     for series in study.series:
         table = outcomes(study, series, column)

@@ -73,13 +73,13 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
     """One row per series: its best learning rate, and the range of rates within 5 % of the best NLL (validation, or generative; ``oracle``: by whom)."""
     found = windows(study, column=column)
     rows = tuple(_window_row(study, found[name], column) for name in study.series)
-    cut = any(each.median is not None and each.median.is_cut for each in found.values())
-    kept = "; under “cut at” an NLL that comes first: there half of what was learned beyond the unigram entropy is lost" if cut else ""
+    lenient = any(each.median is not None and each.median.is_lenient for each in found.values())
+    half = " Half lost: the NLL within the window where half of what was learned beyond the unigram entropy is lost." if lenient else ""
     caption = (
         "The range of learning rates whose NLL is within 5 % of the mechanism's best, around the best one, on the median over seeds (a divergence "
-        f"counting as infinite){kept}; edges interpolated in log10 LR. ≥: the window reaches the end of the sweep, or a rate without a result, and is a "
+        "counting as infinite); edges interpolated in log10 LR. ≥: the window reaches the end of the sweep, or a rate without a result, and is a "
         "lower bound. A range a–b: the neighbouring rate diverged and the edge lies in between. Last column: the range of the windows of the "
-        f"single seeds. {oracle}{source(study)}"
+        f"single seeds.{half} {oracle}{source(study)}"
     )
     header = ("mechanism", "best LR", "best NLL", "unigram", "window", "decades", "single seeds")
     return Table("Stable windows" if column == VALIDATION else "Stable windows on the generative NLL", caption, header, rows)
@@ -88,8 +88,8 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
 def _window_row(study: Study, found: SeriesWindows, column: str) -> tuple[Cell, ...]:
     runs = study.of(found.series)
     unigram = Spread.of(runs["unigram_nll"])
-    cut = f"cut at {found.median.threshold_nll:.3f}" if found.median is not None and found.median.is_cut else ""
-    unigram_cell = Cell("--") if column != VALIDATION else Cell(f"{unigram.median:.3f}" if unigram.n else "not recorded", cut)
+    half = f"half lost at {found.median.half_nll:.3f}" if found.median is not None and found.median.is_lenient else ""
+    unigram_cell = Cell("--") if column != VALIDATION else Cell(f"{unigram.median:.3f}" if unigram.n else "not recorded", half)
     name = Cell(found.series, f"{count_range(runs['num_params'])} parameters")
     if found.median is None:
         return (name, Cell("--"), Cell("no run finished"), unigram_cell, Cell("--"), Cell("--"), Cell("--"))

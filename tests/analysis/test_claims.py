@@ -38,7 +38,7 @@ def test_wider_is_indicated_by_two_seeds_that_agree(tmp_path):
     assert "sc 1.99 decades, single seeds 1.98–2.00" in claim.text and "sa 1.00 decades" in claim.text and "interval" not in claim.text
 
 
-def test_windows_of_mechanisms_that_learned_little_are_cut_and_both_is_said(tmp_path):
+def test_windows_of_mechanisms_that_learned_little_are_lenient_and_both_is_said(tmp_path):
     learned = 0.05 * UNIGRAM - 0.001
     slopes = {"sc": 0.05, "sa": NARROW}
     nll = lambda m, lr, seed: UNIGRAM - (learned if m == "sc" else 0.5) + slopes[m] * abs(math.log10(lr / 1e-2))  # noqa: E731
@@ -48,8 +48,8 @@ def test_windows_of_mechanisms_that_learned_little_are_cut_and_both_is_said(tmp_
         f"Little was learned beyond token frequencies: sc {learned:.3f} nats (5.0 %) below the unigram entropy. "
         "What is said of windows is said of models at that stage."
     )
-    assert claims["cut windows"].text.endswith(f"5 % of the best NLL would be more: sc's at {UNIGRAM - learned / 2:.3f} instead of {1.05 * best:.3f}.")
-    assert not {"little learned", "cut windows"} & judged(tmp_path / "much", nll=vee({"sc": WIDE, "sa": NARROW}), mechanisms=("sa", "sc")).keys()
+    assert f"(sc's admits NLLs up to {1.05 * best:.3f}, half is lost at {UNIGRAM - learned / 2:.3f})" in claims["lenient windows"].text
+    assert not {"little learned", "lenient windows"} & judged(tmp_path / "much", nll=vee({"sc": WIDE, "sa": NARROW}), mechanisms=("sa", "sc")).keys()
 
 
 def test_wider_is_a_result_with_three_seeds_and_an_interval(tmp_path):
@@ -191,12 +191,12 @@ def test_below_a_hundredth_of_the_unigram_entropy_nobody_is_trained(tmp_path, un
     assert "little learned" in claims, "trained, and it is said how little"
 
 
-def test_good_models_of_dna_are_judged_and_their_windows_are_not_the_whole_sweep(tmp_path):
-    """1.386 → 1.35 nats, as on E. coli; at 5 % alone a window would reach 1.4175, above the unigram entropy, and every rate be stable."""
+def test_good_models_of_dna_count_as_trained_and_their_windows_are_called_lenient(tmp_path):
+    """1.386 → 1.35 nats, as on E. coli: 5 % reach to 1.4175, above the unigram entropy, so that every rate is in the window and nothing decided."""
     nll = lambda m, lr, seed: min(1.35 + {"sc": 0.01, "sa": 0.02, "mix": 0.015}[m] * abs(math.log10(lr / 1e-2)) + 1e-4 * seed, 1.386)  # noqa: E731
     claims = judged(tmp_path, nll=nll, seeds=3, unigram=1.386)
-    assert claims["window"].verdict == "holds" and claims["mix"].verdict == "holds"
-    assert "sc 3.59 decades" in claims["window"].text and "sa 1.79 decades" in claims["window"].text
+    assert "trained sa" not in claims and claims["window"].verdict == "undecided"
+    assert "sa's admits NLLs up to 1.418, half is lost at 1.368" in claims["lenient windows"].text
     assert "sa 0.036 nats (2.6 %)" in claims["little learned"].text
 
 
