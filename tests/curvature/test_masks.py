@@ -57,4 +57,5 @@ def test_padding_through_a_whole_model_is_finite_and_exact(model, lengths):
     mask = torch.arange(12) < torch.tensor(lengths)[:, None]
     tokens = torch.randint(0, VOCABULARY, (2, 12), generator=torch.Generator().manual_seed(2))
     params = {name: param.detach() for name, param in net.named_parameters()}
-    assert_same(module_loss(net, tokens, mask_BN=mask), params, random_direction(params))
+    noise = {} if net.noise_level is None else {"sigma_B": torch.tensor([0.3, 1.2], dtype=torch.float64)}
+    assert_same(module_loss(net, tokens, mask_BN=mask, **noise), params, random_direction(params))
