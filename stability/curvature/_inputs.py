@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Tensors = dict[str, Tensor]
@@ -75,9 +76,9 @@ class Objective:
             yield self._pair(self._evaluate(twice, params, batch))
 
     def _evaluate(self, twice: bool, params: Mapping[str, Tensor], *batch: Any) -> Any:
-        versions = {name: _version(param) for name, param in params.items()}
+        versions = _versions(params)
         result = self._called(twice, params, *batch)
-        written = next((name for name, param in params.items() if _version(param) != versions[name]), None)
+        written = next((name for name, version in _versions(params).items() if version != versions[name]), None)
         if written is not None:  # the next evaluation would be of another function, and the caller's own parameters have moved
             raise ValueError(f"loss_fn writes into params[{written!r}] in place (nn.Embedding's max_norm does so); curvature needs a loss that only reads them")
         return result
@@ -108,9 +109,10 @@ class Objective:
         return loss.reshape(())
 
 
-def _version(tensor: Tensor) -> int:
-    """How often the tensor was written into; inference tensors do not count."""
-    return 0 if tensor.is_inference() else tensor._version
+def _versions(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """How often each tensor was written into; inference tensors do not count. Read past `__torch_function__`, which would cost more than the check."""
+    with DisableTorchFunctionSubclass():
+        return {name: 0 if tensor.is_inference() else tensor._version for name, tensor in tensors.items()}
 
 
 def mean_of(total: float, count: float) -> float:
@@ -122,15 +124,16 @@ def mean_of(total: float, count: float) -> float:
 
 def dot(a: Tensor, b: Tensor) -> float:
     """⟨a, b⟩ accumulated in float64 (float32 sums over millions of products lose the slope's small digits)."""
-    if a.numel() <= _CHUNK:
-        return float((a.detach().double() * b.detach().double()).sum())
-    pieces = zip(a.detach().reshape(-1).split(_CHUNK), b.detach().reshape(-1).split(_CHUNK), strict=True)
-    return float(sum((x.double() * y.double()).sum() for x, y in pieces))
+    return float(sum((x.double() * y.double()).sum() for x, y in zip(_pieces(a.detach()), _pieces(b.detach()), strict=True)))
 
 
 def norm(tensors: Mapping[str, Tensor]) -> float:
     """Euclidean norm over all tensors, in float64."""
-    return math.sqrt(sum(dot(tensor, tensor) for tensor in tensors.values()))
+    return math.hypot(*(float(torch.linalg.vector_norm(piece, dtype=torch.float64)) for tensor in tensors.values() for piece in _pieces(tensor.detach())))
+
+
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    return (tensor,) if tensor.numel() <= _CHUNK else tensor.reshape(-1).split(_CHUNK)
 
 
 class RandomState:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import DisableTorchFunctionSubclass
+from torch._C import _set_grad_enabled as set_grad_enabled
 
 Component = Tensor | None
 Rule = Callable[..., Any]
@@ -50,17 +51,24 @@ class Jet(Tensor):
         kwargs = kwargs or {}
         if func not in _METADATA:
             _refuse_drops(func)
-            rule = FUNCTION_RULES.get(func)
-            with torch.no_grad(), DisableTorchFunctionSubclass():
-                try:
-                    result = NotImplemented if rule is None else rule(*args, **kwargs)
-                    return func(*args, **kwargs) if result is NotImplemented else result
-                except NoRule as error:
-                    raise type(error)(f"{error} (called by {name_of(func)})") if " (called by " not in str(error) else error from None
+            return cls._by_rule(func, args, kwargs)
         if func is _getter("requires_grad"):
             return True  # code that picks its path by this flag takes the one it would train with
         with DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
+
+    @classmethod
+    def _by_rule(cls, func, args, kwargs):
+        rule = FUNCTION_RULES.get(func)
+        set_grad_enabled(False)  # they are enabled here, or `_refuse_drops` had raised; torch.no_grad would cost as much as the rest of this function
+        try:
+            with DisableTorchFunctionSubclass():
+                result = NotImplemented if rule is None else rule(*args, **kwargs)
+                return func(*args, **kwargs) if result is NotImplemented else result
+        except NoRule as error:
+            raise type(error)(f"{error} (called by {name_of(func)})") if " (called by " not in str(error) else error from None
+        finally:
+            set_grad_enabled(True)
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -101,14 +109,20 @@ _DROPS = {  # what leaves torch, or makes a constant of a tensor
 
 
 def _refuse_drops(func: Any) -> None:
+    # The pass runs with gradients enabled although nothing records any: whoever switches them off means a constant, or is a custom Function's forward.
+    if not torch.is_grad_enabled():
+        raise HeldConstant(f"taylor refuses {name_of(func)} inside torch.no_grad or a custom autograd.Function: derivatives would be dropped or wrong")
+    if func in _KEEPS:
+        return
     if func in _DROPS:
         raise HeldConstant(f"taylor refuses {name_of(func)}: it would drop derivatives")
     name = getattr(func, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
         raise NoRule(f"taylor refuses {name_of(func)}: it writes into a tensor in place, where derivatives would be lost")
-    # The pass runs with gradients enabled although nothing records any: whoever switches them off means a constant, or is a custom Function's forward.
-    if not torch.is_grad_enabled():
-        raise HeldConstant(f"taylor refuses {name_of(func)} inside torch.no_grad or a custom autograd.Function: derivatives would be dropped or wrong")
+    _KEEPS.add(func)
+
+
+_KEEPS: set[Any] = set()  # functions that have been looked at
 
 
 def name_of(func: Any) -> str:

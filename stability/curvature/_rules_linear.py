@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stability.curvature._jet import ATEN_RULES, Component, Jet, NoRule, each, filled, jet, on, on_aten, parts
+from stability.curvature._jet import ATEN_RULES, FUNCTION_RULES, Component, Jet, NoRule, each, filled, jet, on, on_aten, parts
 
 _LINEAR = """
 expand slice select t transpose permute unsqueeze squeeze diagonal unfold alias sum mean cumsum flip roll repeat tril triu index_select gather index clone
@@ -19,6 +20,10 @@ replication_pad3d _adaptive_avg_pool2d _adaptive_avg_pool3d avg_pool3d upsample_
 upsample_nearest1d upsample_nearest2d upsample_nearest3d
 """
 # What a comparison or an index is made of has derivative zero: a plain tensor comes out, from the values alone.
+# The same as users call them: taken here, they need not pass through torch's dispatcher, which costs more than the operation where tensors are small.
+_LINEAR_CALLS = """
+__getitem__ unflatten flatten t transpose permute unsqueeze squeeze split chunk unbind narrow select flip sum mean expand repeat roll cumsum neg
+"""
 _CONSTANT = """
 eq ne lt le gt ge isnan isinf isfinite sign sgn floor ceil round trunc argmax argmin argsort bitwise_not logical_not logical_and logical_or
 logical_xor zeros_like ones_like empty_like full_like rand_like randn_like randint_like new_zeros new_ones new_empty new_full new_empty_strided
@@ -40,11 +45,21 @@ def _has_jet(x: Any) -> bool:
 def _linear(func, args, kwargs):
     if not isinstance(args[0], Jet) or any(map(_has_jet, (*args[1:], *kwargs.values()))):
         raise NoRule(f"taylor has no rule for {func} with derivatives in its other arguments")
+    return _part_by_part(func, args, kwargs)
+
+
+def _part_by_part(func, args, kwargs):
     results: list[Any] = [None if part is None else func(part, *args[1:], **kwargs) for part in parts(args[0])]
     if isinstance(results[0], Tensor):
         return jet(*results)
     pieces = ([None] * len(results[0]) if result is None else result for result in results)
     return type(results[0])(jet(*piece) for piece in zip(*pieces, strict=True))
+
+
+def _linear_call(func, x, *args, **kwargs):
+    if not isinstance(x, Jet) or any(map(_has_jet, (*args, *kwargs.values()))):
+        return NotImplemented
+    return _part_by_part(func, (x, *args), kwargs)
 
 
 def _constant(func, args, kwargs):
@@ -53,6 +68,8 @@ def _constant(func, args, kwargs):
 
 for _rule, _names in ((_linear, _LINEAR), (_constant, _CONSTANT)):
     ATEN_RULES.update({getattr(torch.ops.aten, name): _rule for name in _names.split() if hasattr(torch.ops.aten, name)})
+for _name in _LINEAR_CALLS.split():
+    FUNCTION_RULES.update({call: partial(_linear_call, call) for home in (Tensor, torch) if (call := getattr(home, _name, None))})
 
 
 @on_aten("view", "_unsafe_view", "_reshape_alias", "reshape")
@@ -76,6 +93,16 @@ def _add(func, args, kwargs):
     value = func(a, b, alpha=alpha)
     signs = {"add": (1, alpha), "sub": (1, -alpha), "rsub": (-alpha, 1)}[func.overloadpacket.__name__.split(".")[-1]]
     return jet(value, *(_combined(x, y, signs) for x, y in ((a1, b1), (a2, b2))))
+
+
+@on(Tensor.add, torch.add)
+def _add_call(a, b, **kwargs):
+    return _add(torch.ops.aten.add.Tensor, (a, b), kwargs) if isinstance(a, Tensor) and "out" not in kwargs else NotImplemented
+
+
+@on(Tensor.sub, torch.sub)
+def _sub_call(a, b, **kwargs):
+    return _add(torch.ops.aten.sub.Tensor, (a, b), kwargs) if isinstance(a, Tensor) and "out" not in kwargs else NotImplemented
 
 
 def _combined(x: Component, y: Component, signs: tuple[float, float]) -> Component:

@@ -44,6 +44,11 @@ def _mul(func, args, kwargs):
     return jet(value, _sum_of(value, (a1, b, 1), (b1, a, 1)), _sum_of(value, (a2, b, 1), (b2, a, 1), (a1, b1, 2)))
 
 
+@on(Tensor.mul, torch.mul)
+def _mul_call(a, b, **kwargs):
+    return NotImplemented if kwargs else _mul(torch.mul, (a, b), {})
+
+
 def _sum_of(like: Tensor, *terms: tuple[Any, Any, int]) -> Component:
     """Σ factor·x·y over the terms of which neither is zero, in one buffer of the shape of ``like``."""
     total: Component = None

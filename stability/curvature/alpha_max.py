@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stability.curvature._inputs import norm
 
-_ROUNDING_LIMIT = 1e-2  # share of a step that float rounding may make up before step_direction warns
+ROUNDING_LIMIT = 1e-2  # share of a step that float rounding may make up before step_direction warns
 
 
 def alpha_max(slope: float, curvature: float) -> float:
@@ -46,32 +46,26 @@ def step_direction(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor
     direction: dict[str, Tensor] = {}
     lengths: dict[str, float] = {}
     for name, param in params.items():  # float64 for one tensor at a time: all of them at once would be twice the model
-        difference = _exact_difference(param.detach(), before[name])
+        difference = exact_difference(param.detach(), before[name])
         lengths[name] = norm({name: difference})
         direction[name] = difference.div_(lr).to(param.dtype)
-    _warn_of_lost(before, lengths)
+    share = rounding_share(before, lengths)
+    if share > ROUNDING_LIMIT:
+        text = f"about {share:.0%} of this step is float rounding of the parameters; use a larger lr or float64 copies"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
     return direction
 
 
-def _exact_difference(after: Tensor, before: Tensor) -> Tensor:
-    return after.double() - before.double()
+def exact_difference(after: Tensor, before: Tensor) -> Tensor:
+    return after.to(torch.float64, copy=True).sub_(before)
 
 
-def _warn_of_rounding(before: dict[str, Tensor], step: dict[str, Tensor]) -> None:
-    _warn_of_lost(before, {name: norm({name: step[name]}) for name in before}, stacklevel=4)
-
-
-def _warn_of_lost(before: dict[str, Tensor], lengths: dict[str, float], stacklevel: int = 3) -> None:
-    """``lengths``: the norm of each tensor's step."""
+def rounding_share(before: Mapping[str, Tensor], lengths: Mapping[str, float]) -> float:
+    """How much of a step the rounding of θ⁺ to the parameters' dtype makes up; ``lengths``: the norm of each tensor's step. 0 without a step."""
     moved = {name: tensor for name, tensor in before.items() if lengths[name]}
-    if not moved:
-        return
     # Rounding a number to p bits is off by ulp/sqrt(12) on average, ulp between eps/2 and eps of the number.
-    lost = math.sqrt(sum((0.75 * torch.finfo(tensor.dtype).eps * norm({name: tensor})) ** 2 for name, tensor in moved.items()) / 12)
-    length = math.hypot(*(lengths[name] for name in moved))
-    if lost > _ROUNDING_LIMIT * length:
-        text = f"about {lost / length:.0%} of this step is float rounding of the parameters; use a larger lr or float64 copies"
-        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
+    lost = math.hypot(*(0.75 * torch.finfo(tensor.dtype).eps * norm({name: tensor}) for name, tensor in moved.items())) / math.sqrt(12)
+    return lost / math.hypot(*(lengths[name] for name in moved)) if moved else 0.0
 
 
 def paper_state(

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stability.curvature._batches import num_rows, split_rows
 from stability.curvature._inputs import Objective, RandomState, Tensors, mean_of, norm
-from stability.curvature.alpha_max import _ROUNDING_LIMIT, _exact_difference
+from stability.curvature.alpha_max import ROUNDING_LIMIT, exact_difference, rounding_share
 from stability.curvature.parallel import parallel_directional, parallel_mean
 from stability.curvature.products import Directional, check_method, directional
 
@@ -174,7 +174,7 @@ class AlphaMaxMonitor:
             return MonitorRow(step, lr, note="no step: no parameter changed" + (", the learning rate is 0" if lr == 0 else ""))
         if not (math.isfinite(lr) and lr > 0):
             return MonitorRow(step, lr, note=f"the learning rate is {lr}, by which no step can be divided")
-        direction = {name: _exact_difference(after[name], tensor).div_(lr).to(tensor.dtype) for name, tensor in start.items()}
+        direction = {name: exact_difference(after[name], tensor).div_(lr).to(tensor.dtype) for name, tensor in start.items()}
         pieces = [piece for item in items for piece in self._pieces(item)]
         with items[0].random.replayed():
             along = self._along(start, direction, pieces)
@@ -230,11 +230,8 @@ class _Loss(nn.Module):
 
 def _rounding(before: Tensors, direction: Tensors, lr: float) -> str | None:
     """A note where the rounding of θ⁺ makes up more than 1 % of the step, as it does at tiny learning rates."""
-    moved = [name for name, step in direction.items() if step.any()]
-    # Rounding a number to p bits is off by ulp/sqrt(12) on average, ulp between eps/2 and eps of the number.
-    lost = math.sqrt(sum((0.75 * torch.finfo(before[name].dtype).eps * norm({name: before[name]})) ** 2 for name in moved) / 12)
-    share = lost / (lr * norm({name: direction[name] for name in moved}))
-    return f"about {share:.0%} of this step is float rounding of the parameters" if share > _ROUNDING_LIMIT else None
+    share = rounding_share(before, {name: lr * norm({name: step}) for name, step in direction.items()})
+    return f"about {share:.0%} of this step is float rounding of the parameters" if share > ROUNDING_LIMIT else None
 
 
 def _restore(random: RandomState) -> None:

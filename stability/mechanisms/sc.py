@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from stability.mechanisms._base import BIDIRECTIONAL, AbstractMechanism, MixerShape, without_padding
 from stability.mechanisms._edge_list import EdgeList
-from stability.mechanisms._edge_weights import ConsensusSettings, EdgeNetwork, cost_per_edge, mlps_of
+from stability.mechanisms._edge_weights import ConsensusSettings, EdgeNetwork, EdgeWeights, cost_per_edge, mlps_of
 from stability.mechanisms._graphs import Edges, cycle_edges, given_edges, top_edges, window_edges
 from stability.mechanisms._pairs import Pairs
 
@@ -122,13 +123,17 @@ class SelfConsensus(EdgeNetwork, AbstractMechanism):
 
     def _updated(self, u_HKBN: Tensor, hidden_HTXM: Tensor, graph: Pairs | EdgeList) -> Tensor:
         slices, step_sizes = self.heads_in_turn(u_HKBN.device), self.step_sizes()
-        updated = []
-        for heads, u, hidden in zip(slices, u_HKBN.split(slices[0].stop), hidden_HTXM.split(slices[0].stop), strict=True):
-            weights = self.edge_weights_of(hidden, heads, graph.shape)
-            for step_size in step_sizes:
-                u = u - step_size * graph.collect(weights.flow(graph.differences(u)))
-            updated.append(u)
-        return torch.cat(updated)
+        at_once = slices[0].stop
+        weights: Iterable[EdgeWeights] = (
+            self.edge_weights_of(hidden, heads, graph.shape) for heads, hidden in zip(slices, hidden_HTXM.split(at_once), strict=True)
+        )
+        if len(step_sizes) > 1:
+            weights = list(weights)
+        for step_size in step_sizes:  # for a single one each head's Λ is made, used and dropped before the next head's
+            differences = graph.differences(u_HKBN).split(at_once)
+            flows = [of_heads.flow(difference) for of_heads, difference in zip(weights, differences, strict=True)]
+            u_HKBN = u_HKBN - step_size * graph.collect(torch.cat(flows))
+        return u_HKBN
 
     def edge_weights(
         self, x_BND: Float[Tensor, "B N D"], *, edges: Tensor | None = None
