@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -17,6 +16,8 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from stability.ablation import Ablation, Variant, require_swept
 from stability.ablation import read as read_ablations
+from stability.entry_specs import HessianSpec, ProbeSpec, ReportSpec
+from stability.learning_rates import LearningRates
 from stability.neutral import without_neutral
 from stability.parts import CrossOfEach, Part, cross_choice, cross_fits, num_context_of, one_part, part, some_parts
 from stability.parts import settings_of as settings_of
@@ -163,34 +164,6 @@ class RunSpec(AbstractRecipe):
         return self
 
 
-class LearningRates(Settings):
-    """Either ``values``, or ``num`` rates from ``low`` to ``high`` in equal ratios, rounded to three digits."""
-
-    values: tuple[float, ...] | None = Field(default=None, min_length=1, description="the rates themselves")
-    low: float | None = Field(default=None, gt=0, description="smallest rate of a range")
-    high: float | None = Field(default=None, gt=0, description="largest rate of a range")
-    num: int | None = Field(default=None, ge=2, description="number of rates of a range")
-
-    @model_validator(mode="after")
-    def _one_form(self) -> LearningRates:
-        of_range = (self.low, self.high, self.num)
-        given = [item is not None for item in of_range]
-        if not (all(given) if self.values is None else not any(given)):
-            raise ValueError("lr takes either values, or low, high and num together; e.g. lr=1e-3, lr=[1e-4,1e-3] or lr=range lr.num=9")
-        if self.values is not None and (min(self.values) <= 0 or len(set(self.values)) < len(self.values)):
-            raise ValueError(f"lr.values={list(self.values)} must be positive and distinct")
-        if self.low is not None and self.high is not None and self.low >= self.high:
-            raise ValueError(f"lr.low={self.low:g} must be below lr.high={self.high:g}")
-        return self
-
-    def rates(self) -> tuple[float, ...]:
-        if self.values is not None:
-            return tuple(sorted(self.values))
-        assert self.low is not None and self.high is not None and self.num is not None
-        ratio = math.log(self.high / self.low) / (self.num - 1)
-        return tuple(float(f"{self.low * math.exp(index * ratio):.3g}") for index in range(self.num))
-
-
 class SweepSpec(AbstractRecipe):
     """A product of mechanisms, residuals, optimizers, norms, learning rates and seeds, and how to run it."""
 
@@ -253,63 +226,6 @@ class SweepSpec(AbstractRecipe):
     def expand(self, data_fingerprint: str) -> tuple[RunSpec, ...]:
         """Every run of the product."""
         return tuple(run for _, run in self.points(data_fingerprint))
-
-
-class HessianSpec(Settings):
-    """α_max of checkpoints that exist (``ckpt``), or of a Hugging Face causal LM on the user's data (``hf``)."""
-
-    ckpt: str | None = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
-    hf: str | None = Field(default=None, min_length=1, description="a Hugging Face causal language model: a folder, or a name on the hub")
-    data: Annotated[Part, one_part("data")] | None = Field(default=None, description="the text that the model is to be fine-tuned on (hf)")
-    lr: LearningRates | None = Field(default=None, description="learning rates that are asked about (hf)")
-    positions: int | None = Field(default=None, ge=2, description="tokens per sequence (hf); null: 128, or the model's largest where that is less")
-    curvature: CurvatureSpec = Field(description="the protocol")
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
-
-    @model_validator(mode="after")
-    def _one_subject(self) -> HessianSpec:
-        if (self.ckpt is None) == (self.hf is None):
-            given = "neither" if self.ckpt is None else "both"
-            raise ValueError(f"give either ckpt=FOLDER or hf=NAME_OR_PATH ({given} given); e.g. ckpt=runs/studies/quickstart, or hf=gpt2 data=text …")
-        for key in ("data", "lr", "positions"):
-            if self.ckpt is not None and getattr(self, key) is not None:
-                raise ValueError(f"{key} belongs to hf=…; a checkpoint carries its own {key}")
-        for key, example in (("data", "data=text data.path=FILE_OR_FOLDER"), ("lr", "lr=2e-5")):
-            if self.hf is not None and getattr(self, key) is None:
-                raise ValueError(f"{key}: a value is missing; hf={self.hf} needs {example}")
-        if self.hf is not None and self.curvature.measure != ("alpha_max",):
-            raise ValueError(f"measure=[{','.join(self.curvature.measure)}] belongs to ckpt=…; a Hugging Face model is asked for alpha_max only")
-        if self.hf is not None and self.curvature.phase != "terminal":
-            raise ValueError(f"phase={self.curvature.phase} belongs to ckpt=…; a Hugging Face model has one state only")
-        return self
-
-
-class ReportSpec(Settings):
-    """Tables, figures and PDF of a study that has run."""
-
-    name: str = Field(min_length=1, description="a study's name under runs_dir/studies, or its folder")
-    runs_dir: str = Field(default="runs", min_length=1, description="folder of the pool of runs")
-    reports_dir: str = Field(default="reports", min_length=1, description="folder of the PDFs")
-
-
-class ProbeSpec(Settings):
-    """What the trained layers do to their signal, and the graphs they do it on."""
-
-    what: Literal["spectra", "qk", "connectivity"] = Field(description="graph and softmax spectra, σ(W_qᵀW_k), or the plain graphs' λ_1")
-    ckpt: str | None = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
-    phase: Literal["terminal", "earliest", "all"] = Field(default="terminal", description="which checkpoints of a run are measured")
-    sequences: int = Field(default=2, ge=1, description="held-out sequences that the layers' spectra are taken on (spectra)")
-    probes: int = Field(default=4, ge=2, description="random vectors of a spectral density (spectra); their scatter is its error bar")
-    products: int = Field(default=32, ge=1, description="products with L̄ for each of them (spectra)")
-    seed: int = Field(default=0, ge=0, description="seed of the random vectors (spectra)")
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs; eigenvalues of graphs are found on the CPU")
-    reports_dir: str = Field(default="reports", min_length=1, description="folder of connectivity.pdf, drawn where no study is named (connectivity)")
-
-    @model_validator(mode="after")
-    def _subject(self) -> ProbeSpec:
-        if self.what != "connectivity" and self.ckpt is None:
-            raise ValueError(f"what={self.what} needs ckpt=FOLDER: a study, a run or a checkpoint; e.g. ckpt=runs/studies/quickstart")
-        return self
 
 
 SPECS = {"sweep": SweepSpec, "hessian": HessianSpec, "report": ReportSpec, "probe": ProbeSpec, "generate": GenerateSpec}

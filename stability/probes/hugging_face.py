@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from stability.build import resolve_device
-from stability.config import CurvatureSpec, HessianSpec, Part
+from stability.config import CurvatureSpec, Part
 from stability.data._base import Corpus
 from stability.data._tokenizers import ByteTokenizer
+from stability.entry_specs import HessianSpec
 from stability.objectives._base import Examples
 from stability.probes.descent import Descent
 from stability.registry import Registry

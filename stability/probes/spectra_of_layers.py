@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from stability.build import build_objective, resolve_device
-from stability.config import ProbeSpec, RunSpec
+from stability.config import RunSpec
+from stability.entry_specs import ProbeSpec
 from stability.models.backbone import Backbone
 from stability.objectives._base import Examples
 from stability.probes.alpha_max import PROTOCOL, corpus_of, phases

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 import torch
 
-from stability.config import ProbeSpec, checked
+from stability.config import checked
+from stability.entry_specs import ProbeSpec
 from stability.probe import main
 from stability.probes.alpha_max import corpus_of
 from stability.probes.consensus_spectra import consensus_spectra

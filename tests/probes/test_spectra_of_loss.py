@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from stability.config import CurvatureSpec, HessianSpec, checked
+from stability.config import CurvatureSpec, checked
 from stability.curvature.critical import loss_along
 from stability.curvature.products import hvp
 from stability.curvature.spectrum import top_eigenvalue
+from stability.entry_specs import HessianSpec
 from stability.probes.alpha_max import Probe, corpus_of, is_measured, measure, measure_checkpoint
 from stability.probes.spectra_of_loss import READS, missing_tables
 from stability.protocol import SpectraSpec

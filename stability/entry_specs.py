@@ -1,0 +1,69 @@
+"""What the entries beside the sweep work from: `stability.hessian`, `stability.report`, `stability.probe` (`stability.generate`: `sampling`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from stability.learning_rates import LearningRates
+from stability.parts import Part, one_part
+from stability.protocol import CurvatureSpec
+from stability.validation import Settings
+
+
+class HessianSpec(Settings):
+    """α_max of checkpoints that exist (``ckpt``), or of a Hugging Face causal LM on the user's data (``hf``)."""
+
+    ckpt: str | None = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
+    hf: str | None = Field(default=None, min_length=1, description="a Hugging Face causal language model: a folder, or a name on the hub")
+    data: Annotated[Part, one_part("data")] | None = Field(default=None, description="the text that the model is to be fine-tuned on (hf)")
+    lr: LearningRates | None = Field(default=None, description="learning rates that are asked about (hf)")
+    positions: int | None = Field(default=None, ge=2, description="tokens per sequence (hf); null: 128, or the model's largest where that is less")
+    curvature: CurvatureSpec = Field(description="the protocol")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
+
+    @model_validator(mode="after")
+    def _one_subject(self) -> HessianSpec:
+        if (self.ckpt is None) == (self.hf is None):
+            given = "neither" if self.ckpt is None else "both"
+            raise ValueError(f"give either ckpt=FOLDER or hf=NAME_OR_PATH ({given} given); e.g. ckpt=runs/studies/quickstart, or hf=gpt2 data=text …")
+        for key in ("data", "lr", "positions"):
+            if self.ckpt is not None and getattr(self, key) is not None:
+                raise ValueError(f"{key} belongs to hf=…; a checkpoint carries its own {key}")
+        for key, example in (("data", "data=text data.path=FILE_OR_FOLDER"), ("lr", "lr=2e-5")):
+            if self.hf is not None and getattr(self, key) is None:
+                raise ValueError(f"{key}: a value is missing; hf={self.hf} needs {example}")
+        if self.hf is not None and self.curvature.measure != ("alpha_max",):
+            raise ValueError(f"measure=[{','.join(self.curvature.measure)}] belongs to ckpt=…; a Hugging Face model is asked for alpha_max only")
+        if self.hf is not None and self.curvature.phase != "terminal":
+            raise ValueError(f"phase={self.curvature.phase} belongs to ckpt=…; a Hugging Face model has one state only")
+        return self
+
+
+class ReportSpec(Settings):
+    """Tables, figures and PDF of a study that has run."""
+
+    name: str = Field(min_length=1, description="a study's name under runs_dir/studies, or its folder")
+    runs_dir: str = Field(default="runs", min_length=1, description="folder of the pool of runs")
+    reports_dir: str = Field(default="reports", min_length=1, description="folder of the PDFs")
+
+
+class ProbeSpec(Settings):
+    """What the trained layers do to their signal, and the graphs they do it on."""
+
+    what: Literal["spectra", "qk", "connectivity"] = Field(description="graph and softmax spectra, σ(W_qᵀW_k), or the plain graphs' λ_1")
+    ckpt: str | None = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
+    phase: Literal["terminal", "earliest", "all"] = Field(default="terminal", description="which checkpoints of a run are measured")
+    sequences: int = Field(default=2, ge=1, description="held-out sequences that the layers' spectra are taken on (spectra)")
+    probes: int = Field(default=4, ge=2, description="random vectors of a spectral density (spectra); their scatter is its error bar")
+    products: int = Field(default=32, ge=1, description="products with L̄ for each of them (spectra)")
+    seed: int = Field(default=0, ge=0, description="seed of the random vectors (spectra)")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs; eigenvalues of graphs are found on the CPU")
+    reports_dir: str = Field(default="reports", min_length=1, description="folder of connectivity.pdf, drawn where no study is named (connectivity)")
+
+    @model_validator(mode="after")
+    def _subject(self) -> ProbeSpec:
+        if self.what != "connectivity" and self.ckpt is None:
+            raise ValueError(f"what={self.what} needs ckpt=FOLDER: a study, a run or a checkpoint; e.g. ckpt=runs/studies/quickstart")
+        return self
