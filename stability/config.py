@@ -73,7 +73,12 @@ class CheckpointSpec(Settings):
 
 class VerdictSpec(Settings):
     smoothing_steps: int = Field(default=20, ge=1, description="steps of the exponential mean of the training loss that a spike is judged on")
-    spike_nats: float = Field(default=0.5, gt=0, description="rise of the smoothed loss above its running minimum that counts as a spike")
+    spike_nats: float = Field(
+        default=0.5, gt=0, description="rise of the smoothed loss above its running minimum that counts as a spike, in a loss with little noise"
+    )
+    noise_margin: float = Field(
+        default=8.0, ge=0, description="standard deviations of the smoothed loss's own batch noise that a rise must exceed as well to be a spike; 0: none"
+    )
 
 
 class AbstractRecipe(Settings):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-# By part ("" is the spec itself), the value of a field that means "as before the field existed". `run_id` leaves such a field out. An entry says what
-# runs of that time did: it is never changed, whatever becomes of the field's default, or their ids would stand for other runs.
+# By part ("" is the spec itself, a bare name one of its groups of settings), the value of a field that means "as before the field existed". `run_id`
+# leaves such a field out. An entry says what runs of that time did: it is never changed, whatever
+# becomes of the field's default, or their ids would stand for other runs.
 NEUTRAL: dict[str, dict[str, Any]] = {
     "": {"cross": None, "microbatch": None},
     "objective mlm": {"context": 0, "fixed_rate": 0.15, "corruption": "mask", "loss_chunk": None},
     "objective ar": {"loss_chunk": None},
     "mechanism sc": {"graph": "window", "iterations": 1, "step": "fixed"},
+    # Trains nothing else: a run older than it was judged without (a noisy loss then passed for a spike), and keeps that verdict until it is trained again.
+    "verdict": {"noise_margin": 8.0},
 }
 
 
@@ -18,8 +21,8 @@ def without_neutral(values: dict[str, Any]) -> dict[str, Any]:
     """A run's spec as plain JSON values less every field that holds its neutral value; the parts inside a pattern's (`mix`) too."""
     kept = _less(values, "")
     for key, value in kept.items():
-        if isinstance(value, dict) and "name" in value:
-            kept[key] = _part(key, value)
+        if isinstance(value, dict):
+            kept[key] = _part(key, value) if "name" in value else _less(value, key)
     return kept
 
 
