@@ -26,6 +26,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "runs": (
         "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "num_params",
         "lr", "seed", "status", "reason", "val_nll", "init_nll", "unigram_nll", "gen_nll", "gen_oracle", "num_steps", "num_tokens", "wall_s",
+        "skipped_steps", "restores",
     ),
     "curvature": (
         "run_id", "phase", "state", "step", "slope", "curvature", "alpha_max", "lr", "loss_before", "loss_after", "method", "rel_error",
@@ -61,21 +62,33 @@ GENERATION_COLUMNS: dict[str, tuple[str, ...]] = {
         "run_id", "phase", "sample", "nll", "nll_per_byte", "num_tokens", "num_bytes", "oracle", "oracle_sha256", "sampler", "steps", "temperature", "seed",
     )
 }  # fmt: skip
+# Tables that only a study with `lr=edge` or `search=optuna` has (`stability.runs.searches.SEARCH_COLUMNS`).
+SEARCH_COLUMNS: dict[str, tuple[str, ...]] = {
+    "edges": (
+        "run_id", "num_seeds", "best_lr", "best_nll", "best_low", "best_high", "verdict_lr", "verdict_next_lr", "verdict_exceptions", "nll_lr", "nll_next_lr",
+        "nll_exceptions", "lowest_lr", "highest_lr", "resolution_decades", "nll_tolerance", "num_rates", "num_runs", "num_grid_runs", "num_rounds", "state",
+    ),
+    "search": ("run_id", "number", "round", "score", "field", "value"),
+}  # fmt: skip
+# A row a step and block of parameters (`stability.runs.results.GRADIENT_COLUMNS`); only a study with `log.gradients=…` has it.
+GRADIENT_COLUMNS: dict[str, tuple[str, ...]] = {"gradients": ("run_id", "step", "block", "grad_norm", "grad_share", "update_ratio")}
 TEXT_COLUMNS = {
     "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "status",
-    "reason", "phase", "state", "method", "note", "protocol", "block", "mixer", "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler",
+    "reason", "phase", "state", "method", "note", "protocol", "block", "mixer", "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler", "field",
+    "verdict_exceptions", "nll_exceptions",
 }  # fmt: skip
 # Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
 SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")
 
 FINISHED = ("stable", "spiked", "plateaued")
-PENDING = ("queued", "running")
+PENDING = ("queued", "running", "stopped")
 PAPER_ORDER = ("sa", "sc", "mix", "sw")
 
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A study's three tables, its `study.json`, and by name the tables of `SPECTRA_COLUMNS`, `PROBE_COLUMNS` and `GENERATION_COLUMNS` that it has.
+    """A study's three tables, its `study.json`, and by name the tables of `SPECTRA_COLUMNS`, `PROBE_COLUMNS`, `GENERATION_COLUMNS`,
+    `SEARCH_COLUMNS` and `GRADIENT_COLUMNS` that it has.
 
     `runs` carries three columns more than its file: `setting` (the other axes that vary in this study, "" where none does), `series`
     (mechanism, sa+ca with its cross mechanism, and setting: what one line of a figure shows) and `base` (the series that a variant of an ablation
@@ -90,6 +103,8 @@ class Study:
     spectra: dict[str, Frame] = field(default_factory=dict)
     probes: dict[str, Frame] = field(default_factory=dict)
     generation: dict[str, Frame] = field(default_factory=dict)
+    searches: dict[str, Frame] = field(default_factory=dict)
+    gradients: dict[str, Frame] = field(default_factory=dict)
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -129,11 +144,12 @@ def load(study_dir: Path | str) -> Study:
     frames["runs"] = _with_series(frames["runs"].drop_duplicates("run_id").reset_index(drop=True))
     if frames["runs"].empty:
         raise ValueError(f"{study_dir}: results/runs.parquet lists no run; `{_sweep_command(study_dir, manifest)}` makes them")
-    spectra, probes, generation = (
+    spectra, probes, generation, searches, gradients = (
         {name: _frame(study_dir, name, manifest) for name in columns if (study_dir / "results" / f"{name}.parquet").is_file()}
-        for columns in (SPECTRA_COLUMNS, PROBE_COLUMNS, GENERATION_COLUMNS)
+        for columns in (SPECTRA_COLUMNS, PROBE_COLUMNS, GENERATION_COLUMNS, SEARCH_COLUMNS, GRADIENT_COLUMNS)
     )
-    return Study(name=str(manifest.get("name") or study_dir.name), study=manifest, spectra=spectra, probes=probes, generation=generation, **frames)
+    extra = {"spectra": spectra, "probes": probes, "generation": generation, "searches": searches, "gradients": gradients}
+    return Study(name=str(manifest.get("name") or study_dir.name), study=manifest, **extra, **frames)
 
 
 def _manifest(study_dir: Path) -> dict[str, Any]:
@@ -158,7 +174,7 @@ def _command(study_dir: Path, name: str, manifest: dict[str, Any]) -> str:
     """The command that makes one table."""
     if name in GENERATION_COLUMNS:
         return f"python -m stability.generate ckpt={study_dir}"
-    if name in ("runs", "curves"):
+    if name in ("runs", "curves", *SEARCH_COLUMNS, *GRADIENT_COLUMNS):
         return _sweep_command(study_dir, manifest)
     return (
         f"python -m stability.probe what={'spectra' if name == 'filter' else name} ckpt={study_dir}"
@@ -180,7 +196,7 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
     if version != SCHEMA_VERSION:
         found = "no schema version" if version is None else f"schema version {version}"
         raise ValueError(f"{path} has {found}, this analysis reads version {SCHEMA_VERSION}: `{command}` writes it again")
-    columns = (COLUMNS | SPECTRA_COLUMNS | PROBE_COLUMNS | GENERATION_COLUMNS)[name]
+    columns = (COLUMNS | SPECTRA_COLUMNS | PROBE_COLUMNS | GENERATION_COLUMNS | SEARCH_COLUMNS | GRADIENT_COLUMNS)[name]
     lacking = [column for column in columns if column not in table.column_names]
     if lacking:
         raise ValueError(f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}: `{command}` writes it again")

@@ -7,7 +7,6 @@ import tempfile
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -23,19 +22,22 @@ from analysis import (
     curvature_tables,
     curve_plots,
     differences,
+    edge,
     generative,
     probe_plots,
     probe_tables,
+    search,
     tables,
     typeset,
 )
 from analysis.alpha_plots import alpha_figures
 from analysis.generation_tables import generation_tables
 from analysis.load import Study, load
+from analysis.overview import overview
 from analysis.plots import nll_figure, window_figure
 from analysis.protocol import methods
 from analysis.sensitivity import sensitivity_table
-from analysis.spread import duration, listed, plural, power
+from analysis.spread import listed, plural, power
 from analysis.style import RC
 
 STATES_EXPLAINED = (
@@ -76,7 +78,9 @@ def build(study_dir: Path | str, reports_dir: Path | str) -> Path:
 def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str:
     """The plain-text tables at the end of a sweep: NLL, windows, ablations, α_max of the phases' checkpoints in short, and the claims."""
     study = load(study_dir)
-    general = [] if ablation.tells_all(study) else [*tables.nll_tables(study), tables.window_table(study)]
+    if search.is_search(study):
+        return "\n\n".join(table.text() for table in search.search_tables(study)) + "\n"
+    general = [*edge.edge_tables(study), *([] if ablation.tells_all(study) else [*_nll_tables(study), tables.window_table(study)])]
     parts = [table.text() for table in [*general, *generation_tables(study), *generative.generative_windows(study), *ablation.ablation_tables(study)]]
     parts += ablation.directions(study)
     parts += [table.text(details=False) for table in tables.alpha_tables(study, phases=phases)]
@@ -110,10 +114,13 @@ def _replace(path: Path, content: bytes) -> Path:
 def _draw(study: Study, folder: Path, suffix: str) -> dict[str, Path | None]:
     """Every figure into its file; None for one that has no data. α_max has one file per phase and four series."""
     with matplotlib.rc_context(RC):
+        if search.is_search(study):
+            return {name: _save(figure, folder / f"{name}.{suffix}") for name, figure in search.search_figures(study).items()}
         figures: dict[str, Figure | None] = {NLL: nll_figure(study), WINDOW: window_figure(study)}
         figures |= generative.generative_figures(study)
         figures |= curve_plots.curve_figures(study)
         figures |= ablation_plots.ablation_figures(study)
+        figures |= edge.edge_figures(study)
         for phase in dict.fromkeys([phase for phase, _ in tables.phases_and_states(study)] + [p for each in study.spectra.values() for p in each["phase"]]):
             figures |= curvature_plots.curvature_figures(study, phase)
             figures |= {f"blocks-{phase}-{index}": figure for index, figure in enumerate(block_shares.block_figures(study, phase))}
@@ -133,11 +140,14 @@ def _save(figure: Figure | None, path: Path) -> Path | None:
 
 def _document(study: Study, folder: Path) -> str:
     figures = _draw(study, folder, "pdf")
+    if search.is_search(study):
+        return _whole(study, (overview(study), search.section(study, figures), _troubles(study)))
     alpha = _alpha(study, figures) + _steps_and_spectra(study, figures)
     nll = ablation_plots.section(study, figures) + ("" if ablation.tells_all(study) else _nll(study, figures))
     sections = (
-        _overview(study),
+        overview(study),
         _claims(study),
+        edge.section(study, figures),
         nll,
         generative.section(study, figures),
         alpha,
@@ -145,7 +155,16 @@ def _document(study: Study, folder: Path) -> str:
         curve_plots.section(study, figures),
         _troubles(study),
     )
+    return _whole(study, sections)
+
+
+def _whole(study: Study, sections: Sequence[str]) -> str:
     return typeset.document(f"Learning-rate stability: {study.name}", _subtitle(study), "".join(sections))
+
+
+def _nll_tables(study: Study) -> list[typeset.Table]:
+    """None where every mechanism chose rates of its own: such a table is mostly holes, and the edges' figure shows them all."""
+    return [] if edge.edge_tables(study) else tables.nll_tables(study)
 
 
 def _subtitle(study: Study) -> str:
@@ -153,48 +172,6 @@ def _subtitle(study: Study) -> str:
     span = tables.lr_text(lrs[0]) if len(lrs) == 1 else f"{tables.lr_text(lrs[0])} to {tables.lr_text(lrs[-1])}"
     counts = f"{plural(study.runs['seed'].nunique(), 'seed')} · {plural(len(study.runs), 'run')}"
     return f"{listed(study.series)} · {plural(len(lrs), 'learning rate')}, {span} · {counts}"
-
-
-def _overview(study: Study) -> str:
-    """What was run, and where the numbers come from."""
-    provenance = study.study.get("provenance")
-    known: dict[str, Any] = provenance if isinstance(provenance, dict) else {}
-    commit = _known(known.get("commit"))
-    pairs = [
-        ("Command", _known(known.get("command") or study.study.get("command"))),
-        ("Commit", f"{commit}, with uncommitted changes" if known.get("dirty") else commit),
-        ("Hardware", _hardware(known.get("hardware"))),
-        ("Versions", ", ".join(f"{name} {version}" for name, version in _mapping(known.get("versions")).items()) or "not recorded"),
-        ("Data", f"{_known(known.get('data_description'))} (fingerprint {study.fingerprint})"),
-        ("Started", f"{_known(known.get('started_at')).replace('T', ' ')}, launcher: {_known(study.study.get('launcher'))}"),
-        ("Wall time", f"{_seconds(known.get('wall_s'))} (the runs’ own clocks sum to {duration(float(study.runs['wall_s'].sum()))})"),
-        ("Runs", ", ".join(f"{count} {status}" for status, count in study.runs["status"].value_counts().items())),
-    ]
-    return typeset.heading("What was run") + typeset.facts(pairs)
-
-
-def _known(value: Any) -> str:
-    return "not recorded" if value is None or value == "" else str(value)
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _seconds(value: Any) -> str:
-    return duration(float(value)) if isinstance(value, int | float) else "not recorded"
-
-
-def _hardware(value: Any) -> str:
-    known = _mapping(value)
-    memory = known.get("memory_gb")
-    parts = [
-        str(known["cpu"]) if known.get("cpu") else "",
-        f"{known['cores']} cores" if known.get("cores") else "",
-        f"{memory:.0f} GB memory" if isinstance(memory, int | float) else "",
-        (str(known["gpu"]) if known["gpu"] else "no GPU") if "gpu" in known else "",
-    ]
-    return ", ".join(part for part in parts if part) or "not recorded"
 
 
 def _claims(study: Study) -> str:
@@ -208,11 +185,11 @@ def _nll(study: Study, figures: dict[str, Path | None]) -> str:
         else "No run ended with a finite validation NLL: there is neither a curve nor a stable window to draw."
     )
     body = [typeset.heading("Validation NLL and the stable window"), tables.captioned(study, figures, NLL, NLL_CAPTION, missing)]
-    body += [table.typst() for table in tables.nll_tables(study)]
+    body += [table.typst() for table in _nll_tables(study)]
     body += [tables.window_table(study).typst()]
     if figures[WINDOW] is not None:
         body.append(tables.captioned(study, figures, WINDOW, WINDOW_CAPTION, ""))
-    sensitive = sensitivity_table(study)
+    sensitive = None if edge.edge_tables(study) else sensitivity_table(study)  # a mean over rates that lie close where the edges are
     body += [] if sensitive is None else [sensitive.typst()]
     return "".join(body)
 

@@ -118,14 +118,24 @@ def lr_colors(lrs: Iterable[float]) -> dict[float, Any]:
     return {lr: ramp(0.02 + 0.84 * index / max(1, len(ordered) - 1)) for index, lr in enumerate(ordered)}
 
 
+def _apart(lrs: Sequence[float], gap: float) -> list[float]:
+    """The rates in order, without those nearer than ``gap`` (of ln LR) to the one kept before."""
+    kept = list(lrs[:1])
+    for lr in lrs[1:]:
+        if math.log(lr / kept[-1]) >= gap:
+            kept.append(lr)
+    return kept
+
+
 def lr_axis(ax: Axes, lrs: Iterable[float], most: int = 8) -> None:
-    """A log axis whose ticks are the swept rates themselves (every k-th where they are many), with room on both sides."""
+    """A log axis whose ticks are the swept rates themselves (every k-th where they are many, and none on another), with room on both sides."""
     ordered = sorted(set(lrs))
-    stride = -(-len(ordered) // most)
+    gap = math.log(ordered[-1] / ordered[0]) / (2 * most) if len(ordered) > most else 0.0
+    shown = _apart(ordered[:: -(-len(ordered) // most)], gap)
     ax.set_xscale("log")
-    ax.xaxis.set_major_locator(FixedLocator(ordered[::stride]))
+    ax.xaxis.set_major_locator(FixedLocator(shown))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.set_xticks(ordered[::stride], [lr_text(lr) for lr in ordered[::stride]])
+    ax.set_xticks(shown, [lr_text(lr) for lr in shown])
     room = (ordered[-1] / ordered[0]) ** 0.05 if len(ordered) > 1 else 2.0
     ax.set_xlim(ordered[0] / room, ordered[-1] * room)

@@ -44,7 +44,7 @@ def _nll_table(study: Study, series: tuple[str, ...]) -> Table:
     rows = [(Cell(lr_text(lr)), *(nll_cell(study.of(name), lr, best.get(name) == lr) for name in series)) for lr in lrs]
     caption = (
         "Nats per predicted token at the end of training; median over the seeds that finished. "
-        f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each column. {source(study)}"
+        f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each column.{guarded_note(study)} {source(study)}"
     )
     return Table("Validation NLL against learning rate", caption, ("LR", *series), tuple(rows))
 
@@ -64,9 +64,23 @@ def _troubles(runs: Frame) -> list[str]:
     """``["diverged 1/2", "plateaued 1/2"]``: every verdict of a cell's runs but the good ones."""
     finite = np.isfinite(runs["val_nll"])
     labels = runs["status"].where(~(runs["status"].isin(FINISHED) & ~finite), "non-finite")
-    counts = labels[~labels.isin(("stable", "spiked"))].value_counts()
-    order = ("diverged", "non-finite", "failed", *PENDING, "plateaued")
-    return [f"{label} {counts[label]}/{len(runs)}" for label in order if label in counts]
+    counts = dict(labels[~labels.isin(("stable", "spiked"))].value_counts()) | {"guarded": len(guarded(runs))}
+    order = ("diverged", "non-finite", "failed", *PENDING, "plateaued", "guarded")
+    return [f"{label} {counts[label]}/{len(runs)}" for label in order if counts.get(label)]
+
+
+def guarded(runs: Frame) -> Frame:
+    """The runs in which guards skipped a step or restored a checkpoint."""
+    return runs[runs["skipped_steps"].fillna(0) + runs["restores"].fillna(0) > 0]
+
+
+def guarded_note(study: Study) -> str:
+    """What guards did in this study; "" where they did nothing."""
+    runs = guarded(study.runs)
+    if runs.empty:
+        return ""
+    steps, restores = (plural(int(runs[column].sum()), word) for column, word in (("skipped_steps", "skipped step"), ("restores", "restore")))
+    return f" Guarded: {len(runs)} of {plural(len(study.runs), 'run')}, in which guards answered what ends a run as diverged ({steps}, {restores})."
 
 
 def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Table:
@@ -79,7 +93,7 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
         "The range of learning rates whose NLL is within 5 % of the mechanism's best, around the best one, on the median over seeds (a divergence "
         "counting as infinite); edges interpolated in log10 LR. ≥: the window reaches the end of the sweep, or a rate without a result, and is a "
         "lower bound. A range a–b: the neighbouring rate diverged and the edge lies in between. Last column: the range of the windows of the "
-        f"single seeds.{half} {oracle}{source(study)}"
+        f"single seeds.{half}{guarded_note(study)} {oracle}{source(study)}"
     )
     header = ("mechanism", "best LR", "best NLL", "unigram", "window", "decades", "single seeds")
     return Table("Stable windows" if column == VALIDATION else "Stable windows on the generative NLL", caption, header, rows)
@@ -215,8 +229,8 @@ def _share_cell(part: Frame, top: float) -> Cell:
 
 
 def trouble_table(study: Study) -> Table | None:
-    """Every run that did not end `stable`, with its reason; None where all did."""
-    runs = study.runs[study.runs["status"] != "stable"]
+    """Every run that did not end `stable`, or did so by its guards only, with its reason; None where there is none."""
+    runs = study.runs[(study.runs["status"] != "stable") | study.runs["run_id"].isin(guarded(study.runs)["run_id"])]
     runs = runs.assign(order=runs["series"].map(study.series.index)).sort_values(["order", "lr", "seed"], kind="stable")
     if runs.empty:
         return None
@@ -228,16 +242,23 @@ def trouble_table(study: Study) -> Table | None:
             Cell(f"{run.seed:g}"),
             Cell(run.status),
             Cell(f"{run.num_steps:g}" if math.isfinite(run.num_steps) else "--"),
-            Cell(run.reason or "--"),
+            Cell(", ".join(filter(None, (run.reason, guards_did(run)))) or "--"),
         )
         for run in runs.head(TROUBLES_SHOWN).itertuples()
     )
     hidden = len(runs) - len(rows)
     more = f" {plural(hidden, 'further run')} not shown: results/runs.parquet has them." if hidden else ""
-    caption = f"A divergence is a result; only “failed” is a crash.{more} {source(study)}"
+    caption = f"A divergence is a result; only “failed” is a crash.{guarded_note(study)}{more} {source(study)}"
     align = ("left", "left", "right", "right", "left", "right", "left")
     widths = ("auto",) * 6 + ("1fr",)
-    return Table("Runs that did not end stable", caption, ("run", "mechanism", "LR", "seed", "status", "steps", "reason"), rows, (), align, widths)
+    title = f"Runs that did not end stable{'' if (runs['status'] != 'stable').all() else ' by themselves'}"
+    return Table(title, caption, ("run", "mechanism", "LR", "seed", "status", "steps", "reason"), rows, (), align, widths)
+
+
+def guards_did(run) -> str:
+    """What guards did in a run, e.g. 2 steps skipped, 1 restore; "" where they left it alone."""
+    skipped, restores = (0 if math.isnan(number) else int(number) for number in (run.skipped_steps, run.restores))
+    return ", ".join(filter(None, (f"{plural(skipped, 'step')} skipped" if skipped else "", plural(restores, "restore") if restores else "")))
 
 
 def captioned(study: Study, figures: Mapping[str, Path | None], name: str, caption: str, missing: str = "") -> str:

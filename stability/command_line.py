@@ -14,14 +14,17 @@ from typing import Any
 from stability.config import parse
 from stability.registry import Registry, add_plugin, near_misses
 from stability.runs.directory import RunDirectory
+from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
 
 PATH_KEYS = ("data.path", "data.ranks", "data.dataset", "runs_dir", "reports_dir", "ckpt", "hf", "name", "oracle", "generate.oracle")
 HESSIAN_KEYS = ("ckpt", "hf", "data", "lr", "positions", "device")  # of conf/hessian.yaml; its other keys are the protocol's
 # keys that change where or how a sweep runs, not what it is: they never enter its name
 LABELS = ("name", "runs_dir", "reports_dir", "launcher", "logger", "device", "dry_run", "report", "cpus_per_trial", "gpus_per_trial", "plugins", "study")
+LABELS += ("retry", "search.num", "search.batch")  # how far a sweep goes
+LAUNCHERS = ("ray.", "slurm.", "devices_per_trial")  # their settings, likewise
 AXES = ("mechanism", "residual", "norm", "optimizer")
-CHOICES = (*AXES, "model", "objective", "data", "schedule", "lr")
+CHOICES = (*AXES, "model", "objective", "data", "schedule", "lr", "search")
 USAGE = 2
 
 
@@ -100,7 +103,8 @@ def store_plugins(argv: Sequence[str]) -> None:
 
 
 def hydra_overrides(argv: Sequence[str]) -> list[str]:
-    """The argv shim: ``lr=1e-3`` and ``lr=[…]`` choose conf/lr/values.yaml, and paths are quoted, ``ablate.…`` is added; everything else passes unchanged."""
+    """The argv shim: ``lr=1e-3`` and ``lr=[…]`` choose conf/lr/values.yaml, paths are quoted, ``ablate.…`` and ``search.space.…`` are added; everything else
+    passes unchanged."""
     overrides: list[str] = []
     for word in argv:
         key, _, value = word.partition("=")
@@ -111,7 +115,7 @@ def hydra_overrides(argv: Sequence[str]) -> list[str]:
             quoted = re.sub(r"(\\*)'", r"\1\1\\'", value)
             quoted = re.sub(r"(\\+)$", r"\1\1", quoted)
             overrides.append(f"{key}='{quoted}'")
-        elif key.startswith("ablate."):  # its keys are the parts' own, which no root yaml can list
+        elif key.startswith(("ablate.", "search.space.")):  # keys are the parts' own, which no root yaml can list
             overrides.append(f"++{word}")
         else:
             overrides.append(word)
@@ -124,7 +128,7 @@ def study_name(argv: Sequence[str]) -> str:
     for word in argv:
         key, _, value = word.lstrip("+~").partition("=")
         given[key] = value
-    asked = [_word(key, value) for key, value in given.items() if key not in LABELS]
+    asked = [_word(key, value) for key, value in given.items() if key not in LABELS and not key.startswith(LAUNCHERS)]
     words = ([given.get("study", "quickstart")] if "study" in given or not asked else []) + asked
     return "-".join(words)[:100].strip("-._+=") or "sweep"
 
@@ -181,15 +185,32 @@ def _keys(root: str) -> tuple[str, ...]:
     return tuple(flat)
 
 
-def publish(study: StudyFolder, reports_dir: str | None, phases: Sequence[str] = ("terminal",)) -> None:
-    """Collect the runs into parquet, print the tables (α_max of the phases' checkpoints among them), write the PDF."""
+def publish(study: StudyFolder, reports_dir: str | None, phases: Sequence[str] = ("terminal",), *, unless_same: bool = False) -> None:
+    """Collect the runs into parquet, print the tables (α_max of the phases' checkpoints among them), write the PDF. With ``unless_same`` all that is
+    only printed where no run, table or line of our code has changed since it was last done: drawing takes longer than recognising 200 runs."""
+    from stability.runs.published import Published
+
+    pdf = None if reports_dir is None else Path(reports_dir) / f"{study.path.name}.pdf"
+    published = Published(study, pdf, phases, _drawing_code())
+    if unless_same and (text := published.summary()) is not None:
+        print(text)
+        if pdf is not None:
+            print(f"report: {pdf}, nothing has changed since it was made")
+        return
     from analysis.report import build, summary
     from stability.runs.results import collect, write
 
     write(collect(study.path), study.results)
-    print(summary(study.path, phases))
-    if reports_dir is not None:
-        print(f"report: {build(study.path, Path(reports_dir))}")
+    print(text := summary(study.path, phases))
+    if pdf is not None:
+        print(f"report: {build(study.path, pdf.parent)}")
+    published.record(text)
+
+
+def _drawing_code() -> list[Path]:
+    """The source of `analysis`, not imported, and of the package that collects."""
+    package = Path(__file__).resolve().parent
+    return [*(package.parent / "analysis").glob("*.py"), *(package / "runs").glob("*.py")]
 
 
 def with_verdict(directories: Sequence[RunDirectory]) -> list[RunDirectory]:
@@ -220,6 +241,18 @@ def follow(tasks: Iterable[Iterator[None]], labels: Sequence[str], lengths: Sequ
             for _ in steps:
                 progress.advance(bar)
             progress.update(bar, completed=sum(lengths[:number]))
+
+
+def locked(directory: RunDirectory, steps: Iterator[None]) -> Iterator[None]:
+    """What writes into a run's folder, under the run's lock; nothing, and a line, where another process works on the run."""
+    lock = RunLock(directory.path)
+    if not lock.acquire():
+        print(f"leaves out {directory.run_id}: {lock.owner() or 'another process'} works on it; the same command does the rest later")
+        return
+    try:
+        yield from lock.during(steps)
+    finally:
+        lock.release()
 
 
 def _follow_in_lines(named: Iterable[tuple[str, Iterator[None]]]) -> None:

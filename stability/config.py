@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,9 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from stability.ablation import Ablation, Variant, require_swept
 from stability.ablation import read as read_ablations
-from stability.entry_specs import HessianSpec, ProbeSpec, ReportSpec
+from stability.entry_specs import HessianSpec, ProbeSpec, ReportSpec, StatusSpec
+from stability.guards import CheckpointSpec, GuardSpec, LogSpec
+from stability.launcher_specs import GpuShare, RaySpec, SlurmSpec, check_devices
 from stability.learning_rates import LearningRates
 from stability.neutral import without_neutral
 from stability.parts import CrossOfEach, Part, cross_choice, cross_fits, num_context_of, one_part, part, some_parts
@@ -24,6 +26,7 @@ from stability.parts import settings_of as settings_of
 from stability.protocol import CurvatureSpec
 from stability.registry import Registry, add_plugin
 from stability.sampling import GenerateSpec, GenerationSpec, asked_for
+from stability.search_space import HalvingSpec, SearchSpec, chosen, halving_asked_for
 from stability.validation import Settings, checked
 
 # Raised when the same spec would train differently: old runs then keep their ids and are not taken for new ones.
@@ -67,10 +70,6 @@ class EvaluationSpec(Settings):
     sequences: int = Field(default=256, ge=1, description="held-out sequences per validation, the same ones with the same masks every time")
 
 
-class CheckpointSpec(Settings):
-    every_steps: int = Field(default=0, ge=0, description="extra checkpoint cadence; 0: only at the first evaluation and at the end")
-
-
 class VerdictSpec(Settings):
     smoothing_steps: int = Field(default=20, ge=1, description="steps of the exponential mean of the training loss that a spike is judged on")
     spike_nats: float = Field(
@@ -95,6 +94,8 @@ class AbstractRecipe(Settings):
     evaluation: EvaluationSpec = Field(default=EvaluationSpec(), description="validation cadence and size")
     checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="checkpoint cadence")
     verdict: VerdictSpec = Field(default=VerdictSpec(), description="what counts as a spike")
+    guards: GuardSpec = Field(default=GuardSpec(), description="what a step does whose numbers are not finite")
+    log: LogSpec = Field(default=LogSpec(), description="what is logged beside the metrics")
     threads: int = Field(default=1, ge=1, description="CPU threads per run; part of a run's identity, since sums depend on it")
     plugins: tuple[str, ...] = Field(default=(), description="importable modules that add parts of your own")
 
@@ -102,6 +103,11 @@ class AbstractRecipe(Settings):
     def _warmup_fits(self) -> AbstractRecipe:
         if self.schedule.warmup_steps >= self.steps and self.schedule.warmup_steps > 0:
             raise ValueError(f"schedule.warmup_steps={self.schedule.warmup_steps} must be below steps={self.steps}")
+        return self
+
+    @model_validator(mode="after")
+    def _guards_can_act(self) -> AbstractRecipe:
+        self.guards.check(self.clip_norm, self.checkpoint)
         return self
 
     @model_validator(mode="after")
@@ -180,6 +186,8 @@ class SweepSpec(AbstractRecipe):
         default=None, description="cross mechanism beside each; auto: ca beside attention, cc beside consensus"
     )
     lr: LearningRates = Field(description="peak learning rates")
+    search: Annotated[SearchSpec | None, BeforeValidator(chosen)] = Field(default=None, description="fields that vary beside the product; null: none")
+    halving: Annotated[HalvingSpec | None, BeforeValidator(halving_asked_for)] = Field(default=None, description="runs left early; reduction=null: none")
     seeds: int = Field(ge=1, description="number of seeds, counted from 0")
     ablate: Annotated[tuple[Ablation, ...], BeforeValidator(read_ablations)] = Field(
         default=(), description="settings of parts that vary one at a time around the base, e.g. ablate.sc.window=[2,4,8]"
@@ -191,14 +199,23 @@ class SweepSpec(AbstractRecipe):
     )
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$", max_length=100, description="the study's name, a folder under runs/studies")
     runs_dir: str = Field(min_length=1, description="folder of the pool of runs")
-    launcher: Literal["serial", "ray"] = Field(description="what the runs are handed to")
+    launcher: Literal["serial", "ray", "slurm"] = Field(description="what the runs are handed to")
+    retry: Literal["failed", "none"] = Field(default="failed", description="failed: the same command tries failed runs again; none: leaves them")
     cpus_per_trial: float | None = Field(default=None, gt=0, description="CPUs that one trial holds (ray); null: as many as it has threads")
-    gpus_per_trial: float | None = Field(default=None, ge=0, description="share of a GPU that one trial holds (ray); null: 0.25 where there is a GPU")
+    gpus_per_trial: GpuShare = Field(default="auto", description="share of a GPU that one trial holds (ray); auto: as many as fit, by their measured memory")
+    devices_per_trial: int = Field(default=1, ge=1, description="devices of one machine that share a run's microbatches, which changes no bit of it")
+    ray: RaySpec = Field(default=RaySpec(), description="launcher=ray")
+    slurm: SlurmSpec = Field(default=SlurmSpec(), description="launcher=slurm")
     logger: Literal["files", "wandb"] = Field(description="where metrics go beside the run's files")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
     report: bool = Field(default=True, description="whether reports/<name>.pdf is made at the end")
     reports_dir: str = Field(default="reports", min_length=1, description="folder of the PDFs")
     dry_run: bool = Field(default=False, description="print the plan and train nothing")
+
+    @model_validator(mode="after")
+    def _devices_have_work(self) -> SweepSpec:
+        check_devices(self.devices_per_trial, self.batch, self.microbatch, self.slurm.gpus if self.launcher == "slurm" else 0)
+        return self
 
     @model_validator(mode="after")
     def _ablations_fit(self) -> SweepSpec:
@@ -207,19 +224,35 @@ class SweepSpec(AbstractRecipe):
         self.ablations()
         return self
 
+    @model_validator(mode="after")
+    def _one_way_of_searching(self) -> SweepSpec:
+        if self.search is not None and (self.lr.edge is not None or self.ablate):
+            raise ValueError(f"search={self.search.name} chooses its own points: leave {'lr=edge' if self.lr.edge is not None else 'ablate'} out, or search")
+        if self.halving is not None and (self.search is not None or self.lr.edge is not None):
+            raise ValueError("halving leaves runs of a grid early, search and lr=edge need every run to its end; choose one")
+        if self.search is not None and self.search.center_lr is None and len(self.lr.rates()) > 1:
+            raise ValueError("search: one learning rate is needed that all points have, e.g. lr=1e-3, or a range search.space.lr_peak={low:1e-4,high:1e-1}")
+        return self
+
     def ablations(self) -> tuple[tuple[Ablation, str, list[Variant]], ...]:
         """Each ablation with its axis and its variants, the base's own value among them."""
         axes = [(item, axis, base) for item in self.ablate for axis in ABLATED for base in getattr(self, axis) if base.name == item.part]
         return tuple((item, axis, item.variants(axis, base, partial(part, ABLATED[axis]))) for item, axis, base in axes)
 
-    def points(self, data_fingerprint: str) -> tuple[tuple[str, RunSpec], ...]:
-        """Every run of the product with its variant's label ("" for the base), variants of a base beside it, seeds innermost: a table fills row by row."""
-        shared = {name: getattr(self, name) for name in AbstractRecipe.model_fields} | {"cross": self.cross, "data_fingerprint": data_fingerprint}
+    def curves(self) -> tuple[tuple[str, dict[str, Any]], ...]:
+        """Every kind of run with its variant's label ("" for the base), variants of a base beside it: what has a curve against the learning rate."""
         kinds = itertools.product(self.mechanism, self.residual, self.optimizer, self.norm)
         bases: list[dict[str, Any]] = [dict(zip(("mechanism", "residual", "optimizer", "norm"), kind, strict=True)) for kind in kinds]
-        varied = [(label, choice) for base in bases for label, choice in self._around(base)]
-        numbers = [{"lr_peak": lr, "seed": seed} for lr in self.lr.rates() for seed in range(self.seeds)]
-        return tuple((label, checked(RunSpec, shared | choice | number)) for label, choice in varied for number in numbers)
+        return tuple((label, choice) for base in bases for label, choice in self._around(base))
+
+    def points(self, data_fingerprint: str, rates: Sequence[Sequence[float]] | None = None) -> tuple[tuple[str, RunSpec], ...]:
+        """Every run with its variant's label, seeds innermost: a table fills row by row. ``rates``: those of each of `curves`; None: the sweep's own,
+        which with lr=edge are those of the first round; a search has one."""
+        shared = {name: getattr(self, name) for name in AbstractRecipe.model_fields} | {"cross": self.cross, "data_fingerprint": data_fingerprint}
+        curves, center = self.curves(), None if self.search is None else self.search.center_lr
+        each = rates if rates is not None else [self.lr.rates() if center is None else (center,)] * len(curves)
+        numbers = [[{"lr_peak": lr, "seed": seed} for lr in own for seed in range(self.seeds)] for own in each]
+        return tuple((label, checked(RunSpec, shared | choice | number)) for (label, choice), own in zip(curves, numbers, strict=True) for number in own)
 
     def _around(self, base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """The base, then each variant of the parts that stand in it."""
@@ -233,7 +266,7 @@ class SweepSpec(AbstractRecipe):
         return tuple(run for _, run in self.points(data_fingerprint))
 
 
-SPECS = {"sweep": SweepSpec, "hessian": HessianSpec, "report": ReportSpec, "probe": ProbeSpec, "generate": GenerateSpec}
+SPECS = {"sweep": SweepSpec, "hessian": HessianSpec, "report": ReportSpec, "status": StatusSpec, "probe": ProbeSpec, "generate": GenerateSpec}
 
 
 def parse(kind: str, values: dict[str, Any]) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from stability.learning_rates import LearningRates
 from stability.parts import Part, one_part
@@ -34,6 +34,8 @@ class HessianSpec(Settings):
         for key, example in (("data", "data=text data.path=FILE_OR_FOLDER"), ("lr", "lr=2e-5")):
             if self.hf is not None and getattr(self, key) is None:
                 raise ValueError(f"{key}: a value is missing; hf={self.hf} needs {example}")
+        if self.lr is not None and self.lr.edge is not None:
+            raise ValueError("lr=edge belongs to a sweep, which trains; name the rates that are asked about, e.g. lr=[1e-5,1e-4]")
         if self.hf is not None and self.curvature.measure != ("alpha_max",):
             raise ValueError(f"measure=[{','.join(self.curvature.measure)}] belongs to ckpt=…; a Hugging Face model is asked for alpha_max only")
         if self.hf is not None and self.curvature.phase != "terminal":
@@ -47,6 +49,35 @@ class ReportSpec(Settings):
     name: str = Field(min_length=1, description="a study's name under runs_dir/studies, or its folder")
     runs_dir: str = Field(default="runs", min_length=1, description="folder of the pool of runs")
     reports_dir: str = Field(default="reports", min_length=1, description="folder of the PDFs")
+
+
+def _interval(value: Any) -> Any:
+    """``watch=true`` and ``watch=false`` beside seconds."""
+    return (2.0 if value else None) if isinstance(value, bool) else value
+
+
+class StatusSpec(Settings):
+    """How far a study is, or all studies of a pool; what of the pool no study needs."""
+
+    name: str | None = Field(default=None, min_length=1, description="a study's name under runs_dir/studies, or its folder; null: all of them, a line each")
+    runs_dir: str = Field(default="runs", min_length=1, description="folder of the pool of runs")
+    watch: Annotated[float | None, BeforeValidator(_interval)] = Field(
+        default=None, gt=0, description="look again every so many seconds until the study has ended; true: every 2"
+    )
+    clean: Literal["unlisted"] | None = Field(
+        default=None, description="unlisted: remove the runs that no study lists, and what dead processes left half-written"
+    )
+    yes: bool = Field(default=False, description="remove without asking (clean)")
+
+    @model_validator(mode="after")
+    def _one_task(self) -> StatusSpec:
+        if self.watch is not None and self.name is None:
+            raise ValueError("watch needs name=…, the study that is to be watched")
+        if self.clean is not None and self.name is not None:
+            raise ValueError("clean looks at every study of the pool; leave name out")
+        if self.yes and self.clean is None:
+            raise ValueError("yes answers what clean=unlisted asks; it means nothing without it")
+        return self
 
 
 class ProbeSpec(Settings):

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from stability.command_line import follow, read_spec, run_entry, with_verdict
+from stability.command_line import follow, locked, read_spec, run_entry, with_verdict
 
 HELP = """
 python -m stability.generate ckpt=FOLDER num=1000 [key=value …]
@@ -60,7 +60,8 @@ def _generate_runs(directories: Sequence, spec) -> None:
     pending = [directory for directory in directories if missing_phases(directory, spec, spec.phase)]
     if len(pending) < len(directories):
         print(f"skips {len(directories) - len(pending)} of {len(directories)}: generated already with these settings, or without a checkpoint")
-    steps = (generate(directory, spec, cache_dir=directory.path.parent / "cache", device=spec.device, phase=spec.phase) for directory in pending)
+    cache = {directory: directory.path.parent / "cache" for directory in pending}
+    steps = (locked(directory, generate(directory, spec, cache_dir=cache[directory], device=spec.device, phase=spec.phase)) for directory in pending)
     labels = [f"{number}/{len(pending)} {directory.run_id}" for number, directory in enumerate(pending, 1)]
     follow(steps, labels, [num_steps(directory, spec, spec.phase) for directory in pending])
 
@@ -82,7 +83,7 @@ def _generate_checkpoint(folder: Path, spec):
         print("skips 1 of 1: generated already with these settings")
     else:
         steps = generate_checkpoint(directory, folder, phase, spec, cache_dir=directory.path.parent / "cache", device=spec.device)
-        follow([steps], [f"{directory.run_id} {folder.name}"], [steps_of_a_phase(run, spec)])
+        follow([locked(directory, steps)], [f"{directory.run_id} {folder.name}"], [steps_of_a_phase(run, spec)])
     return directory, [phase]
 
 

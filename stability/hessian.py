@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stability.command_line import follow, publish, read_spec, run_entry, with_verdict
+from stability.command_line import follow, locked, publish, read_spec, run_entry, with_verdict
 
 HELP = """
 python -m stability.hessian ckpt=FOLDER [key=value …]
@@ -64,7 +64,8 @@ def _measure_runs(directories: Sequence, spec) -> None:
     pending = [directory for directory in directories if not is_measured(directory, spec.curvature)]
     if len(pending) < len(missing):
         print(f"skips {len(missing) - len(pending)} of {len(missing)}: measured already under this protocol")
-    steps = (measure(directory, spec.curvature, cache_dir=directory.path.parent / "cache", device=spec.device) for directory in pending)
+    cache = {directory: directory.path.parent / "cache" for directory in pending}
+    steps = (locked(directory, measure(directory, spec.curvature, cache_dir=cache[directory], device=spec.device)) for directory in pending)
     labels = [directory.run_id for directory in pending]
     tables = {
         directory: len(missing_tables(directory, spec.curvature)) * (spec.curvature.warmup_steps + 1) * len(spec.curvature.state) for directory in pending
@@ -91,7 +92,7 @@ def _measure_checkpoint(folder: Path, spec) -> None:
         raise ValueError(f"{folder} is not inside a run's folder (runs/<run_id>/checkpoints/…), where its rows would be kept; copy the whole run")
     phase = {path: name for name, path in phases(directory, "all").items()}.get(folder, folder.name)
     steps = measure_checkpoint(folder, phase, spec.curvature, cache_dir=directory.path.parent / "cache", device=spec.device)
-    follow([steps], [f"{directory.run_id} {folder.name}"], [_steps_of_a_phase(spec)])
+    follow([locked(directory, steps)], [f"{directory.run_id} {folder.name}"], [_steps_of_a_phase(spec)])
     _print_table(directory)
 
 

@@ -8,7 +8,10 @@ from typing import Any
 # leaves such a field out. An entry says what runs of that time did: it is never changed, whatever
 # becomes of the field's default, or their ids would stand for other runs.
 NEUTRAL: dict[str, dict[str, Any]] = {
-    "": {"cross": None, "microbatch": None},
+    "": {"cross": None, "microbatch": None, "guards": {}, "log": {}},
+    "checkpoint": {"keep_last": None, "keep_best": 0},
+    "guards": {"post_clip_norm": None, "check_every": 1, "on_nonfinite": "stop", "retries": 0},
+    "log": {"gradients": 0},
     "objective mlm": {"context": 0, "fixed_rate": 0.15, "corruption": "mask", "loss_chunk": None},
     "objective ar": {"loss_chunk": None},
     "mechanism sc": {"graph": "window", "iterations": 1, "step": "fixed"},
@@ -19,11 +22,11 @@ NEUTRAL: dict[str, dict[str, Any]] = {
 
 def without_neutral(values: dict[str, Any]) -> dict[str, Any]:
     """A run's spec as plain JSON values less every field that holds its neutral value; the parts inside a pattern's (`mix`) too."""
-    kept = _less(values, "")
+    kept = dict(values)
     for key, value in kept.items():
         if isinstance(value, dict):
             kept[key] = _part(key, value) if "name" in value else _less(value, key)
-    return kept
+    return _less(kept, "")  # last: a group of settings that is younger than runs is empty once its own have gone
 
 
 def _part(key: str, part: dict[str, Any]) -> dict[str, Any]:

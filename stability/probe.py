@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stability.command_line import follow, read_spec, run_entry, with_verdict
+from stability.command_line import follow, locked, read_spec, run_entry, with_verdict
 
 HELP = """
 python -m stability.probe what=spectra|qk ckpt=FOLDER [key=value …]
@@ -65,7 +65,7 @@ def _measure_runs(directories: Sequence, spec) -> None:
     pending = [directory for directory in fitting if missing_phases(directory, spec)]
     if len(pending) < len(fitting):
         print(f"skips {len(fitting) - len(pending)} of {len(fitting)}: measured already under this protocol")
-    steps = (measure(directory, spec, cache_dir=directory.path.parent / "cache") for directory in pending)
+    steps = (locked(directory, measure(directory, spec, cache_dir=directory.path.parent / "cache")) for directory in pending)
     follow(
         steps,
         [directory.run_id for directory in pending],
@@ -98,7 +98,7 @@ def _measure_checkpoint(folder: Path, spec):
         return directory
     phase = {path: name for name, path in phases(directory, "all").items()}.get(folder, folder.name)
     steps = measure_checkpoint(directory, folder, phase, spec, cache_dir=directory.path.parent / "cache")
-    follow([steps], [f"{directory.run_id} {folder.name}"], [_steps_of_a_phase(run, spec)])
+    follow([locked(directory, steps)], [f"{directory.run_id} {folder.name}"], [_steps_of_a_phase(run, spec)])
     return directory
 
 

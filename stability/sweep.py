@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,20 @@ Without arguments: the preset quickstart. The same command again trains only wha
 
   mechanism=sc | mechanism=[sa,sc]     sa, sw, sc, mix, or your own         mechanism.sc.window=4   a mechanism's setting
   lr=range | lr=1e-3 | lr=[1e-4,1e-3]  lr.low= lr.high= lr.num=             lr=paper_small          Table 11's rates
+  lr=edge                              the best rate and the largest stable ones to 0.05 decades, in a third of the runs of a grid as fine
+  search=optuna search.num=40          'search.space.mechanism.sc.step_size={low:0.1,high:2,log:true}'   looks for the best of any numbers
+  halving.reduction=3                  leave all but a third of the learning rates of a grid at each of two rungs
   seeds=3 steps=500 batch=16           model=text_54m (Table 10)            objective=mlm | ar
   data=text data.path=FILE_OR_FOLDER   txt, jsonl (.gz, .zst), parquet      optimizer=adamw | sgd   norm=layernorm | rmsnorm
   data.tokenizer=gpt2 data.keep=4096   data.ranks=FOLDER: its rank files    data=dna data.path=FASTA   data=hf data.dataset=ID
-  study=PRESET name=NAME runs_dir=DIR  launcher=ray | serial                logger=files | wandb
+  study=PRESET name=NAME runs_dir=DIR  launcher=ray | serial | slurm        logger=files | wandb
   hessian=false                        leave α_max out                      dry_run=true            print plan and cost only
   generate.num=32                      samples of each run                  generate.oracle=ckpt:FOLDER | hf:NAME   who scores them
   curvature.phase=all                  earliest checkpoints, too            device=auto | cpu | cuda
   cross=auto objective.context=32      a cross mechanism in every block (ca, cc) reads the 32 tokens before each sequence
   ablate.sc.window=[2,4,8]             settings one at a time around the base; study=ablation_consensus is the paper's Table 9
+  log.gradients=20                     norms of each block's gradient       checkpoint.every_steps=50 checkpoint.keep_last=2 checkpoint.keep_best=1
+  guards.on_nonfinite=skip_step guards.retries=3   (or restore_last_good) off by default: they hide divergence; tables mark what they did
 
 Every key with its default and meaning: conf/sweep.yaml and the folders beside it.
 """
@@ -41,7 +47,7 @@ def main(argv: list[str]) -> int:
         check_writable(Path(spec.reports_dir))  # now, not after an hour of training
     corpus, is_read = prepare_for_plan(spec.data, pool / "cache") if spec.dry_run else (prepare(spec.data, pool / "cache"), True)
     corpus.require(spec.model.positions + max(1, Registry("objectives").load(spec.objective.name).num_context(spec.objective.settings)))
-    trials = _trials(spec, corpus, pool)
+    trials = _trials(spec, pool, spec.points(corpus.fingerprint))
     _check_generation(spec, corpus)
     if spec.dry_run:
         return _print_plan(spec, corpus, trials if is_read else None)
@@ -61,14 +67,13 @@ def _check_generation(spec, corpus) -> None:
         check_oracle(spec.generate.oracle, corpus)
 
 
-def _trials(spec, corpus, pool):
+def _trials(spec, pool, points):
     from stability.config import run_id
     from stability.runs.provenance import command_line
     from sweeps.trial import Trial
 
     curvature = spec.curvature.model_dump(mode="json") if spec.hessian else None
     generation = None if spec.generate is None else spec.generate.absolute().model_dump(mode="json")
-    points = spec.points(corpus.fingerprint)
     common = {"pool": str(pool), "curvature": curvature, "device": spec.device, "wandb": None, "command": command_line(), "generate": generation}
     return [Trial(run_id(run), run.model_dump(mode="json"), variant=variant, **common) for variant, run in points]
 
@@ -77,31 +82,55 @@ def _print_plan(spec, corpus, trials) -> int:
     """``trials``: None where the data was not read, which decides which runs they are."""
     from sweeps.launch import slots
     from sweeps.plan import describe
+    from sweeps.rounds import search_of
 
-    print(describe(spec, corpus, slots(spec), None if trials is None else sum(trial.directory.finished for trial in trials)))
+    print(describe(spec, corpus, slots(spec), trials, search_of(spec, corpus.fingerprint, {})))
     return 0
 
 
 def _run(spec, trials, study, corpus) -> int:
-    from sweeps.launch import run
+    from sweeps.rounds import search_of
 
-    run_ids = [trial.run_id for trial in trials]
     before = study.read() if study.file.exists() else {}
-    earlier_s = before.get("provenance", {}).get("wall_s", 0.0) if before.get("run_ids") == run_ids else 0.0
-    started, record = time.time(), _record(spec, corpus) | _variants(spec, trials)
-    for trial in trials:
-        trial.directory.write_spec(trial.spec)
-    study.write(run_ids, **record)
-    outcome = run(spec, trials)
-    if outcome.num_skipped == len(trials) and earlier_s:
-        study.write(run_ids, **{key: value for key, value in before.items() if key not in ("name", "run_ids")})  # nothing ran: what did stays on record
+    started, record = time.time(), _record(spec, corpus)
+    if search := search_of(spec, corpus.fingerprint, before):
+        outcome, trials = _run_rounds(spec, search, study, record)
+    else:
+        outcome = _run_grid(spec, trials, study, record)
+    found = _variants(spec, trials) | (search.record() if search else {})
+    run_ids = [trial.run_id for trial in trials]
+    begun = before.get("run_ids") or [None]
+    earlier_s = before.get("provenance", {}).get("wall_s", 0.0) if begun == (run_ids[: len(begun)] if search else run_ids) else 0.0
+    if not (outcome.num_trained or outcome.num_failed or outcome.interrupted) and earlier_s:
+        # nothing ran: what did stays on record
+        study.write(run_ids, **{key: value for key, value in before.items() if key not in ("name", "run_ids")} | found)
     else:
         record["provenance"]["wall_s"] = earlier_s + time.time() - started
-        study.write(run_ids, **record)
+        study.write(run_ids, **record | found)
     if outcome.interrupted:
         return 130
-    publish(study, spec.reports_dir if spec.report else None)
+    publish(study, spec.reports_dir if spec.report else None, unless_same=True)
     return 1 if outcome.num_failed else 0
+
+
+def _run_grid(spec, trials, study, record):
+    """All trials at once, on record before the first one starts."""
+    from sweeps.launch import run
+
+    for trial in trials:
+        trial.directory.write_spec(trial.spec)
+    study.write([trial.run_id for trial in trials], **record | _variants(spec, trials))
+    return run(spec, trials)
+
+
+def _run_rounds(spec, search, study, record):
+    """Round by round; the study lists what was asked for so far. Returns the outcome and all trials."""
+    from sweeps.rounds import run_rounds
+
+    def write(trials):
+        study.write([trial.run_id for trial in trials], **record | _variants(spec, trials) | search.record())
+
+    return run_rounds(spec, search, trials_of=partial(_trials, spec, study.pool), write=write)
 
 
 def _record(spec, corpus) -> dict[str, Any]:

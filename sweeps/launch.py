@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
-from stability.config import CurvatureSpec, SweepSpec
-from stability.runs.directory import RunDirectory
+from stability.config import SweepSpec
+from stability.runs.leftovers import remove_abandoned
+from stability.runs.study import StudyFolder
 from sweeps.interrupt import Interrupt
 from sweeps.live import LiveView
-from sweeps.progress import Row
 from sweeps.serial_launcher import RunTrial
-from sweeps.trial import Trial, run_trial
+from sweeps.shared_runs import work_through
+from sweeps.trial import IsMeasured, Trial, is_done, run_trial, tidy
 
-IsMeasured = Callable[[RunDirectory, CurvatureSpec], bool]
-GPU_SHARE = 0.25
 STOPPING = "stopping: the steps under way end and are saved; Ctrl-C again stops at once"
 HINT = "interrupted: run the same command again, it goes on where this one stopped"
 
@@ -47,56 +49,58 @@ class Outcome:
 def run(
     spec: SweepSpec, trials: Sequence[Trial], *, is_measured: IsMeasured | None = None, console: Console | None = None, run: RunTrial = run_trial
 ) -> Outcome:
-    """Train and measure the trials that are not done yet, failed ones among them; says what it skips. Ctrl-C leaves runs that resume."""
+    """Train and measure the trials that are not done yet, failed ones among them unless ``retry=none``; says what it skips. Runs that another sweep is
+    at are waited for, not trained again. Ctrl-C leaves runs that resume."""
     console = console or Console()
-    is_done = _is_done(spec, is_measured)
-    unique = list({trial.run_id: trial for trial in trials}.values())
-    pending = [trial for trial in unique if not is_done(trial)]
-    _say(console, _plan(unique, pending))
-    if not pending:
-        return Outcome(len(unique), 0, (), False)
-    opening = "starting Ray's workers" if spec.launcher == "ray" else ""
-    view = LiveView(pending, num_skipped=len(unique) - len(pending), opening=opening, is_done=is_done, console=console)
-    with Interrupt(lambda: setattr(view, "note", STOPPING)) as interrupt:
-        pending = _with_wandb(spec, pending, console)
-        try:
-            with view:
-                _launcher(spec)(pending, on_tick=view.tick, interrupt=interrupt, run=run)
-        except KeyboardInterrupt:  # the second Ctrl-C
-            interrupt.requested = True
-    outcome = _outcome(len(unique) - len(pending), view.progress.rows, interrupt.requested)
-    _say(console, view.summary())
-    _report(console, outcome)
+    done = partial(is_done, is_measured=is_measured)
+    launch = secrets.token_hex(8)
+    unique = [replace(trial, launch=launch, devices=spec.devices_per_trial) for trial in {trial.run_id: trial for trial in trials}.values()]
+    for pool in {trial.pool for trial in unique}:
+        remove_abandoned(Path(pool))
+    for trial in unique:
+        tidy(trial)
+    missing = [trial for trial in unique if not done(trial)]
+    left = [trial for trial in missing if spec.retry == "none" and trial.directory.status()["state"] == "failed"]
+    pending = [trial for trial in missing if trial not in left]
+    num_skipped = len(unique) - len(missing)
+    _say(console, _plan(num_skipped, pending, left))
+    interrupted = False
+    if pending:
+        pending, interrupted = _work(spec, pending, num_skipped, done, console, run)
+    failed = [*left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
+    outcome = Outcome(num_skipped, sum(map(done, pending)), _failures(failed), interrupted)
+    _report(console, outcome, spec.retry)
     _report_wandb(console, [trial for trial in pending if trial.wandb])
     return outcome
 
 
-def _is_done(spec: SweepSpec, is_measured: IsMeasured | None) -> Callable[[Trial], bool]:
-    if is_measured is None and spec.hessian:
-        from stability.probes.alpha_max import is_measured
+def _work(
+    spec: SweepSpec, trials: Sequence[Trial], num_skipped: int, done: Callable[[Trial], bool], console: Console, run: RunTrial
+) -> tuple[list[Trial], bool]:
+    """The trials as they were handed out, under the live table, and whether Ctrl-C ended that."""
+    opening = "starting Ray's workers" if spec.launcher == "ray" else ""
+    view = LiveView(trials, num_skipped=num_skipped, opening=opening, is_done=done, console=console)
+    say = partial(_say, console)
+    with Interrupt(lambda: setattr(view, "note", STOPPING)) as interrupt:
+        trials = _with_wandb(spec, trials, console)
+        try:
+            with view:
+                hand_out = partial(_launcher(spec, say), on_tick=view.tick, interrupt=interrupt, run=run)
+                work_through(trials, hand_out, is_done=done, on_tick=view.tick, say=say, interrupt=interrupt)
+                if interrupt.requested and spec.launcher == "slurm":
+                    _stop_jobs(spec, trials, view.tick, say)
+        except KeyboardInterrupt:  # the second Ctrl-C
+            interrupt.requested = True
+    say(view.summary())
+    return trials, interrupt.requested
 
-    def is_done(trial: Trial) -> bool:
-        if not trial.directory.finished or not (trial.curvature is None or is_measured is None or is_measured(trial.directory, spec.curvature)):
-            return False
-        return trial.generate is None or _is_generated(trial)
 
-    return is_done
-
-
-def _is_generated(trial: Trial) -> bool:
-    from stability.config import checked
-    from stability.probes.generation import is_generated
-    from stability.sampling import GenerationSpec
-
-    return is_generated(trial.directory, checked(GenerationSpec, trial.generate or {}))
-
-
-def _plan(trials: Sequence[Trial], pending: Sequence[Trial]) -> str:
-    """``"skips 12 finished runs, trains 36"``; what runs that are trained may lack is α_max, samples, or both."""
+def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
+    """``"skips 12 finished runs, trains 36"``; what runs that are trained may lack is α_max, samples, or both. ``left``: failed ones."""
     to_measure = sum(trial.directory.finished for trial in pending)
     to_train = len(pending) - to_measure
-    skipped = len(trials) - len(pending)
     parts = [f"skips {skipped} finished run{'s' if skipped != 1 else ''}"] if skipped else []
+    parts += [f"leaves {len(left)} failed run{'s' if len(left) != 1 else ''} (retry=none)"] if left else []
     parts += [f"trains {to_train or 'none'}"] if to_train or not to_measure else []
     asked = {"α_max": any(trial.curvature is not None for trial in pending), "samples": any(trial.generate is not None for trial in pending)}
     lacking = " or ".join(word for word, is_asked in asked.items() if is_asked)
@@ -104,38 +108,56 @@ def _plan(trials: Sequence[Trial], pending: Sequence[Trial]) -> str:
     return ", ".join(parts)
 
 
-def _launcher(spec: SweepSpec) -> Callable[..., None]:
+def _launcher(spec: SweepSpec, say: Callable[[str], None]) -> Callable[..., None]:
+    """``say`` takes a line that the launcher has for the user."""
     if spec.launcher == "serial":
         from sweeps.serial_launcher import launch
 
         return launch
-    from functools import partial
+    if spec.launcher == "slurm":
+        from sweeps import slurm_launcher
 
+        return partial(slurm_launcher.launch, slurm=spec.slurm, folder=_jobs_folder(spec), say=say)
     from sweeps import ray_launcher
 
-    return partial(ray_launcher.launch, cpus_per_trial=cpus_per_trial(spec), gpus_per_trial=gpus_per_trial(spec))
+    share = {"cpus_per_trial": cpus_per_trial(spec), "gpus_per_trial": spec.gpus_per_trial}
+    return partial(ray_launcher.launch, **share, address=spec.ray.address, node_retries=spec.ray.node_retries, say=say)
+
+
+def _jobs_folder(spec: SweepSpec) -> Path:
+    return StudyFolder.of(Path(spec.runs_dir).resolve(), spec.name).path / "slurm"
+
+
+def _stop_jobs(spec: SweepSpec, trials: Sequence[Trial], on_tick: Callable[[], None], say: Callable[[str], None]) -> None:
+    """Those of an earlier driver, too: their runs are waited for, not handed out."""
+    from sweeps import slurm_launcher
+
+    slurm_launcher.stop(trials, slurm=spec.slurm, folder=_jobs_folder(spec), on_tick=on_tick, say=say)
 
 
 def cpus_per_trial(spec: SweepSpec) -> float:
-    """What a trial holds of the cores: what the spec says, else one for each of its threads."""
-    return spec.cpus_per_trial if spec.cpus_per_trial is not None else float(spec.threads)
+    """What a trial holds of the cores: what the spec says, else one for each of its threads on each of its devices."""
+    return spec.cpus_per_trial if spec.cpus_per_trial is not None else float(spec.threads * spec.devices_per_trial)
 
 
 def gpus_per_trial(spec: SweepSpec) -> float:
-    """The share of a GPU that a trial holds: what the spec says, else a quarter where there is one."""
-    if spec.gpus_per_trial is not None:
+    """The share of a GPU that a trial holds: what the spec says; where that is auto, which is measured when the trials start, a whole one a device."""
+    if spec.gpus_per_trial != "auto":
         return spec.gpus_per_trial
-    return GPU_SHARE if spec.device != "cpu" and _num_gpus() else 0.0
+    return float(spec.devices_per_trial) if spec.device != "cpu" and _num_gpus() else 0.0
 
 
 def slots(spec: SweepSpec) -> int:
-    """How many trials run at a time on this machine."""
+    """How many trials run at a time: on this machine, or as jobs."""
     if spec.launcher == "serial":
         return 1
-    limits = [(os.cpu_count() or 1) / cpus_per_trial(spec)]
-    if share := gpus_per_trial(spec):
-        limits.append(_num_gpus() / share)
-    return max(1, int(min(limits) + 1e-6))
+    if spec.launcher == "slurm":
+        from sweeps.slurm_launcher import most_at_once
+
+        return most_at_once(spec.slurm, spec.threads * spec.devices_per_trial)
+    from sweeps.ray_workers import Share
+
+    return max(1, Share(cpus_per_trial(spec), gpus_per_trial(spec)).fits({"CPU": os.cpu_count() or 1, "GPU": _num_gpus()}))
 
 
 def _num_gpus() -> int:
@@ -155,17 +177,15 @@ def _with_wandb(spec: SweepSpec, trials: Sequence[Trial], console: Console) -> l
     return [replace(trial, wandb={"group": spec.name, "mode": mode, "config": trial.spec, "name": trial.label}) for trial in trials]
 
 
-def _outcome(num_skipped: int, rows: Sequence[Row], interrupted: bool) -> Outcome:
-    failed = [row.trial for row in rows if row.state == "failed"]
-    failures = [Failure(trial.run_id, trial.label, trial.directory.status().get("reason", ""), str(trial.directory.traceback_file)) for trial in failed]
-    return Outcome(num_skipped, sum(row.ended for row in rows) - len(failed), tuple(failures), interrupted)
+def _failures(trials: Sequence[Trial]) -> tuple[Failure, ...]:
+    return tuple(Failure(trial.run_id, trial.label, trial.directory.status().get("reason", ""), str(trial.directory.traceback_file)) for trial in trials)
 
 
-def _report(console: Console, outcome: Outcome) -> None:
+def _report(console: Console, outcome: Outcome, retry: str) -> None:
     for failure in outcome.failures:
         _say(console, f"failed {failure.label} ({failure.run_id}): {failure.reason}\n  traceback: {failure.traceback_file}")
     if outcome.failures:
-        _say(console, "the same command tries the failed runs again")
+        _say(console, "the same command tries the failed runs again" if retry == "failed" else "retry=failed tries the failed runs again")
     if outcome.interrupted:
         _say(console, HINT)
 

@@ -7,7 +7,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 from stability.config import CurvatureSpec, RunSpec, SweepSpec
@@ -16,6 +19,8 @@ from stability.protocol import SpectraSpec
 from stability.runs.directory import RunDirectory
 from stability.sampling import GenerationSpec
 from stability.training.loop import Trainer, peak_memory_mb
+from sweeps.rounds import Search
+from sweeps.trial import Trial, is_done
 
 # In units of a training step, roughly. A recorded step: a gradient with its graph, a product along the direction and a forward pass. A Hessian-vector
 # product goes twice through the graph; one curvature takes a forward pass of three terms; the paper's difference takes gradients at θ ± εu, and at θ once more.
@@ -28,13 +33,44 @@ MOST_OPERATIONS, MOST_PARAMETERS = 2e12, 1e8
 OPERATIONS, REFERENCE_SPEED = 6, 1e13  # the speed of one large GPU in float32, roughly
 
 
+TIMED_STEPS, TIMED_S = 3, 3.0  # after a first one that warms up: as many as fit the time, at least one
+
+
 @dataclass(frozen=True)
 class Timing:
-    """Of one run: seconds of a training step and of everything, α_max included, and the peak memory of the process that measured it."""
+    """Of one run: seconds of a training step, of all of them with their validations, of what follows them (α_max, samples), and the peak memory of the
+    process that measured a step: on a CPU all that is resident, on a GPU what the allocator held."""
 
     step_s: float
-    run_s: float
+    train_s: float
+    after_s: float
     memory_mb: float
+
+    @property
+    def run_s(self) -> float:
+        return self.train_s + self.after_s
+
+
+@dataclass(frozen=True)
+class Left:
+    """What of a run is still to be done: the share of its steps, and whether α_max or samples are."""
+
+    steps: float
+    after: bool
+
+    def seconds(self, timing: Timing) -> float:
+        return self.steps * timing.train_s + self.after * timing.after_s
+
+
+def left_of(trial: Trial, retry: str) -> Left:
+    """From what the ledger holds: nothing of a run that is done, or that failed and is left so; of an interrupted one what its last checkpoint leaves."""
+    if is_done(trial) or (retry == "none" and trial.directory.status()["state"] == "failed"):
+        return Left(0.0, False)
+    if trial.directory.finished:
+        return Left(0.0, True)
+    checkpoints = trial.directory.checkpoints()
+    done = int(checkpoints[-1].name.removeprefix("step_")) if checkpoints else 0
+    return Left(1 - done / trial.spec["steps"], True)
 
 
 @dataclass(frozen=True)
@@ -68,19 +104,39 @@ def _cost(run: RunSpec, corpus: Corpus, spec: SweepSpec) -> Cost:
 
 
 def _timing(run: RunSpec, corpus: Corpus, spec: SweepSpec, device: Any) -> Timing:
+    _forget_peak(device)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(run, RunDirectory(folder, "plan"), corpus, device)
         trainer.update(1)
-        started = time.perf_counter()
-        trainer.update(2)
-        step_s = time.perf_counter() - started
+        step_s = _step_s(trainer)
         started = time.perf_counter()
         trainer.validation.nll(trainer.model)
         validation_s = time.perf_counter() - started
     validations = 2 + run.steps // run.evaluation.every_steps
     curvature_s = curvature_steps(spec.curvature, run.model.layers) * step_s * (spec.curvature.batch or run.batch) / run.batch if spec.hessian else 0.0
     samples_s = 0.0 if spec.generate is None else generation_steps(run, spec.generate) * step_s
-    return Timing(step_s, run.steps * step_s + validations * validation_s + curvature_s + samples_s, peak_memory_mb(trainer.device))
+    return Timing(step_s, run.steps * step_s + validations * validation_s, curvature_s + samples_s, peak_memory_mb(trainer.device))
+
+
+def _step_s(trainer: Trainer) -> float:
+    """The median, since a machine that does something else for a moment makes one step look long."""
+    seconds: list[float] = []
+    while len(seconds) < TIMED_STEPS and sum(seconds) < TIMED_S:
+        started = time.perf_counter()
+        trainer.update(2 + len(seconds))
+        seconds.append(time.perf_counter() - started)
+    return median(seconds)
+
+
+def _forget_peak(device: Any) -> None:
+    """Each kind's peak is its own. Where the system has no such switch (macOS), it is the largest so far."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")  # 5: the peak of resident memory
 
 
 def _mixing(run: RunSpec, direction: str) -> float:
@@ -137,27 +193,32 @@ def _tables(spectra: SpectraSpec, layers: int) -> dict[str, float]:
     }
 
 
-def describe(spec: SweepSpec, corpus: Corpus, slots: float, num_finished: int | None) -> str:
-    """The plan as text: a line a kind of run, then totals. ``slots``: trials that run side by side. ``num_finished``: None where ``corpus`` only stands
-    for data that was not read."""
+def describe(spec: SweepSpec, corpus: Corpus, slots: float, trials: Sequence[Trial] | None, search: Search | None = None) -> str:
+    """The plan as text: a line a kind of run, then totals. ``slots``: trials that run side by side. ``trials``: the runs of the plan in their order, what
+    is finished of them is left out of what it costs; None where ``corpus`` only stands for data that was not read. ``search``: what chooses further
+    runs once these have ended."""
     points, costs = spec.points(corpus.fingerprint), measure_costs(spec, corpus)
     rates = sorted({run.lr_peak for _, run in points})
-    numbers = Counter(kind_of(run, variant) for variant, run in points)
+    left = [left_of(trial, spec.retry) for trial in trials] if trials is not None else [Left(1.0, True)] * len(points)
+    kinds = [kind_of(run, variant) for variant, run in points]
+    numbers, missing = Counter(kinds), Counter(kind for kind, each in zip(kinds, left, strict=True) if each.steps or each.after)
     wide = max(34, *(len(kind) + 2 for kind in costs))
     lines = [
-        f"study {spec.name}: {len(points)} runs{'' if num_finished is None else f' ({num_finished} of them finished)'}, "
+        f"study {spec.name}: {len(points)} runs{'' if trials is None else f' ({len(points) - missing.total()} of them finished)'}, "
         f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}, {spec.seeds} seeds",
-        _data_line(spec, corpus, num_finished is not None),
-        f"{'kind of run':{wide}}{'runs':>6}{'parameters':>13}{'mixing/token':>14}{'step':>10}{'run':>10}{'memory':>10}",
+        _data_line(spec, corpus, trials is not None),
+        f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{'mixing/token':>14}{'step':>10}{'run':>10}{'memory':>10}",
     ]
     for kind, cost in costs.items():
-        lines.append(f"{kind:{wide}}{numbers[kind]:>6}{cost.num_params:>13,}{cost.mixing:>14,.0f}{_timing_columns(cost.timing)}")
-    lines.append(_total(costs, numbers, [run for _, run in points], slots))
+        lines.append(f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>14,.0f}{_timing_columns(cost.timing)}")
+    lines.append(_total(spec, [costs[kind] for kind in kinds], left, slots))
+    if search is not None:
+        lines.append(search.plan() + _at_most(costs, search.most_runs, slots))
     lines.append("mixing: multiply-adds of the mechanism in one forward pass, all layers")
     if any(cost.timing for cost in costs.values()):
         listed = ", ".join("α_max" if name == "alpha_max" else name for name in spec.curvature.measure)
         included = [*([listed] if spec.hessian else []), *(["samples (not their oracle)"] if spec.generate is not None else [])]
-        lines.append(", ".join(["estimated from one measured step of each kind", *included]) + f"{' included' if included else ''}; nothing was trained")
+        lines.append(", ".join(["estimated from measured steps of each kind", *included]) + f"{' included' if included else ''}; nothing was trained")
     return "\n".join(lines)
 
 
@@ -173,18 +234,31 @@ def _timing_columns(timing: Timing | None) -> str:
     return f"{timing.step_s * 1e3:>8.1f}ms{timing.run_s:>9.0f}s{timing.memory_mb:>8.0f}MB"
 
 
-def _total(costs: dict[str, Cost], numbers: Counter[str], runs: Sequence[RunSpec], slots: float) -> str:
-    tokens = sum(run.steps * run.batch * run.model.positions for run in runs)
-    timings = {kind: cost.timing for kind, cost in costs.items() if cost.timing is not None}
+def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: float) -> str:
+    """``costs`` and ``left`` of each run."""
+    a_run = spec.steps * spec.batch * spec.model.positions
+    missing, tokens = sum(bool(each.steps or each.after) for each in left), round(sum(each.steps for each in left) * a_run)
+    text = f"in all: {len(left) * a_run:,} tokens; left to do: {missing} runs, {tokens:,} tokens"
+    timings = [cost.timing for cost in costs if cost.timing is not None]
     if len(timings) < len(costs):
-        operations = sum(OPERATIONS * costs[kind].num_params * number for kind, number in numbers.items()) * tokens / len(runs)
-        days = operations / REFERENCE_SPEED / 86_400
+        operations = sum(OPERATIONS * cost.num_params * each.steps * a_run for cost, each in zip(costs, left, strict=True))
         return (
-            f"in all: {tokens:,} tokens; --: too large to be timed on a CPU by a plan, nothing was built\n"
-            f"training: about {operations:.1e} operations ({OPERATIONS} per parameter and token), {days:,.0f} days at 1e13 a second; α_max and validation aside"
+            f"{text}; --: too large to be timed on a CPU by a plan, nothing was built\n"
+            f"training: about {operations:.1e} operations ({OPERATIONS} per parameter and token), {operations / REFERENCE_SPEED / 86_400:,.0f} days at 1e13 "
+            "a second; α_max and validation aside"
         )
-    total_s = sum(timing.run_s * numbers[kind] for kind, timing in timings.items())
-    return f"in all: {tokens:,} tokens, {_clock(total_s)} of work, about {_clock(total_s / slots)} with {slots:g} at a time"
+    total_s = sum(each.seconds(timing) for timing, each in zip(timings, left, strict=True))
+    memory_gb = slots * max(timing.memory_mb for timing in timings) / 1024
+    return f"{text}, {_clock(total_s)} of work, about {_clock(total_s / slots)} and {memory_gb:.1f} GiB with {slots:g} at a time"
+
+
+def _at_most(costs: dict[str, Cost], most_runs: int, slots: float) -> str:
+    """All rounds of a search, each kind of run in the same number."""
+    timings = [cost.timing.run_s for cost in costs.values() if cost.timing is not None]
+    if len(timings) < len(costs):
+        return f", at most {most_runs} runs in all"
+    total_s = most_runs * sum(timings) / len(timings)
+    return f", at most {most_runs} runs in all: {_clock(total_s)} of work, about {_clock(total_s / slots)} with {slots:g} at a time"
 
 
 def _clock(seconds: float) -> str:

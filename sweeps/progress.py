@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
-from stability.runs.directory import FINISHED, tail
+from stability.runs.directory import FINISHED, STOPPED, tail
+from stability.runs.lock import RunLock
 from sweeps.trial import Trial
 
 TAIL_BYTES = 8192
 CURVATURE, SAMPLES = "curvature", "samples"  # what follows the training
 AXES = ("mechanism", "residual", "optimizer", "norm")
+STALLED = "stalled"  # its status says running, and no process works on it
 
 
 @dataclass
 class Row:
-    """One trial as it was last seen. Times in seconds since the epoch; ``state`` is "running" until α_max is measured and samples are scored, too."""
+    """One trial as it was last seen. Times in seconds since the epoch; ``state`` is "running" until α_max is measured and samples are scored, too.
+    ``owner``: "host:pid" of the process that works on it, as seen from outside.
+    ``held_by``: the same of a process that works on it for another sweep, as seen by a launch that waits for it.
+    """
 
     trial: Trial
     variant: str
@@ -36,6 +42,9 @@ class Row:
     started_at: float | None = None
     trained_at: float | None = None
     ended_at: float | None = None
+    reason: str = ""
+    owner: str = ""
+    held_by: str = ""
     signature: tuple[int, int] | None = field(default=None, repr=False)
 
     @property
@@ -44,7 +53,7 @@ class Row:
 
     @property
     def ended(self) -> bool:
-        return self.state in (*FINISHED, "failed")
+        return self.state in (*FINISHED, STOPPED, "failed")
 
     @property
     def seconds(self) -> float | None:
@@ -52,10 +61,11 @@ class Row:
 
 
 class Progress:
-    """The trials of one launch. What a status file said before the launch doesn't count: it is of an earlier one."""
+    """The trials of one launch: what a status file said before it doesn't count, it is of an earlier one. ``from_outside``: of a study that some other
+    process works on, or none; then every status counts, and whether a run is running or stalled is decided by who holds its lock."""
 
-    def __init__(self, trials: Sequence[Trial], is_done: Callable[[Trial], bool] = lambda trial: True):
-        self._is_done = is_done
+    def __init__(self, trials: Sequence[Trial], is_done: Callable[[Trial], bool] = lambda trial: True, *, from_outside: bool = False):
+        self._is_done, self._from_outside = is_done, from_outside
         self.rows = [Row(trial, variant, num_steps=trial.spec["steps"]) for trial, variant in zip(trials, variants(trials), strict=True)]
         for row in self.rows:
             row.signature = _signature(row.trial)
@@ -64,14 +74,17 @@ class Progress:
         self._speeds: dict[str, tuple[float | None, float]] = {}
 
     def poll(self) -> None:
-        """Look at every trial that has not ended: a `stat` each, and the ends of the logs of those that run."""
+        """Look at every trial that has not ended: a `stat` each, and the ends of the logs of those that run. From outside: at every status and lock."""
         for row in self.rows:
-            if not row.ended:
+            if self._from_outside:
+                self._look_from_outside(row)
+            elif not row.ended:
                 self._look_at(row)
-        self.most_at_once = max(self.most_at_once, sum(row.running for row in self.rows))
+        self.most_at_once = max(self.most_at_once, sum(row.running and not row.held_by for row in self.rows))
         self._speeds = _speeds(self.rows)
 
     def _look_at(self, row: Row) -> None:
+        row.held_by = str(row.trial.held_by_another() or "")
         signature = _signature(row.trial)
         if signature == row.signature and not row.running:
             return
@@ -86,12 +99,32 @@ class Progress:
         if row.running and row.phase == "training":
             _read_logs(row)
 
+    def _look_from_outside(self, row: Row) -> None:
+        row.signature = _signature(row.trial)
+        row.owner = str(RunLock(row.trial.directory.path).owner() or "")  # before the status: who ends a run writes that first and lets go of it then
+        try:
+            status = row.trial.directory.status()
+        except ValueError as error:
+            row.state, row.phase, row.reason = "failed", "", str(error)
+            return
+        self._read_status(row, status)
+        if row.running and not row.owner:
+            row.state, row.phase = (STALLED if status["state"] == "running" else status["state"]), ""
+        elif row.owner and row.state in ("queued", STOPPED, "failed"):
+            row.state, row.phase = "running", "starting"
+        if row.phase == "training" or row.state == STALLED:
+            _read_logs(row)
+
     def _read_status(self, row: Row, status: dict[str, Any]) -> None:
         row.step, row.num_steps = int(status["step"]), int(status.get("num_steps", row.num_steps))
         row.state, row.phase = status["state"], status.get("phase", "training") if status["state"] == "running" else ""
+        row.reason = status.get("reason", "")
         row.started_at = row.started_at or self._start_of(status)
         if row.state in FINISHED:
-            row.val_nll, row.trained_at = status.get("result", {}).get("val_nll"), status["changed_at"]
+            result = status.get("result", {})
+            row.val_nll, row.trained_at = result.get("val_nll"), status["changed_at"]
+            if row.step_s is None and row.step and result.get("wall_s"):
+                row.step_s = result["wall_s"] / row.step
             if row.trial.measures and not self._is_done(row.trial):
                 row.state, row.phase = "running", _measuring(row.trial)
         if row.ended:
@@ -108,13 +141,22 @@ class Progress:
         row.ended_at = changed_at
         if row.trial.measures and row.trained_at:
             row.ended_at = max(changed_at, (row.signature or (0, 0))[1] / 1e9)
-            row.curvature_s = row.ended_at - row.trained_at if row.started_at else None
+            row.curvature_s = row.ended_at - row.trained_at if row.started_at or self._from_outside else None
 
     def counts(self) -> Counter[str]:
         return Counter("done" if row.state in FINISHED else row.state for row in self.rows)
 
     def verdicts(self) -> Counter[str]:
         return Counter(row.state for row in self.rows if row.ended)
+
+    def best(self) -> dict[str, tuple[float, float, int]]:
+        """Of each variant: (validation NLL, its LR, seeds there), the lowest median over the seeds that ended at an LR; a diverged one counts as inf."""
+        found: dict[str, dict[float, list[float]]] = {}
+        for row in self.rows:
+            if row.state in FINISHED:
+                found.setdefault(row.variant, {}).setdefault(row.trial.spec["lr_peak"], []).append(math.inf if row.val_nll is None else row.val_nll)
+        medians = {variant: [(median(nlls), lr, len(nlls)) for lr, nlls in rates.items()] for variant, rates in found.items()}
+        return {variant: min(points) for variant, points in medians.items() if math.isfinite(min(points)[0])}
 
     def row_eta_s(self, row: Row) -> float | None:
         """Seconds until a trial ends, once its steps (or a sister's) have been timed."""
@@ -134,13 +176,14 @@ class Progress:
 
 
 def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:
-    """(seconds a step, seconds for α_max and samples) of each variant: the mean of its trials that were timed, else of all that were."""
+    """(seconds a step, seconds for α_max and samples) of each variant: the median of its trials that were timed, else of all that were. A median,
+    since what was measured another day seems to have taken that long."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.variant, []).append(row)
-    step_s, curvature_s = _mean(row.step_s for row in rows), _mean(row.curvature_s for row in rows)
+    step_s, curvature_s = _median(row.step_s for row in rows), _median(row.curvature_s for row in rows)
     return {
-        variant: (_mean(row.step_s for row in group) or step_s, _mean(row.curvature_s for row in group) or curvature_s or 0.0)
+        variant: (_median(row.step_s for row in group) or step_s, _median(row.curvature_s for row in group) or curvature_s or 0.0)
         for variant, group in groups.items()
     }
 
@@ -157,9 +200,9 @@ def _name(choice: Any) -> str:
     return choice["name"] if isinstance(choice, dict) else str(choice)
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    return median(known) if known else None
 
 
 def _measuring(trial: Trial) -> str:

@@ -1,14 +1,22 @@
-"""One trial as every launcher runs it: train, then measure α_max, then sample; what goes wrong becomes a status, never an exception."""
+"""One trial as every launcher runs it: lock its run, train, then measure α_max, then sample; what goes wrong becomes a status, never an exception."""
 
 from __future__ import annotations
 
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stability.runs.directory import RunDirectory, tail
+from stability.config import CurvatureSpec, checked
+from stability.runs.directory import RunDirectory, tail, write_atomically
+from stability.runs.leftovers import leftovers, remove
+from stability.runs.lock import LostLock, Owner, RunLock
+from stability.sampling import GenerationSpec
+
+IsMeasured = Callable[[RunDirectory, CurvatureSpec], bool]
+DEATH_S = 10.0  # a worker is reported dead before the system has cleared it away
 
 
 @dataclass(frozen=True)
@@ -17,7 +25,8 @@ class Trial:
 
     ``spec``: the RunSpec as plain JSON; ``curvature``: the CurvatureSpec as plain JSON, or None; ``wandb``: arguments of the W&B sink, or None;
     ``command``: the command line that asked for it, for the run's provenance; ``variant``: what an ablation changes in it, e.g. "window=4";
-    ``generate``: the GenerationSpec as plain JSON, or None.
+    ``generate``: the GenerationSpec as plain JSON, or None; ``launch``: tells one launch of a sweep from all others, "" where nobody asked for one;
+    ``devices``: how many share a run's microbatches; ``stop_at``: a step before the last at which the run is left, to be gone on with or not.
     """
 
     run_id: str
@@ -29,6 +38,9 @@ class Trial:
     command: str = ""
     variant: str = ""
     generate: dict[str, Any] | None = None
+    launch: str = ""
+    devices: int = 1
+    stop_at: int | None = None
 
     @property
     def measures(self) -> bool:
@@ -43,24 +55,89 @@ class Trial:
     def label(self) -> str:
         return f"{' '.join(filter(None, (self.spec['mechanism']['name'], self.variant)))} lr={self.spec['lr_peak']:g} seed={self.spec['seed']}"
 
+    @property
+    def lock(self) -> RunLock:
+        """The run's lock, not acquired yet."""
+        return RunLock(self.directory.path, self.launch)
 
-def run_trial(trial: Trial) -> Iterator[None]:
-    """Work through a trial; yields after every step, so that a launcher can stop between steps.
+    def held_by_another(self) -> Owner | None:
+        """Who works on the run, where that is neither a worker of this launch nor nobody."""
+        owner = self.lock.owner()
+        return None if owner is None or (self.launch and owner.launch == self.launch) else owner
 
-    Closing the generator leaves a run that resumes where it stopped. A crash is written to ``status.json`` as ``failed`` with its traceback's
-    file and ends the generator quietly, so that the other trials go on.
+
+def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:
+    """Whether a trial has its verdict and all that was asked for beside it. ``is_measured`` stands in for the probe's own in tests."""
+    if trial.stop_at is not None and trial.directory.status()["step"] >= trial.stop_at:
+        return True
+    if not trial.directory.finished:
+        return False
+    if trial.curvature is not None:
+        if is_measured is None:
+            from stability.probes.alpha_max import is_measured
+        if not is_measured(trial.directory, checked(CurvatureSpec, trial.curvature)):
+            return False
+    if trial.generate is None:
+        return True
+    from stability.probes.generation import is_generated
+
+    return is_generated(trial.directory, checked(GenerationSpec, trial.generate))
+
+
+def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = None) -> Iterator[None]:
+    """Work through a trial (by ``work`` in tests); yields after every step, so that a launcher can stop between steps.
+
+    A run that another process works on is left to it, without a step. Closing the generator leaves a run that resumes where it stopped. A crash is
+    written to ``status.json`` as ``failed`` with its traceback's file and ends the generator quietly, so that the other trials go on.
     """
+    lock = trial.lock
+    if not lock.acquire():
+        return
     try:
-        yield from _train_and_measure(trial)
+        _clear(trial.directory)
+        yield from lock.during((work or _train_and_measure)(trial))
+    except LostLock:  # this machine stood still for minutes: whoever has the run now goes on from its last checkpoint
+        return
     except Exception as error:  # noqa: BLE001 the boundary of a trial: whatever crashed, the sweep goes on and the traceback is kept
-        mark_failed(trial, f"{type(error).__name__}: {error}", traceback.format_exc())
+        _fail(trial, f"{type(error).__name__}: {error}", traceback.format_exc())
+    finally:
+        lock.release()
+
+
+def tidy(trial: Trial) -> None:
+    """Remove what a process killed at a bad moment left in a run that nobody works on, so that it does not lie there for good."""
+    lock = trial.lock
+    if (lock.has_stale_claims() or leftovers(trial.directory.path)) and lock.acquire():
+        try:
+            _clear(trial.directory)
+        finally:
+            lock.release()
+
+
+def _clear(directory: RunDirectory) -> None:
+    for path in leftovers(directory.path):
+        remove(path)
 
 
 def mark_failed(trial: Trial, reason: str, account: str) -> None:
-    """Set a trial ``failed`` at its last logged step; ``account`` goes into its traceback's file. What training gave before a crash in α_max stays."""
+    """For a driver that saw a worker die: set its trial ``failed``, with ``account`` in its traceback's file. A trial that was done by then stays done;
+    a run that another sweep has taken over meanwhile is left to it."""
+    lock, deadline = trial.lock, time.monotonic() + DEATH_S
+    while not lock.acquire():
+        if trial.held_by_another() or time.monotonic() > deadline:
+            return
+        time.sleep(0.1)
+    try:
+        if not is_done(trial):
+            _fail(trial, reason, account)
+    finally:
+        lock.release()
+
+
+def _fail(trial: Trial, reason: str, account: str) -> None:
+    """``failed`` at the last logged step. What training gave before a crash in α_max stays."""
     directory = trial.directory
-    directory.path.mkdir(parents=True, exist_ok=True)
-    directory.traceback_file.write_text(account)
+    write_atomically(directory.traceback_file, account.encode())
     rows = tail(directory.metrics_file)
     try:
         result = directory.status().get("result")
@@ -71,14 +148,16 @@ def mark_failed(trial: Trial, reason: str, account: str) -> None:
 
 
 def _train_and_measure(trial: Trial) -> Iterator[None]:
-    from stability.config import CurvatureSpec, checked, parse_run
+    from stability.config import parse_run
     from stability.probes.alpha_max import measure
     from stability.probes.generation import generate
-    from stability.sampling import GenerationSpec
     from stability.training.loop import train
 
     spec, cache_dir = parse_run(trial.spec), Path(trial.pool) / "cache"
-    yield from train(spec, trial.directory, cache_dir=cache_dir, device=trial.device, wandb=trial.wandb, command=trial.command)
+    how = {"wandb": trial.wandb, "command": trial.command, "devices": trial.devices, "stop_at": trial.stop_at}
+    yield from train(spec, trial.directory, cache_dir=cache_dir, device=trial.device, **how)
+    if not trial.directory.finished:  # stopped at a rung
+        return
     if trial.curvature is not None:
         yield from measure(trial.directory, checked(CurvatureSpec, trial.curvature), cache_dir=cache_dir, device=trial.device)
     if trial.generate is not None:

@@ -25,7 +25,9 @@ TORCH_FREE = [
     "stability.training.schedule",
     "stability.command_line",
     "stability.sweep",
+    "stability.status",
     "analysis.report",
+    "sweeps.edge",
 ]
 
 

@@ -113,7 +113,7 @@ def test_bad_input_is_two_lines_and_exit_code_2_and_leaves_nothing(argv, message
     assert not list(tmp_path.glob("runs/studies/*"))
 
 
-@pytest.mark.parametrize("module", ["stability.sweep", "stability.hessian", "stability.report"])
+@pytest.mark.parametrize("module", ["stability.sweep", "stability.hessian", "stability.report", "stability.status"])
 def test_help_is_printed_for_h(module):
     out = entry(module, "-h")
     assert out.returncode == 0

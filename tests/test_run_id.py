@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stability.config import RunSpec, parse_run, run_id
-from stability.neutral import NEUTRAL
+from stability.neutral import NEUTRAL, without_neutral
 from stability.registry import Registry
+from stability.runs.directory import RunDirectory
 
 BASE = {
     "model": {"name": "nano", "layers": 4, "width": 64, "heads": 4, "positions": 128},
@@ -60,11 +61,26 @@ def test_every_other_value_of_a_younger_setting_is_another_run():
         id_of(mechanism="mix"),
         *(id_of(mechanism={"name": "mix", "sc": changed}) for changed in ({"graph": "cycle"}, {"iterations": 2}, {"step": "learned"})),
         id_of(),
+        *(id_of(checkpoint=changed) for changed in ({"every_steps": 50}, {"every_steps": 50, "keep_last": 2}, {"keep_best": 1})),
+        *(id_of(guards=changed) for changed in ({"post_clip_norm": 0.5}, {"check_every": 2}, {"on_nonfinite": "skip_step", "retries": 3})),
+        *(id_of(guards={"on_nonfinite": "restore_last_good", "retries": number}) for number in (1, 2)),
+        id_of(log={"gradients": 10}),
         id_of(**context, cross="ca"),
         id_of(objective={"name": "mlm", "context": 17}, cross="ca"),
         id_of(**context, cross={"name": "ca", "rope": "none"}),
     ]
     assert len(set(ids)) == len(ids)
+
+
+def test_the_folder_of_a_run_from_before_a_setting_is_that_run_s(tmp_path):
+    spec = parse_run(BASE)
+    directory = RunDirectory(tmp_path, run_id(spec))
+    old = without_neutral(spec.model_dump(mode="json"))
+    assert "guards" not in old and "keep_best" not in old["checkpoint"]
+    directory.write_spec(old)
+    directory.write_spec(spec.model_dump(mode="json"))
+    with pytest.raises(ValueError, match="holds another spec"):
+        directory.write_spec(parse_run(BASE | {"log": {"gradients": 1}}).model_dump(mode="json"))
 
 
 def test_every_neutral_value_belongs_to_a_setting_that_can_hold_it():

@@ -56,17 +56,22 @@ def test_one_command_goes_from_words_to_a_pdf(lab, words, tmp_path, capsys):
     assert list(stored.run_id) == list(results.runs.run_id)
 
 
-def test_the_same_command_again_trains_nothing_and_an_extended_one_only_what_is_new(lab, words, capsys):
+def test_the_same_command_again_trains_nothing_and_an_extended_one_only_what_is_new(lab, words, tmp_path, capsys):
     sweep.main(words)
+    pdf, tables = tmp_path / "reports" / "small.pdf", capsys.readouterr().out.partition("Validation NLL")[2].partition("report: ")[0]
+    drawn = pdf.stat().st_mtime_ns
     study = StudyFolder(lab.pool / "studies" / "small")
     record = study.read()
     stamps = {directory.run_id: directory.metrics_file.stat().st_mtime_ns for directory in study.runs()}
-    capsys.readouterr()
     sweep.main(words)
-    assert "skips 4 finished runs, trains none" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "skips 4 finished runs, trains none" in out
+    assert tables and tables in out and "nothing has changed since it was made" in out
+    assert pdf.stat().st_mtime_ns == drawn
     assert study.read() == record, "what ran stays on record, its wall time with it"
     sweep.main([*words, "seeds=2"])
     assert "skips 4 finished runs, trains 4" in capsys.readouterr().out
+    assert pdf.stat().st_mtime_ns > drawn
     assert all(directory.metrics_file.stat().st_mtime_ns == stamps[directory.run_id] for directory in study.runs() if directory.run_id in stamps)
 
 

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import secrets
 from pathlib import Path
 
 from stability.config import Part
 from stability.data._base import SPLIT_VERSION, Corpus
 from stability.registry import Registry
+from stability.runs.directory import write_atomically
+from stability.runs.leftovers import remove_abandoned
 
 
 def prepare(part: Part, cache_dir: Path) -> Corpus:
@@ -36,7 +36,8 @@ def prepare(part: Part, cache_dir: Path) -> Corpus:
     try:
         corpus.save(cache_dir / corpus.fingerprint)
         if entry is not None:
-            _write_entry(entry, corpus.fingerprint)
+            remove_abandoned(entry.parent)
+            write_atomically(entry, f"{corpus.fingerprint}\n".encode("ascii"))
     except OSError as error:
         raise RuntimeError(f"cannot keep the prepared data under {cache_dir}: {error}") from error
     return load(cache_dir, corpus.fingerprint)
@@ -80,13 +81,3 @@ def _indexed(entry: Path, cache_dir: Path) -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     return fingerprint if re.fullmatch(r"[0-9a-f]{64}", fingerprint) and (cache_dir / fingerprint).is_dir() else None
-
-
-def _write_entry(entry: Path, fingerprint: str) -> None:
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    partial = entry.with_name(f".partial-{secrets.token_hex(8)}")
-    with open(partial, "w", encoding="ascii") as stream:
-        stream.write(fingerprint + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(entry)

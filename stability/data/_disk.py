@@ -16,15 +16,17 @@ import numpy as np
 
 from stability.data._arrays import chunks, sha256
 from stability.data._vocabulary import Vocabulary
+from stability.runs.leftovers import remove_abandoned, temporary
 
 META = "corpus.json"
 
 
 @contextmanager
 def partial_folder(folder: Path) -> Iterator[Path]:
-    """A neighbour of ``folder`` to write into; what is left of it afterwards is removed."""
+    """A neighbour of ``folder`` to write into; what is left of it afterwards is removed, and what killed processes left of theirs."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.parent / f".partial-{secrets.token_hex(8)}"
+    remove_abandoned(folder.parent)
+    partial = temporary(folder.parent / f"partial-{secrets.token_hex(8)}")
     partial.mkdir()
     try:
         yield partial

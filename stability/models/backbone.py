@@ -98,3 +98,9 @@ class Backbone(nn.Module):
 
 def num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
+
+
+def block_of(name: str) -> str:
+    """The block of a model's parameter: "blocks.0.mixer" (ffn, mixer_norm, …) for what lies in a layer, the module's name for what does not."""
+    parts = name.split(".")
+    return ".".join(parts[:3] if parts[0] == "blocks" else parts[:1])

@@ -19,7 +19,8 @@ from stability.objectives._base import Examples
 from stability.probes.descent import Descent, Step
 from stability.protocol import SpectraSpec
 from stability.runs.directory import RunDirectory
-from stability.runs.results import CURVATURE_COLUMNS, PROTOCOL, read_metadata, write_parquet
+from stability.runs.results import CURVATURE_COLUMNS, PROTOCOL
+from stability.runs.tables import read_metadata, write_parquet
 from stability.training import checkpoint
 from stability.training.loop import prepare_torch, training_examples
 from stability.training.schedule import lr_factor

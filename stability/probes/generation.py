@@ -24,7 +24,8 @@ from stability.probes.samplers import Draws, NonFinite, left_to_right, reverse_d
 from stability.probes.samples import Sample
 from stability.registry import Registry
 from stability.runs.directory import RunDirectory, read_json
-from stability.runs.results import GENERATION_COLUMNS, PROTOCOL, read_metadata, write_parquet
+from stability.runs.results import GENERATION_COLUMNS, PROTOCOL
+from stability.runs.tables import read_metadata, write_parquet
 from stability.sampling import STEPPED, GenerationSpec
 from stability.training import checkpoint
 from stability.training.loop import prepare_torch

@@ -22,7 +22,8 @@ from stability.probes.consensus_spectra import consensus_spectra, is_consensus
 from stability.probes.low_pass import is_attention, low_pass
 from stability.probes.qk import qk_singular_values
 from stability.runs.directory import RunDirectory
-from stability.runs.results import PROBE_COLUMNS, read_metadata, write_parquet
+from stability.runs.results import PROBE_COLUMNS
+from stability.runs.tables import read_metadata, write_parquet
 from stability.training import checkpoint
 from stability.training.loop import prepare_torch
 from stability.training.seeds import generator_for

@@ -21,12 +21,14 @@ from stability.curvature.adam import preconditioned_sharpness
 from stability.curvature.critical import CriticalLR, critical_lr, loss_along
 from stability.curvature.decompose import block_shares, gauss_newton, gradient_noise_scale
 from stability.curvature.spectrum import spectral_density, top_eigenvalue, trace
+from stability.models.backbone import block_of
 from stability.probes.alpha_max import Probe, corpus_of, phases, protocol_of, stored_protocol, wanted_phases
 from stability.probes.attention import attention_statistics
 from stability.probes.descent import Step
 from stability.protocol import SpectraSpec
 from stability.runs.directory import RunDirectory
-from stability.runs.results import PROTOCOL, SPECTRA, SPECTRA_COLUMNS, holds_columns, write_parquet
+from stability.runs.results import PROTOCOL, SPECTRA, SPECTRA_COLUMNS
+from stability.runs.tables import holds_columns, write_parquet
 from stability.training import checkpoint
 
 # The settings of `SpectraSpec` that each table depends on.
@@ -202,12 +204,6 @@ def _blocks(probe: Probe, step: Step) -> list[dict[str, Any]]:
     """A row a block of parameters: its u_b·(Hu)_b, which add up to the curvature, and its own u_b·H u_b without the coupling to the others."""
     shares = block_shares(step.loss, step.params, step.direction, batches=step.batches, block=block_of)
     return [{"block": name, "share": share, "own": _own(step, name), "curvature": step.result.curvature} for name, share in shares.items()]
-
-
-def block_of(name: str) -> str:
-    """A parameter's block: "blocks.0.mixer" (ffn, mixer_norm, …) for what lies in a layer, the module's name for what does not."""
-    parts = name.split(".")
-    return ".".join(parts[:3] if parts[0] == "blocks" else parts[:1])
 
 
 def _own(step: Step, block: str) -> float:

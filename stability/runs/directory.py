@@ -10,24 +10,38 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stability.neutral import without_neutral
+from stability.runs.leftovers import temporary
+
 FINISHED = ("stable", "spiked", "plateaued", "diverged")
 TAIL_BYTES = 8192
-STATES = ("queued", "running", *FINISHED, "failed")
+STOPPED = "stopped"  # at a rung of a search: resumable, and no result
+STATES = ("queued", "running", *FINISHED, STOPPED, "failed")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data``, or leave it as it was: temporary name, fsync, rename."""
+def write_atomically(path: Path, data: bytes | memoryview) -> None:
+    """Replace ``path`` by ``data``, or leave it as it was: temporary name, fsync, rename, fsync of the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside = temporary(path)
     try:
-        with open(temporary, "wb") as file:
+        with open(aside, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        aside.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
+    fsync(path.parent)
+
+
+def fsync(path: Path) -> None:
+    """Make a file's content, or a folder's entries, outlast a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -54,6 +68,7 @@ class RunDirectory:
         self.provenance_file = self.path / "provenance.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.timing_file = self.path / "timing.jsonl"
+        self.gradients_file = self.path / "gradients.jsonl"
         self.status_file = self.path / "status.json"
         self.traceback_file = self.path / "traceback.txt"
 
@@ -74,8 +89,11 @@ class RunDirectory:
     def write_spec(self, spec: dict[str, Any]) -> None:
         """``spec.json``, once. ``ValueError`` where the folder holds another spec under the same id."""
         if not self.spec_file.exists():
-            write_json(self.spec_file, spec)
-        elif _unlabelled(read_json(self.spec_file)) != _unlabelled(json.loads(json.dumps(spec))):
+            try:
+                write_json(self.spec_file, spec)
+            except FileNotFoundError:  # whoever got the run's lock in this moment took the file being written for a leftover
+                write_json(self.spec_file, spec)
+        if _unlabelled(read_json(self.spec_file)) != _unlabelled(json.loads(json.dumps(spec))):
             raise ValueError(f"{self.spec_file} holds another spec than the one to run; move that folder away")
 
     def status(self) -> dict[str, Any]:
@@ -97,8 +115,8 @@ class RunDirectory:
 
 
 def _unlabelled(spec: dict[str, Any]) -> dict[str, Any]:
-    """A spec without what its id leaves out: where the data lay, what the size was called."""
-    return {**spec, "data": {**spec["data"], "path": None}, "model": {**spec["model"], "name": None}}
+    """A spec without what its id leaves out: where the data lay, what the size was called, what is younger than the folder and changes nothing."""
+    return without_neutral({**spec, "data": {**spec["data"], "path": None}, "model": {**spec["model"], "name": None}})
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

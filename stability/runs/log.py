@@ -16,20 +16,30 @@ from stability.runs.directory import RunDirectory, read_jsonl, write_atomically
 
 
 class JsonLines:
-    """An append-only file of one JSON object a line, each line in the file before the next step begins."""
+    """An append-only file of one JSON object a line, each line in the file, whole, before the next step begins."""
 
     def __init__(self, path: Path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 lives as long as the run; `close` closes it
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 lives as long as the run; `close` closes it
 
     def write(self, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps(row) + "\n")
+        """Append a row. Where that fails (``OSError``: a full disk), what had reached the file of it is taken back."""
+        rest, size = (json.dumps(row) + "\n").encode(), os.fstat(self._file.fileno()).st_size
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except BaseException:
+            self._file.truncate(size)
+            raise
+
+    def sync(self) -> None:
+        """Make the rows outlast a power failure."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         if not self._file.closed:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            with self._file:
+                self.sync()
 
 
 def truncate_after(path: Path, step: int) -> None:
@@ -43,9 +53,11 @@ class RunLog:
     """The sinks of one run. ``metrics`` takes deterministic quantities only, ``timing`` clocks and memory."""
 
     def __init__(self, directory: RunDirectory, *, resume_after: int, wandb: dict[str, Any] | None = None):
-        for path in (directory.metrics_file, directory.timing_file):
+        for path in (directory.metrics_file, directory.timing_file, directory.gradients_file):
             truncate_after(path, resume_after)
         self._metrics, self._timing = JsonLines(directory.metrics_file), JsonLines(directory.timing_file)
+        self._gradients_file = directory.gradients_file
+        self._gradients: JsonLines | None = None
         self._wandb = WandbSink(directory, **wandb) if wandb else None
 
     def metrics(self, row: dict[str, Any]) -> None:
@@ -56,9 +68,26 @@ class RunLog:
     def timing(self, row: dict[str, Any]) -> None:
         self._timing.write(row)
 
+    def gradients(self, rows: list[dict[str, Any]]) -> None:
+        """The blocks' rows of one step (deterministic, too), to be written after its metrics; there is no file before the first."""
+        self._gradients = self._gradients or JsonLines(self._gradients_file)
+        for row in rows:
+            self._gradients.write(row)
+        if self._wandb:
+            by_name = {f"{name}/{row['block']}": value for row in rows for name, value in row.items() if name not in ("step", "block")}
+            self._wandb.write({"step": rows[0]["step"], **by_name})
+
+    def sync(self) -> None:
+        """Make what was logged outlast a power failure: before a checkpoint stands that a run resumes from, the rows up to it must."""
+        for file in self._files():
+            file.sync()
+
+    def _files(self) -> list[JsonLines]:
+        return [file for file in (self._metrics, self._timing, self._gradients) if file is not None]
+
     def close(self, summary: dict[str, Any] | None = None) -> None:
-        self._metrics.close()
-        self._timing.close()
+        for file in self._files():
+            file.close()
         if self._wandb:
             self._wandb.close(summary or {})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from stability.runs.directory import RunDirectory, read_json, read_jsonl
+from stability.runs.directory import RunDirectory, read_json
+from stability.runs.searches import SEARCH_COLUMNS, search_tables
 from stability.runs.study import StudyFolder
+from stability.runs.tables import joined, read_curves, read_table, write_parquet
 
 SCHEMA_VERSION = 1
 RUNS_COLUMNS = [
@@ -43,6 +43,8 @@ RUNS_COLUMNS = [
     "num_steps",
     "num_tokens",
     "wall_s",
+    "skipped_steps",
+    "restores",
 ]
 CURVATURE_COLUMNS = [
     "run_id",
@@ -136,46 +138,55 @@ GENERATION_COLUMNS = [
     "seed",
 ]
 CURVES_COLUMNS = ["run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"]
+# What a run with `log.gradients=…` logs beside them, a row a step and block of parameters.
+GRADIENT_COLUMNS = ["run_id", "step", "block", "grad_norm", "grad_share", "update_ratio"]
 
 
 @dataclass(frozen=True)
 class Results:
     """``runs``: a row a run; ``curvature``: a row a recorded step (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a training step.
     ``spectra`` and ``probes``: by name the tables of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run has, none of them empty; in ``probes`` also
-    ``generation``: a row a scored sample (`GENERATION_COLUMNS`)."""
+    ``generation``: a row a scored sample (`GENERATION_COLUMNS`), and ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by name the tables of
+    `SEARCH_COLUMNS` that the study has."""
 
     runs: pd.DataFrame
     curvature: pd.DataFrame
     curves: pd.DataFrame
     spectra: dict[str, pd.DataFrame] = field(default_factory=dict)
     probes: dict[str, pd.DataFrame] = field(default_factory=dict)
+    searches: dict[str, pd.DataFrame] = field(default_factory=dict)
 
 
 def collect(study: str | Path) -> Results:
     """Read every run that a study lists, finished or not. Errors: ``ValueError`` where the folder is no study or a file is damaged."""
     folder = StudyFolder(study)
-    directories = folder.runs()
-    variants = folder.read().get("variants", {})  # a run's name for what it changes is the study's: another study may call it the base
-    runs = [_run_row(folder.path.name, directory) | {"variant": variants.get(directory.run_id, "")} for directory in directories]
-    curves = [{"run_id": directory.run_id, **row} for directory in directories for row in read_jsonl(directory.metrics_file)]
-    spectra = {name: _joined([path for directory in directories for path in _tables(directory, name)], columns) for name, columns in SPECTRA_COLUMNS.items()}
-    probes = {name: _joined([path for directory in directories for path in _probe_tables(directory, name)], columns) for name, columns in PROBE_COLUMNS.items()}
-    probes["generation"] = _joined([path for directory in directories for path in generation_tables(directory)], GENERATION_COLUMNS)
+    record = folder.read()
+    variants = record.get("variants", {})  # a run's name for what it changes is the study's: another study may call it the base
+    files = [_Files.of(RunDirectory(folder.pool, run_id)) for run_id in record["run_ids"]]
+    spectra = {name: joined([read_table(path) for each in files for path in each.spectra(name)], columns) for name, columns in SPECTRA_COLUMNS.items()}
+    probes = {name: joined([read_table(path) for each in files for path in each.probed(name)], columns) for name, columns in PROBE_COLUMNS.items()}
+    scores = {path: read_table(path) for each in files for path in each.generation}
+    probes["generation"] = joined(scores.values(), GENERATION_COLUMNS)
+    probes["gradients"] = read_curves([(each.directory.run_id, each.directory.gradients_file) for each in files], GRADIENT_COLUMNS[1:])
+    stopped = record.get("stopped", {})  # of a search: why it left a run
+    runs = [_run_row(folder.path.name, each, scores) | {"variant": variants.get(each.directory.run_id, "")} for each in files]
+    runs = [row | ({"reason": stopped[row["run_id"]]} if row["run_id"] in stopped else {}) for row in runs]
     return Results(
         runs=pd.DataFrame(runs, columns=RUNS_COLUMNS),
-        curvature=_stacked([_steps(directory, path) for directory in directories for path in step_tables(directory)], COLLECTED_CURVATURE_COLUMNS),
-        curves=pd.DataFrame(curves, columns=CURVES_COLUMNS),
+        curvature=joined([_steps(each, path) for each in files for path in each.steps()], COLLECTED_CURVATURE_COLUMNS),
+        curves=read_curves([(each.directory.run_id, each.directory.metrics_file) for each in files], CURVES_COLUMNS[1:]),
         spectra={name: frame for name, frame in spectra.items() if len(frame)},
         probes={name: frame for name, frame in probes.items() if len(frame)},
+        searches=search_tables(record),
     )
 
 
 def write(results: Results, folder: Path) -> None:
-    """``runs``, ``curvature``, ``curves`` and what there is of spectra and probes, each a parquet under ``folder`` with the schema's version in it."""
-    frames = {name: getattr(results, name) for name in ("runs", "curvature", "curves")} | results.spectra | results.probes
+    """``runs``, ``curvature``, ``curves`` and what there is of spectra, probes and searches, each a parquet under ``folder`` with its schema's version."""
+    frames = {name: getattr(results, name) for name in ("runs", "curvature", "curves")} | results.spectra | results.probes | results.searches
     for name, frame in frames.items():
         write_parquet(frame, folder / f"{name}.parquet", {"schema_version": str(SCHEMA_VERSION)})
-    for name in (*SPECTRA, *PROBE_COLUMNS, "generation"):
+    for name in (*SPECTRA, *PROBE_COLUMNS, *SEARCH_COLUMNS, "generation", "gradients"):
         if name not in frames:  # of an earlier state of the study
             (folder / f"{name}.parquet").unlink(missing_ok=True)
 
@@ -189,50 +200,52 @@ def write_connectivity(frame: pd.DataFrame, folder: Path) -> None:
     write_parquet(frame, folder / "connectivity.parquet", {"schema_version": str(SCHEMA_VERSION)})
 
 
-def write_parquet(frame: pd.DataFrame, path: Path, metadata: dict[str, str]) -> None:
-    """Write a table under a temporary name and rename it. ``metadata``: strings kept in the file's schema."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        pq.write_table(table, temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+@dataclass(frozen=True)
+class _Files:
+    """A run's spec ({} before it has one) and the tables in its folder, each folder listed once."""
+
+    directory: RunDirectory
+    spec: dict[str, Any]
+    curvature: tuple[Path, ...]
+    probes: tuple[Path, ...]
+    generation: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, directory: RunDirectory) -> _Files:
+        spec = read_json(directory.spec_file) if directory.spec_file.exists() else {}
+        folders = [path.parent for path in (directory.curvature_file(""), directory.probe_file("", ""), directory.generation_file(""))]
+        return cls(directory, spec, *(tuple(_parquet_files(folder)) for folder in folders))
+
+    def steps(self) -> list[Path]:
+        return _of_steps(self.curvature)
+
+    def spectra(self, name: str) -> list[Path]:
+        return _named(name, self.curvature)
+
+    def probed(self, name: str) -> list[Path]:
+        return _named(name, self.probes)
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
-
-
-def holds_columns(path: Path, columns: Sequence[str]) -> bool:
-    """Whether a file has every one of ``columns``: a table measured before there was one of them lacks it."""
-    return set(columns) <= set(pq.read_schema(path).names)
-
-
-def _run_row(study: str, directory: RunDirectory) -> dict[str, Any]:
-    status = directory.status()
-    row: dict[str, Any] = {"study": study, "run_id": directory.run_id, "status": status["state"], "reason": status.get("reason", "")}
+def _run_row(study: str, files: _Files, scores: dict[Path, pa.Table]) -> dict[str, Any]:
+    status = files.directory.status()
+    row: dict[str, Any] = {"study": study, "run_id": files.directory.run_id, "status": status["state"], "reason": status.get("reason", "")}
     row["num_steps"] = status.get("step", 0)
-    if directory.spec_file.exists():
-        row |= _spec_columns(read_json(directory.spec_file))
-    return row | {key: value for key, value in status.get("result", {}).items() if key in RUNS_COLUMNS} | _generative_nll(directory)
+    row |= _spec_columns(files.spec) if files.spec else {}
+    result = {key: value for key, value in status.get("result", {}).items() if key in RUNS_COLUMNS}
+    return row | result | _generative_nll(scores.get(files.directory.generation_file("terminal")))
 
 
-def _generative_nll(directory: RunDirectory) -> dict[str, Any]:
+def _generative_nll(table: pa.Table | None) -> dict[str, Any]:
     """Of the terminal checkpoint: the mean over samples of each one's nats per token of the oracle, and the oracle's name; nothing where none was scored."""
-    path = directory.generation_file("terminal")
-    table = pd.read_parquet(path) if path.exists() else pd.DataFrame()
-    if not len(table):
+    if table is None or not len(table):
         return {}
-    scored = table["nll"].dropna().to_numpy()  # a sample of one token, or of none, has no score
-    return {"gen_nll": scored.mean() if len(scored) else None, "gen_oracle": table["oracle"].iloc[0]}
+    scored = table["nll"].to_pandas().dropna().to_numpy()  # a sample of one token, or of none, has no score
+    return {"gen_nll": scored.mean() if len(scored) else None, "gen_oracle": table["oracle"][0].as_py()}
 
 
 def generation_tables(directory: RunDirectory) -> list[Path]:
     """The files of scored samples, a file a phase."""
-    return sorted((directory.path / "generation").glob("*.parquet"))
+    return _parquet_files(directory.generation_file("").parent)
 
 
 def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
@@ -243,41 +256,38 @@ def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
 
 def step_tables(directory: RunDirectory) -> list[Path]:
     """The files of recorded steps, a file a phase, without the spectra beside them."""
-    return [path for path in sorted((directory.path / "curvature").glob("*.parquet")) if not path.stem.endswith(tuple(f"_{name}" for name in SPECTRA))]
-
-
-def _tables(directory: RunDirectory, name: str) -> list[Path]:
-    return sorted((directory.path / "curvature").glob(f"*_{name}.parquet"))
-
-
-def _steps(directory: RunDirectory, path: Path) -> pd.DataFrame:
-    """A file of recorded steps with its protocol beside each row; None there where the file is too old to say."""
-    return pd.read_parquet(path).assign(**{PROTOCOL: _protocol(directory, path)})
-
-
-def _protocol(directory: RunDirectory, path: Path) -> str | None:
-    stored = read_metadata(path).get(PROTOCOL)
-    if stored is None:
-        return None
-    values, spec = json.loads(stored), read_json(directory.spec_file) if directory.spec_file.exists() else {}
-    own = {key: spec[key] for key in ("batch", "clip_norm") if values.get(key) is None and key in spec}
-    return json.dumps(values | own, sort_keys=True)
+    return _of_steps(_parquet_files(directory.curvature_file("").parent))
 
 
 def read_probe(directory: RunDirectory, name: str) -> pd.DataFrame:
     """One run's table of `PROBE_COLUMNS`, all its phases."""
-    return _joined(_probe_tables(directory, name), PROBE_COLUMNS[name])
+    return joined([read_table(path) for path in _named(name, _parquet_files(directory.probe_file("", "").parent))], PROBE_COLUMNS[name])
 
 
-def _probe_tables(directory: RunDirectory, name: str) -> list[Path]:
-    return sorted((directory.path / "probes").glob(f"*_{name}.parquet"))
+def _named(table: str, paths: Sequence[Path]) -> list[Path]:
+    return [path for path in paths if path.stem.endswith(f"_{table}")]
 
 
-def _joined(paths: list[Path], columns: Sequence[str]) -> pd.DataFrame:
-    return _stacked([pd.read_parquet(path) for path in paths], columns)
+def _of_steps(paths: Sequence[Path]) -> list[Path]:
+    return [path for path in paths if not path.stem.endswith(tuple(f"_{name}" for name in SPECTRA))]
 
 
-def _stacked(frames: list[pd.DataFrame], columns: Sequence[str]) -> pd.DataFrame:
-    """All rows, in ``columns``; one that a file is too old to have is empty there."""
-    filled = [frame for frame in frames if len(frame)]
-    return pd.concat(filled, ignore_index=True).reindex(columns=list(columns)) if filled else pd.DataFrame(columns=list(columns))
+def _parquet_files(folder: Path) -> list[Path]:
+    """By name; [] where there is no folder."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".parquet")
+    except FileNotFoundError:
+        return []
+
+
+def _steps(files: _Files, path: Path) -> pa.Table:
+    """A file of recorded steps with its protocol beside each row; none there where the file is too old to say."""
+    table = read_table(path)
+    stored = (table.schema.metadata or {}).get(PROTOCOL.encode())
+    protocol = None if stored is None else _protocol(json.loads(stored), files.spec)
+    return table.append_column(PROTOCOL, pa.repeat(pa.scalar(protocol, pa.string()), len(table)))
+
+
+def _protocol(values: dict[str, Any], spec: dict[str, Any]) -> str:
+    own = {key: spec[key] for key in ("batch", "clip_norm") if values.get(key) is None and key in spec}
+    return json.dumps(values | own, sort_keys=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stability.runs.directory import RunDirectory, read_json, write_json
+from stability.runs.leftovers import remove_abandoned
 
 
 class StudyFolder:
@@ -23,6 +24,8 @@ class StudyFolder:
         return cls(Path(runs_dir) / "studies" / name)
 
     def write(self, run_ids: Sequence[str], **more: Any) -> None:
+        for folder in (self.path, self.results):
+            remove_abandoned(folder)
         write_json(self.file, {"name": self.path.name, "run_ids": list(run_ids), **more})
 
     def read(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,28 +15,34 @@ from safetensors.torch import load_file, save_file
 from stability.build import build_model
 from stability.config import RunSpec, parse_run
 from stability.models.backbone import Backbone
+from stability.runs.directory import fsync
+from stability.runs.leftovers import temporary
 
 MODEL, TRAINER, MANIFEST = "model.safetensors", "trainer.pt", "manifest.json"
 
 
 def save(folder: Path, model: torch.nn.Module, trainer: dict[str, Any], spec: RunSpec, *, step: int, vocab_size: int) -> Path:
-    """Write ``folder`` (…/step_000200) under a temporary name, fsync, rename. ``trainer``: tensors and plain values only."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    """Write ``folder`` (…/step_000200) under a temporary name, fsync, rename. ``trainer``: tensors and plain values only.
+
+    One that stands there already goes at the last moment, as `remove` does it: it is a damaged one, a good one is not written again.
+    """
+    aside = temporary(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, temporary / MODEL)
-        torch.save(trainer, temporary / TRAINER)
-        files = {name: _sha256(temporary / name) for name in (MODEL, TRAINER)}
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, aside / MODEL)
+        torch.save(trainer, aside / TRAINER)
+        files = {name: _sha256(aside / name) for name in (MODEL, TRAINER)}
         manifest = {"step": step, "vocab_size": vocab_size, "sha256": files, "spec": spec.model_dump(mode="json")}
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True))
-        for path in (*temporary.iterdir(), temporary):
-            _fsync(path)
-        shutil.rmtree(folder, ignore_errors=True)
-        temporary.replace(folder)
-        _fsync(folder.parent)
+        (aside / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True))
+        for path in (*aside.iterdir(), aside):
+            fsync(path)
+        if folder.exists():
+            remove(folder)
+        aside.replace(folder)
+        fsync(folder.parent)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
     return folder
 
 
@@ -83,7 +88,7 @@ def verified_manifest(folder: Path) -> dict[str, Any]:
 
 def remove(folder: Path) -> None:
     """Take a checkpoint away under another name first, so that no half of it is ever taken for one."""
-    doomed = folder.with_name(f".{folder.name}.{os.getpid()}.gone")
+    doomed = temporary(folder.with_name(f"{folder.name}.gone"))
     folder.replace(doomed)
     shutil.rmtree(doomed)
 
@@ -91,11 +96,3 @@ def remove(folder: Path) -> None:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,28 +14,41 @@ import torch
 from torch import Tensor
 
 from stability.build import build_model, build_objective, build_optimizer, resolve_device
-from stability.config import RunSpec, run_id
+from stability.config import RunSpec
 from stability.data._base import Corpus
 from stability.data._cache import load
 from stability.models.backbone import num_parameters
 from stability.objectives._base import Examples
-from stability.runs.directory import RunDirectory, read_jsonl, write_json
+from stability.runs.directory import STOPPED, RunDirectory, read_jsonl, write_json
 from stability.runs.log import RunLog
 from stability.runs.provenance import provenance
-from stability.training import checkpoint
 from stability.training.evaluate import Validation
+from stability.training.gradients import BlockStatistics
+from stability.training.guards import Guard, first_non_finite
+from stability.training.parallel import Team
 from stability.training.schedule import lr_factor
 from stability.training.seeds import generator_for
+from stability.training.store import Store
+from stability.training.telemetry import Telemetry
 from stability.training.verdict import SpikeWatch, judge
 
 
 def train(
-    spec: RunSpec, directory: RunDirectory, *, cache_dir: Path, device: str = "auto", wandb: dict[str, Any] | None = None, command: str = ""
+    spec: RunSpec,
+    directory: RunDirectory,
+    *,
+    cache_dir: Path,
+    device: str = "auto",
+    wandb: dict[str, Any] | None = None,
+    command: str = "",
+    devices: int = 1,
+    stop_at: int | None = None,
 ) -> Iterator[None]:
     """Train a run to its verdict, yielding after every optimizer step. A finished run is left alone.
 
     Closing the generator writes a checkpoint at the step it stands at; called again it goes on from the last checkpoint that can be read,
-    bit for bit as if it had never stopped (same hardware). Divergence is a result, not an error.
+    bit for bit as if it had never stopped (same hardware). Divergence is a result, not an error. ``devices``: how many share the microbatches, which
+    changes no bit either. ``stop_at``: a step before the last after which the run is left, ``stopped``, as if it had been closed there.
     """
     if directory.finished:
         return
@@ -43,15 +56,19 @@ def train(
     trainer.open(wandb, command)
     summary: dict[str, Any] = {}
     try:
-        while trainer.step < spec.steps and trainer.diverged is None:
+        trainer.team = Team(spec, cache_dir, trainer.device, devices) if devices > 1 else None
+        while trainer.step < min(spec.steps, stop_at or spec.steps) and trainer.diverged is None:
             trainer.advance()
             yield
-        summary = trainer.finish()
+        summary = trainer.finish() if trainer.diverged is not None or trainer.step == spec.steps else trainer.leave()
     except GeneratorExit:
-        if trainer.diverged is None:  # else the parameters may hold what diverged; the resumed run finds it again
+        if trainer.diverged is None and trainer.is_sound():  # else the parameters may hold what diverged; the resumed run finds it again
             trainer.save()
         raise
     finally:
+        if trainer.team is not None:
+            trainer.team.close()
+        trainer.telemetry.close()
         trainer.log.close(summary)
 
 
@@ -74,6 +91,10 @@ class Trainer:
         self.parameters = list(self.model.parameters())
         self.validation = Validation(spec, corpus, self.objective, device)
         self.watch = SpikeWatch(spec.verdict)
+        self.guard, self.store = Guard(spec.guards), Store(spec, directory, corpus.vocab_size)
+        self.statistics, self.gradient_rows = BlockStatistics(self.model, spec.log.gradients), []
+        self.telemetry = Telemetry(device)
+        self.team: Team | None = None
         self.step = 0
         self.diverged: str | None = None
         self.val_nll = self.init_nll = math.nan
@@ -93,54 +114,106 @@ class Trainer:
             self.log.metrics(_row(step=0, val_nll=self.init_nll))
 
     def _resume(self) -> None:
-        for folder in reversed(self.directory.checkpoints()):
-            try:
-                spec, model = checkpoint.load(folder)
-                if run_id(spec) != self.directory.run_id:
-                    raise ValueError(f"{folder} belongs to run {run_id(spec)}")
-                state = checkpoint.load_trainer(folder)
-            except ValueError as error:
-                print(f"{self.directory.run_id}: skips a damaged checkpoint ({error})", flush=True)
-                continue
-            self.model.load_state_dict(model.state_dict())
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.watch.restore(state["watch"])
-            self.step, self.init_nll, self.val_nll = state["step"], state["init_nll"], state["val_nll"]
+        found = self.store.latest()
+        if found is None:
             return
+        state = self._take(*found)
+        self.watch.restore(state["watch"])
+        self.step, self.init_nll, self.val_nll = state["step"], state["init_nll"], state["val_nll"]
+        if "guard" in state:  # else the checkpoint is older than guards
+            self.guard.resume(state["guard"])
+            self.store.keeper.resume(state["best"])
+
+    def _take(self, parameters: dict[str, Tensor], state: dict[str, Any]) -> dict[str, Any]:
+        self.model.load_state_dict(parameters)
+        self.optimizer.load_state_dict(state["optimizer"])
+        return state
+
+    def _restore(self) -> int:
+        """Take parameters and optimizer state back to the last good checkpoint, or to the initialisation where there is none yet; its step. One that an
+        interruption left is never among them, or a resumed run would go on from elsewhere than an undisturbed one."""
+        found = self.store.first_of(self.guard.candidates())
+        step = 0 if found is None else self._take(*found)["step"]
+        if found is None:
+            self.model.load_state_dict(build_model(self.spec, self.corpus.vocab_size).state_dict())
+            self.optimizer = build_optimizer(self.spec, self.model)
+        self.guard.restored(step)
+        return step
 
     def save(self) -> None:
-        """A checkpoint of the current step; one that only an interruption left behind goes once a later one stands."""
+        """A checkpoint of the current step."""
         state = {"step": self.step, "init_nll": self.init_nll, "val_nll": self.val_nll, "watch": self.watch.state()}
-        folder = self.directory.path / "checkpoints" / f"step_{self.step:06d}"
-        if self.step == 0 or folder in self.directory.checkpoints():
-            return
-        checkpoint.save(folder, self.model, {**state, "optimizer": self.optimizer.state_dict()}, self.spec, step=self.step, vocab_size=self.corpus.vocab_size)
-        self._remove_unplanned(but=folder)
+        state |= {"guard": self.guard.state(), "best": self.store.keeper.state(), "optimizer": self.optimizer.state_dict()}
+        self.log.sync()
+        self.store.write(self.step, self.model, state)
 
-    def _remove_unplanned(self, but: Path | None = None) -> None:
-        """What only an interruption wrote goes once it has served, so that a resumed run's folder is that of an undisturbed one."""
-        for folder in self.directory.checkpoints():
-            if folder != but and int(folder.name.removeprefix("step_")) not in planned_checkpoints(self.spec):
-                checkpoint.remove(folder)
+    def leave(self) -> dict[str, Any]:
+        """End before the last step, without a verdict, so that the run can be gone on with."""
+        if self.is_sound():
+            self.save()
+        self.directory.set_status(STOPPED, step=self.step, reason=f"left at step {self.step} of {self.spec.steps}", num_steps=self.spec.steps)
+        return {}
+
+    def is_sound(self) -> bool:
+        """Whether every parameter is finite: what guards do not look at after each step may have got in."""
+        return all(bool(parameter.isfinite().all()) for parameter in self.parameters)
 
     def advance(self) -> None:
         """One optimizer step, its log rows, and the validation and checkpoint that fall on it."""
         step, spec = self.step + 1, self.spec
         started = time.perf_counter()
         row = self.update(step)
-        self.diverged = first_non_finite(row, step)
+        if reason := self._fault(row):
+            self._meet(reason, row)
+        elif self._looks_at(step):
+            self.guard.sound_step()
         if self.diverged is None:
             self.step = step
-            self.watch.update(step, row["loss"])
-            if step % spec.evaluation.every_steps == 0 or step == spec.steps:
-                self.val_nll = row["val_nll"] = self.validation.nll(self.model)
-                self.diverged = first_non_finite({"validation NLL": self.val_nll}, step)
+            if math.isfinite(row["loss"]):
+                self.watch.update(step, row["loss"])
+            if self._validates(step):
+                self._validate(row)
+        if spec.guards.on_nonfinite != "stop":
+            row |= self.guard.counts()
         self.log.metrics(_row(**{key: value if value is None or math.isfinite(value) else None for key, value in row.items()}))
+        if self.gradient_rows:
+            self.log.gradients(self.gradient_rows)
         now = time.perf_counter()
         tokens = spec.batch * spec.model.positions
-        self.log.timing({"step": step, "wall_s": now - self._started, "tokens_per_s": tokens / (now - started), "memory_mb": peak_memory_mb(self.device)})
-        if self.diverged is None and step in planned_checkpoints(spec):
+        timing = {"step": step, "wall_s": now - self._started, "tokens_per_s": tokens / (now - started), "memory_mb": peak_memory_mb(self.device)}
+        self.log.timing(timing | self.telemetry.sample())
+        if self.diverged is None and self.store.keeper.is_due(step):
+            self.guard.written(step, self.store.keeper.kept(step))
             self.save()
+
+    def _validates(self, step: int) -> bool:
+        return step % self.spec.evaluation.every_steps == 0 or step == self.spec.steps
+
+    def _validate(self, row: dict[str, Any]) -> None:
+        """Validation NLL into the row. After a restore it is that of what was restored, which the run goes on from, or ends with."""
+        self.val_nll = row["val_nll"] = self.validation.nll(self.model)
+        if reason := first_non_finite({"validation NLL": self.val_nll}, self.step):
+            self._meet(reason, row, has_moved=True)
+            self.val_nll = row["val_nll"] = self.validation.nll(self.model) if self.diverged is None else self.val_nll
+            self.diverged = self.diverged or first_non_finite({"restored validation NLL": self.val_nll}, self.step)
+        if self.diverged is None:
+            self.store.keeper.validated(self.step, self.val_nll)
+
+    def _looks_at(self, step: int) -> bool:
+        """As often as the guards are told to, and wherever the run might be kept or judged by the step."""
+        return step % self.spec.guards.check_every == 0 or self._validates(step) or self.store.keeper.may_be_due(step)
+
+    def _fault(self, row: dict[str, Any]) -> str | None:
+        """What is wrong with a step that is looked at."""
+        return (first_non_finite(row, row["step"]) or self.guard.too_large(row)) if self._looks_at(row["step"]) else None
+
+    def _meet(self, reason: str, row: dict[str, Any], *, has_moved: bool = False) -> None:
+        """Let the guards answer a fault: the run diverges, the step stays out, or the last good state comes back."""
+        answer = self.guard.answer(has_moved=has_moved or row["update_norm"] != 0.0)
+        if answer == "stop":
+            self.diverged = self.guard.account(reason)
+        elif answer == "restore":
+            row["restored_step"] = self._restore()
 
     def update(self, step: int) -> dict[str, Any]:
         """Gradient, clipping and optimizer step number ``step``; the log row of it. No step is taken where loss or gradient is not finite."""
@@ -150,15 +223,22 @@ class Trainer:
             group["lr"] = lr
         examples = training_examples(spec, self.corpus, self.objective, "train", step, seed=spec.seed, batch=spec.batch).to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
+        if self.team is not None:
+            self.team.begin(step, self.parameters)
         loss = self._backward(examples)
+        self.gradient_rows, is_due = [], self.statistics.is_due(step)
+        gradient = self.statistics.gradient(self.parameters) if is_due else {}
         grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, spec.clip_norm)
         row = {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "update_norm": 0.0, "lr": lr}
-        if not (math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"])):
-            return row
+        if spec.guards.post_clip_norm is not None:
+            row["clipped_norm"] = torch.nn.utils.get_total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None]).item()
         before = [parameter.detach().clone() for parameter in self.parameters]
-        self.optimizer.step()
+        if self._fault(row) is None:
+            self.optimizer.step()
         moved = [after.detach() - start for after, start in zip(self.parameters, before, strict=True)]
         row["update_norm"] = torch.nn.utils.get_total_norm(moved).item()
+        if is_due:
+            self.gradient_rows = self.statistics.rows(step, gradient, before, moved)
         return row
 
     def _backward(self, examples: Examples) -> Tensor:
@@ -166,7 +246,10 @@ class Trainer:
         few masked tokens weighs no more than they do."""
         count = self.objective.count(examples, torch.float32)
         totals = []
-        for part in examples.split(self.spec.microbatch or self.spec.batch):
+        for index, part in enumerate(examples.split(self.spec.microbatch or self.spec.batch)):
+            if self.team is not None and not self.team.is_mine(index):
+                totals.append(self.team.take_in(index, self.parameters))
+                continue
             total, _ = self.objective.loss(self.model, part)
             (total / count).backward()
             totals.append(total.detach())
@@ -186,24 +269,13 @@ class Trainer:
             "num_params": num_parameters(self.model),
             "num_tokens": self.step * self.spec.batch * self.spec.model.positions,
             "wall_s": time.perf_counter() - self._started,
+            **self.guard.counts(),
         }
-        self._remove_unplanned()
+        if self.spec.checkpoint.keep_best:
+            result["best_steps"] = self.store.keeper.best_steps
+        self.store.remove_unplanned(self.step)
         self.directory.set_status(verdict, step=self.step, reason=reason, num_steps=self.spec.steps, result=result)
         return {"verdict": verdict, "reason": reason, **result}
-
-
-def planned_checkpoints(spec: RunSpec) -> set[int]:
-    """Steps whose checkpoints stay: the first evaluation, the last step, and the extra cadence."""
-    every = spec.checkpoint.every_steps
-    return {min(spec.evaluation.every_steps, spec.steps), spec.steps, *(range(every, spec.steps, every) if every else ())}
-
-
-def first_non_finite(values: dict[str, Any], step: int) -> str | None:
-    """``"loss is nan at step 37"`` for the first value that is not finite, else None."""
-    for name, value in values.items():
-        if value is not None and not math.isfinite(value):
-            return f"{name.replace('_', ' ')} is {value} at step {step}"
-    return None
 
 
 def prepare_torch(threads: int, device: torch.device) -> None:

@@ -11,8 +11,9 @@ import pytest
 from stability import hessian
 from stability.models.backbone import Backbone
 from stability.probes.alpha_max import is_measured, measure, protocol_of
-from stability.runs.results import PROTOCOL, collect, read_metadata, write_parquet
+from stability.runs.results import PROTOCOL, collect
 from stability.runs.study import StudyFolder
+from stability.runs.tables import read_metadata, write_parquet
 
 from .test_alpha_max import SHORT, ByHand, measured
 

@@ -26,11 +26,10 @@ from stability.runs.results import (
     SPECTRA,
     SPECTRA_COLUMNS,
     collect,
-    read_metadata,
     step_tables,
     write,
-    write_parquet,
 )
+from stability.runs.tables import read_metadata, write_parquet
 from stability.training import checkpoint
 
 EVERYTHING = ("alpha_max", "critical_lr", *SPECTRA)

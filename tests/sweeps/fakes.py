@@ -73,3 +73,13 @@ def run_and_die(trial: Trial) -> Iterator[None]:
         if trial.spec["seed"] == 1 and count == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         yield
+
+
+def run_counted(trial: Trial) -> Iterator[None]:
+    """Notes in the run's folder each time that it is begun, and by whom. A finished run is left alone, as the real loop does."""
+    if trial.directory.finished:
+        return
+    trial.directory.path.mkdir(parents=True, exist_ok=True)
+    with open(trial.directory.path / "begun.txt", "a") as file:
+        file.write(f"{os.getpid()}\n")
+    yield from run_fake(trial, step_s=0.02)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from stability.runs import log
-from sweeps import launch
+from sweeps import launch, slurm_launcher
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep
 
@@ -130,7 +130,12 @@ def test_wandb_is_asked_for_once_and_every_trial_carries_the_answer(tmp_path, mo
         (["launcher=ray"], 0, 8),
         (["launcher=ray", "cpus_per_trial=3"], 0, 2),
         (["launcher=ray", "cpus_per_trial=16"], 0, 1),
-        (["launcher=ray", "device=auto"], 1, 4),
+        (["launcher=ray", "device=auto"], 1, 1),  # one a GPU until their memory is measured
+        (["launcher=ray", "device=auto", "gpus_per_trial=0.25"], 1, 4),
+        (["launcher=ray", "devices_per_trial=2", "microbatch=1"], 0, 4),
+        (["launcher=slurm"], 0, 256),
+        (["launcher=slurm", "slurm.executor=local", "slurm.cpus=3"], 0, 2),
+        (["launcher=slurm", "slurm.executor=local", "slurm.gpus=2", "devices_per_trial=2", "microbatch=1"], 4, 2),
         (["launcher=ray", "device=auto", "gpus_per_trial=1"], 2, 2),
         (["launcher=ray", "device=cpu"], 1, 8),
     ],
@@ -138,6 +143,7 @@ def test_wandb_is_asked_for_once_and_every_trial_carries_the_answer(tmp_path, mo
 def test_slots_are_what_the_cores_and_the_gpus_allow(tmp_path, monkeypatch, overrides, gpus, expected):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(launch, "_num_gpus", lambda: gpus)
+    monkeypatch.setattr(slurm_launcher, "num_gpus", lambda: gpus)
     spec, _ = make_sweep(tmp_path, *overrides)
     assert launch.slots(spec) == expected
 

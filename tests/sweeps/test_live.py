@@ -6,7 +6,8 @@ import re
 import pytest
 from rich.console import Console
 
-from sweeps.live import LiveView, duration
+from sweeps.board import duration
+from sweeps.live import LiveView
 from tests.sweeps import fakes
 
 
@@ -57,29 +58,75 @@ def test_the_table_shows_running_trials_then_the_last_that_ended_then_those_that
     trials[2].directory.set_status("failed", step=3, reason="planted")
     running(trials[3])
     lines = drawn(view)
-    assert lines[0].startswith("5 runs: 2 done, 1 running, 1 failed, 1 queued, 7 skipped; ")
-    assert lines[1].split() == ["mechanism", "LR", "seed", "step", "loss", "val", "NLL", "tokens/s", "ETA", "state"]
-    assert [line.split()[2] for line in lines[2:]] == ["3", "2", "1", "0", "4"]
-    assert [line.split()[-1] for line in lines[2:]] == ["training", "failed", "stable", "stable", "queued"]
-    assert lines[2].split()[3:] == ["2/6", "2.500", "512", "1", "s", "training"]
-    assert lines[4].split()[4] == "2.500"
+    assert lines[0] == "5 runs: 2 done (2 stable), 1 running, 1 failed, 1 queued, 7 skipped"
+    assert re.fullmatch(r"\d+ s elapsed, \d+ s left; best val NLL so far: sa 2.500 at lr=0.01 \(2 seeds\)", lines[1])
+    assert lines[2].split() == ["mechanism", "LR", "seed", "step", "loss", "val", "NLL", "tokens/s", "ETA", "state"]
+    assert [line.split()[2] for line in lines[3:]] == ["3", "2", "1", "0", "4"]
+    assert [line.split()[-1] for line in lines[3:]] == ["training", "failed", "stable", "stable", "queued"]
+    assert lines[3].split()[3:] == ["2/6", "2.500", "512", "1", "s", "training"]
+    assert lines[5].split()[4] == "2.500"
 
 
-@pytest.mark.parametrize("note", ["", "stopping"])
-@pytest.mark.parametrize("height", [6, 12, 40])
-def test_the_table_never_exceeds_the_terminal(tmp_path, height, note):
-    view = LiveView([fakes.make_trial(tmp_path, index) for index in range(30)], console=terminal(height))
+@pytest.mark.parametrize(("height", "note"), [(6, "stopping"), (12, ""), (24, ""), (140, "")])
+def test_the_table_of_a_hundred_runs_fits_the_terminal(tmp_path, height, note):
+    trials = [fakes.make_trial(tmp_path, index) for index in range(100)]
+    view = LiveView(trials, console=terminal(height))
     view.note = note
+    for trial in trials[:60]:
+        fakes.finish(trial.directory, "stable", step=4, val_nll=2.5)
+    for trial in trials[60:64]:
+        running(trial)
     lines = drawn(view)
     assert len(lines) < height
-    shown = sum(line.endswith("queued") for line in lines)
-    assert shown == 30 or lines[-1] == f"… and {30 - shown} more"
+    assert lines[0] == "100 runs: 60 done (60 stable), 4 running, 0 failed, 36 queued"
     assert (note in lines) == bool(note)
+    shown = [line.split()[-1] for line in lines if line.startswith("sa ")]
+    if height == 140:
+        assert len(shown) == 100
+    else:
+        counts = [("ended", 60 - shown.count("stable")), ("queued", 36), ("running", 4 - shown.count("training"))]
+        assert sorted(lines[-1].removeprefix("… not shown: ").split(", ")) == sorted(f"{count} {state}" for state, count in counts if count)
+    if height == 24:
+        assert shown == ["training"] * 4 + ["stable"] * 6
+
+
+def test_running_trials_that_do_not_fit_are_counted(tmp_path):
+    trials = [fakes.make_trial(tmp_path, index) for index in range(40)]
+    view = LiveView(trials, console=terminal(24))
+    for trial in trials:
+        running(trial)
+    lines = drawn(view)
+    assert len(lines) == 23
+    assert lines[-1] == f"… not shown: {40 - 19} running"
+
+
+def test_a_log_hears_of_the_whole_when_another_twentieth_has_ended(tmp_path):
+    trials = [fakes.make_trial(tmp_path, index) for index in range(100)]
+    console = plain_console()
+    with LiveView(trials, console=console) as view:
+        for trial in trials[:11]:
+            fakes.finish(trial.directory, "stable", step=4, val_nll=2.5)
+            view._refresh()
+        running(trials[11])
+        view._refresh()
+    told = [line for line in console.file.getvalue().splitlines() if line.startswith("so far")]
+    assert [line.partition(";")[0] for line in told] == [
+        f"so far 100 runs: {count} done ({count} stable), 0 running, 0 failed, {100 - count} queued" for count in (5, 10)
+    ]
+
+
+def test_a_log_hears_of_the_whole_when_a_minute_has_passed(tmp_path, monkeypatch):
+    monkeypatch.setattr("sweeps.board.PROGRESS_S", 0.0)
+    trial, console = fakes.make_trial(tmp_path, steps=9), plain_console()
+    with LiveView([trial], console=console) as view:
+        running(trial)
+        view._refresh()
+    assert re.search(r"^so far 1 run: 0 done, 1 running, 0 failed, 0 queued; 2 s left; sa lr=0.01 seed=0 at 2/9$", console.file.getvalue(), re.MULTILINE)
 
 
 def test_a_narrow_terminal_cuts_lines_and_does_not_wrap_them(tmp_path):
     view = LiveView([fakes.make_trial(tmp_path)], console=terminal(20, width=30))
-    assert len(drawn(view)) == 3
+    assert len(drawn(view)) == 4
     assert max(map(len, drawn(view))) <= 30
 
 
@@ -117,7 +164,7 @@ def test_the_summary_counts_verdicts(tmp_path):
         list(fakes.run_fake(trials[0], verdict="diverged"))
         list(fakes.run_fake(trials[1]))
         list(fakes.run_fake(trials[2]))
-    assert view.summary() == "ended 3 runs in 0 s: 2 stable, 1 diverged; skipped 2; 1 left"
+    assert re.fullmatch(r"ended 3 runs in \d+ s: 2 stable, 1 diverged; skipped 2; 1 left", view.summary())
 
 
 def test_the_terminal_is_given_back_after_an_error(tmp_path):

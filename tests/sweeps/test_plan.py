@@ -1,11 +1,18 @@
-"""What the plan charges for α_max and for what `measure` adds to it."""
+"""What the plan charges for α_max and for what `measure` adds to it, what it leaves out as done, what it measures."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
 from stability.config import CurvatureSpec
-from sweeps.plan import PRODUCT, RECORDED_STEP, curvature_steps
+from stability.data._cache import prepare
+from sweeps import plan
+from sweeps.plan import PRODUCT, RECORDED_STEP, Timing, curvature_steps, left_of
+from tests.sweeps import fakes
+from tests.sweeps.real import make_sweep
 
 ALONE = CurvatureSpec(state=("checkpoint",), warmup_steps=0, recorded_steps=2, parity_steps=0)
 
@@ -33,3 +40,51 @@ def test_differences_are_charged_for_no_more_steps_than_are_recorded():
 def test_deeper_models_have_more_blocks_and_two_phases_cost_twice():
     assert curvature_steps(ALONE.model_copy(update={"measure": ("blocks",)}), 8) > cost(measure=("blocks",))
     assert cost(phase="all") == 2 * cost()
+
+
+def left(trial, retry="failed"):
+    found = left_of(trial, retry)
+    return found.steps, found.after
+
+
+def test_what_is_finished_costs_nothing_and_what_was_interrupted_only_what_its_checkpoint_leaves(tmp_path):
+    queued, trained, failed, interrupted, plain = (fakes.make_trial(tmp_path, index, steps=8, curvature={} if index < 4 else None) for index in range(5))
+    for trial in (trained, plain):
+        fakes.finish(trial.directory, "stable", step=8, val_nll=2.5)
+    failed.directory.set_status("failed", step=3, reason="planted")
+    interrupted.directory.set_status("running", step=5, num_steps=8)
+    for step in (2, 6):
+        (interrupted.directory.path / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
+    assert left(queued) == (1.0, True)
+    assert left(trained) == (0.0, True), "its α_max is missing"
+    assert left(plain) == (0.0, False)
+    assert (left(failed), left(failed, "none")) == ((1.0, True), (0.0, False))
+    assert left(interrupted) == (0.25, True)
+
+
+def test_the_plans_total_counts_only_what_is_left(tmp_path, monkeypatch):
+    timing = Timing(step_s=1.0, train_s=100.0, after_s=20.0, memory_mb=512.0)
+    monkeypatch.setattr(plan, "measure_costs", lambda spec, corpus: {f"{name}/identity/layernorm/adamw": plan.Cost(1000, 5.0, timing) for name in ("sa", "sc")})
+    spec, trials = make_sweep(tmp_path)
+    corpus = prepare(spec.data, tmp_path / "runs" / "cache")
+    fakes.finish(trials[0].directory, "diverged", step=5, val_nll=2.5)
+    text = plan.describe(spec, corpus, 2, trials)
+    a_run = spec.steps * spec.batch * spec.model.positions
+    assert "4 runs (1 of them finished)" in text
+    assert [line.split()[:3] for line in text.splitlines() if line.startswith("s") and "identity" in line] == [
+        ["sa/identity/layernorm/adamw", "2", "1"],
+        ["sc/identity/layernorm/adamw", "2", "2"],
+    ]
+    assert f"in all: {4 * a_run:,} tokens; left to do: 3 runs, {3 * a_run:,} tokens, 6 min 0 s of work, about 3 min 0 s and 1.0 GiB with 2 at a time" in text
+
+
+def test_a_kinds_time_and_memory_are_its_own(tmp_path):
+    spec, _ = make_sweep(tmp_path, "mechanism=[sa,sc]", "hessian=true")
+    ballast = bytearray(600 * 2**20)
+    peak_mb = plan.peak_memory_mb(torch.device("cpu"))
+    del ballast
+    costs = plan.measure_costs(spec, prepare(spec.data, tmp_path / "runs" / "cache"))
+    for cost in costs.values():
+        assert 0 < cost.timing.step_s < cost.timing.train_s
+        assert cost.timing.after_s > 0
+        assert 50 < cost.timing.memory_mb < (peak_mb - 300 if Path("/proc/self/clear_refs").exists() else peak_mb + 1)

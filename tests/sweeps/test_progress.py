@@ -102,16 +102,16 @@ def test_a_variant_names_the_axes_that_vary(tmp_path):
 
 
 def test_a_poll_reads_no_log_of_a_trial_that_waits_or_has_ended(tmp_path, monkeypatch):
-    trials = [fakes.make_trial(tmp_path, index) for index in range(500)]
-    for trial in trials[:300]:
+    trials = [fakes.make_trial(tmp_path, index) for index in range(50)]
+    for trial in trials[:30]:
         list(fakes.run_fake(trial))
     progress = Progress(trials)
-    for trial in trials[300:400]:
+    for trial in trials[30:40]:
         list(fakes.run_fake(trial))
-    started(trials[400])
+    started(trials[40])
     progress.poll()
     opened = []
     monkeypatch.setattr("sweeps.progress.tail", lambda path: opened.append(path) or [])
     progress.poll()
-    assert {path.parent.name for path in opened} == {trials[400].run_id}
-    assert progress.counts() == {"done": 100, "running": 1, "queued": 399}
+    assert {path.parent.name for path in opened} == {trials[40].run_id}
+    assert progress.counts() == {"done": 10, "running": 1, "queued": 39}

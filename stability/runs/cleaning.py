@@ -1,0 +1,108 @@
+"""What of a pool no study needs: runs that none lists, and what dead processes left half-written. No torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from stability.runs.directory import RunDirectory, read_json
+from stability.runs.leftovers import abandoned, leftovers, remove, temporary
+from stability.runs.lock import RunLock
+from stability.runs.study import StudyFolder
+
+RUN_ID = re.compile(r"[0-9a-f]{12}")
+
+
+@dataclass(frozen=True)
+class Unlisted:
+    """A run that no study lists. ``state`` is its verdict, or why it has none; ``owner``: "host:pid" of the process that works on it, which protects it."""
+
+    directory: RunDirectory
+    label: str
+    state: str
+    num_bytes: int
+    owner: str
+
+    @classmethod
+    def of(cls, directory: RunDirectory) -> Unlisted:
+        try:
+            state = directory.status()["state"]
+        except (ValueError, KeyError):
+            state = "damaged"
+        owner = RunLock(directory.path).owner()
+        return cls(directory, _label(directory), state, _num_bytes(directory.path), str(owner or ""))
+
+
+def unlisted_runs(pool: Path) -> list[Unlisted]:
+    """By id. Errors: `listed`."""
+    known = listed(pool)
+    return [Unlisted.of(directory) for directory in _runs(pool) if directory.run_id not in known]
+
+
+def listed(pool: Path) -> set[str]:
+    """The ids of all runs that a study lists. ``ValueError`` names a study whose record cannot be read: its runs would pass for nobody's."""
+    ids: set[str] = set()
+    for folder in sorted(path for path in (pool / "studies").glob("*") if path.is_dir()):
+        if not (study := StudyFolder(folder)).file.exists():
+            raise ValueError(f"{folder} has no study.json, so which runs it lists is not known; nothing is removed until it is repaired or moved away")
+        run_ids = study.read().get("run_ids")
+        if not isinstance(run_ids, list) or not all(isinstance(run_id, str) for run_id in run_ids):
+            raise ValueError(f"{study.file} is damaged (it has no run_ids); nothing is removed until it is repaired or moved away")
+        ids.update(run_ids)
+    return ids
+
+
+def debris(pool: Path) -> list[Path]:
+    """What processes that are gone left under temporary names, in the pool, its studies and the runs that nobody works on."""
+    found = [path for folder in (pool, *(pool / "studies").glob("*"), *(pool / "studies").glob("*/results")) for path in abandoned(folder)]
+    return found + [path for directory in _runs(pool) if RunLock(directory.path).owner() is None for path in leftovers(directory.path)]
+
+
+def remove_run(directory: RunDirectory) -> bool:
+    """Whether it went. It stays where somebody works on it or a study lists it by now. Taken under a temporary name first: nobody ever sees half a run."""
+    lock = RunLock(directory.path)
+    if not lock.acquire():
+        return False
+    try:
+        pool = directory.path.parent
+        if directory.run_id in listed(pool):
+            return False
+        aside = temporary(directory.path)
+        directory.path.replace(aside)
+    finally:
+        lock.release()
+    remove(aside)
+    return True
+
+
+def remove_debris(pool: Path) -> int:
+    """How many were removed; what lies in a run under the run's lock."""
+    paths = debris(pool)
+    runs = {directory.path: directory for directory in _runs(pool)}
+    for path in paths:
+        run = next((parent for parent in path.parents if parent in runs), None)
+        lock = None if run is None else RunLock(run)
+        if lock is None or lock.acquire():
+            remove(path)
+            if lock is not None:
+                lock.release()
+    return len(paths)
+
+
+def _runs(pool: Path) -> list[RunDirectory]:
+    """What is a run beyond doubt: a folder, no link, of 12 hex digits with a spec in it."""
+    folders = (path for path in pool.glob("*") if RUN_ID.fullmatch(path.name) and path.is_dir() and not path.is_symlink())
+    return [RunDirectory.at(path) for path in sorted(folders) if (path / "spec.json").is_file()]
+
+
+def _label(directory: RunDirectory) -> str:
+    try:
+        spec = read_json(directory.spec_file)
+        return f"{spec['mechanism']['name']} lr={spec['lr_peak']:g} seed={spec['seed']}"
+    except (ValueError, KeyError, TypeError):
+        return "damaged spec.json"
+
+
+def _num_bytes(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())

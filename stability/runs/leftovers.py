@@ -1,0 +1,56 @@
+"""Names for what is being written, and the removal of what a killed process left half-written. No torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+
+from stability.runs.processes import machine, started
+
+TEMPORARY = re.compile(r"\..+\.(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)\.tmp")
+ABANDONED_S = 86_400.0  # what a process wrote that cannot be seen from here
+
+
+def temporary(path: Path) -> Path:
+    """A hidden neighbour of ``path`` to write into before it takes that name, or to move it to before it goes; its name says whose it is."""
+    return path.with_name(f".{path.name}.{machine()}-{os.getpid()}.tmp")
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """Everything with a temporary name in a run's folder and the folders in it. Whoever holds the run's lock may remove it all: nobody else
+    writes there (but ``RunDirectory.write_spec``, which bears it)."""
+    if not folder.is_dir():
+        return []
+    folders = [folder, *(path for path in folder.iterdir() if path.is_dir() and not TEMPORARY.fullmatch(path.name))]
+    return [path for each in folders for path in each.glob(".*.tmp") if TEMPORARY.fullmatch(path.name)]
+
+
+def remove(path: Path) -> None:
+    """A file or a folder, if it is still there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def abandoned(folder: Path) -> list[Path]:
+    """What processes that are gone left under temporary names in a folder that has no lock; another machine's after a day without a change."""
+    named = [(path, TEMPORARY.fullmatch(path.name)) for path in folder.glob(".*.tmp")]
+    return [path for path, match in named if match and _is_abandoned(path, match["machine"], int(match["pid"]))]
+
+
+def remove_abandoned(folder: Path) -> None:
+    for path in abandoned(folder):
+        remove(path)
+
+
+def _is_abandoned(path: Path, its_machine: str, pid: int) -> bool:
+    if its_machine == machine():
+        return started(pid) is None
+    try:
+        return time.time() - path.stat().st_mtime > ABANDONED_S
+    except FileNotFoundError:
+        return False

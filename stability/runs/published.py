@@ -1,0 +1,62 @@
+"""Whether a study's tables and PDF are still what its runs would give, so that a finished sweep need not draw them again. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from stability.runs.directory import RunDirectory, read_json, write_json
+from stability.runs.study import StudyFolder
+
+
+class Published:
+    """``<study>/published.json``: what the last publication was made from, what it wrote, and the tables that it printed.
+
+    Files are told apart by size and time of change, never read; ``code``: the source files that turn runs into tables and PDF, which are.
+    """
+
+    def __init__(self, study: StudyFolder, pdf: Path | None, phases: Iterable[str], code: Iterable[Path]):
+        self._study, self._pdf = study, pdf
+        self._file = study.path / "published.json"
+        asked = "\n".join((str(pdf and pdf.absolute()), *phases, study.file.read_text(encoding="utf-8"), _stamp(_read_files(study))))
+        self._inputs = hashlib.sha256(asked.encode() + b"".join(path.read_bytes() for path in sorted(code))).hexdigest()
+
+    def summary(self) -> str | None:
+        """The tables as they were printed; None where something changed since, or a file that was written is gone."""
+        try:
+            last = read_json(self._file)
+        except ValueError:  # none was written, or it is damaged: it is made again
+            return None
+        return last["summary"] if (last["inputs"], last["outputs"]) == (self._inputs, self._outputs()) else None
+
+    def record(self, summary: str) -> None:
+        """After tables and PDF were written. What changed while they were made is seen by the next one: the inputs are those of before."""
+        write_json(self._file, {"inputs": self._inputs, "outputs": self._outputs(), "summary": summary})
+
+    def _outputs(self) -> str:
+        return _stamp([*sorted(self._study.results.glob("*.parquet")), *([self._pdf] if self._pdf else [])])
+
+
+def _read_files(study: StudyFolder) -> Iterable[Path]:
+    for directory in study.runs():
+        yield from (directory.spec_file, directory.status_file, directory.metrics_file, directory.gradients_file)
+        yield from _tables(directory)
+
+
+def _tables(directory: RunDirectory) -> Iterable[Path]:
+    for folder in (directory.curvature_file("").parent, directory.probe_file("", "").parent, directory.generation_file("").parent):
+        if folder.is_dir():
+            yield from sorted(folder.iterdir())
+
+
+def _stamp(paths: Iterable[Path]) -> str:
+    return "\n".join(f"{path} {_size_and_time(path)}" for path in paths)
+
+
+def _size_and_time(path: Path) -> str:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return "none"
+    return f"{found.st_size} {found.st_mtime_ns}"

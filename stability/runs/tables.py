@@ -1,0 +1,109 @@
+"""Parquet files whole or absent, and many small files → one table, fast: joined as Arrow, turned into pandas once. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.json as pj
+import pyarrow.parquet as pq
+
+from stability.runs.directory import read_jsonl, write_atomically
+
+TYPES = {"step": pa.int64(), "block": pa.string()}
+GROUP_BYTES = 32 * 2**20  # of logs that are parsed in one go: one file at a time costs a start each, all at once their memory
+
+
+def write_parquet(frame: pd.DataFrame, path: Path, metadata: dict[str, str]) -> None:
+    """Replace a table, or leave it as it was. ``metadata``: strings kept in the file's schema."""
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})
+    content = pa.BufferOutputStream()
+    pq.write_table(table, content)
+    write_atomically(path, memoryview(content.getvalue()))
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
+
+
+def holds_columns(path: Path, columns: Sequence[str]) -> bool:
+    """Whether a file has every one of ``columns``: a table measured before there was one of them lacks it."""
+    return set(columns) <= set(pq.read_schema(path).names)
+
+
+def read_table(path: Path) -> pa.Table:
+    """A small parquet file. ``ValueError`` names it where it is damaged."""
+    try:
+        with pq.ParquetFile(path) as file:
+            return file.read(use_threads=False)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path} is damaged ({error}); move it away and measure again") from None
+
+
+def joined(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
+    """All rows, in ``columns``; one that a table is too old to have is empty there."""
+    filled = [table.replace_schema_metadata(None) for table in tables if len(table)]
+    if not filled:
+        return pd.DataFrame(columns=list(columns))
+    return pa.concat_tables(filled, promote_options="permissive").to_pandas().reindex(columns=list(columns))
+
+
+def read_curves(logs: Sequence[tuple[str, Path]], columns: Sequence[str]) -> pd.DataFrame:
+    """The rows of many ``(run_id, metrics.jsonl)`` (or another log), ``run_id`` before the logged ``columns``: of their `TYPES`, else numbers or missing.
+
+    A last line that a crash cut short is left out, a log that is not there has no rows. Errors: ``ValueError`` names the damaged file and line.
+    """
+    schema = pa.schema([(name, TYPES.get(name, pa.float64())) for name in columns])
+    ids, counts, tables = [], [], [schema.empty_table()]
+    for group in _groups(logs):
+        table = _parsed([data for _, _, data in group], schema)
+        parts = [_read_by_line(path, schema) for _, path, _ in group] if table is None else [table]
+        ids += [run_id for run_id, _, _ in group]
+        counts += [data.count(b"\n") for _, _, data in group]
+        tables += parts
+    owner = pa.array(ids, pa.string()).take(pa.array(np.repeat(np.arange(len(ids)), counts)))
+    return pa.concat_tables(tables).add_column(0, "run_id", owner).to_pandas()
+
+
+def _groups(logs: Sequence[tuple[str, Path]]) -> Iterator[list[tuple[str, Path, bytes]]]:
+    """(run_id, path, whole lines) of the logs that are there, as many at a time as fill `GROUP_BYTES`."""
+    group, size = [], 0
+    for run_id, path in logs:
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            continue
+        group.append((run_id, path, data[: data.rfind(b"\n") + 1]))
+        size += len(data)
+        if size > GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _parsed(logs: Sequence[bytes], schema: pa.Schema) -> pa.Table | None:
+    """A row a line; None where that cannot be done, which `_read_by_line` does or explains."""
+    data = b"".join(logs)
+    if not data:
+        return schema.empty_table()
+    options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    try:
+        table = pj.read_json(pa.BufferReader(data), parse_options=options)
+    except pa.ArrowInvalid:
+        return None
+    return table.select(schema.names) if len(table) == data.count(b"\n") else None
+
+
+def _read_by_line(path: Path, schema: pa.Schema) -> pa.Table:
+    """One log, slowly: what Python's reader takes beside JSON proper (NaN) is read, what nobody can read is named."""
+    rows: list[dict[str, Any]] = [{name: row.get(name) for name in schema.names} for row in read_jsonl(path)]
+    try:
+        return pa.Table.from_pylist(rows).cast(schema) if rows else schema.empty_table()  # a cast refuses what from_pylist would round
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); move it away and run the sweep again") from None

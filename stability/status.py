@@ -1,0 +1,174 @@
+"""``python -m stability.status``: how far a study is, from any terminal and at any time; and what of a pool no study needs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from stability.command_line import read_spec, run_entry
+from stability.registry import near_misses
+from stability.runs.study import StudyFolder
+
+HELP = """
+python -m stability.status [NAME | key=value …]
+
+Print how far a study is: done by verdict, running and where, stalled, failed with reasons and traceback files, time left, the best validation NLL so far,
+how many runs have their α_max. It reads files only: from another terminal, while the sweep runs, or a week later. Without arguments: all studies, a line each.
+
+  quickstart | name=quickstart         a study's name, or its folder        runs_dir=DIR   the pool it is in (default: runs)
+  watch=true | watch=10                look again every 2 (10) seconds until the study has ended; Ctrl-C leaves it
+  clean=unlisted                       remove the runs that no study lists, and what dead processes left half-written; lists them and asks first
+  clean=unlisted yes=true              without asking
+
+running: a living process holds the run's lock. stalled: the status says running, but no process works on it; the same sweep's command goes on with it.
+"""
+FILE_WIDTH = 160
+IDLE_S = 60.0  # a launcher that starts its workers holds no run's lock yet
+
+
+def main(argv: list[str]) -> int:
+    if argv and "=" not in argv[0]:
+        argv = [f"name={argv[0]}", *argv[1:]]
+    spec = read_spec("status", argv)
+    pool, console = Path(spec.runs_dir).resolve(), _console()
+    if spec.clean:
+        return _clean(pool, console, asks=not spec.yes)
+    if spec.name is None:
+        return _print_all(pool, console)
+    study = _study(pool, spec.name)
+    if spec.watch is not None:
+        _watch(study, spec.watch, console)
+    _print_study(study, console)
+    return 0
+
+
+def _console() -> Console:
+    """Wide where there is no terminal: a file has room for whole lines."""
+    console = Console()
+    return console if console.is_terminal else Console(width=FILE_WIDTH)
+
+
+def _study(pool: Path, name: str) -> StudyFolder:
+    if (Path(name) / "study.json").exists():
+        return StudyFolder(name)
+    study = StudyFolder.of(pool, name)
+    if not study.file.exists():
+        there = tuple(folder.path.name for folder in _studies(pool))
+        raise ValueError(f"no study '{name}' in {pool / 'studies'}; " + (near_misses(name, there) if there else "run python -m stability.sweep first"))
+    return study
+
+
+def _studies(pool: Path) -> list[StudyFolder]:
+    return [StudyFolder(path.parent) for path in sorted((pool / "studies").glob("*/study.json"))]
+
+
+def _print_all(pool: Path, console: Console) -> int:
+    from sweeps.study_view import StudyView
+
+    studies = _studies(pool)
+    if not studies:
+        raise ValueError(f"no studies in {pool}; give runs_dir=…, or run python -m stability.sweep first")
+    for study in studies:
+        try:
+            view = StudyView.of(study)
+            view.progress.poll()
+            line = view.line()
+        except ValueError as error:  # one damaged record must not hide the others
+            line = str(error)
+        _say(console, f"{study.path.name}: {line}")
+    return 0
+
+
+def _print_study(study: StudyFolder, console: Console) -> None:
+    from sweeps.study_view import StudyView
+
+    view = StudyView.of(study)
+    view.progress.poll()
+    for part in (*view.heading(), *view.details()):
+        if isinstance(part, str):
+            _say(console, part)
+        else:
+            console.print(part)
+
+
+def _watch(study: StudyFolder, interval_s: float, console: Console) -> None:
+    """Until every run has ended, nobody has worked on the study for a minute, or Ctrl-C."""
+    from sweeps.board import Lines, board
+    from sweeps.study_view import StudyView
+
+    lines = Lines(lambda line: _say(console, line), known=True)
+    live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+    view, worked_at = StudyView.of(study), time.monotonic()
+    try:
+        if live:
+            live.start()
+        while True:
+            view = view.renewed()
+            view.progress.poll()
+            worked_at = time.monotonic() if view.is_worked_on else worked_at
+            if live:
+                live.update(board(view.progress, [(line, "") for line in view.heading()], console.size.height - 1), refresh=True)
+            else:
+                lines.tell(view.progress)
+            if view.is_over or time.monotonic() - worked_at > IDLE_S:
+                return
+            time.sleep(interval_s)
+    except KeyboardInterrupt:
+        return
+    finally:
+        if live:
+            live.stop()
+
+
+def _clean(pool: Path, console: Console, *, asks: bool) -> int:
+    from stability.runs.cleaning import debris, remove_debris, remove_run, unlisted_runs
+
+    runs, rests = unlisted_runs(pool), debris(pool)
+    idle = [run for run in runs if not run.owner]
+    for run in runs:
+        held = f"  stays: {run.owner} works on it" if run.owner else ""
+        _say(console, f"{run.directory.run_id}  {run.state:10} {_megabytes(run.num_bytes):>10}  {run.label}{held}")
+    for path in rests:
+        _say(console, f"{path.relative_to(pool)}  left half-written")
+    if not idle and not rests:
+        _say(console, f"nothing to remove in {pool}")
+        return 0
+    total = f"{_counted(len(idle), 'run')} that no study lists ({_megabytes(sum(run.num_bytes for run in idle))}), {_counted(len(rests), 'leftover')}"
+    if asks and not _confirmed(f"remove {total}? [y/N] ", pool):
+        _say(console, "nothing was removed")
+        return 0
+    gone = [remove_run(run.directory) for run in idle]
+    num_rests = remove_debris(pool)
+    _say(console, f"removed {_counted(sum(gone), 'run')}, {_counted(num_rests, 'leftover')}")
+    if kept := len(gone) - sum(gone):
+        _say(console, f"{_counted(kept, 'run')} stayed: somebody works on it or lists it by now")
+    return 0
+
+
+def _confirmed(question: str, pool: Path) -> bool:
+    if not sys.stdin.isatty():
+        raise ValueError(f"there is no terminal to ask on; clean=unlisted yes=true removes these from {pool} without asking")
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    run_entry(main, HELP)

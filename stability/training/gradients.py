@@ -1,0 +1,56 @@
+"""Gradient statistics of each block of parameters at a step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stability.models.backbone import block_of
+
+
+class BlockStatistics:
+    """Norms of the gradient and of the step by block of parameters (`block_of`), every ``every`` steps; 0: never."""
+
+    def __init__(self, model: nn.Module, every: int):
+        self._every = every
+        self._blocks: dict[str, list[int]] = {}
+        for index, (name, _) in enumerate(model.named_parameters()):
+            self._blocks.setdefault(block_of(name), []).append(index)
+
+    def is_due(self, step: int) -> bool:
+        return bool(self._every) and step % self._every == 0
+
+    def norms(self, tensors: list[Tensor]) -> dict[str, float]:
+        """The Euclidean norm of each block; ``tensors``: one for each parameter, in the model's order."""
+        return {block: torch.nn.utils.get_total_norm([tensors[index] for index in indices]).item() for block, indices in self._blocks.items()}
+
+    def gradient(self, parameters: list[nn.Parameter]) -> dict[str, float]:
+        """Of the gradients as they stand: to be taken before they are clipped. A parameter without one counts as 0."""
+        return self.norms([torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters])
+
+    def rows(self, step: int, gradient: dict[str, float], before: list[Tensor], moved: list[Tensor]) -> list[dict[str, Any]]:
+        """A row a block: the gradient's norm before clipping, its share of the squared norm of the whole gradient (they add up to 1), and the norm of the
+        step over that of the parameters before it. None where a number is not finite or is a quotient by 0."""
+        weights, steps = self.norms(before), self.norms(moved)
+        total = math.fsum(norm**2 for norm in gradient.values())
+        return [
+            {
+                "step": step,
+                "block": block,
+                "grad_norm": _finite(norm),
+                "grad_share": _finite(_quotient(norm**2, total)),
+                "update_ratio": _finite(_quotient(steps[block], weights[block])),
+            }
+            for block, norm in gradient.items()
+        ]
+
+
+def _quotient(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

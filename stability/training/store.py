@@ -1,0 +1,63 @@
+"""A run's checkpoints on disk: written, found again, and taken away by what its `Keeper` says stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from stability.config import RunSpec, run_id
+from stability.runs.directory import RunDirectory
+from stability.training import checkpoint
+from stability.training.keeping import Keeper
+
+
+class Store:
+    """Of one run, whose folder nobody else writes to. A checkpoint goes only after the one that takes its place stands."""
+
+    def __init__(self, spec: RunSpec, directory: RunDirectory, vocab_size: int):
+        self._spec, self._directory, self._vocab_size = spec, directory, vocab_size
+        self._standing: set[int] = set()  # steps whose checkpoints this process wrote or read: whole, not to be written again
+        self.keeper = Keeper(spec)
+
+    def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Parameters and trainer state of the newest checkpoint that can be read, whoever left it; None where there is none."""
+        return self._newest(reversed(self._directory.checkpoints()))
+
+    def first_of(self, steps: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The same of the first of these steps' checkpoints that can be read."""
+        return self._newest(folder for step in steps if (folder := self._folder(step)).exists())
+
+    def _newest(self, folders: Iterable[Path]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        for folder in folders:
+            try:
+                spec, model = checkpoint.load(folder)
+                if run_id(spec) != self._directory.run_id:
+                    raise ValueError(f"{folder} belongs to run {run_id(spec)}")
+                state = checkpoint.load_trainer(folder)
+            except ValueError as error:
+                print(f"{self._directory.run_id}: skips a damaged checkpoint ({error})", flush=True)
+                continue
+            self._standing.add(state["step"])
+            return model.state_dict(), state
+        return None
+
+    def write(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
+        """A checkpoint of the step the run stands at, unless it stands already; what does not stay beside it goes once it does."""
+        if step == 0 or step in self._standing:
+            return
+        checkpoint.save(self._folder(step), model, state, self._spec, step=step, vocab_size=self._vocab_size)
+        self._standing.add(step)
+        self.remove_unplanned(step, but=step)
+
+    def remove_unplanned(self, step: int, but: int | None = None) -> None:
+        """What rolls on goes, and what only an interruption wrote, once it has served: a resumed run's folder is that of an undisturbed one."""
+        stays = self.keeper.kept(step) | {but}
+        for folder in self._directory.checkpoints():
+            if int(folder.name.removeprefix("step_")) not in stays:
+                checkpoint.remove(folder)
+
+    def _folder(self, step: int) -> Path:
+        return self._directory.path / "checkpoints" / f"step_{step:06d}"

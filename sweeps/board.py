@@ -1,0 +1,174 @@
+"""How the progress of a sweep is told: in one line, as a table that fits a terminal, and line by line for a log."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from stability.runs.directory import FINISHED, STOPPED
+from sweeps.progress import STALLED, Progress, Row
+
+STYLES = {
+    "running": "cyan",
+    "stable": "green",
+    "spiked": "yellow",
+    "plateaued": "yellow",
+    "diverged": "magenta",
+    "failed": "red",
+    STALLED: "red",
+    STOPPED: "blue",
+    "queued": "dim",
+}
+COLUMNS = ("mechanism", "LR", "seed", "step", "loss", "val NLL", "tokens/s", "ETA", "state")
+LAST_ENDED = 6  # of a sweep that doesn't fit the terminal
+PROGRESS_S, PROGRESS_PARTS, FEWEST_BETWEEN = 60.0, 20, 4  # a log hears of the whole each minute, or when 5 % more (no fewer than 4 runs) have ended
+
+
+def counts_line(progress: Progress) -> str:
+    """``"48 runs: 30 done (26 stable, 4 diverged), 2 running, 1 failed, 15 queued"``; stalled ones where there are any."""
+    counts, verdicts = progress.counts(), verdicts_text(Counter({state: count for state, count in progress.verdicts().items() if state in FINISHED}))
+    numbers = [f"{counts['done']} done" + (f" ({verdicts})" if verdicts else "")]
+    numbers += [f"{counts[state]} {state}" for state in ("running", STALLED, STOPPED, "failed", "queued") if counts[state] or state not in (STALLED, STOPPED)]
+    return f"{runs(len(progress.rows))}: {', '.join(numbers)}"
+
+
+def left_text(progress: Progress) -> str:
+    """``"4 min 12 s left"``; "" where everything has ended."""
+    if all(row.ended for row in progress.rows):
+        return ""
+    eta = progress.eta_s()
+    return "time left unknown yet" if eta is None else f"{duration(eta)} left"
+
+
+def best_line(progress: Progress) -> str:
+    """``"best val NLL so far: sa 2.881 at lr=0.003, sc 2.866 at lr=0.01 (2 seeds)"``; "" before any run has ended with one."""
+    found = progress.best()
+    points = [f"{variant} {nll:.3f} at lr={lr:g}" + (f" ({count} seeds)" if count > 1 else "") for variant, (nll, lr, count) in sorted(found.items())]
+    return f"best val NLL so far: {', '.join(points)}" if points else ""
+
+
+def verdicts_text(verdicts: Counter[str]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in sorted(verdicts.items(), key=lambda item: list(STYLES).index(item[0])))
+
+
+def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int) -> Group:
+    """``lines`` (text, style), then a table of the runs, ``height`` lines at most. Where they don't fit: those that run, then those that ended last,
+    and how many are not shown."""
+    shown = [Text(text, style=style, no_wrap=True, overflow="ellipsis") for text, style in lines if text]
+    room = max(0, height - len(shown) - 2)  # the header, the line that may say how many more
+    rows = in_order(progress.rows)
+    chosen = rows if len(rows) <= room else _collapsed(rows, room)
+    table = run_table(progress, chosen)
+    hidden = Counter("ended" if row.ended else row.state for row in rows)
+    hidden.subtract("ended" if row.ended else row.state for row in chosen)
+    more = ", ".join(f"{count} {state}" for state, count in hidden.items() if count)
+    return Group(*shown, table, *([Text(f"… not shown: {more}", style="dim", no_wrap=True, overflow="ellipsis")] if more else []))
+
+
+def _collapsed(rows: Sequence[Row], room: int) -> list[Row]:
+    """As many running rows as fit beside the last that ended; half the room is theirs at most."""
+    ended = [row for row in rows if row.ended][: min(LAST_ENDED, room // 2)]
+    active = [row for row in rows if row.running or row.state == STALLED][: room - len(ended)]
+    return [*active, *ended]
+
+
+def run_table(progress: Progress, rows: Sequence[Row]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name in ("mechanism", "state") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*_cells(progress, row), style=STYLES[row.state])
+    return table
+
+
+def _cells(progress: Progress, row: Row) -> list[str]:
+    eta = progress.row_eta_s(row) if row.running else None
+    return [
+        row.variant,
+        f"{row.trial.spec['lr_peak']:g}",
+        str(row.trial.spec["seed"]),
+        f"{row.step}/{row.num_steps}",
+        _number(row.loss, ".3f"),
+        _number(row.val_nll, ".3f"),
+        _number(row.tokens_per_s, ",.0f") if row.phase == "training" else "",
+        duration(eta) if eta is not None else "",
+        f"held by {row.held_by}" if row.held_by else " ".join(filter(None, (row.phase or row.state, row.owner and f"on {row.owner}"))),
+    ]
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """Those that run, the stalled, those that ended (the last first), those that wait."""
+    ended = sorted((row for row in rows if row.ended), key=lambda row: row.ended_at or 0.0, reverse=True)
+    states = {state: [row for row in rows if row.state == state] for state in ("running", STALLED, "queued")}
+    return [*states["running"], *states[STALLED], *ended, *states["queued"]]
+
+
+class Lines:
+    """A log's view: a line when a trial starts and one when it ends, and between them how far the whole is.
+
+    ``known``: whether what has started or ended before the first look is passed over, as for one who comes later.
+    """
+
+    def __init__(self, say: Callable[[str], None], *, known: bool = False):
+        self._say, self._skips = say, known
+        self._told: dict[str, str] = {}
+        self._told_at, self._ended_then = time.monotonic(), 0
+
+    def tell(self, progress: Progress) -> None:
+        for row in progress.rows:
+            if not (row.running or row.ended):
+                continue
+            if row.trial.run_id not in self._told:
+                self._told[row.trial.run_id] = "started"
+                self._unless_skipped(f"start  {row.trial.label} ({row.trial.run_id})")
+            if row.ended and self._told[row.trial.run_id] != "ended":
+                self._told[row.trial.run_id] = "ended"
+                self._unless_skipped(self._end(row, len(progress.rows)))
+        if self._skips:
+            self._skips, self._ended_then = False, self._num_ended
+        self._tell_the_whole(progress)
+
+    def _unless_skipped(self, line: str) -> None:
+        if not self._skips:
+            self._say(line)
+
+    @property
+    def _num_ended(self) -> int:
+        return sum(state == "ended" for state in self._told.values())
+
+    def _end(self, row: Row, num_runs: int) -> str:
+        result = f" val NLL {row.val_nll:.3f}" if row.val_nll is not None else ""
+        seconds = f" in {row.seconds:.1f} s" if row.seconds is not None else ""
+        return f"{row.state:6} {row.trial.label} ({row.trial.run_id}){result}{seconds} [{self._num_ended}/{num_runs}]"
+
+    def _tell_the_whole(self, progress: Progress) -> None:
+        step = max(FEWEST_BETWEEN, math.ceil(len(progress.rows) / PROGRESS_PARTS))
+        if time.monotonic() - self._told_at < PROGRESS_S and self._num_ended - self._ended_then < step:
+            return
+        self._told_at, self._ended_then = time.monotonic(), self._num_ended
+        at = ", ".join(f"{row.trial.label} at {row.step}/{row.num_steps}" for row in progress.rows if row.running)
+        self._say("; ".join(filter(None, (f"so far {counts_line(progress)}", left_text(progress), at))))
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def runs(count: int) -> str:
+    return f"{count} run" if count == 1 else f"{count} runs"
+
+
+def duration(seconds: float) -> str:
+    """``"42 s"``, ``"4 min 12 s"``, ``"2 h 05 min"``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,29 @@
+"""What workers inherit from the process that starts them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def of_workers(threads: int) -> dict[str, str]:
+    """This process's import path, so that a checkout that is not installed works from any folder, and the threads for OpenMP."""
+    path = dict.fromkeys(str(Path(entry).resolve()) for entry in sys.path if not entry or Path(entry).is_dir())
+    return {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": str(threads)}
+
+
+@contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    previous = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in previous.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

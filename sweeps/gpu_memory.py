@@ -1,0 +1,118 @@
+"""How many trials a GPU holds: each kind of run is begun once, in a process that ends with it, and the most memory that any of them took decides."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sweeps.serial_launcher import RunTrial
+from sweeps.trial import Trial, run_trial
+
+MARGIN = 1.15  # over the measured peak: batches differ in what they mask, and allocators fragment
+CONTEXT_MB = 800.0  # of a process, which PyTorch's allocator does not count: CUDA's context with the libraries' code
+PROBE_STEPS, PROBE_LR = 2, 1e-6  # the second step has the optimizer's state in place; the rate is too small to diverge
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What the largest of the kinds took. ``largest_mb`` is infinite where a GPU to itself was not enough; ``free_mb``: what the GPU had to give."""
+
+    label: str
+    largest_mb: float
+    free_mb: float
+
+    @property
+    def num_fitting(self) -> int:
+        """Trials side by side on one GPU, at least one."""
+        return max(1, int(self.free_mb // (MARGIN * self.largest_mb + CONTEXT_MB)))
+
+    @property
+    def share(self) -> float:
+        """Of a GPU, in Ray's steps of 1e-4, rounded down so that as many as fit are as many as run."""
+        return int(1e4 / self.num_fitting) / 1e4
+
+    def described(self) -> str:
+        if self.largest_mb == float("inf"):
+            return f"{self.label} needs more than the {self.free_mb / 1024:.1f} GiB of a GPU: one trial a GPU"
+        taken = f"at most {self.largest_mb / 1024:.2f} GiB ({self.label}) of a GPU's {self.free_mb / 1024:.1f} GiB"
+        return f"measured: {taken}; with {MARGIN - 1:.0%} and {CONTEXT_MB:.0f} MiB a process to spare, {self.num_fitting} trials a GPU"
+
+
+def probe(trials: Sequence[Trial], run: RunTrial = run_trial, device: Any = None) -> Peak:
+    """Begin one trial of each kind. For a process of its own: the context that CUDA makes here stays until the process ends."""
+    device = device or _Cuda()
+    free_mb, label, largest_mb = device.free_mb(), "no trial", 0.0
+    for trial in kinds(trials).values():
+        device.forget()
+        mb = _peak_mb(trial, run, device.peak_mb)
+        if mb > largest_mb:
+            label, largest_mb = trial.label, mb
+    return Peak(label, largest_mb, free_mb)
+
+
+def kinds(trials: Sequence[Trial]) -> dict[str, Trial]:
+    """One trial for each way in which trials differ beside learning rate and seed, by a description of it."""
+    found: dict[str, Trial] = {}
+    for trial in trials:
+        found.setdefault(json.dumps({**trial.spec, "lr_peak": None, "seed": None}, sort_keys=True), trial)
+    return found
+
+
+def _peak_mb(trial: Trial, run: RunTrial, peak_mb: Callable[[], float]) -> float:
+    """The peak of a trial's beginning; infinite where it ran out of memory. One that fails for another reason fails again, and is reported, as a trial."""
+    with tempfile.TemporaryDirectory(prefix=".probe-", dir=trial.pool) as folder:
+        (Path(folder) / "cache").symlink_to(Path(trial.pool).resolve() / "cache")
+        begun = beginning(trial, folder)
+        for _ in run(begun):
+            pass
+        status = begun.directory.status()
+    out_of_memory = status["state"] == "failed" and "OutOfMemory" in status["reason"]
+    return float("inf") if out_of_memory else peak_mb()
+
+
+def beginning(trial: Trial, pool: str) -> Trial:
+    """The trial cut to what takes its memory: two steps, a validation, a checkpoint, one recorded step of α_max and of each table, one batch of samples."""
+    spec = trial.spec
+    cut = {
+        "steps": PROBE_STEPS,
+        "lr_peak": PROBE_LR,
+        "schedule": {**spec["schedule"], "warmup_steps": 0},
+        "evaluation": {**spec["evaluation"], "every_steps": PROBE_STEPS},
+        "checkpoint": {"every_steps": 0},
+    }
+    curvature = None if trial.curvature is None else {**trial.curvature, "phase": "terminal", "warmup_batches": 1, "warmup_steps": 0, "recorded_steps": 1}
+    generate = None if trial.generate is None else {**trial.generate, "num": min(trial.generate["num"], trial.generate["batch"])}
+    return replace(trial, run_id="probe", pool=pool, spec={**spec, **cut}, curvature=curvature, generate=generate, wandb=None)
+
+
+class _Cuda:
+    """The first GPU that this process sees. MiB."""
+
+    def free_mb(self) -> float:
+        import torch
+
+        return torch.cuda.mem_get_info()[0] / 2**20 + CONTEXT_MB  # this process's own context is counted with each trial
+
+    def peak_mb(self) -> float:
+        import torch
+
+        return torch.cuda.max_memory_reserved() / 2**20
+
+    def forget(self) -> None:
+        release()
+
+
+def release() -> None:
+    """Give back what a trial that has ended held of a GPU, so that its neighbours can have it, and count the next one's peak from zero."""
+    import gc
+
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()

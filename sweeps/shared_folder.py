@@ -1,0 +1,88 @@
+"""Whether every node of a Ray cluster sees the pool of runs: a token is laid there, each node reads it and writes it back beside it."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stability.runs.leftovers import temporary
+
+ANSWER_S = 60.0  # a node starts a process for its answer
+ARRIVAL_S = 10.0  # a network file system shows another machine's new files only after a while
+TOKEN = "token"
+RULE = "every node must see it under the same path; put runs_dir on a shared file system"
+
+Ask = Callable[[str, str, str, str], Any]
+
+
+def check(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = None) -> None:
+    """Errors: ``RuntimeError`` naming the first node (of ``ray.nodes()``) that doesn't see ``pool``, or that the driver doesn't hear from there."""
+    folder, token = temporary(Path(pool) / f"seen-{uuid.uuid4().hex[:12]}"), uuid.uuid4().hex
+    _lay(folder, token)
+    try:
+        pending = {node["NodeID"]: (ask or _ask)(str(folder), token, node["NodeID"], TOKEN) for node in nodes}
+        for node in nodes:
+            reason = _answer(pending[node["NodeID"]]) or _missing(folder / node["NodeID"], token)
+            if reason:
+                raise RuntimeError(f"node {name_of(node)} of the Ray cluster and the runs' folder {pool}: {reason};\n{RULE}")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def name_of(node: dict[str, Any]) -> str:
+    """``"gpu-07 (10.0.0.7)"``."""
+    return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
+
+
+def reply(folder: str, token: str, name: str, token_file: str) -> str:
+    """On a node: read the token and write it back under ``name``. What was wrong, or ""."""
+    deadline = time.monotonic() + ARRIVAL_S
+    while not Path(folder).is_dir() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    try:
+        if (Path(folder) / token_file).read_text() != token:
+            return "another folder of that name lies there"
+        (Path(folder) / name).write_text(token)
+    except FileNotFoundError:
+        return "it is not there"
+    except OSError as error:
+        return f"it cannot be written to there ({error.strerror})"
+    return ""
+
+
+def _lay(folder: Path, token: str) -> None:
+    folder.mkdir(parents=True)
+    (folder / TOKEN).write_text(token)
+
+
+def _ask(*arguments: str) -> Any:
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    there = NodeAffinitySchedulingStrategy(arguments[2], soft=False)
+    return ray.remote(num_cpus=0, max_retries=0)(reply).options(scheduling_strategy=there).remote(*arguments)
+
+
+def _answer(pending: Any) -> str:
+    import ray
+
+    try:
+        return ray.get(pending, timeout=ANSWER_S)
+    except ray.exceptions.GetTimeoutError:
+        return f"no answer from there within {ANSWER_S:.0f} s"
+    except ray.exceptions.RayError as error:  # died, or cannot import this package
+        return f"asking there failed ({str(error).strip().splitlines()[-1]})"
+
+
+def _missing(answer: Path, token: str) -> str:
+    deadline = time.monotonic() + ARRIVAL_S
+    while True:
+        if answer.is_file() and answer.read_text() == token:
+            return ""
+        if time.monotonic() > deadline:
+            return "what it writes there does not arrive here"
+        time.sleep(0.2)

@@ -1,0 +1,307 @@
+"""Searches over the ledger, in rounds: what they ask for, what a cut or a crash in between changes (nothing), what they refuse. Trials are fakes."""
+
+import importlib
+import io
+import math
+import os
+import signal
+
+import pytest
+from rich.console import Console
+
+from stability.command_line import read_spec
+from stability.config import run_id
+from stability.runs.study import StudyFolder
+from stability.search_space import Dimension, HalvingSpec, SearchSpec
+from sweeps import launch
+from sweeps.edge import most_rates
+from sweeps.optuna_search import OptunaSearch, propose
+from sweeps.rounds import run_rounds, search_of
+from sweeps.trial import Trial
+from tests.sweeps import fakes
+from tests.sweeps.real import TINY
+
+WORDS = [word for word in TINY.split() if not word.startswith("lr=")]
+EDGES = {"sa": -1.7, "sc": -1.23}  # log10 of the rate above which each spikes
+
+
+class Sweep:
+    """A parsed sweep, run by a fake as often as one likes; what it trained, and what it printed last."""
+
+    def __init__(self, folder, *words):
+        (folder / "text.txt").touch()
+        self.words = [*WORDS, f"data.path={folder / 'text.txt'}", f"runs_dir={folder / 'runs'}", "name=study", *words]
+        self.spec = read_spec("sweep", self.words)
+        self.study, self.trained = StudyFolder.of(folder / "runs", "study"), []
+
+    def trials(self, points):
+        return [Trial(run_id(run), run.model_dump(mode="json"), str(self.study.pool), None, "cpu", None, variant=variant) for variant, run in points]
+
+    def run(self, train=None):
+        self.console = Console(file=io.StringIO(), force_terminal=False, width=200)
+        before = self.study.read() if self.study.file.exists() else {}
+        self.search = search_of(self.spec, "f" * 64, before)
+
+        def write(trials):
+            self.study.write([trial.run_id for trial in trials], **self.search.record())
+
+        outcome, trials = run_rounds(self.spec, self.search, trials_of=self.trials, write=write, console=self.console, run=train or self.train)
+        write(trials)
+        return outcome
+
+    def train(self, trial):
+        self.trained.append(trial.run_id)
+        yield
+        verdict, nll = outcome(trial.spec)
+        steps, last = trial.spec["steps"], trial.stop_at or trial.spec["steps"]
+        for step in range(trial.directory.status()["step"] + 1, last + 1):
+            if verdict != "diverged" or step < steps / 2:
+                fakes.log_step(trial.directory, step, wall_s=0.1, val_nll=(nll or 9.0) + 1 / step)
+        if last < steps and (verdict != "diverged" or last < steps / 2):
+            trial.directory.set_status("stopped", step=last, reason="left", num_steps=steps)
+        else:
+            trial.directory.set_status(verdict, step=last, num_steps=steps, result={"val_nll": nll, "init_nll": 5.5, "unigram_nll": 3.0})
+
+    @property
+    def printed(self):
+        return self.console.file.getvalue()
+
+
+def outcome(spec):
+    """Verdict and NLL of a run: a valley around 10^-2.5, spiked above the mechanism's edge, diverged 0.2 decades above that; steps help, to a point."""
+    x, edge = math.log10(spec["lr_peak"]), EDGES[spec["mechanism"]["name"]]
+    if x > edge + 0.2:
+        return "diverged", None
+    return "spiked" if x > edge else "stable", 2.5 + 0.3 * (x + 2.5) ** 2 + 0.01 * spec["seed"] + 1e-4 * (spec["steps"] - 30) ** 2
+
+
+def cut_at(sweep, count):
+    """A runner under which Ctrl-C comes in the middle of the run number ``count``."""
+
+    def train(trial):
+        if len(sweep.trained) == count:
+            os.kill(os.getpid(), signal.SIGINT)
+        yield
+        yield from sweep.train(trial)
+
+    return train
+
+
+def test_the_edge_of_every_curve_is_found_with_all_seeds_and_nothing_is_trained_twice(tmp_path):
+    sweep = Sweep(tmp_path, "lr=edge", "seeds=2")
+    assert sweep.run().num_trained == len(sweep.trained) == len(set(sweep.trained))
+    record = sweep.study.read()
+    assert record["run_ids"] == sweep.trained
+    rows = dict(zip(("sa", "sc"), record["edges"], strict=True))
+    for mechanism, row in rows.items():
+        assert row["state"] == "found" and abs(math.log10(row["best_lr"]) + 2.5) < 0.05 and row["num_seeds"] == 2
+        assert math.log10(row["verdict_lr"]) <= EDGES[mechanism] < math.log10(row["verdict_next_lr"]) <= math.log10(row["verdict_lr"]) + 0.05
+    assert sum(row["num_runs"] for row in rows.values()) == len(sweep.trained) < sum(row["num_grid_runs"] for row in rows.values()) / 2
+    assert rows["sa"]["run_id"] == record["run_ids"][0]
+    again = Sweep(tmp_path, "lr=edge", "seeds=2")
+    assert again.run().num_skipped == len(sweep.trained) and not again.trained
+    assert again.printed == f"skips {len(sweep.trained)} finished runs of {rows['sc']['num_rounds']} rounds, trains none\n"
+    assert again.study.read() == record
+
+
+@pytest.mark.parametrize(("kind", "count"), [("lr=edge", 7), ("lr=edge", 25), ("search=optuna", 0), ("search=optuna", 16)])
+def test_a_search_that_was_cut_off_ends_with_the_runs_of_one_that_was_not(tmp_path, kind, count):
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "whole").mkdir()
+    words = [kind, *(["search.num=14", "search.startup=5", "search.batch=3"] if kind == "search=optuna" else [])]
+    cut, whole = Sweep(tmp_path / "cut", *words), Sweep(tmp_path / "whole", *words)
+    whole.run()
+    outcome = cut.run(cut_at(cut, count))
+    assert outcome.interrupted and len(cut.trained) == count
+    listed = cut.study.read()["run_ids"]
+    assert set(cut.trained) <= set(listed) <= set(whole.trained), "what is under way stands in the study"
+    assert not cut.run().interrupted
+    assert sorted(cut.trained) == sorted(whole.trained)
+    assert {key: cut.study.read()[key] for key in whole.search.record()} == whole.search.record()
+
+
+def test_a_curve_with_a_failed_run_waits_for_the_next_time_and_the_others_go_on(tmp_path):
+    def train(trial):
+        if trial.spec["mechanism"]["name"] == "sa" and trial.spec["lr_peak"] == 0.1:
+            yield
+            trial.directory.set_status("failed", step=1, reason="ValueError: planted")
+            return
+        yield from sweep.train(trial)
+
+    sweep = Sweep(tmp_path, "lr=edge")
+    outcome = sweep.run(train)
+    assert outcome.num_failed == 1
+    failed, found = sweep.study.read()["edges"]
+    assert (failed["state"], failed["num_rates"], found["state"]) == ("failed", 8, "found")
+    assert sweep.run().num_failed == 0
+    assert [row["state"] for row in sweep.study.read()["edges"]] == ["found", "found"]
+    assert len(sweep.trained) == len(set(sweep.trained))
+
+
+def test_a_plan_says_how_many_runs_there_may_be(tmp_path):
+    sweep = Sweep(tmp_path, "lr=edge", "seeds=2")
+    search = search_of(sweep.spec, "f" * 64, {})
+    assert search.most_runs == 2 * 2 * most_rates(sweep.spec.lr.rates(), sweep.spec.lr.edge)
+    assert "best rate and edges to 0.05 decades take up to 40 rates of each kind" in search.plan()
+    assert [len(part) for part in (search.ask(), sweep.spec.points("f" * 64))] == [36, 36]
+    search = search_of(Sweep(tmp_path, "search=optuna", "search.num=9").spec, "f" * 64, {})
+    assert search.most_runs == 18 and "9 points of each kind with lr_peak from 0.0001 to 0.1" in search.plan()
+
+
+def test_a_search_is_told_finite_numbers_and_finds_a_better_point_than_its_random_ones(tmp_path):
+    sweep = Sweep(tmp_path, "mechanism=sc", "search=optuna", "search.num=40", "search.batch=2", "search.space.steps={low:10,high:90}")
+    assert sweep.run().num_trained == 40
+    rows = sweep.study.read()["search"]
+    scores = [row["score"] for row in rows[::2]]
+    assert {row["field"] for row in rows} == {"lr_peak", "steps"} and all(isinstance(row["value"], int) for row in rows if row["field"] == "steps")
+    assert 5.5 in scores and all(math.isfinite(score) for score in scores), "a diverged run counts with its NLL at initialisation"
+    assert min(scores[10:]) < min(scores[:10]) and min(scores) < 2.55
+    assert [row["round"] for row in rows[::2]] == [1 + index // 2 for index in range(40)]
+    assert all(len(f"{row['value']:.3g}") >= len(f"{row['value']:g}") for row in rows), "three digits"
+
+
+def test_a_search_goes_on_where_more_points_are_asked_for(tmp_path):
+    """On a machine of another size, too: its rounds would have begun with other points."""
+    words = ("mechanism=sc", "search=optuna", "search.startup=3")
+    short, long = (Sweep(tmp_path, *words, f"search.num={num}", f"search.batch={batch}") for num, batch in ((6, 2), (10, 4)))
+    short.run()
+    long.run()
+    assert len(short.trained) == 6 and len(long.trained) == 4
+    assert long.study.read()["run_ids"] == short.trained + long.trained
+
+
+def test_points_of_another_space_are_not_taken_for_ones_of_this(tmp_path):
+    Sweep(tmp_path, "mechanism=sc", "search=optuna", "search.num=2").run()
+    other = Sweep(tmp_path, "mechanism=sc", "search=optuna", "search.num=2", "search.space.steps={low:10,high:90}")
+    other.run()
+    assert len(other.trained) == 2 and {row["field"] for row in other.study.read()["search"]} == {"lr_peak", "steps"}
+
+
+def test_every_seed_of_a_point_is_run_and_a_failed_one_is_not_told(tmp_path):
+    def train(trial):
+        if len(sweep.trained) == 3:
+            yield
+            sweep.trained.append(trial.run_id)
+            trial.directory.set_status("failed", step=1, reason="ValueError: planted")
+            return
+        yield from sweep.train(trial)
+
+    sweep = Sweep(tmp_path, "mechanism=sc", "search=optuna", "search.num=3", "search.batch=3", "seeds=2")
+    assert sweep.run(train).num_failed == 1
+    scores = [row["score"] for row in sweep.study.read()["search"]]
+    assert [score is None for score in scores] == [False, False, True, True, False, False]
+    assert sweep.run().num_failed == 0
+    assert None not in [row["score"] for row in sweep.study.read()["search"]]
+
+
+def test_a_space_with_few_points_ends_when_all_are_tried(tmp_path):
+    sweep = Sweep(tmp_path, "mechanism=sc", "lr=1e-3", "search=optuna", "search.space.lr_peak=null", "search.space.steps={low:20,high:24}", "search.num=30")
+    assert sweep.run().num_trained == 5
+
+
+def test_the_same_seed_proposes_the_same_points_and_another_one_others():
+    def proposed(seed, told=()):
+        search = SearchSpec(name="optuna", startup=2, seed=seed, space=(Dimension(path="x", low=1, high=9), Dimension(path="n", low=1, high=50)))
+        return list(propose(search.space, {"n"}, told, search, len(told), 4))
+
+    told = [({"x": 1.5, "n": 3}, 1.0), ({"x": 8.5, "n": 40}, 2.0), ({"x": 1.7, "n": 5}, 1.1)]
+    assert proposed(0, told) == proposed(0, told) != proposed(1, told)
+    assert proposed(0) != proposed(0, told)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["search.space.mechanism.sc.steep={low:1,high:2}"], r"search.space.mechanism.sc.steep: unknown key; did you mean 'step'"),
+        (["search.space.mechanism.sw.window={low:1,high:2}"], r"search.space.mechanism.sw.window: no run of this sweep has it"),
+        (["search.space.mechanism.sc.rope={low:1,high:2}"], r"search.space.mechanism.sc.rope: is 'absolute' in this sweep, and only numbers can be searched"),
+        (["search.space.steps={low:1.5,high:2}"], r"search.space.steps: 1.5 is no integer"),
+        (["search.space.batch={low:0,high:2}"], r"search.space.batch: 0 makes no run; batch=0"),
+        (["search.space.seed={low:0,high:2}"], r"search.space.seed: unknown key"),
+        (["search.space.model.deep.x={low:0,high:2}"], r"search.space.model.deep.x: deep holds no settings"),
+        (["search.space.lr_peak={low:0,high:2}"], r"search.space.lr_peak: low=0 must be positive with log=true"),
+        (["search.space.lr_peak={low:3}"], r"search.space.lr_peak: low=3 must be below high=0.1"),
+        (["search.space.steps=4"], r"search.space.steps=4: must be a range"),
+        (["lr=edge"], r"search=optuna chooses its own points: leave lr=edge out"),
+        (["search.space.lr_peak=null", "search.space.steps={low:1,high:2}", "lr=range"], r"search: one learning rate is needed"),
+        (["search=none", "search.space.steps={low:1,high:2}"], r"search.space belongs to a search; add search=optuna"),
+    ],
+)
+def test_what_cannot_be_searched_is_said_before_anything_runs(tmp_path, words, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        search_of(Sweep(tmp_path, *([] if "search=none" in words else ["search=optuna"]), *words).spec, "f" * 64, {})
+    assert len(str(caught.value).splitlines()) <= 2
+
+
+def test_without_optuna_one_line_says_what_to_do(tmp_path, monkeypatch):
+    real = importlib.import_module
+
+    def missing(name, *rest):
+        if name == "optuna":
+            raise ImportError(f"No module named {name!r}")
+        return real(name, *rest)
+
+    sweep = Sweep(tmp_path, "search=optuna")
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(RuntimeError, match=r"^search=optuna needs Optuna \(No module named 'optuna'\): pip install optuna, or choose lr=edge or lr=range$"):
+        sweep.run()
+
+
+def test_settings_inside_a_hybrid_and_of_the_optimizer_can_be_searched(tmp_path):
+    space = ["search.space.mechanism.mix.sc.window={low:1,high:4}", "search.space.optimizer.adamw.beta2={low:0.9,high:0.999}"]
+    sweep = Sweep(tmp_path, "mechanism=[mix,sc]", "search=optuna", *space)
+    (_, run), *_ = OptunaSearch(sweep.spec, "f" * 64, 1, {}).ask()
+    assert 0.9 <= run.optimizer.settings.beta2 <= 0.999 and run.optimizer.settings.beta2 != 0.95
+    assert [part.settings.window for part in run.mechanism.settings.parts if part.name == "sc"][0] in range(1, 5)
+
+
+HALVING = ("lr=range", "lr.num=9", "lr.low=1e-4", "lr.high=1", "seeds=2", "steps=18", "evaluation.every_steps=1", "halving.reduction=3")
+
+
+def test_at_every_rung_the_best_rates_of_every_curve_go_on_with_all_their_seeds(tmp_path):
+    sweep = Sweep(tmp_path, *HALVING)
+    sweep.run()
+    assert len(sweep.trained) == 36 + 12 + 4
+    states = {trial.run_id: trial.directory.status() for trial in sweep.trials(sweep.spec.points("f" * 64))}
+    ended = {(run.mechanism.name, run.lr_peak, run.seed) for _, run in sweep.spec.points("f" * 64) if states[run_id(run)]["state"] == "stable"}
+    assert ended == {(name, 3.16e-3, seed) for name in ("sa", "sc") for seed in range(2)}, "the rate next to 10^-2.5"
+    steps = sorted(status["step"] for status in states.values())
+    assert steps == [2] * 24 + [6] * 8 + [18] * 4
+    stopped = sweep.study.read()["stopped"]
+    assert len(stopped) == 32 and stopped[run_id(sweep.spec.points("f" * 64)[0][1])].startswith("stopped at rung 1 of 2: place ")
+    again = Sweep(tmp_path, *HALVING)
+    assert again.run().num_trained == 0 and not again.trained and again.study.read() == sweep.study.read()
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_a_halving_that_was_cut_off_ends_as_one_that_was_not(tmp_path, count):
+    for name in ("cut", "whole"):
+        (tmp_path / name).mkdir()
+    cut, whole = Sweep(tmp_path / "cut", *HALVING), Sweep(tmp_path / "whole", *HALVING)
+    whole.run()
+    assert cut.run(cut_at(cut, count)).interrupted
+    cut.run()
+    assert sorted(cut.trained) == sorted(whole.trained)
+    assert cut.study.read()["stopped"] == whole.study.read()["stopped"]
+
+
+def test_a_grid_after_a_halving_takes_up_what_was_left(tmp_path):
+    sweep = Sweep(tmp_path, *HALVING)
+    sweep.run()
+    spec = read_spec("sweep", [word for word in sweep.words if not word.startswith("halving")])
+    assert launch.run(spec, sweep.trials(spec.points("f" * 64)), console=sweep.console, run=sweep.train).num_trained == 32
+
+
+def test_rungs_fall_on_validations_before_the_last_step():
+    spec = HalvingSpec(reduction=3)
+    assert [spec.rungs(200, 10), spec.rungs(200, 100), spec.rungs(18, 1)] == [(30, 70), (100,), (2, 6)]
+    assert HalvingSpec(reduction=2, first_step=5).rungs(100, 5) == (5, 10, 20, 40, 80)
+    with pytest.raises(ValueError, match=r"^halving: no validation falls on a rung before steps=100; give evaluation.every_steps below its 100$"):
+        spec.rungs(100, 100)
+
+
+def test_halving_leaves_no_room_for_another_search(tmp_path):
+    with pytest.raises(ValueError, match="halving leaves runs of a grid early, search and lr=edge need every run to its end; choose one"):
+        Sweep(tmp_path, "lr=edge", "halving.reduction=3")
+    plan = search_of(Sweep(tmp_path, *HALVING).spec, "f" * 64, {}).plan()
+    assert plan == "halving: at steps 2, 6 of 18 one in 3 learning rates of each kind goes on"

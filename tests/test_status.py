@@ -1,0 +1,290 @@
+"""``python -m stability.status``: what it says of a study, of a pool, and what it removes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stability import status
+from stability.runs import cleaning
+from stability.runs.leftovers import temporary
+from stability.runs.lock import RunLock
+from stability.runs.study import StudyFolder
+from stability.runs.tables import write_parquet
+from sweeps.progress import STALLED
+from sweeps.study_view import StudyView
+from tests.sweeps import fakes
+
+ROOT = Path(__file__).resolve().parents[1]
+ASKED = {"hessian": True, "curvature": {"phase": "terminal", "measure": ["alpha_max"]}, "generate": None}
+LABEL = {"data": {"name": "text"}, "model": {"name": "nano"}, "objective": {"name": "mlm"}, "data_fingerprint": "f"}
+TEMPORARY_OF_THE_DEAD = re.sub(r"-\d+\.tmp$", "-99999999.tmp", temporary(Path("status.json")).name)
+
+
+def make_study(pool, name="mine", count=6, first=0, **more):
+    """A study of queued runs, two mechanisms in turn."""
+    trials = [fakes.make_trial(pool, first + index, steps=8, mechanism={"name": ("sa", "sc")[index % 2]}, curvature={}) for index in range(count)]
+    for trial in trials:
+        trial.directory.write_spec(trial.spec | LABEL)
+    StudyFolder.of(pool, name).write([trial.run_id for trial in trials], spec=ASKED, command="python -m stability.sweep name=mine", **more)
+    return trials
+
+
+def measured(trial):
+    fakes.finish(trial.directory, "stable", step=8, val_nll=2.5 - 0.1 * trial.spec["seed"])
+    write_parquet(fakes_frame(), trial.directory.curvature_file("terminal"), {})
+
+
+def fakes_frame():
+    import pandas as pd
+
+    return pd.DataFrame({"alpha_max": [0.1]})
+
+
+def started(trial, steps=4):
+    trial.directory.set_status("running", step=0, num_steps=8, phase="training")
+    for step in range(1, steps + 1):
+        fakes.log_step(trial.directory, step, wall_s=0.5 * step)
+
+
+@pytest.fixture
+def pool(tmp_path):
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def said(pool, capsys):
+    """What the entry prints for some words, as lines."""
+
+    def say(*words):
+        assert status.main([*words, f"runs_dir={pool}"]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return say
+
+
+def test_a_study_is_told_by_verdict_with_what_runs_stalled_and_failed(pool, said):
+    trials = make_study(pool)
+    measured(trials[0])
+    fakes.finish(trials[1].directory, "diverged", step=3, val_nll=None)
+    started(trials[2])
+    started(trials[3])
+    trials[4].directory.set_status("failed", step=2, reason="ValueError: planted")
+    trials[4].directory.traceback_file.write_text("Traceback")
+    lock = RunLock(trials[2].directory.path)
+    assert lock.acquire()
+    lines = said("mine")
+    assert lines[0] == "mine: 6 runs: 2 done (1 stable, 1 diverged), 1 running, 1 stalled, 1 failed, 1 queued"
+    assert re.fullmatch(r"\d+ s left", lines[1])
+    assert lines[2:4] == ["best val NLL so far: sa 2.500 at lr=0.01", "α_max measured: 1 of 2 runs with a verdict"]
+    row = next(line for line in lines if line.startswith("sa "))
+    assert row.split() == ["sa", "0.01", "2", "4/8", "1.250", "512", "2", "s", "training", "on", str(lock.owner())]
+    text = "\n".join(lines)
+    assert "stalled: their status says running, but no process works on them" in text
+    assert f"  sc lr=0.01 seed=3 ({trials[3].run_id}) at 4/8" in lines
+    assert f"  sa lr=0.01 seed=4 ({trials[4].run_id}): ValueError: planted\n    traceback: {trials[4].directory.traceback_file}" in text
+    assert "goes on with" not in text
+    lock.release()
+    lines = said("name=mine")
+    assert "2 stalled" in lines[0] and lines[1] == "nobody works on it"
+    assert lines[-1] == "goes on with: python -m stability.sweep name=mine"
+
+
+def test_a_run_whose_owner_was_killed_is_stalled_and_nothing_of_it_counts_as_running(pool):
+    (trial,) = make_study(pool, count=1)
+    started(trial)
+    code = "import sys; from stability.runs.lock import RunLock; assert RunLock(sys.argv[1]).acquire(); print('held', flush=True); sys.stdin.read()"
+    owner = subprocess.Popen([sys.executable, "-c", code, trial.directory.path], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None and owner.stdout.readline() == "held\n"
+    view = StudyView.of(StudyFolder.of(pool, "mine"))
+    view.progress.poll()
+    (row,) = view.progress.rows
+    assert row.running and row.owner.endswith(f":{owner.pid}") and view.is_worked_on
+    owner.kill()
+    owner.wait()
+    view.progress.poll()
+    assert (row.state, row.owner, view.is_worked_on, view.is_over) == (STALLED, "", False, False)
+
+
+def test_a_trained_run_is_running_while_its_curvature_is_measured_and_has_its_verdict_when_nobody_does(pool):
+    (trial,) = make_study(pool, count=1)
+    fakes.finish(trial.directory, "stable", step=8, val_nll=2.5)
+    view = StudyView.of(StudyFolder.of(pool, "mine"))
+    lock = RunLock(trial.directory.path)
+    assert lock.acquire()
+    view.progress.poll()
+    (row,) = view.progress.rows
+    assert (row.state, row.phase) == ("running", "curvature")
+    lock.release()
+    view.progress.poll()
+    assert (row.state, row.val_nll) == ("stable", 2.5)
+
+
+def test_a_failed_run_that_is_tried_again_is_running(pool):
+    (trial,) = make_study(pool, count=1)
+    trial.directory.set_status("failed", step=2, reason="planted")
+    lock = RunLock(trial.directory.path)
+    assert lock.acquire()
+    view = StudyView.of(StudyFolder.of(pool, "mine"))
+    view.progress.poll()
+    assert (view.progress.rows[0].state, view.progress.rows[0].phase) == ("running", "starting")
+    lock.release()
+
+
+def test_the_best_is_the_lowest_median_over_seeds_and_a_diverged_seed_counts(pool):
+    trials = make_study(pool, count=8)
+    for trial, nll in zip(trials[::2], (3.0, 2.0, 2.4, 2.5), strict=True):  # sa; its third and fourth at another rate
+        if trial.spec["seed"] >= 4:
+            trial.spec["lr_peak"] = 0.1
+        fakes.finish(trial.directory, "stable", step=8, val_nll=nll)
+    fakes.finish(trials[1].directory, "diverged", step=8, val_nll=None)
+    trial_progress = StudyView.of(StudyFolder.of(pool, "mine")).progress
+    for row, trial in zip(trial_progress.rows, trials, strict=True):
+        row.trial = replace(row.trial, spec=trial.spec)
+    trial_progress.poll()
+    assert trial_progress.best() == {"sa": (2.45, 0.1, 2)}
+
+
+def test_all_studies_have_a_line_each_and_a_damaged_one_hides_none(pool, said):
+    make_study(pool, "first", count=2)
+    make_study(pool, "second", count=1, first=5)
+    shutil.copytree(pool / "studies" / "first", pool / "studies" / "broken")
+    (pool / "studies" / "broken" / "study.json").write_text("{")
+    lines = said()
+    assert [line.partition(":")[0] for line in lines] == ["broken", "first", "second"]
+    assert "study.json is damaged" in lines[0]
+    assert lines[1] == "first: 2 runs: 0 done, 0 running, 0 failed, 2 queued; nobody works on it"
+
+
+def test_runs_whose_spec_is_gone_are_named(pool, said):
+    trials = make_study(pool, count=2)
+    shutil.rmtree(trials[0].directory.path)
+    assert said("mine")[:2] == [
+        "mine: 1 run: 0 done, 0 running, 0 failed, 1 queued",
+        f"nobody works on it; 1 run without a readable spec.json ({trials[0].run_id})",
+    ]
+
+
+def test_a_watch_in_a_file_tells_what_happens_and_ends_with_the_sweep(pool, said, monkeypatch):
+    trials = make_study(pool, count=3)
+    measured(trials[0])
+    moves = iter([lambda: started(trials[1]), lambda: measured(trials[1]), lambda: measured(trials[2])])
+    locks = [RunLock(trial.directory.path) for trial in trials[1:]]
+    assert all(lock.acquire() for lock in locks)
+    monkeypatch.setattr(time, "sleep", lambda _: next(moves)())
+    lines = said("mine", "watch=true")
+    for lock in locks:
+        lock.release()
+    told = [re.sub(r" in [\d.]+ s", "", line) for line in lines if line.startswith(("start", "stable"))]
+    assert told == [
+        f"stable sc lr=0.01 seed=1 ({trials[1].run_id}) val NLL 2.400 [2/3]",
+        f"stable sa lr=0.01 seed=2 ({trials[2].run_id}) val NLL 2.300 [3/3]",
+    ]
+    assert "mine: 3 runs: 3 done (3 stable), 0 running, 0 failed, 0 queued" in lines
+
+
+def test_a_watch_ends_when_nobody_works_on_the_study(pool, said, monkeypatch):
+    make_study(pool, count=1)
+    monkeypatch.setattr(status, "IDLE_S", 0.02)
+    assert said("mine", "watch=0.01")[-3] == "nobody works on it"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mien"], "no study 'mien' in"),
+        (["mien"], "did you mean 'mine'?"),
+        (["watch=true"], "watch needs name=…"),
+        (["mine", "watch=-1"], "watch=-1"),
+        (["clean=unlisted", "name=mine"], "leave name out"),
+        (["yes=true"], "yes answers what clean=unlisted asks"),
+        (["clean=all"], "clean='all'"),
+        (["mine", "nam=x"], "nam: unknown key; did you mean 'name'?"),
+    ],
+)
+def test_what_it_cannot_do_is_said_in_two_lines_at_most(pool, words, message):
+    make_study(pool, count=1)
+    with pytest.raises(ValueError) as error:
+        status.main([*words, f"runs_dir={pool}"])
+    assert message in str(error.value)
+    assert len(str(error.value).splitlines()) <= 2
+
+
+def test_clean_removes_unlisted_runs_and_leftovers_and_nothing_else(pool, said, tmp_path):
+    listed = make_study(pool, count=2)
+    unlisted = [fakes.make_trial(pool, index) for index in (10, 11, 12, 13)]
+    for trial in unlisted:
+        trial.directory.write_spec(trial.spec | LABEL)
+        trial.directory.set_status("stable", step=3)
+    held = RunLock(unlisted[1].directory.path)
+    assert held.acquire()
+    unlisted[2].directory.spec_file.unlink()  # 12 hex digits, but no run
+    (pool / "cache").mkdir()
+    (pool / "0123456789abcdef").mkdir()
+    outside = tmp_path / "outside"
+    shutil.move(unlisted[3].directory.path, outside)
+    unlisted[3].directory.path.symlink_to(outside)
+    dead, alive = listed[0].directory.path / TEMPORARY_OF_THE_DEAD, temporary(pool / "studies" / "mine" / "study.json")
+    for path in (dead, alive):
+        path.write_text("half")
+    before = {path.name for path in pool.iterdir()}
+    lines = said("clean=unlisted", "yes=true")
+    assert [line.split()[0] for line in lines[:-2]] == [unlisted[0].run_id, unlisted[1].run_id]
+    assert re.fullmatch(rf"{unlisted[0].run_id}  stable +0\.0 MB  sa lr=0\.01 seed=10", lines[0])
+    assert lines[1].endswith(f"stays: {held.owner()} works on it")
+    assert lines[-2:] == [f"{listed[0].run_id}/{TEMPORARY_OF_THE_DEAD}  left half-written", "removed 1 run, 1 leftover"]
+    held.release()
+    assert {path.name for path in pool.iterdir()} == before - {unlisted[0].run_id}
+    assert not dead.exists() and alive.exists() and (outside / "status.json").exists()
+
+
+def test_clean_refuses_where_a_study_cannot_be_read(pool):
+    make_study(pool, count=1)
+    (trial,) = make_study(pool, "other", count=1, first=7)
+    record = StudyFolder.of(pool, "other").file
+    for damage in ("{", "{}", '{"run_ids": "x"}'):
+        record.write_text(damage)
+        with pytest.raises(ValueError, match=re.escape(str(record))):
+            status.main(["clean=unlisted", "yes=true", f"runs_dir={pool}"])
+    record.unlink()
+    with pytest.raises(ValueError, match="has no study.json"):
+        status.main(["clean=unlisted", "yes=true", f"runs_dir={pool}"])
+    assert trial.directory.spec_file.exists()
+
+
+def test_a_run_that_a_study_lists_by_the_time_of_the_answer_stays(pool):
+    make_study(pool, count=1)
+    trial = fakes.make_trial(pool, 9)
+    trial.directory.write_spec(trial.spec | LABEL)
+    (found,) = cleaning.unlisted_runs(pool)
+    StudyFolder.of(pool, "late").write([trial.run_id])
+    assert not cleaning.remove_run(found.directory)
+    assert trial.directory.spec_file.exists()
+
+
+def test_without_a_terminal_clean_asks_nobody_and_removes_nothing(pool):
+    make_study(pool, count=1)
+    trial = fakes.make_trial(pool, 9)
+    trial.directory.write_spec(trial.spec | LABEL)
+    words = [sys.executable, "-m", "stability.status", "clean=unlisted", f"runs_dir={pool}"]
+    out = subprocess.run(words, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (out.returncode, len(out.stderr.splitlines())) == (2, 1)
+    assert "clean=unlisted yes=true removes these" in out.stderr
+    assert trial.directory.spec_file.exists()
+    for answer, stays in (("n\n", True), ("\n", True), ("y\n", False)):
+        ours, theirs = pty.openpty()
+        os.write(ours, answer.encode())
+        asked = subprocess.run(words, cwd=ROOT, stdin=theirs, capture_output=True, text=True)
+        os.close(ours)
+        os.close(theirs)
+        assert asked.returncode == 0 and "remove 1 run that no study lists" in asked.stdout, asked
+        assert trial.directory.spec_file.exists() == stays
