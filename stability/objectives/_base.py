@@ -116,6 +116,10 @@ class AbstractObjective:
         total = examples.logits(model, params, readout=read)
         return total, self.count(examples, total.dtype)
 
+    def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
+        """The logits (B, N, V) of the best model that reads nothing of its input but what a corrupted position itself says: tokens by their frequencies."""
+        return log_frequencies_V.expand(*examples.targets_BN.shape, -1)
+
     def clean_probs(self, model: nn.Module, tokens_BN: Tensor) -> Tensor:
         """What the model holds each position's clean token to be, given a partly masked sequence (``mask_id`` where a token is hidden): (B, N, V) with
         V the vocabulary without the mask, float32 or wider, rows sum to 1. Trained at masked positions only. Without gradients.

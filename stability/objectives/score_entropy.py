@@ -15,12 +15,13 @@ from stability.objectives._noise import EARLIEST, Geometric, LogLinear, Noise, N
 
 
 class ScoreEntropy(AbstractObjective):
-    """σ′(t)·(score entropy of each position at noise σ(t)), summed over positions, per token of the batch; t ~ U(1e-3, 1), one per sequence.
+    """σ′(t)·(score entropy of each position at noise σ(t)), summed over positions, per token of the batch; t ~ U(1e-3, 1), one per sequence,
+    stratified over the batch (each uniform, together evenly spread: less scatter than independent draws, same mean).
 
-    In nats it is an upper bound on the NLL per token (in the mean over noise; times below 1e-3 and the noise that remains at t = 1 left out), and so it is
-    compared with the unigram entropy as mlm's loss is: a run whose bound is above that of token frequencies counts as plateaued. The bound of a batch
-    scatters: with N positions a sequence's relative deviation is about √(6/N) for an untrained model, 1.4 % over 256 sequences of 128, in all models
-    alike, because validation uses the same times and masks for every one.
+    In nats it is an upper bound on the NLL per token (in the mean over noise; times below 1e-3 and the noise that remains at t = 1 left out). The bound of a
+    batch scatters: with N positions a sequence's relative deviation is about √(6/N) for an untrained model, 1.4 % over 256 sequences of 128, in all models
+    alike, because validation uses the same times and masks for every one. So what it is compared with, the bound of token frequencies, is taken on the
+    same validation examples (`unigram_logits`): a run whose bound is above that counts as plateaued.
 
     The network reads σ (adaLN-zero blocks). Loss and ratios are in float32 or wider whatever the network computes in: bf16 scores would shift the loss.
     """
@@ -73,6 +74,11 @@ class ScoreEntropy(AbstractObjective):
     def count(self, examples: Examples, dtype: torch.dtype) -> Tensor:
         """The tokens of the batch, corrupted or not."""
         return torch.tensor(examples.inputs_BN.numel(), dtype=dtype, device=examples.inputs_BN.device)
+
+    def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
+        """The outputs whose score is p_σ(y)/p_σ(x_t) of tokens drawn one by one by their frequencies."""
+        assert examples.sigma_B is not None
+        return self.graph.unigram_logits(log_frequencies_V, examples.inputs_BN, examples.sigma_B.to(log_frequencies_V.dtype))
 
     @torch.no_grad()
     def log_score(self, model: nn.Module, tokens_BN: Tensor, sigma_B: Tensor) -> Tensor:
