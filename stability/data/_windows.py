@@ -24,6 +24,11 @@ def drawn(num_tokens: int, borders: np.ndarray | None, positions: int, num: int,
     return borders[stretches] + numbers - (ends - starts_of_stretch)[stretches]
 
 
+def stretches(borders: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """The stretch that each start lies in."""
+    return np.searchsorted(borders, starts, side="right") - 1
+
+
 def spread(num_tokens: int, borders: np.ndarray | None, positions: int, at_most: int) -> np.ndarray:
     """Up to ``at_most`` starts of windows that do not overlap, evenly spaced from the first to the last."""
     count = min(at_most, capacity(num_tokens, borders, positions))

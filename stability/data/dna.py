@@ -15,6 +15,7 @@ from stability.data._fasta import SUFFIXES, records
 from stability.data._files import find_files, origin_of, sha256_of_file, total_bytes
 from stability.data._nucleotides import encode
 from stability.data._progress import bar
+from stability.data._records import VERSION as RECORDS_VERSION
 from stability.data._records import HoldOut, split_records
 
 # Raised when the same files (or no file) would give other records.
@@ -54,7 +55,7 @@ class Dna(AbstractDataSource):
         """The sha256 of each file (or the synthetic genome's seed) and the settings: neither where the files lie nor how they are called."""
         files = [] if config.path is None else find_files(config.path, SUFFIXES, "FASTA file")
         sums = sorted(sha256_of_file(file) for file in files) if files else ["synthetic", synthetic.SEED]
-        return json.dumps([VERSION, config.hold_out, config.reverse_complement, sums])
+        return json.dumps([VERSION, RECORDS_VERSION, config.hold_out, config.reverse_complement, sums])
 
 
 EXPORT = Dna

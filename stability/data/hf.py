@@ -22,6 +22,7 @@ from stability.data._files import sha256_of_file
 from stability.data._gpt2 import GPT2_SIZE
 from stability.data._nucleotides import CODES, INVALID, encode
 from stability.data._progress import bar
+from stability.data._records import VERSION as RECORDS_VERSION
 from stability.data._records import split_records
 from stability.data._split import split_documents
 from stability.data._tokenizers import AbstractTokenized
@@ -78,7 +79,7 @@ class HuggingFaceDataset(AbstractDataSource):
             folder = Path(config.dataset).expanduser()
             files = sorted((file.relative_to(folder).as_posix(), sha256_of_file(file)) for file in folder.rglob("*") if file.is_file())
             settings["dataset"] = hashlib.sha256(json.dumps(files).encode()).hexdigest()
-        return json.dumps([VERSION, settings], sort_keys=True) + ("" if config.tokenizer == "nucleotides" else config.tokenizer_key())
+        return json.dumps([VERSION, settings], sort_keys=True) + (f"records {RECORDS_VERSION}" if config.tokenizer == "nucleotides" else config.tokenizer_key())
 
     @classmethod
     def stand_in(cls, config: HuggingFaceConfig) -> Corpus | None:

@@ -196,6 +196,56 @@ def test_each_setting_makes_another_corpus(tmp_path):
     assert len({Dna.cache_key(DnaConfig(path=path, **settings)) for settings in [*variants, {"hold_out": "region"}]}) == 4
 
 
+def as_rna(text):
+    return text.replace("T", "U")
+
+
+def other_strand(text):
+    return "".join({"A": "U" if "U" in text else "T", "C": "G", "G": "C", "T": "A", "U": "A"}[letter] for letter in reversed(text))
+
+
+@pytest.mark.parametrize("hold_out", ["records", "region"])
+def test_windows_of_rna_hold_no_letter_that_the_data_do_not(hold_out):
+    records = [as_rna(letters(400, seed)) for seed in range(30)]
+    corpus = of(records, hold_out, either_strand=True)
+    both = "|".join([*records, *map(other_strand, records)])
+    drawn = [corpus.decode(row) for row in corpus.batch("train", 400, 16, torch.Generator().manual_seed(0))]
+    assert all(set(window) <= set("ACGU") and window in both for window in drawn)
+    assert 100 < sum(window not in "|".join(records) for window in drawn) < 300
+
+
+def test_each_record_keeps_its_own_alphabet_on_the_other_strand():
+    """RNA whose beginning holds no U at all, a third kind with neither letter, which follows the others only where they agree, and DNA beside them."""
+    rna, neither, dna = "AC" * 200 + "GU" * 200, "AACCGG" * 50, letters(400, 1)
+    mixed, pure = of([rna, neither, dna], "region", either_strand=True), of([rna, neither], "region", either_strand=True)
+
+    def drawn(corpus):
+        return [corpus.decode(row) for row in corpus.batch("train", 2000, 24, torch.Generator().manual_seed(0))]
+
+    sources = {"mixed": [rna, other_strand(rna), neither, other_strand(neither), dna, other_strand(dna)]}
+    sources["pure"] = [rna, other_strand(rna), neither, as_rna(other_strand(neither))]
+    assert all(any(window in source for source in sources["mixed"]) for window in drawn(mixed))
+    assert all(any(window in source for source in sources["pure"]) for window in drawn(pure))
+    assert all(any(window in source for window in drawn(mixed)) for source in sources["mixed"])
+
+
+def test_rna_and_its_other_strand_count_once_and_so_does_a_transcript():
+    dna = [letters(500, seed) for seed in range(4)]
+    rna = [as_rna(text) for text in dna]
+    assert of([*rna, other_strand(rna[2])]).fingerprint == of(rna).fingerprint != of(dna).fingerprint
+    assert of([*dna, rna[1], other_strand(rna[3])]).fingerprint == of(dna).fingerprint
+
+
+def test_what_is_known_of_rna_is_saved_and_dna_is_saved_as_ever(tmp_path):
+    rna, dna = (of([letters(900, seed, alphabet) for seed in range(3)], either_strand=True) for alphabet in ("ACGU", "ACGT"))
+    for name, corpus in (("rna", rna), ("dna", dna)):
+        corpus.save(tmp_path / name)
+        draw = [each.batch("train", 40, 20, torch.Generator().manual_seed(0)) for each in (corpus, Corpus.load(tmp_path / name))]
+        assert torch.equal(*draw)
+    assert (tmp_path / "rna" / "train_are_rna.npy").is_file() and not (tmp_path / "dna" / "train_are_rna.npy").exists()
+    assert "train_are_rna" not in dna.sums and of([letters(900, 0, "ACGU")]).train_are_rna is None
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
