@@ -23,6 +23,7 @@ from stability.data._vocabulary import BYTES, Vocabulary
 SPLIT_VERSION = 1
 HELD_OUT_PERCENT = 1
 SPLITS = ("train", "val")
+FEWEST_POSITIONS = 2  # of a model
 _COUNTED = 1 << 24  # tokens counted at a time
 _ARRAYS = {"train_tokens": "train.npy", "val_tokens": "val.npy"}
 _BORDERS = {"train_borders": "train_borders.npy", "val_borders": "val_borders.npy"}
@@ -102,17 +103,26 @@ class Corpus:
             **bounds,
         )
 
-    def require(self, positions: int) -> None:
-        """Errors: ``ValueError`` unless both sides hold at least two windows of ``positions`` tokens."""
+    def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
+        """Errors: ``ValueError`` unless both sides hold at least two windows of ``positions + more`` tokens.
+
+        ``more``: what the objective draws beside a sequence of ``positions`` (a context, the token after it); ``remedy``: what else would help than
+        longer documents or fewer positions.
+        """
         for side, split in ((f"the held-out {HELD_OUT_PERCENT} %", "val"), ("the training side", "train")):
             tokens, borders = self._side(split)
-            if _windows.capacity(len(tokens), borders, positions) < 2:
-                longest = len(tokens) // 2 if borders is None else int(np.diff(borders).max())
-                stretches = "" if borders is None else f" in stretches of at most {longest:,}"
+            if _windows.capacity(len(tokens), borders, positions + more) < 2:
+                stretches = "" if borders is None else f" in stretches of at most {int(np.diff(borders).max()):,}"
+                windows = f"two windows{f' of {positions + more:,}' if more else ''}"
                 raise ValueError(
-                    f"data: {side} has {len(tokens):,} tokens{stretches}; model.positions={positions} needs at least {2 * positions:,} (two windows).\n"
-                    f"Give more or longer documents, or model.positions={max(min(longest, len(tokens) // 2), 1)} or less. Read: {self.description}"
+                    f"data: {side} has {len(tokens):,} tokens{stretches}; model.positions={positions} needs at least {2 * (positions + more):,} ({windows}).\n"
+                    f"Give more or longer documents{remedy}{self._shorter(more)}. Read: {self.description}"
                 )
+
+    def _shorter(self, more: int) -> str:
+        """The most positions that `require` accepts, as advice; nothing where no model has so few."""
+        most = min(_windows.longest_pair(len(tokens), borders) for tokens, borders in map(self._side, SPLITS)) - more
+        return f", or model.positions={most} or less" if most >= FEWEST_POSITIONS else ""
 
     def described(self, positions: int) -> str:
         """The description, with what windows of ``positions`` tokens leave out: stretches that are shorter."""
@@ -242,6 +252,11 @@ class AbstractDataSource:
         Errors: ``ValueError`` as `prepare`, as far as what it looks at is concerned.
         """
         return None
+
+    @classmethod
+    def remedy(cls, config: Any, corpus: Corpus) -> str:
+        """Which of its settings may help where windows are too long for a side of the corpus: ", or data.…=…"; empty: none."""
+        return ""
 
     @classmethod
     def stand_in(cls, config: Any) -> Corpus | None:

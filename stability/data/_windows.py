@@ -13,6 +13,12 @@ def capacity(num_tokens: int, borders: np.ndarray | None, positions: int) -> int
     return int((_lengths(num_tokens, borders) // positions).sum())
 
 
+def longest_pair(num_tokens: int, borders: np.ndarray | None) -> int:
+    """The most positions of which two windows fit: both in the longest stretch, or one in each of the two longest."""
+    longest = np.sort(_lengths(num_tokens, borders))[::-1]
+    return max(int(longest[0]) // 2, int(longest[1]) if len(longest) > 1 else 0)
+
+
 def drawn(num_tokens: int, borders: np.ndarray | None, positions: int, num: int, generator: torch.Generator) -> np.ndarray:
     """``num`` starts, each one that leaves the window inside of its stretch equally likely. At least one window must fit."""
     starts_of_stretch = np.maximum(_lengths(num_tokens, borders) - positions + 1, 0)

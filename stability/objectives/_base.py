@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,6 +22,16 @@ class ObjectiveSettings(Settings):
     loss_chunk: int | None = Field(
         default=None, ge=1, description="positions of a batch whose logits exist at once, computed again in the backward pass; null: all of them, kept"
     )
+
+
+def refuse_unread(settings: ObjectiveSettings, names: Sequence[str], is_read: bool, owner: str) -> None:
+    """Errors: ``ValueError`` where one of ``names`` is set (to another value than its default, which every spec writes) and nothing reads it.
+
+    ``owner``: the setting under which it is read, and what was given instead.
+    """
+    changed = [name for name in names if getattr(settings, name) != type(settings).model_fields[name].default]
+    if changed and not is_read:
+        raise ValueError(f"objective.{changed[0]}={getattr(settings, changed[0])} changes nothing here: it belongs to {owner}")
 
 
 class Examples(NamedTuple):

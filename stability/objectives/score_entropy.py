@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from stability.models.condition import ConditionShape
-from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, wide
+from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, wide
 from stability.objectives._graph import Absorbing, Graph, Uniform
 from stability.objectives._noise import EARLIEST, Geometric, LogLinear, Noise, NoiseName, times
 
@@ -35,6 +35,13 @@ class ScoreEntropy(AbstractObjective):
 
         condition_width: int = Field(default=128, ge=1, description="width C of what the blocks are told about σ")
         sinusoids: int = Field(default=256, ge=2, multiple_of=2, description="cosines and sines of σ that it is made from")
+
+        @model_validator(mode="after")
+        def _noise_reads_it(self) -> ScoreEntropy.Config:
+            given = f"(objective.noise={self.noise} given)"
+            refuse_unread(self, ("epsilon",), self.noise == "loglinear", f"objective.noise=loglinear {given}")
+            refuse_unread(self, ("sigma_min", "sigma_max"), self.noise == "geometric", f"objective.noise=geometric {given}")
+            return self
 
         @model_validator(mode="after")
         def _noise_grows(self) -> ScoreEntropy.Config:

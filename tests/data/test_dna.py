@@ -3,6 +3,8 @@
 import gzip
 import hashlib
 import random
+import re
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -149,8 +151,30 @@ def test_no_window_crosses_a_border_and_all_starts_are_equally_likely():
 def test_too_long_windows_are_refused_with_the_longest_that_fits():
     corpus = of([letters(1000, 0), letters(900, 1)])
     corpus.require(9)
+    corpus.require(7, 2)
+    with pytest.raises(ValueError, match=r"model\.positions=8 needs at least 20 \(two windows of 10\)\.\n.*model\.positions=7 or less"):
+        corpus.require(8, 2)
     with pytest.raises(ValueError, match=r"the held-out 1 % has 19 tokens in stretches of at most 10; model\.positions=10 .*\n.*model\.positions=9 or less"):
         corpus.require(10)
+
+
+@pytest.mark.parametrize("sizes", [(1000, 300, 300, 300), (1000,), (1000, 1000), (900, 100)])
+def test_the_number_that_is_advised_is_the_most_that_is_accepted(sizes):
+    corpus = of([letters(size, seed) for seed, size in enumerate(sizes)], "region")
+    with pytest.raises(ValueError) as caught:
+        corpus.require(64, 1)
+    most = int(re.search(r"model\.positions=(\d+) or less", str(caught.value))[1])
+    corpus.require(most, 1)
+    with pytest.raises(ValueError):
+        corpus.require(most + 1, 1)
+
+
+def test_whole_records_are_advised_where_their_middle_was_held_out_and_there_are_several():
+    several, one = of([letters(1000, seed) for seed in range(5)], "region"), of([letters(1000)], "region")
+    assert Dna.remedy(DnaConfig(hold_out="region"), several) == ", or data.hold_out=records"
+    assert Dna.remedy(DnaConfig(), one) == Dna.remedy(DnaConfig(), of([letters(1000, seed) for seed in range(5)], "records")) == ""
+    with pytest.raises(ValueError, match=r"Give more or longer documents, or data\.hold_out=records, or model\.positions=10 or less"):
+        several.require(64, 0, Dna.remedy(DnaConfig(), several))
 
 
 @pytest.mark.parametrize("either_strand", [False, True])
@@ -272,6 +296,25 @@ def test_broken_packing_is_refused(tmp_path, name, kind):
     packed = gzip.compress(content) if kind == "gzip" else pyarrow.compress(content, codec="zstd", asbytes=True)
     for broken in (packed[:-20], packed[: len(packed) // 2], b"nothing of the kind"):
         assert f"{name} is cut short or no {kind} file" in refusal(write(tmp_path, broken, name))
+
+
+def test_where_a_file_was_cut_is_told_by_line_and_record(tmp_path):
+    packer = zlib.compressobj(wbits=31)
+    content = packer.compress(fasta([letters(600, seed) for seed in range(9)], 60).encode()[: 20 + 610 + 20 + 61]) + packer.flush(zlib.Z_FULL_FLUSH)
+    message = refusal(write(tmp_path, content, "a.fa.gz"))
+    assert "is cut short or no gzip file" in message and message.endswith("; 13 whole lines were read, the last in record 'record_1'); fetch or pack it again")
+
+
+def test_windows_marks_and_other_endings_of_names_are_read(tmp_path):
+    plain = list(records(write(tmp_path, fasta([letters(90)]))))
+    for name in ("a.fas", "b.ffn", "c.FAS.gz"):
+        content = b"\xef\xbb\xbf" + fasta([letters(90)]).encode()
+        write(tmp_path, gzip.compress(content) if name.endswith("gz") else content, name)
+        assert Dna.cache_key(DnaConfig(path=str(tmp_path / name))) and list(records(tmp_path / name)) == plain
+
+
+def test_line_ends_of_old_macintoshes_are_named(tmp_path):
+    assert "a.fa, line 1: its lines end in a carriage return alone" in refusal(write(tmp_path, fasta([letters(90)]).replace("\n", "\r")))
 
 
 def test_text_is_not_taken_for_fasta(tmp_path):
