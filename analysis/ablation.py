@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis import recipe
 from analysis.compare import decide
 from analysis.learning import LITTLE_SHARE
 from analysis.load import Column, Frame, Study
@@ -156,8 +157,9 @@ def _caption(study: Study, base: str, groups: tuple[Group, ...]) -> str:
     chosen = "; each column at its own best learning rate" if study.runs["lr"].nunique() > 1 else ""
     rule = INTERVAL_RULE.replace("Second line", "Below")
     return (
-        f"One setting at a time, the others at the base's {settings}: the base's own runs stand under each setting. Validation NLL in nats per predicted "
-        f"token: median over the seeds that finished{chosen}. {rule}. Bold: best of its setting. Model size: true parameter counts. {source(study)}"
+        f"One setting at a time, the others at the base's {settings}: the base's own runs stand under each setting. Validation NLL, "
+        f"{recipe.unit(study)}: median over the seeds that finished{chosen}. {rule}. Bold: best of its setting. Model size: true parameter counts. "
+        f"{source(study)}"
     )
 
 

@@ -28,8 +28,8 @@ def _table(study: Study, scored: Frame, oracle: str, series: tuple[str, ...]) ->
     rows = tuple((Cell(lr_text(lr)), *(_cell(by_run, name, lr) for name in series)) for lr in lrs)
     caption = (
         f"Oracle: {oracle} (weights {shown['oracle_sha256'].iloc[0][:12]}). Nats per token of the oracle, the first token of a sample given; mean over "
-        f"{count_range(shown.groupby('run_id').size())} samples of the terminal checkpoint, median over seeds. {INTERVAL_RULE}; below it, "
-        f"where the oracle's tokens are no bytes, nats per byte. {_how(shown)} Low is not good by itself: repetition scores low. {source(study)}"
+        f"{count_range(shown.groupby('run_id').size())} samples of the terminal checkpoint, median over seeds. {INTERVAL_RULE}"
+        f"{_per_byte(shown)}. {_how(shown)} Low is not good by itself: repetition scores low. {source(study)}"
     )
     return Table("Generative NLL against learning rate", caption, ("LR", *series), rows)
 
@@ -43,6 +43,13 @@ def _cell(by_run: Frame, series: str, lr: float) -> Cell:
         return Cell("--")
     other_unit = [f"{per_byte.median:.3f} per byte"] if per_byte.n and per_byte.median != spread.median else []
     return Cell(f"{spread.median:.3f}", "\n".join([spread.detail(), *other_unit]))
+
+
+def _per_byte(shown: Frame) -> str:
+    """What the caption says of nats per byte: nothing where no run has them."""
+    if shown["nll_per_byte"].isna().all():
+        return "; none per byte, since the samples' tokens (an unknown one among them) do not say how many bytes they stand for"
+    return "; below it, where the oracle's tokens are no bytes, nats per byte"
 
 
 def _how(shown: Frame) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis import typeset
+from analysis import recipe, typeset
 from analysis.load import Study
 from analysis.spread import duration
 
@@ -20,6 +20,7 @@ def overview(study: Study) -> str:
         ("Hardware", _hardware(known.get("hardware"))),
         ("Versions", ", ".join(f"{name} {version}" for name, version in _mapping(known.get("versions")).items()) or "not recorded"),
         ("Data", f"{_known(known.get('data_description'))} (fingerprint {study.fingerprint})"),
+        *recipe.facts(study),
         ("Started", f"{_known(known.get('started_at')).replace('T', ' ')}, launcher: {_known(study.study.get('launcher'))}"),
         ("Wall time", f"{_seconds(known.get('wall_s'))} (the runs’ own clocks sum to {duration(float(study.runs['wall_s'].sum()))})"),
         ("Runs", ", ".join(f"{count} {status}" for status, count in study.runs["status"].value_counts().items())),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from analysis import recipe
 from analysis.load import FINISHED, PENDING, Column, Frame, Study
 from analysis.protocol import stated
 from analysis.spread import INTERVAL_RULE, Spread, count_range, lr_text, plural, power
@@ -26,10 +27,11 @@ def chunks(items: Sequence[str], size: int) -> list[tuple[str, ...]]:
 
 
 def source(study: Study) -> str:
-    """The end of every caption: which data the numbers are about."""
+    """The end of every caption: which data, in which tokens, and which objective the numbers are about."""
     description = str(study.study.get("provenance", {}).get("data_description") or "")
     origin = description.partition(":")[0]  # what was read; counts follow
-    return f"Data fingerprint {study.fingerprint}{f' ({origin})' if origin else ''}."
+    named, objective = "; ".join(filter(None, (origin, recipe.tokens(study)))), recipe.objective(study)
+    return f"Data fingerprint {study.fingerprint}{f' ({named})' if named else ''}.{f' Objective: {objective}.' if objective else ''}"
 
 
 def nll_tables(study: Study) -> list[Table]:
@@ -43,7 +45,7 @@ def _nll_table(study: Study, series: tuple[str, ...]) -> Table:
     lrs = sorted({lr for line in lines.values() for lr in line.index})
     rows = [(Cell(lr_text(lr)), *(nll_cell(study.of(name), lr, best.get(name) == lr) for name in series)) for lr in lrs]
     caption = (
-        "Nats per predicted token at the end of training; median over the seeds that finished. "
+        f"{recipe.unit(study).capitalize()} at the end of training; median over the seeds that finished. "
         f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each column.{guarded_note(study)} {source(study)}"
     )
     return Table("Validation NLL against learning rate", caption, ("LR", *series), tuple(rows))

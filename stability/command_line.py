@@ -25,6 +25,7 @@ LABELS += ("retry", "search.num", "search.batch")  # how far a sweep goes
 LAUNCHERS = ("ray.", "slurm.", "devices_per_trial")  # their settings, likewise
 AXES = ("mechanism", "residual", "norm", "optimizer")
 CHOICES = (*AXES, "model", "objective", "data", "schedule", "lr", "search")
+PRESET_ROOT = "sweep"  # the one entry that has presets, in conf/study
 USAGE = 2
 
 
@@ -82,9 +83,49 @@ def compose(root: str, argv: Sequence[str]) -> dict[str, Any]:
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             config = hydra_compose(root, overrides=hydra_overrides(argv))
+            if anew := _chosen_anew(root, argv):
+                own = _without_the_preset(root, argv, anew)
+                for group in anew:  # of an axis, the parts that are still chosen keep what the preset says of them
+                    config[group] = {name: config[group][name] for name in own[group]} if group in AXES else own[group]
         return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(_two_lines(error, root)) from None
+
+
+def _chosen_anew(root: str, argv: Sequence[str]) -> list[str]:
+    """The groups of which the command line takes another choice than the preset does, and the axes that it names."""
+    given = dict(word.split("=", 1) for word in hydra_overrides(argv) if "=" in word)
+    named = [group for group in CHOICES if group in given]
+    if root != PRESET_ROOT or not named:
+        return []
+    preset = _defaults(root) | _defaults(f"study/{given.get('study') or _defaults(root)['study']}")
+    return [group for group in named if group in AXES or given[group] != preset[group]]
+
+
+def _defaults(config: str) -> dict[str, str]:
+    """The choices that a yaml's defaults list makes, those of the yamls that it builds on included."""
+    from omegaconf import OmegaConf
+
+    found: dict[str, str] = {}
+    for entry in OmegaConf.to_container(OmegaConf.load(conf_dir() / f"{config}.yaml")).get("defaults", []):  # type: ignore[union-attr]
+        if isinstance(entry, dict):
+            found |= {key.removeprefix("override /"): choice for key, choice in entry.items()}
+        elif entry != "_self_":
+            found |= _defaults(str(Path(config).parent / entry))
+    return found
+
+
+def _without_the_preset(root: str, argv: Sequence[str], groups: Sequence[str]) -> Any:
+    """The settings of ``groups``, their own yamls' and the command line's alone."""
+    from hydra import compose as hydra_compose
+
+    words = [word for word in hydra_overrides(argv) if _key(word).split(".")[0] in groups]
+    return hydra_compose(root, overrides=["~study", *words])
+
+
+def _key(word: str) -> str:
+    """``mechanism.sc.window`` of ``++mechanism.sc.window=4``."""
+    return word.lstrip("+~").partition("=")[0]
 
 
 def store_plugins(argv: Sequence[str]) -> None:
@@ -156,11 +197,21 @@ def _two_lines(error: Exception, root: str) -> str:
 
 
 def _unknown_key(key: str, root: str) -> str:
-    known = _keys(root)
+    known, (group, *_) = _keys(root), key.split(".")
+    if group not in AXES and (owners := _owners(key)):
+        return f"{key}: {group}={' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} this setting, the one that is chosen has not"
     if key in known:
         chosen = ".".join(key.split(".")[:2])
         return f"{key}: {chosen} is not among what this command selects; add {key.split('.')[0]}=[…,{chosen.split('.')[-1]}]"
     return f"{key}: unknown key; {near_misses(key, known)}"
+
+
+def _owners(key: str) -> list[str]:
+    """The choices of a group whose yaml has the setting, e.g. of ``objective.context``: mlm."""
+    from omegaconf import OmegaConf
+
+    group, _, setting = key.partition(".")
+    return [name for name in _choices(group) if setting and setting in list(OmegaConf.load(conf_dir() / group / f"{name}.yaml"))]
 
 
 def _choices(group: str) -> tuple[str, ...]:

@@ -22,7 +22,8 @@ ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a ch
   phase=terminal | earliest | all   which checkpoints       batch=32  sequences at a time       device=auto | cpu | cuda
 
 Samples: runs/<run_id>/samples/<phase>.jsonl (DNA: .fasta); scores: runs/<run_id>/generation/<phase>.parquet, nats per token of the oracle and per byte.
-What is there already under the same settings is not made again; `python -m stability.report name=…` shows it.
+What is there already under the same settings is not made again; of other settings it is replaced with overwrite=true only;
+`python -m stability.report name=…` shows it.
 """
 SHOWN, WIDTH = 3, 110  # samples that are printed, and how much of each
 
@@ -51,26 +52,29 @@ def main(argv: list[str]) -> int:
 
 def _generate_runs(directories: Sequence, spec) -> None:
     """Sample and score what is missing under one bar; a run's phase is written whole or not at all. A run asked for alone must have a checkpoint."""
-    from stability.probes.generation import generate, missing_phases, num_steps
+    from stability.config import parse_run
+    from stability.probes.generation import check_kept, generate, missing_phases, num_steps
+    from stability.runs.directory import read_json
 
     alone = len(directories) == 1
     directories = with_verdict(directories)
     if alone and not directories[0].checkpoints():
         raise ValueError(f"{directories[0].run_id} is {directories[0].status()['state']} and left no checkpoint: there is nothing to sample from")
+    check_kept(directories, spec, spec.phase)
     pending = [directory for directory in directories if missing_phases(directory, spec, spec.phase)]
     if len(pending) < len(directories):
         print(f"skips {len(directories) - len(pending)} of {len(directories)}: generated already with these settings, or without a checkpoint")
     cache = {directory: directory.path.parent / "cache" for directory in pending}
     steps = (locked(directory, generate(directory, spec, cache_dir=cache[directory], device=spec.device, phase=spec.phase)) for directory in pending)
-    labels = [f"{number}/{len(pending)} {directory.run_id}" for number, directory in enumerate(pending, 1)]
-    follow(steps, labels, [num_steps(directory, spec, spec.phase) for directory in pending])
+    _warn_of_equal_samples([parse_run(read_json(directory.spec_file)) for directory in pending], spec)
+    follow(steps, [directory.run_id for directory in pending], [num_steps(directory, spec, spec.phase) for directory in pending])
 
 
 def _generate_checkpoint(folder: Path, spec):
     """A single checkpoint: earliest and terminal keep their names, any other is a phase of its own."""
     from stability.config import parse_run
     from stability.probes.alpha_max import phases
-    from stability.probes.generation import generate_checkpoint, is_done, steps_of_a_phase
+    from stability.probes.generation import generate_checkpoint, is_done, refuse_to_replace, replaced, steps_of_a_phase
     from stability.runs.directory import RunDirectory
     from stability.training.checkpoint import verified_manifest
 
@@ -82,9 +86,19 @@ def _generate_checkpoint(folder: Path, spec):
     if is_done(directory, folder, phase, spec):
         print("skips 1 of 1: generated already with these settings")
     else:
+        found = replaced(directory, folder, phase, spec)
+        refuse_to_replace([] if found is None else [(directory, phase, found)], spec)
+        _warn_of_equal_samples([run], spec)
         steps = generate_checkpoint(directory, folder, phase, spec, cache_dir=directory.path.parent / "cache", device=spec.device)
         follow([locked(directory, steps)], [f"{directory.run_id} {folder.name}"], [steps_of_a_phase(run, spec)])
     return directory, [phase]
+
+
+def _warn_of_equal_samples(runs: Sequence, spec) -> None:
+    from stability.probes.generation import are_alike
+
+    if any(are_alike(run, spec) for run in runs):
+        print(f"warning: sampler=top_prob with temperature=0 leaves nothing to chance: all {spec.num} samples of a checkpoint will be equal")
 
 
 def _publish(study, spec) -> int:
@@ -122,8 +136,9 @@ def _print_scores(directory, phase: str) -> None:
     if path.exists() and len(table := pd.read_parquet(path)):
         scored = table.nll.dropna()
         error = scored.sem() if len(scored) > 1 else float("nan")
+        per_byte = f", {table.nll_per_byte.mean():.4f} per byte" if table.nll_per_byte.notna().any() else ""
         print(
-            f"{phase}: generative NLL {scored.mean():.4f} ± {error:.4f} nats per token of {table.oracle.iloc[0]}, {table.nll_per_byte.mean():.4f} per byte "
+            f"{phase}: generative NLL {scored.mean():.4f} ± {error:.4f} nats per token of {table.oracle.iloc[0]}{per_byte} "
             f"(mean and standard error over {len(scored)} samples)"
         )
     print(f"samples: {directory.path / 'samples'}")

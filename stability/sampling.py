@@ -24,6 +24,7 @@ class GenerationSpec(Settings):
     temperature: float = Field(default=1.0, ge=0, description="what the logarithms of a token's probabilities are divided by; 0: always the likeliest token")
     batch: int = Field(default=32, ge=1, description="sequences that the model, and the oracle, are given at a time")
     seed: int = Field(default=0, ge=0, description="seed of the samples; sample i is a function of it and of i")
+    overwrite: bool = Field(default=False, description="whether finished samples and scores that other settings or another oracle gave are replaced")
     oracle: str | None = Field(default=None, description="who scores the samples: hf:NAME_OR_FOLDER or ckpt:FOLDER; null: nobody")
 
     @field_validator("oracle")
@@ -36,7 +37,7 @@ class GenerationSpec(Settings):
 
     @model_validator(mode="after")
     def _steps_are_read(self) -> GenerationSpec:
-        if self.steps is not None and self.sampler not in STEPPED:
+        if self.steps is not None and self.sampler not in (*STEPPED, "auto"):  # what auto stands for depends on the run
             raise ValueError(f"steps={self.steps} belongs to sampler=euler and sampler=analytic; sampler={self.sampler} fills one position a step")
         return self
 

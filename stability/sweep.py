@@ -21,10 +21,12 @@ Without arguments: the preset quickstart. The same command again trains only wha
   lr=edge                              the best rate and the largest stable ones to 0.05 decades, in a third of the runs of a grid as fine
   search=optuna search.num=40          'search.space.mechanism.sc.step_size={low:0.1,high:2,log:true}'   looks for the best of any numbers
   halving.reduction=3                  leave all but a third of the learning rates of a grid at each of two rungs
-  seeds=3 steps=500 batch=16           model=text_54m (Table 10)            objective=mlm | ar
+  seeds=3 steps=500 batch=16           model=text_54m (Table 10)            objective=mlm | ar | score_entropy
   data=text data.path=FILE_OR_FOLDER   txt, jsonl (.gz, .zst), parquet      optimizer=adamw | sgd   norm=layernorm | rmsnorm
   data.tokenizer=gpt2 data.keep=4096   data.ranks=FOLDER: its rank files    data=dna data.path=FASTA   data=hf data.dataset=ID
-  study=PRESET name=NAME runs_dir=DIR  launcher=ray | serial | slurm        logger=files | wandb
+  study=quickstart | text_mini | dna_mini | curvature | ablation_consensus | text_54m, text_193m, text_385m, text_385m_mix, dna_51m, dna_172m, dna_331m
+                                       a preset; what it sets of data, objective, … applies while you choose no other data=, objective=, …
+  name=NAME runs_dir=DIR               launcher=ray | serial | slurm        logger=files | wandb
   hessian=false                        leave α_max out                      dry_run=true            print plan and cost only
   generate.num=32                      samples of each run                  generate.oracle=ckpt:FOLDER | hf:NAME   who scores them
   curvature.phase=all                  earliest checkpoints, too            device=auto | cpu | cuda
@@ -46,25 +48,34 @@ def main(argv: list[str]) -> int:
     if spec.report and not spec.dry_run:
         check_writable(Path(spec.reports_dir))  # now, not after an hour of training
     corpus, is_read = prepare_for_plan(spec.data, pool / "cache") if spec.dry_run else (prepare(spec.data, pool / "cache"), True)
-    corpus.require(spec.model.positions + max(1, Registry("objectives").load(spec.objective.name).num_context(spec.objective.settings)))
+    _require_windows(spec, corpus)
     trials = _trials(spec, pool, spec.points(corpus.fingerprint))
-    _check_generation(spec, corpus)
+    _check_generation(spec, corpus, trials)
     if spec.dry_run:
         return _print_plan(spec, corpus, trials if is_read else None)
     study = StudyFolder.of(pool, spec.name)
     return _run(spec, trials, study, corpus)
 
 
-def _check_generation(spec, corpus) -> None:
-    """Errors: ``ValueError`` for a sampler that does not fit the objective, and for an oracle that cannot score it: now, not after an hour of training."""
+def _require_windows(spec, corpus) -> None:
+    """Errors: ``ValueError`` where the data are too short for the model's windows. They stay in the cache: they are whole, and shorter windows fit."""
+    objective = Registry("objectives").load(spec.objective.name)(spec.objective.settings, corpus.vocab_size)
+    more = objective.tokens_needed(spec.model.positions) - spec.model.positions
+    corpus.require(spec.model.positions, more, Registry("data").load(spec.data.name).remedy(spec.data.settings, corpus))
+
+
+def _check_generation(spec, corpus, trials) -> None:
+    """Errors: ``ValueError`` for a sampler that does not fit the objective, for an oracle that cannot score it, and for finished samples that would be
+    replaced: now, not after an hour of training. A plan asks for no oracle, which may have to be downloaded."""
     if spec.generate is None:
         return
-    from stability.probes.generation import resolved_sampler
+    from stability.probes.generation import check_kept, resolved_sampler
     from stability.probes.oracle import check_oracle
 
     resolved_sampler(spec.points(corpus.fingerprint)[0][1], spec.generate)
-    if spec.generate.oracle is not None:
+    if spec.generate.oracle is not None and not spec.dry_run:
         check_oracle(spec.generate.oracle, corpus)
+    check_kept((trial.directory for trial in trials), spec.generate)
 
 
 def _trials(spec, pool, points):

@@ -56,6 +56,31 @@ def test_a_users_sweep_is_named_after_its_words_and_never_after_the_quickstart(a
     assert study_name(argv) == name
 
 
+def test_a_presets_settings_of_a_group_hold_only_while_its_choice_is_kept():
+    assert sweep("study=dna_mini", "data=dna").data.settings.hold_out == "region"
+    assert sweep("study=dna_mini", "objective=ar", "mechanism=sa").objective.name == "ar"
+    text = sweep("study=text_54m", "data=text", "data.path=X").data.settings
+    assert (text.path, text.tokenizer) == ("X", "bytes")
+    assert sweep("study=dna_51m", "data=dna", "data.hold_out=region").data.settings.hold_out == "region"
+    assert sweep("study=text_mini", "data=stdlib").data.name == "stdlib"
+    assert sweep("study=curvature", "lr=range").lr.values is None
+    with pytest.raises(ValueError, match="data.hold_out"):
+        sweep("study=dna_mini", "data=text", "data.path=X", "data.hold_out=region")  # a setting that the user gave is never dropped
+
+
+def test_of_a_presets_mechanisms_those_still_chosen_keep_its_settings_and_the_others_are_not_run():
+    (sc,) = sweep("study=text_54m", "mechanism=sc", "mechanism.sc.window=4").mechanism
+    assert (sc.name, sc.settings.edge_hidden, sc.settings.window) == ("sc", 256, 4)
+    assert [part.name for part in sweep("study=text_54m", "mechanism=sa").mechanism] == ["sa"]
+
+
+@pytest.mark.parametrize("name", ["text_54m", "text_193m", "text_385m", "text_385m_mix"])
+def test_the_papers_text_is_sampled_and_scored_as_the_paper_does_and_read_as_parquet(name):
+    spec = sweep(f"study={name}")
+    assert (spec.generate.num, spec.generate.oracle) == (1000, "hf:gpt2-large")
+    assert spec.data.settings.revision == "refs/convert/parquet"
+
+
 def test_the_users_words_work_exactly():
     assert sweep("mechanism=sc", "lr=range").lr.rates()[0] == 3e-4
     assert [part.name for part in sweep("mechanism=[sa,sc]").mechanism] == ["sa", "sc"]
@@ -88,6 +113,7 @@ def test_the_shim_touches_nothing_else():
         (["stepz=3"], "stepz: unknown key; did you mean 'steps'?"),
         (["+foo=1"], "foo: unknown key"),
         (["+mechanism.sc.windw=3"], "mechanism.sc.windw: unknown key; did you mean 'window'?"),
+        (["objective=score_entropy", "objective.context=8"], "objective.context: objective=mlm has this setting, the one that is chosen has not"),
         (["mechanism=sa", "mechanism.sc.window=3"], "mechanism.sc is not among what this command selects; add mechanism=[…,sc]"),
         (["mechanism=sc", "objective=ar"], "objective=ar needs a causal mechanism and sc is none; these are: sa, sw"),
         (["data=text"], "data.path: a value is missing"),

@@ -41,7 +41,9 @@ def test_a_sweep_samples_and_scores_each_run_once(lab, words, capsys):
     assert runs.gen_nll.notna().all() and runs.gen_oracle.str.startswith("ckpt:").all()
     assert sweep.main(words) == 0
     assert "skips 2 finished runs" in capsys.readouterr().out
-    assert sweep.main([*words, "generate.num=4"]) == 0
+    with pytest.raises(ValueError, match=r"finished samples with num=3 \(asked for: 4\) of its terminal checkpoint \(and 1 more\)"):
+        sweep.main([*words, "generate.num=4"])
+    assert sweep.main([*words, "generate.num=4", "generate.overwrite=true"]) == 0
     assert "measures samples of 2" in capsys.readouterr().out
     for run_id in runs.run_id:
         assert len(pd.read_parquet(RunDirectory(lab.pool, run_id).generation_file("terminal"))) == 4
@@ -104,3 +106,8 @@ def test_an_oracle_s_folder_is_absolute_for_the_workers_and_a_name_stays(tmp_pat
     assert GenerationSpec(num=1, oracle="ckpt:there").absolute().oracle == f"ckpt:{tmp_path / 'there'}"
     assert GenerationSpec(num=1, oracle="hf:there").absolute().oracle == f"hf:{tmp_path / 'there'}"
     assert GenerationSpec(num=1, oracle="hf:gpt2-large").absolute().oracle == "hf:gpt2-large"
+
+
+def test_a_plan_asks_for_no_oracle(words, capsys):
+    assert sweep.main([*words, "generate.oracle=ckpt:/nothing/there", "dry_run=true"]) == 0
+    assert "kind of run" in capsys.readouterr().out

@@ -10,20 +10,24 @@ from typing import Any, ClassVar, SupportsInt
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from stability.config import Settings
 from stability.data import _disk, _windows
 from stability.data._arrays import sha256, sha256_and_counts
+from stability.data._nucleotides import in_rna
 from stability.data._vocabulary import BYTES, Vocabulary
 
 # Raised when the same documents would be split or laid out differently; it is part of every fingerprint.
 SPLIT_VERSION = 1
 HELD_OUT_PERCENT = 1
 SPLITS = ("train", "val")
+FEWEST_POSITIONS = 2  # of a model
+_COUNTED = 1 << 24  # tokens counted at a time
 _ARRAYS = {"train_tokens": "train.npy", "val_tokens": "val.npy"}
 _BORDERS = {"train_borders": "train_borders.npy", "val_borders": "val_borders.npy"}
+_RNA = {"train_are_rna": "train_are_rna.npy"}
 _VOCABULARY = "vocabulary.json"
 _PLAIN = ("vocab_size", "fingerprint", "description", "num_train_documents", "num_val_documents", "unigram_nats")
 
@@ -38,6 +42,7 @@ class Corpus:
     ``vocabulary``: what the tokens stand for; None: UTF-8 bytes where there are 256 of them, else not known.
     ``train_borders``, ``val_borders``: int64, 0 to the number of tokens: no window lies across one; None: a window may start anywhere.
     ``reverse_complement``: whether `batch` turns each training window into the other strand with probability one half.
+    ``train_are_rna``: of each training stretch 1 where A pairs with U in it, else 0 (uint16); None: nowhere.
     ``sums``: sha256 of each array and of the vocabulary, by name.
     """
 
@@ -53,6 +58,7 @@ class Corpus:
     train_borders: np.ndarray | None = None
     val_borders: np.ndarray | None = None
     reverse_complement: bool = False
+    train_are_rna: np.ndarray | None = None
     sums: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -68,6 +74,7 @@ class Corpus:
         vocabulary: Vocabulary | None = None,
         borders: tuple[np.ndarray, np.ndarray] | None = None,
         reverse_complement: bool = False,
+        train_are_rna: np.ndarray | None = None,
     ) -> Corpus:
         """A corpus from two 1-D arrays, both uint16 or both uint32; ``borders`` of training and held-out tokens, for both or none.
 
@@ -77,7 +84,9 @@ class Corpus:
         assert vocabulary is None or len(vocabulary.pieces) == vocab_size, f"{vocab_size} tokens with a vocabulary of another size"
         sums, counts = _summary(train, val, vocab_size)
         vocabulary = None if vocabulary == BYTES else vocabulary
+        assert train_are_rna is None or (borders is not None and len(train_are_rna) == len(borders[0]) - 1), "one number for each training stretch"
         bounds = dict(zip(_BORDERS, borders, strict=True)) if borders else {}
+        bounds |= {} if train_are_rna is None else {"train_are_rna": train_are_rna}
         extra = {**{name: sha256(array) for name, array in bounds.items()}, **({"vocabulary": vocabulary.sha256()} if vocabulary else {})}
         return cls(
             train,
@@ -94,17 +103,26 @@ class Corpus:
             **bounds,
         )
 
-    def require(self, positions: int) -> None:
-        """Errors: ``ValueError`` unless both sides hold at least two windows of ``positions`` tokens."""
+    def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
+        """Errors: ``ValueError`` unless both sides hold at least two windows of ``positions + more`` tokens.
+
+        ``more``: what the objective draws beside a sequence of ``positions`` (a context, the token after it); ``remedy``: what else would help than
+        longer documents or fewer positions.
+        """
         for side, split in ((f"the held-out {HELD_OUT_PERCENT} %", "val"), ("the training side", "train")):
             tokens, borders = self._side(split)
-            if _windows.capacity(len(tokens), borders, positions) < 2:
-                longest = len(tokens) // 2 if borders is None else int(np.diff(borders).max())
-                stretches = "" if borders is None else f" in stretches of at most {longest:,}"
+            if _windows.capacity(len(tokens), borders, positions + more) < 2:
+                stretches = "" if borders is None else f" in stretches of at most {int(np.diff(borders).max()):,}"
+                windows = f"two windows{f' of {positions + more:,}' if more else ''}"
                 raise ValueError(
-                    f"data: {side} has {len(tokens):,} tokens{stretches}; model.positions={positions} needs at least {2 * positions:,} (two windows).\n"
-                    f"Give more or longer documents, or model.positions={max(min(longest, len(tokens) // 2), 1)} or less. Read: {self.description}"
+                    f"data: {side} has {len(tokens):,} tokens{stretches}; model.positions={positions} needs at least {2 * (positions + more):,} ({windows}).\n"
+                    f"Give more or longer documents{remedy}{self._shorter(more)}. Read: {self.description}"
                 )
+
+    def _shorter(self, more: int) -> str:
+        """The most positions that `require` accepts, as advice; nothing where no model has so few."""
+        most = min(_windows.longest_pair(len(tokens), borders) for tokens, borders in map(self._side, SPLITS)) - more
+        return f", or model.positions={most} or less" if most >= FEWEST_POSITIONS else ""
 
     def described(self, positions: int) -> str:
         """The description, with what windows of ``positions`` tokens leave out: stretches that are shorter."""
@@ -115,6 +133,12 @@ class Corpus:
         share = 100 * num_tokens / (len(self.train_tokens) + len(self.val_tokens))
         return self.description + (f"; stretches shorter than {positions:,} left out: {num:,}, {share:.2g} % of it" if num else "")
 
+    def log_frequencies(self) -> Float64[Tensor, " vocabulary"]:
+        """log of the training tokens' frequencies, each count raised by one, by which `unigram_nats` is taken. Reads the training side once."""
+        pieces = (self.train_tokens[start : start + _COUNTED] for start in range(0, len(self.train_tokens), _COUNTED))
+        counts = sum((np.bincount(piece, minlength=self.vocab_size) for piece in pieces), np.zeros(self.vocab_size, np.int64)) + 1
+        return torch.from_numpy(np.log(counts / counts.sum()))
+
     def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> Int64[Tensor, "num positions"]:
         """``num`` random windows of ``positions`` tokens of ``split`` ("train" or "val"), every start equally likely, none across a border.
 
@@ -123,13 +147,17 @@ class Corpus:
         On the CPU. Errors: ``ValueError`` for another split or a split without one window.
         """
         tokens, borders = self._checked(split, positions)
-        windows = _gather(tokens, _windows.drawn(len(tokens), borders, positions, num, generator), positions)
-        return self._either_strand(windows, generator) if self.reverse_complement and split == "train" else windows
+        starts = _windows.drawn(len(tokens), borders, positions, num, generator)
+        windows = _gather(tokens, starts, positions)
+        return self._either_strand(windows, starts, generator) if self.reverse_complement and split == "train" else windows
 
-    def _either_strand(self, tokens_BN: Tensor, generator: torch.Generator) -> Tensor:
+    def _either_strand(self, tokens_BN: Tensor, starts: np.ndarray, generator: torch.Generator) -> Tensor:
         assert self.vocabulary is not None
         turned_B = torch.rand(len(tokens_BN), generator=generator, device=generator.device).cpu() < 0.5
         other_BN = torch.tensor(self.vocabulary.complement)[tokens_BN].flip(1)
+        if self.train_are_rna is not None and self.train_borders is not None:
+            rna_B = torch.from_numpy(self.train_are_rna[_windows.stretches(self.train_borders, starts)] == 1)
+            other_BN = torch.where(rna_B[:, None], in_rna(other_BN), other_BN)
         return torch.where(turned_B[:, None], other_BN, tokens_BN)
 
     def windows(self, split: str, num: int, positions: int) -> Int64[Tensor, "at_most_num positions"]:
@@ -174,7 +202,7 @@ class Corpus:
                     raise ValueError(f"{folder} holds another corpus; choose another folder") from None
 
     def _write(self, folder: Path) -> None:
-        for name, file in {**_ARRAYS, **_BORDERS}.items():
+        for name, file in {**_ARRAYS, **_BORDERS, **_RNA}.items():
             if name in self.sums:
                 _disk.write_array(folder / file, getattr(self, name))
         if self.vocabulary is not None:
@@ -192,11 +220,12 @@ class Corpus:
         """
         meta = _read_meta(folder)
         sums = {name: meta[name] for name in _ARRAYS}
-        extra = {name: meta[name] for name in (*_BORDERS, "vocabulary") if name in meta}
+        extra = {name: meta[name] for name in (*_BORDERS, *_RNA, "vocabulary") if name in meta}
         augmented = meta.get("reverse_complement", False)
         if meta["fingerprint"] != _fingerprint(meta["vocab_size"], sums, extra, augmented):
             raise _disk.damaged(folder / _disk.META, "its fingerprint is not that of its tokens")
-        parts: dict[str, Any] = {name: _disk.read_array(folder / file, meta[name]) for name, file in {**_ARRAYS, **_BORDERS}.items() if name in meta}
+        files = {**_ARRAYS, **_BORDERS, **_RNA}
+        parts: dict[str, Any] = {name: _disk.read_array(folder / file, meta[name]) for name, file in files.items() if name in meta}
         if "vocabulary" in meta:
             parts["vocabulary"] = _disk.read_vocabulary(folder / _VOCABULARY, meta["vocabulary"])
         return cls(**{key: meta[key] for key in _PLAIN}, **parts, reverse_complement=augmented, sums={**sums, **extra})
@@ -223,6 +252,11 @@ class AbstractDataSource:
         Errors: ``ValueError`` as `prepare`, as far as what it looks at is concerned.
         """
         return None
+
+    @classmethod
+    def remedy(cls, config: Any, corpus: Corpus) -> str:
+        """Which of its settings may help where windows are too long for a side of the corpus: ", or data.…=…"; empty: none."""
+        return ""
 
     @classmethod
     def stand_in(cls, config: Any) -> Corpus | None:
@@ -259,4 +293,4 @@ def _fingerprint(vocab_size: int, sums: Mapping[str, str], extra: Mapping[str, s
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
-    return _disk.read_meta(folder, {*_PLAIN, *_ARRAYS}, {*_BORDERS, "vocabulary", "reverse_complement"})
+    return _disk.read_meta(folder, {*_PLAIN, *_ARRAYS}, {*_BORDERS, *_RNA, "vocabulary", "reverse_complement"})

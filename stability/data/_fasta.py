@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import codecs
+from collections.abc import Callable, Iterator
 from io import BufferedIOBase
 from pathlib import Path
 
-from stability.data._files import opened
+from stability.data._files import UNREADABLE, opened
 from stability.data._nucleotides import CODES, INVALID, encode
 
-SUFFIXES = tuple(kind + packed for kind in (".fa", ".fasta", ".fna") for packed in ("", ".gz", ".zst"))
+SUFFIXES = tuple(kind + packed for kind in (".fa", ".fasta", ".fna", ".fas", ".ffn") for packed in ("", ".gz", ".zst"))
 BYTES_PER_READ = 1 << 20
 BLANK = b" \t\r\n"
 
@@ -27,7 +28,9 @@ class _Reader:
         self.tokens: list[bytes] = []
 
     def records(self, stream: BufferedIOBase) -> Iterator[tuple[str, bytes]]:
-        while lines := stream.readlines(BYTES_PER_READ):
+        for lines in batches(stream, self._reached):
+            if not self.line:
+                lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
             first = 0
             for index, line in enumerate(lines):
                 if line[:1] != b">":
@@ -42,6 +45,9 @@ class _Reader:
             raise ValueError(f"data.path: {self.file} is empty (no record in it); remove it or fill it")
         yield self._finished()
 
+    def _reached(self) -> str:
+        return f"{self.line:,} whole lines were read" + (f", the last in record '{self.name}'" if self.header_line else "")
+
     def _start(self, header: bytes) -> None:
         self.line += 1
         self.header_line = self.line
@@ -49,6 +55,8 @@ class _Reader:
             words = header[1:].decode("utf-8").split(maxsplit=1)
         except UnicodeDecodeError as error:
             raise ValueError(f"data.path: {self.file}, line {self.line}: the header is not UTF-8 (0x{header[1 + error.start]:02x}); convert it") from None
+        if b"\r" in header.rstrip(BLANK):
+            raise ValueError(f"data.path: {self.file}, line {self.line}: its lines end in a carriage return alone; convert them: tr '\\r' '\\n' <OLD >NEW")
         self.name, self.tokens = (words or ["without a name"])[0], []
 
     def _add(self, lines: list[bytes]) -> None:
@@ -76,6 +84,26 @@ class _Reader:
                     f"data.path: {self.file}, record '{self.name}', line {number}, character {at + 1} is {character}, which is no nucleotide.\n"
                     f"Accepted are the codes of the IUPAC, {CODES[:-1]}, in either case, and the gap, - or ."
                 )
+
+
+def batches(stream: BufferedIOBase, reached: Callable[[], str]) -> Iterator[list[bytes]]:
+    """An `opened` file's lines, about a megabyte at a time; those before an error are given first, so that ``reached`` knows of them."""
+    lines: list[bytes] = []
+    num_bytes = 0
+    try:
+        for line in stream:
+            lines.append(line)
+            num_bytes += len(line)
+            if num_bytes >= BYTES_PER_READ:
+                yield lines
+                lines, num_bytes = [], 0
+    except UNREADABLE as error:
+        if lines:
+            yield lines
+        error.add_note(reached())
+        raise
+    if lines:
+        yield lines
 
 
 def encode_lines(lines: list[bytes]) -> bytes:

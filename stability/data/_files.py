@@ -8,7 +8,7 @@ import hashlib
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedIOBase
 from pathlib import Path
@@ -18,15 +18,16 @@ from stability.data._progress import step
 PACKED = {".gz": "gzip", ".zst": "zstd"}
 
 
-def find_files(path: str, suffixes: tuple[str, ...], noun: str) -> list[Path]:
+def find_files(path: str, suffixes: tuple[str, ...], noun: str, other: tuple[str, tuple[str, ...]]) -> list[Path]:
     """The file, or a folder's files with one of ``suffixes``, sorted; hidden ones are left out, links are followed.
 
     Errors: ``ValueError`` for a path that is missing (with a near miss beside it), of another kind, unreadable, or a folder without any ``noun``.
+    ``other``: the choice that reads other suffixes, and these: whoever gives such a file is told of it.
     """
     root = Path(path).expanduser()
     if root.is_file():
         if not suffix_of(root, suffixes):
-            raise ValueError(f"data.path={path}: the name ends in none of {', '.join(suffixes)}; rename or convert it")
+            raise ValueError(f"data.path={path}: the name ends in none of {', '.join(suffixes)}; {_advice([root], other) or 'rename or convert it'}")
         return [root]
     if not root.exists():
         neighbours = [file.name for file in root.parent.iterdir()] if root.parent.is_dir() and os.access(root.parent, os.R_OK) else []
@@ -36,8 +37,15 @@ def find_files(path: str, suffixes: tuple[str, ...], noun: str) -> list[Path]:
         raise ValueError(f"data.path={path}: neither a file nor a folder; give one of {', '.join(suffixes)} or a folder of them")
     found = sorted(file for file in _walk(root) if suffix_of(file, suffixes))
     if not found:
-        raise ValueError(f"data.path={path}: the folder holds no {noun}; accepted are {', '.join(suffixes)}")
+        raise ValueError(f"data.path={path}: the folder holds no {noun}; accepted are {', '.join(suffixes)}{_advice(_walk(root), other, '; ')}")
     return found
+
+
+def _advice(files: Iterable[Path], other: tuple[str, tuple[str, ...]], before: str = "") -> str:
+    """Which choice reads one of the files; empty where none does."""
+    choice, suffixes = other
+    found = next((file for file in files if suffix_of(file, suffixes)), None)
+    return "" if found is None else f"{before}{choice} reads {found.name}"
 
 
 def _walk(root: Path) -> Iterator[Path]:
@@ -79,9 +87,25 @@ class _Counted(io.FileIO):
         return num_bytes
 
 
+UNREADABLE = (EOFError, zlib.error, OSError)  # what a file raises that is cut short, damaged or not of its kind; gzip's own is an OSError
+
+
+@contextmanager
+def located(reached: Callable[[], str]) -> Iterator[None]:
+    """For what reads an `opened` file in the block: where the bytes end unexpectedly, the error tells what was ``reached``."""
+    try:
+        yield
+    except UNREADABLE as error:
+        error.add_note(reached())
+        raise
+
+
 @contextmanager
 def opened(file: Path) -> Iterator[BufferedIOBase]:
-    """The file's bytes, unpacked. Errors: ``ValueError`` where it cannot be opened, or proves cut short or not of its kind while it is read."""
+    """The file's bytes, unpacked. Errors: ``ValueError`` where it cannot be opened, or proves cut short or not of its kind while it is read.
+
+    Who reads says how far he came by a note on the error (`located`).
+    """
     kind = packing(file)
     try:
         with _Counted(file) as raw, _unpacked(io.BufferedReader(raw, 1 << 20), kind) as stream:
@@ -105,12 +129,13 @@ def _unpacked(raw: io.BufferedReader, kind: str) -> BufferedIOBase:
     if kind == "zstd":
         import pyarrow
 
-        return io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"), 1 << 20)
+        return io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"), 1 << 16)
     return raw
 
 
 def _broken(file: Path, kind: str, error: Exception) -> ValueError:
-    return ValueError(f"data.path: {file} is cut short or no {kind} file ({error}); fetch or pack it again")
+    reached = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
+    return ValueError(f"data.path: {file} is cut short or no {kind} file ({error}{reached}); fetch or pack it again")
 
 
 def sha256_of_file(file: Path) -> str:

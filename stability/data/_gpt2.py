@@ -17,6 +17,7 @@ from stability.data._tokenizers import AbstractTokenizer
 from stability.data._vocabulary import Vocabulary
 
 FILES = ("vocab.bpe", "encoder.json")
+SUMS = ("1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5", "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783")  # sha256
 HOME = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 END_OF_TEXT = "<|endoftext|>"
 # 50,000 merges, 256 bytes; what GPT-2's own files are recognised by
@@ -115,15 +116,18 @@ def _encoding_of(ranks: dict[bytes, int]) -> Any:
 
 
 def _check_reach() -> None:
-    """Errors: ``RuntimeError`` where tiktoken's cache lacks a file and the network does not answer (tiktoken itself would wait for ever)."""
-    if all((_cache_folder() / hashlib.sha1((HOME + name).encode()).hexdigest()).is_file() for name in FILES):
+    """Errors: ``RuntimeError`` where tiktoken's cache lacks a file, or holds a damaged one (which tiktoken fetches again), and the network does not answer
+    (tiktoken itself would wait for ever)."""
+    cached = [_cache_folder() / hashlib.sha1((HOME + name).encode()).hexdigest() for name in FILES]
+    if all(file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == known for file, known in zip(cached, SUMS, strict=True)):
         return
+    state = "damaged" if all(file.is_file() for file in cached) else "missing"
     try:
         urllib.request.urlopen(urllib.request.Request(HOME + FILES[1], method="HEAD"), timeout=5).close()
     except OSError as error:  # URLError, HTTPError and time-outs are OSErrors
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise RuntimeError(
-            f"data.tokenizer=gpt2: GPT-2's rank files are neither in tiktoken's cache ({_cache_folder()}) nor to be had from the network ({reason}).\n"
+            f"data.tokenizer=gpt2: GPT-2's rank files are {state} in tiktoken's cache ({_cache_folder()}) and not to be had from the network ({reason}).\n"
             f"Name a folder with {FILES[0]} and {FILES[1]}: data.ranks=FOLDER"
         ) from None
 

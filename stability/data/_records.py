@@ -11,10 +11,13 @@ import numpy as np
 
 from stability.data._arrays import TokenFile, chunks
 from stability.data._base import HELD_OUT_PERCENT, Corpus
-from stability.data._nucleotides import CODES, VOCABULARY, gc_share, reverse_complement
+from stability.data._nucleotides import CODES, VOCABULARY, U, are_rna, gc_share
+from stability.data._nucleotides import either_strand as either_strand_of
 from stability.data._progress import step
 from stability.data._split import Pile, Sorted, pieces
 
+# Raised when the same records would give another corpus.
+VERSION = 2
 HoldOut = Literal["auto", "records", "region"]
 # with fewer records than this, holding out whole ones would hold out much more than 1 %, or something unlike the rest
 FEWEST_RECORDS = 20
@@ -23,12 +26,13 @@ LARGEST_SHARE = 0.05
 
 
 def split_records(records: Iterable[tuple[str, bytes]], origin: str, hold_out: HoldOut, either_strand: bool, scratch: Path | None = None) -> Corpus:
-    """(name, tokens) of each record → `Corpus` of nucleotides; a record and its reverse complement are one, which counts once.
+    """(name, tokens) of each record → `Corpus` of nucleotides; a record, its reverse complement and the transcript of either (U for T) are one, which
+    counts once.
 
-    ``hold_out``: "records": in order of the sha256 of their content (or of its reverse complement, whichever comes first in the alphabet),
+    ``hold_out``: "records": in order of the sha256 of their content (with T for U; or of its reverse complement, whichever comes first in the alphabet),
     records are held out until they make up 1 % of the nucleotides, those above 5 % never; "region": the middle 1 % of every record is
     held out, rounded up, and what stands before and after it are two stretches of their own; "auto": records from 20 of them on, else region.
-    ``either_strand``: training windows become the other strand's with probability one half (`Corpus.batch`).
+    ``either_strand``: training windows become the other strand's with probability one half (`Corpus.batch`), in RNA with U for what pairs with A.
     Errors: ``ValueError`` where nothing remains to train on. Memory: the longest record three times.
     """
     found = _pile_of(records, scratch).sorted()
@@ -47,13 +51,14 @@ def split_records(records: Iterable[tuple[str, bytes]], origin: str, hold_out: H
         vocabulary=VOCABULARY,
         borders=(train_borders, val_borders),
         reverse_complement=either_strand,
+        train_are_rna=_are_rna(found, train) if either_strand else None,
     )
 
 
 def _pile_of(records: Iterable[tuple[str, bytes]], scratch: Path | None) -> Pile:
     pile = Pile(len(CODES), scratch)
     for _, tokens in records:
-        digest = hashlib.sha256(min(tokens, reverse_complement(tokens))).digest()
+        digest = hashlib.sha256(either_strand_of(tokens)).digest()
         pile.add(digest, np.frombuffer(tokens, dtype=np.uint8), len(tokens))
         step()
     return pile
@@ -76,6 +81,16 @@ def _by_regions(found: Sorted) -> tuple[Sorted, Sorted]:
     some = stops > starts
     train = found._replace(starts=starts[some], stops=stops[some], sizes=(stops - starts)[some])
     return train, found._replace(starts=edges[1], stops=edges[2], sizes=width)
+
+
+def _are_rna(found: Sorted, train: Sorted) -> np.ndarray | None:
+    """Of each training stretch 1 where its record is RNA, else 0; None where none is."""
+    if not any((chunk == U).any() for chunk in chunks(found.tokens)):
+        return None
+    order = np.argsort(found.starts)  # as the records lie in the file
+    records = order[np.searchsorted(found.starts[order], train.starts, side="right") - 1]
+    rna = are_rna(found.tokens, found.starts, found.stops)[records]
+    return rna.astype(np.uint16) if rna.any() else None
 
 
 def _stretches(items: Sorted, scratch: Path | None) -> tuple[np.ndarray, np.ndarray]:

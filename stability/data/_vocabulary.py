@@ -23,6 +23,11 @@ class Vocabulary:
     separator: int | None = None
     complement: tuple[int, ...] = ()
 
+    @property
+    def unknown(self) -> int | None:
+        """The token that stands for all that the vocabulary leaves out (`data.keep`), the last one; None: nothing is left out."""
+        return len(self.pieces) - 1 if self.pieces[-1] == REPLACEMENT else None
+
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
         """Text of the tokens; bytes that are no UTF-8 become U+FFFD. Errors: ``ValueError`` for a token outside of the vocabulary (a mask, say)."""
         numbers = [int(token) for token in tokens]

@@ -13,6 +13,12 @@ def capacity(num_tokens: int, borders: np.ndarray | None, positions: int) -> int
     return int((_lengths(num_tokens, borders) // positions).sum())
 
 
+def longest_pair(num_tokens: int, borders: np.ndarray | None) -> int:
+    """The most positions of which two windows fit: both in the longest stretch, or one in each of the two longest."""
+    longest = np.sort(_lengths(num_tokens, borders))[::-1]
+    return max(int(longest[0]) // 2, int(longest[1]) if len(longest) > 1 else 0)
+
+
 def drawn(num_tokens: int, borders: np.ndarray | None, positions: int, num: int, generator: torch.Generator) -> np.ndarray:
     """``num`` starts, each one that leaves the window inside of its stretch equally likely. At least one window must fit."""
     starts_of_stretch = np.maximum(_lengths(num_tokens, borders) - positions + 1, 0)
@@ -22,6 +28,11 @@ def drawn(num_tokens: int, borders: np.ndarray | None, positions: int, num: int,
         return numbers
     stretches = np.searchsorted(ends, numbers, side="right")
     return borders[stretches] + numbers - (ends - starts_of_stretch)[stretches]
+
+
+def stretches(borders: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """The stretch that each start lies in."""
+    return np.searchsorted(borders, starts, side="right") - 1
 
 
 def spread(num_tokens: int, borders: np.ndarray | None, positions: int, at_most: int) -> np.ndarray:

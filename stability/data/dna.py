@@ -15,7 +15,9 @@ from stability.data._fasta import SUFFIXES, records
 from stability.data._files import find_files, origin_of, sha256_of_file, total_bytes
 from stability.data._nucleotides import encode
 from stability.data._progress import bar
+from stability.data._records import VERSION as RECORDS_VERSION
 from stability.data._records import HoldOut, split_records
+from stability.data.text import SUFFIXES as TEXT_SUFFIXES
 
 # Raised when the same files (or no file) would give other records.
 VERSION = 1
@@ -25,7 +27,9 @@ class DnaConfig(Settings):
     """Where the sequences are, what is held out, and which strand is trained on."""
 
     path: str | None = Field(
-        default=None, min_length=1, description="a .fa, .fasta or .fna file (each with .gz or .zst, too), or a folder of them; null: a synthetic genome"
+        default=None,
+        min_length=1,
+        description="a .fa, .fasta, .fna, .fas or .ffn file (each with .gz or .zst, too), or a folder of them; null: a synthetic genome",
     )
     hold_out: HoldOut = Field(
         default="auto", description="records: whole ones, 1 % of the nucleotides; region: the middle 1 % of every record; auto: records if there are 20 or more"
@@ -44,7 +48,7 @@ class Dna(AbstractDataSource):
         if config.path is None:
             made = ((name, encode(letters)) for name, letters in synthetic.chromosomes())
             return split_records(made, synthetic.DESCRIPTION, config.hold_out, config.reverse_complement, scratch)
-        files = find_files(config.path, SUFFIXES, "FASTA file")
+        files = fasta_files(config.path)
         with bar("reading FASTA", num_bytes=total_bytes(files)):
             found = (record for file in files for record in records(file))
             return split_records(found, origin_of(config.path, files, "DNA"), config.hold_out, config.reverse_complement, scratch)
@@ -52,9 +56,20 @@ class Dna(AbstractDataSource):
     @classmethod
     def cache_key(cls, config: DnaConfig) -> str:
         """The sha256 of each file (or the synthetic genome's seed) and the settings: neither where the files lie nor how they are called."""
-        files = [] if config.path is None else find_files(config.path, SUFFIXES, "FASTA file")
+        files = [] if config.path is None else fasta_files(config.path)
         sums = sorted(sha256_of_file(file) for file in files) if files else ["synthetic", synthetic.SEED]
-        return json.dumps([VERSION, config.hold_out, config.reverse_complement, sums])
+        return json.dumps([VERSION, RECORDS_VERSION, config.hold_out, config.reverse_complement, sums])
+
+    @classmethod
+    def remedy(cls, config: DnaConfig, corpus: Corpus) -> str:
+        """Whole records, where the middle of each was held out and there are several."""
+        is_cut = corpus.train_borders is not None and len(corpus.train_borders) - 1 > corpus.num_train_documents
+        return ", or data.hold_out=records" if is_cut and corpus.num_train_documents > 1 else ""
+
+
+def fasta_files(path: str) -> list[Path]:
+    """The file, or a folder's files of `SUFFIXES`, sorted. Errors: ``ValueError`` as `find_files`."""
+    return find_files(path, SUFFIXES, "FASTA file", other=("data=text", TEXT_SUFFIXES))
 
 
 EXPORT = Dna

@@ -22,6 +22,7 @@ from stability.data._files import sha256_of_file
 from stability.data._gpt2 import GPT2_SIZE
 from stability.data._nucleotides import CODES, INVALID, encode
 from stability.data._progress import bar
+from stability.data._records import VERSION as RECORDS_VERSION
 from stability.data._records import split_records
 from stability.data._split import split_documents
 from stability.data._tokenizers import AbstractTokenized
@@ -30,6 +31,8 @@ from stability.data.text import checked_text
 # Raised when the same dataset would give other documents.
 VERSION = 1
 PROBE_SECONDS = 5
+EXAMPLE = "HuggingFaceFW/fineweb-edu"
+CONVERTED = "refs/convert/parquet"  # the branch in which the hub keeps a dataset as Parquet files
 # of each side of what stands for the data in a plan: enough for any validation
 STAND_IN_TOKENS = 1 << 20
 
@@ -63,6 +66,8 @@ class HuggingFaceDataset(AbstractDataSource):
     @classmethod
     def prepare(cls, config: HuggingFaceConfig, scratch: Path | None = None) -> Corpus:
         """Read the rows as they arrive. Errors: ``ValueError`` naming dataset and row; ``RuntimeError`` without the library or the network."""
+        if not _is_folder(config):
+            _check_id(config)
         origin = _origin(config)
         with bar(f"reading {config.dataset}", num_items=config.max_documents):
             if config.tokenizer == "nucleotides":
@@ -78,13 +83,15 @@ class HuggingFaceDataset(AbstractDataSource):
             folder = Path(config.dataset).expanduser()
             files = sorted((file.relative_to(folder).as_posix(), sha256_of_file(file)) for file in folder.rglob("*") if file.is_file())
             settings["dataset"] = hashlib.sha256(json.dumps(files).encode()).hexdigest()
-        return json.dumps([VERSION, settings], sort_keys=True) + ("" if config.tokenizer == "nucleotides" else config.tokenizer_key())
+        return json.dumps([VERSION, settings], sort_keys=True) + (f"records {RECORDS_VERSION}" if config.tokenizer == "nucleotides" else config.tokenizer_key())
 
     @classmethod
     def stand_in(cls, config: HuggingFaceConfig) -> Corpus | None:
-        """For a dataset on the hub: which tokens there are follows from the tokenizer alone. Errors: ``ValueError`` for rank files that cannot be read."""
+        """For a dataset on the hub: which tokens there are follows from the tokenizer alone. Errors: ``ValueError`` for rank files that cannot be read,
+        and for what can only be a folder and is none."""
         if _is_folder(config):
             return None
+        _check_id(config)
         size, draws = _vocab_size(config), np.random.default_rng(0)
         train, val = (draws.integers(size, size=STAND_IN_TOKENS).astype(token_dtype(size)) for _ in range(2))
         description = f"{_origin(config)}, up to {config.max_documents:,} rows, {config.tokenizer}, {size:,} tokens in the vocabulary"
@@ -137,13 +144,24 @@ def _rows(config: HuggingFaceConfig) -> Iterator[dict[str, Any]]:
         place = str(Path(config.dataset).expanduser()) if _is_folder(config) else config.dataset
         rows = datasets.load_dataset(place, config.subset, split=config.split, revision=config.revision, streaming=True)
         yield from islice(rows, config.max_documents)
-    except (OSError, ValueError, KeyError, TypeError, datasets.exceptions.DatasetsError, HTTPError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, datasets.exceptions.DatasetsError, HTTPError) as error:
+        if isinstance(error, RuntimeError) and "scripts are no longer supported" in str(error):
+            raise ValueError(
+                f"data.dataset={config.dataset} is a script, which the installed datasets {datasets.__version__} does not run.\n"
+                f"The hub's own conversion of it may be read: data.revision={CONVERTED}"
+            ) from None
         reason = (str(error).strip().splitlines() or [""])[0][:200]
         raise ValueError(f"data.dataset={config.dataset}: cannot read its split '{config.split}'.\n({type(error).__name__}: {reason})") from None
 
 
 def _is_folder(config: HuggingFaceConfig) -> bool:
     return Path(config.dataset).expanduser().is_dir()
+
+
+def _check_id(config: HuggingFaceConfig) -> None:
+    """Errors: ``ValueError`` for what can only have been meant as a folder: ids on the hub have one slash at most and begin with a letter or a digit."""
+    if config.dataset.count("/") > 1 or not config.dataset[:1].isalnum():
+        raise ValueError(f"data.dataset={config.dataset}: no such folder.\nGive a folder of data files, or an id on the hub such as {EXAMPLE}")
 
 
 def _datasets() -> Any:

@@ -14,7 +14,8 @@ from pydantic import Field
 
 from stability.config import Settings
 from stability.data._base import AbstractDataSource, Corpus
-from stability.data._files import find_files, opened, origin_of, packing, sha256_of_file, suffix_of, total_bytes
+from stability.data._fasta import SUFFIXES as FASTA_SUFFIXES
+from stability.data._files import find_files, located, opened, origin_of, packing, sha256_of_file, suffix_of, total_bytes
 from stability.data._progress import bar
 from stability.data._split import split_documents
 from stability.data._tokenizers import AbstractTokenized
@@ -62,7 +63,7 @@ class Text(AbstractDataSource):
 
 def text_files(path: str) -> list[Path]:
     """The file, or a folder's files of `SUFFIXES`, sorted. Errors: ``ValueError`` as `find_files`."""
-    return find_files(path, SUFFIXES, "text file")
+    return find_files(path, SUFFIXES, "text file", other=("data=dna", FASTA_SUFFIXES))
 
 
 def documents(file: Path, field: str) -> Iterator[str]:
@@ -84,11 +85,11 @@ def documents(file: Path, field: str) -> Iterator[str]:
 def records(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
     """The field's text of each line of JSON; lines that are blank and texts that are empty are no documents."""
     offset = 0
-    for number, line in enumerate(stream, start=1):
+    for number, line in lines(stream):
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise _not_utf8(file, offset + error.start, line[error.start]) from None
+            raise _not_utf8(file, offset + error.start, line[error.start], number) from None
         if not offset:
             text = text.removeprefix(BYTE_ORDER_MARK)
         offset += len(line)
@@ -96,6 +97,15 @@ def records(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
             document = _record(text.rstrip(), f"data.path: {file}, line {number}", field)
             if document:
                 yield document
+
+
+def lines(stream: BufferedIOBase) -> Iterator[tuple[int, bytes]]:
+    """(number from 1, line) of an `opened` file."""
+    number = 0
+    with located(lambda: f"{number:,} whole lines were read"):
+        for line in stream:
+            number += 1
+            yield number, line
 
 
 def _record(line: str, place: str, field: str) -> str:
@@ -126,12 +136,12 @@ def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
     import pyarrow
     from pyarrow import parquet
 
+    number = 0
     try:
         table = parquet.ParquetFile(stream)
         names = table.schema_arrow.names
         if field not in names:
             raise ValueError(f"data.path: {file} has no column '{field}'; it has: {', '.join(names) or 'none'}; name one with data.field=COLUMN")
-        number = 0
         for batch in table.iter_batches(batch_size=ROWS_PER_READ, columns=[field], use_threads=False):
             for value in batch.column(0).to_pylist():
                 number += 1
@@ -139,15 +149,16 @@ def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
                     yield text
     except (pyarrow.ArrowException, OSError) as error:  # Arrow raises bare OSErrors for pages that do not unpack
         message = str(error).splitlines()[0]
-        raise ValueError(f"data.path: {file} is cut short or no Parquet file ({message}); fetch or write it again") from None
+        raise ValueError(f"data.path: {file} is cut short or no Parquet file ({message}; {number:,} rows were read); fetch or write it again") from None
 
 
 def characters(stream: BufferedIOBase, file: Path) -> Iterator[str]:
-    """The decoded file in pieces of about a million characters, without a byte order mark."""
+    """The decoded file in pieces of at most about a million characters, without a byte order mark."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    offset = 0
+    offset, num_lines = 0, 0
     while True:
-        piece = stream.read(BYTES_PER_READ)
+        with located(lambda: f"{num_lines:,} whole lines were read"):  # noqa: B023 called before the loop goes on
+            piece = stream.read1(BYTES_PER_READ)  # all that can be read before an error
         if b"\0" in piece:
             raise ValueError(f"data.path: {file} holds a zero byte at byte {offset + piece.index(0):,}: binary, or UTF-16; save it as UTF-8 text")
         held = len(decoder.getstate()[0])  # bytes of a character that the last piece cut
@@ -155,7 +166,9 @@ def characters(stream: BufferedIOBase, file: Path) -> Iterator[str]:
             text = decoder.decode(piece, final=not piece)
         except UnicodeDecodeError as error:
             at = offset - held + error.start
-            raise _not_utf8(file, at, error.object[error.start]) from None
+            line = num_lines + 1 + error.object[: error.start].count(b"\n")
+            raise _not_utf8(file, at, error.object[error.start], line) from None
+        num_lines += piece.count(b"\n")
         yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
         offset += len(piece)
         if not piece:
@@ -182,9 +195,9 @@ def _block_end(text: str, start: int) -> int:
     return line_end + 1 if line_end >= 0 else start + 2 * BLOCK_CHARACTERS
 
 
-def _not_utf8(file: Path, offset: int, byte: int) -> ValueError:
+def _not_utf8(file: Path, offset: int, byte: int, line: int) -> ValueError:
     unpacked = " of the unpacked text" if packing(file) else ""
-    return ValueError(f"data.path: {file} is not UTF-8 at byte {offset:,}{unpacked} (0x{byte:02x}); convert it to UTF-8")
+    return ValueError(f"data.path: {file} is not UTF-8 at byte {offset:,}{unpacked} (0x{byte:02x}), in line {line:,}; convert it to UTF-8")
 
 
 EXPORT = Text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,6 +22,16 @@ class ObjectiveSettings(Settings):
     loss_chunk: int | None = Field(
         default=None, ge=1, description="positions of a batch whose logits exist at once, computed again in the backward pass; null: all of them, kept"
     )
+
+
+def refuse_unread(settings: ObjectiveSettings, names: Sequence[str], is_read: bool, owner: str) -> None:
+    """Errors: ``ValueError`` where one of ``names`` is set (to another value than its default, which every spec writes) and nothing reads it.
+
+    ``owner``: the setting under which it is read, and what was given instead.
+    """
+    changed = [name for name in names if getattr(settings, name) != type(settings).model_fields[name].default]
+    if changed and not is_read:
+        raise ValueError(f"objective.{changed[0]}={getattr(settings, changed[0])} changes nothing here: it belongs to {owner}")
 
 
 class Examples(NamedTuple):
@@ -115,6 +125,10 @@ class AbstractObjective:
         read = partial(chunked_sum, self.loss_sum, examples, self.config.loss_chunk)
         total = examples.logits(model, params, readout=read)
         return total, self.count(examples, total.dtype)
+
+    def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
+        """The logits (B, N, V) of the best model that reads nothing of its input but what a corrupted position itself says: tokens by their frequencies."""
+        return log_frequencies_V.expand(*examples.targets_BN.shape, -1)
 
     def clean_probs(self, model: nn.Module, tokens_BN: Tensor) -> Tensor:
         """What the model holds each position's clean token to be, given a partly masked sequence (``mask_id`` where a token is hidden): (B, N, V) with

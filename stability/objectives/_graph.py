@@ -30,6 +30,10 @@ class Absorbing:
         logs = logits_BNV - (log_expm1(sigma_B) + math.log(self.vocab_size))[:, None, None]
         return F.pad(logs, (0, 1), value=-math.inf).masked_fill(_own(noisy_BN, self.num_states), 0.0)
 
+    def unigram_logits(self, log_frequencies_V: Tensor, noisy_BN: Tensor, sigma_B: Tensor) -> Tensor:
+        """log V + log p(y): s_y = p(y)/(e^σ − 1), the ratio at a mask whatever stands around it."""
+        return (log_frequencies_V + math.log(self.vocab_size)).expand(*noisy_BN.shape, -1)
+
     def loss(self, logits_BNV: Tensor, noisy_BN: Tensor, clean_BN: Tensor, sigma_B: Tensor) -> Tensor:
         """Σ_{y≠M} s_y − r·log s_{x0} + r(log r − 1) with r = 1/(e^σ − 1), per position (B, N); only that of masked ones means anything.
 
@@ -61,6 +65,12 @@ class Uniform:
     def log_score(self, logits_BNV: Tensor, noisy_BN: Tensor, sigma_B: Tensor) -> Tensor:
         """log s (B, N, V): the network's output, and 0 at y = x_t; ``sigma_B`` is the network's own to use."""
         return logits_BNV.masked_fill(_own(noisy_BN, self.num_states), 0.0)
+
+    def unigram_logits(self, log_frequencies_V: Tensor, noisy_BN: Tensor, sigma_B: Tensor) -> Tensor:
+        """log p_σ(y) − log p_σ(x_t) with p_σ = e^{−σ}p + (1 − e^{−σ})/V, the distribution of a corrupted token."""
+        kept_B1 = (-sigma_B).exp()[:, None]
+        log_p_BV = (kept_B1 * log_frequencies_V.exp() + (1 - kept_B1) / self.vocab_size).log()
+        return log_p_BV[:, None] - log_p_BV.gather(-1, noisy_BN)[..., None]
 
     def loss(self, logits_BNV: Tensor, noisy_BN: Tensor, clean_BN: Tensor, sigma_B: Tensor) -> Tensor:
         """(1/V) Σ_{y≠x} [s_y − q_y log s_y + q_y(log q_y − 1)] with q_y = p(y|x0)/p(x|x0), x = x_t, per position (B, N).

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, weighted_cross_entropy, wide
+from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, weighted_cross_entropy, wide
 from stability.objectives._mask_rates import ScheduleName, mask_rates, random_mask
 
 
@@ -29,6 +29,11 @@ class MaskedLanguageModel(AbstractObjective):
             default="mask", description="what stands at a position to predict: the mask, or for 10 % of them each a random token and their own (bert)"
         )
         context: int = Field(default=0, ge=0, description="tokens before each sequence, given whole as what a cross mechanism reads (cross=auto)")
+
+        @model_validator(mode="after")
+        def _rate_is_read(self) -> MaskedLanguageModel.Config:
+            refuse_unread(self, ("fixed_rate",), self.mask_rate == "fixed", f"objective.mask_rate=fixed (objective.mask_rate={self.mask_rate} given)")
+            return self
 
     direction = "bidirectional"
     mask_id: int

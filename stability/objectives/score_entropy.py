@@ -9,18 +9,19 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from stability.models.condition import ConditionShape
-from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, wide
+from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, wide
 from stability.objectives._graph import Absorbing, Graph, Uniform
 from stability.objectives._noise import EARLIEST, Geometric, LogLinear, Noise, NoiseName, times
 
 
 class ScoreEntropy(AbstractObjective):
-    """σ′(t)·(score entropy of each position at noise σ(t)), summed over positions, per token of the batch; t ~ U(1e-3, 1), one per sequence.
+    """σ′(t)·(score entropy of each position at noise σ(t)), summed over positions, per token of the batch; t ~ U(1e-3, 1), one per sequence,
+    stratified over the batch (each uniform, together evenly spread: less scatter than independent draws, same mean).
 
-    In nats it is an upper bound on the NLL per token (in the mean over noise; times below 1e-3 and the noise that remains at t = 1 left out), and so it is
-    compared with the unigram entropy as mlm's loss is: a run whose bound is above that of token frequencies counts as plateaued. The bound of a batch
-    scatters: with N positions a sequence's relative deviation is about √(6/N) for an untrained model, 1.4 % over 256 sequences of 128, in all models
-    alike, because validation uses the same times and masks for every one.
+    In nats it is an upper bound on the NLL per token (in the mean over noise; times below 1e-3 and the noise that remains at t = 1 left out). The bound of a
+    batch scatters: with N positions a sequence's relative deviation is about √(6/N) for an untrained model, 1.4 % over 256 sequences of 128, in all models
+    alike, because validation uses the same times and masks for every one. So what it is compared with, the bound of token frequencies, is taken on the
+    same validation examples (`unigram_logits`): a run whose bound is above that counts as plateaued.
 
     The network reads σ (adaLN-zero blocks). Loss and ratios are in float32 or wider whatever the network computes in: bf16 scores would shift the loss.
     """
@@ -34,6 +35,13 @@ class ScoreEntropy(AbstractObjective):
 
         condition_width: int = Field(default=128, ge=1, description="width C of what the blocks are told about σ")
         sinusoids: int = Field(default=256, ge=2, multiple_of=2, description="cosines and sines of σ that it is made from")
+
+        @model_validator(mode="after")
+        def _noise_reads_it(self) -> ScoreEntropy.Config:
+            given = f"(objective.noise={self.noise} given)"
+            refuse_unread(self, ("epsilon",), self.noise == "loglinear", f"objective.noise=loglinear {given}")
+            refuse_unread(self, ("sigma_min", "sigma_max"), self.noise == "geometric", f"objective.noise=geometric {given}")
+            return self
 
         @model_validator(mode="after")
         def _noise_grows(self) -> ScoreEntropy.Config:
@@ -73,6 +81,11 @@ class ScoreEntropy(AbstractObjective):
     def count(self, examples: Examples, dtype: torch.dtype) -> Tensor:
         """The tokens of the batch, corrupted or not."""
         return torch.tensor(examples.inputs_BN.numel(), dtype=dtype, device=examples.inputs_BN.device)
+
+    def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
+        """The outputs whose score is p_σ(y)/p_σ(x_t) of tokens drawn one by one by their frequencies."""
+        assert examples.sigma_B is not None
+        return self.graph.unigram_logits(log_frequencies_V, examples.inputs_BN, examples.sigma_B.to(log_frequencies_V.dtype))
 
     @torch.no_grad()
     def log_score(self, model: nn.Module, tokens_BN: Tensor, sigma_B: Tensor) -> Tensor:

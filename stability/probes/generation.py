@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from stability.build import build_objective, resolve_device
 from stability.config import RunSpec, parse_run
 from stability.data._base import Corpus
 from stability.objectives._base import AbstractObjective
+from stability.parts import num_context_of
 from stability.probes import samples as stored_samples
 from stability.probes.alpha_max import corpus_of, phases
 from stability.probes.oracle import key_of, load_oracle, weights_sha256
@@ -49,6 +50,47 @@ def is_done(directory: RunDirectory, folder: Path, phase: str, spec: GenerationS
     return spec.oracle is None or (file.exists() and read_metadata(file).get(PROTOCOL) == _scored_by(folder, spec))
 
 
+def check_kept(directories: Iterable[RunDirectory], spec: GenerationSpec, phase: str = "terminal") -> None:
+    """Errors: ``ValueError`` of two lines where `generate` would replace finished samples or scores, unless ``overwrite`` says so.
+
+    Samples (and their scores) of a checkpoint whose weights have changed since are no such case: they are of no checkpoint that is there.
+    """
+    kept = [
+        (directory, name, found)
+        for directory in directories
+        for name, folder in phases(directory, phase).items()
+        if (found := replaced(directory, folder, name, spec)) is not None
+    ]
+    refuse_to_replace(kept, spec)
+
+
+def refuse_to_replace(kept: Sequence[tuple[RunDirectory, str, str]], spec: GenerationSpec) -> None:
+    """Errors: as `check_kept`. ``kept``: directory, phase and what `replaced` says of it."""
+    if not kept or spec.overwrite:
+        return
+    directory, phase, found = kept[0]
+    more = f" (and {len(kept) - 1} more)" if len(kept) > 1 else ""
+    raise ValueError(
+        f"{directory.run_id} has {found} of its {phase} checkpoint{more}, which these settings would replace;\n"
+        "overwrite=true replaces them (in a sweep generate.overwrite=true); the same settings again leave them as they are"
+    )
+
+
+def replaced(directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec) -> str | None:
+    """What of a checkpoint's finished samples and scores `generate_checkpoint` would replace by others, in words; None: nothing."""
+    meta, made_by = stored_samples.stored(directory, phase), _made_by(folder, spec)
+    if meta is None or meta.get("checkpoint") != made_by["checkpoint"]:
+        return None
+    if not _is_sampled(directory, folder, phase, spec):
+        different = [key for key in {**made_by, **meta} if key != "reason" and meta.get(key) != made_by.get(key)]
+        return f"finished samples with {', '.join(f'{key}={meta.get(key)} (asked for: {made_by.get(key)})' for key in different)}"
+    file = directory.generation_file(phase)
+    if spec.oracle is None or not file.exists() or read_metadata(file).get(PROTOCOL) == _scored_by(folder, spec):
+        return None
+    oracles = pd.read_parquet(file, columns=["oracle"]).oracle
+    return f"scores of another oracle ({oracles.iloc[0] if len(oracles) else 'of no sample'}; asked for: {spec.oracle})"
+
+
 def _is_sampled(directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec) -> bool:
     meta = stored_samples.stored(directory, phase)
     return meta is not None and {key: value for key, value in meta.items() if key != "reason"} == _made_by(folder, spec)
@@ -73,6 +115,10 @@ def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
     objective = build_objective(run, 2)
     fitting = _fitting(objective)
     if spec.sampler == "auto":
+        if spec.steps is not None and fitting[0] not in STEPPED:
+            raise ValueError(
+                f"steps={spec.steps} belongs to sampler=euler and sampler=analytic; sampler=auto is {fitting[0]} here, which fills one position a step"
+            )
         return fitting[0]
     if spec.sampler not in fitting:
         raise ValueError(f"sampler={spec.sampler} does not fit objective={run.objective.name}; these do: {', '.join(fitting)}")
@@ -104,8 +150,9 @@ def generate_checkpoint(directory: RunDirectory, folder: Path, phase: str, spec:
     if oracle is None:
         return
     found, rows = stored_samples.read(directory, phase, corpus), []
+    has_bytes = corpus.vocabulary is None or corpus.vocabulary.unknown is None  # an unknown token stands for no number of bytes
     for scores in oracle.score(found, spec.batch):
-        rows += [_row(score.nats, score.num_tokens, score.num_bytes) for score in scores]
+        rows += [_row(score.nats, score.num_tokens, score.num_bytes if has_bytes else 0) for score in scores]
         yield
     labels = {"run_id": directory.run_id, "phase": phase, "oracle": oracle.name, "oracle_sha256": oracle.sha256, **_shown(folder, spec)}
     table = pd.DataFrame([{**labels, "sample": index, **row} for index, row in enumerate(rows)], columns=GENERATION_COLUMNS)
@@ -118,6 +165,7 @@ def _shown(folder: Path, spec: GenerationSpec) -> dict[str, Any]:
 
 
 def _row(nats: float, num_tokens: int, num_bytes: int) -> dict[str, Any]:
+    """``num_bytes`` 0: not known, and neither are the nats per byte."""
     nll = nats / num_tokens if num_tokens else math.nan
     return {"nll": nll, "nll_per_byte": nats / num_bytes if num_bytes else math.nan, "num_tokens": num_tokens, "num_bytes": num_bytes}
 
@@ -197,6 +245,12 @@ class Source:
             return self.objective.log_score(read, tokens_BN, sigma_B).double().exp()
 
         return scores
+
+
+def are_alike(run: RunSpec, spec: GenerationSpec) -> bool:
+    """Whether nothing tells one sample from another: all masks to begin with, always the surest position and its likeliest token, and no context."""
+    chance = spec.temperature > 0 or resolved_sampler(run, spec) != "top_prob"
+    return spec.num > 1 and not chance and not num_context_of(run.objective)
 
 
 def num_steps(directory: RunDirectory, spec: GenerationSpec, phase: str) -> int:

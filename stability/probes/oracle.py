@@ -26,6 +26,7 @@ from stability.probes.alpha_max import corpus_of
 from stability.probes.hugging_face import load_model, load_tokenizer
 from stability.probes.samples import Sample, has_text
 from stability.runs.directory import RunDirectory, read_json
+from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 
 POSITIONS = 1024  # tokens at a time of an oracle that does not say how many it reads
@@ -33,7 +34,10 @@ POSITIONS = 1024  # tokens at a time of an oracle that does not say how many it 
 
 @dataclass(frozen=True)
 class Score:
-    """Of one sample: nats of its scored tokens, their number (0: nothing to score), and the UTF-8 bytes that they stand for."""
+    """Of one sample: nats of its scored tokens, their number (0: nothing to score), and the UTF-8 bytes that they stand for (0: not known).
+
+    Where the samples' vocabulary has an unknown token, the bytes count it as those of U+FFFD, which is not what it stands for.
+    """
 
     nats: float
     num_tokens: int
@@ -130,14 +134,26 @@ def weights_sha256(folder: Path) -> str:
 
 
 def oracle_checkpoint(place: str) -> Path:
-    """The checkpoint folder behind ``ckpt:…``: itself, or a run's last."""
+    """The checkpoint folder behind ``ckpt:…``: itself, or the last of a run, or of a study's only run."""
     folder = Path(place).expanduser().resolve()
+    if (folder / "study.json").exists():
+        folder = _only_run(place, folder)
     if not (folder / "spec.json").exists():
         return folder
     found = RunDirectory.at(folder).checkpoints()
     if not found:
         raise ValueError(f"oracle=ckpt:{place}: this run has no checkpoint;\ngive one that has trained")
     return found[-1]
+
+
+def _only_run(place: str, study: Path) -> Path:
+    runs = StudyFolder(study).runs()
+    if len(runs) != 1:
+        raise ValueError(
+            f"oracle=ckpt:{place} is a study of {len(runs)} runs, and an oracle is one run;\n"
+            f"give one of them: {', '.join(f'ckpt:{run.path}' for run in runs[:3])}{', …' if len(runs) > 3 else ''}"
+        )
+    return runs[0].path
 
 
 def vocabulary_of(corpus: Corpus) -> Vocabulary | None:

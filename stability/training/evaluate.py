@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stability.config import RunSpec
 from stability.data._base import Corpus
@@ -12,6 +12,7 @@ from stability.training.seeds import generator_for
 
 VALIDATION_SEED = 0
 CHUNK = 64
+CELLS = 1 << 22  # logits that exist at once where no model makes them
 
 
 class Validation:
@@ -30,4 +31,19 @@ class Validation:
         for examples in self._chunks:
             part, number = self._objective.loss(model, examples)
             total, count = total + float(part), count + float(number)
+        return total / count
+
+    @torch.no_grad()
+    def unigram_nll(self, log_frequencies_V: Tensor) -> float:
+        """`nll` of a model that knows the tokens' frequencies and nothing else, on the same examples: what a mechanism has to beat.
+
+        Not the entropy of these frequencies: the loss of a few hundred sequences scatters around its mean (by some per cent for score entropy), in this
+        model as in any other.
+        """
+        total, count = 0.0, 0.0
+        for examples in self._chunks:
+            count += float(self._objective.count(examples, torch.float64))
+            log_frequencies = log_frequencies_V.to(examples.inputs_BN.device)
+            for part in examples.counted()[0].split(max(1, CELLS // len(log_frequencies))):
+                total += float(self._objective.loss_sum(self._objective.unigram_logits(log_frequencies, part), part)[0])
         return total / count

@@ -257,15 +257,16 @@ class Trainer:
 
     def finish(self) -> dict[str, Any]:
         """Write verdict and result, the last thing that training writes; returned as a summary."""
+        unigram_nll = self.validation.unigram_nll(self.corpus.log_frequencies())
         if self.diverged is not None:
             verdict, reason, val_nll = "diverged", self.diverged, None
         else:
-            verdict, reason = judge(self.val_nll, self.init_nll, self.corpus.unigram_nats, self.watch)
+            verdict, reason = judge(self.val_nll, self.init_nll, unigram_nll, self.watch)
             val_nll = self.val_nll
         result = {
             "val_nll": val_nll,
             "init_nll": self.init_nll,
-            "unigram_nll": self.corpus.unigram_nats,
+            "unigram_nll": unigram_nll,
             "num_params": num_parameters(self.model),
             "num_tokens": self.step * self.spec.batch * self.spec.model.positions,
             "wall_s": time.perf_counter() - self._started,

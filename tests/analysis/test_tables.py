@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from analysis import tables
+from analysis import recipe, tables
 from analysis.load import load
 from analysis.stability_window import window
 from analysis.typeset import Cell, Table
@@ -60,6 +60,31 @@ def test_only_the_best_rate_of_a_column_is_bold(quickstart):
 def test_wide_studies_are_split_evenly():
     assert [len(part) for part in tables.chunks([str(i) for i in range(7)], 6)] == [4, 3]
     assert tables.chunks(["a", "b"], 6) == [("a", "b")]
+
+
+SPEC = {
+    "objective": {"name": "score_entropy", "graph": "absorbing", "noise": "loglinear"},
+    "data": {"name": "text", "tokenizer": "gpt2", "keep": 4096},
+    "model": {"name": "nano", "layers": 4, "width": 64, "heads": 2, "positions": 128},
+    "steps": 900,
+    "batch": 8,
+    "microbatch": None,
+}
+
+
+def test_captions_name_objective_tokens_and_unit_and_the_overview_size_and_steps(quickstart):
+    assert "Nats per predicted token at the end" in tables.nll_tables(quickstart)[0].caption
+    assert tables.source(quickstart).endswith("Objective: mlm.")
+    bounded = replace(quickstart, runs=quickstart.runs.assign(objective="score_entropy"), study=quickstart.study | {"spec": SPEC})
+    (table,) = tables.nll_tables(bounded)
+    assert table.caption.startswith("Upper bound, nats per token at the end of training")
+    assert table.caption.endswith("; gpt2, 4,096 kept). Objective: score_entropy, absorbing graph, loglinear noise.")
+    facts = dict(recipe.facts(bounded))
+    assert facts["Model"].startswith("nano: 4 layers, width 64, 2 heads, 128 positions; ") and facts["Training"] == "900 steps of 8 sequences"
+    for data, words in (({"name": "dna"}, "nucleotides"), ({"name": "stdlib"}, "bytes"), ({"name": "text", "tokenizer": "bytes", "keep": None}, "bytes")):
+        assert recipe.tokens(replace(bounded, study={"spec": SPEC | {"data": data}})) == words
+    fixed = {"name": "mlm", "mask_rate": "fixed", "fixed_rate": 0.15, "corruption": "bert"}
+    assert recipe.objective(replace(bounded, study={"spec": SPEC | {"objective": fixed}})) == "mlm, mask rate fixed at 0.15, corruption bert"
 
 
 def test_every_caption_carries_the_fingerprint(quickstart):

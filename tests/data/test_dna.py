@@ -3,6 +3,8 @@
 import gzip
 import hashlib
 import random
+import re
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -149,8 +151,30 @@ def test_no_window_crosses_a_border_and_all_starts_are_equally_likely():
 def test_too_long_windows_are_refused_with_the_longest_that_fits():
     corpus = of([letters(1000, 0), letters(900, 1)])
     corpus.require(9)
+    corpus.require(7, 2)
+    with pytest.raises(ValueError, match=r"model\.positions=8 needs at least 20 \(two windows of 10\)\.\n.*model\.positions=7 or less"):
+        corpus.require(8, 2)
     with pytest.raises(ValueError, match=r"the held-out 1 % has 19 tokens in stretches of at most 10; model\.positions=10 .*\n.*model\.positions=9 or less"):
         corpus.require(10)
+
+
+@pytest.mark.parametrize("sizes", [(1000, 300, 300, 300), (1000,), (1000, 1000), (900, 100)])
+def test_the_number_that_is_advised_is_the_most_that_is_accepted(sizes):
+    corpus = of([letters(size, seed) for seed, size in enumerate(sizes)], "region")
+    with pytest.raises(ValueError) as caught:
+        corpus.require(64, 1)
+    most = int(re.search(r"model\.positions=(\d+) or less", str(caught.value))[1])
+    corpus.require(most, 1)
+    with pytest.raises(ValueError):
+        corpus.require(most + 1, 1)
+
+
+def test_whole_records_are_advised_where_their_middle_was_held_out_and_there_are_several():
+    several, one = of([letters(1000, seed) for seed in range(5)], "region"), of([letters(1000)], "region")
+    assert Dna.remedy(DnaConfig(hold_out="region"), several) == ", or data.hold_out=records"
+    assert Dna.remedy(DnaConfig(), one) == Dna.remedy(DnaConfig(), of([letters(1000, seed) for seed in range(5)], "records")) == ""
+    with pytest.raises(ValueError, match=r"Give more or longer documents, or data\.hold_out=records, or model\.positions=10 or less"):
+        several.require(64, 0, Dna.remedy(DnaConfig(), several))
 
 
 @pytest.mark.parametrize("either_strand", [False, True])
@@ -196,6 +220,56 @@ def test_each_setting_makes_another_corpus(tmp_path):
     assert len({Dna.cache_key(DnaConfig(path=path, **settings)) for settings in [*variants, {"hold_out": "region"}]}) == 4
 
 
+def as_rna(text):
+    return text.replace("T", "U")
+
+
+def other_strand(text):
+    return "".join({"A": "U" if "U" in text else "T", "C": "G", "G": "C", "T": "A", "U": "A"}[letter] for letter in reversed(text))
+
+
+@pytest.mark.parametrize("hold_out", ["records", "region"])
+def test_windows_of_rna_hold_no_letter_that_the_data_do_not(hold_out):
+    records = [as_rna(letters(400, seed)) for seed in range(30)]
+    corpus = of(records, hold_out, either_strand=True)
+    both = "|".join([*records, *map(other_strand, records)])
+    drawn = [corpus.decode(row) for row in corpus.batch("train", 400, 16, torch.Generator().manual_seed(0))]
+    assert all(set(window) <= set("ACGU") and window in both for window in drawn)
+    assert 100 < sum(window not in "|".join(records) for window in drawn) < 300
+
+
+def test_each_record_keeps_its_own_alphabet_on_the_other_strand():
+    """RNA whose beginning holds no U at all, a third kind with neither letter, which follows the others only where they agree, and DNA beside them."""
+    rna, neither, dna = "AC" * 200 + "GU" * 200, "AACCGG" * 50, letters(400, 1)
+    mixed, pure = of([rna, neither, dna], "region", either_strand=True), of([rna, neither], "region", either_strand=True)
+
+    def drawn(corpus):
+        return [corpus.decode(row) for row in corpus.batch("train", 2000, 24, torch.Generator().manual_seed(0))]
+
+    sources = {"mixed": [rna, other_strand(rna), neither, other_strand(neither), dna, other_strand(dna)]}
+    sources["pure"] = [rna, other_strand(rna), neither, as_rna(other_strand(neither))]
+    assert all(any(window in source for source in sources["mixed"]) for window in drawn(mixed))
+    assert all(any(window in source for source in sources["pure"]) for window in drawn(pure))
+    assert all(any(window in source for window in drawn(mixed)) for source in sources["mixed"])
+
+
+def test_rna_and_its_other_strand_count_once_and_so_does_a_transcript():
+    dna = [letters(500, seed) for seed in range(4)]
+    rna = [as_rna(text) for text in dna]
+    assert of([*rna, other_strand(rna[2])]).fingerprint == of(rna).fingerprint != of(dna).fingerprint
+    assert of([*dna, rna[1], other_strand(rna[3])]).fingerprint == of(dna).fingerprint
+
+
+def test_what_is_known_of_rna_is_saved_and_dna_is_saved_as_ever(tmp_path):
+    rna, dna = (of([letters(900, seed, alphabet) for seed in range(3)], either_strand=True) for alphabet in ("ACGU", "ACGT"))
+    for name, corpus in (("rna", rna), ("dna", dna)):
+        corpus.save(tmp_path / name)
+        draw = [each.batch("train", 40, 20, torch.Generator().manual_seed(0)) for each in (corpus, Corpus.load(tmp_path / name))]
+        assert torch.equal(*draw)
+    assert (tmp_path / "rna" / "train_are_rna.npy").is_file() and not (tmp_path / "dna" / "train_are_rna.npy").exists()
+    assert "train_are_rna" not in dna.sums and of([letters(900, 0, "ACGU")]).train_are_rna is None
+
+
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
@@ -222,6 +296,25 @@ def test_broken_packing_is_refused(tmp_path, name, kind):
     packed = gzip.compress(content) if kind == "gzip" else pyarrow.compress(content, codec="zstd", asbytes=True)
     for broken in (packed[:-20], packed[: len(packed) // 2], b"nothing of the kind"):
         assert f"{name} is cut short or no {kind} file" in refusal(write(tmp_path, broken, name))
+
+
+def test_where_a_file_was_cut_is_told_by_line_and_record(tmp_path):
+    packer = zlib.compressobj(wbits=31)
+    content = packer.compress(fasta([letters(600, seed) for seed in range(9)], 60).encode()[: 20 + 610 + 20 + 61]) + packer.flush(zlib.Z_FULL_FLUSH)
+    message = refusal(write(tmp_path, content, "a.fa.gz"))
+    assert "is cut short or no gzip file" in message and message.endswith("; 13 whole lines were read, the last in record 'record_1'); fetch or pack it again")
+
+
+def test_windows_marks_and_other_endings_of_names_are_read(tmp_path):
+    plain = list(records(write(tmp_path, fasta([letters(90)]))))
+    for name in ("a.fas", "b.ffn", "c.FAS.gz"):
+        content = b"\xef\xbb\xbf" + fasta([letters(90)]).encode()
+        write(tmp_path, gzip.compress(content) if name.endswith("gz") else content, name)
+        assert Dna.cache_key(DnaConfig(path=str(tmp_path / name))) and list(records(tmp_path / name)) == plain
+
+
+def test_line_ends_of_old_macintoshes_are_named(tmp_path):
+    assert "a.fa, line 1: its lines end in a carriage return alone" in refusal(write(tmp_path, fasta([letters(90)]).replace("\n", "\r")))
 
 
 def test_text_is_not_taken_for_fasta(tmp_path):

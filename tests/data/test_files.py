@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 
 import pyarrow
 import pytest
@@ -66,7 +67,7 @@ def test_broken_zstd_is_refused(tmp_path, name):
 
 def test_bad_bytes_in_zstd_are_named_with_their_offset(tmp_path):
     (tmp_path / "a.txt.zst").write_bytes(zstd(b"fine\n\xff"))
-    assert "is not UTF-8 at byte 5 of the unpacked text (0xff)" in refusal(tmp_path / "a.txt.zst")
+    assert "is not UTF-8 at byte 5 of the unpacked text (0xff), in line 2;" in refusal(tmp_path / "a.txt.zst")
 
 
 def test_broken_parquet_is_refused(tmp_path):
@@ -75,6 +76,34 @@ def test_broken_parquet_is_refused(tmp_path):
     for index, broken in enumerate((content[:-20], content[: len(content) // 2], b"", b"PAR1", b"nothing of the kind", hurt)):
         (tmp_path / f"{index}.parquet").write_bytes(broken)
         assert f"{index}.parquet is cut short or no Parquet file" in refusal(tmp_path / f"{index}.parquet")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.txt.gz"])
+def test_where_a_file_was_cut_is_told_in_lines(tmp_path, name):
+    """Of a stream that ends a flush after the 300th line, no more than these 300 can be read."""
+    packer = zlib.compressobj(wbits=31)
+    lines = JSONL.splitlines(keepends=True)
+    content = packer.compress(b"".join(lines[:300])) + packer.flush(zlib.Z_FULL_FLUSH)
+    (tmp_path / name).write_bytes(content)
+    assert "; 300 whole lines were read)" in refusal(tmp_path / name)
+
+
+def test_where_a_table_was_hurt_is_told_in_rows(tmp_path):
+    file = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": TEXTS}), file, row_group_size=300, use_dictionary=False)
+    content, start = bytearray(file.read_bytes()), parquet.ParquetFile(file).metadata.row_group(1).column(0).data_page_offset
+    content[start : start + 200] = bytes(200)
+    file.write_bytes(content)
+    assert "300 rows were read" in refusal(file) or "256 rows were read" in refusal(file)
+
+
+def test_a_file_of_the_other_kind_is_told_where_it_is_read(tmp_path):
+    (tmp_path / "a.fas").write_text(">a\nACGT\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.txt").write_text("text")
+    assert "ends in none of .txt" in refusal(tmp_path / "a.fas") and "; data=dna reads a.fas" in refusal(tmp_path / "a.fas")
+    with pytest.raises(ValueError, match=r"the folder holds no FASTA file; accepted are .*; data=text reads b\.txt"):
+        prepare(part("data", {"name": "dna", "path": str(tmp_path / "sub")}), tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +130,7 @@ def test_another_column_can_be_named(tmp_path):
         ("a.txt.gz", gzip.compress(JSONL)[:-20], "is cut short or no gzip file"),
         ("a.txt", b"", "is empty (no document in it)"),
         ("a.jsonl", JSONL + b'{"body": "x"}\n', "line 601 has no key 'text'; it has: body"),
-        ("a.jsonl", JSONL + b'{"text": "\xff"}\n', f"is not UTF-8 at byte {len(JSONL) + 10:,} (0xff)"),
+        ("a.jsonl", JSONL + b'{"text": "\xff"}\n', f"is not UTF-8 at byte {len(JSONL) + 10:,} (0xff), in line 601;"),
     ],
 )
 def test_bad_data_write_nothing(tmp_path, name, content, complaint):

@@ -124,3 +124,20 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
 def test_the_other_strand_belongs_to_nucleotides():
     with pytest.raises(ValueError, match=r"data\.reverse_complement=true belongs to data\.tokenizer=nucleotides"):
         part("data", {"name": "hf", "dataset": "x", "reverse_complement": True})
+
+
+def test_a_dataset_that_is_a_script_is_named_with_the_revision_that_is_none(monkeypatch):
+    def load_dataset(*_, **__):
+        raise RuntimeError("Dataset scripts are no longer supported, but found openwebtext.py")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(hf, "_check_reach", lambda _: None)
+    message = refusal(ValueError, dataset="Skylion007/openwebtext")
+    assert message.startswith("data.dataset=Skylion007/openwebtext is a script") and message.endswith("data.revision=refs/convert/parquet")
+
+
+@pytest.mark.parametrize("place", ["/nowhere/typo", "./typo", "~/typo", "a/b/c"])
+def test_what_can_only_be_a_folder_and_is_none_is_refused_by_a_plan_as_by_a_sweep(place):
+    assert refusal(ValueError, dataset=place).startswith(f"data.dataset={place}: no such folder.\n")
+    with pytest.raises(ValueError, match="no such folder"):
+        HuggingFaceDataset.stand_in(HuggingFaceConfig(dataset=place))

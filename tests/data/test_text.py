@@ -144,7 +144,7 @@ def test_bad_bytes_are_named_with_their_offset(tmp_path, name, before, packed):
     file = tmp_path / (name + ".gz" * packed)
     file.write_bytes(gzip.compress(content) if packed else content)
     place = f"{len(before.encode()) + 10} of the unpacked text (0xe9)" if packed else f"{len(before.encode()) + 10} (0xe9)"
-    assert f"{file} is not UTF-8 at byte {place}; convert it to UTF-8" in refusal(file)
+    assert f"{file} is not UTF-8 at byte {place}, in line 2; convert it to UTF-8" in refusal(file)
 
 
 def test_a_character_cut_off_at_the_end_is_refused(tmp_path):

@@ -160,7 +160,7 @@ def test_neither_files_nor_network_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(_gpt2, "HOME", "http://127.0.0.1:9/")  # nothing answers there
     started = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"neither in tiktoken's cache .* nor to be had from the network") as caught:
+    with pytest.raises(RuntimeError, match=r"missing in tiktoken's cache .* and not to be had from the network") as caught:
         Gpt2Tokenizer(None)
     assert str(caught.value).count("\n") == 1 and "data.ranks=FOLDER" in str(caught.value)
     assert time.monotonic() - started < 60
@@ -203,6 +203,20 @@ def test_tiktokens_own_cache_is_used_without_a_network(gpt2, tmp_path, monkeypat
         (tmp_path / hashlib.sha1((_gpt2.HOME + name).encode()).hexdigest()).write_bytes((SHARED / "tokenizer" / name).read_bytes())
     monkeypatch.setattr(_gpt2.urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked the network"))
     assert Gpt2Tokenizer(None).vocabulary == gpt2.vocabulary
+
+
+def test_a_damaged_cache_without_a_network_names_the_remedy(tmp_path, monkeypatch):
+    import hashlib
+
+    def refuse(*_, **__):
+        raise OSError("no network here")
+
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(_gpt2.urllib.request, "urlopen", refuse)
+    for name in _gpt2.FILES:
+        (tmp_path / hashlib.sha1((_gpt2.HOME + name).encode()).hexdigest()).write_bytes(b"cut sho")
+    with pytest.raises(RuntimeError, match=r"damaged in tiktoken's cache .* and not to be had from the network \(no network here\)\.\n.*data\.ranks=FOLDER"):
+        Gpt2Tokenizer(None)
 
 
 def test_openwebtext_with_gpt2_and_4096_kept(gpt2):

@@ -126,6 +126,13 @@ def test_bert_predicts_15_percent_and_shows_of_them_80_masks_10_random_tokens_an
     assert torch.equal(examples.targets_BN, tokens)
 
 
+def test_a_rate_that_nothing_reads_is_refused_and_the_default_is_not():
+    with pytest.raises(ValueError, match=r"objective\.fixed_rate=0\.3 changes nothing here: it belongs to objective\.mask_rate=fixed \(.*=cosine given\)"):
+        mlm(mask_rate="cosine", fixed_rate=0.3)
+    mlm(mask_rate="cosine", fixed_rate=0.15)
+    mlm(mask_rate="fixed", fixed_rate=0.3)
+
+
 def test_a_fixed_rate_is_that_of_every_sequence():
     tokens = torch.zeros(50, 4000, dtype=torch.long)
     for rate in (0.02, 0.4):

@@ -85,6 +85,20 @@ def test_a_geometric_schedule_that_falls_is_refused():
         score_entropy(sigma_min=30.0)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epsilon": 0.01}, r"objective\.epsilon=0\.01 changes nothing here: it belongs to objective\.noise=loglinear \(objective\.noise=geometric given\)"),
+        ({"noise": "loglinear", "sigma_max": 10.0}, r"objective\.sigma_max=10\.0 changes nothing here: it belongs to objective\.noise=geometric"),
+    ],
+)
+def test_what_the_noise_does_not_read_is_refused_and_its_default_is_not(settings, message):
+    with pytest.raises(ValueError, match=message):
+        score_entropy(**settings)
+    score_entropy(noise="loglinear", sigma_min=1e-4, sigma_max=20.0)
+    score_entropy(noise="geometric", epsilon=1e-3)
+
+
 def test_validation_takes_the_same_times_and_masks_for_every_mechanism_and_seed(lab):
     drawn = []
     for changes in ({"mechanism": {"name": "sa"}}, {"mechanism": {"name": "sc"}, "seed": 3}):

@@ -16,11 +16,12 @@ import torch
 from analysis.generation_tables import generation_tables
 from analysis.load import load
 from stability.config import GenerateSpec, checked
+from stability.data._vocabulary import BYTES, Vocabulary
 from stability.generate import main
 from stability.probes import samples
 from stability.probes.alpha_max import corpus_of
-from stability.probes.generation import Source, generate, is_generated, missing_phases, num_steps, resolved_sampler
-from stability.probes.oracle import Score, load_oracle
+from stability.probes.generation import Source, check_kept, generate, is_generated, missing_phases, num_steps, resolved_sampler
+from stability.probes.oracle import Score, load_oracle, oracle_checkpoint
 from stability.probes.samples import Sample
 from stability.runs.directory import read_json
 from stability.runs.results import GENERATION_COLUMNS, collect, write
@@ -235,6 +236,75 @@ def test_another_oracle_scores_the_same_samples_and_other_samples_lose_their_sco
     assert not runs["mlm"].generation_file("terminal").exists()
 
 
+def test_finished_samples_and_scores_are_replaced_only_if_asked_for(trained, tmp_path):
+    lab, runs, _ = trained
+    oracle, place = f"ckpt:{runs['ar'].path}", f"ckpt={runs['mlm'].path}"
+    words = [place, "num=3", "device=cpu", f"oracle={oracle}"]
+    assert main(words) == 0
+    scored = table(runs["mlm"])
+    with pytest.raises(ValueError, match=r"finished samples with seed=0 \(asked for: 1\) of its terminal checkpoint.*;\noverwrite=true replaces them"):
+        main([*words, "seed=1"])
+    with pytest.raises(ValueError, match=r"finished samples with num=3 \(asked for: 4\)"):
+        main([f"ckpt={runs['mlm'].checkpoints()[-1]}", "num=4", "device=cpu"])
+    with pytest.raises(ValueError, match=r"scores of another oracle \(ckpt:\w+/step_000012; asked for: hf:"):
+        main([*words[:-1], f"oracle=hf:{save(tmp_path / 'model')}"])
+    assert main(words) == 0 and main(words[:-1]) == 0 and table(runs["mlm"]).equals(scored)
+    assert main([*words[:-1], f"oracle=hf:{tmp_path / 'model'}", "overwrite=true"]) == 0 and set(table(runs["mlm"]).oracle) == {"hf:model (on bytes)"}
+    assert main([*words, "seed=1", "overwrite=true"]) == 0 and set(table(runs["mlm"]).seed) == {1}
+
+
+def test_samples_of_weights_that_have_changed_are_replaced_unasked(trained):
+    lab, runs, _ = trained
+    run(lab, runs["mlm"])
+    file = samples.meta_file(runs["mlm"], "terminal")
+    file.write_text(json.dumps({**read_json(file), "checkpoint": "of before"}))
+    check_kept([runs["mlm"]], spec_of(seed=1))
+    run(lab, runs["mlm"])
+    with pytest.raises(ValueError, match="finished samples with seed=0"):
+        check_kept([runs["mlm"]], spec_of(seed=1))
+
+
+def test_an_unknown_token_leaves_no_nats_per_byte(trained, monkeypatch, capsys):
+    lab, runs, study = trained
+    monkeypatch.setattr(Vocabulary, "unknown", 7)
+    monkeypatch.setattr("stability.probes.generation.corpus_of", lambda *given: replace(corpus_of(*given), vocabulary=BYTES))
+    assert main([f"ckpt={runs['mlm'].path}", "num=3", "device=cpu", f"oracle=ckpt:{runs['ar'].path}"]) == 0
+    assert table(runs["mlm"]).nll_per_byte.isna().all() and set(table(runs["mlm"]).num_bytes) == {0} and table(runs["mlm"]).nll.notna().all()
+    said = capsys.readouterr().out
+    assert "nats per token of ckpt:" in said and "per byte" not in said
+    write(collect(study.path), study.results)
+    (shown,) = generation_tables(load(study.path))
+    assert "; none per byte, since" in shown.caption and "per byte" not in shown.rows[0][1].detail
+
+
+@pytest.mark.parametrize(("keep", "unknown"), [(3, 3), (None, None)])
+def test_a_vocabulary_knows_its_unknown_token(keep, unknown):
+    from stability.data._split import Sorted, kept_tokens
+
+    side = Sorted(np.array([65, 66, 66, 67], dtype=np.uint16), np.array([0]), np.array([4]), np.array([4]), 0)
+    vocabulary = BYTES if keep is None else kept_tokens((side, side), BYTES, keep)[0]
+    assert vocabulary.unknown == unknown
+
+
+def test_an_oracle_may_be_a_study_of_one_run_and_of_no_more(trained):
+    lab, runs, study = trained
+    alone = StudyFolder.of(lab.pool, "judge")
+    alone.write([runs["ar"].run_id])
+    assert oracle_checkpoint(str(alone.path)) == oracle_checkpoint(str(runs["ar"].path)) == runs["ar"].checkpoints()[-1]
+    with pytest.raises(ValueError, match=rf"is a study of 2 runs, and an oracle is one run;\ngive one of them: ckpt:{runs['mlm'].path}"):
+        oracle_checkpoint(str(study.path))
+
+
+def test_equal_samples_are_warned_of(trained, capsys):
+    _, runs, _ = trained
+    place = f"ckpt={runs['mlm'].path}"
+    assert main([place, "num=2", "temperature=0", "device=cpu"]) == 0
+    assert "warning: sampler=top_prob with temperature=0" in capsys.readouterr().out and len(set(texts(runs["mlm"]))) == 1
+    assert main([place, "num=2", "temperature=0", "sampler=random", "device=cpu", "overwrite=true"]) == 0
+    said = capsys.readouterr().out
+    assert "warning" not in said and f"1/1 {runs['mlm'].run_id}, " in said and "1/1 1/1" not in said
+
+
 def test_an_interrupted_generation_leaves_nothing_and_goes_on(trained):
     lab, runs, _ = trained
     spec = spec_of(oracle=f"ckpt:{runs['ar'].path}")
@@ -325,7 +395,8 @@ def test_the_score_of_nothing_is_no_number(trained):
         (["ckpt=MLM", "num=3", "sampler=euler"], "sampler=euler does not fit objective=mlm; these do: top_prob, random"),
         (["ckpt=AR", "num=3", "sampler=top_prob"], "sampler=top_prob does not fit objective=ar; these do: ar"),
         (["ckpt=UNIFORM", "num=3", "sampler=top_prob"], "these do: analytic, euler"),
-        (["ckpt=MLM", "num=3", "steps=5"], "steps=5 belongs to sampler=euler and sampler=analytic"),
+        (["ckpt=MLM", "num=3", "steps=5"], "steps=5 belongs to sampler=euler and sampler=analytic; sampler=auto is top_prob here"),
+        (["ckpt=MLM", "num=3", "steps=5", "sampler=random"], "steps=5 belongs to sampler=euler and sampler=analytic; sampler=random fills one"),
         (["ckpt=MLM", "num=3", "oracle=gpt2-large"], "oracle=gpt2-large: neither hf:NAME_OR_FOLDER nor ckpt:FOLDER"),
         (["ckpt=MLM", "num=3", "oracle=hf:/nothing/there"], "oracle: hf=/nothing/there: no such folder"),
         (["ckpt=MLM", "num=3", "oracle=hf:ENCODER"], "reads the tokens that it would have to predict"),
@@ -378,6 +449,7 @@ def test_a_run_that_is_not_finished_is_refused_and_so_is_one_without_a_checkpoin
 def test_auto_is_the_paper_s_sampler_where_there_are_masks(trained):
     _, runs, _ = trained
     specs = {name: checkpoint.load(directory.checkpoints()[-1])[0] for name, directory in runs.items()}
+    assert resolved_sampler(specs["uniform"], spec_of(steps=3)) == "analytic"
     assert {name: resolved_sampler(spec, spec_of()) for name, spec in specs.items()} == {
         "mlm": "top_prob",
         "ar": "ar",

@@ -1,0 +1,64 @@
+"""What the runs of a study have in common and no column says: objective, tokens, size, steps, from the spec that its sweep left in `study.json`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from analysis.load import Study
+from analysis.spread import count_range, listed, plural
+
+TOKENS = {"dna": "nucleotides", "stdlib": "bytes"}  # of the data sources that have no other
+
+
+def objective(study: Study) -> str:
+    """``"score_entropy, absorbing graph, geometric noise"``; the names alone where the study keeps no spec."""
+    known = _part(study, "objective")
+    if known.get("name") == "score_entropy":
+        return f"score_entropy, {known['graph']} graph, {known['noise']} noise"
+    if known.get("name") == "mlm":
+        rate = f"fixed at {known['fixed_rate']:g}" if known["mask_rate"] == "fixed" else known["mask_rate"]
+        return f"mlm, mask rate {rate}{', corruption bert' if known.get('corruption') == 'bert' else ''}"
+    return listed(sorted(set(study.runs["objective"]) - {""}))
+
+
+def tokens(study: Study) -> str:
+    """``"gpt2, 4,096 kept"``; "" where the study does not say."""
+    known = _part(study, "data")
+    kept = f", {known['keep']:,} kept" if known.get("keep") else ""
+    return f"{known.get('tokenizer') or TOKENS.get(known.get('name', ''), '')}{kept}"
+
+
+def unit(study: Study) -> str:
+    """Of the validation NLL: score entropy bounds the NLL of all tokens from above, the other objectives count those that they predict."""
+    return "upper bound, nats per token" if set(study.runs["objective"]) == {"score_entropy"} else "nats per predicted token"
+
+
+def facts(study: Study) -> list[tuple[str, str]]:
+    """Rows for "What was run"."""
+    return [("Objective", objective(study) or "not recorded"), ("Model", _model(study)), ("Training", _training(study))]
+
+
+def _model(study: Study) -> str:
+    known, parameters = _part(study, "model"), f"{count_range(study.runs['num_params'])} parameters"
+    if not known:
+        return f"{listed(sorted(set(study.runs['model']) - {''})) or 'size not recorded'}; {parameters}"
+    counts = [plural(known["layers"], "layer"), f"width {known['width']}", plural(known["heads"], "head"), f"{known['positions']} positions"]
+    return f"{known['name']}: {', '.join(counts)}; {parameters}"
+
+
+def _training(study: Study) -> str:
+    spec = _spec(study)
+    if not {"steps", "batch"} <= spec.keys():
+        return "not recorded"
+    parts = f", {spec['microbatch']} at a time" if spec.get("microbatch") else ""
+    return f"{plural(spec['steps'], 'step')} of {plural(spec['batch'], 'sequence')}{parts}"
+
+
+def _spec(study: Study) -> dict[str, Any]:
+    spec = study.study.get("spec")
+    return spec if isinstance(spec, dict) else {}
+
+
+def _part(study: Study, key: str) -> dict[str, Any]:
+    part = _spec(study).get(key)
+    return part if isinstance(part, dict) else {}
