@@ -101,15 +101,16 @@ class Dispatch:
 
     def _ended(self, pending: Any) -> None:
         import ray
+        from ray import exceptions
 
         worker, index = self._busy.pop(pending)
         try:
             ray.get(pending)
-        except ray.exceptions.TaskCancelledError:
+        except exceptions.TaskCancelledError:
             pass
-        except ray.exceptions.RayTaskError as error:  # not even its failure could be written down
+        except exceptions.RayTaskError as error:  # not even its failure could be written down
             mark_failed(self._trials[index], _last_line(str(error)), str(error))
-        except ray.exceptions.RayError as error:
+        except exceptions.RayError as error:
             self._workers.forget(worker)
             self._deaths.append(Death(index, worker.node_id, f"{error}\n", time.monotonic()))
             return

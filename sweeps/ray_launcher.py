@@ -160,6 +160,7 @@ def _gpus_of(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: In
 def _measured(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: Interrupt) -> Peak | None:
     """The probe in a process of its own, with a GPU to itself; None once an interrupt is requested. Errors: ``RuntimeError`` where it could not end."""
     import ray
+    from ray import exceptions
 
     pending = ray.remote(num_cpus=1, num_gpus=1, max_calls=1, max_retries=0)(probe).remote(list(trials))
     while not ray.wait([pending], timeout=TICK_S)[0]:
@@ -169,7 +170,7 @@ def _measured(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: I
             return None
     try:
         return ray.get(pending)
-    except ray.exceptions.RayError as error:
+    except exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]
         raise RuntimeError(f"the memory that a trial takes could not be measured ({reason}); give it a share of a GPU: gpus_per_trial=0.25") from None
 

@@ -137,11 +137,12 @@ class Workers:
     def started(self, pending: Any) -> None:
         """A worker answered, or failed to start. Errors: ``RuntimeError`` where that happens again and again on a node that lives."""
         import ray
+        from ray import exceptions
 
         worker = self.starting.pop(pending)
         try:
             ray.get(pending)
-        except ray.exceptions.RayError as error:
+        except exceptions.RayError as error:
             self.forget(worker)
             if not self.is_alive(worker.node_id):
                 return
@@ -169,7 +170,7 @@ class Workers:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        there: Any = NodeAffinitySchedulingStrategy(node_id, soft=False)  # Ray annotates one of its strategies only
         actor = ray.remote(num_cpus=self.share.cpus, num_gpus=self.share.gpus, max_restarts=0, scheduling_strategy=there)(Worker)
         worker = Held(actor.remote(Process.current()), node_id)
         self._held.append(worker)

@@ -69,12 +69,13 @@ def _ask(*arguments: str) -> Any:
 
 def _answer(pending: Any) -> str:
     import ray
+    from ray import exceptions
 
     try:
         return ray.get(pending, timeout=ANSWER_S)
-    except ray.exceptions.GetTimeoutError:
+    except exceptions.GetTimeoutError:
         return f"no answer from there within {ANSWER_S:.0f} s"
-    except ray.exceptions.RayError as error:  # died, or cannot import this package
+    except exceptions.RayError as error:  # died, or cannot import this package
         return f"asking there failed ({str(error).strip().splitlines()[-1]})"
 
 

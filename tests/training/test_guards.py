@@ -161,14 +161,14 @@ def test_a_step_that_was_taken_is_not_skipped(lab):
 
 def test_a_guarded_run_is_judged_by_every_finite_loss_it_met(lab, monkeypatch, poison):
     """What made a restore necessary is not forgotten: the rise before it is a spike."""
-    guarded = {"guards": RESTORE, "steps": 40, "lr_peak": 1e-2, "evaluation": {"every_steps": 20, "sequences": 8}, "batch": 16}
+    guarded = {"guards": RESTORE, "steps": 200, "lr_peak": 1e-2, "evaluation": {"every_steps": 20, "sequences": 8}, "batch": 16}
     poison(25)
     assert lab.train(lab.spec(**guarded)).status()["state"] == "stable"
     seen, real = [], loop.SpikeWatch.update
     monkeypatch.setattr(loop.SpikeWatch, "update", lambda self, step, loss: (seen.append(step), real(self, step, loss + 30 * (22 <= step <= 24)))[1])
     status = lab.train(lab.spec(**guarded, seed=1)).status()
     assert (status["state"], status["result"]["restores"]) == ("spiked", 1)
-    assert seen == [step for step in range(1, 41) if step != 25]
+    assert seen == [step for step in range(1, 201) if step != 25]
 
 
 @pytest.mark.parametrize(("guards", "killed_at", "left_at"), [(SKIP, (7, 10), (3,)), (RESTORE, (2, 5, 7, 9, 10), (3, 7, 8))])
