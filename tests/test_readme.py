@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def test_every_sweep_command_of_the_readme_parses(tmp_path):
     for command in commands:
         if "-h" not in command.split():
             (tmp_path / "my_corpus.jsonl.gz").touch()
-            read_spec("sweep", command.split())
+            read_spec("sweep", shlex.split(command))
 
 
 def test_the_library_example_of_the_readme_runs():
