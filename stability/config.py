@@ -27,6 +27,7 @@ from stability.protocol import CurvatureSpec
 from stability.registry import Registry, add_plugin
 from stability.sampling import GenerateSpec, GenerationSpec, asked_for
 from stability.search_space import HalvingSpec, SearchSpec, chosen, halving_asked_for
+from stability.tokenizer_spec import TokenizerSpec
 from stability.validation import Settings, checked
 
 # Raised when the same spec would train differently: old runs then keep their ids and are not taken for new ones.
@@ -267,6 +268,7 @@ class SweepSpec(AbstractRecipe):
 
 
 SPECS = {"sweep": SweepSpec, "hessian": HessianSpec, "report": ReportSpec, "status": StatusSpec, "probe": ProbeSpec, "generate": GenerateSpec}
+SPECS["train_tokenizer"] = TokenizerSpec
 
 
 def parse(kind: str, values: dict[str, Any]) -> Any:
@@ -289,7 +291,7 @@ def run_id(spec: RunSpec) -> str:
     A field younger than the first runs is left out where it holds what they did without it (`stability.neutral`).
     """
     values = without_neutral(spec.model_dump(mode="json"))
-    for key in ("path", "tokenizer", "ranks", "keep"):
+    for key in ("path", "tokenizer", "ranks", "keep", "annotations"):
         values["data"].pop(key, None)
     values["model"].pop("name", None)  # the same size under another name is the same run
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))

@@ -17,11 +17,12 @@ from stability.config import RunSpec, parse_run
 from stability.models.backbone import Backbone
 from stability.runs.directory import fsync
 from stability.runs.leftovers import temporary
+from stability.validation import Settings
 
 MODEL, TRAINER, MANIFEST = "model.safetensors", "trainer.pt", "manifest.json"
 
 
-def save(folder: Path, model: torch.nn.Module, trainer: dict[str, Any], spec: RunSpec, *, step: int, vocab_size: int) -> Path:
+def save(folder: Path, model: torch.nn.Module, trainer: dict[str, Any], spec: Settings, *, step: int, vocab_size: int) -> Path:
     """Write ``folder`` (…/step_000200) under a temporary name, fsync, rename. ``trainer``: tensors and plain values only.
 
     One that stands there already goes at the last moment, as `remove` does it: it is a damaged one, a good one is not written again.

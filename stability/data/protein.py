@@ -1,0 +1,136 @@
+"""Proteins: PDB and mmCIF files or prepared shards, or documented synthetic chains where none are given."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from stability.config import Settings
+from stability.data import _synthetic_proteins as synthetic
+from stability.data._base import AbstractDataSource
+from stability.data._files import find_files, origin_of, sha256_of_file, suffix_of
+from stability.data._progress import bar
+from stability.data._protein_annotations import read_annotations
+from stability.data._protein_chain import ProteinChain
+from stability.data._protein_corpus import VERSION as CORPUS_VERSION
+from stability.data._protein_corpus import ProteinCorpus
+from stability.data._protein_npz import read_npz
+from stability.data._protein_parse import SUFFIXES
+from stability.data._protein_shards import TAR_SUFFIXES, shards
+from stability.data._protein_split import corpus_of
+from stability.data.text import SUFFIXES as TEXT_SUFFIXES
+from stability.runs.lock import RunLock
+
+# Raised when the same files (or no file) would give other chains.
+VERSION = 1
+MOST_SHOWN = 10  # skipped files; all of them are in the prepared folder's skipped.tsv
+
+
+class ProteinConfig(Settings):
+    """Where structures and annotations are, and which chains count."""
+
+    path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="PDB, mmCIF (.gz), a tar of them (.tar, .tar.gz, .tgz), .npz shards, or a folder of such files; null: synthetic chains",
+    )
+    annotations: str | None = Field(
+        default=None, min_length=1, description="UniProt flat file (.txt, .dat) or table (.tsv) by accession: domains, descriptions, orthologous groups"
+    )
+    plddt: Literal["auto", "always", "never"] = Field(
+        default="auto", description="whether B-factors are pLDDT: auto: where the file says that it is a predicted model"
+    )
+    min_residues: int = Field(default=10, ge=10, description="chains with fewer residues that have coordinates are left out")
+    held_out: float = Field(default=0.01, gt=0, le=0.5, description="share of the chains that is held out, in whole proteins")
+
+
+class Protein(AbstractDataSource):
+    """Chains with sequence, coordinates, secondary structure (DSSP's nine classes), SASA, pLDDT and annotations; split by protein."""
+
+    Config: ClassVar[type[Settings]] = ProteinConfig
+    corpus: ClassVar[Any] = ProteinCorpus
+
+    @classmethod
+    def prepare(cls, config: ProteinConfig, scratch: Path | None = None) -> ProteinCorpus:
+        """Parse every file once. A file that cannot be parsed is skipped; stderr and the corpus say which and why.
+
+        Shards lie in a hidden folder of ``scratch`` until the corpus is whole: an interrupted preparation goes on. Errors: ``ValueError`` naming file and
+        what would be right; ``RuntimeError`` without biotite.
+        """
+        annotations = None if config.annotations is None else read_annotations(Path(config.annotations).expanduser())
+        if config.path is None:
+            return corpus_of(synthetic.chains(), (), annotations, synthetic.DESCRIPTION, config.held_out, scratch)
+        files, skipped = protein_files(config.path), []
+        key = sha256(str(cls.cache_key(config)).encode()).hexdigest()[:16]
+        with bar("reading structures"), _workplace(scratch, key) as folder:
+            found = _chains(files, folder, config, skipped)
+            corpus = corpus_of(found, skipped, annotations, origin_of(config.path, files, "proteins"), config.held_out, scratch)
+        _tell(skipped)
+        return corpus
+
+    @classmethod
+    def cache_key(cls, config: ProteinConfig) -> str:
+        """Name and sha256 of each file (or the synthetic chains' seed) and of the annotations, and the settings; not where they lie."""
+        files = [] if config.path is None else [(file.name, sha256_of_file(file)) for file in protein_files(config.path)]
+        annotations = None if config.annotations is None else sha256_of_file(Path(config.annotations).expanduser())
+        return json.dumps([VERSION, CORPUS_VERSION, config.plddt, config.min_residues, config.held_out, annotations, files or ["synthetic", synthetic.SEED]])
+
+
+def protein_files(path: str) -> list[Path]:
+    """The file, or a folder's files, sorted. Errors: ``ValueError`` as `find_files`."""
+    return find_files(path, (*SUFFIXES, ".npz", *TAR_SUFFIXES), "structure file", other=("data=text", TEXT_SUFFIXES))
+
+
+@contextmanager
+def _workplace(scratch: Path | None, key: str) -> Iterator[Path]:
+    """A folder for shards, kept where the block is interrupted: the next preparation of the same files finds it again. Removed where it ends well or
+    with a ``ValueError``. While another process works in it (or where there is no ``scratch``), one of this process's own, never kept."""
+    shared = None if scratch is None else scratch / f".proteins-{key}"
+    lock = None if shared is None else RunLock(shared)
+    is_ours = lock is not None and lock.acquire()
+    folder = shared if shared is not None and is_ours else Path(tempfile.mkdtemp(prefix=".proteins-", dir=scratch))
+    is_kept = False
+    try:
+        yield folder
+    except ValueError:
+        raise
+    except BaseException:
+        is_kept = is_ours
+        raise
+    finally:
+        if not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            lock.release()
+
+
+def _chains(files: list[Path], folder: Path, config: ProteinConfig, skipped: list[tuple[str, str]]) -> Iterator[ProteinChain]:
+    """The chains of all files; ``skipped`` grows on the way."""
+    ready = [file for file in files if suffix_of(file, (".npz",))]
+    structures = [file for file in files if file not in set(ready)]
+    made = shards(structures, folder, config.plddt, config.min_residues) if structures else ()
+    for file in chain(ready, made):
+        found, reasons = read_npz(file)
+        skipped += reasons
+        yield from found
+
+
+def _tell(skipped: list[tuple[str, str]]) -> None:
+    """What was left out, on stderr, in as many lines as a screen has room for."""
+    for name, reason in skipped[:MOST_SHOWN]:
+        print(f"skipped {name}: {reason}", file=sys.stderr)
+    if len(skipped) > MOST_SHOWN:
+        print(f"and {len(skipped) - MOST_SHOWN:,} more, all listed in the prepared data's skipped.tsv", file=sys.stderr)
+
+
+EXPORT = Protein

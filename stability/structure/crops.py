@@ -1,0 +1,61 @@
+"""Batches of protein chains as padded tensors: random crops to train on, fixed parts of chains to measure on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stability.data._protein_chain import ProteinChain
+
+BACKBONE = 3  # N, CA, C
+FEWEST_RESIDUES = 4  # valid ones, which a superposition says something about
+
+
+@dataclass(frozen=True)
+class Residues:
+    """``coords_BNAX`` (B, N, 3, 3): N, CA, C in Å; ``atoms_BNAX`` (B, N, 14, 3); masks: True where valid; what is not valid holds 0."""
+
+    coords_BNAX: Tensor
+    mask_BN: Tensor
+    atoms_BNAX: Tensor
+    atoms_mask_BNA: Tensor
+    sequence_BN: Tensor
+
+    def to(self, device: torch.device) -> Residues:
+        return Residues(**{item.name: getattr(self, item.name).to(device) for item in fields(self)})
+
+
+def first_parts(chains: Sequence[ProteinChain], positions: int) -> list[ProteinChain]:
+    """The first ``positions`` residues of each chain, of those in which enough are valid."""
+    parts = [chain.crop(0, positions) for chain in chains]
+    return [part for part in parts if part.mask_N.sum() >= FEWEST_RESIDUES]
+
+
+def random_crops(chains: Sequence[ProteinChain], num: int, positions: int, generator: torch.Generator) -> Residues:
+    """``num`` chains, each as likely, and of each a contiguous part of ``positions`` residues, or all of it."""
+    chosen = torch.randint(len(chains), (num,), generator=generator).tolist()
+    places = torch.rand(num, generator=generator, dtype=torch.float64).tolist()
+    room = [max(0, len(chains[index]) - positions) for index in chosen]
+    starts = [int(place * (space + 1)) for place, space in zip(places, room, strict=True)]
+    return padded([chains[index].crop(start, positions) for index, start in zip(chosen, starts, strict=True)])
+
+
+def padded(chains: Sequence[ProteinChain]) -> Residues:
+    """Chains of their own lengths side by side."""
+    length = max(len(chain) for chain in chains)
+
+    def stacked(name: str) -> Tensor:
+        rows = [getattr(chain, name) for chain in chains]
+        full = np.zeros((len(rows), length, *rows[0].shape[1:]), dtype=rows[0].dtype)
+        for row, values in zip(full, rows, strict=True):
+            row[: len(values)] = values
+        return torch.from_numpy(full)
+
+    mask_BN, atoms_mask_BNA, atoms_BNAX = stacked("mask_N"), stacked("atoms14_mask_NA"), stacked("atoms14_NAX")
+    atoms_mask_BNA = atoms_mask_BNA & mask_BN[..., None]
+    atoms_BNAX = torch.where(atoms_mask_BNA[..., None], atoms_BNAX, 0.0)
+    return Residues(atoms_BNAX[:, :, :BACKBONE], mask_BN, atoms_BNAX, atoms_mask_BNA, stacked("sequence").long())

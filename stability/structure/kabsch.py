@@ -1,0 +1,60 @@
+"""Optimal superposition of point sets (Kabsch 1976), batched and weighted, and the squared error that it leaves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def kabsch_rotation(x_BMX: Tensor, y_BMX: Tensor, weight_BM: Tensor) -> Tensor:
+    """The proper rotations R (B, 3, 3), det +1, that minimise Σ_m w_m ‖R x_m − y_m‖² for centred points; float64, no gradient.
+
+    From the singular value decomposition of Σ w y xᵀ; a reflection that would fit better is refused by turning the smallest singular direction. Where
+    the optimum is not unique (points on a line), one of the optima.
+    """
+    with torch.no_grad():
+        weighted_BMX = weight_BM.double()[..., None] * y_BMX.double()
+        moments_BXX = weighted_BMX.transpose(-1, -2) @ x_BMX.double()
+        finite_B = moments_BXX.isfinite().all(-1).all(-1)  # LAPACK raises on others; the error itself then says NaN
+        u_BXX, _, vt_BXX = torch.linalg.svd(torch.where(finite_B[:, None, None], moments_BXX, 0.0))
+        sign_B = torch.linalg.det(u_BXX @ vt_BXX).sign()
+        turn_BX = torch.ones_like(u_BXX[..., 0])
+        turn_BX[..., 2] = sign_B
+        return u_BXX * turn_BX[..., None, :] @ vt_BXX
+
+
+def centred(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
+    """Points less their weighted mean; points of weight 0 become 0, whatever they held."""
+    x_BMX = torch.where((weight_BM > 0)[..., None], x_BMX, 0.0)
+    total_B = weight_BM.sum(-1).clamp_min(torch.finfo(x_BMX.dtype).tiny)
+    mean_BX = (weight_BM[..., None] * x_BMX).sum(-2) / total_B[..., None]
+    return torch.where((weight_BM > 0)[..., None], x_BMX - mean_BX[..., None, :], 0.0)
+
+
+def aligned_squared_error(x_BMX: Tensor, y_BMX: Tensor, mask_BM: Tensor) -> Tensor:
+    """(B,): min over rotations R and shifts t of the mean over valid points of ‖x − R y − t‖², in the unit of x squared; 0 where no point is valid.
+
+    Differentiable in x: R is held fixed at its optimum, and where that is unique this is the exact gradient, since the minimised error does not change
+    with R there to first order (envelope theorem). The singular value decomposition is never differentiated: its own gradient has poles where singular
+    values meet. Second derivatives need it, and would be wrong.
+    """
+    weight_BM = mask_BM.to(x_BMX.dtype)
+    x_BMX, y_BMX = centred(x_BMX, weight_BM), centred(y_BMX, weight_BM)
+    rotation_BXX = kabsch_rotation(y_BMX, x_BMX.detach(), weight_BM).to(x_BMX.dtype)
+    error_BM = (x_BMX - y_BMX @ rotation_BXX.transpose(-1, -2)).square().sum(-1)
+    return (weight_BM * error_BM).sum(-1) / weight_BM.sum(-1).clamp_min(1.0)
+
+
+def superposed(x_BMX: Tensor, y_BMX: Tensor, mask_BM: Tensor) -> Tensor:
+    """x moved onto y as a rigid body; every point of x moves, the valid ones decide how. The dtype is x's."""
+    weight_BM = mask_BM.double()
+    wide_BMX, goal_BMX = x_BMX.double(), y_BMX.double()
+    rotation_BXX = kabsch_rotation(centred(wide_BMX, weight_BM), centred(goal_BMX, weight_BM), weight_BM)
+    from_BX, to_BX = (_mean(points, weight_BM) for points in (wide_BMX, goal_BMX))
+    moved_BMX = (wide_BMX - from_BX[:, None]) @ rotation_BXX.transpose(-1, -2) + to_BX[:, None]
+    return moved_BMX.to(x_BMX.dtype)
+
+
+def _mean(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
+    x_BMX = torch.where((weight_BM > 0)[..., None], x_BMX, 0.0)
+    return (weight_BM[..., None] * x_BMX).sum(-2) / weight_BM.sum(-1, keepdim=True).clamp_min(1e-12)

@@ -1,0 +1,181 @@
+"""What a trained tokenizer does to held-out chains: RMSD beside a trivial baseline, use of the codebook, tokens under rotation; as parquet and mmCIF."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from stability.data._protein_chain import ProteinChain
+from stability.runs.directory import RunDirectory, read_json, write_atomically, write_json
+from stability.structure.crops import BACKBONE, Residues, first_parts, padded
+from stability.structure.frames import in_frame, random_rotations, turned
+from stability.structure.ideal_chain import ideal_backbone, mean_geometry
+from stability.structure.kabsch import aligned_squared_error, superposed
+from stability.structure.mmcif import mmcif
+from stability.structure.tokenizer import StructureTokenizer
+from stability.training.seeds import generator_for
+
+SCHEMA = 1
+SHIFT_ANGSTROM = 50.0
+AT_ONCE = 32
+
+
+def measure(
+    tokenizer: StructureTokenizer, directory: RunDirectory, train: Sequence[ProteinChain], held_out: Sequence[ProteinChain], *, rotations: int, structures: int
+) -> Iterator[None]:
+    """Write ``results/{chains,codes}.parquet``, ``summary.json``, ``example.npz`` and mmCIF files, yielding after each batch of chains.
+
+    Each held-out chain is measured on its first ``positions`` residues. The chain of median RMSD is the example.
+    """
+    parts = first_parts(held_out, tokenizer.spec.positions)
+    trivial = {
+        "ideal_rmsd": torch.from_numpy(ideal_backbone(mean_geometry(train), tokenizer.spec.positions)),
+        "mean_rmsd": mean_backbone(train, tokenizer.spec.positions),
+        "point_rmsd": torch.zeros(tokenizer.spec.positions, BACKBONE, 3),
+    }
+    tables, tokens, made = [], [], []
+    for start in range(0, len(parts), AT_ONCE):
+        own = parts[start : start + AT_ONCE]
+        table, own_tokens, backbones = _measure_batch(tokenizer, own, padded(own), trivial, rotations)
+        tables.append(table)
+        tokens += own_tokens
+        made += backbones
+        yield
+    chains: Any = pd.concat(tables, ignore_index=True)
+    codes = np.bincount(np.concatenate(tokens), minlength=tokenizer.num_tokens)
+    results = directory.path / "results"
+    _write_parquet(results / "chains.parquet", chains.assign(schema=SCHEMA))
+    _write_parquet(results / "codes.parquet", pd.DataFrame({"token": np.arange(len(codes)), "num": codes, "schema": SCHEMA}))
+    shown = int((chains.rmsd - chains.rmsd.median()).abs().argmin())
+    _write_example(results / "example.npz", parts[shown], made[shown], float(chains.rmsd[shown]))
+    for index in range(min(structures, len(parts))):
+        write_structures(tokenizer, parts[index], directory.path / "structures")
+    settings = {"rotations": rotations, "structures": structures, "num_train_chains": len(train)}
+    write_json(results / "summary.json", summary(tokenizer, chains, codes) | settings)
+
+
+def is_measured(directory: RunDirectory, rotations: int, structures: int) -> bool:
+    """Whether that is done with these settings; `summary.json` is written last."""
+    path = directory.path / "results" / "summary.json"
+    found = read_json(path) if path.exists() else {}
+    return (found.get("schema"), found.get("rotations"), found.get("structures")) == (SCHEMA, rotations, structures)
+
+
+def summary(tokenizer: StructureTokenizer, chains: Any, codes: np.ndarray) -> dict[str, Any]:
+    """Means over chains; codes over all residues. ``perplexity``: exp of the entropy of the codes' frequencies."""
+    share = codes[codes > 0] / codes.sum()
+    same = float((chains.same_tokens * chains.num_residues).sum() / chains.num_residues.sum())
+    return {
+        "schema": SCHEMA,
+        **chains.filter(like="rmsd").dropna(axis=1, how="all").mean().to_dict(),
+        "median_rmsd": float(chains.rmsd.median()),
+        "same_tokens": same,
+        "fewest_same_tokens": float(chains.same_tokens.min()),
+        "num_codes": len(codes),
+        "used_codes": int((codes > 0).sum()),
+        "perplexity": float(np.exp(-(share * np.log(share)).sum())),
+        "num_chains": len(chains),
+        "num_residues": int(chains.num_residues.sum()),
+        "positions": tokenizer.spec.positions,
+        "frame": tokenizer.spec.frame,
+        "mechanism": tokenizer.spec.mechanism.name,
+    }
+
+
+def mean_backbone(chains: Sequence[ProteinChain], positions: int) -> Tensor:
+    """(positions, 3, 3) in Å: the mean place of each residue over the chains' first parts, each along its own principal axes; at the centroid where
+    no chain is so long."""
+    sum_NAX, num_N = torch.zeros(positions, BACKBONE, 3), torch.zeros(positions)
+    for start in range(0, len(chains), AT_ONCE):
+        parts = first_parts([chains[index] for index in range(start, min(start + AT_ONCE, len(chains)))], positions)
+        if parts:
+            residues = padded(parts)
+            length = residues.mask_BN.shape[1]
+            sum_NAX[:length] += in_frame(residues.coords_BNAX, residues.mask_BN, "principal").sum(0)
+            num_N[:length] += residues.mask_BN.sum(0)
+    return sum_NAX / num_N.clamp_min(1.0)[:, None, None]
+
+
+@torch.no_grad()
+def _measure_batch(
+    tokenizer: StructureTokenizer, parts: Sequence[ProteinChain], residues: Residues, trivial: dict[str, Tensor], rotations: int
+) -> tuple[pd.DataFrame, list[np.ndarray], list[np.ndarray]]:
+    """A row a chain, the chains' tokens, and their reconstructed backbones, superposed."""
+    coords_BNAX, mask_BN = residues.coords_BNAX, residues.mask_BN
+    valid_BM = mask_BN.repeat_interleave(coords_BNAX.shape[2], 1)
+    tokens_BN = tokenizer.encode(coords_BNAX, mask_BN)
+    decoded_BMX = tokenizer.decode(tokens_BN).flatten(1, 2)
+    goal_BMX = coords_BNAX.flatten(1, 2)
+    columns = {
+        "chain": [part.id for part in parts],
+        "num_residues": mask_BN.sum(1).tolist(),
+        "rmsd": _rmsd(decoded_BMX, goal_BMX, valid_BM),
+        **{name: _rmsd(made_NAX[: mask_BN.shape[1]].flatten(0, 1).expand_as(goal_BMX), goal_BMX, valid_BM) for name, made_NAX in trivial.items()},
+        "atom_rmsd": [float("nan")] * len(parts),
+        "same_tokens": same_tokens(tokenizer, parts, residues, tokens_BN, rotations),
+    }
+    if tokenizer.atom_decoder is not None:
+        atoms_BMX = tokenizer.decode_atoms(tokens_BN, residues.sequence_BN).flatten(1, 2)
+        columns["atom_rmsd"] = _rmsd(atoms_BMX, residues.atoms_BNAX.flatten(1, 2), residues.atoms_mask_BNA.flatten(1))
+    lying_BMX = superposed(decoded_BMX, goal_BMX, valid_BM)
+    backbones = [row.unflatten(0, (-1, coords_BNAX.shape[2]))[: len(part)].numpy() for row, part in zip(lying_BMX, parts, strict=True)]
+    return pd.DataFrame(columns), [row[valid].numpy() for row, valid in zip(tokens_BN, mask_BN, strict=True)], backbones
+
+
+def _rmsd(x_BMX: Tensor, y_BMX: Tensor, valid_BM: Tensor) -> list[float]:
+    """Å, after superposition, in float64."""
+    return aligned_squared_error(x_BMX.double(), y_BMX.double(), valid_BM).sqrt().tolist()
+
+
+@torch.no_grad()
+def same_tokens(tokenizer: StructureTokenizer, parts: Sequence[ProteinChain], residues: Residues, tokens_BN: Tensor, rotations: int) -> list[float]:
+    """Of each chain the share of valid residues whose token stays when the chain is rotated at random and shifted by tens of Å; a mean over rotations.
+
+    The draws are a function of the chain's id, so that a chain is moved alike wherever it is measured.
+    """
+    same_B = torch.zeros(len(parts), dtype=torch.float64)
+    generators = [generator_for(0, f"turn {hashlib.sha256(part.id.encode()).hexdigest()}") for part in parts]
+    for _ in range(rotations):
+        rotation_BXX = torch.cat([random_rotations(1, generator) for generator in generators])
+        shift_BX = torch.cat([SHIFT_ANGSTROM * torch.randn(1, 3, generator=generator) for generator in generators])
+        moved_BNAX = (turned(residues.coords_BNAX.double(), rotation_BXX) + shift_BX[:, None, None]).float()
+        equal_BN = (tokenizer.encode(moved_BNAX, residues.mask_BN) == tokens_BN) & residues.mask_BN
+        same_B += equal_BN.sum(1) / residues.mask_BN.sum(1)
+    return (same_B / rotations).tolist()
+
+
+def write_structures(tokenizer: StructureTokenizer, part: ProteinChain, folder: Path) -> list[Path]:
+    """``<chain>_original.cif`` and ``<chain>_reconstructed.cif``, superposed: all heavy atoms by the stage-2 decoder, or the backbone without stage 2."""
+    residues = padded([part])
+    tokens_BN = tokenizer.encode(residues.coords_BNAX, residues.mask_BN)
+    has_atoms = tokenizer.atom_decoder is not None
+    made_BNAX = tokenizer.decode_atoms(tokens_BN, residues.sequence_BN) if has_atoms else tokenizer.decode(tokens_BN)
+    num_atoms = made_BNAX.shape[2]
+    valid_BM = residues.atoms_mask_BNA[:, :, :num_atoms].flatten(1)
+    lying_BMX = superposed(made_BNAX.flatten(1, 2), residues.atoms_BNAX[:, :, :num_atoms].flatten(1, 2), valid_BM)
+    made_NAX = lying_BMX[0].unflatten(0, (-1, num_atoms)).numpy()
+    stem = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in part.id)
+    paths = [folder / f"{stem}_original.cif", folder / f"{stem}_reconstructed.cif"]
+    for path, atoms_NAX in zip(paths, (part.atoms14_NAX, made_NAX), strict=True):
+        write_atomically(path, mmcif(path.stem, part.sequence, atoms_NAX).encode())
+    return paths
+
+
+def _write_example(path: Path, part: ProteinChain, made_NAX: np.ndarray, rmsd: float) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, chain=part.id, rmsd=rmsd, mask_N=part.mask_N, original_NAX=part.coords_NAX, reconstructed_NAX=made_NAX)
+    write_atomically(path, buffer.getvalue())
+
+
+def _write_parquet(path: Path, table: pd.DataFrame) -> None:
+    buffer = io.BytesIO()
+    table.to_parquet(buffer, index=False)
+    write_atomically(path, buffer.getvalue())

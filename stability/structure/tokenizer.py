@@ -1,0 +1,121 @@
+"""The structure tokenizer: protein chains to tokens of a finite codebook, and back to atoms (consensus paper, E.1; FSQ autoencoder in two stages)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from stability.data._protein_tables import NUM_ATOMS
+from stability.models.fsq import FSQ
+from stability.runs.directory import RunDirectory
+from stability.structure.crops import BACKBONE
+from stability.structure.frames import in_frame
+from stability.structure.networks import Decoder, Encoder
+from stability.tokenizer_spec import TokenizerRunSpec, tokenizer_id
+from stability.training import checkpoint
+from stability.validation import checked
+
+PADDING = -1  # the token of a residue that has none
+FOLDER = "tokenizers"
+
+
+class StructureTokenizer(nn.Module):
+    """Encoder, codebook, light decoder to N, CA and C (stage 1); decoder to 14 heavy atoms that also reads the sequence (stage 2, where there is one)."""
+
+    def __init__(self, spec: TokenizerRunSpec, vocab_size: int):
+        super().__init__()
+        self.spec = spec
+        self.encoder, self.quantizer = Encoder(spec), FSQ(spec.levels)
+        self.decoder = Decoder(spec, spec.decoder, BACKBONE)
+        self.atom_decoder = Decoder(spec, spec.atom_decoder, NUM_ATOMS, vocab_size) if spec.atom_steps else None
+
+    @property
+    def num_tokens(self) -> int:
+        return self.quantizer.num_codes
+
+    def codes(self, coords_BNAX: Tensor, mask_BN: Tensor) -> Tensor:
+        """(B, N, F), with the straight-through gradient: what stage 1 trains."""
+        return self.quantizer(self.encoder(in_frame(coords_BNAX, mask_BN, self.spec.frame), mask_BN))
+
+    def reconstruct(self, coords_BNAX: Tensor, mask_BN: Tensor) -> Tensor:
+        """Stage 1: backbone (B, N, 3, 3) in Å after the codebook."""
+        return self.decoder(self.codes(coords_BNAX, mask_BN), mask_BN)
+
+    @torch.no_grad()
+    def encode(self, coords_BNAX: Tensor, mask_BN: Tensor) -> Tensor:
+        """Tokens (B, N) int64 of N, CA and C in Å, 0 … ``num_tokens`` − 1, and −1 where a residue is not valid.
+
+        A token says what its residue's place in the whole (part of a) chain is, so a chain must be encoded as it is to be read: cut at another residue it
+        has other tokens. Errors: ``ValueError`` for shapes that do not fit and for a valid residue whose coordinates are not finite.
+        """
+        if coords_BNAX.ndim != 4 or tuple(coords_BNAX.shape[2:]) != (BACKBONE, 3) or mask_BN.shape != coords_BNAX.shape[:2]:
+            shapes = f"coords {tuple(coords_BNAX.shape)} and mask {tuple(mask_BN.shape)}"
+            raise ValueError(f"{shapes}: expected (B, N, 3, 3), N CA C by x y z, and (B, N), True where a residue is valid")
+        if not bool(coords_BNAX[mask_BN].isfinite().all()):
+            raise ValueError("a residue that the mask calls valid has coordinates that are not finite; mask it out")
+        tokens_BN = self.quantizer.indices(self.codes(coords_BNAX, mask_BN))
+        return torch.where(mask_BN, tokens_BN, PADDING)
+
+    @torch.no_grad()
+    def decode(self, tokens_BN: Tensor) -> Tensor:
+        """Backbone (B, N, 3, 3) in Å by the light decoder; NaN where the token is −1."""
+        codes_BNF, mask_BN = self._codes_of(tokens_BN)
+        return torch.where(mask_BN[..., None, None], self.decoder(codes_BNF, mask_BN), torch.nan)
+
+    @torch.no_grad()
+    def decode_atoms(self, tokens_BN: Tensor, sequence_BN: Tensor) -> Tensor:
+        """Heavy atoms (B, N, 14, 3) in Å by the stage-2 decoder; NaN where the token is −1. Which of the 14 a residue has is the sequence's affair.
+
+        Errors: ``ValueError`` where the tokenizer was trained without stage 2.
+        """
+        if self.atom_decoder is None:
+            raise ValueError("this tokenizer has no stage 2 (atom_steps=0); train one with atom_steps, or use decode() for the backbone")
+        codes_BNF, mask_BN = self._codes_of(tokens_BN)
+        return torch.where(mask_BN[..., None, None], self.atom_decoder(codes_BNF, mask_BN, sequence_BN), torch.nan)
+
+    def _codes_of(self, tokens_BN: Tensor) -> tuple[Tensor, Tensor]:
+        mask_BN = tokens_BN != PADDING
+        codes_BNF = self.quantizer.codes(torch.where(mask_BN, tokens_BN, 0))
+        return codes_BNF.to(self.decoder.to_atoms.weight.dtype), mask_BN
+
+
+def build_tokenizer(spec: TokenizerRunSpec, vocab_size: int) -> StructureTokenizer:
+    """At its initialisation, on the CPU; the same spec gives the same weights, and the global random state is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.seed)
+        return StructureTokenizer(spec, vocab_size)
+
+
+def directory_of(pool: str | Path, identity: str) -> RunDirectory:
+    """``<pool>/tokenizers/<id>``, laid out as a run's folder."""
+    return RunDirectory(Path(pool) / FOLDER, identity)
+
+
+def load_checkpoint(folder: Path) -> StructureTokenizer:
+    """In eval mode on the CPU. ``ValueError`` where the folder is no checkpoint of a tokenizer, or a file is not what its manifest vouches for."""
+    manifest = checkpoint.verified_manifest(folder)
+    tokenizer = build_tokenizer(checked(TokenizerRunSpec, manifest["spec"]), manifest["vocab_size"])
+    try:
+        tokenizer.load_state_dict(load_file(folder / checkpoint.MODEL))
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(f"{folder / checkpoint.MODEL} does not fit the tokenizer of its own manifest: {str(error).splitlines()[0]}") from None
+    return tokenizer.eval()
+
+
+def load_tokenizer(pool: str | Path, identity: str) -> StructureTokenizer:
+    """A finished tokenizer by its id. ``ValueError`` where there is none, it is not finished or diverged, or its checkpoint is damaged."""
+    directory = directory_of(pool, identity)
+    if not directory.spec_file.exists():
+        known = ", ".join(sorted(path.name for path in directory.path.parent.glob("[0-9a-f]*"))) or "none yet"
+        raise ValueError(f"no structure tokenizer {identity} in {directory.path.parent} (there: {known}); train one: python -m stability.train_tokenizer")
+    state = directory.status()["state"]
+    if not directory.finished or state == "diverged":
+        raise ValueError(f"structure tokenizer {identity} is {state}; it can be used once its training has ended with finite numbers")
+    tokenizer = load_checkpoint(directory.checkpoints()[-1])
+    if tokenizer_id(tokenizer.spec) != identity:
+        raise ValueError(f"{directory.checkpoints()[-1]} belongs to tokenizer {tokenizer_id(tokenizer.spec)}, not to {identity}; move it away")
+    return tokenizer.requires_grad_(False)

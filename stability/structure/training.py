@@ -1,0 +1,214 @@
+"""Trains a structure tokenizer: stage 1 encoder, codes and light decoder; stage 2, with those frozen, the decoder to all heavy atoms."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stability.build import resolve_device
+from stability.config import ScheduleSpec
+from stability.data._protein_chain import ProteinChain
+from stability.data._protein_tables import VOCAB_SIZE
+from stability.models.backbone import num_parameters
+from stability.registry import Registry
+from stability.runs.directory import RunDirectory, read_json, write_json
+from stability.runs.log import RunLog
+from stability.runs.provenance import provenance
+from stability.structure.crops import Residues, first_parts, padded, random_crops
+from stability.structure.frames import random_rotations, turned
+from stability.structure.kabsch import aligned_squared_error
+from stability.structure.tokenizer import StructureTokenizer, build_tokenizer, load_checkpoint
+from stability.tokenizer_spec import TokenizerRunSpec
+from stability.training import checkpoint
+from stability.training.loop import prepare_torch
+from stability.training.schedule import lr_factor
+from stability.training.seeds import generator_for
+
+AT_ONCE = 32  # held-out chains
+
+
+def train_tokenizer(
+    spec: TokenizerRunSpec, directory: RunDirectory, train: Sequence[ProteinChain], held_out: Sequence[ProteinChain], *, device: str = "auto"
+) -> Iterator[None]:
+    """Train to the verdict, yielding after each optimizer step of either stage; a finished tokenizer is left alone.
+
+    Left anywhere and called again it goes on from its last readable checkpoint, bit for bit as if undisturbed (same hardware). Divergence is a verdict.
+    """
+    if directory.finished:
+        return
+    trainer = TokenizerTrainer(spec, directory, train, held_out, resolve_device(device))
+    trainer.open()
+    try:
+        while trainer.step < trainer.num_steps and trainer.diverged is None:
+            trainer.advance()
+            yield
+        trainer.finish()
+    except GeneratorExit:
+        if trainer.diverged is None:
+            trainer.save()
+        raise
+    finally:
+        trainer.log.close()
+
+
+class TokenizerTrainer:
+    """Tokenizer, the current stage's optimizer, and the step, counted over both stages."""
+
+    def __init__(self, spec: TokenizerRunSpec, directory: RunDirectory, train: Sequence[ProteinChain], held_out: Sequence[ProteinChain], device: torch.device):
+        prepare_torch(spec.threads, device)
+        self.spec, self.directory, self.device = spec, directory, device
+        self.train, self.held_out = train, first_parts(held_out, spec.positions)
+        if not train or not self.held_out:
+            raise ValueError(f"data: {len(train)} chains to train on and {len(self.held_out)} held out; a tokenizer needs some of both")
+        self.tokenizer = build_tokenizer(spec, VOCAB_SIZE).to(device)
+        self.num_steps = spec.steps + spec.atom_steps
+        self.step, self.diverged = 0, None
+        self.val_rmsd = self.init_rmsd = self.atom_rmsd = math.nan
+        self._enter_stage()
+
+    def _enter_stage(self) -> None:
+        """The parameters that train now, with a fresh optimizer."""
+        atoms = self.tokenizer.atom_decoder
+        self.in_stage_2 = self.step >= self.spec.steps and atoms is not None
+        parts = [atoms] if self.in_stage_2 and atoms is not None else [self.tokenizer.encoder, self.tokenizer.decoder]
+        self.parameters = [parameter for part in parts for parameter in part.parameters()]
+        optimizer = self.spec.optimizer
+        self.optimizer = Registry("optimizers").load(optimizer.name).build(optimizer.settings, self.parameters, self.spec.lr_peak)
+
+    def open(self) -> None:
+        """Write the spec (once), resume from the last readable checkpoint, and say that the tokenizer is being trained."""
+        write_spec(self.directory, self.spec)
+        write_json(self.directory.provenance_file, {**provenance(), "device": str(self.device), "threads": self.spec.threads})
+        self._resume()
+        self.log = RunLog(self.directory, resume_after=self.step if self.step else -1)
+        self.directory.set_status("running", step=self.step, num_steps=self.num_steps)
+        if self.step == 0:
+            self.init_rmsd = self.val_rmsd = self.rmsd()
+            self.log.metrics({"step": 0, "stage": 1, "loss": None, "grad_norm": None, "lr": None, "val_rmsd": self.init_rmsd})
+
+    def _resume(self) -> None:
+        for folder in reversed(self.directory.checkpoints()):
+            try:
+                state, parameters = checkpoint.load_trainer(folder), load_checkpoint(folder).state_dict()
+            except ValueError as error:
+                print(f"{self.directory.run_id}: skips a damaged checkpoint ({error})", flush=True)
+                continue
+            self.tokenizer.load_state_dict(parameters)
+            self.step, self.init_rmsd, self.val_rmsd, self.atom_rmsd = (state[key] for key in ("step", "init_rmsd", "val_rmsd", "atom_rmsd"))
+            self._enter_stage()
+            if state["optimizer"] is not None:
+                self.optimizer.load_state_dict(state["optimizer"])
+            return
+
+    def save(self) -> None:
+        """A checkpoint of the current step; the one before goes once it stands. At the first stage's end the second's optimizer has nothing to keep."""
+        folder = self.directory.path / "checkpoints" / f"step_{self.step:06d}"
+        if self.step == 0 or folder in self.directory.checkpoints():
+            return
+        state = {"step": self.step, "init_rmsd": self.init_rmsd, "val_rmsd": self.val_rmsd, "atom_rmsd": self.atom_rmsd}
+        state["optimizer"] = None if self.step == self.spec.steps else self.optimizer.state_dict()
+        self.log.sync()
+        checkpoint.save(folder, self.tokenizer, state, self.spec, step=self.step, vocab_size=VOCAB_SIZE)
+        for older in self.directory.checkpoints():
+            if older != folder:
+                checkpoint.remove(older)
+
+    def advance(self) -> None:
+        """One optimizer step of the stage it falls into, its log row, and the validation and checkpoint that fall on it."""
+        started, step, stage = time.perf_counter(), self.step + 1, 2 if self.in_stage_2 else 1
+        row = self._update(step) | {"stage": stage}
+        if not math.isfinite(row["loss"]) or not math.isfinite(row["grad_norm"]):
+            self.diverged = f"loss {row['loss']:.3g}, gradient norm {row['grad_norm']:.3g} at step {step} (stage {stage})"
+        else:
+            self.step = step
+        is_due = self.diverged is None and (step % self.spec.every_steps == 0 or step in (self.spec.steps, self.num_steps))
+        if is_due:
+            self._validate(row)
+        self.log.metrics({key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()})
+        self.log.timing({"step": step, "wall_s": time.perf_counter() - started})
+        if is_due and self.diverged is None:
+            self.save()
+        if self.step == self.spec.steps and not self.in_stage_2:
+            self._enter_stage()
+
+    def _validate(self, row: dict[str, Any]) -> None:
+        if self.in_stage_2:
+            self.atom_rmsd = row["val_atom_rmsd"] = self.rmsd(atoms=True)
+        else:
+            self.val_rmsd = row["val_rmsd"] = self.rmsd()
+        value = self.atom_rmsd if self.in_stage_2 else self.val_rmsd
+        if not math.isfinite(value):
+            self.diverged = f"held-out RMSD {value} at step {row['step']}"
+
+    def _update(self, step: int) -> dict[str, Any]:
+        in_stage = step - self.spec.steps if self.in_stage_2 else step
+        schedule = ScheduleSpec(name="cosine", warmup_steps=self.spec.warmup_steps)
+        lr = self.spec.lr_peak * lr_factor(schedule, in_stage, self.spec.atom_steps if self.in_stage_2 else self.spec.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        loss = self.loss(self.batch(step))
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.spec.clip_norm)
+        if bool(loss.isfinite() & grad_norm.isfinite()):
+            self.optimizer.step()
+        return {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "lr": lr}
+
+    def batch(self, step: int) -> Residues:
+        """Crops, each rotated at random; a function of seed and step."""
+        generator = generator_for(self.spec.seed, "tokenizer", step)
+        residues = random_crops(self.train, self.spec.batch, self.spec.positions, generator)
+        rotation_BXX = random_rotations(self.spec.batch, generator)
+        atoms_BNAX = turned(residues.atoms_BNAX, rotation_BXX)
+        moved = Residues(turned(residues.coords_BNAX, rotation_BXX), residues.mask_BN, atoms_BNAX, residues.atoms_mask_BNA, residues.sequence_BN)
+        return moved.to(self.device)
+
+    def loss(self, residues: Residues) -> Tensor:
+        """The aligned squared error in Å², a mean over each chain's atoms, then over chains."""
+        return squared_errors(self.tokenizer, residues, atoms=self.in_stage_2).mean()
+
+    @torch.no_grad()
+    def rmsd(self, *, atoms: bool = False) -> float:
+        """Mean over the first held-out chains of the RMSD in Å."""
+        parts = self.held_out[: self.spec.chains]
+        batches = [padded(parts[start : start + AT_ONCE]).to(self.device) for start in range(0, len(parts), AT_ONCE)]
+        return torch.cat([squared_errors(self.tokenizer, batch, atoms=atoms).sqrt() for batch in batches]).mean().item()
+
+    def finish(self) -> None:
+        """Write the verdict."""
+        verdict, reason = "stable", ""
+        if self.diverged is not None:
+            verdict, reason = "diverged", self.diverged
+        elif not self.val_rmsd < self.init_rmsd:
+            verdict, reason = "plateaued", f"held-out RMSD {self.val_rmsd:.2f} Å is not below the untrained {self.init_rmsd:.2f} Å"
+        result = {"val_rmsd": self.val_rmsd, "init_rmsd": self.init_rmsd, "val_atom_rmsd": self.atom_rmsd, "num_params": num_parameters(self.tokenizer)}
+        finite = {key: value if math.isfinite(value) else None for key, value in result.items()}
+        self.directory.set_status(verdict, step=self.step, reason=reason, num_steps=self.num_steps, result=finite)
+
+
+def squared_errors(tokenizer: StructureTokenizer, residues: Residues, *, atoms: bool) -> Tensor:
+    """(B,) Å²: of the backbone through the light decoder, or of all heavy atoms that are there through the second stage's, codes frozen."""
+    if not atoms:
+        predicted_BNAX = tokenizer.reconstruct(residues.coords_BNAX, residues.mask_BN)
+        valid_BM = residues.mask_BN.repeat_interleave(predicted_BNAX.shape[2], 1)
+        return aligned_squared_error(predicted_BNAX.flatten(1, 2), residues.coords_BNAX.flatten(1, 2), valid_BM)
+    assert tokenizer.atom_decoder is not None
+    with torch.no_grad():
+        codes_BNF = tokenizer.codes(residues.coords_BNAX, residues.mask_BN)
+    predicted_BNAX = tokenizer.atom_decoder(codes_BNF, residues.mask_BN, residues.sequence_BN)
+    return aligned_squared_error(predicted_BNAX.flatten(1, 2), residues.atoms_BNAX.flatten(1, 2), residues.atoms_mask_BNA.flatten(1))
+
+
+def write_spec(directory: RunDirectory, spec: TokenizerRunSpec) -> None:
+    """``spec.json``, once: where the chains lay may differ from then on."""
+    values = json.loads(spec.model_dump_json())
+    if not directory.spec_file.exists():
+        write_json(directory.spec_file, values)
+    if {**read_json(directory.spec_file), "data": None} != {**values, "data": None}:
+        raise ValueError(f"{directory.spec_file} holds another spec than the tokenizer to train; move that folder away")

@@ -1,0 +1,73 @@
+"""``python -m stability.train_tokenizer``: an FSQ autoencoder of protein backbones, its measurement on held-out chains, and their structures as mmCIF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stability.command_line import check_writable, follow, locked, read_spec, run_entry
+
+HELP = """
+python -m stability.train_tokenizer [data=protein data.path=FOLDER_OR_FILE] [key=value …]
+
+Train a structure tokenizer (encoder, finite scalar quantization, decoders) and measure it on held-out chains. Without data.path: synthetic chains.
+
+  mechanism=sa | sc | mix | sw …    in encoder and decoders      cross=auto | ca | cc     how the stage-2 decoder reads the sequence
+  frame=principal | raw             along the chain's principal axes (tokens do not turn with the chain), or as it lies (the paper's)
+  steps=2000                        stage 1: to N, CA and C      atom_steps=1000          stage 2: to all heavy atoms; 0: none
+  encoder.layers=2 encoder.width=96 encoder.heads=4              likewise decoder.…, atom_decoder.…
+  levels=[7,5,5,5,5]                the codebook: 4,375 codes    positions=96             residues of a crop
+  batch=16 lr_peak=2e-3 seed=0      device=auto | cpu | cuda     structures=4             mmCIF files, original and reconstructed
+
+The tokenizer lies in runs/tokenizers/<id>, the id being made of all that decides how it turns out; the same command goes on where it was stopped, and
+skips what is finished. In Python: stability.structure.tokenizer.load_tokenizer("runs", "<id>"), then .encode(coords, mask) and .decode(tokens).
+"""
+
+
+def main(argv: list[str]) -> int:
+    spec = read_spec("train_tokenizer", argv)
+    check_writable(Path(spec.runs_dir))
+    from stability.data._cache import prepare
+    from stability.data._protein_corpus import ProteinCorpus
+    from stability.structure.tokenizer import directory_of
+    from stability.structure.training import train_tokenizer
+    from stability.tokenizer_spec import tokenizer_id
+
+    corpus: Any = prepare(spec.data, Path(spec.runs_dir) / "cache")
+    if not isinstance(corpus, ProteinCorpus):
+        raise ValueError(f"data={spec.data.name} holds no protein structures; give data=protein")
+    print(corpus.description)
+    run = spec.run(corpus.fingerprint)
+    directory = directory_of(spec.runs_dir, tokenizer_id(run))
+    print(f"tokenizer {directory.run_id}: {directory.path}")
+    train, held_out = corpus.chains("train"), corpus.chains("val")
+    if directory.finished:
+        print("skips training: finished already")
+    else:
+        steps = train_tokenizer(run, directory, train, held_out, device=spec.device)
+        follow([locked(directory, steps)], [directory.run_id], [run.steps + run.atom_steps])
+    status = directory.status()
+    print(f"verdict: {status['state']} {status['reason']}".rstrip())
+    if directory.finished and status["state"] != "diverged":
+        _report(spec, directory, train, held_out)
+    return 0
+
+
+def _report(spec: Any, directory: Any, train: Any, held_out: Any) -> None:
+    """Measure what is not measured yet under these settings; table and figure."""
+    from analysis.structure_plots import table, write
+    from stability.structure.measure import is_measured, measure
+    from stability.structure.tokenizer import load_tokenizer
+
+    if not is_measured(directory, spec.rotations, spec.structures):
+        tokenizer = load_tokenizer(spec.runs_dir, directory.run_id)
+        steps = measure(tokenizer, directory, train, held_out, rotations=spec.rotations, structures=spec.structures)
+        follow([locked(directory, steps)], [f"{directory.run_id} on held-out chains"], [0])
+    print(table(directory.path / "results"))
+    print(f"figure: {write(directory.path / 'results', Path(spec.reports_dir) / f'tokenizer_{directory.run_id}.pdf')}")
+    if spec.structures:
+        print(f"structures: {directory.path / 'structures'}")
+
+
+if __name__ == "__main__":
+    run_entry(main, HELP)
