@@ -182,7 +182,9 @@ def _size(column: Value) -> Cell:
 
 def directions(study: Study) -> list[str]:
     """A sentence for each numeric setting: does the NLL fall or rise from its smallest value to its largest? Seeds are paired."""
-    return [_direction(each.base, group) for each in ablations(study) for group in each.groups if group.numeric and len(group.columns) > 1]
+    return [
+        recipe.worded(study, _direction(each.base, group)) for each in ablations(study) for group in each.groups if group.numeric and len(group.columns) > 1
+    ]
 
 
 def _direction(base: str, group: Group) -> str:

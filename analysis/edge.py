@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from analysis import recipe
 from analysis.load import Study
 from analysis.spread import Spread, lr_text, plural
 from analysis.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
@@ -47,7 +48,7 @@ def edge_tables(study: Study) -> list[Table]:
     found = curves[0][1]
     unfinished = [f"{series} ({STATES[row.state]})" for series, row in curves if row.state != "found"]
     caption = (
-        f"Best: the lowest median NLL over seeds, in nats per predicted token; below it the neighbouring rates, between which the true best lies. By verdict: "
+        f"Best: the lowest median NLL over seeds ({recipe.unit(study)}); below it the neighbouring rates, between which the true best lies. By verdict: "
         f"the largest rate at which every seed ended stable; by NLL: the largest whose median NLL is within {100 * found.nll_tolerance:g} % of the best, a "
         f"divergence counting as infinite; below each the next rate tried, which no longer is: the edge lies in between, to {found.resolution_decades:g} "
         f"decades. ≥: still so at the largest rate tried; <: not even at the smallest. Not at: rates below the edge that are beyond it all the same. Runs: how "

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
+from analysis import recipe
 from analysis.load import Frame, Study
 from analysis.stability_window import TOLERANCE, VALIDATION, SeriesWindows, median_line, outcomes, windows
 from analysis.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
@@ -39,7 +40,8 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
     _window_bars(bars, found, styles)
     lr_axis(bars, study.runs["lr"])
     ax.tick_params(axis="x", length=0, labelbottom=False)
-    ax.set_ylabel("validation NLL (nats)" if column == VALIDATION else "generative NLL (nats)")
+    what = "generative NLL" if column != VALIDATION else "cross entropy" if recipe.is_classification(study) else "validation NLL"
+    ax.set_ylabel(f"{what} (nats)")
     bars.set_xlabel("learning rate")
     _top_marks(ax, tables, styles)
     mechanism_legend(figure, styles, _nll_extras(tables, ax))
@@ -104,7 +106,7 @@ def _unigram(ax: Axes, study: Study) -> None:
         if inside:
             ax.axhline(unigram, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.9, zorder=2)
         # Outside the axes, where no curve can run into it.
-        label = "unigram\nentropy" + ("" if inside else f"\n{unigram:.2f} {'↑' if unigram > high else '↓'}")
+        label = recipe.baseline(study).replace(" ", "\n") + "\nentropy" + ("" if inside else f"\n{unigram:.2f} {'↑' if unigram > high else '↓'}")
         at = min(max(unigram, low), high)
         side = "center" if inside else "top" if unigram > high else "bottom"
         spot: dict[str, Any] = {"xy": (1.008, at), "xycoords": ("axes fraction", "data"), "annotation_clip": False}

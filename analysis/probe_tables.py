@@ -106,7 +106,8 @@ def _range(values: Column) -> str:
 def _attention_table(rows: Frame, phase: str, origin: str) -> Table:
     caption = (
         "Softmax matrices A on held-out text; medians over heads and sequences, then over seeds. Gain: largest singular value on the signals without a mean; "
-        f"second |λ|: largest modulus of an eigenvalue beside the 1 of the constants; variance: of Av over that of v. {INTERVAL_RULE}. {origin}"
+        "second |λ|: largest modulus of an eigenvalue beside the 1 of the constants; variance: of Av (attentionx: of v − γAv) over that of v. "
+        f"{INTERVAL_RULE}. {origin}"
     )
     return _layer_table(f"Softmax attention as a filter, {phase}", caption, rows, ATTENTION_MEASURES)
 

@@ -101,9 +101,13 @@ def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **optio
 
 
 def looks(study: Study) -> dict[str, Look]:
-    """Each series' look: the mechanism's colour and marker, the setting's dashes."""
+    """Each series' look: the mechanism's colour and marker, the setting's dashes. Where one mechanism is compared with itself under several settings, as
+    residual schemes are, each setting has a colour and marker of its own."""
     by_mechanism = mechanism_looks(study.runs["mechanism"])
     settings = sorted(set(study.runs["setting"]))
+    if len(by_mechanism) == 1 < len(settings) and not study.runs["variant"].any():
+        palette = [*FIXED.values(), *OTHERS]
+        return {name: Look(*palette[place % len(palette)], DASHES[place % len(DASHES)]) for place, name in enumerate(study.series)}
     pairs = study.runs[["series", "mechanism", "setting"]].drop_duplicates().itertuples(index=False)
     return {
         pair.series: Look(*by_mechanism[pair.mechanism], DASHES[settings.index(pair.setting) % len(DASHES)])

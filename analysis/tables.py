@@ -56,13 +56,13 @@ def nll_cell(runs: Frame, lr: float, bold: bool) -> Cell:
     if runs.empty:
         return Cell("--")
     usable = runs[runs["status"].isin(FINISHED) & np.isfinite(runs["val_nll"])]
-    spread, troubles = Spread.of(usable["val_nll"]), _troubles(runs)
+    spread, troubles = Spread.of(usable["val_nll"]), ended_badly(runs)
     if spread.n == 0:
         return Cell(troubles[0], "\n".join(troubles[1:]))
     return Cell(f"{spread.median:.3f}", "\n".join([spread.detail(), *troubles]), bold)
 
 
-def _troubles(runs: Frame) -> list[str]:
+def ended_badly(runs: Frame) -> list[str]:
     """``["diverged 1/2", "plateaued 1/2"]``: every verdict of a cell's runs but the good ones."""
     finite = np.isfinite(runs["val_nll"])
     labels = runs["status"].where(~(runs["status"].isin(FINISHED) & ~finite), "non-finite")
@@ -97,7 +97,8 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
         "lower bound. A range a–b: the neighbouring rate diverged and the edge lies in between. Last column: the range of the windows of the "
         f"single seeds.{half}{guarded_note(study)} {oracle}{source(study)}"
     )
-    header = ("mechanism", "best LR", "best NLL", "unigram", "window", "decades", "single seeds")
+    caption = recipe.worded(study, caption)
+    header = ("mechanism", "best LR", "best NLL", recipe.baseline(study), "window", "decades", "single seeds")
     return Table("Stable windows" if column == VALIDATION else "Stable windows on the generative NLL", caption, header, rows)
 
 

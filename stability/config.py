@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from stability.ablation import Ablation, Variant, require_swept
 from stability.ablation import read as read_ablations
@@ -21,7 +21,7 @@ from stability.guards import CheckpointSpec, GuardSpec, LogSpec
 from stability.launcher_specs import GpuShare, RaySpec, SlurmSpec, check_devices
 from stability.learning_rates import LearningRates
 from stability.neutral import without_neutral
-from stability.parts import CrossOfEach, Part, cross_choice, cross_fits, num_context_of, one_part, part, some_parts
+from stability.parts import CrossOfEach, Part, cross_choice, cross_fits, num_context_of, one_part, part, read_by, some_parts
 from stability.parts import settings_of as settings_of
 from stability.protocol import CurvatureSpec
 from stability.registry import Registry, add_plugin
@@ -85,7 +85,7 @@ class AbstractRecipe(Settings):
 
     model: ModelSpec = Field(description="size of the transformer")
     objective: Annotated[Part, one_part("objectives")] = Field(description="what is predicted")
-    data: Annotated[Part, one_part("data")] = Field(description="what is read")
+    data: Annotated[Part, one_part("data"), AfterValidator(read_by)] = Field(description="what is read")
     schedule: ScheduleSpec = Field(description="learning-rate schedule")
     steps: int = Field(ge=1, description="optimizer steps")
     batch: int = Field(ge=1, description="sequences per step")

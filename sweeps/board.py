@@ -80,8 +80,9 @@ def _collapsed(rows: Sequence[Row], room: int) -> list[Row]:
 
 def run_table(progress: Progress, rows: Sequence[Row]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    of_images = bool(rows) and all(row.trial.spec.get("objective", {}).get("name") == "classify" for row in rows)
     for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("mechanism", "state") else "right", no_wrap=True)
+        table.add_column(name.replace("tokens", "patches") if of_images else name, justify="left" if name in ("mechanism", "state") else "right", no_wrap=True)
     for row in rows:
         table.add_row(*_cells(progress, row), style=STYLES[row.state])
     return table

@@ -97,10 +97,10 @@ def kind_of(run: RunSpec, variant: str) -> str:
 def _cost(run: RunSpec, corpus: Corpus, spec: SweepSpec) -> Cost:
     from stability.build import build_objective, count_parameters, resolve_device
 
-    num_params, device = count_parameters(run, corpus.vocab_size), resolve_device(spec.device)
+    num_params, device = count_parameters(run, corpus.format), resolve_device(spec.device)
     too_large = num_params > MOST_PARAMETERS or OPERATIONS * num_params * run.batch * run.model.positions > MOST_OPERATIONS
     timing = None if too_large and device.type == "cpu" else _timing(run, corpus, spec, device)
-    return Cost(num_params, _mixing(run, build_objective(run, corpus.vocab_size).direction), timing)
+    return Cost(num_params, _mixing(run, build_objective(run, corpus.format).direction), timing)
 
 
 def _timing(run: RunSpec, corpus: Corpus, spec: SweepSpec, device: Any) -> Timing:
@@ -207,7 +207,7 @@ def describe(spec: SweepSpec, corpus: Corpus, slots: float, trials: Sequence[Tri
         f"study {spec.name}: {len(points)} runs{'' if trials is None else f' ({len(points) - missing.total()} of them finished)'}, "
         f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}, {spec.seeds} seeds",
         _data_line(spec, corpus, trials is not None),
-        f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{'mixing/token':>14}{'step':>10}{'run':>10}{'memory':>10}",
+        f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{f'mixing/{_unit(spec, 1)}':>14}{'step':>10}{'run':>10}{'memory':>10}",
     ]
     for kind, cost in costs.items():
         lines.append(f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>14,.0f}{_timing_columns(cost.timing)}")
@@ -228,6 +228,14 @@ def _data_line(spec: SweepSpec, corpus: Corpus, is_read: bool) -> str:
     return f"data: {corpus.description}; not downloaded for a plan, which takes random tokens instead"
 
 
+def _unit(spec: SweepSpec, number: int = 2) -> str:
+    """What a model's positions are called: tokens, or an objective's own word."""
+    from stability.registry import Registry
+
+    one, many = Registry("objectives").load(spec.objective.name).unit
+    return one if number == 1 else many
+
+
 def _timing_columns(timing: Timing | None) -> str:
     if timing is None:
         return f"{'--':>10}{'--':>10}{'--':>10}"
@@ -238,14 +246,14 @@ def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: 
     """``costs`` and ``left`` of each run."""
     a_run = spec.steps * spec.batch * spec.model.positions
     missing, tokens = sum(bool(each.steps or each.after) for each in left), round(sum(each.steps for each in left) * a_run)
-    text = f"in all: {len(left) * a_run:,} tokens; left to do: {missing} runs, {tokens:,} tokens"
+    text = f"in all: {len(left) * a_run:,} {_unit(spec)}; left to do: {missing} runs, {tokens:,} {_unit(spec)}"
     timings = [cost.timing for cost in costs if cost.timing is not None]
     if len(timings) < len(costs):
         operations = sum(OPERATIONS * cost.num_params * each.steps * a_run for cost, each in zip(costs, left, strict=True))
         return (
             f"{text}; --: too large to be timed on a CPU by a plan, nothing was built\n"
-            f"training: about {operations:.1e} operations ({OPERATIONS} per parameter and token), {operations / REFERENCE_SPEED / 86_400:,.0f} days at 1e13 "
-            "a second; α_max and validation aside"
+            f"training: about {operations:.1e} operations ({OPERATIONS} per parameter and {_unit(spec, 1)}), {operations / REFERENCE_SPEED / 86_400:,.0f} days "
+            "at 1e13 a second; α_max and validation aside"
         )
     total_s = sum(each.seconds(timing) for timing, each in zip(timings, left, strict=True))
     memory_gb = slots * max(timing.memory_mb for timing in timings) / 1024

@@ -16,6 +16,7 @@ from torch import Tensor
 from stability.config import Settings
 from stability.data import _disk, _windows
 from stability.data._arrays import sha256, sha256_and_counts
+from stability.data._corpus import AbstractCorpus
 from stability.data._nucleotides import in_rna
 from stability.data._vocabulary import BYTES, Vocabulary
 
@@ -33,8 +34,8 @@ _PLAIN = ("vocab_size", "fingerprint", "description", "num_train_documents", "nu
 
 
 @dataclass(frozen=True, eq=False)
-class Corpus:
-    """Prepared data. Build it with `Corpus.of` (from tokens), `split_documents` or `split_records`, which compute what follows from the tokens.
+class Corpus(AbstractCorpus):
+    """Prepared tokens. Build it with `Corpus.of` (from tokens), `split_documents` or `split_records`, which compute what follows from the tokens.
 
     ``fingerprint``: sha256 over both arrays, the vocabulary, the borders, the augmentation and the split rule's version; where the data lay is not in it.
     ``description``: one line as of the first preparation (the same content read again from elsewhere keeps it).
@@ -45,6 +46,8 @@ class Corpus:
     ``train_are_rna``: of each training stretch 1 where A pairs with U in it, else 0 (uint16); None: nowhere.
     ``sums``: sha256 of each array and of the vocabulary, by name.
     """
+
+    kind: ClassVar[str] = "tokens"
 
     train_tokens: np.ndarray
     val_tokens: np.ndarray
@@ -60,6 +63,10 @@ class Corpus:
     reverse_complement: bool = False
     train_are_rna: np.ndarray | None = None
     sums: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def format(self) -> int:
+        return self.vocab_size
 
     @classmethod
     def of(
@@ -186,21 +193,6 @@ class Corpus:
             raise ValueError(f"data: the split '{split}' has {len(tokens):,} tokens; one window of {positions} does not fit")
         return tokens, borders
 
-    def save(self, folder: Path) -> None:
-        """Write to a temporary neighbour, fsync, rename to ``folder``. Where another process was first, its equal copy stays.
-
-        Errors: ``ValueError`` where ``folder`` exists and holds something else; ``OSError`` from the disk.
-        """
-        with _disk.partial_folder(folder) as partial:
-            self._write(partial)
-            try:
-                partial.rename(folder)
-            except OSError:  # a non-empty folder cannot be replaced: the loser of a race discards its copy
-                if not folder.is_dir():
-                    raise
-                if _read_meta(folder)["fingerprint"] != self.fingerprint:
-                    raise ValueError(f"{folder} holds another corpus; choose another folder") from None
-
     def _write(self, folder: Path) -> None:
         for name, file in {**_ARRAYS, **_BORDERS, **_RNA}.items():
             if name in self.sums:
@@ -232,14 +224,18 @@ class Corpus:
 
 
 class AbstractDataSource:
-    """Base of every data source. A subclass holds its `Config` and implements `prepare`; `cache_key` spares a second preparation."""
+    """Base of every data source. A subclass holds its `Config` and implements `prepare`; `cache_key` spares a second preparation.
+
+    ``corpus``: the class of what it prepares; its ``kind`` is what objectives ask for.
+    """
 
     family: ClassVar[str] = "data"
+    corpus: ClassVar[type[AbstractCorpus]] = Corpus
     Config: ClassVar[type[Settings]]
 
     @classmethod
-    def prepare(cls, config: Any, scratch: Path | None = None) -> Corpus:
-        """Read and tokenise everything. ``scratch``: a folder on the disk that the corpus will lie on, for unnamed files; None: the system's temporary one.
+    def prepare(cls, config: Any, scratch: Path | None = None) -> AbstractCorpus:
+        """Read (and tokenise) everything. ``scratch``: a folder on the disk that the corpus will lie on, for unnamed files; None: the system's temporary one.
 
         Errors: ``ValueError`` of one or two lines: field or file, place, what would be right.
         """
@@ -254,12 +250,12 @@ class AbstractDataSource:
         return None
 
     @classmethod
-    def remedy(cls, config: Any, corpus: Corpus) -> str:
+    def remedy(cls, config: Any, corpus: Any) -> str:
         """Which of its settings may help where windows are too long for a side of the corpus: ", or data.…=…"; empty: none."""
         return ""
 
     @classmethod
-    def stand_in(cls, config: Any) -> Corpus | None:
+    def stand_in(cls, config: Any) -> AbstractCorpus | None:
         """Random tokens of the vocabulary that `prepare` would give, for a plan: what a source returns that would have to download. None: `prepare`."""
         return None
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
+from typing import Any
 
 from stability.config import Part
+from stability.data import _disk
 from stability.data._base import SPLIT_VERSION, Corpus
+from stability.data._corpus import AbstractCorpus
 from stability.registry import Registry
 from stability.runs.directory import write_atomically
 from stability.runs.leftovers import remove_abandoned
 
 
-def prepare(part: Part, cache_dir: Path) -> Corpus:
+def prepare(part: Part, cache_dir: Path) -> Any:
     """The corpus of a data source, tokenised only where ``cache_dir`` does not have it yet; memory-mapped from there.
 
     Any number of processes may do so at once. Errors: ``ValueError`` for data that cannot be read (nothing is written then) and for a cache
@@ -43,7 +46,7 @@ def prepare(part: Part, cache_dir: Path) -> Corpus:
     return load(cache_dir, corpus.fingerprint)
 
 
-def prepare_for_plan(part: Part, cache_dir: Path) -> tuple[Corpus, bool]:
+def prepare_for_plan(part: Part, cache_dir: Path) -> tuple[Any, bool]:
     """(corpus, whether it is the data itself): what a dry run works on. Data that would have to be downloaded stays where it is; random tokens of the
     same vocabulary stand for it unless ``cache_dir`` has it. Errors: as `prepare`."""
     source = Registry("data").load(part.name)
@@ -54,15 +57,29 @@ def prepare_for_plan(part: Part, cache_dir: Path) -> tuple[Corpus, bool]:
     return (stand_in, False) if fingerprint is None else (load(cache_dir, fingerprint), True)
 
 
-def load(cache_dir: Path, fingerprint: str) -> Corpus:
-    """A corpus that `prepare` left under ``cache_dir``. Errors: ``ValueError`` where there is none, or not an intact one."""
+def load(cache_dir: Path, fingerprint: str) -> Any:
+    """A corpus that `prepare` left under ``cache_dir``, of the kind (`AbstractCorpus.kind`) that its folder says.
+
+    Errors: ``ValueError`` where there is none, or not an intact one.
+    """
     folder = cache_dir / fingerprint
     if not folder.is_dir():
         raise ValueError(f"no prepared data with the fingerprint {fingerprint} under {cache_dir}; a sweep on the same data makes it")
-    corpus = Corpus.load(folder)
+    corpus = _class_of(_disk.verified_meta(folder).get("kind", Corpus.kind), folder).load(folder)
     if corpus.fingerprint != fingerprint:
         raise ValueError(f"prepared data: {folder} holds another corpus ({corpus.fingerprint}).\nDelete {folder} and run again.")
     return corpus
+
+
+def _class_of(kind: str, folder: Path) -> type[AbstractCorpus]:
+    """The class of a kind of corpus: the one that a data source prepares. Errors: ``ValueError`` where none does."""
+    if kind == Corpus.kind:
+        return Corpus
+    sources = (Registry("data").load(name) for name in Registry("data").names())
+    found = next((source.corpus for source in sources if source.corpus.kind == kind), None)
+    if found is None:
+        raise ValueError(f"prepared data: {folder} holds {kind}, which no data source here prepares; name the plugin that does: plugins=[…]")
+    return found
 
 
 def _nearest_folder(path: Path) -> Path:

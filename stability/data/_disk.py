@@ -49,7 +49,7 @@ def read_array(file: Path, expected_sha256: str) -> np.ndarray:
         array = np.load(file, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
         raise damaged(file, str(error)) from None
-    if array.dtype not in (np.uint16, np.uint32, np.int64) or array.ndim != 1 or sha256(array) != expected_sha256:
+    if array.dtype not in (np.uint8, np.uint16, np.uint32, np.int64) or array.ndim != 1 or sha256(array) != expected_sha256:
         raise damaged(file, "it was altered")
     return array
 
@@ -74,14 +74,20 @@ def write_meta(folder: Path, meta: dict[str, Any]) -> None:
     write_text(folder / META, json.dumps({**meta, "sha256": sha256_of_json(meta)}, indent=1))
 
 
-def read_meta(folder: Path, required: set[str], optional: set[str]) -> dict[str, Any]:
-    """What `write_meta` wrote. Errors: ``ValueError`` naming the file, where it is missing, altered or has other keys."""
+def verified_meta(folder: Path) -> dict[str, Any]:
+    """What `write_meta` wrote, of whatever kind of corpus. Errors: ``ValueError`` naming the file, where it is missing or altered."""
     try:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise damaged(folder / META, str(error)) from None
     if not isinstance(meta, dict) or meta.pop("sha256", None) != sha256_of_json(meta):
         raise damaged(folder / META, "it was altered")
+    return meta
+
+
+def read_meta(folder: Path, required: set[str], optional: set[str]) -> dict[str, Any]:
+    """`verified_meta` of one kind. Errors: ``ValueError`` also where it has other keys."""
+    meta = verified_meta(folder)
     if not required <= set(meta) <= required | optional:
         raise damaged(folder / META, "another version of this program wrote it")
     return meta

@@ -173,7 +173,7 @@ class Probe:
         self.spec, self.corpus, self.curvature, self.device = spec, corpus, curvature, device
         _, model = checkpoint.load(folder)
         self.model: nn.Module = model.to(device)
-        self.objective = build_objective(spec, corpus.vocab_size)
+        self.objective = build_objective(spec, corpus.format)
         self.optimizer = build_optimizer(spec, self.model)
         self.trainer = checkpoint.load_trainer(folder)
         params: dict[str, Tensor] = dict(self.model.named_parameters())

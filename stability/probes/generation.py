@@ -112,8 +112,10 @@ def _scored_by(folder: Path, spec: GenerationSpec) -> str:
 
 def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
     """The sampler of a run. Errors: ``ValueError`` where the run's objective has no use for the one that was asked for."""
-    objective = build_objective(run, 2)
-    fitting = _fitting(objective)
+    family = Registry("objectives").load(run.objective.name)
+    fitting = _fitting(build_objective(run, family.any_format(run.model.positions)))
+    if not fitting:
+        raise ValueError(f"objective={run.objective.name} predicts nothing that could be sampled; leave generate out (generate.num=null)")
     if spec.sampler == "auto":
         if spec.steps is not None and fitting[0] not in STEPPED:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Validation NLL on the same held-out windows under the same masks for every run."""
+"""Validation on the same held-out windows (or images) under the same masks for every run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from stability.config import RunSpec
-from stability.data._base import Corpus
+from stability.data._corpus import AbstractCorpus
 from stability.objectives._base import AbstractObjective, Examples
 from stability.training.seeds import generator_for
 
@@ -18,20 +18,25 @@ CELLS = 1 << 22  # logits that exist at once where no model makes them
 class Validation:
     """Held-out examples, drawn once: they depend on the data, the objective and their number, never on the mechanism or the run's seed."""
 
-    def __init__(self, spec: RunSpec, corpus: Corpus, objective: AbstractObjective, device: torch.device):
-        tokens_BN = corpus.windows("val", spec.evaluation.sequences, objective.tokens_needed(spec.model.positions))
-        chunks = enumerate(tokens_BN.split(CHUNK))
+    def __init__(self, spec: RunSpec, corpus: AbstractCorpus, objective: AbstractObjective, device: torch.device):
+        held_out = corpus.windows("val", spec.evaluation.sequences, objective.tokens_needed(spec.model.positions))
+        chunks = enumerate(held_out.split(CHUNK))
         self._chunks: list[Examples] = [objective.examples(chunk, generator_for(VALIDATION_SEED, "validation", i)).to(device) for i, chunk in chunks]
         self._objective = objective
 
     @torch.no_grad()
-    def nll(self, model: nn.Module) -> float:
-        """Nats per counted position."""
-        total, count = 0.0, 0.0
+    def measure(self, model: nn.Module) -> dict[str, float]:
+        """``val_nll``, nats per counted position, and what the objective validates beside it, by its name."""
+        totals, count = {"val_nll": 0.0}, 0.0
         for examples in self._chunks:
-            part, number = self._objective.loss(model, examples)
-            total, count = total + float(part), count + float(number)
-        return total / count
+            part, number, others = self._objective.validate(model, examples)
+            for name, value in {"val_nll": part, **others}.items():
+                totals[name] = totals.get(name, 0.0) + float(value)
+            count += float(number)
+        return {name: total / count for name, total in totals.items()}
+
+    def nll(self, model: nn.Module) -> float:
+        return self.measure(model)["val_nll"]
 
     @torch.no_grad()
     def unigram_nll(self, log_frequencies_V: Tensor) -> float:

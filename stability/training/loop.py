@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +13,8 @@ from torch import Tensor
 
 from stability.build import build_model, build_objective, build_optimizer, resolve_device
 from stability.config import RunSpec
-from stability.data._base import Corpus
 from stability.data._cache import load
+from stability.data._corpus import AbstractCorpus
 from stability.models.backbone import num_parameters
 from stability.objectives._base import Examples
 from stability.runs.directory import STOPPED, RunDirectory, read_jsonl, write_json
@@ -25,6 +23,7 @@ from stability.runs.provenance import provenance
 from stability.training.evaluate import Validation
 from stability.training.gradients import BlockStatistics
 from stability.training.guards import Guard, first_non_finite
+from stability.training.machine import peak_memory_mb, prepare_torch
 from stability.training.parallel import Team
 from stability.training.schedule import lr_factor
 from stability.training.seeds import generator_for
@@ -72,32 +71,33 @@ def train(
         trainer.log.close(summary)
 
 
-def training_examples(spec: RunSpec, corpus: Corpus, objective: Any, purpose: str, index: int, *, seed: int, batch: int) -> Examples:
-    """Batch number ``index`` of a purpose ("train", "curvature"): windows and masks depend on nothing else."""
+def training_examples(spec: RunSpec, corpus: AbstractCorpus, objective: Any, purpose: str, index: int, *, seed: int, batch: int) -> Examples:
+    """Batch number ``index`` of a purpose ("train", "curvature"): windows, augmentations and masks depend on nothing else."""
     generator = generator_for(seed, purpose, index)
-    tokens_BN = corpus.batch("train", batch, objective.tokens_needed(spec.model.positions), generator)
-    return objective.examples(tokens_BN, generator)
+    drawn = corpus.batch("train", batch, objective.tokens_needed(spec.model.positions), generator)
+    return objective.examples(objective.augmented(drawn, generator), generator)
 
 
 class Trainer:
     """The state of one run: model, optimizer, spike watch, step; and how one step changes it."""
 
-    def __init__(self, spec: RunSpec, directory: RunDirectory, corpus: Corpus, device: torch.device):
+    def __init__(self, spec: RunSpec, directory: RunDirectory, corpus: AbstractCorpus, device: torch.device):
         prepare_torch(spec.threads, device)
         self.spec, self.directory, self.corpus, self.device = spec, directory, corpus, device
-        self.objective = build_objective(spec, corpus.vocab_size)
-        self.model = build_model(spec, corpus.vocab_size).to(device)
+        self.objective = build_objective(spec, corpus.format)
+        self.model = build_model(spec, corpus.format).to(device)
         self.optimizer = build_optimizer(spec, self.model)
         self.parameters = list(self.model.parameters())
         self.validation = Validation(spec, corpus, self.objective, device)
         self.watch = SpikeWatch(spec.verdict)
-        self.guard, self.store = Guard(spec.guards), Store(spec, directory, corpus.vocab_size)
+        self.guard, self.store = Guard(spec.guards), Store(spec, directory, corpus.format)
         self.statistics, self.gradient_rows = BlockStatistics(self.model, spec.log.gradients), []
         self.telemetry = Telemetry(device)
         self.team: Team | None = None
         self.step = 0
         self.diverged: str | None = None
         self.val_nll = self.init_nll = math.nan
+        self.scores: dict[str, float] = {}  # what else is validated, at the last validation
 
     def open(self, wandb: dict[str, Any] | None, command: str) -> None:
         """Claim the directory, resume from the last readable checkpoint, and say that the run is running."""
@@ -110,8 +110,9 @@ class Trainer:
         self._started = time.perf_counter() - (timings[-1]["wall_s"] if timings else 0.0)
         self.directory.set_status("running", step=self.step, num_steps=self.spec.steps, phase="training")
         if self.step == 0:
-            self.init_nll = self.val_nll = self.validation.nll(self.model)
-            self.log.metrics(_row(step=0, val_nll=self.init_nll))
+            measured = self._measure()
+            self.init_nll = self.val_nll
+            self.log.metrics(_row(step=0, **measured))
 
     def _resume(self) -> None:
         found = self.store.latest()
@@ -120,6 +121,7 @@ class Trainer:
         state = self._take(*found)
         self.watch.restore(state["watch"])
         self.step, self.init_nll, self.val_nll = state["step"], state["init_nll"], state["val_nll"]
+        self.scores = state.get("scores", {})
         if "guard" in state:  # else the checkpoint is older than guards
             self.guard.resume(state["guard"])
             self.store.keeper.resume(state["best"])
@@ -135,7 +137,7 @@ class Trainer:
         found = self.store.first_of(self.guard.candidates())
         step = 0 if found is None else self._take(*found)["step"]
         if found is None:
-            self.model.load_state_dict(build_model(self.spec, self.corpus.vocab_size).state_dict())
+            self.model.load_state_dict(build_model(self.spec, self.corpus.format).state_dict())
             self.optimizer = build_optimizer(self.spec, self.model)
         self.guard.restored(step)
         return step
@@ -144,6 +146,7 @@ class Trainer:
         """A checkpoint of the current step."""
         state = {"step": self.step, "init_nll": self.init_nll, "val_nll": self.val_nll, "watch": self.watch.state()}
         state |= {"guard": self.guard.state(), "best": self.store.keeper.state(), "optimizer": self.optimizer.state_dict()}
+        state |= {"scores": self.scores} if self.scores else {}
         self.log.sync()
         self.store.write(self.step, self.model, state)
 
@@ -189,12 +192,19 @@ class Trainer:
     def _validates(self, step: int) -> bool:
         return step % self.spec.evaluation.every_steps == 0 or step == self.spec.steps
 
+    def _measure(self) -> dict[str, float]:
+        """The validation numbers as they go into a row, the NLL first."""
+        measured = self.validation.measure(self.model)
+        self.val_nll, self.scores = measured["val_nll"], {name: value for name, value in measured.items() if name != "val_nll"}
+        return measured
+
     def _validate(self, row: dict[str, Any]) -> None:
-        """Validation NLL into the row. After a restore it is that of what was restored, which the run goes on from, or ends with."""
-        self.val_nll = row["val_nll"] = self.validation.nll(self.model)
+        """Validation NLL, and what is validated beside it, into the row. After a restore it is that of what was restored, which the run goes on from, or
+        ends with."""
+        row |= self._measure()
         if reason := first_non_finite({"validation NLL": self.val_nll}, self.step):
             self._meet(reason, row, has_moved=True)
-            self.val_nll = row["val_nll"] = self.validation.nll(self.model) if self.diverged is None else self.val_nll
+            row |= self._measure() if self.diverged is None else {}
             self.diverged = self.diverged or first_non_finite({"restored validation NLL": self.val_nll}, self.step)
         if self.diverged is None:
             self.store.keeper.validated(self.step, self.val_nll)
@@ -261,10 +271,11 @@ class Trainer:
         if self.diverged is not None:
             verdict, reason, val_nll = "diverged", self.diverged, None
         else:
-            verdict, reason = judge(self.val_nll, self.init_nll, unigram_nll, self.watch)
+            verdict, reason = judge(self.val_nll, self.init_nll, unigram_nll, self.watch, self.objective.baseline)
             val_nll = self.val_nll
         result = {
             "val_nll": val_nll,
+            **(self.scores if val_nll is not None else dict.fromkeys(self.scores)),
             "init_nll": self.init_nll,
             "unigram_nll": unigram_nll,
             "num_params": num_parameters(self.model),
@@ -277,22 +288,6 @@ class Trainer:
         self.store.remove_unplanned(self.step)
         self.directory.set_status(verdict, step=self.step, reason=reason, num_steps=self.spec.steps, result=result)
         return {"verdict": verdict, "reason": reason, **result}
-
-
-def prepare_torch(threads: int, device: torch.device) -> None:
-    """Global state that one trial must not inherit from another: threads, default dtype, deterministic kernels on CUDA."""
-    torch.set_num_threads(threads)
-    torch.set_default_dtype(torch.float32)
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
-    torch.use_deterministic_algorithms(device.type == "cuda", warn_only=True)
-
-
-def peak_memory_mb(device: torch.device) -> float:
-    """Peak of the CUDA allocator, or of this process's resident memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _row(**values: Any) -> dict[str, Any]:
