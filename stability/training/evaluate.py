@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +15,7 @@ from stability.training.seeds import generator_for
 
 VALIDATION_SEED = 0
 CHUNK = 64
+Spread = Callable[[Callable[[Examples], tuple[float, float]], Sequence[Examples]], Iterable[tuple[float, float]]]
 CELLS = 1 << 22  # logits that exist at once where no model makes them
 
 
@@ -25,13 +29,16 @@ class Validation:
         self._objective = objective
 
     @torch.no_grad()
-    def nll(self, model: nn.Module) -> float:
-        """Nats per counted position."""
+    def nll(self, model: nn.Module, spread: Spread = map) -> float:
+        """Nats per counted position. ``spread``: what calls a function with each of a list of examples, and gives what it returns in their order."""
         total, count = 0.0, 0.0
-        for examples in self._chunks:
-            part, number = self._objective.loss(model, examples)
-            total, count = total + float(part), count + float(number)
+        for part, number in spread(partial(self._sum, model), self._chunks):
+            total, count = total + part, count + number
         return total / count
+
+    def _sum(self, model: nn.Module, examples: Examples) -> tuple[float, float]:
+        part, number = self._objective.loss(model, examples)
+        return float(part), float(number)
 
     @torch.no_grad()
     def unigram_nll(self, log_frequencies_V: Tensor) -> float:

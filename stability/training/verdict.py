@@ -89,7 +89,7 @@ def judge(val_nll: float, init_nll: float, unigram_nll: float, watch: SpikeWatch
     whether or not it came back by the end (the reason says which); ``stable``: neither.
     """
     if not val_nll < min(init_nll, unigram_nll):
-        return "plateaued", f"final validation NLL {val_nll:.3f} is not below min(initial {init_nll:.3f}, unigram {unigram_nll:.3f})"
+        return "plateaued", f"final validation NLL {val_nll:.3f} is not below min(initial {init_nll:.3f}, token frequencies {unigram_nll:.3f})"
     if watch.spiked:
         came_back = "and came back" if watch.last_rise <= watch.margin else "and had not come back at the end"
         return "spiked", f"smoothed loss rose {watch.worst_rise:.2f} nats above its minimum by step {watch.worst_step} {came_back}"
