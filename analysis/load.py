@@ -251,3 +251,8 @@ def _setting_rank(setting: str) -> tuple[bool, Any]:
 def _natural(text: str) -> tuple[tuple[str, float], ...]:
     """Sort key under which window=8 comes before window=12."""
     return tuple((part, 0.0) if index % 2 == 0 else ("", float(part)) for index, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", text)))
+
+
+def phase_rank(phase: str) -> tuple[bool, tuple[tuple[str, float], ...]]:
+    """Sort key of checkpoints' names: terminal, earliest, then any other by its step."""
+    return phase != "terminal", _natural(phase)

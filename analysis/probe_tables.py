@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.load import Column, Frame, Study
+from analysis.load import Column, Frame, Study, phase_rank
 from analysis.spread import INTERVAL_RULE, Spread, lr_text, power
 from analysis.tables import PHASES, source
 from analysis.typeset import Cell, Table
@@ -53,7 +53,7 @@ def run_tables(frame: Frame, mechanism: str, what: str, ropes: Collection[str] =
 
 
 def _tables(rows: Frame, what: str, origin: str, ropes: Collection[str] = ()) -> list[Table]:
-    phases: list[str] = sorted(set(rows["phase"]), key=lambda phase: (phase != "terminal", phase))
+    phases: list[str] = sorted(set(rows["phase"]), key=phase_rank)
     made = [table for phase in phases for table in _of_phase(rows[rows["phase"] == phase], PHASES.get(phase, phase), what, origin, ropes)]
     return [table for table in made if table.rows]
 

@@ -11,7 +11,8 @@ from analysis.spread import count_range, listed, plural
 TOKENS = {"dna": "nucleotides", "stdlib": "bytes"}  # of the data sources that have no other
 WORDS_OF_IMAGES = {
     "token frequencies": "class frequencies",
-    "unigram entropy": "entropy of the class frequencies",
+    "token-frequency NLL": "class-frequency NLL",
+    "training tokens' frequencies": "training images' class frequencies",
     "tokens per run": "patches per run",
     "nats per predicted token": "cross entropy, nats per image",
 }
@@ -49,8 +50,8 @@ def is_classification(study: Study) -> bool:
 
 
 def baseline(study: Study) -> str:
-    """What knows the frequencies of what is predicted and nothing else, as a table's heading."""
-    return "class frequencies" if is_classification(study) else "unigram"
+    """What knows the frequencies of what is predicted and nothing else, as a label."""
+    return "class frequencies" if is_classification(study) else "token frequencies"
 
 
 def worded(study: Study, text: str) -> str:

@@ -39,11 +39,12 @@ def counts_line(progress: Progress) -> str:
 
 
 def left_text(progress: Progress) -> str:
-    """``"4 min 12 s left"``; "" where everything has ended."""
+    """``"4 min 12 s left"``, or ``"… of training left"`` until α_max and samples have been timed; "" where everything has ended."""
     if all(row.ended for row in progress.rows):
         return ""
     eta = progress.eta_s()
-    return "time left unknown yet" if eta is None else f"{duration(eta)} left"
+    what = "left" if progress.is_timed_whole else "of training left"
+    return "time left unknown yet" if eta is None else f"{duration(eta)} {what}"
 
 
 def best_line(progress: Progress) -> str:

@@ -88,13 +88,14 @@ class AbstractObjective:
     time-conditioned blocks; None: it reads none.
 
     ``corpus_kind``: the kind of prepared data that it reads (`AbstractCorpus.kind`); ``unit``: what a model's position is called, and several of them;
-    ``baseline``: what knows the targets' frequencies and nothing else.
+    ``baseline``: what knows the targets' frequencies and nothing else. ``score_names``: what is validated beside the NLL (`validate`).
     """
 
     family: ClassVar[str] = "objectives"
     corpus_kind: ClassVar[str] = "tokens"
     unit: ClassVar[tuple[str, str]] = ("token", "tokens")
-    baseline: ClassVar[str] = "unigram"
+    baseline: ClassVar[str] = "token frequencies"
+    score_names: ClassVar[tuple[str, ...]] = ()
     Config: ClassVar[type[ObjectiveSettings]]
     direction: ClassVar[str]
     condition: ConditionShape | None = None

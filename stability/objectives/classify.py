@@ -30,6 +30,7 @@ class Classification(AbstractObjective):
     corpus_kind = "images"
     unit = ("patch", "patches")
     baseline = "class frequencies"
+    score_names = ("val_accuracy",)
     direction = "bidirectional"
 
     def __init__(self, config: Config, image: Any):

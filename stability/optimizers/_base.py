@@ -14,10 +14,14 @@ Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]  # as torch takes
 
 
 class AbstractOptimizer:
-    """``build`` makes the optimizer; the learning rate of each step is set from outside, through the parameter groups."""
+    """``build`` makes the optimizer; the learning rate of each step is set from outside, through the parameter groups.
+
+    ``elementwise``: the step of each entry depends on that entry's gradients and state alone, so that a slice of a tensor takes the steps of the whole.
+    """
 
     family: ClassVar[str] = "optimizers"
     Config: ClassVar[type[Settings]]
+    elementwise: ClassVar[bool] = False
 
     @classmethod
     def build(cls, config: Any, parameters: Parameters, lr: float) -> torch.optim.Optimizer:

@@ -15,6 +15,8 @@ from stability.optimizers._base import AbstractOptimizer, Parameters
 class AdamW(AbstractOptimizer):
     """``torch.optim.AdamW`` in its fused form; weight decay on every parameter, as the consensus paper's "default weight decay" reads, or as nanoGPT decays."""
 
+    elementwise = True
+
     class Config(Settings):
         weight_decay: float = Field(default=1e-2, ge=0, description="decoupled weight decay, times the learning rate")
         beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean gradient")

@@ -12,6 +12,8 @@ from stability.optimizers._base import AbstractOptimizer, Parameters
 class SGD(AbstractOptimizer):
     """``torch.optim.SGD``; the case in which α_max reduces to the paper's Eq. 19."""
 
+    elementwise = True
+
     class Config(Settings):
         momentum: float = Field(default=0.0, ge=0, lt=1, description="decay of the velocity")
         weight_decay: float = Field(default=0.0, ge=0, description="L2 penalty, added to the gradient")

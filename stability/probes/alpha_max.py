@@ -22,7 +22,8 @@ from stability.runs.directory import RunDirectory
 from stability.runs.results import CURVATURE_COLUMNS, PROTOCOL
 from stability.runs.tables import read_metadata, write_parquet
 from stability.training import checkpoint
-from stability.training.loop import prepare_torch, training_examples
+from stability.training.examples import training_examples
+from stability.training.machine import prepare_torch
 from stability.training.schedule import lr_factor
 
 PARITY = "parity_steps"

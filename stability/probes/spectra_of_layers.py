@@ -28,7 +28,7 @@ from stability.runs.directory import RunDirectory
 from stability.runs.results import PROBE_COLUMNS
 from stability.runs.tables import read_metadata, write_parquet
 from stability.training import checkpoint
-from stability.training.loop import prepare_torch
+from stability.training.machine import prepare_torch
 from stability.training.seeds import generator_for
 
 TABLES = {"spectra": ("spectra", "filter"), "qk": ("qk",), "pdmm": ("discrepancy",), "streams": ("streams",)}  # by `what`; columns: `PROBE_COLUMNS`

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +15,8 @@ from stability.training.seeds import generator_for
 
 VALIDATION_SEED = 0
 CHUNK = 64
+Sums = tuple[float, ...]
+Spread = Callable[[Callable[[Examples], Sums], Sequence[Examples]], Iterable[Sums]]
 CELLS = 1 << 22  # logits that exist at once where no model makes them
 
 
@@ -25,18 +30,23 @@ class Validation:
         self._objective = objective
 
     @torch.no_grad()
-    def measure(self, model: nn.Module) -> dict[str, float]:
-        """``val_nll``, nats per counted position, and what the objective validates beside it, by its name."""
-        totals, count = {"val_nll": 0.0}, 0.0
-        for examples in self._chunks:
-            part, number, others = self._objective.validate(model, examples)
-            for name, value in {"val_nll": part, **others}.items():
-                totals[name] = totals.get(name, 0.0) + float(value)
-            count += float(number)
-        return {name: total / count for name, total in totals.items()}
+    def measure(self, model: nn.Module, spread: Spread = map) -> dict[str, float]:
+        """``val_nll``, nats per counted position, and what the objective validates beside it, by its name. ``spread``: what calls a function with each of a
+        list of examples, and gives what it returns in their order."""
+        sums = [0.0] * (2 + len(self._objective.score_names))
+        for parts in spread(partial(self._sums, model), self._chunks):
+            sums = [total + part for total, part in zip(sums, parts, strict=True)]
+        count, *totals = sums
+        return {name: total / count for name, total in zip(("val_nll", *self._objective.score_names), totals, strict=True)}
 
-    def nll(self, model: nn.Module) -> float:
-        return self.measure(model)["val_nll"]
+    def _sums(self, model: nn.Module, examples: Examples) -> Sums:
+        """The count, and what is divided by it."""
+        total, count, others = self._objective.validate(model, examples)
+        return float(count), float(total), *(float(others[name]) for name in self._objective.score_names)
+
+    def _sum(self, model: nn.Module, examples: Examples) -> tuple[float, float]:
+        part, number = self._objective.loss(model, examples)
+        return float(part), float(number)
 
     @torch.no_grad()
     def unigram_nll(self, log_frequencies_V: Tensor) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from stability.config import RunSpec, run_id
-from stability.runs.directory import RunDirectory
+from stability.runs.directory import RunDirectory, checkpoint_name, step_of
 from stability.training import checkpoint
 from stability.training.keeping import Keeper
 
@@ -56,8 +56,8 @@ class Store:
         """What rolls on goes, and what only an interruption wrote, once it has served: a resumed run's folder is that of an undisturbed one."""
         stays = self.keeper.kept(step) | {but}
         for folder in self._directory.checkpoints():
-            if int(folder.name.removeprefix("step_")) not in stays:
+            if step_of(folder) not in stays:
                 checkpoint.remove(folder)
 
     def _folder(self, step: int) -> Path:
-        return self._directory.path / "checkpoints" / f"step_{step:06d}"
+        return self._directory.path / "checkpoints" / checkpoint_name(step)

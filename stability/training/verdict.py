@@ -82,7 +82,7 @@ def _share_of_variance(rate: float, num_updates: int) -> float:
     return first + (1 - first) * rate / (2 - rate)
 
 
-def judge(val_nll: float, init_nll: float, unigram_nll: float, watch: SpikeWatch, baseline: str = "unigram") -> tuple[str, str]:
+def judge(val_nll: float, init_nll: float, unigram_nll: float, watch: SpikeWatch, baseline: str = "token frequencies") -> tuple[str, str]:
     """(verdict, reason) of a run that reached its last step with finite numbers.
 
     ``baseline``: what ``unigram_nll`` is the NLL of. ``plateaued``: it learned nothing beyond token (or class) frequencies; ``spiked``: its smoothed loss
