@@ -1,6 +1,7 @@
-# make sweep, make test: both set up .venv on first use. make check: what CI checks besides.
+# make sweep, make test: both set up .venv on first use. make check: what CI checks besides. JOBS: tests at a time.
 PYTHON ?= python3
 BIN := .venv/bin
+JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: sweep test slow check benchmarks clean
@@ -9,7 +10,7 @@ sweep: .venv/installed
 	$(BIN)/python -m stability.sweep $(ARGS)
 
 test: .venv/installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -47,7 +47,7 @@ class Value:
 
     @property
     def learned_nats(self) -> float:
-        """How far the median lies below the unigram entropy; NaN where either is missing."""
+        """How far the median lies below the token-frequency NLL; NaN where either is missing."""
         return float(self.runs["unigram_nll"].median()) - self.median
 
 
@@ -182,7 +182,9 @@ def _size(column: Value) -> Cell:
 
 def directions(study: Study) -> list[str]:
     """A sentence for each numeric setting: does the NLL fall or rise from its smallest value to its largest? Seeds are paired."""
-    return [_direction(each.base, group) for each in ablations(study) for group in each.groups if group.numeric and len(group.columns) > 1]
+    return [
+        recipe.worded(study, _direction(each.base, group)) for each in ablations(study) for group in each.groups if group.numeric and len(group.columns) > 1
+    ]
 
 
 def _direction(base: str, group: Group) -> str:
@@ -203,5 +205,5 @@ def _direction(base: str, group: Group) -> str:
     weight = "two seeds indicate that it" if len(differences) < 3 else "it"
     verdict = {0: "no direction can be claimed", 1: f"{weight} rises", -1: f"{weight} falls"}[sign]
     verdict += "; in the paper it falls (Table 9)" if group.in_paper else ""
-    little = f" Little was learned: the better of the two lies {learned:.3f} nats below the unigram entropy." if learned < LITTLE_SHARE * unigram else ""
+    little = f" Little was learned: the better of the two lies {learned:.3f} nats below the token-frequency NLL." if learned < LITTLE_SHARE * unigram else ""
     return f"{change} ({seeds}): {verdict}.{little}"

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from analysis.gradient_norms import gradient_norm_figures, picture
 from analysis.gradient_plots import gradient_figures, pictures
 from analysis.load import Column, Frame, Study
 from analysis.plots import CROSS, legend_columns, mechanism_legend
@@ -42,7 +43,7 @@ Limits = tuple[float, float]
 
 def curve_figures(study: Study) -> dict[str, Figure | None]:
     """``curves`` (and ``curves-1``, … where there are many series), ``curves-by-lr``; {"curves": None} without a recorded loss. Then what
-    `gradient_figures` has."""
+    `gradient_norm_figures` and `gradient_figures` have."""
     rows = study.with_run(study.curves)
     rows = rows[np.isfinite(rows["step"])].assign(diverged=rows["run_id"].map(study.runs.set_index("run_id")["status"]) == "diverged")
     names = [name for name in study.series if np.isfinite(rows.loc[rows["series"] == name, "loss"]).any()]
@@ -51,7 +52,7 @@ def curve_figures(study: Study) -> dict[str, Figure | None]:
     parts = chunks(names, SERIES_PER_FIGURE)
     figures: dict[str, Figure | None] = {f"{NAME}-{i}" if i else NAME: _by_mechanism(study, rows, part) for i, part in enumerate(parts)}
     several = len(names) > 1 and rows["run_lr"].nunique() > 1
-    return figures | ({BY_RATE: _by_rate(study, rows, names)} if several else {}) | gradient_figures(study)
+    return figures | ({BY_RATE: _by_rate(study, rows, names)} if several else {}) | gradient_norm_figures(study) | gradient_figures(study)
 
 
 def section(study: Study, figures: Mapping[str, Path | None]) -> str:
@@ -60,7 +61,7 @@ def section(study: Study, figures: Mapping[str, Path | None]) -> str:
     further = [name for name in figures if name.startswith(f"{NAME}-") and name != BY_RATE]
     body += [captioned(study, figures, name, "The figure above, continued.") for name in further]
     body += [captioned(study, figures, BY_RATE, BY_RATE_CAPTION)] if figures.get(BY_RATE) is not None else []
-    return "".join([*body, pictures(study, figures)])
+    return "".join([*body, picture(study, figures), pictures(study, figures)])
 
 
 def smoothed(loss: Column, width: int | None = None) -> Column:

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from analysis import recipe
 from analysis.load import Study
 from analysis.spread import Spread, lr_text, plural
 from analysis.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
@@ -47,13 +48,12 @@ def edge_tables(study: Study) -> list[Table]:
     found = curves[0][1]
     unfinished = [f"{series} ({STATES[row.state]})" for series, row in curves if row.state != "found"]
     caption = (
-        f"Best: the lowest median NLL over seeds, in nats per predicted token; below it the neighbouring rates, between which the true best lies. By verdict: "
+        f"Best: the lowest median NLL over seeds ({recipe.unit(study)}); below it the neighbouring rates, between which the true best lies. By verdict: "
         f"the largest rate at which every seed ended stable; by NLL: the largest whose median NLL is within {100 * found.nll_tolerance:g} % of the best, a "
         f"divergence counting as infinite; below each the next rate tried, which no longer is: the edge lies in between, to {found.resolution_decades:g} "
-        f"decades. ≥: still so at the largest rate tried; <: not even at the smallest. Not at: rates below the edge that are beyond it all the same. Runs: how "
-        f"many there are, and how many a grid of the same resolution takes over the range that was tried. {_stopped(study)}"
-        + (f"Not found to the end: {', '.join(unfinished)}. " if unfinished else "")
-        + source(study)
+        f"decades. ≥: still so at the largest rate tried; <: not even at the smallest; none: at no rate, and the smallest learned too little rather than "
+        "diverged. Not at: rates below the edge that are beyond it all the same. Runs: how many there are, and how many a grid of the same resolution takes "
+        f"over the range that was tried. {_stopped(study)}" + (f"Not found to the end: {', '.join(unfinished)}. " if unfinished else "") + source(study)
     )
     header = ("mechanism", "best LR", "NLL", "edge by verdict", "edge by NLL", "runs", "of a grid")
     return [Table("Best learning rates and edges of stability", caption, header, rows)]
@@ -75,7 +75,7 @@ def _row(study: Study, series: str, row: Any) -> tuple[Cell, ...]:
         Cell(series, "" if row.state == "found" else row.state),
         Cell("--") if math.isnan(row.best_lr) else Cell(lr_text(row.best_lr), f"{_end(row.best_low)}–{_end(row.best_high)}"),
         Cell("--") if seeds is None else Cell(f"{row.best_nll:.3f}", seeds.detail()),
-        _edge(row.verdict_lr, row.verdict_next_lr, row.verdict_exceptions),
+        _edge(row.verdict_lr, row.verdict_next_lr, row.verdict_exceptions, learned=not _only_plateaued(study.of(series))),
         _edge(row.nll_lr, row.nll_next_lr, row.nll_exceptions),
         Cell(f"{row.num_runs:.0f}", f"{plural(int(row.num_rates), 'rate')}, {plural(int(row.num_rounds), 'round')}"),
         Cell(f"{row.num_grid_runs:.0f}", f"n={row.num_seeds:.0f}"),
@@ -87,9 +87,15 @@ def _end(lr: float) -> str:
     return "…" if math.isnan(lr) else lr_text(lr)
 
 
-def _edge(lr: float, next_lr: float, exceptions: str) -> Cell:
+def _only_plateaued(runs: Any) -> bool:
+    """Whether the smallest rate is too small rather than too large: none of its seeds diverged or spiked."""
+    ended = set(runs[runs["lr"] == runs["lr"].min()]["status"])
+    return "plateaued" in ended and ended <= {"plateaued", "stable"}
+
+
+def _edge(lr: float, next_lr: float, exceptions: str, learned: bool = True) -> Cell:
     if math.isnan(lr):
-        return Cell(f"< {lr_text(next_lr)}")
+        return Cell(f"< {lr_text(next_lr)}" if learned else "none")
     others = [f"not at {' '.join(lr_text(float(each)) for each in exceptions.split())}"] if exceptions else []
     if math.isnan(next_lr):
         return Cell(f"≥ {lr_text(lr)}", "\n".join(others))

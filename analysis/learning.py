@@ -2,13 +2,13 @@
 
 Data differ in what there is to learn: a byte of English holds 3.2 nats under its frequencies and a small model soon spares 1 of them; a nucleotide holds
 1.386, and good models spare 0.03 to 0.16. A margin in nats fits one of the two. So a mechanism counts as trained where its gain, the nats by which its
-best NLL lies below the unigram entropy, is
+best NLL lies below the token-frequency NLL, is
 
-- certain: the seeds' interval at its best learning rate lies below the unigram entropy;
-- at least 1 % of the unigram entropy: less is no model of anything, however certain;
+- certain: the seeds' interval at its best learning rate lies below the token-frequency NLL;
+- at least 1 % of the token-frequency NLL: less is no model of anything, however certain;
 - at least a quarter of the largest gain of its setting: a mechanism that stayed behind where others learned from the same data in the same steps.
 
-A gain below 5 % of the unigram entropy is said to be little, whatever is claimed besides.
+A gain below 5 % of the token-frequency NLL is said to be little, whatever is claimed besides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LITTLE_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Learned:
-    """Of one series, in nats: its best NLL (median over seeds; ∞: none), the unigram entropy, and the worst that its seeds' interval leaves possible."""
+    """Of one series, in nats: its best NLL (median over seeds; ∞: none), the token-frequency NLL, and the worst that its seeds' interval leaves possible."""
 
     best_nll: float
     unigram_nll: float
@@ -42,7 +42,7 @@ class Learned:
 
     @property
     def gain(self) -> float:
-        """NaN where the unigram entropy is not known."""
+        """NaN where the token-frequency NLL is not known."""
         return self.unigram_nll - self.best_nll
 
     @property
@@ -58,7 +58,7 @@ class Learned:
         if math.isinf(self.best_nll):
             return "has no learning rate at which most of its runs finished"
         if math.isnan(self.unigram_nll):
-            return "cannot be said to have learned, the unigram entropy was not recorded"
+            return "cannot be said to have learned, the token-frequency NLL was not recorded"
         if not self.gain > 0:
             return f"is untrained: {self._place()}"
         if not self.worst_nll < self.unigram_nll:
@@ -71,7 +71,7 @@ class Learned:
 
     def _place(self) -> str:
         where = f"{self.gain:.3f} nats below" if self.gain >= 0 else f"{-self.gain:.3f} nats above"
-        return f"its best validation NLL, {self.best_nll:.3f}, lies {where} the unigram entropy of {self.unigram_nll:.3f}"
+        return f"its best validation NLL, {self.best_nll:.3f}, lies {where} the token-frequency NLL of {self.unigram_nll:.3f}"
 
 
 def most_learned(all_of_setting: list[Learned]) -> float:
@@ -85,4 +85,4 @@ def little(named: dict[str, Learned]) -> str:
     if not found:
         return ""
     gains = listed(f"{name} {each.gain:.3f} nats ({100 * each.share:.1f} %)" for name, each in found.items())
-    return f"Little was learned beyond token frequencies: {gains} below the unigram entropy. What is said of windows is said of models at that stage."
+    return f"Little was learned beyond token frequencies: {gains} below the token-frequency NLL. What is said of windows is said of models at that stage."

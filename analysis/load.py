@@ -25,7 +25,7 @@ SCHEMA_VERSION = 1
 COLUMNS: dict[str, tuple[str, ...]] = {
     "runs": (
         "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "num_params",
-        "lr", "seed", "status", "reason", "val_nll", "init_nll", "unigram_nll", "gen_nll", "gen_oracle", "num_steps", "num_tokens", "wall_s",
+        "lr", "seed", "status", "reason", "val_nll", "init_nll", "unigram_nll", "val_accuracy", "gen_nll", "gen_oracle", "num_steps", "num_tokens", "wall_s",
         "skipped_steps", "restores",
     ),
     "curvature": (
@@ -44,7 +44,7 @@ SPECTRA_COLUMNS: dict[str, tuple[str, ...]] = {
     "density": ("run_id", "phase", "state", "lr", "probe", "node", "weight", "num_params"),
     "blocks": ("run_id", "phase", "state", "lr", "block", "share", "own", "curvature"),
 }  # fmt: skip
-# Tables that only a study with `stability.probe` has (`stability.runs.results.PROBE_COLUMNS` and `CONNECTIVITY_COLUMNS`).
+# Tables that only a study with `stability.probe` has (`stability.runs.results.PROBE_COLUMNS` and `GRAPH_COLUMNS`).
 _LAYER_COLUMNS = ("run_id", "phase", "lr", "layer", "mixer", "head")
 PROBE_COLUMNS: dict[str, tuple[str, ...]] = {
     "spectra": (
@@ -54,8 +54,12 @@ PROBE_COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "filter": (*_LAYER_COLUMNS, "sequence", "probe", "node", "weight", "response"),
     "qk": (*_LAYER_COLUMNS, "index", "singular_value"),
+    "discrepancy": (*_LAYER_COLUMNS, "sequence", "num_positions", "gamma", "diagonal", "value_rms", "own_rms", "unscaled_rms"),
+    "streams": ("run_id", "phase", "lr", "connection", "branch", "matrix", "quantity", "quantile", "value", "num_values"),
     "connectivity": ("graph", "positions", "window", "connectivity", "bound_low", "bound_high"),
+    "pdmm": ("graph", "schedule", "constraints", "rho", "averaging", "nodes", "edges", "iteration", "error", "discrepancy"),
 }  # fmt: skip
+PROBE_OF = {"filter": "spectra", "discrepancy": "pdmm"}  # the `what` that writes a table of another name
 # A row a sample that an oracle has scored (`stability.runs.results.GENERATION_COLUMNS`); only a study with `generate.num=…` or `stability.generate` has it.
 GENERATION_COLUMNS: dict[str, tuple[str, ...]] = {
     "generation": (
@@ -75,7 +79,7 @@ GRADIENT_COLUMNS: dict[str, tuple[str, ...]] = {"gradients": ("run_id", "step", 
 TEXT_COLUMNS = {
     "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "status",
     "reason", "phase", "state", "method", "note", "protocol", "block", "mixer", "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler", "field",
-    "verdict_exceptions", "nll_exceptions",
+    "schedule", "constraints", "branch", "matrix", "quantity", "verdict_exceptions", "nll_exceptions",
 }  # fmt: skip
 # Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
 SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")
@@ -108,9 +112,9 @@ class Study:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """Every series, sa sc mix sw first, the others by name; settings together."""
+        """Every series, sa sc mix sw first, the others by name; settings together, the plain residual first."""
         pairs = self.runs[["setting", "mechanism", "series"]].drop_duplicates().itertuples(index=False)
-        return tuple(pair.series for pair in sorted(pairs, key=lambda pair: (_natural(pair.setting), paper_rank(pair.mechanism))))
+        return tuple(pair.series for pair in sorted(pairs, key=lambda pair: (_setting_rank(pair.setting), paper_rank(pair.mechanism))))
 
     @property
     def fingerprint(self) -> str:
@@ -177,7 +181,7 @@ def _command(study_dir: Path, name: str, manifest: dict[str, Any]) -> str:
     if name in ("runs", "curves", *SEARCH_COLUMNS, *GRADIENT_COLUMNS):
         return _sweep_command(study_dir, manifest)
     return (
-        f"python -m stability.probe what={'spectra' if name == 'filter' else name} ckpt={study_dir}"
+        f"python -m stability.probe what={PROBE_OF.get(name, name)} ckpt={study_dir}"
         if name in PROBE_COLUMNS
         else (f"python -m stability.hessian ckpt={study_dir}")
     )
@@ -239,6 +243,16 @@ def _with_series(runs: Frame) -> Frame:
     return runs
 
 
+def _setting_rank(setting: str) -> tuple[bool, Any]:
+    """Sort key: settings by name, those with the plain residual before the others that they are compared with."""
+    return (setting.split(" ")[0] != "identity", _natural(setting))
+
+
 def _natural(text: str) -> tuple[tuple[str, float], ...]:
     """Sort key under which window=8 comes before window=12."""
     return tuple((part, 0.0) if index % 2 == 0 else ("", float(part)) for index, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", text)))
+
+
+def phase_rank(phase: str) -> tuple[bool, tuple[tuple[str, float], ...]]:
+    """Sort key of checkpoints' names: terminal, earliest, then any other by its step."""
+    return phase != "terminal", _natural(phase)

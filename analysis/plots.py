@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
+from analysis import recipe
 from analysis.load import Frame, Study
 from analysis.stability_window import TOLERANCE, VALIDATION, SeriesWindows, median_line, outcomes, windows
 from analysis.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
@@ -39,7 +40,8 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
     _window_bars(bars, found, styles)
     lr_axis(bars, study.runs["lr"])
     ax.tick_params(axis="x", length=0, labelbottom=False)
-    ax.set_ylabel("validation NLL (nats)" if column == VALIDATION else "generative NLL (nats)")
+    what = "generative NLL" if column != VALIDATION else "cross entropy" if recipe.is_classification(study) else "validation NLL"
+    ax.set_ylabel(f"{what} (nats)")
     bars.set_xlabel("learning rate")
     _top_marks(ax, tables, styles)
     mechanism_legend(figure, styles, _nll_extras(tables, ax))
@@ -47,14 +49,14 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
 
 
 def _nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
-    """From the best run to the worst or, where one is far off, to twice the distance from the best to the unigram entropy; and that line."""
+    """From the best run to the worst or, where one is far off, to twice the distance from the best to the token-frequency NLL; and that line."""
     finite = np.concatenate([table.to_numpy(dtype=float).ravel() for table in tables.values()])
     finite = finite[np.isfinite(finite)]
     low, high = float(finite.min()), float(finite.max())
     if math.isfinite(unigram):
         least = 0.15 if unigram - low > TOLERANCE * abs(low) else TOLERANCE  # where little was learned the differences are small, too
         high = min(high, low + max(2 * (unigram - low), least * abs(low)))
-        # Models far better than the unigram distribution: its line would flatten their curves, and is named above the axis instead.
+        # Models far better than token frequencies: its line would flatten their curves, and is named above the axis instead.
         high = max(high, unigram) if unigram < low + 3 * (high - low) else high
     room = max(high - low, 0.02)
     # The strip at the top belongs to the crosses.
@@ -97,14 +99,14 @@ def _points_between(ax: Axes, lrs: Sequence[float]) -> float:
 
 
 def _unigram(ax: Axes, study: Study) -> None:
-    """The entropy of the unigram distribution, what a model that ignores its context can reach: one line for each data set."""
+    """What the training tokens' frequencies reach on the validation examples, as a model that ignores its context can: a line for each value."""
     low, high = ax.get_ylim()
     for unigram in sorted({round(value, 3) for value in study.runs["unigram_nll"] if math.isfinite(value)}):
         inside = low < unigram < high
         if inside:
             ax.axhline(unigram, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.9, zorder=2)
         # Outside the axes, where no curve can run into it.
-        label = "unigram\nentropy" + ("" if inside else f"\n{unigram:.2f} {'↑' if unigram > high else '↓'}")
+        label = recipe.baseline(study).replace(" ", "\n") + ("" if inside else f"\n{unigram:.2f} {'↑' if unigram > high else '↓'}")
         at = min(max(unigram, low), high)
         side = "center" if inside else "top" if unigram > high else "bottom"
         spot: dict[str, Any] = {"xy": (1.008, at), "xycoords": ("axes fraction", "data"), "annotation_clip": False}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +91,11 @@ def _connectivity_panel(ax: Axes, frame: Frame, *, across: str, fixed: str, name
     ax.set_xlim((low, high * room) if across == "positions" else (low / room, high))
 
 
-def write_connectivity_figure(frame: Frame, path: Path) -> Path:
-    """The figure as a file of its own."""
+def write_figure(draw: Callable[[Frame], Figure], frame: Frame, path: Path) -> Path:
+    """A table's figure as a file of its own."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(RC):
-        connectivity_figure(frame).savefig(path, metadata={"CreationDate": None})
+        draw(frame).savefig(path, metadata={"CreationDate": None})
     return path
 
 

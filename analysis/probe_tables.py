@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.load import Column, Frame, Study
+from analysis.load import Column, Frame, Study, phase_rank
 from analysis.spread import INTERVAL_RULE, Spread, lr_text, power
 from analysis.tables import PHASES, source
 from analysis.typeset import Cell, Table
@@ -53,7 +53,7 @@ def run_tables(frame: Frame, mechanism: str, what: str, ropes: Collection[str] =
 
 
 def _tables(rows: Frame, what: str, origin: str, ropes: Collection[str] = ()) -> list[Table]:
-    phases: list[str] = sorted(set(rows["phase"]), key=lambda phase: (phase != "terminal", phase))
+    phases: list[str] = sorted(set(rows["phase"]), key=phase_rank)
     made = [table for phase in phases for table in _of_phase(rows[rows["phase"] == phase], PHASES.get(phase, phase), what, origin, ropes)]
     return [table for table in made if table.rows]
 
@@ -106,7 +106,8 @@ def _range(values: Column) -> str:
 def _attention_table(rows: Frame, phase: str, origin: str) -> Table:
     caption = (
         "Softmax matrices A on held-out text; medians over heads and sequences, then over seeds. Gain: largest singular value on the signals without a mean; "
-        f"second |λ|: largest modulus of an eigenvalue beside the 1 of the constants; variance: of Av over that of v. {INTERVAL_RULE}. {origin}"
+        "second |λ|: largest modulus of an eigenvalue beside the 1 of the constants; variance: of Av (attentionx: of v − γAv) over that of v. "
+        f"{INTERVAL_RULE}. {origin}"
     )
     return _layer_table(f"Softmax attention as a filter, {phase}", caption, rows, ATTENTION_MEASURES)
 

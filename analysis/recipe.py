@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from analysis.load import Study
 from analysis.spread import count_range, listed, plural
 
 TOKENS = {"dna": "nucleotides", "stdlib": "bytes"}  # of the data sources that have no other
+WORDS_OF_IMAGES = {
+    "token frequencies": "class frequencies",
+    "token-frequency NLL": "class-frequency NLL",
+    "training tokens' frequencies": "training images' class frequencies",
+    "tokens per run": "patches per run",
+    "nats per predicted token": "cross entropy, nats per image",
+}
+WORDS_OF_TOKENS = re.compile("|".join(WORDS_OF_IMAGES))
 
 
 def objective(study: Study) -> str:
@@ -29,8 +38,25 @@ def tokens(study: Study) -> str:
 
 
 def unit(study: Study) -> str:
-    """Of the validation NLL: score entropy bounds the NLL of all tokens from above, the other objectives count those that they predict."""
+    """Of the validation NLL: score entropy bounds the NLL of all tokens from above, a classifier's counts images, the others' the tokens that they predict."""
+    if is_classification(study):
+        return "cross entropy, nats per image"
     return "upper bound, nats per token" if set(study.runs["objective"]) == {"score_entropy"} else "nats per predicted token"
+
+
+def is_classification(study: Study) -> bool:
+    """Whether all runs tell the classes of images."""
+    return set(study.runs["objective"]) == {"classify"}
+
+
+def baseline(study: Study) -> str:
+    """What knows the frequencies of what is predicted and nothing else, as a label."""
+    return "class frequencies" if is_classification(study) else "token frequencies"
+
+
+def worded(study: Study, text: str) -> str:
+    """A sentence about tokens as it reads for a study's runs: for images where they are those."""
+    return WORDS_OF_TOKENS.sub(lambda found: WORDS_OF_IMAGES[found.group()], text) if is_classification(study) else text
 
 
 def facts(study: Study) -> list[tuple[str, str]]:
@@ -51,7 +77,7 @@ def _training(study: Study) -> str:
     if not {"steps", "batch"} <= spec.keys():
         return "not recorded"
     parts = f", {spec['microbatch']} at a time" if spec.get("microbatch") else ""
-    return f"{plural(spec['steps'], 'step')} of {plural(spec['batch'], 'sequence')}{parts}"
+    return f"{plural(spec['steps'], 'step')} of {plural(spec['batch'], 'image' if is_classification(study) else 'sequence')}{parts}"
 
 
 def _spec(study: Study) -> dict[str, Any]:

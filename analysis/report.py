@@ -16,17 +16,20 @@ from matplotlib.figure import Figure
 from analysis import (
     ablation,
     ablation_plots,
+    accuracy,
     block_shares,
     claims,
     curvature_plots,
     curvature_tables,
     curve_plots,
     differences,
+    discrepancy,
     edge,
     generative,
     probe_plots,
     probe_tables,
     search,
+    stream_plots,
     tables,
     typeset,
 )
@@ -81,6 +84,7 @@ def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str
     if search.is_search(study):
         return "\n\n".join(table.text() for table in search.search_tables(study)) + "\n"
     general = [*edge.edge_tables(study), *([] if ablation.tells_all(study) else [*_nll_tables(study), tables.window_table(study)])]
+    general += accuracy.accuracy_tables(study)
     parts = [table.text() for table in [*general, *generation_tables(study), *generative.generative_windows(study), *ablation.ablation_tables(study)]]
     parts += ablation.directions(study)
     parts += [table.text(details=False) for table in tables.alpha_tables(study, phases=phases)]
@@ -117,7 +121,7 @@ def _draw(study: Study, folder: Path, suffix: str) -> dict[str, Path | None]:
         if search.is_search(study):
             return {name: _save(figure, folder / f"{name}.{suffix}") for name, figure in search.search_figures(study).items()}
         figures: dict[str, Figure | None] = {NLL: nll_figure(study), WINDOW: window_figure(study)}
-        figures |= generative.generative_figures(study)
+        figures |= accuracy.accuracy_figures(study) | generative.generative_figures(study)
         figures |= curve_plots.curve_figures(study)
         figures |= ablation_plots.ablation_figures(study)
         figures |= edge.edge_figures(study)
@@ -125,7 +129,7 @@ def _draw(study: Study, folder: Path, suffix: str) -> dict[str, Path | None]:
             figures |= curvature_plots.curvature_figures(study, phase)
             figures |= {f"blocks-{phase}-{index}": figure for index, figure in enumerate(block_shares.block_figures(study, phase))}
             figures |= {f"alpha-{phase}-{index}": figure for index, figure in enumerate(alpha_figures(study, phase))}
-        figures |= probe_plots.probe_figures(study)
+        figures |= probe_plots.probe_figures(study) | discrepancy.figures(study) | stream_plots.stream_figures(study)
         return {name: _save(figure, folder / f"{name}.{suffix}") for name, figure in figures.items()}
 
 
@@ -149,6 +153,7 @@ def _document(study: Study, folder: Path) -> str:
         _claims(study),
         edge.section(study, figures),
         nll,
+        accuracy.section(study, figures),
         generative.section(study, figures),
         alpha,
         _probes(study, figures),
@@ -231,6 +236,7 @@ def _probes(study: Study, figures: dict[str, Path | None]) -> str:
             phase = name.removeprefix(f"{kind}-").rpartition("-")[0]
             body.append(tables.captioned(study, figures, name, probe_plots.CAPTIONS[kind].format(phase=tables.PHASES.get(phase, phase)), ""))
         body += [table.typst() for table in probe_tables.study_tables(study, what)]
+    body += [discrepancy.section(study, figures), stream_plots.section(study, figures)]
     return "".join(body)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from analysis import recipe
 from analysis.load import Frame, Study
 from analysis.spread import INTERVAL_RULE, Spread, plural
 from analysis.style import WIDTH_INCHES, fitting_legend, mechanism_looks
@@ -55,7 +56,7 @@ def _table(study: Study, series: str, part: Frame) -> Table:
     rows = tuple(_row(row, fields, place == 0) for place, row in enumerate(best.to_dict("records")))
     caption = (
         f"The {plural(len(best), 'best point')} of {len(part)}{f' ({unknown} without a result)' if unknown else ''}, by the mean over seeds of the smaller "
-        f"of the validation NLL at the end and at initialisation (nats per predicted token), which is finite where a run diverged. {INTERVAL_RULE}. "
+        f"of the validation NLL at the end and at initialisation ({recipe.unit(study)}), which is finite where a run diverged. {INTERVAL_RULE}. "
         f"Point and round: when it was tried. {source(study)}"
     )
     return Table(f"Search over {', '.join(fields)}: {series}", caption, ("point", "objective", *fields), rows)

@@ -1,6 +1,6 @@
 """The stable window: the learning rates around the best one whose NLL is within 5 % of it.
 
-Where a model's best lies less than 10 % below the unigram entropy, as on DNA (1.386 nats, good models 1.22 to 1.36), 5 % of it are more than half of
+Where a model's best lies less than 10 % below the token-frequency NLL, as on DNA (1.386 nats, good models 1.22 to 1.36), 5 % of it are more than half of
 what was learned beyond token frequencies: such a window is lenient, and whoever shows it says so.
 
 Edges. Between the last rate inside and the first outside the edge is interpolated linearly in log10 LR against NLL. Three neighbours allow
@@ -23,7 +23,7 @@ import pandas as pd
 from analysis.load import FINISHED, Column, Frame, Study
 
 TOLERANCE = 0.05
-HALF = 0.5  # of the nats between the unigram entropy and the best NLL
+HALF = 0.5  # of the nats between the token-frequency NLL and the best NLL
 VALIDATION, GENERATIVE = "val_nll", "gen_nll"
 Kind = Literal["interpolated", "open", "unmeasured", "diverged"]
 
@@ -87,7 +87,7 @@ class Window:
 
 
 def window(lrs, nlls, tolerance: float = TOLERANCE, unigram: float = math.nan) -> Window | None:
-    """The stable window of one curve. ``unigram``: the unigram entropy; NaN: not known, or no measure of these NLLs.
+    """The stable window of one curve. ``unigram``: the token-frequency NLL; NaN: not known, or no measure of these NLLs.
 
     ``lrs``: learning rates, each once, in any order. ``nlls``: one NLL (nats) for each, ``inf`` where the run diverged, ``nan`` where there
     is no result. None where no run is finite. "Within 5 %" is taken of the best NLL's magnitude, so that a negative NLL (a density) works too.
@@ -167,7 +167,7 @@ class SeriesWindows:
 
 
 def windows(study: Study, tolerance: float = TOLERANCE, column: str = VALIDATION) -> dict[str, SeriesWindows]:
-    """The windows of every series of a study, in the study's order, on the validation NLL or the generative one (which no unigram entropy belongs to)."""
+    """The windows of every series of a study, in the study's order, on the validation NLL or the generative one (which no token-frequency NLL belongs to)."""
     result = {}
     for series in study.series:
         table = outcomes(study, series, column)

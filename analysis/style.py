@@ -101,9 +101,13 @@ def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **optio
 
 
 def looks(study: Study) -> dict[str, Look]:
-    """Each series' look: the mechanism's colour and marker, the setting's dashes."""
+    """Each series' look: the mechanism's colour and marker, the setting's dashes. Where one mechanism is compared with itself under several settings, as
+    residual schemes are, each setting has a colour and marker of its own."""
     by_mechanism = mechanism_looks(study.runs["mechanism"])
     settings = sorted(set(study.runs["setting"]))
+    if len(by_mechanism) == 1 < len(settings) and not study.runs["variant"].any():
+        palette = [*FIXED.values(), *OTHERS]
+        return {name: Look(*palette[place % len(palette)], DASHES[place % len(DASHES)]) for place, name in enumerate(study.series)}
     pairs = study.runs[["series", "mechanism", "setting"]].drop_duplicates().itertuples(index=False)
     return {
         pair.series: Look(*by_mechanism[pair.mechanism], DASHES[settings.index(pair.setting) % len(DASHES)])
@@ -127,11 +131,20 @@ def _apart(lrs: Sequence[float], gap: float) -> list[float]:
     return kept
 
 
+def _round_rates(low: float, high: float, most: int) -> list[float]:
+    """1 and 3 of each decade from ``low`` to ``high``, or 1 alone where those are more than ``most``."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    both = [rate for decade in decades for digit in (1, 3) if low <= (rate := float(f"{digit}e{decade}")) <= high]
+    return both if len(both) <= most else [rate for rate in both if lr_text(rate).startswith("1e")]
+
+
 def lr_axis(ax: Axes, lrs: Iterable[float], most: int = 8) -> None:
-    """A log axis whose ticks are the swept rates themselves (every k-th where they are many, and none on another), with room on both sides."""
+    """A log axis whose ticks are the swept rates themselves (every k-th where they are many, and none on another), or round numbers where they are more
+    than a grid has, as a search's are; with room on both sides."""
     ordered = sorted(set(lrs))
     gap = math.log(ordered[-1] / ordered[0]) / (2 * most) if len(ordered) > most else 0.0
-    shown = _apart(ordered[:: -(-len(ordered) // most)], gap)
+    rounded = _round_rates(ordered[0], ordered[-1], most) if len(ordered) > 2 * most else []
+    shown = rounded if len(rounded) > 1 else _apart(ordered[:: -(-len(ordered) // most)], gap)
     ax.set_xscale("log")
     ax.xaxis.set_major_locator(FixedLocator(shown))
     ax.xaxis.set_minor_locator(NullLocator())

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis import recipe
-from analysis.load import FINISHED, PENDING, Column, Frame, Study
+from analysis.load import FINISHED, PENDING, Column, Frame, Study, phase_rank
 from analysis.protocol import stated
 from analysis.spread import INTERVAL_RULE, Spread, count_range, lr_text, plural, power
 from analysis.stability_window import VALIDATION, SeriesWindows, Window, median_line, outcomes, windows
@@ -56,13 +56,13 @@ def nll_cell(runs: Frame, lr: float, bold: bool) -> Cell:
     if runs.empty:
         return Cell("--")
     usable = runs[runs["status"].isin(FINISHED) & np.isfinite(runs["val_nll"])]
-    spread, troubles = Spread.of(usable["val_nll"]), _troubles(runs)
+    spread, troubles = Spread.of(usable["val_nll"]), ended_badly(runs)
     if spread.n == 0:
         return Cell(troubles[0], "\n".join(troubles[1:]))
     return Cell(f"{spread.median:.3f}", "\n".join([spread.detail(), *troubles]), bold)
 
 
-def _troubles(runs: Frame) -> list[str]:
+def ended_badly(runs: Frame) -> list[str]:
     """``["diverged 1/2", "plateaued 1/2"]``: every verdict of a cell's runs but the good ones."""
     finite = np.isfinite(runs["val_nll"])
     labels = runs["status"].where(~(runs["status"].isin(FINISHED) & ~finite), "non-finite")
@@ -90,14 +90,16 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
     found = windows(study, column=column)
     rows = tuple(_window_row(study, found[name], column) for name in study.series)
     lenient = any(each.median is not None and each.median.is_lenient for each in found.values())
-    half = " Half lost: the NLL within the window where half of what was learned beyond the unigram entropy is lost." if lenient else ""
+    half = " Half lost: the NLL within the window where half of what was learned beyond token frequencies is lost." if lenient else ""
+    reach = " Frequencies: what the training tokens' frequencies reach on the same validation examples." if column == VALIDATION else ""
     caption = (
         "The range of learning rates whose NLL is within 5 % of the mechanism's best, around the best one, on the median over seeds (a divergence "
         "counting as infinite); edges interpolated in log10 LR. ≥: the window reaches the end of the sweep, or a rate without a result, and is a "
         "lower bound. A range a–b: the neighbouring rate diverged and the edge lies in between. Last column: the range of the windows of the "
-        f"single seeds.{half}{guarded_note(study)} {oracle}{source(study)}"
+        f"single seeds.{reach}{half}{guarded_note(study)} {oracle}{source(study)}"
     )
-    header = ("mechanism", "best LR", "best NLL", "unigram", "window", "decades", "single seeds")
+    caption = recipe.worded(study, caption)
+    header = ("mechanism", "best LR", "best NLL", "frequencies", "window", "decades", "single seeds")
     return Table("Stable windows" if column == VALIDATION else "Stable windows on the generative NLL", caption, header, rows)
 
 
@@ -161,7 +163,7 @@ def alpha_tables(study: Study, phases: Sequence[str] | None = None, states: Sequ
 def phases_and_states(study: Study) -> list[tuple[str, str]]:
     """What was recorded: terminal before earliest, paper before checkpoint."""
     pairs = set(study.curvature[["phase", "state"]].itertuples(index=False, name=None))
-    return sorted(pairs, key=lambda pair: (pair[0] != "terminal", pair[0], pair[1] != "paper", pair[1]))
+    return sorted(pairs, key=lambda pair: (phase_rank(pair[0]), pair[1] != "paper", pair[1]))
 
 
 def stable_steps(rows: Frame) -> Column:

@@ -195,5 +195,6 @@ PREAMBLE = """
 
 def document(title: str, subtitle: str, body: str) -> str:
     """A whole typst document."""
-    head = f'#text(size: 19pt, weight: "bold", {literal(title)})\n\n#text(size: 10pt, fill: muted, {literal(subtitle)})\n\n'
+    large = f'#[#set par(justify: false)\n#text(size: 19pt, weight: "bold", hyphenate: false, {literal(title)})]'
+    head = f"{large}\n\n#text(size: 10pt, fill: muted, {literal(subtitle)})\n\n"
     return PREAMBLE.replace("TITLE", literal(title)) + head + body

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+from stability.choices import AXES, conf_dir, defaults, explained
 from stability.config import parse
-from stability.registry import Registry, add_plugin, near_misses
+from stability.registry import Registry, add_plugin
 from stability.runs.directory import RunDirectory
 from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
@@ -22,17 +25,10 @@ HESSIAN_KEYS = ("ckpt", "hf", "data", "lr", "positions", "device")  # of conf/he
 # keys that change where or how a sweep runs, not what it is: they never enter its name
 LABELS = ("name", "runs_dir", "reports_dir", "launcher", "logger", "device", "dry_run", "report", "cpus_per_trial", "gpus_per_trial", "plugins", "study")
 LABELS += ("retry", "search.num", "search.batch")  # how far a sweep goes
-LAUNCHERS = ("ray.", "slurm.", "devices_per_trial")  # their settings, likewise
-AXES = ("mechanism", "residual", "norm", "optimizer")
+LAUNCHERS = ("ray.", "slurm.", "devices_per_trial", "shard_parameters")  # their settings, likewise
 CHOICES = (*AXES, "model", "objective", "data", "schedule", "lr", "search")
 PRESET_ROOT = "sweep"  # the one entry that has presets, in conf/study
 USAGE = 2
-
-
-def conf_dir() -> Path:
-    """The Hydra folder: beside the package in a checkout, inside it in an installed wheel."""
-    inside = Path(__file__).resolve().parent / "conf"
-    return inside if inside.is_dir() else Path(__file__).resolve().parent.parent / "conf"
 
 
 def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
@@ -41,6 +37,7 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
     if any(flag in argv for flag in ("-h", "--help", "help")):
         print(help_text.strip())
         sys.exit(0)
+    signal.signal(signal.SIGTERM, _stop)
     try:
         sys.exit(main(argv))
     except (ValueError, RuntimeError) as error:
@@ -52,9 +49,14 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
     except OSError as error:  # an unwritable folder, a full disk
         print(f"error: {error.strerror or error}: {error.filename or ''}", file=sys.stderr)
         sys.exit(USAGE)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("stopped; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """SIGTERM, from `kill` or a machine that shuts down, ends an entry as Ctrl-C does. (A sweep's launch has a handler of its own, `sweeps.interrupt`.)"""
+    raise KeyboardInterrupt(number)
 
 
 def read_spec(kind: str, argv: Sequence[str], into: str | None = None) -> Any:
@@ -89,30 +91,22 @@ def compose(root: str, argv: Sequence[str]) -> dict[str, Any]:
                     config[group] = {name: config[group][name] for name in own[group]} if group in AXES else own[group]
         return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(_two_lines(error, root)) from None
+        raise ValueError(explained(error, root, _given(argv))) from None
 
 
 def _chosen_anew(root: str, argv: Sequence[str]) -> list[str]:
     """The groups of which the command line takes another choice than the preset does, and the axes that it names."""
-    given = dict(word.split("=", 1) for word in hydra_overrides(argv) if "=" in word)
+    given = _given(argv)
     named = [group for group in CHOICES if group in given]
     if root != PRESET_ROOT or not named:
         return []
-    preset = _defaults(root) | _defaults(f"study/{given.get('study') or _defaults(root)['study']}")
+    preset = defaults(root) | defaults(f"study/{given.get('study') or defaults(root)['study']}")
     return [group for group in named if group in AXES or given[group] != preset[group]]
 
 
-def _defaults(config: str) -> dict[str, str]:
-    """The choices that a yaml's defaults list makes, those of the yamls that it builds on included."""
-    from omegaconf import OmegaConf
-
-    found: dict[str, str] = {}
-    for entry in OmegaConf.to_container(OmegaConf.load(conf_dir() / f"{config}.yaml")).get("defaults", []):  # type: ignore[union-attr]
-        if isinstance(entry, dict):
-            found |= {key.removeprefix("override /"): choice for key, choice in entry.items()}
-        elif entry != "_self_":
-            found |= _defaults(str(Path(config).parent / entry))
-    return found
+def _given(argv: Sequence[str]) -> dict[str, str]:
+    """The words by key, as Hydra gets them."""
+    return dict(word.split("=", 1) for word in hydra_overrides(argv) if "=" in word)
 
 
 def _without_the_preset(root: str, argv: Sequence[str], groups: Sequence[str]) -> Any:
@@ -178,62 +172,6 @@ def _word(key: str, value: str) -> str:
     value = Path(value).name.split(".")[0] if key in PATH_KEYS else value
     value = re.sub(r"[^A-Za-z0-9._+-]+", "", value.replace(",", "+"))
     return value if key in CHOICES or key in PATH_KEYS else f"{key}{value}"
-
-
-def _two_lines(error: Exception, root: str) -> str:
-    text = str(error).strip()
-    if match := re.search(r"Could not (?:find|load) '([\w/]+)/([^']*)'", text):
-        group, name = match.groups()
-        if group == "mechanism" and name in set(_choices("cross")) - {"auto", "none"}:
-            return f"mechanism={name} is a cross mechanism, it needs a context: cross={name} objective.context=64"
-        return f"{group}={name}: no such choice; {near_misses(name, _choices(group))}"
-    if match := re.search(r"Could not override '([^']+)'", text):
-        return _unknown_key(match.group(1), root)
-    if "Missing mandatory value" in text:
-        key = getattr(error, "full_key", "") or text.rsplit(" ", 1)[-1]
-        return f"{key}: a value is missing; give {key}=…"
-    lines = [line.strip() for line in text.splitlines() if line.strip() and "hydra.cc" not in line]
-    return "cannot read the command line: " + " ".join(lines[:2])
-
-
-def _unknown_key(key: str, root: str) -> str:
-    known, (group, *_) = _keys(root), key.split(".")
-    if group not in AXES and (owners := _owners(key)):
-        return f"{key}: {group}={' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} this setting, the one that is chosen has not"
-    if key in known:
-        chosen = ".".join(key.split(".")[:2])
-        return f"{key}: {chosen} is not among what this command selects; add {key.split('.')[0]}=[…,{chosen.split('.')[-1]}]"
-    return f"{key}: unknown key; {near_misses(key, known)}"
-
-
-def _owners(key: str) -> list[str]:
-    """The choices of a group whose yaml has the setting, e.g. of ``objective.context``: mlm."""
-    from omegaconf import OmegaConf
-
-    group, _, setting = key.partition(".")
-    return [name for name in _choices(group) if setting and setting in list(OmegaConf.load(conf_dir() / group / f"{name}.yaml"))]
-
-
-def _choices(group: str) -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")))
-
-
-def _keys(root: str) -> tuple[str, ...]:
-    """Dotted keys of the root config as composed by default, for near misses."""
-    flat: list[str] = []
-
-    def walk(node: Any, prefix: str) -> None:
-        for key, value in node.items() if isinstance(node, dict) else ():
-            flat.append(f"{prefix}{key}")
-            walk(value, f"{prefix}{key}.")
-
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from omegaconf import OmegaConf
-
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        walk(OmegaConf.to_container(hydra_compose(root)), "")
-    return tuple(flat)
 
 
 def publish(study: StudyFolder, reports_dir: str | None, phases: Sequence[str] = ("terminal",), *, unless_same: bool = False) -> None:

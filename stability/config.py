@@ -12,16 +12,16 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from stability.ablation import Ablation, Variant, require_swept
 from stability.ablation import read as read_ablations
 from stability.entry_specs import HessianSpec, ProbeSpec, ReportSpec, StatusSpec
 from stability.guards import CheckpointSpec, GuardSpec, LogSpec
-from stability.launcher_specs import GpuShare, RaySpec, SlurmSpec, check_devices
+from stability.launcher_specs import GpuShare, RaySpec, SlurmSpec, check_devices, check_shards
 from stability.learning_rates import LearningRates
 from stability.neutral import without_neutral
-from stability.parts import CrossOfEach, Part, cross_choice, cross_fits, num_context_of, one_part, part, some_parts
+from stability.parts import CrossOfEach, Part, cross_choice, cross_fits, num_context_of, one_part, part, read_by, some_parts
 from stability.parts import settings_of as settings_of
 from stability.protocol import CurvatureSpec
 from stability.registry import Registry, add_plugin
@@ -86,7 +86,7 @@ class AbstractRecipe(Settings):
 
     model: ModelSpec = Field(description="size of the transformer")
     objective: Annotated[Part, one_part("objectives")] = Field(description="what is predicted")
-    data: Annotated[Part, one_part("data")] = Field(description="what is read")
+    data: Annotated[Part, one_part("data"), AfterValidator(read_by)] = Field(description="what is read")
     schedule: ScheduleSpec = Field(description="learning-rate schedule")
     steps: int = Field(ge=1, description="optimizer steps")
     batch: int = Field(ge=1, description="sequences per step")
@@ -205,6 +205,7 @@ class SweepSpec(AbstractRecipe):
     cpus_per_trial: float | None = Field(default=None, gt=0, description="CPUs that one trial holds (ray); null: as many as it has threads")
     gpus_per_trial: GpuShare = Field(default="auto", description="share of a GPU that one trial holds (ray); auto: as many as fit, by their measured memory")
     devices_per_trial: int = Field(default=1, ge=1, description="devices of one machine that share a run's microbatches, which changes no bit of it")
+    shard_parameters: bool = Field(default=False, description="whether they share its parameters and its batch instead; the same run up to rounding")
     ray: RaySpec = Field(default=RaySpec(), description="launcher=ray")
     slurm: SlurmSpec = Field(default=SlurmSpec(), description="launcher=slurm")
     logger: Literal["files", "wandb"] = Field(description="where metrics go beside the run's files")
@@ -215,7 +216,9 @@ class SweepSpec(AbstractRecipe):
 
     @model_validator(mode="after")
     def _devices_have_work(self) -> SweepSpec:
-        check_devices(self.devices_per_trial, self.batch, self.microbatch, self.slurm.gpus if self.launcher == "slurm" else 0)
+        whole = [item.name for item in self.optimizer if not Registry("optimizers").load(item.name).elementwise]
+        parts = check_shards(self.devices_per_trial, self.batch, whole) if self.shard_parameters else -(-self.batch // (self.microbatch or self.batch))
+        check_devices(self.devices_per_trial, self.batch, parts, self.slurm.gpus if self.launcher == "slurm" else 0)
         return self
 
     @model_validator(mode="after")

@@ -83,18 +83,25 @@ class StatusSpec(Settings):
 class ProbeSpec(Settings):
     """What the trained layers do to their signal, and the graphs they do it on."""
 
-    what: Literal["spectra", "qk", "connectivity"] = Field(description="graph and softmax spectra, σ(W_qᵀW_k), or the plain graphs' λ_1")
+    what: Literal["spectra", "qk", "pdmm", "streams", "connectivity"] = Field(
+        description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of residual streams, or the plain graphs' λ_1"
+    )
     ckpt: str | None = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
     phase: Literal["terminal", "earliest", "all"] = Field(default="terminal", description="which checkpoints of a run are measured")
-    sequences: int = Field(default=2, ge=1, description="held-out sequences that the layers' spectra are taken on (spectra)")
+    sequences: int = Field(default=2, ge=1, description="held-out sequences that the layers are measured on (spectra, pdmm, streams)")
     probes: int = Field(default=4, ge=2, description="random vectors of a spectral density (spectra); their scatter is its error bar")
     products: int = Field(default=32, ge=1, description="products with L̄ for each of them (spectra)")
-    seed: int = Field(default=0, ge=0, description="seed of the random vectors (spectra)")
+    seed: int = Field(default=0, ge=0, description="seed of the random vectors (spectra) or of the networks and of who acts (pdmm)")
+    nodes: int = Field(default=8, ge=3, description="nodes of each network (pdmm)")
+    constraints: Literal["consensus", "general"] = Field(default="consensus", description="x_i = x_j on every edge, or random A_ij, A_ji and b_ij (pdmm)")
+    rho: float = Field(default=1.0, gt=0, description="weight ρ of PDMM's quadratic penalty (pdmm)")
+    averaging: float = Field(default=1.0, gt=0, le=1, description="share of the new message in what a node sends: 1 is PDMM, 0.5 is ADMM (pdmm)")
+    iterations: int = Field(default=200, ge=2, description="iterations; an asynchronous one is as many updates as there are nodes (pdmm)")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs; eigenvalues of graphs are found on the CPU")
-    reports_dir: str = Field(default="reports", min_length=1, description="folder of connectivity.pdf, drawn where no study is named (connectivity)")
+    reports_dir: str = Field(default="reports", min_length=1, description="folder of the figure that is drawn where no ckpt is named (connectivity, pdmm)")
 
     @model_validator(mode="after")
     def _subject(self) -> ProbeSpec:
-        if self.what != "connectivity" and self.ckpt is None:
+        if self.what not in ("connectivity", "pdmm") and self.ckpt is None:
             raise ValueError(f"what={self.what} needs ckpt=FOLDER: a study, a run or a checkpoint; e.g. ckpt=runs/studies/quickstart")
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
@@ -19,9 +20,21 @@ def _share(value: Any) -> Any:
 GpuShare = Annotated[float | Literal["auto"], BeforeValidator(_share)]
 
 
-def check_devices(devices: int, batch: int, microbatch: int | None, gpus: int) -> None:
-    """Errors: ``ValueError`` where a run's devices would have nothing to do, or where a job has fewer ``gpus`` (0: none) than that."""
-    parts = -(-batch // (microbatch or batch))
+def check_shards(devices: int, batch: int, whole: Sequence[str]) -> int:
+    """The parts of a batch that devices which split parameters take: one each. ``whole``: optimizers of the sweep that need whole matrices.
+
+    Errors: ``ValueError`` where there is nothing to split, or it cannot be."""
+    if devices == 1:
+        raise ValueError("shard_parameters=true splits a run among its devices, and devices_per_trial is 1; give devices_per_trial=2 or more")
+    if batch % devices:
+        raise ValueError(f"shard_parameters=true: each of devices_per_trial={devices} takes as many sequences, so that batch={batch} must be a multiple of it")
+    if whole:
+        raise ValueError(f"shard_parameters=true: optimizer={whole[0]} needs whole tensors, of which each device has a slice; give an elementwise one: adamw")
+    return devices
+
+
+def check_devices(devices: int, batch: int, parts: int, gpus: int) -> None:
+    """Errors: ``ValueError`` where a run's devices would have nothing to do (of a batch in ``parts``), or where a job has fewer ``gpus`` (0: none)."""
     if devices > parts:
         most = -(-batch // devices)
         while -(-batch // most) < devices:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_serializer
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, ValidationInfo, model_serializer
 
 from stability.registry import Registry, near_misses
 from stability.validation import Settings, explain
@@ -105,6 +105,25 @@ def settings_of(family: str, name: str, settings: dict[str, Any], *, path: str |
     except ValidationError as error:
         noun = registry.noun.removesuffix(" source")
         raise ValueError(explain(error, config, path or (f"{noun}.{name}" if family in AXES else noun))) from None
+
+
+def read_by(data: Part, info: ValidationInfo) -> Part:
+    """For a field ``data`` after ``objective``: the data source, if it prepares the kind of corpus that the objective reads.
+
+    Errors: ``ValueError`` of one line that names what fits.
+    """
+    if "objective" not in info.data:  # it was refused itself
+        return data
+    sources, objectives, objective = Registry("data"), Registry("objectives"), info.data["objective"].name
+    needed, given = objectives.load(objective).corpus_kind, sources.load(data.name).corpus.kind
+    if needed != given:
+        fitting = [name for name in sources.names() if sources.load(name).corpus.kind == needed]
+        others = [name for name in objectives.names() if objectives.load(name).corpus_kind == given]
+        raise ValueError(
+            f"objective={objective} reads {needed}, and data={data.name} gives {given}; "
+            f"objective={objective} takes data={' or '.join(fitting) or 'none'}, data={data.name} takes objective={' or '.join(others) or 'none'}"
+        )
+    return data
 
 
 def one_part(family: str) -> Any:

@@ -1,4 +1,4 @@
-"""``python -m stability.probe what=…``: what trained layers do to their signal (graph and softmax spectra, σ(W_qᵀW_k)), and the plain graphs' connectivity."""
+"""``python -m stability.probe what=…``: what trained layers do to their signal (spectra, σ(W_qᵀW_k), discrepancy), and graphs on their own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 from stability.command_line import follow, locked, read_spec, run_entry, with_verdict
 
 HELP = """
-python -m stability.probe what=spectra|qk ckpt=FOLDER [key=value …]
+python -m stability.probe what=spectra|qk|streams ckpt=FOLDER [key=value …]
 python -m stability.probe what=connectivity [ckpt=STUDY]
+python -m stability.probe what=pdmm [ckpt=FOLDER]
 
 ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a checkpoint (…/checkpoints/step_000200).
 
@@ -18,11 +19,18 @@ ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a ch
   what=qk             singular values of W_qᵀW_k per layer and head of softmax attention
   what=connectivity   λ_1 of window-path, cycle and complete graphs against closed form and bounds; a study's report then shows it
 
+  what=pdmm           the primal-dual method of multipliers on small networks, synchronous and asynchronous: distance from the optimum and consensus
+                      discrepancy by iteration; with ckpt beside it softmax attention's discrepancy, V − γ·softmax·V and V − softmax·V, by depth
+
+  what=streams        per token, how doubly stochastic the mixing matrices of residual streams are (hc, mhc, mhc_lite), one by one and multiplied through
+                      depth: relative range before Sinkhorn, column and row sums, spectral norms, gains of the signal and of its gradient
+
   phase=terminal | earliest | all   which checkpoints of a run
-  sequences=2                       held-out sequences                      (spectra)
+  sequences=2                       held-out sequences                      (spectra, pdmm, streams)
   probes=4 products=32 seed=0       random vectors of a density, products   (spectra)
-  device=auto | cpu | cuda          where the model runs                    (spectra)
-  reports_dir=reports               folder of connectivity.pdf              (connectivity without a study)
+  nodes=8 rho=1 iterations=200 seed=0 averaging=1 constraints=consensus | general    the networks, and how they are solved   (pdmm)
+  device=auto | cpu | cuda          where the model runs                    (spectra, pdmm)
+  reports_dir=reports               folder of the figure                    (connectivity, pdmm without ckpt)
 
 What is measured already under the same protocol is not measured again; `python -m stability.report name=…` draws it.
 """
@@ -30,8 +38,8 @@ What is measured already under the same protocol is not measured again; `python 
 
 def main(argv: list[str]) -> int:
     spec = read_spec("probe", argv)
-    if spec.what == "connectivity":
-        return _connectivity(spec)
+    if spec.what == "connectivity" or (spec.what == "pdmm" and spec.ckpt is None):
+        return _graphs(spec)
     from stability.runs.directory import RunDirectory
     from stability.runs.study import StudyFolder
 
@@ -60,7 +68,7 @@ def _measure_runs(directories: Sequence, spec) -> None:
         _require_checkpoint(directories[0])
     fitting = [directory for directory in directories if has_subject(specs[directory], spec.what)]
     if len(fitting) < len(directories):
-        without = ", ".join(dict.fromkeys(specs[directory].mechanism.name for directory in directories if directory not in fitting))
+        without = ", ".join(dict.fromkeys(_subject_of(specs[directory], spec.what) for directory in directories if directory not in fitting))
         _say_what_is_missing(spec.what, without, alone=not fitting)
     pending = [directory for directory in fitting if missing_phases(directory, spec)]
     if len(pending) < len(fitting):
@@ -73,12 +81,23 @@ def _measure_runs(directories: Sequence, spec) -> None:
     )
 
 
-def _say_what_is_missing(what: str, mechanisms: str, *, alone: bool) -> None:
+def _say_what_is_missing(what: str, parts: str, *, alone: bool) -> None:
     """A run of consensus has no queries and keys: no mistake, so it is said. A run with neither attention nor consensus has no spectra to ask for."""
     if what == "spectra" and alone:
-        raise ValueError(f"{mechanisms} has neither consensus nor softmax-attention layers; what=spectra looks at sc, sa, sw and mixes of them")
-    lacking = "no softmax attention, so no W_q and W_k" if what == "qk" else "neither consensus nor softmax attention"
-    print(f"leaves out {mechanisms}: {lacking}")
+        raise ValueError(f"{parts} has neither consensus nor softmax-attention layers; what=spectra looks at sc, sa, sw, attentionx and mixes of them")
+    if what == "streams" and alone:
+        raise ValueError(f"residual={parts} has a single stream; what=streams looks at hc, mhc and mhc_lite")
+    lacking = {
+        "qk": "no softmax attention, so no W_q and W_k",
+        "pdmm": "no softmax attention, so no attended values",
+        "streams": "a single residual stream",
+    }
+    print(f"leaves out {parts}: {lacking.get(what, 'neither consensus nor softmax attention')}")
+
+
+def _subject_of(run, what: str) -> str:
+    """The part that ``what`` looks at, by its name."""
+    return (run.residual if what == "streams" else run.mechanism).name
 
 
 def _measure_checkpoint(folder: Path, spec):
@@ -94,7 +113,7 @@ def _measure_checkpoint(folder: Path, spec):
         raise ValueError(f"{folder} is not inside a run's folder (runs/<run_id>/checkpoints/…), where its rows would be kept; copy the whole run")
     run = _spec_of(directory)
     if not has_subject(run, spec.what):
-        _say_what_is_missing(spec.what, run.mechanism.name, alone=True)
+        _say_what_is_missing(spec.what, _subject_of(run, spec.what), alone=True)
         return directory
     phase = {path: name for name, path in phases(directory, "all").items()}.get(folder, folder.name)
     steps = measure_checkpoint(directory, folder, phase, spec, cache_dir=directory.path.parent / "cache")
@@ -115,17 +134,24 @@ def _require_checkpoint(directory) -> None:
 
 
 def _steps_of_a_phase(run, spec) -> int:
-    return run.model.layers * (spec.sequences if spec.what == "spectra" else 1)
+    """As many as the measurement yields."""
+    if spec.what == "streams":
+        return spec.sequences + 1
+    return run.model.layers * (1 if spec.what == "qk" else spec.sequences)
 
 
 def _publish(study, spec) -> int:
     """Collect the study's runs into parquet and print the tables."""
+    from analysis import discrepancy, probe_tables, stream_tables
     from analysis.load import load
-    from analysis.probe_tables import study_tables
-    from stability.runs.results import collect, write
+    from stability.runs.results import collect, write, write_graphs
 
     write(collect(study.path), study.results)
-    tables = study_tables(load(study.path), spec.what)
+    if spec.what == "pdmm":
+        write_graphs(spec.what, _graph_frame(spec), study.results)
+    loaded = load(study.path)
+    own = {"pdmm": discrepancy.study_tables, "streams": stream_tables.study_tables}.get(spec.what)
+    tables = probe_tables.study_tables(loaded, spec.what) if own is None else own(loaded)
     print("\n\n".join(table.text() for table in tables) or f"no run of {study.path.name} has numbers for what={spec.what}")
     print("drawn by: python -m stability.report name=" + study.path.name)
     return 0
@@ -133,34 +159,56 @@ def _publish(study, spec) -> int:
 
 def _print_tables(directory, spec) -> None:
     """One run's numbers by phase; nothing where it has none."""
-    from analysis.probe_tables import run_tables
+    from analysis import discrepancy, probe_tables, stream_tables
     from stability.probes.consensus_spectra import ropes_of
+    from stability.probes.spectra_of_layers import TABLES
     from stability.runs.results import read_probe
 
-    mechanism = _spec_of(directory).mechanism
-    tables = run_tables(read_probe(directory, spec.what), mechanism.name, spec.what, ropes_of(mechanism))
+    run, rows = _spec_of(directory), read_probe(directory, TABLES[spec.what][0])
+    mechanism = run.mechanism
+    if spec.what == "streams":
+        tables = stream_tables.run_tables(rows, run.residual.name)
+    elif spec.what == "pdmm":
+        tables = [*discrepancy.run_tables(rows, mechanism.name), discrepancy.pdmm_table(_graph_frame(spec))]
+    else:
+        tables = probe_tables.run_tables(rows, mechanism.name, spec.what, ropes_of(mechanism))
     if tables:  # a run of consensus has none of what=qk, which was said
         print("\n\n".join(table.text(details=False) for table in tables))
+    if len(rows):
         print(f"rows: {directory.path / 'probes'}")
 
 
-def _connectivity(spec) -> int:
-    """Compute, print, and keep: among a study's results, or as a figure of its own."""
-    from analysis.probe_plots import write_connectivity_figure
-    from analysis.probe_tables import connectivity_table
+def _graph_frame(spec):
+    """The rows of what=connectivity and of what=pdmm's networks, which no run has a part in."""
     from stability.probes.graphs import connectivity_rows
-    from stability.runs.results import connectivity_frame, write_connectivity
+    from stability.probes.pdmm import pdmm_rows
+    from stability.runs.results import graph_frame
+
+    if spec.what == "connectivity":
+        return graph_frame(spec.what, list(connectivity_rows()))
+    how = {"rho": spec.rho, "averaging": spec.averaging, "iterations": spec.iterations}
+    return graph_frame(spec.what, list(pdmm_rows(nodes=spec.nodes, constraints=spec.constraints, seed=spec.seed, **how)))
+
+
+def _graphs(spec) -> int:
+    """Compute, print, and keep: among a study's results, or as a figure of its own."""
+    from analysis import discrepancy, probe_plots, probe_tables
+    from stability.runs.results import write_graphs
     from stability.runs.study import StudyFolder
 
     study = None if spec.ckpt is None else StudyFolder(spec.ckpt)
     if study is not None:
         study.read()
-    frame = connectivity_frame(list(connectivity_rows()))
-    print(connectivity_table(frame).text())
+    frame = _graph_frame(spec)
+    table, draw = {
+        "connectivity": (probe_tables.connectivity_table, probe_plots.connectivity_figure),
+        "pdmm": (discrepancy.pdmm_table, discrepancy.pdmm_figure),
+    }[spec.what]
+    print(table(frame).text())
     if study is None:
-        print(f"figure: {write_connectivity_figure(frame, Path(spec.reports_dir) / 'connectivity.pdf')}")
+        print(f"figure: {probe_plots.write_figure(draw, frame, Path(spec.reports_dir) / f'{spec.what}.pdf')}")
     else:
-        write_connectivity(frame, study.results)
+        write_graphs(spec.what, frame, study.results)
         print("drawn by: python -m stability.report name=" + study.path.name)
     return 0
 

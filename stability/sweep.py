@@ -16,15 +16,17 @@ python -m stability.sweep [key=value …]
 Train mechanisms across learning rates, measure the largest stable learning rate (α_max), print tables, write reports/<name>.pdf.
 Without arguments: the preset quickstart. The same command again trains only what is missing.
 
-  mechanism=sc | mechanism=[sa,sc]     sa, sw, sc, mix, or your own         mechanism.sc.window=4   a mechanism's setting
+  mechanism=sc | mechanism=[sa,sc]     sa, sw, sc, mix, attentionx, yours   mechanism.sc.window=4   a mechanism's setting
   lr=range | lr=1e-3 | lr=[1e-4,1e-3]  lr.low= lr.high= lr.num=             lr=paper_small          Table 11's rates
   lr=edge                              the best rate and the largest stable ones to 0.05 decades, in a third of the runs of a grid as fine
   search=optuna search.num=40          'search.space.mechanism.sc.step_size={low:0.1,high:2,log:true}'   looks for the best of any numbers
   halving.reduction=3                  leave all but a third of the learning rates of a grid at each of two rungs
-  seeds=3 steps=500 batch=16           model=text_54m (Table 10)            objective=mlm | ar | score_entropy
+  seeds=3 steps=500 batch=16           model=text_54m (Table 10)            objective=mlm | ar | score_entropy | classify
   data=text data.path=FILE_OR_FOLDER   txt, jsonl (.gz, .zst), parquet      optimizer=adamw | sgd   norm=layernorm | rmsnorm
   data.tokenizer=gpt2 data.keep=4096   data.ranks=FOLDER: its rank files    data=dna data.path=FASTA   data=hf data.dataset=ID
-  study=quickstart | text_mini | dna_mini | curvature | ablation_consensus | text_54m, text_193m, text_385m, text_385m_mix, dna_51m, dna_172m, dna_331m
+  data=images data.path=PATH           npz, CIFAR's python batches, train/<class>/*.png; with objective=classify model=vit_nano | vit_small
+  study=quickstart | text_mini | dna_mini | curvature | ablation_consensus | text_54m, text_193m, text_385m, text_385m_mix, dna_51m, dna_172m, dna_331m,
+                                       attentionx_vit, attentionx_gpt, attentionx_vit_mini, attentionx_gpt_mini
                                        a preset; what it sets of data, objective, … applies while you choose no other data=, objective=, …
   name=NAME runs_dir=DIR               launcher=ray | serial | slurm        logger=files | wandb
   hessian=false                        leave α_max out                      dry_run=true            print plan and cost only
@@ -59,7 +61,7 @@ def main(argv: list[str]) -> int:
 
 def _require_windows(spec, corpus) -> None:
     """Errors: ``ValueError`` where the data are too short for the model's windows. They stay in the cache: they are whole, and shorter windows fit."""
-    objective = Registry("objectives").load(spec.objective.name)(spec.objective.settings, corpus.vocab_size)
+    objective = Registry("objectives").load(spec.objective.name)(spec.objective.settings, corpus.format)
     more = objective.tokens_needed(spec.model.positions) - spec.model.positions
     corpus.require(spec.model.positions, more, Registry("data").load(spec.data.name).remedy(spec.data.settings, corpus))
 

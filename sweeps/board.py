@@ -39,11 +39,12 @@ def counts_line(progress: Progress) -> str:
 
 
 def left_text(progress: Progress) -> str:
-    """``"4 min 12 s left"``; "" where everything has ended."""
+    """``"4 min 12 s left"``, or ``"… of training left"`` until α_max and samples have been timed; "" where everything has ended."""
     if all(row.ended for row in progress.rows):
         return ""
     eta = progress.eta_s()
-    return "time left unknown yet" if eta is None else f"{duration(eta)} left"
+    what = "left" if progress.is_timed_whole else "of training left"
+    return "time left unknown yet" if eta is None else f"{duration(eta)} {what}"
 
 
 def best_line(progress: Progress) -> str:
@@ -80,8 +81,9 @@ def _collapsed(rows: Sequence[Row], room: int) -> list[Row]:
 
 def run_table(progress: Progress, rows: Sequence[Row]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    of_images = bool(rows) and all(row.trial.spec.get("objective", {}).get("name") == "classify" for row in rows)
     for name in COLUMNS:
-        table.add_column(name, justify="left" if name in ("mechanism", "state") else "right", no_wrap=True)
+        table.add_column(name.replace("tokens", "patches") if of_images else name, justify="left" if name in ("mechanism", "state") else "right", no_wrap=True)
     for row in rows:
         table.add_row(*_cells(progress, row), style=STYLES[row.state])
     return table

@@ -47,14 +47,23 @@ class Outcome:
 
 
 def run(
-    spec: SweepSpec, trials: Sequence[Trial], *, is_measured: IsMeasured | None = None, console: Console | None = None, run: RunTrial = run_trial
+    spec: SweepSpec,
+    trials: Sequence[Trial],
+    *,
+    earlier: Sequence[Trial] = (),
+    mode: str | None = None,
+    is_measured: IsMeasured | None = None,
+    console: Console | None = None,
+    run: RunTrial = run_trial,
 ) -> Outcome:
     """Train and measure the trials that are not done yet, failed ones among them unless ``retry=none``; says what it skips. Runs that another sweep is
-    at are waited for, not trained again. Ctrl-C leaves runs that resume."""
+    at are waited for, not trained again. Ctrl-C leaves runs that resume. ``earlier``: runs of the sweep's rounds before. ``mode``: what `wandb_mode` gave,
+    where it was asked already."""
     console = console or Console()
     done = partial(is_done, is_measured=is_measured)
     launch = secrets.token_hex(8)
-    unique = [replace(trial, launch=launch, devices=spec.devices_per_trial) for trial in {trial.run_id: trial for trial in trials}.values()]
+    how = {"launch": launch, "devices": spec.devices_per_trial, "shard": spec.shard_parameters}
+    unique = [replace(trial, **how) for trial in {trial.run_id: trial for trial in trials}.values()]
     for pool in {trial.pool for trial in unique}:
         remove_abandoned(Path(pool))
     for trial in unique:
@@ -66,7 +75,10 @@ def run(
     _say(console, _plan(num_skipped, pending, left))
     interrupted = False
     if pending:
-        pending, interrupted = _work(spec, pending, num_skipped, done, console, run)
+        ids = {trial.run_id for trial in missing}
+        ended = [*earlier, *(trial for trial in unique if trial.run_id not in ids)]
+        view = LiveView(pending, num_skipped=num_skipped, earlier=ended, opening=_opening(spec), is_done=done, console=console)
+        pending, interrupted = _work(spec, pending, view, done, console, run, mode)
     failed = [*left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
     outcome = Outcome(num_skipped, sum(map(done, pending)), _failures(failed), interrupted)
     _report(console, outcome, spec.retry)
@@ -75,14 +87,12 @@ def run(
 
 
 def _work(
-    spec: SweepSpec, trials: Sequence[Trial], num_skipped: int, done: Callable[[Trial], bool], console: Console, run: RunTrial
+    spec: SweepSpec, trials: Sequence[Trial], view: LiveView, done: Callable[[Trial], bool], console: Console, run: RunTrial, mode: str | None
 ) -> tuple[list[Trial], bool]:
     """The trials as they were handed out, under the live table, and whether Ctrl-C ended that."""
-    opening = "starting Ray's workers" if spec.launcher == "ray" else ""
-    view = LiveView(trials, num_skipped=num_skipped, opening=opening, is_done=done, console=console)
     say = partial(_say, console)
     with Interrupt(lambda: setattr(view, "note", STOPPING)) as interrupt:
-        trials = _with_wandb(spec, trials, console)
+        trials = _with_wandb(spec, trials, wandb_mode(spec, console) if mode is None else mode)
         try:
             with view:
                 hand_out = partial(_launcher(spec, say), on_tick=view.tick, interrupt=interrupt, run=run)
@@ -93,6 +103,10 @@ def _work(
             interrupt.requested = True
     say(view.summary())
     return trials, interrupt.requested
+
+
+def _opening(spec: SweepSpec) -> str:
+    return "starting Ray's workers" if spec.launcher == "ray" else ""
 
 
 def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
@@ -166,14 +180,21 @@ def _num_gpus() -> int:
     return torch.cuda.device_count()
 
 
-def _with_wandb(spec: SweepSpec, trials: Sequence[Trial], console: Console) -> list[Trial]:
-    """With ``logger=wandb`` each trial carries the arguments of its W&B run; whether there is a server is asked once, here."""
+def wandb_mode(spec: SweepSpec, console: Console) -> str:
+    """With ``logger=wandb`` whether there is a server, which is looked for once a command, and told; "" without."""
     if spec.logger != "wandb":
-        return list(trials)
+        return ""
     from stability.runs.log import probe_wandb
 
     mode, message = probe_wandb()
     _say(console, message.replace("RUNS_DIR", spec.runs_dir))
+    return mode
+
+
+def _with_wandb(spec: SweepSpec, trials: Sequence[Trial], mode: str) -> list[Trial]:
+    """Each trial with the arguments of its W&B run, where it has one."""
+    if not mode:
+        return list(trials)
     return [replace(trial, wandb={"group": spec.name, "mode": mode, "config": trial.spec, "name": trial.label}) for trial in trials]
 
 

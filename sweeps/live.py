@@ -15,13 +15,14 @@ from sweeps.progress import Progress
 from sweeps.trial import Trial
 
 POLL_S = 1.0
+LOW = 12  # lines of a terminal that has none to spare
 
 
 class LiveView:
     """Within the ``with`` block a table on the terminal, or the lines of a log (`Lines`), refreshed by a thread of its own.
 
     ``is_done(trial)``: whether a trained trial's α_max is measured. ``opening`` stands above the table until the first trial runs, ``note`` (e.g.
-    that the sweep is stopping) from when it is set.
+    that the sweep is stopping) from when it is set. ``earlier``: runs of the sweep that had ended before, for what is best so far.
     """
 
     def __init__(
@@ -29,12 +30,13 @@ class LiveView:
         trials: Sequence[Trial],
         *,
         num_skipped: int = 0,
+        earlier: Sequence[Trial] = (),
         opening: str = "",
         is_done: Callable[[Trial], bool] = lambda trial: True,
         console: Console | None = None,
     ):
         self.console = console or Console()
-        self.progress = Progress(trials, is_done)
+        self.progress = Progress(trials, is_done, earlier=earlier)
         self.note = ""
         self._opening = opening
         self._num_skipped = num_skipped
@@ -94,5 +96,8 @@ class LiveView:
         note = self.note or ("" if self.progress.most_at_once else self._opening)
         skipped = f", {self._num_skipped} skipped" if self._num_skipped else ""
         times = ", ".join(filter(None, (f"{duration(time.monotonic() - self._began)} elapsed", left_text(self.progress))))
-        lines = [f"{counts_line(self.progress)}{skipped}", "; ".join(filter(None, (times, best_line(self.progress))))]
-        return board(self.progress, [*((line, "") for line in lines), (note, "yellow")], self.console.size.height - 1)  # the last line is the cursor's
+        best, size = best_line(self.progress), self.console.size
+        together = "; ".join(filter(None, (times, best)))
+        lines = [together] if len(together) <= size.width or size.height < LOW else [times, best]
+        shown = [f"{counts_line(self.progress)}{skipped}", *lines]
+        return board(self.progress, [*((line, "") for line in shown), (note, "yellow")], size.height - 1)  # the last line is the cursor's

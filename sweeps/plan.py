@@ -16,9 +16,11 @@ from typing import Any
 from stability.config import CurvatureSpec, RunSpec, SweepSpec
 from stability.data._base import Corpus
 from stability.protocol import SpectraSpec
-from stability.runs.directory import RunDirectory
+from stability.runs.directory import RunDirectory, step_of
 from stability.sampling import GenerationSpec
-from stability.training.loop import Trainer, peak_memory_mb
+from stability.training.loop import Trainer
+from stability.training.machine import peak_memory_mb
+from sweeps.board import duration
 from sweeps.rounds import Search
 from sweeps.trial import Trial, is_done
 
@@ -69,7 +71,7 @@ def left_of(trial: Trial, retry: str) -> Left:
     if trial.directory.finished:
         return Left(0.0, True)
     checkpoints = trial.directory.checkpoints()
-    done = int(checkpoints[-1].name.removeprefix("step_")) if checkpoints else 0
+    done = step_of(checkpoints[-1]) if checkpoints else 0
     return Left(1 - done / trial.spec["steps"], True)
 
 
@@ -97,10 +99,11 @@ def kind_of(run: RunSpec, variant: str) -> str:
 def _cost(run: RunSpec, corpus: Corpus, spec: SweepSpec) -> Cost:
     from stability.build import build_objective, count_parameters, resolve_device
 
-    num_params, device = count_parameters(run, corpus.vocab_size), resolve_device(spec.device)
+    num_params, device = count_parameters(run, corpus.format), resolve_device(spec.device)
     too_large = num_params > MOST_PARAMETERS or OPERATIONS * num_params * run.batch * run.model.positions > MOST_OPERATIONS
-    timing = None if too_large and device.type == "cpu" else _timing(run, corpus, spec, device)
-    return Cost(num_params, _mixing(run, build_objective(run, corpus.vocab_size).direction), timing)
+    is_timed = not spec.shard_parameters and not (too_large and device.type == "cpu")  # what is split may not fit the one device that would be timed
+    timing = _timing(run, corpus, spec, device) if is_timed else None
+    return Cost(num_params, _mixing(run, build_objective(run, corpus.format).direction), timing)
 
 
 def _timing(run: RunSpec, corpus: Corpus, spec: SweepSpec, device: Any) -> Timing:
@@ -110,7 +113,7 @@ def _timing(run: RunSpec, corpus: Corpus, spec: SweepSpec, device: Any) -> Timin
         trainer.update(1)
         step_s = _step_s(trainer)
         started = time.perf_counter()
-        trainer.validation.nll(trainer.model)
+        trainer.validation.measure(trainer.model)
         validation_s = time.perf_counter() - started
     validations = 2 + run.steps // run.evaluation.every_steps
     curvature_s = curvature_steps(spec.curvature, run.model.layers) * step_s * (spec.curvature.batch or run.batch) / run.batch if spec.hessian else 0.0
@@ -207,7 +210,7 @@ def describe(spec: SweepSpec, corpus: Corpus, slots: float, trials: Sequence[Tri
         f"study {spec.name}: {len(points)} runs{'' if trials is None else f' ({len(points) - missing.total()} of them finished)'}, "
         f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}, {spec.seeds} seeds",
         _data_line(spec, corpus, trials is not None),
-        f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{'mixing/token':>14}{'step':>10}{'run':>10}{'memory':>10}",
+        f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{f'mixing/{_unit(spec, 1)}':>14}{'step':>10}{'run':>10}{'memory':>10}",
     ]
     for kind, cost in costs.items():
         lines.append(f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>14,.0f}{_timing_columns(cost.timing)}")
@@ -228,6 +231,14 @@ def _data_line(spec: SweepSpec, corpus: Corpus, is_read: bool) -> str:
     return f"data: {corpus.description}; not downloaded for a plan, which takes random tokens instead"
 
 
+def _unit(spec: SweepSpec, number: int = 2) -> str:
+    """What a model's positions are called: tokens, or an objective's own word."""
+    from stability.registry import Registry
+
+    one, many = Registry("objectives").load(spec.objective.name).unit
+    return one if number == 1 else many
+
+
 def _timing_columns(timing: Timing | None) -> str:
     if timing is None:
         return f"{'--':>10}{'--':>10}{'--':>10}"
@@ -238,18 +249,27 @@ def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: 
     """``costs`` and ``left`` of each run."""
     a_run = spec.steps * spec.batch * spec.model.positions
     missing, tokens = sum(bool(each.steps or each.after) for each in left), round(sum(each.steps for each in left) * a_run)
-    text = f"in all: {len(left) * a_run:,} tokens; left to do: {missing} runs, {tokens:,} tokens"
+    text = f"in all: {len(left) * a_run:,} {_unit(spec)}; left to do: {missing} runs, {tokens:,} {_unit(spec)}"
     timings = [cost.timing for cost in costs if cost.timing is not None]
     if len(timings) < len(costs):
         operations = sum(OPERATIONS * cost.num_params * each.steps * a_run for cost, each in zip(costs, left, strict=True))
+        reason = "split over devices, which is not timed" if spec.shard_parameters else "too large to be timed on a CPU"
         return (
-            f"{text}; --: too large to be timed on a CPU by a plan, nothing was built\n"
-            f"training: about {operations:.1e} operations ({OPERATIONS} per parameter and token), {operations / REFERENCE_SPEED / 86_400:,.0f} days at 1e13 "
-            "a second; α_max and validation aside"
+            f"{text}; --: {reason} by a plan, nothing was built\n"
+            f"training: about {operations:.1e} operations ({OPERATIONS} per parameter and {_unit(spec, 1)}), {operations / REFERENCE_SPEED / 86_400:,.0f} days "
+            "at 1e13 a second; α_max and validation aside"
         )
     total_s = sum(each.seconds(timing) for timing, each in zip(timings, left, strict=True))
     memory_gb = slots * max(timing.memory_mb for timing in timings) / 1024
-    return f"{text}, {_clock(total_s)} of work, about {_clock(total_s / slots)} and {memory_gb:.1f} GiB with {slots:g} at a time"
+    return f"{text}, {duration(total_s)} of work, about {duration(total_s / slots)} and {memory_gb:.1f} GiB with {_at_a_time(spec, slots)}"
+
+
+def _at_a_time(spec: SweepSpec, slots: float) -> str:
+    """How many trials run side by side. How many share a GPU is not known to a plan: what α_max and the allocator take is measured by the sweep itself."""
+    from stability.build import resolve_device
+
+    shares = spec.launcher == "ray" and spec.gpus_per_trial == "auto" and spec.devices_per_trial == 1 and resolve_device(spec.device).type == "cuda"
+    return f"{slots:g} at a time" + (", one a GPU: how many share one the sweep measures when it starts (gpus_per_trial=auto)" if shares else "")
 
 
 def _at_most(costs: dict[str, Cost], most_runs: int, slots: float) -> str:
@@ -258,9 +278,4 @@ def _at_most(costs: dict[str, Cost], most_runs: int, slots: float) -> str:
     if len(timings) < len(costs):
         return f", at most {most_runs} runs in all"
     total_s = most_runs * sum(timings) / len(timings)
-    return f", at most {most_runs} runs in all: {_clock(total_s)} of work, about {_clock(total_s / slots)} with {slots:g} at a time"
-
-
-def _clock(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
+    return f", at most {most_runs} runs in all: {duration(total_s)} of work, about {duration(total_s / slots)} with {slots:g} at a time"

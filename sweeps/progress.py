@@ -62,11 +62,16 @@ class Row:
 
 class Progress:
     """The trials of one launch: what a status file said before it doesn't count, it is of an earlier one. ``from_outside``: of a study that some other
-    process works on, or none; then every status counts, and whether a run is running or stalled is decided by who holds its lock."""
+    process works on, or none; then every status counts, and whether a run is running or stalled is decided by who holds its lock. ``earlier``: runs of the
+    same sweep that had ended before, which count for what is best."""
 
-    def __init__(self, trials: Sequence[Trial], is_done: Callable[[Trial], bool] = lambda trial: True, *, from_outside: bool = False):
+    def __init__(
+        self, trials: Sequence[Trial], is_done: Callable[[Trial], bool] = lambda trial: True, *, from_outside: bool = False, earlier: Sequence[Trial] = ()
+    ):
         self._is_done, self._from_outside = is_done, from_outside
-        self.rows = [Row(trial, variant, num_steps=trial.spec["steps"]) for trial, variant in zip(trials, variants(trials), strict=True)]
+        named = list(zip([*trials, *earlier], variants([*trials, *earlier]), strict=True))
+        self.rows = [Row(trial, variant, num_steps=trial.spec["steps"]) for trial, variant in named[: len(trials)]]
+        self._earlier = [_ended_row(trial, variant) for trial, variant in named[len(trials) :]]
         for row in self.rows:
             row.signature = _signature(row.trial)
         self.most_at_once = 0
@@ -152,7 +157,7 @@ class Progress:
     def best(self) -> dict[str, tuple[float, float, int]]:
         """Of each variant: (validation NLL, its LR, seeds there), the lowest median over the seeds that ended at an LR; a diverged one counts as inf."""
         found: dict[str, dict[float, list[float]]] = {}
-        for row in self.rows:
+        for row in (*self.rows, *self._earlier):
             if row.state in FINISHED:
                 found.setdefault(row.variant, {}).setdefault(row.trial.spec["lr_peak"], []).append(math.inf if row.val_nll is None else row.val_nll)
         medians = {variant: [(median(nlls), lr, len(nlls)) for lr, nlls in rates.items()] for variant, rates in found.items()}
@@ -166,6 +171,11 @@ class Progress:
             return max(0.0, curvature_s - (time.time() - (row.trained_at or time.time())))
         return None if step_s is None else (row.num_steps - row.step) * step_s + curvature_s
 
+    @property
+    def is_timed_whole(self) -> bool:
+        """Whether what follows the training, which `eta_s` leaves out until then, has been timed once."""
+        return any(row.curvature_s is not None for row in self.rows) or not any(row.trial.measures for row in self.rows if not row.ended)
+
     def eta_s(self) -> float | None:
         """Seconds until the last trial ends, at the speeds seen so far and as many at once as ran at most; None before anything was timed."""
         etas = [self.row_eta_s(row) for row in self.rows if not row.ended]
@@ -173,6 +183,11 @@ class Progress:
         if len(known) < len(etas) or not self.most_at_once:
             return None
         return max(sum(known) / self.most_at_once, max(known, default=0.0))
+
+
+def _ended_row(trial: Trial, variant: str) -> Row:
+    status = trial.directory.status()
+    return Row(trial, variant, state=status["state"], val_nll=status.get("result", {}).get("val_nll"))
 
 
 def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:

@@ -78,12 +78,12 @@ def run_rounds(
     """Ask, run what is missing, tell, until nothing is left to ask. Returns what became of it all, and every trial that was asked for.
 
     ``write(trials)`` puts the study on record before each round that has something to run: whenever the machine stops, the same command goes on from
-    there. One Ray cluster serves all rounds.
+    there. One Ray cluster serves all rounds, and W&B's server is looked for once.
     """
     console = console or Console()
     known: dict[str, Trial] = {}
     outcomes: list[Outcome] = []
-    cluster = None
+    cluster = mode = None
     with ExitStack() as stack:
         for number in itertools.count(1):
             if not (trials := trials_of(search.ask())):
@@ -91,15 +91,19 @@ def run_rounds(
             if search.stop_at is not None:
                 trials = [replace(trial, stop_at=search.stop_at, curvature=None, generate=None) for trial in trials]
             fresh = {trial.run_id: trial for trial in trials if known.get(trial.run_id) != trial}
+            earlier = [trial for run_id, trial in known.items() if run_id not in fresh]
             known |= fresh
             pending = [trial for trial in fresh.values() if not is_done(trial)]
             if pending:
                 cluster = cluster or stack.enter_context(_cluster(spec))
+                mode = launch.wandb_mode(spec, console) if mode is None else mode
                 console.print(f"round {number}", markup=False, highlight=False)
                 for trial in fresh.values():
                     trial.directory.write_spec(trial.spec)
                 write(known.values())
-            outcomes.append(launch.run(spec, list(fresh.values()), console=console, run=run) if pending else Outcome(len(fresh), 0, (), False))
+            outcomes.append(
+                launch.run(spec, list(fresh.values()), earlier=earlier, mode=mode, console=console, run=run) if pending else Outcome(len(fresh), 0, (), False)
+            )
             if outcomes[-1].interrupted:
                 break
             search.tell({trial.run_id: trial.directory.status() for trial in trials})

@@ -26,7 +26,8 @@ class Trial:
     ``spec``: the RunSpec as plain JSON; ``curvature``: the CurvatureSpec as plain JSON, or None; ``wandb``: arguments of the W&B sink, or None;
     ``command``: the command line that asked for it, for the run's provenance; ``variant``: what an ablation changes in it, e.g. "window=4";
     ``generate``: the GenerationSpec as plain JSON, or None; ``launch``: tells one launch of a sweep from all others, "" where nobody asked for one;
-    ``devices``: how many share a run's microbatches; ``stop_at``: a step before the last at which the run is left, to be gone on with or not.
+    ``devices``: how many share a run's microbatches or, with ``shard``, its parameters; ``stop_at``: a step before the last at which the run is left, to
+    be gone on with or not.
     """
 
     run_id: str
@@ -40,6 +41,7 @@ class Trial:
     generate: dict[str, Any] | None = None
     launch: str = ""
     devices: int = 1
+    shard: bool = False
     stop_at: int | None = None
 
     @property
@@ -154,7 +156,7 @@ def _train_and_measure(trial: Trial) -> Iterator[None]:
     from stability.training.loop import train
 
     spec, cache_dir = parse_run(trial.spec), Path(trial.pool) / "cache"
-    how = {"wandb": trial.wandb, "command": trial.command, "devices": trial.devices, "stop_at": trial.stop_at}
+    how = {"wandb": trial.wandb, "command": trial.command, "devices": trial.devices, "shard": trial.shard, "stop_at": trial.stop_at}
     yield from train(spec, trial.directory, cache_dir=cache_dir, device=trial.device, **how)
     if not trial.directory.finished:  # stopped at a rung
         return

@@ -106,9 +106,12 @@ def test_every_choice_of_every_group_composes_and_parses():
             extra = {
                 "text": ["data.path=README.md"],
                 "text_mini": ["data.path=README.md"],
+                "attentionx_gpt_mini": ["data.path=README.md"],
                 "hf": ["data.dataset=a/b"],
                 "values": ["lr.values=[1e-3]"],
                 "ar": ["mechanism=sa"],
+                "classify": ["data=images"],
+                "images": ["objective=classify"],
             }.get(choice.stem, [])
             word = f"curvature={choice.stem}" if folder.name == "curvature" else f"{folder.name}={choice.stem}"
             parse("sweep", {**compose("sweep", [word, *extra]), "name": "x"})

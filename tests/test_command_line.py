@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -112,10 +113,16 @@ def test_the_shim_touches_nothing_else():
         (["steps=1.5"], "steps=1.5: input should be a valid integer"),
         (["stepz=3"], "stepz: unknown key; did you mean 'steps'?"),
         (["+foo=1"], "foo: unknown key"),
+        (["cross=cc", "cross.cc.window=4"], "cross.cc.window: unknown key; did you mean 'cross.window'?"),
+        (["cross=auto", "cross.window=4"], "cross.window: unknown key; did you mean 'cross.cc.window'?"),
+        (["cross=ca", "cross.window=4"], "cross.window: cross=cc has this setting, cross=ca has not"),
+        (["cross=auto", "objective=ar", "objective.context=16"], "objective.context: objective=mlm has this setting, objective=ar has not"),
+        (["lr=edge", "lr.edge.resolution=0.1"], "lr.edge.resolution: unknown key; did you mean 'lr.edge.resolution_decades'?"),
+        (["mechanism=sc", "mechanism.sc.windw=3"], "mechanism.sc.windw: unknown key; did you mean 'mechanism.sc.window'?"),
         (["+mechanism.sc.windw=3"], "mechanism.sc.windw: unknown key; did you mean 'window'?"),
-        (["objective=score_entropy", "objective.context=8"], "objective.context: objective=mlm has this setting, the one that is chosen has not"),
+        (["objective=score_entropy", "objective.context=8"], "objective.context: objective=mlm has this setting, objective=score_entropy has not"),
         (["mechanism=sa", "mechanism.sc.window=3"], "mechanism.sc is not among what this command selects; add mechanism=[…,sc]"),
-        (["mechanism=sc", "objective=ar"], "objective=ar needs a causal mechanism and sc is none; these are: sa, sw"),
+        (["mechanism=sc", "objective=ar"], "objective=ar needs a causal mechanism and sc is none; these are: attentionx, sa, sw"),
         (["data=text"], "data.path: a value is missing"),
         (["data=text", "data.path=/no/such,file"], "data.path=/no/such,file: no such file or folder"),
         (["foo"], "'foo' is not of the form key=value"),
@@ -137,6 +144,27 @@ def test_bad_input_is_two_lines_and_exit_code_2_and_leaves_nothing(argv, message
     assert "Traceback" not in out.stderr
     assert 1 <= len(out.stderr.strip().splitlines()) <= 2
     assert not list(tmp_path.glob("runs/studies/*"))
+
+
+WAITS = """
+import sys, time
+from stability.command_line import run_entry
+
+def main(argv):
+    print("works", flush=True)
+    time.sleep(60)
+
+run_entry(main, "")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_entry_that_is_killed_says_what_one_stopped_by_ctrl_c_does(number):
+    with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout.readline() == "works\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=30)[1] == "stopped; the same command goes on from here\n"
+    assert process.returncode == 128 + number
 
 
 @pytest.mark.parametrize("module", ["stability.sweep", "stability.hessian", "stability.report", "stability.status"])

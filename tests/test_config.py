@@ -66,7 +66,7 @@ def test_a_wrong_item_is_one_mistake_and_an_empty_list_is_one_too():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective": {"name": "ar"}, "mechanism": {"name": "sc"}}, "objective=ar needs a causal mechanism and sc is none; these are: sa, sw"),
+        ({"objective": {"name": "ar"}, "mechanism": {"name": "sc"}}, "objective=ar needs a causal mechanism and sc is none; these are: attentionx, sa, sw"),
         ({"mechanism": {"name": "sx"}}, r"no mechanism called 'sx'; did you mean 's\w'\?"),
         ({"mechanism": {"name": "sc", "windw": 3}}, r"mechanism.sc.windw: unknown key; did you mean 'window'\?"),
         ({"mechanism": {"name": "mix", "pattern": ["sa", "sw", "sc"]}}, "3 entries for 2 layers"),

@@ -98,7 +98,7 @@ def test_a_window_that_is_never_read_is_not_refused(lab):
     ("word", "message"),
     [
         ("mechanism=cc", "^mechanism=cc is a cross mechanism, it needs a context: cross=cc"),
-        ("mechanism=none", "^mechanism=none: no such choice; choices: mix, sa, sc, sw$"),
+        ("mechanism=none", "^mechanism=none: no such choice; choices: attentionx, mix, sa, sc, sw$"),
         ("cross=cx", "^cross=cx: no such choice; .*choices: auto, ca, cc, none"),
     ],
 )
@@ -108,9 +108,9 @@ def test_the_command_line_says_where_a_cross_mechanism_belongs(word, message):
 
 
 def test_lists_of_mechanisms_hold_those_that_stand_alone():
-    with pytest.raises(ValueError, match="choices: mix, sa, sc, sw"):
+    with pytest.raises(ValueError, match="choices: attentionx, mix, sa, sc, sw"):
         part("mechanisms", "sx")
-    with pytest.raises(ValueError, match="choices: mix, sa, sc, sw"):
+    with pytest.raises(ValueError, match="choices: attentionx, mix, sa, sc, sw"):
         part("mechanisms", 3)
     registry = Registry("mechanisms")
     assert registry.names(cross=True) == ("ca", "cc")
@@ -194,8 +194,8 @@ def test_edges_reach_the_mixers_that_take_them_and_no_other():
         return Block(mixer, nn.Linear(4, 4), (nn.Identity(), nn.Identity()), (build_residual("identity", width=4), build_residual("identity", width=4)))
 
     torch.manual_seed(0)
-    both = Backbone(10, 10, 4, [block(TakesEdges()), block(build("sa", width=4, heads=2))], nn.Identity())
-    one = Backbone(10, 10, 4, [block(build("sa", width=4, heads=2))], nn.Identity())
+    both = Backbone(nn.Embedding(10, 4), 10, 4, [block(TakesEdges()), block(build("sa", width=4, heads=2))], nn.Identity())
+    one = Backbone(nn.Embedding(10, 4), 10, 4, [block(build("sa", width=4, heads=2))], nn.Identity())
     edges, x = torch.tensor([[0, 2], [1, 0]]), torch.tensor([[1, 2, 3]])
     assert not torch.equal(both(x, edges=edges), both(x))
     with pytest.raises(ValueError, match="edges=: no mixer of this model takes it"):

@@ -65,6 +65,7 @@ def test_every_other_value_of_a_younger_setting_is_another_run():
         *(id_of(guards=changed) for changed in ({"post_clip_norm": 0.5}, {"check_every": 2}, {"on_nonfinite": "skip_step", "retries": 3})),
         *(id_of(guards={"on_nonfinite": "restore_last_good", "retries": number}) for number in (1, 2)),
         id_of(log={"gradients": 10}),
+        id_of(optimizer={"name": "adamw", "decay": "matrices"}),
         id_of(**context, cross="ca"),
         id_of(objective={"name": "mlm", "context": 17}, cross="ca"),
         id_of(**context, cross={"name": "ca", "rope": "none"}),
@@ -86,7 +87,7 @@ def test_the_folder_of_a_run_from_before_a_setting_is_that_run_s(tmp_path):
 def test_every_neutral_value_belongs_to_a_setting_that_can_hold_it():
     for of, fields in NEUTRAL.items():
         noun, _, name = of.partition(" ")
-        families = {"objective": "objectives", "mechanism": "mechanisms"}
+        families = {"objective": "objectives", "mechanism": "mechanisms", "optimizer": "optimizers"}
         config = Registry(families[noun]).load(name).Config if name else RunSpec.model_fields[noun].annotation if of else RunSpec
         for field, value in fields.items():
             assert field in config.model_fields, f"{of}: {field}"

@@ -19,6 +19,7 @@ from stability.data._arrays import sha256, sha256_and_counts
 from stability.data._corpus import AbstractCorpus
 from stability.data._nucleotides import in_rna
 from stability.data._vocabulary import BYTES, Vocabulary
+from stability.runs.directory import fsync
 
 # Raised when the same documents would be split or laid out differently; it is part of every fingerprint.
 SPLIT_VERSION = 1
@@ -39,7 +40,9 @@ class Corpus(AbstractCorpus):
 
     ``fingerprint``: sha256 over both arrays, the vocabulary, the borders, the augmentation and the split rule's version; where the data lay is not in it.
     ``description``: one line as of the first preparation (the same content read again from elsewhere keeps it).
-    ``unigram_nats``: nats per token of the validation tokens under the training tokens' frequencies, each count raised by one.
+    ``unigram_nats``: nats per token of all validation tokens under the training tokens' frequencies, each count raised by one: a figure of the data, by
+    which a preparation is compared with another program's. No run is judged by it, but by what the frequencies reach on the examples that it is validated
+    on (`stability.training.evaluate.Validation.unigram_nll`).
     ``vocabulary``: what the tokens stand for; None: UTF-8 bytes where there are 256 of them, else not known.
     ``train_borders``, ``val_borders``: int64, 0 to the number of tokens: no window lies across one; None: a window may start anywhere.
     ``reverse_complement``: whether `batch` turns each training window into the other strand with probability one half.
@@ -202,7 +205,7 @@ class Corpus(AbstractCorpus):
         # what has its default is left out, so that a corpus of bytes is written as it always was
         augmented = {"reverse_complement": True} if self.reverse_complement else {}
         _disk.write_meta(folder, {**{key: getattr(self, key) for key in _PLAIN}, **augmented, **self.sums})
-        _disk.fsync(folder)
+        fsync(folder)
 
     @classmethod
     def load(cls, folder: Path) -> Corpus:

@@ -16,6 +16,7 @@ import numpy as np
 
 from stability.data._arrays import chunks, sha256
 from stability.data._vocabulary import Vocabulary
+from stability.runs.directory import fsync
 from stability.runs.leftovers import remove_abandoned, temporary
 
 META = "corpus.json"
@@ -99,15 +100,6 @@ def sha256_of_json(value: Any) -> str:
 
 def damaged(file: Path, why: str) -> ValueError:
     return ValueError(f"prepared data: {file} is missing or damaged ({why}).\nDelete {file.parent} and run again.")
-
-
-def fsync(folder: Path) -> None:
-    """Make a folder's entries last."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

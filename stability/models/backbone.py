@@ -11,10 +11,14 @@ from stability.models.block import Block, Context
 from stability.models.condition import ConditionShape, FinalModulation, NoiseLevel
 
 Readout = Callable[[Tensor, Tensor, Tensor], Any]
+Pool = Callable[[Tensor, Tensor | None], Tensor]
 
 
 class Backbone(nn.Module):
     """Tokens (B, N) → logits (B, N, V): embedding, blocks, final norm, linear head. Positions enter inside the mixers (RoPE).
+
+    ``embedding``: whatever turns the inputs into (B, N, D): an `nn.Embedding` of tokens, patches of images. ``pool``: what the head reads where it does
+    not read every position: ``pool(hidden_BND, mask_BN)`` → (B, M, D), the logits then being (B, M, V); None: every position.
 
     With cross branches in the blocks, context tokens (B, J) are embedded by the same embedding and normed once: every block reads the same context, on
     the scale of the normed source that it is compared with. ``condition``: the model reads a noise level (B,), which modulates its blocks (built
@@ -23,16 +27,17 @@ class Backbone(nn.Module):
 
     def __init__(
         self,
-        num_inputs: int,
+        embedding: nn.Module,
         num_outputs: int,
         width: int,
         blocks: list[Block],
         final_norm: nn.Module,
         context_norm: nn.Module | None = None,
         condition: ConditionShape | None = None,
+        pool: Pool | None = None,
     ):
         super().__init__()
-        self.embedding = nn.Embedding(num_inputs, width)
+        self.embedding, self.pool = embedding, pool
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = final_norm
         self.head = nn.Linear(width, num_outputs)
@@ -44,7 +49,7 @@ class Backbone(nn.Module):
 
     def forward(
         self,
-        tokens_BN: Tensor,
+        tokens_BN: Any,
         mask_BN: Tensor | None = None,
         *,
         context_BJ: Tensor | None = None,
@@ -53,9 +58,9 @@ class Backbone(nn.Module):
         readout: Readout | None = None,
         **inputs: Any,
     ) -> Any:
-        """``context_BJ``: context tokens, needed exactly where there are cross branches; masks: True where a token is valid. ``sigma_B``: each
-        sequence's noise level, needed exactly where the model is conditioned. ``readout``: called as ``readout(hidden_BND, weight_VD, bias_V)`` with what the
-        head would read and the head's parameters; its result stands for the logits (a loss that never makes them all).
+        """``tokens_BN``: what the embedding reads. ``context_BJ``: context tokens, needed exactly where there are cross branches; masks: True where a token is
+        valid. ``sigma_B``: each sequence's noise level, needed exactly where the model is conditioned. ``readout``: called as ``readout(hidden_BND,
+        weight_VD, bias_V)`` with what the head would read and the head's parameters; its result stands for the logits (a loss that never makes them all).
 
         ``inputs``: what mixers take besides, e.g. ``edges=`` for ``sc`` with ``graph=given``. Errors: ``ValueError`` for a context or a noise level that is
         missing or that nothing reads, and for an input that no mixer takes.
@@ -70,6 +75,8 @@ class Backbone(nn.Module):
         hidden_BND = residual.leave(state, self.final_norm)
         if self.final_modulation is not None:
             hidden_BND = self.final_modulation(condition_BC).moved(hidden_BND)
+        if self.pool is not None:
+            hidden_BND = self.pool(hidden_BND, mask_BN)
         return self.head(hidden_BND) if readout is None else readout(hidden_BND, self.head.weight, self.head.bias)
 
     def _condition(self, sigma_B: Tensor | None) -> Tensor | None:

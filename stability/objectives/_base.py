@@ -1,4 +1,4 @@
-"""What an objective is: how tokens become inputs and targets, and how logits become a loss."""
+"""What an objective is: how data become inputs and targets, how a model reads them, and how logits become a loss."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from stability.config import Settings
+from stability.models.backbone import Pool
 from stability.models.condition import ConditionShape
 from stability.objectives._chunks import chunked_sum
 
@@ -37,6 +38,8 @@ def refuse_unread(settings: ObjectiveSettings, names: Sequence[str], is_read: bo
 class Examples(NamedTuple):
     """One batch as the model sees it. ``weights_BN``: the share of each position in the loss, 0 where it does not count.
 
+    ``inputs_BN``: tokens, or what else the model's embedding reads, a row a sequence. Targets and weights have as many columns as the model gives logits:
+    N, or fewer where its head reads something pooled.
     ``context_BJ``: tokens that the model's cross mechanism reads, None for a model without one. ``sigma_B``: the total noise that each sequence was
     corrupted with, which a time-conditioned model reads, None for any other.
     """
@@ -67,11 +70,14 @@ class Examples(NamedTuple):
         return Examples(change(self.inputs_BN), change(self.targets_BN), change(self.weights_BN), context_BJ, sigma_B)
 
     def counted(self) -> tuple[Examples, Tensor]:
-        """Every position that counts as a sequence of length one (R, 1), in order, with its sequence's σ; and which of the B·N they are (R)."""
+        """Every position that counts as a sequence of length one (R, 1), in order, with its sequence's σ; and which of the B·N they are (R). Inputs that
+        do not stand position by position beside the targets come whole, those of its sequence."""
         index_R = self.weights_BN.flatten().nonzero().squeeze(-1)
-        inputs_R1, targets_R1, weights_R1 = (tensor.flatten()[index_R, None] for tensor in self[:3])
-        sigma_R = None if self.sigma_B is None else self.sigma_B[index_R // self.inputs_BN.shape[1]]
-        return Examples(inputs_R1, targets_R1, weights_R1, sigma_B=sigma_R), index_R
+        targets_R1, weights_R1 = (tensor.flatten()[index_R, None] for tensor in (self.targets_BN, self.weights_BN))
+        row_R = index_R // self.targets_BN.shape[1]
+        inputs = self.inputs_BN.flatten()[index_R, None] if self.inputs_BN.shape == self.targets_BN.shape else self.inputs_BN[row_R]
+        sigma_R = None if self.sigma_B is None else self.sigma_B[row_R]
+        return Examples(inputs, targets_R1, weights_R1, sigma_B=sigma_R), index_R
 
 
 class AbstractObjective:
@@ -80,9 +86,16 @@ class AbstractObjective:
     ``config``: its settings, those of `ObjectiveSettings` among them. ``mask_id``: the id that stands for a hidden token, one past the vocabulary; None where
     nothing is unmasked (ar, a uniform graph). ``condition``: the shape of what a model makes of the noise level σ (`Examples.sigma_B`) for its
     time-conditioned blocks; None: it reads none.
+
+    ``corpus_kind``: the kind of prepared data that it reads (`AbstractCorpus.kind`); ``unit``: what a model's position is called, and several of them;
+    ``baseline``: what knows the targets' frequencies and nothing else. ``score_names``: what is validated beside the NLL (`validate`).
     """
 
     family: ClassVar[str] = "objectives"
+    corpus_kind: ClassVar[str] = "tokens"
+    unit: ClassVar[tuple[str, str]] = ("token", "tokens")
+    baseline: ClassVar[str] = "token frequencies"
+    score_names: ClassVar[tuple[str, ...]] = ()
     Config: ClassVar[type[ObjectiveSettings]]
     direction: ClassVar[str]
     condition: ConditionShape | None = None
@@ -91,8 +104,23 @@ class AbstractObjective:
     num_outputs: int
     mask_id: int | None = None
 
-    def __init__(self, config: Any, vocab_size: int):
+    def __init__(self, config: Any, vocab_size: Any):
+        """``vocab_size``: the corpus's `format`; of another kind than tokens not a number."""
         raise NotImplementedError
+
+    @classmethod
+    def any_format(cls, positions: int) -> Any:
+        """A corpus's `format` for a model that is only looked at, where no data is read."""
+        return 8
+
+    def embedding(self, width: int, positions: int) -> nn.Module:
+        """How a model reads `Examples.inputs_BN`: a module that makes (B, N, D) of them. Its weights are drawn from the global random state."""
+        return nn.Embedding(self.num_inputs, width)
+
+    @property
+    def pool(self) -> Pool | None:
+        """What the model's head reads, as `Backbone` takes it; None: every position."""
+        return None
 
     @classmethod
     def num_context(cls, config: Any) -> int:
@@ -103,8 +131,12 @@ class AbstractObjective:
         """Tokens to draw per sequence, so that the model sees ``positions``."""
         return positions
 
-    def examples(self, tokens_BN: Tensor, generator: torch.Generator) -> Examples:
-        """Corrupt (or shift) int64 tokens; every random choice comes from ``generator``."""
+    def augmented(self, batch: Any, generator: torch.Generator) -> Any:
+        """What training makes of a batch before `examples` sees it, and validation does not; without any, nothing is drawn from ``generator``."""
+        return batch
+
+    def examples(self, tokens_BN: Any, generator: torch.Generator) -> Examples:
+        """Corrupt (or shift) int64 tokens, or whatever the corpus's batches are; every random choice comes from ``generator``."""
         raise NotImplementedError
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
@@ -125,6 +157,10 @@ class AbstractObjective:
         read = partial(chunked_sum, self.loss_sum, examples, self.config.loss_chunk)
         total = examples.logits(model, params, readout=read)
         return total, self.count(examples, total.dtype)
+
+    def validate(self, model: nn.Module, examples: Examples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """`loss`, and by name the sums of what else is validated, each to be divided by the same count; a name is that of a column of ``metrics.jsonl``."""
+        return *self.loss(model, examples), {}
 
     def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
         """The logits (B, N, V) of the best model that reads nothing of its input but what a corrupted position itself says: tokens by their frequencies."""

@@ -10,13 +10,24 @@ from torch import nn
 
 from stability.config import Settings
 
+Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]  # as torch takes them: tensors, or groups with settings of their own
+
 
 class AbstractOptimizer:
-    """``build`` makes the optimizer; the learning rate of each step is set from outside, through the parameter groups."""
+    """``build`` makes the optimizer; the learning rate of each step is set from outside, through the parameter groups.
+
+    ``elementwise``: the step of each entry depends on that entry's gradients and state alone, so that a slice of a tensor takes the steps of the whole.
+    """
 
     family: ClassVar[str] = "optimizers"
     Config: ClassVar[type[Settings]]
+    elementwise: ClassVar[bool] = False
 
     @classmethod
-    def build(cls, config: Any, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    def build(cls, config: Any, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
         raise NotImplementedError
+
+    @classmethod
+    def decays(cls, config: Any, parameter: nn.Parameter) -> bool:
+        """Whether weight decay reaches a parameter about which its module says nothing (``own_decay``)."""
+        return True

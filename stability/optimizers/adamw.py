@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import nn
 
 from stability.config import Settings
-from stability.optimizers._base import AbstractOptimizer
+from stability.optimizers._base import AbstractOptimizer, Parameters
 
 
 class AdamW(AbstractOptimizer):
-    """``torch.optim.AdamW`` in its fused form; weight decay on every parameter, as the paper's "default weight decay" reads."""
+    """``torch.optim.AdamW`` in its fused form; weight decay on every parameter, as the consensus paper's "default weight decay" reads, or as nanoGPT decays."""
+
+    elementwise = True
 
     class Config(Settings):
         weight_decay: float = Field(default=1e-2, ge=0, description="decoupled weight decay, times the learning rate")
         beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean gradient")
         beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the mean squared gradient")
+        decay: Literal["all", "matrices"] = Field(default="all", description="what is decayed: all parameters, or those of two axes or more (nanoGPT)")
         epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the mean squared gradient")
 
     @classmethod
-    def build(cls, config: Config, parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
         betas = (config.beta1, config.beta2)
         return torch.optim.AdamW(parameters, lr=lr, betas=betas, eps=config.epsilon, weight_decay=config.weight_decay, fused=True)
+
+    @classmethod
+    def decays(cls, config: Config, parameter: nn.Parameter) -> bool:
+        return config.decay == "all" or parameter.ndim >= 2
 
 
 EXPORT = AdamW

@@ -22,7 +22,8 @@ from stability.runs.directory import RunDirectory
 from stability.runs.results import CURVATURE_COLUMNS, PROTOCOL
 from stability.runs.tables import read_metadata, write_parquet
 from stability.training import checkpoint
-from stability.training.loop import prepare_torch, training_examples
+from stability.training.examples import training_examples
+from stability.training.machine import prepare_torch
 from stability.training.schedule import lr_factor
 
 PARITY = "parity_steps"
@@ -173,7 +174,7 @@ class Probe:
         self.spec, self.corpus, self.curvature, self.device = spec, corpus, curvature, device
         _, model = checkpoint.load(folder)
         self.model: nn.Module = model.to(device)
-        self.objective = build_objective(spec, corpus.vocab_size)
+        self.objective = build_objective(spec, corpus.format)
         self.optimizer = build_optimizer(spec, self.model)
         self.trainer = checkpoint.load_trainer(folder)
         params: dict[str, Tensor] = dict(self.model.named_parameters())

@@ -1,4 +1,4 @@
-"""How sharp attention has become: the largest logit and the entropy of each softmax-attention layer (sa, sw), from one forward pass."""
+"""How sharp attention has become: the largest logit and the entropy of each softmax-attention layer (sa, sw, attentionx), from one forward pass."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from stability.models.position import rope
 
 @dataclass(frozen=True)
 class AttentionStatistics:
-    """Of one layer over a batch. ``logit_max``: the largest q̃·k̃/√K that is visible. ``entropy``: mean of −Σ p log p over rows of valid queries, in nats.
-    ``lowest_head_entropy``: the same for the head that attends most sharply."""
+    """Of one layer over a batch. ``logit_max``: the largest q̃·k̃/√K that is visible. ``entropy``: mean of −Σ p log p in nats, over the rows of valid queries
+    that see a key. ``lowest_head_entropy``: the same for the head that attends most sharply."""
 
     logit_max: float
     entropy: float
@@ -68,7 +68,7 @@ def _statistics(layer: Any, qkv_BND: Tensor, mask_BN: Tensor | None) -> Attentio
         q_HNK, k_HNK = (part.transpose(0, 1) for part in qk_NTHK.unbind(1))
         valid_N = torch.ones(qkv_BND.shape[1], dtype=torch.bool, device=qkv_BND.device) if mask_BN is None else mask_BN[number]
         visible_NN = in_band_NN & valid_N
-        logits_HMN = (q_HNK @ k_HNK.transpose(1, 2) / math.sqrt(q_HNK.shape[-1])).masked_fill(~visible_NN, -math.inf)[:, valid_N]
+        logits_HMN = (q_HNK @ k_HNK.transpose(1, 2) / math.sqrt(q_HNK.shape[-1])).masked_fill(~visible_NN, -math.inf)[:, valid_N & visible_NN.any(-1)]
         if logits_HMN.numel():
             largest = max(largest, float(logits_HMN.max()))
             entropies += torch.special.entr(logits_HMN.softmax(-1)).sum((-1, -2)).double().cpu()
@@ -78,8 +78,10 @@ def _statistics(layer: Any, qkv_BND: Tensor, mask_BN: Tensor | None) -> Attentio
 
 
 def in_band(layer: Any, num_positions: int, device: torch.device) -> Tensor:
-    """True where query i (first axis) may see key j: everywhere, j ≤ i for causal `sa`, i − before ≤ j ≤ i + after for `sw`."""
+    """True where query i (first axis) may see key j: everywhere, j ≤ i for causal `sa`, i − before ≤ j ≤ i + after for `sw`, j ≠ i for `attentionx` with a
+    masked diagonal (whose first causal row then sees nothing)."""
     offset = torch.arange(num_positions, device=device) - torch.arange(num_positions, device=device)[:, None]
     if hasattr(layer, "before"):
         return (offset >= -layer.before) & (offset <= layer.after)
-    return offset <= 0 if layer.causal else torch.ones_like(offset, dtype=torch.bool)
+    in_direction = offset <= 0 if layer.causal else torch.ones_like(offset, dtype=torch.bool)
+    return in_direction & (offset != 0) if getattr(layer, "mask_diagonal", False) else in_direction

@@ -24,12 +24,12 @@ from stability.probes.oracle import key_of, load_oracle, weights_sha256
 from stability.probes.samplers import Draws, NonFinite, left_to_right, reverse_diffusion, unmask
 from stability.probes.samples import Sample
 from stability.registry import Registry
-from stability.runs.directory import RunDirectory, read_json
+from stability.runs.directory import RunDirectory, read_json, step_of
 from stability.runs.results import GENERATION_COLUMNS, PROTOCOL
 from stability.runs.tables import read_metadata, write_parquet
 from stability.sampling import STEPPED, GenerationSpec
 from stability.training import checkpoint
-from stability.training.loop import prepare_torch
+from stability.training.machine import prepare_torch
 from stability.training.seeds import generator_for
 
 
@@ -102,7 +102,7 @@ def _made_by(folder: Path, spec: GenerationSpec) -> dict[str, Any]:
     sampler = resolved_sampler(run, spec)
     steps = {"steps": spec.steps or run.model.positions} if sampler in STEPPED else {}
     values = {"num": spec.num, "sampler": sampler, "temperature": spec.temperature, "seed": spec.seed, **steps}
-    return {**values, "positions": run.model.positions, "checkpoint": weights_sha256(folder)[:12], "step": int(folder.name.removeprefix("step_"))}
+    return {**values, "positions": run.model.positions, "checkpoint": weights_sha256(folder)[:12], "step": step_of(folder)}
 
 
 def _scored_by(folder: Path, spec: GenerationSpec) -> str:
@@ -112,8 +112,10 @@ def _scored_by(folder: Path, spec: GenerationSpec) -> str:
 
 def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
     """The sampler of a run. Errors: ``ValueError`` where the run's objective has no use for the one that was asked for."""
-    objective = build_objective(run, 2)
-    fitting = _fitting(objective)
+    family = Registry("objectives").load(run.objective.name)
+    fitting = _fitting(build_objective(run, family.any_format(run.model.positions)))
+    if not fitting:
+        raise ValueError(f"objective={run.objective.name} predicts nothing that could be sampled; leave generate out (generate.num=null)")
     if spec.sampler == "auto":
         if spec.steps is not None and fitting[0] not in STEPPED:
             raise ValueError(

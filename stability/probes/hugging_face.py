@@ -152,6 +152,8 @@ def _why_not(name: str) -> str:
 def tokenised(corpus: Corpus, data: Part, name: str, vocabulary: int, wanted: int) -> tuple[np.ndarray, str]:
     """(1-D int64 tokens, how they were made). Documents of the training side in their own, hashed, order, until ``wanted`` tokens are there, by the
     model's tokenizer, the end-of-text token between them; by bytes where the model has none. Errors: ``ValueError`` where neither is possible."""
+    if corpus.kind != Corpus.kind:
+        raise ValueError(f"data={data.name}: a language model reads text, and this is {corpus.kind}; e.g. data=text data.path=FILE_OR_FOLDER")
     if corpus.vocabulary is not None and corpus.vocabulary.name == "gpt2":
         raise ValueError(f"data.tokenizer=gpt2: hf={name} is given the text itself and uses a tokenizer of its own; leave data.tokenizer=bytes")
     if corpus.vocab_size != ByteTokenizer.vocab_size:

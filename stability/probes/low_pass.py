@@ -16,7 +16,7 @@ from stability.probes.attention import in_band
 
 
 def is_attention(mixer: nn.Module) -> bool:
-    """Whether a layer is softmax attention, as `sa` and `sw` are."""
+    """Whether a layer is softmax attention, as `sa`, `sw` and `attentionx` are."""
     return isinstance(getattr(mixer, "qkv", None), nn.Linear) and hasattr(mixer, "heads")
 
 
@@ -29,10 +29,11 @@ class HeadFilter:
 
 
 def low_pass(layer: Any, x_BND: Tensor) -> Iterator[HeadFilter]:
-    """Each head of an attention layer on one sequence x (1, N, D): A = softmax(q̃k̃ᵀ/√K), its values v before and Av after.
+    """Each head of an attention layer on one sequence x (1, N, D): A = softmax(q̃k̃ᵀ/√K), its values v before, and after what the layer makes of them: Av,
+    or v − γAv where it is `attentionx`.
 
-    With P = I − 11ᵀ/N, ``gain`` is the largest singular value of PAP, the most by which anything that differs between positions is amplified;
-    ``second_eigenvalue`` the largest modulus among its eigenvalues, which are A's own without the 1 of A1 = 1; ``variance_*`` are ‖Pv‖² and ‖PAv‖².
+    With P = I − 11ᵀ/N, ``gain`` is the largest singular value of PAP, the most by which A amplifies anything that differs between positions;
+    ``second_eigenvalue`` the largest modulus among its eigenvalues, which are A's own without the 1 of A1 = 1; ``variance_*`` are ‖P·‖² before and after.
     Where attention is nearly hard, A is far from normal and its small eigenvalues are as uncertain as a root of rounding; the gain is not.
     """
     with torch.no_grad():
@@ -41,7 +42,7 @@ def low_pass(layer: Any, x_BND: Tensor) -> Iterator[HeadFilter]:
     for a_NN, v_NK in zip(a_HNN, v_HNK, strict=True):
         restricted_NN = _centred(_centred(a_NN).mT).mT
         values = torch.linalg.svdvals(restricted_NN).cpu().numpy()[:-1]
-        before, after = (_centred(part).square().sum() for part in (v_NK, a_NN @ v_NK))
+        before, after = (_centred(part).square().sum() for part in (v_NK, updated_values(layer, a_NN, v_NK)))
         numbers = {
             "num_positions": len(a_NN),
             "head_width": v_NK.shape[-1],
@@ -53,11 +54,17 @@ def low_pass(layer: Any, x_BND: Tensor) -> Iterator[HeadFilter]:
         yield HeadFilter(numbers, values)
 
 
+def updated_values(layer: Any, a_NN: Tensor, v_NK: Tensor) -> Tensor:
+    """What a head makes of its values before W_o: Av, or the discrepancy v − γAv of `attentionx`."""
+    attended_NK = a_NN @ v_NK
+    return v_NK - layer.gamma * attended_NK if hasattr(layer, "gamma") else attended_NK
+
+
 def softmax_matrices(layer: Any, qkv_NTHK: Tensor) -> Tensor:
-    """A of each head, (H, N, N), from the projection's output on one sequence without padding."""
+    """A of each head, (H, N, N), from the projection's output on one sequence without padding; a row that sees nothing is zero."""
     q_HNK, k_HNK = (part.transpose(0, 1) for part in rope(qkv_NTHK[:, :2], position_dim=0).unbind(1))
     visible_NN = in_band(layer, len(qkv_NTHK), qkv_NTHK.device)
-    return (q_HNK @ k_HNK.mT / math.sqrt(q_HNK.shape[-1])).masked_fill(~visible_NN, -math.inf).softmax(-1)
+    return (q_HNK @ k_HNK.mT / math.sqrt(q_HNK.shape[-1])).masked_fill(~visible_NN, -math.inf).softmax(-1).masked_fill(~visible_NN, 0.0)
 
 
 def _second_eigenvalue(a_NN: np.ndarray) -> float:

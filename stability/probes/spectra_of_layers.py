@@ -1,4 +1,4 @@
-"""`stability.probe` at a run's checkpoints: what graphs and softmaxes do to held-out text, and σ(W_qᵀW_k) → ``probes/<phase>_<table>.parquet``."""
+"""`stability.probe` at a run's checkpoints: graphs and softmaxes on held-out text, σ(W_qᵀW_k), attention's discrepancy → ``probes/<phase>_<table>.parquet``."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ from stability.models.backbone import Backbone
 from stability.objectives._base import Examples
 from stability.probes.alpha_max import PROTOCOL, corpus_of, phases
 from stability.probes.consensus_spectra import consensus_spectra, is_consensus
+from stability.probes.discrepancy import discrepancies
 from stability.probes.low_pass import is_attention, low_pass
 from stability.probes.qk import qk_singular_values
+from stability.probes.streams import connections, stream_statistics
+from stability.registry import Registry
 from stability.runs.directory import RunDirectory
 from stability.runs.results import PROBE_COLUMNS
 from stability.runs.tables import read_metadata, write_parquet
 from stability.training import checkpoint
-from stability.training.loop import prepare_torch
+from stability.training.machine import prepare_torch
 from stability.training.seeds import generator_for
 
-TABLES = {"spectra": ("spectra", "filter"), "qk": ("qk",)}  # by `what`; a table's columns are `PROBE_COLUMNS`
+TABLES = {"spectra": ("spectra", "filter"), "qk": ("qk",), "pdmm": ("discrepancy",), "streams": ("streams",)}  # by `what`; columns: `PROBE_COLUMNS`
 Rows = dict[str, list[dict[str, Any]]]
 
 
 def protocol_of(probe: ProbeSpec) -> str:
     """What the numbers depend on beside the checkpoint, as canonical JSON; kept in the files' metadata."""
-    fields = ("sequences", "probes", "products", "seed") if probe.what == "spectra" else ()
+    fields = {"spectra": ("sequences", "probes", "products", "seed"), "pdmm": ("sequences",), "streams": ("sequences",)}.get(probe.what, ())
     return json.dumps(probe.model_dump(mode="json", include={"what", *fields}), sort_keys=True)
 
 
@@ -62,21 +65,28 @@ def measure_checkpoint(directory: RunDirectory, folder: Path | None, phase: str,
     if folder is not None:
         spec, model = checkpoint.load(folder)
         labels = {"run_id": directory.run_id, "phase": phase, "lr": spec.lr_peak}
-        yield from _spectra(spec, model, labels, rows, probe, cache_dir) if probe.what == "spectra" else _qk(model, labels, rows)
+        yield from _qk(model, labels, rows) if probe.what == "qk" else _on_held_out(spec, model, labels, rows, probe, cache_dir)
     for table, found in rows.items():
         frame = pd.DataFrame(found, columns=PROBE_COLUMNS[table])
         write_parquet(frame, directory.probe_file(phase, table), {PROTOCOL: protocol_of(probe)})
 
 
-def _spectra(spec: RunSpec, model: Backbone, labels: dict[str, Any], rows: Rows, probe: ProbeSpec, cache_dir: Path) -> Iterator[None]:
+def _on_held_out(spec: RunSpec, model: Backbone, labels: dict[str, Any], rows: Rows, probe: ProbeSpec, cache_dir: Path) -> Iterator[None]:
     device = resolve_device(probe.device)
     prepare_torch(spec.threads, device)
     model = model.to(device, torch.float64)
+    if probe.what == "streams":
+        for found in stream_statistics(model, (example.to(device) for example in held_out(spec, cache_dir, probe.sequences).split(1))):
+            rows["streams"] += [{**labels, **row} for row in found]
+            yield
+        return
     for sequence, example in enumerate(held_out(spec, cache_dir, probe.sequences).split(1)):
         inputs = layer_inputs(model, example.to(device))
         for layer, (mixer, x_BND) in enumerate(zip(mixers(model), inputs, strict=True)):
             where = labels | {"layer": layer, "mixer": mixer_name(mixer), "sequence": sequence}
-            if is_consensus(mixer):
+            if probe.what == "pdmm":
+                _add_discrepancy(mixer, x_BND, where, rows)
+            elif is_consensus(mixer):
                 _add_consensus(mixer, x_BND, where, rows, probe)
             elif is_attention(mixer):
                 _add_attention(mixer, x_BND, where, rows)
@@ -98,6 +108,11 @@ def _add_attention(mixer: nn.Module, x_BND: Tensor, where: dict[str, Any], rows:
         weight = 1 / len(found.singular_values)
         nodes = found.singular_values.tolist()
         rows["filter"] += [{**where, "head": head, "probe": 0, "node": np.nan, "weight": weight, "response": value} for value in nodes]
+
+
+def _add_discrepancy(mixer: nn.Module, x_BND: Tensor, where: dict[str, Any], rows: Rows) -> None:
+    if is_attention(mixer):
+        rows["discrepancy"] += [{**where, "head": head, **numbers} for head, numbers in enumerate(discrepancies(mixer, x_BND))]
 
 
 def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
@@ -140,7 +155,7 @@ def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:
 def held_out(spec: RunSpec, cache_dir: Path, sequences: int) -> Examples:
     """At most ``sequences`` validation windows as the objective hands them to the model, the same ones for every run on the same data."""
     corpus = corpus_of(spec, cache_dir)
-    objective = build_objective(spec, corpus.vocab_size)
+    objective = build_objective(spec, corpus.format)
     tokens_BN = corpus.windows("val", sequences, objective.tokens_needed(spec.model.positions))
     return objective.examples(tokens_BN, generator_for(0, "probe"))
 
@@ -150,5 +165,7 @@ def has_subject(spec: RunSpec, what: str) -> bool:
     from stability.build import build_model
 
     with torch.device("meta"):
-        found = mixers(build_model(spec, vocab_size=8))
-    return any(is_attention(mixer) or (what == "spectra" and is_consensus(mixer)) for mixer in found)
+        model = build_model(spec, Registry("objectives").load(spec.objective.name).any_format(spec.model.positions))
+    if what == "streams":
+        return bool(connections(model))
+    return any(is_attention(mixer) or (what == "spectra" and is_consensus(mixer)) for mixer in mixers(model))

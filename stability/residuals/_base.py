@@ -13,13 +13,22 @@ Branch = Callable[[Tensor], Tensor]
 
 
 class AbstractResidual(nn.Module):
-    """One connection. ``layer`` counts the connections' blocks from 0 (schemes with several streams start from it)."""
+    """One connection. ``layer``: its number among the model's connections, from 0 (schemes with several streams start from it).
+
+    A branch is a layer of its own, as Zhu et al. (2024) and Xie et al. (2025) count: of block b the mixer's connection has number 2b and the
+    feed-forward one 2b + 1; with cross branches they have 3b and 3b + 2, and the cross branch's 3b + 1.
+    """
 
     family: ClassVar[str] = "residuals"
     Config: ClassVar[type[Settings]]
 
     def __init__(self, config: Any, *, width: int, layer: int):
         super().__init__()
+
+    @property
+    def own_decay(self) -> dict[str, bool]:
+        """By name the parameters of which the scheme, not the optimizer, says whether weight decay reaches them."""
+        return {}
 
     def enter(self, x_BND: Tensor) -> Tensor:
         """The state before the first block."""

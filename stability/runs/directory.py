@@ -111,7 +111,17 @@ class RunDirectory:
 
     def checkpoints(self) -> list[Path]:
         """Complete checkpoints by step; folders still being written have temporary names and are not among them."""
-        return sorted((self.path / "checkpoints").glob("step_[0-9]*"))
+        return sorted((self.path / "checkpoints").glob("step_[0-9]*"), key=step_of)
+
+
+def checkpoint_name(step: int) -> str:
+    """``step_000200``. From a million steps on it is longer: names sort as their steps only by `step_of`."""
+    return f"step_{step:06d}"
+
+
+def step_of(folder: Path) -> int:
+    """The step of a checkpoint, by its folder's name."""
+    return int(folder.name.removeprefix("step_"))
 
 
 def _unlabelled(spec: dict[str, Any]) -> dict[str, Any]:

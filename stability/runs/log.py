@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import threading
@@ -13,6 +14,8 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from stability.runs.directory import RunDirectory, read_jsonl, write_atomically
+
+COLUMNS = ("step", "loss", "grad_norm", "update_norm", "lr", "val_nll")  # of metrics.jsonl, in every row
 
 
 class JsonLines:
@@ -61,6 +64,8 @@ class RunLog:
         self._wandb = WandbSink(directory, **wandb) if wandb else None
 
     def metrics(self, row: dict[str, Any]) -> None:
+        """``COLUMNS`` first, null where the row has nothing or no finite number, then what else there is."""
+        row = dict.fromkeys(COLUMNS) | {name: value if value is None or math.isfinite(value) else None for name, value in row.items()}
         self._metrics.write(row)
         if self._wandb:
             self._wandb.write(row)

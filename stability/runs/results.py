@@ -38,6 +38,7 @@ RUNS_COLUMNS = [
     "val_nll",
     "init_nll",
     "unigram_nll",
+    "val_accuracy",  # of a classifier, else missing
     "gen_nll",
     "gen_oracle",
     "num_steps",
@@ -96,31 +97,20 @@ SPECTRA = tuple(SPECTRA_COLUMNS)
 _LAYER_COLUMNS = ["run_id", "phase", "lr", "layer", "mixer", "head"]
 PROBE_COLUMNS = {
     "spectra": [
-        *_LAYER_COLUMNS,
-        "sequence",
-        "num_positions",
-        "head_width",
-        "components",
-        "step_size",
-        "step_limit",
-        "largest",
-        "fiedler",
-        "fiedler_low",
-        "fiedler_high",
-        "graph_fiedler",
-        "non_oscillating",
-        "gain",
-        "second_eigenvalue",
-        "energy_before",
-        "energy_after",
-        "variance_before",
+        *_LAYER_COLUMNS, "sequence", "num_positions", "head_width", "components", "step_size", "step_limit", "largest", "fiedler", "fiedler_low",
+        "fiedler_high", "graph_fiedler", "non_oscillating", "gain", "second_eigenvalue", "energy_before", "energy_after", "variance_before",
         "variance_after",
     ],
     "filter": [*_LAYER_COLUMNS, "sequence", "probe", "node", "weight", "response"],
     "qk": [*_LAYER_COLUMNS, "index", "singular_value"],
+    "discrepancy": [*_LAYER_COLUMNS, "sequence", "num_positions", "gamma", "diagonal", "value_rms", "own_rms", "unscaled_rms"],
+    "streams": ["run_id", "phase", "lr", "connection", "branch", "matrix", "quantity", "quantile", "value", "num_values"],
+}  # fmt: skip
+# Of graphs that depend on no run: `stability.probe` writes them among a study's results, which `collect` and `write` leave alone.
+GRAPH_COLUMNS = {
+    "connectivity": ["graph", "positions", "window", "connectivity", "bound_low", "bound_high"],
+    "pdmm": ["graph", "schedule", "constraints", "rho", "averaging", "nodes", "edges", "iteration", "error", "discrepancy"],
 }
-# Of the plain graphs, which depend on no run: `stability.probe` writes it among a study's results.
-CONNECTIVITY_COLUMNS = ["graph", "positions", "window", "connectivity", "bound_low", "bound_high"]
 # What `stability.generate` leaves in a run's folder as generation/<phase>.parquet, a row a sample: `nll` in nats per scored token of the oracle's own.
 GENERATION_COLUMNS = [
     "run_id",
@@ -191,13 +181,13 @@ def write(results: Results, folder: Path) -> None:
             (folder / f"{name}.parquet").unlink(missing_ok=True)
 
 
-def connectivity_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=CONNECTIVITY_COLUMNS)
+def graph_frame(name: str, rows: list[dict[str, Any]]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=GRAPH_COLUMNS[name])
 
 
-def write_connectivity(frame: pd.DataFrame, folder: Path) -> None:
-    """``connectivity.parquet`` under ``folder``, which `collect` and `write` leave alone."""
-    write_parquet(frame, folder / "connectivity.parquet", {"schema_version": str(SCHEMA_VERSION)})
+def write_graphs(name: str, frame: pd.DataFrame, folder: Path) -> None:
+    """``<name>.parquet`` of `GRAPH_COLUMNS` under ``folder``."""
+    write_parquet(frame, folder / f"{name}.parquet", {"schema_version": str(SCHEMA_VERSION)})
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from stability.structure.kabsch import aligned_squared_error
 from stability.structure.tokenizer import StructureTokenizer, build_tokenizer, load_checkpoint
 from stability.tokenizer_spec import TokenizerRunSpec
 from stability.training import checkpoint
-from stability.training.loop import prepare_torch
+from stability.training.machine import prepare_torch
 from stability.training.schedule import lr_factor
 from stability.training.seeds import generator_for
 
@@ -114,7 +114,7 @@ class TokenizerTrainer:
         state = {"step": self.step, "init_rmsd": self.init_rmsd, "val_rmsd": self.val_rmsd, "atom_rmsd": self.atom_rmsd}
         state["optimizer"] = None if self.step == self.spec.steps else self.optimizer.state_dict()
         self.log.sync()
-        checkpoint.save(folder, self.tokenizer, state, self.spec, step=self.step, vocab_size=VOCAB_SIZE)
+        checkpoint.save(folder, self.tokenizer, state, self.spec, step=self.step, data_format=VOCAB_SIZE)
         for older in self.directory.checkpoints():
             if older != folder:
                 checkpoint.remove(older)

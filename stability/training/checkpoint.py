@@ -22,7 +22,7 @@ from stability.validation import Settings
 MODEL, TRAINER, MANIFEST = "model.safetensors", "trainer.pt", "manifest.json"
 
 
-def save(folder: Path, model: torch.nn.Module, trainer: dict[str, Any], spec: Settings, *, step: int, vocab_size: int) -> Path:
+def save(folder: Path, model: torch.nn.Module, trainer: dict[str, Any], spec: Settings, *, step: int, data_format: Any) -> Path:
     """Write ``folder`` (…/step_000200) under a temporary name, fsync, rename. ``trainer``: tensors and plain values only.
 
     One that stands there already goes at the last moment, as `remove` does it: it is a damaged one, a good one is not written again.
@@ -34,7 +34,7 @@ def save(folder: Path, model: torch.nn.Module, trainer: dict[str, Any], spec: Se
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, aside / MODEL)
         torch.save(trainer, aside / TRAINER)
         files = {name: _sha256(aside / name) for name in (MODEL, TRAINER)}
-        manifest = {"step": step, "vocab_size": vocab_size, "sha256": files, "spec": spec.model_dump(mode="json")}
+        manifest = {"step": step, **_described(data_format), "sha256": files, "spec": spec.model_dump(mode="json")}
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True))
         for path in (*aside.iterdir(), aside):
             fsync(path)
@@ -52,7 +52,7 @@ def load(folder: str | Path) -> tuple[RunSpec, Backbone]:
     folder = Path(folder)
     manifest = verified_manifest(folder)
     spec = parse_run(manifest["spec"])
-    model = build_model(spec, manifest["vocab_size"])
+    model = build_model(spec, manifest.get("vocab_size") or manifest["format"])
     try:
         model.load_state_dict(load_file(folder / MODEL))
     except (SafetensorError, RuntimeError) as error:
@@ -67,6 +67,11 @@ def load_trainer(folder: Path) -> dict[str, Any]:
         return torch.load(folder / TRAINER, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 torch raises pickle, zip and runtime errors here alike; all mean the same to the reader
         raise ValueError(f"{folder / TRAINER} is no trainer state that can be read safely: {str(error).splitlines()[0]}") from None
+
+
+def _described(data_format: Any) -> dict[str, Any]:
+    """The corpus's `format` in a manifest: under a name of its own for tokens, as it was before there was anything else."""
+    return {"vocab_size" if isinstance(data_format, int) else "format": data_format}
 
 
 def verified_manifest(folder: Path) -> dict[str, Any]:

@@ -1,37 +1,52 @@
-"""Validation NLL on the same held-out windows under the same masks for every run."""
+"""Validation on the same held-out windows (or images) under the same masks for every run."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from stability.config import RunSpec
-from stability.data._base import Corpus
+from stability.data._corpus import AbstractCorpus
 from stability.objectives._base import AbstractObjective, Examples
 from stability.training.seeds import generator_for
 
 VALIDATION_SEED = 0
 CHUNK = 64
+Sums = tuple[float, ...]
+Spread = Callable[[Callable[[Examples], Sums], Sequence[Examples]], Iterable[Sums]]
 CELLS = 1 << 22  # logits that exist at once where no model makes them
 
 
 class Validation:
     """Held-out examples, drawn once: they depend on the data, the objective and their number, never on the mechanism or the run's seed."""
 
-    def __init__(self, spec: RunSpec, corpus: Corpus, objective: AbstractObjective, device: torch.device):
-        tokens_BN = corpus.windows("val", spec.evaluation.sequences, objective.tokens_needed(spec.model.positions))
-        chunks = enumerate(tokens_BN.split(CHUNK))
+    def __init__(self, spec: RunSpec, corpus: AbstractCorpus, objective: AbstractObjective, device: torch.device):
+        held_out = corpus.windows("val", spec.evaluation.sequences, objective.tokens_needed(spec.model.positions))
+        chunks = enumerate(held_out.split(CHUNK))
         self._chunks: list[Examples] = [objective.examples(chunk, generator_for(VALIDATION_SEED, "validation", i)).to(device) for i, chunk in chunks]
         self._objective = objective
 
     @torch.no_grad()
-    def nll(self, model: nn.Module) -> float:
-        """Nats per counted position."""
-        total, count = 0.0, 0.0
-        for examples in self._chunks:
-            part, number = self._objective.loss(model, examples)
-            total, count = total + float(part), count + float(number)
-        return total / count
+    def measure(self, model: nn.Module, spread: Spread = map) -> dict[str, float]:
+        """``val_nll``, nats per counted position, and what the objective validates beside it, by its name. ``spread``: what calls a function with each of a
+        list of examples, and gives what it returns in their order."""
+        sums = [0.0] * (2 + len(self._objective.score_names))
+        for parts in spread(partial(self._sums, model), self._chunks):
+            sums = [total + part for total, part in zip(sums, parts, strict=True)]
+        count, *totals = sums
+        return {name: total / count for name, total in zip(("val_nll", *self._objective.score_names), totals, strict=True)}
+
+    def _sums(self, model: nn.Module, examples: Examples) -> Sums:
+        """The count, and what is divided by it."""
+        total, count, others = self._objective.validate(model, examples)
+        return float(count), float(total), *(float(others[name]) for name in self._objective.score_names)
+
+    def _sum(self, model: nn.Module, examples: Examples) -> tuple[float, float]:
+        part, number = self._objective.loss(model, examples)
+        return float(part), float(number)
 
     @torch.no_grad()
     def unigram_nll(self, log_frequencies_V: Tensor) -> float:

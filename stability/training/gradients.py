@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +13,10 @@ from stability.models.backbone import block_of
 
 
 class BlockStatistics:
-    """Norms of the gradient and of the step by block of parameters (`block_of`), every ``every`` steps; 0: never."""
+    """Norms of the gradient and of the step by block of parameters (`block_of`), every ``every`` steps; 0: never. ``norm``: that of a list of tensors."""
 
-    def __init__(self, model: nn.Module, every: int):
-        self._every = every
+    def __init__(self, model: nn.Module, every: int, norm: Callable[[Sequence[Tensor]], Tensor]):
+        self._every, self._norm = every, norm
         self._blocks: dict[str, list[int]] = {}
         for index, (name, _) in enumerate(model.named_parameters()):
             self._blocks.setdefault(block_of(name), []).append(index)
@@ -25,7 +26,7 @@ class BlockStatistics:
 
     def norms(self, tensors: list[Tensor]) -> dict[str, float]:
         """The Euclidean norm of each block; ``tensors``: one for each parameter, in the model's order."""
-        return {block: torch.nn.utils.get_total_norm([tensors[index] for index in indices]).item() for block, indices in self._blocks.items()}
+        return {block: self._norm([tensors[index] for index in indices]).item() for block, indices in self._blocks.items()}
 
     def gradient(self, parameters: list[nn.Parameter]) -> dict[str, float]:
         """Of the gradients as they stand: to be taken before they are clipped. A parameter without one counts as 0."""

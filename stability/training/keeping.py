@@ -13,14 +13,18 @@ class Keeper:
     """
 
     def __init__(self, spec: RunSpec):
-        self._plan, self._last = spec.checkpoint, spec.steps
-        self._first = min(spec.evaluation.every_steps, spec.steps)
+        self._plan, self._cadence, self._last = spec.checkpoint, spec.evaluation.every_steps, spec.steps
+        self._first = min(self._cadence, spec.steps)
         self._best: list[tuple[float, int]] = []
 
     @property
     def best_steps(self) -> list[int]:
         """Steps of the best validations, the best first."""
         return [step for _, step in self._best]
+
+    def validates(self, step: int) -> bool:
+        """Whether the run is validated at this step."""
+        return step % self._cadence == 0 or step == self._last
 
     def validated(self, step: int, nll: float) -> None:
         """Take a validation in; of two equal ones the earlier is the better."""

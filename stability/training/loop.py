@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import math
-import os
-import resource
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stability.build import build_model, build_objective, build_optimizer, resolve_device
 from stability.config import RunSpec
-from stability.data._base import Corpus
 from stability.data._cache import load
+from stability.data._corpus import AbstractCorpus
 from stability.models.backbone import num_parameters
 from stability.objectives._base import Examples
 from stability.runs.directory import STOPPED, RunDirectory, read_jsonl, write_json
 from stability.runs.log import RunLog
 from stability.runs.provenance import provenance
 from stability.training.evaluate import Validation
+from stability.training.examples import training_examples
 from stability.training.gradients import BlockStatistics
 from stability.training.guards import Guard, first_non_finite
+from stability.training.machine import peak_memory_mb, prepare_torch
 from stability.training.parallel import Team
+from stability.training.placement import Whole
 from stability.training.schedule import lr_factor
-from stability.training.seeds import generator_for
+from stability.training.sharded import Shards
 from stability.training.store import Store
 from stability.training.telemetry import Telemetry
 from stability.training.verdict import SpikeWatch, judge
@@ -42,62 +44,64 @@ def train(
     wandb: dict[str, Any] | None = None,
     command: str = "",
     devices: int = 1,
+    shard: bool = False,
     stop_at: int | None = None,
 ) -> Iterator[None]:
     """Train a run to its verdict, yielding after every optimizer step. A finished run is left alone.
 
     Closing the generator writes a checkpoint at the step it stands at; called again it goes on from the last checkpoint that can be read,
     bit for bit as if it had never stopped (same hardware). Divergence is a result, not an error. ``devices``: how many share the microbatches, which
-    changes no bit either. ``stop_at``: a step before the last after which the run is left, ``stopped``, as if it had been closed there.
+    changes no bit either; with ``shard`` they share parameters and batch, which rounds otherwise (`sharded`). ``stop_at``: a step before the last after
+    which the run is left, ``stopped``, as if it had been closed there.
     """
     if directory.finished:
         return
-    trainer = Trainer(spec, directory, load(cache_dir, spec.data_fingerprint), resolve_device(device))
-    trainer.open(wandb, command)
-    summary: dict[str, Any] = {}
-    try:
-        trainer.team = Team(spec, cache_dir, trainer.device, devices) if devices > 1 else None
-        while trainer.step < min(spec.steps, stop_at or spec.steps) and trainer.diverged is None:
-            trainer.advance()
-            yield
-        summary = trainer.finish() if trainer.diverged is not None or trainer.step == spec.steps else trainer.leave()
-    except GeneratorExit:
-        if trainer.diverged is None and trainer.is_sound():  # else the parameters may hold what diverged; the resumed run finds it again
-            trainer.save()
-        raise
-    finally:
-        if trainer.team is not None:
-            trainer.team.close()
-        trainer.telemetry.close()
-        trainer.log.close(summary)
-
-
-def training_examples(spec: RunSpec, corpus: Corpus, objective: Any, purpose: str, index: int, *, seed: int, batch: int) -> Examples:
-    """Batch number ``index`` of a purpose ("train", "curvature"): windows and masks depend on nothing else."""
-    generator = generator_for(seed, purpose, index)
-    tokens_BN = corpus.batch("train", batch, objective.tokens_needed(spec.model.positions), generator)
-    return objective.examples(tokens_BN, generator)
+    corpus, first = load(cache_dir, spec.data_fingerprint), resolve_device(device)
+    with Shards.start(spec, cache_dir, first, devices) if shard else Whole(first) as placement:
+        trainer = Trainer(spec, directory, corpus, first, placement)
+        trainer.open(wandb, command)
+        summary: dict[str, Any] = {}
+        try:
+            trainer.team = Team(spec, cache_dir, first, devices) if devices > 1 and not shard else None
+            while trainer.step < min(spec.steps, stop_at or spec.steps) and trainer.diverged is None:
+                trainer.advance()
+                yield
+            summary = trainer.finish() if trainer.diverged is not None or trainer.step == spec.steps else trainer.leave()
+        except GeneratorExit:
+            if trainer.diverged is None and trainer.is_sound():  # else the parameters may hold what diverged; the resumed run finds it again
+                trainer.save()
+            raise
+        finally:
+            if trainer.team is not None:
+                trainer.team.close()
+            trainer.telemetry.close()
+            trainer.log.close(summary)
 
 
 class Trainer:
-    """The state of one run: model, optimizer, spike watch, step; and how one step changes it."""
+    """The state of one run: model, optimizer, spike watch, step; and how one step changes it.
 
-    def __init__(self, spec: RunSpec, directory: RunDirectory, corpus: Corpus, device: torch.device):
+    In a sharded run (``placement``) each helper has one, too, which goes through `put`, `update`, `measure`, `is_sound` and `gathered` when the run's own does.
+    """
+
+    def __init__(self, spec: RunSpec, directory: RunDirectory, corpus: AbstractCorpus, device: torch.device, placement: Whole | Shards | None = None):
         prepare_torch(spec.threads, device)
         self.spec, self.directory, self.corpus, self.device = spec, directory, corpus, device
-        self.objective = build_objective(spec, corpus.vocab_size)
-        self.model = build_model(spec, corpus.vocab_size).to(device)
+        self.objective = build_objective(spec, corpus.format)
+        self.placement = placement or Whole(device)
+        self.model = self.placement.build(partial(build_model, spec, corpus.format))
         self.optimizer = build_optimizer(spec, self.model)
         self.parameters = list(self.model.parameters())
         self.validation = Validation(spec, corpus, self.objective, device)
         self.watch = SpikeWatch(spec.verdict)
-        self.guard, self.store = Guard(spec.guards), Store(spec, directory, corpus.vocab_size)
-        self.statistics, self.gradient_rows = BlockStatistics(self.model, spec.log.gradients), []
+        self.guard, self.store = Guard(spec.guards), Store(spec, directory, corpus.format)
+        self.statistics, self.gradient_rows = BlockStatistics(self.model, spec.log.gradients, self.placement.norm), []
         self.telemetry = Telemetry(device)
         self.team: Team | None = None
         self.step = 0
         self.diverged: str | None = None
         self.val_nll = self.init_nll = math.nan
+        self.scores: dict[str, float] = {}  # what else is validated, at the last validation
 
     def open(self, wandb: dict[str, Any] | None, command: str) -> None:
         """Claim the directory, resume from the last readable checkpoint, and say that the run is running."""
@@ -110,8 +114,9 @@ class Trainer:
         self._started = time.perf_counter() - (timings[-1]["wall_s"] if timings else 0.0)
         self.directory.set_status("running", step=self.step, num_steps=self.spec.steps, phase="training")
         if self.step == 0:
-            self.init_nll = self.val_nll = self.validation.nll(self.model)
-            self.log.metrics(_row(step=0, val_nll=self.init_nll))
+            measured = self.measure()
+            self.init_nll = self.val_nll
+            self.log.metrics({"step": 0, **measured})
 
     def _resume(self) -> None:
         found = self.store.latest()
@@ -120,14 +125,20 @@ class Trainer:
         state = self._take(*found)
         self.watch.restore(state["watch"])
         self.step, self.init_nll, self.val_nll = state["step"], state["init_nll"], state["val_nll"]
+        self.scores = state.get("scores", {})
         if "guard" in state:  # else the checkpoint is older than guards
             self.guard.resume(state["guard"])
             self.store.keeper.resume(state["best"])
 
     def _take(self, parameters: dict[str, Tensor], state: dict[str, Any]) -> dict[str, Any]:
-        self.model.load_state_dict(parameters)
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.put(parameters, state["optimizer"])
         return state
+
+    def put(self, parameters: dict[str, Tensor] | None = None, state: dict[str, Any] | None = None) -> None:
+        """Take over parameters and the optimizer's state (None: that of a new one)."""
+        self.placement.tell("put")
+        self.optimizer = build_optimizer(self.spec, self.model)
+        self.placement.put(self.model, self.optimizer, parameters, state)
 
     def _restore(self) -> int:
         """Take parameters and optimizer state back to the last good checkpoint, or to the initialisation where there is none yet; its step. One that an
@@ -135,17 +146,23 @@ class Trainer:
         found = self.store.first_of(self.guard.candidates())
         step = 0 if found is None else self._take(*found)["step"]
         if found is None:
-            self.model.load_state_dict(build_model(self.spec, self.corpus.vocab_size).state_dict())
-            self.optimizer = build_optimizer(self.spec, self.model)
+            self.put(build_model(self.spec, self.corpus.format).state_dict())
         self.guard.restored(step)
         return step
 
     def save(self) -> None:
         """A checkpoint of the current step."""
         state = {"step": self.step, "init_nll": self.init_nll, "val_nll": self.val_nll, "watch": self.watch.state()}
-        state |= {"guard": self.guard.state(), "best": self.store.keeper.state(), "optimizer": self.optimizer.state_dict()}
+        model, optimizer = self.gathered()
+        state |= {"guard": self.guard.state(), "best": self.store.keeper.state(), "optimizer": optimizer}
+        state |= {"scores": self.scores} if self.scores else {}
         self.log.sync()
-        self.store.write(self.step, self.model, state)
+        self.store.write(self.step, model, state)
+
+    def gathered(self) -> tuple[nn.Module, dict[str, Any]]:
+        """The whole model and the optimizer's whole state."""
+        self.placement.tell("gathered")
+        return self.placement.gathered(self.model, self.optimizer)
 
     def leave(self) -> dict[str, Any]:
         """End before the last step, without a verdict, so that the run can be gone on with."""
@@ -156,7 +173,15 @@ class Trainer:
 
     def is_sound(self) -> bool:
         """Whether every parameter is finite: what guards do not look at after each step may have got in."""
-        return all(bool(parameter.isfinite().all()) for parameter in self.parameters)
+        self.placement.tell("is_sound")
+        return self.placement.every(all(bool(part.isfinite().all()) for part in self.placement.local(self.parameters)))
+
+    def measure(self) -> dict[str, float]:
+        """The validation numbers as they go into a row, the NLL first."""
+        self.placement.tell("measure")
+        measured = self.validation.measure(self.model, self.placement.spread)
+        self.val_nll, self.scores = measured["val_nll"], {name: value for name, value in measured.items() if name != "val_nll"}
+        return measured
 
     def advance(self) -> None:
         """One optimizer step, its log rows, and the validation and checkpoint that fall on it."""
@@ -171,37 +196,34 @@ class Trainer:
             self.step = step
             if math.isfinite(row["loss"]):
                 self.watch.update(step, row["loss"])
-            if self._validates(step):
+            if self.store.keeper.validates(step):
                 self._validate(row)
         if spec.guards.on_nonfinite != "stop":
             row |= self.guard.counts()
-        self.log.metrics(_row(**{key: value if value is None or math.isfinite(value) else None for key, value in row.items()}))
+        self.log.metrics(row)
         if self.gradient_rows:
             self.log.gradients(self.gradient_rows)
         now = time.perf_counter()
-        tokens = spec.batch * spec.model.positions
-        timing = {"step": step, "wall_s": now - self._started, "tokens_per_s": tokens / (now - started), "memory_mb": peak_memory_mb(self.device)}
-        self.log.timing(timing | self.telemetry.sample())
+        speed = {"wall_s": now - self._started, "tokens_per_s": spec.batch * spec.model.positions / (now - started)}
+        self.log.timing({"step": step, **speed, "memory_mb": peak_memory_mb(self.device)} | self.placement.described() | self.telemetry.sample())
         if self.diverged is None and self.store.keeper.is_due(step):
             self.guard.written(step, self.store.keeper.kept(step))
             self.save()
 
-    def _validates(self, step: int) -> bool:
-        return step % self.spec.evaluation.every_steps == 0 or step == self.spec.steps
-
     def _validate(self, row: dict[str, Any]) -> None:
-        """Validation NLL into the row. After a restore it is that of what was restored, which the run goes on from, or ends with."""
-        self.val_nll = row["val_nll"] = self.validation.nll(self.model)
+        """Validation NLL, and what is validated beside it, into the row. After a restore it is that of what was restored, which the run goes on from, or
+        ends with."""
+        row |= self.measure()
         if reason := first_non_finite({"validation NLL": self.val_nll}, self.step):
             self._meet(reason, row, has_moved=True)
-            self.val_nll = row["val_nll"] = self.validation.nll(self.model) if self.diverged is None else self.val_nll
+            row |= self.measure() if self.diverged is None else {}
             self.diverged = self.diverged or first_non_finite({"restored validation NLL": self.val_nll}, self.step)
         if self.diverged is None:
             self.store.keeper.validated(self.step, self.val_nll)
 
     def _looks_at(self, step: int) -> bool:
         """As often as the guards are told to, and wherever the run might be kept or judged by the step."""
-        return step % self.spec.guards.check_every == 0 or self._validates(step) or self.store.keeper.may_be_due(step)
+        return step % self.spec.guards.check_every == 0 or self.store.keeper.validates(step) or self.store.keeper.may_be_due(step)
 
     def _fault(self, row: dict[str, Any]) -> str | None:
         """What is wrong with a step that is looked at."""
@@ -217,6 +239,7 @@ class Trainer:
 
     def update(self, step: int) -> dict[str, Any]:
         """Gradient, clipping and optimizer step number ``step``; the log row of it. No step is taken where loss or gradient is not finite."""
+        self.placement.tell("update", step)
         spec = self.spec
         lr = spec.lr_peak * lr_factor(spec.schedule, step, spec.steps)
         for group in self.optimizer.param_groups:
@@ -228,15 +251,15 @@ class Trainer:
         loss = self._backward(examples)
         self.gradient_rows, is_due = [], self.statistics.is_due(step)
         gradient = self.statistics.gradient(self.parameters) if is_due else {}
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.parameters, spec.clip_norm)
+        grad_norm = self.placement.clip(self.parameters, spec.clip_norm)
         row = {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "update_norm": 0.0, "lr": lr}
         if spec.guards.post_clip_norm is not None:
-            row["clipped_norm"] = torch.nn.utils.get_total_norm([parameter.grad for parameter in self.parameters if parameter.grad is not None]).item()
-        before = [parameter.detach().clone() for parameter in self.parameters]
+            row["clipped_norm"] = self.placement.norm([parameter.grad for parameter in self.parameters if parameter.grad is not None]).item()
+        before = [part.clone() for part in self.placement.local(self.parameters)]
         if self._fault(row) is None:
             self.optimizer.step()
-        moved = [after.detach() - start for after, start in zip(self.parameters, before, strict=True)]
-        row["update_norm"] = torch.nn.utils.get_total_norm(moved).item()
+        moved = [after - start for after, start in zip(self.placement.local(self.parameters), before, strict=True)]
+        row["update_norm"] = self.placement.norm(moved).item()
         if is_due:
             self.gradient_rows = self.statistics.rows(step, gradient, before, moved)
         return row
@@ -246,25 +269,23 @@ class Trainer:
         few masked tokens weighs no more than they do."""
         count = self.objective.count(examples, torch.float32)
         totals = []
-        for index, part in enumerate(examples.split(self.spec.microbatch or self.spec.batch)):
+        for index, part in enumerate(self.placement.part(examples).split(self.spec.microbatch or self.spec.batch)):
             if self.team is not None and not self.team.is_mine(index):
                 totals.append(self.team.take_in(index, self.parameters))
                 continue
             total, _ = self.objective.loss(self.model, part)
             (total / count).backward()
             totals.append(total.detach())
-        return torch.stack(totals).sum() / count
+        return self.placement.total(torch.stack(totals).sum()) / count
 
     def finish(self) -> dict[str, Any]:
         """Write verdict and result, the last thing that training writes; returned as a summary."""
         unigram_nll = self.validation.unigram_nll(self.corpus.log_frequencies())
-        if self.diverged is not None:
-            verdict, reason, val_nll = "diverged", self.diverged, None
-        else:
-            verdict, reason = judge(self.val_nll, self.init_nll, unigram_nll, self.watch)
-            val_nll = self.val_nll
+        judged = judge(self.val_nll, self.init_nll, unigram_nll, self.watch, self.objective.baseline)
+        verdict, reason = judged if self.diverged is None else ("diverged", self.diverged)
+        measured = {"val_nll": self.val_nll, **self.scores}
         result = {
-            "val_nll": val_nll,
+            **(measured if self.diverged is None else dict.fromkeys(measured)),
             "init_nll": self.init_nll,
             "unigram_nll": unigram_nll,
             "num_params": num_parameters(self.model),
@@ -277,23 +298,3 @@ class Trainer:
         self.store.remove_unplanned(self.step)
         self.directory.set_status(verdict, step=self.step, reason=reason, num_steps=self.spec.steps, result=result)
         return {"verdict": verdict, "reason": reason, **result}
-
-
-def prepare_torch(threads: int, device: torch.device) -> None:
-    """Global state that one trial must not inherit from another: threads, default dtype, deterministic kernels on CUDA."""
-    torch.set_num_threads(threads)
-    torch.set_default_dtype(torch.float32)
-    if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
-    torch.use_deterministic_algorithms(device.type == "cuda", warn_only=True)
-
-
-def peak_memory_mb(device: torch.device) -> float:
-    """Peak of the CUDA allocator, or of this process's resident memory."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
-def _row(**values: Any) -> dict[str, Any]:
-    return {**dict.fromkeys(("step", "loss", "grad_norm", "update_norm", "lr", "val_nll")), **values}

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from stability.config import RunSpec, run_id
-from stability.runs.directory import RunDirectory
+from stability.runs.directory import RunDirectory, checkpoint_name, step_of
 from stability.training import checkpoint
 from stability.training.keeping import Keeper
 
@@ -17,8 +17,8 @@ from stability.training.keeping import Keeper
 class Store:
     """Of one run, whose folder nobody else writes to. A checkpoint goes only after the one that takes its place stands."""
 
-    def __init__(self, spec: RunSpec, directory: RunDirectory, vocab_size: int):
-        self._spec, self._directory, self._vocab_size = spec, directory, vocab_size
+    def __init__(self, spec: RunSpec, directory: RunDirectory, data_format: Any):
+        self._spec, self._directory, self._format = spec, directory, data_format
         self._standing: set[int] = set()  # steps whose checkpoints this process wrote or read: whole, not to be written again
         self.keeper = Keeper(spec)
 
@@ -48,7 +48,7 @@ class Store:
         """A checkpoint of the step the run stands at, unless it stands already; what does not stay beside it goes once it does."""
         if step == 0 or step in self._standing:
             return
-        checkpoint.save(self._folder(step), model, state, self._spec, step=step, vocab_size=self._vocab_size)
+        checkpoint.save(self._folder(step), model, state, self._spec, step=step, data_format=self._format)
         self._standing.add(step)
         self.remove_unplanned(step, but=step)
 
@@ -56,8 +56,8 @@ class Store:
         """What rolls on goes, and what only an interruption wrote, once it has served: a resumed run's folder is that of an undisturbed one."""
         stays = self.keeper.kept(step) | {but}
         for folder in self._directory.checkpoints():
-            if int(folder.name.removeprefix("step_")) not in stays:
+            if step_of(folder) not in stays:
                 checkpoint.remove(folder)
 
     def _folder(self, step: int) -> Path:
-        return self._directory.path / "checkpoints" / f"step_{step:06d}"
+        return self._directory.path / "checkpoints" / checkpoint_name(step)

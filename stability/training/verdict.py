@@ -82,14 +82,14 @@ def _share_of_variance(rate: float, num_updates: int) -> float:
     return first + (1 - first) * rate / (2 - rate)
 
 
-def judge(val_nll: float, init_nll: float, unigram_nll: float, watch: SpikeWatch) -> tuple[str, str]:
+def judge(val_nll: float, init_nll: float, unigram_nll: float, watch: SpikeWatch, baseline: str = "token frequencies") -> tuple[str, str]:
     """(verdict, reason) of a run that reached its last step with finite numbers.
 
-    ``plateaued``: it learned nothing beyond token frequencies; ``spiked``: its smoothed loss rose by more than the margin (the spec's, or its batch noise's),
-    whether or not it came back by the end (the reason says which); ``stable``: neither.
+    ``baseline``: what ``unigram_nll`` is the NLL of. ``plateaued``: it learned nothing beyond token (or class) frequencies; ``spiked``: its smoothed loss
+    rose by more than the margin (the spec's, or its batch noise's), whether or not it came back by the end (the reason says which); ``stable``: neither.
     """
     if not val_nll < min(init_nll, unigram_nll):
-        return "plateaued", f"final validation NLL {val_nll:.3f} is not below min(initial {init_nll:.3f}, unigram {unigram_nll:.3f})"
+        return "plateaued", f"final validation NLL {val_nll:.3f} is not below min(initial {init_nll:.3f}, {baseline} {unigram_nll:.3f})"
     if watch.spiked:
         came_back = "and came back" if watch.last_rise <= watch.margin else "and had not come back at the end"
         return "spiked", f"smoothed loss rose {watch.worst_rise:.2f} nats above its minimum by step {watch.worst_step} {came_back}"

@@ -45,7 +45,7 @@ def test_windows_of_mechanisms_that_learned_little_are_lenient_and_both_is_said(
     claims = judged(tmp_path, nll=nll, mechanisms=("sa", "sc"))
     best = UNIGRAM - learned
     assert claims["little learned"].text == (
-        f"Little was learned beyond token frequencies: sc {learned:.3f} nats (5.0 %) below the unigram entropy. "
+        f"Little was learned beyond token frequencies: sc {learned:.3f} nats (5.0 %) below the token-frequency NLL. "
         "What is said of windows is said of models at that stage."
     )
     assert f"(sc's admits NLLs up to {1.05 * best:.3f}, half is lost at {UNIGRAM - learned / 2:.3f})" in claims["lenient windows"].text
@@ -165,7 +165,7 @@ def test_bounds_decide_by_all_seeds_or_by_the_interval():
 
 
 def learned(gains, unigram=UNIGRAM, jitter=0.0):
-    """NLL functions whose best lies a gain per mechanism below the unigram entropy; every seed's NLL is ``jitter`` larger than the last one's."""
+    """NLL functions whose best lies a gain per mechanism below the token-frequency NLL; every seed's NLL is ``jitter`` larger than the last one's."""
     return lambda m, lr, seed: unigram - gains[m] * (1 - 0.2 * abs(math.log10(lr / 1e-2))) + jitter * seed
 
 
@@ -173,7 +173,7 @@ def test_a_mechanism_that_stayed_a_quarter_behind_the_others_is_untrained(tmp_pa
     claims = judged(tmp_path / "a", nll=learned({"sa": 1.2, "sc": 1.0, "mix": 0.299}))
     assert "mix" not in claims and claims["trained mix"].verdict == "not judged"
     assert claims["trained mix"].text == (
-        "mix is untrained: its best validation NLL, 2.901, lies 0.299 nats below the unigram entropy of 3.200, less than a quarter of the 1.200 that "
+        "mix is untrained: its best validation NLL, 2.901, lies 0.299 nats below the token-frequency NLL of 3.200, less than a quarter of the 1.200 that "
         "another mechanism learned: no claim is made about it."
     )
     claims = judged(tmp_path / "b", nll=learned({"sa": 1.2, "sc": 1.0, "mix": 0.301}))
@@ -181,7 +181,7 @@ def test_a_mechanism_that_stayed_a_quarter_behind_the_others_is_untrained(tmp_pa
 
 
 @pytest.mark.parametrize("unigram", [1.386, 3.2, 5.53])
-def test_below_a_hundredth_of_the_unigram_entropy_nobody_is_trained(tmp_path, unigram):
+def test_below_a_hundredth_of_the_token_frequency_nll_nobody_is_trained(tmp_path, unigram):
     """Nucleotides, bytes, byte pairs: the same share."""
     claims = judged(tmp_path / "a", nll=learned(dict.fromkeys(("sa", "sc", "mix"), 0.0099 * unigram), unigram), unigram=unigram)
     assert {"trained sa", "trained sc", "trained mix"} <= claims.keys() and claims["window"].verdict == "not judged"
@@ -192,7 +192,7 @@ def test_below_a_hundredth_of_the_unigram_entropy_nobody_is_trained(tmp_path, un
 
 
 def test_good_models_of_dna_count_as_trained_and_their_windows_are_called_lenient(tmp_path):
-    """1.386 → 1.35 nats, as on E. coli: 5 % reach to 1.4175, above the unigram entropy, so that every rate is in the window and nothing decided."""
+    """1.386 → 1.35 nats, as on E. coli: 5 % reach to 1.4175, above the token-frequency NLL, so that every rate is in the window and nothing decided."""
     nll = lambda m, lr, seed: min(1.35 + {"sc": 0.01, "sa": 0.02, "mix": 0.015}[m] * abs(math.log10(lr / 1e-2)) + 1e-4 * seed, 1.386)  # noqa: E731
     claims = judged(tmp_path, nll=nll, seeds=3, unigram=1.386)
     assert "trained sa" not in claims and claims["window"].verdict == "undecided"
@@ -208,7 +208,7 @@ def test_a_gain_that_the_seeds_do_not_settle_is_none(tmp_path):
 
 def test_an_untrained_sa_or_sc_makes_the_claim_unjudgeable(tmp_path):
     claims = judged(tmp_path, nll=lambda m, *_: 3.3 if m == "sa" else 2.0, alpha=lambda *_: [1.0])
-    assert "lies 0.100 nats above the unigram entropy" in claims["trained sa"].text
+    assert "lies 0.100 nats above the token-frequency NLL" in claims["trained sa"].text
     assert claims["window"].text == "The paper's claim, a wider stable window of sc than of sa, cannot be judged here."
     assert not {"mix", "stable steps paper"} & claims.keys()
 
@@ -217,7 +217,7 @@ def test_a_mechanism_that_only_diverged_or_has_no_unigram_is_untrained(tmp_path)
     claims = judged(tmp_path, nll=lambda m, *_: math.inf if m == "sa" else 2.0)
     assert claims["trained sa"].text == "sa has no learning rate at which most of its runs finished: no claim is made about it."
     claims = judged(tmp_path, nll=lambda *_: 2.0, unigram=math.nan)
-    assert claims["trained sc"].text == "sc cannot be said to have learned, the unigram entropy was not recorded: no claim is made about it."
+    assert claims["trained sc"].text == "sc cannot be said to have learned, the token-frequency NLL was not recorded: no claim is made about it."
 
 
 @pytest.mark.parametrize(("mechanisms", "words"), [(("sc", "mix"), "has no sa runs"), (("sa",), "has no sc runs"), (("fox", "mix"), "has no sa and sc runs")])

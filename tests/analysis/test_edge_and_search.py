@@ -6,11 +6,12 @@ import math
 import matplotlib
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from analysis import edge, search
 from analysis.load import SEARCH_COLUMNS, load
 from analysis.report import build, summary
-from analysis.style import RC
+from analysis.style import RC, lr_axis
 from stability.runs import results, searches
 from tests.analysis.synthetic import run_id, write_study
 from tests.analysis.test_report import text_of
@@ -27,8 +28,8 @@ def write_table(path, name, rows):
     results.write_parquet(frame, path / "results" / f"{name}.parquet", {"schema_version": str(results.SCHEMA_VERSION)})
 
 
-def with_edges(folder, **of_sc):
-    path = write_study(folder, mechanisms=("sa", "sc"))
+def with_edges(folder, statuses=None, **of_sc):
+    path = write_study(folder, mechanisms=("sa", "sc"), statuses=statuses)
     rows = [{"run_id": run_id("synthetic", name, 3e-4, 0, {})} | EDGE | more for name, more in (("sc", of_sc), ("sa", {}))]
     write_table(path, "edges", rows)
     return path
@@ -79,6 +80,23 @@ def test_a_curve_that_diverged_everywhere_has_no_best(tmp_path):
     assert [cell.text for cell in table.rows[1]][1:5] == ["--", "--", "< 3e-4", "< 3e-4"]
     with matplotlib.rc_context(RC):
         assert edge.edge_figures(study)["edges"] is not None
+
+
+def test_a_curve_whose_smallest_rate_learned_nothing_has_no_edge_rather_than_one_below_it(tmp_path):
+    ended = {("sc", lr, seed): ("plateaued", "") for lr in (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1) for seed in range(2)}
+    study = load(with_edges(tmp_path, statuses=ended, verdict_lr=None, verdict_next_lr=3e-4))
+    (table,) = edge.edge_tables(study)
+    assert [row[3].text for row in table.rows] == ["3e-2", "none"] and "none: at no rate" in table.caption
+
+
+def test_more_rates_than_a_grid_has_are_ticked_at_round_numbers():
+    ax = Figure().subplots()
+    lr_axis(ax, [3e-4 * 1.31**step for step in range(25)])
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["3e-4", "1e-3", "3e-3", "1e-2", "3e-2", "1e-1"]
+    lr_axis(ax, [1e-9 * 2.1**step for step in range(25)])
+    assert [text.get_text() for text in ax.get_xticklabels()] == [f"1e-{power}" for power in range(9, 1, -1)]
+    lr_axis(ax, grid := [3e-4, 1e-3, 4e-3])
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["3e-4", "1e-3", "4e-3"] and list(ax.get_xticks()) == grid
 
 
 def test_the_edges_figure_has_a_mark_for_every_rate_and_one_for_every_edge(tmp_path):

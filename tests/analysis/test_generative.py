@@ -32,7 +32,7 @@ def test_windows_and_figure_name_the_oracle_and_are_of_the_generations(tmp_path)
     assert [row[5].text for row in table.rows] == ["1.00", "1.00"]
     figure = generative.generative_figures(study)["generative-nll"]
     assert figure is not None and figure.axes[0].get_ylabel() == "generative NLL (nats)"
-    assert not any("unigram" in text.get_text() for text in figure.axes[0].texts), "the unigram entropy is no measure of an oracle's tokens"
+    assert not any("frequencies" in text.get_text() for text in figure.axes[0].texts), "the token-frequency NLL is no measure of an oracle's tokens"
 
 
 def test_the_validation_figure_is_not_the_generative_one(tmp_path):

@@ -138,3 +138,8 @@ def test_cross_mechanisms_are_part_of_a_name_where_each_mechanism_has_its_own_an
     assert auto.series == ("sa+ca",) and set(auto.runs["setting"]) == {""}
     both = load(write_study(tmp_path / "both", mechanisms=("sa",), lrs=(1e-3, 1e-2), seeds=1, settings=({"cross": ""}, {"cross": "ca"}, {"cross": "cc"})))
     assert both.series == ("sa ca", "sa cc", "sa none") and both.runs["series"].value_counts().tolist() == [2] * 3
+
+
+def test_checkpoints_names_are_in_the_order_of_their_steps_beyond_a_million():
+    names = ["step_1000000", "earliest", "step_999999", "terminal", "step_000200"]
+    assert sorted(names, key=module.phase_rank) == ["terminal", "earliest", "step_000200", "step_999999", "step_1000000"]

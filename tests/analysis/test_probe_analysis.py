@@ -24,7 +24,7 @@ from analysis.probe_plots import (
     probe_figures,
     qk_figure,
     response_curve,
-    write_connectivity_figure,
+    write_figure,
 )
 from analysis.probe_tables import connectivity_table, layer_and_filter, qk_heads, run_tables, slope, study_tables
 from analysis.report import build
@@ -70,7 +70,7 @@ def probed(tmp_path):
     for name, rows in frames.items():
         frame = pd.DataFrame(rows, columns=results.PROBE_COLUMNS[name])
         results.write_parquet(frame, folder / "results" / f"{name}.parquet", {"schema_version": str(results.SCHEMA_VERSION)})
-    results.write_connectivity(graphs(), folder / "results")
+    results.write_graphs("connectivity", graphs(), folder / "results")
     return folder
 
 
@@ -78,7 +78,7 @@ def graphs():
     """λ_1 = w³/N², its bounds half and twice of it."""
     rows = [(graph, n, w, w**3 / n**2, 0.5 * w**3 / n**2, 2 * w**3 / n**2) for graph in ("window", "cycle") for n in (32, 64, 128, 256) for w in (1, 2, 4)]
     rows += [("complete", n, n - 1, float(n), n, n) for n in (32, 64, 128)]
-    return results.connectivity_frame([dict(zip(results.CONNECTIVITY_COLUMNS, row, strict=True)) for row in rows])
+    return results.graph_frame("connectivity", [dict(zip(results.GRAPH_COLUMNS["connectivity"], row, strict=True)) for row in rows])
 
 
 def cells(table):
@@ -86,7 +86,7 @@ def cells(table):
 
 
 def test_columns_are_those_that_results_writes():
-    written = results.PROBE_COLUMNS | {"connectivity": results.CONNECTIVITY_COLUMNS}
+    written = results.PROBE_COLUMNS | results.GRAPH_COLUMNS
     assert {name: list(columns) for name, columns in load_module.PROBE_COLUMNS.items()} == written
 
 
@@ -225,13 +225,13 @@ def test_the_report_shows_what_was_measured_and_nothing_else(probed, tmp_path):
     text = "".join(page.extract_text() for page in PdfReader(build(probed, tmp_path)).pages)
     assert "What the layers do to their signal" in text and "Layers as filters" in text and "Learned graphs of consensus layers" in text
     for name in load_module.PROBE_COLUMNS:
-        (probed / "results" / f"{name}.parquet").unlink()
+        (probed / "results" / f"{name}.parquet").unlink(missing_ok=True)
     bare = "".join(page.extract_text() for page in PdfReader(build(probed, tmp_path)).pages)
     assert "What the layers do to their signal" not in bare
 
 
 def test_the_same_figure_is_the_same_file(tmp_path):
-    assert write_connectivity_figure(graphs(), tmp_path / "a.pdf").read_bytes() == write_connectivity_figure(graphs(), tmp_path / "b.pdf").read_bytes()
+    assert len({write_figure(connectivity_figure, graphs(), tmp_path / name).read_bytes() for name in ("a.pdf", "b.pdf")}) == 1
 
 
 def test_a_damaged_table_names_the_probe_that_writes_it_again(probed):

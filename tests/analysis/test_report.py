@@ -140,19 +140,19 @@ def test_verification_without_a_check_says_so(tmp_path, quickstart):
     assert verification(study) == "Methods: taylor (4 steps). No curvature was compared with central differences."
 
 
-def test_the_nll_figure_marks_divergences_and_the_unigram_entropy(quickstart):
+def test_the_nll_figure_marks_divergences_and_the_token_frequencies(quickstart):
     figure = plots.nll_figure(quickstart)
     main, bars = figure.axes
     texts = [text.get_text() for text in main.texts]
-    assert texts.count("2/2") == 2 and "unigram\nentropy" in texts
+    assert texts.count("2/2") == 2 and "token\nfrequencies" in texts
     assert main.get_ylim()[0] < 2.86 < UNIGRAM < main.get_ylim()[1]
     assert [label.get_text() for label in bars.get_yticklabels()] == ["sa", "sc", "mix", "sw"]
     assert [label.get_text() for label in bars.get_xticklabels()] == ["3e-4", "1e-3", "3e-3", "1e-2", "3e-2", "1e-1"]
 
 
-def test_a_far_unigram_line_is_named_above_the_axis_and_a_bad_run_does_not_stretch_it(tmp_path):
+def test_a_far_line_of_token_frequencies_is_named_above_the_axis_and_a_bad_run_does_not_stretch_it(tmp_path):
     far = plots.nll_figure(load(write_study(tmp_path / "far", **SHAPES["far_below_unigram"]))).axes[0]
-    assert far.get_ylim()[1] < 2 and "unigram\nentropy\n4.20 ↑" in [text.get_text() for text in far.texts]
+    assert far.get_ylim()[1] < 2 and "token\nfrequencies\n4.20 ↑" in [text.get_text() for text in far.texts]
     assert plots.nll_figure(load(write_study(tmp_path / "above", **SHAPES["above_axis"]))).axes[0].get_ylim()[1] < 4
 
 

@@ -133,11 +133,11 @@ def test_a_window_that_admits_the_loss_of_half_of_what_was_learned_is_lenient_an
 
 
 @pytest.mark.parametrize("unigram", [2.3, 2.0, 1.5, math.nan])
-def test_no_window_of_a_model_far_below_the_unigram_entropy_or_above_it_is_lenient(unigram):
+def test_no_window_of_a_model_far_below_the_token_frequency_nll_or_above_it_is_lenient(unigram):
     assert not window(LRS, [vee(lr, slope=0.2) for lr in LRS], unigram=unigram).is_lenient
 
 
-def test_windows_on_the_generative_nll_leave_out_what_was_not_scored_and_know_no_unigram_entropy(tmp_path):
+def test_windows_on_the_generative_nll_leave_out_what_was_not_scored_and_know_no_token_frequency_nll(tmp_path):
     study = load(write_study(tmp_path, mechanisms=("sa",), lrs=LRS, seeds=1, nll=lambda m, lr, seed: math.inf if lr == 1e-1 else 3.19))
     study.runs["gen_nll"] = [math.nan, 5.0, 4.0, math.nan]
     assert outcomes(study, "sa", "gen_nll")[0].tolist()[:3] == pytest.approx([math.nan, 5.0, 4.0], nan_ok=True)

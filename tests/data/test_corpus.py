@@ -1,4 +1,4 @@
-"""`Corpus`: split, fingerprint, windows, unigram entropy, and its copy on disk."""
+"""`Corpus`: split, fingerprint, windows, token frequencies, and its copy on disk."""
 
 import hashlib
 import json

@@ -32,6 +32,7 @@ from tests.sweeps.real import make_sweep
 
 ORPHANS_S = 60.0
 MOST_LAUNCHES = 5  # without a kill; one suffices, but for failed runs
+WORKERS_PAUSE = 2.5  # between kills of workers, so that some runs finish among those that are killed and fail
 STARTUP_SHARE = 0.2  # of the kills at random times: while the driver is starting
 
 
@@ -76,6 +77,8 @@ class Storm:
                 plan.pop(0)
                 if self.options.victim == "driver":
                     break
+                self._compare_finished(trials)
+                self.report.num_guarded = len(self.finished)
             ended = self._follow(driver)
             if self.options.victim == "driver" or not plan:
                 self._await_orphans(driver)
@@ -99,6 +102,8 @@ class Storm:
         """(operation, stage) or ("time", seconds), shuffled."""
         targeted = [(operation, self.random.randrange(STAGES[operation] + 1)) for operation in OPERATIONS for _ in range(self.options.each)]
         self.share_s = calm_s / (self.options.kills + 1)  # so that kills land all over the sweep
+        if self.options.victim == "worker":
+            self.share_s *= WORKERS_PAUSE
         plan: list[tuple[str, float]] = [*targeted]
         while len(plan) < self.options.kills:
             at_start = self.random.random() < STARTUP_SHARE

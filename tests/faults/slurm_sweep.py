@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -42,6 +43,19 @@ def job_ids() -> list[str]:
     return listed.stdout.split()
 
 
+def restarts_of(job: str) -> int:
+    """How often Slurm has queued a job again."""
+    shown = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, check=True).stdout
+    return int(shown.partition("Restarts=")[2].split()[0])
+
+
+def wait_until(is_so: Callable[[], bool], complaint: str, seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until, complaint
+        time.sleep(0.2)
+
+
 def wait_for_step(trials: list[Trial], step: int) -> None:
     """Until two runs are beyond a step and not at their end."""
     while True:
@@ -60,9 +74,12 @@ def main(folder: Path) -> None:
     wait_for_step(trials, 60)
     preempted, stopped, *_ = job_ids()
     print(f"preempts job {preempted}, cancels job {stopped}", flush=True)
-    subprocess.run(["scancel", "--signal=USR2", preempted], check=True)
+    # scancel repeats a signal until the job can take none any more, and then complains: by that time it is queued again, which is what was asked for
+    preempting = subprocess.Popen(["scancel", "--signal=USR2", preempted], stderr=subprocess.DEVNULL)
     subprocess.run(["scancel", stopped], check=True)
-    time.sleep(10)
+    wait_until(lambda: restarts_of(preempted) > 0, "the preempted job was not queued again")
+    preempting.kill()
+    preempting.wait()
     wait_for_step(trials, 300)
     before = set(job_ids())
     print(f"kills the driver while jobs {sorted(before)} run, and starts it again", flush=True)

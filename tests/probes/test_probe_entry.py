@@ -177,7 +177,7 @@ def test_results_forget_what_the_runs_lost(trained):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["what=spectre", "ckpt=x"], "what='spectre': input should be 'spectra', 'qk' or 'connectivity'"),
+        (["what=spectre", "ckpt=x"], "what='spectre': input should be 'spectra', 'qk', 'pdmm', 'streams' or 'connectivity'"),
         (["what=spectra"], "what=spectra needs ckpt=FOLDER: a study, a run or a checkpoint"),
         (["ckpt=x"], "what: a value is missing; give what=…"),
         (["what=qk", "ckpt=/nothing/there"], "no checkpoint at /nothing/there"),

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from stability.runs.directory import RunDirectory, read_json, read_jsonl, tail, write_atomically, write_json
+from stability.runs.directory import RunDirectory, checkpoint_name, read_json, read_jsonl, step_of, tail, write_atomically, write_json
 from stability.runs.log import truncate_after
 from stability.runs.results import collect
 from stability.runs.study import StudyFolder
@@ -46,6 +46,16 @@ def test_a_folder_with_another_spec_under_the_same_id_is_refused(tmp_path):
     directory.write_spec({**spec, "data": {"name": "text", "path": "moved"}})
     with pytest.raises(ValueError, match="holds another spec"):
         directory.write_spec({**spec, "seed": 1})
+
+
+def test_checkpoints_are_in_the_order_of_their_steps_beyond_a_million(tmp_path):
+    directory = RunDirectory(tmp_path, "abc")
+    steps = [5, 200_000, 999_999, 1_000_000, 10_000_000]
+    for step in reversed(steps):
+        (directory.path / "checkpoints" / checkpoint_name(step)).mkdir(parents=True)
+    (directory.path / "checkpoints" / ".step_000004.00000000-12.tmp").mkdir()
+    assert [path.name for path in directory.checkpoints()] == ["step_000005", "step_200000", "step_999999", "step_1000000", "step_10000000"]
+    assert list(map(step_of, directory.checkpoints())) == steps
 
 
 def test_a_line_cut_by_a_crash_is_left_out_and_damage_elsewhere_is_named(tmp_path):

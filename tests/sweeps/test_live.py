@@ -3,9 +3,11 @@
 import io
 import re
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+from analysis import spread
 from sweeps.board import duration
 from sweeps.live import LiveView
 from tests.sweeps import fakes
@@ -65,6 +67,16 @@ def test_the_table_shows_running_trials_then_the_last_that_ended_then_those_that
     assert [line.split()[-1] for line in lines[3:]] == ["training", "failed", "stable", "stable", "queued"]
     assert lines[3].split()[3:] == ["2/6", "2.500", "512", "1", "s", "training"]
     assert lines[5].split()[4] == "2.500"
+
+
+def test_what_is_best_has_a_line_of_its_own_where_it_does_not_fit_beside_the_time(tmp_path):
+    trial = fakes.make_trial(tmp_path)
+    views = [LiveView([trial], console=terminal(height, width)) for height, width in ((20, 120), (20, 50), (10, 50))]
+    fakes.finish(trial.directory, "stable", step=4, val_nll=2.5)
+    together, apart, cut = (drawn(view)[:3] for view in views)
+    assert re.fullmatch(r"\d+ s elapsed; best val NLL so far: sa 2.500 at lr=0.01", together[1])
+    assert re.fullmatch(r"\d+ s elapsed", apart[1]) and apart[2] == "best val NLL so far: sa 2.500 at lr=0.01"
+    assert cut[1].endswith("…")
 
 
 @pytest.mark.parametrize(("height", "note"), [(6, "stopping"), (12, ""), (24, ""), (140, "")])
@@ -172,6 +184,11 @@ def test_the_terminal_is_given_back_after_an_error(tmp_path):
     with pytest.raises(RuntimeError, match="planted"), LiveView([fakes.make_trial(tmp_path)], console=console):
         raise RuntimeError("planted")
     assert console.file.getvalue().count("\x1b[?25h") == console.file.getvalue().count("\x1b[?25l") == 1
+
+
+def test_a_report_tells_durations_in_the_same_words():
+    """Of `analysis`, which imports nothing of ours."""
+    assert all(duration(seconds) == spread.duration(seconds) for seconds in np.geomspace(0.1, 1e6, 400))
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 00 s"), (252, "4 min 12 s"), (7500, "2 h 05 min")])

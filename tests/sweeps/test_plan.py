@@ -75,7 +75,19 @@ def test_the_plans_total_counts_only_what_is_left(tmp_path, monkeypatch):
         ["sa/identity/layernorm/adamw", "2", "1"],
         ["sc/identity/layernorm/adamw", "2", "2"],
     ]
-    assert f"in all: {4 * a_run:,} tokens; left to do: 3 runs, {3 * a_run:,} tokens, 6 min 0 s of work, about 3 min 0 s and 1.0 GiB with 2 at a time" in text
+    assert f"in all: {4 * a_run:,} tokens; left to do: 3 runs, {3 * a_run:,} tokens, 6 min 00 s of work, about 3 min 00 s and 1.0 GiB with 2 at a time" in text
+
+
+def test_a_plan_says_that_it_does_not_know_how_many_trials_share_a_gpu(tmp_path, monkeypatch):
+    timing = Timing(step_s=1.0, train_s=100.0, after_s=20.0, memory_mb=512.0)
+    monkeypatch.setattr(plan, "measure_costs", lambda spec, corpus: {f"{name}/identity/layernorm/adamw": plan.Cost(1000, 5.0, timing) for name in ("sa", "sc")})
+    monkeypatch.setattr("stability.build.resolve_device", lambda device: torch.device("cuda"))
+    unknown = "with 1 at a time, one a GPU: how many share one the sweep measures when it starts (gpus_per_trial=auto)"
+    for number, (words, is_unknown) in enumerate([((), True), (("gpus_per_trial=0.25",), False), (("launcher=serial",), False)]):
+        (folder := tmp_path / str(number)).mkdir()
+        spec, trials = make_sweep(folder, "launcher=ray", *words)
+        text = plan.describe(spec, prepare(spec.data, Path(spec.runs_dir) / "cache"), 1, trials)
+        assert (unknown in text) == is_unknown and "with 1 at a time" in text
 
 
 def test_a_kinds_time_and_memory_are_its_own(tmp_path):

@@ -1,5 +1,6 @@
 """What is known of trials from the files that they leave."""
 
+from sweeps.board import left_text
 from sweeps.progress import TAIL_BYTES, Progress, tail, variants
 from tests.sweeps import fakes
 
@@ -92,6 +93,33 @@ def test_the_time_left_adds_up_over_trials_at_the_speed_of_their_own_kind(tmp_pa
             fakes.log_step(trial.directory, step, wall_s=step * step_s)
     progress.poll()
     assert progress.eta_s() == (5 * 1.0 + 5 * 3.0 + 10 * 1.0 + 10 * 3.0) / 2
+
+
+def test_the_time_left_is_of_the_training_alone_until_what_follows_it_has_been_timed(tmp_path):
+    trials, measured = [fakes.make_trial(tmp_path, index, curvature={}) for index in range(2)], []
+    progress = Progress(trials, is_done=lambda trial: trial.run_id in measured)
+    steps = fakes.run_fake(trials[0])
+    for _ in range(3):
+        next(steps)
+    progress.poll()
+    assert left_text(progress).endswith(" s of training left")
+    list(steps)
+    progress.poll()
+    trials[0].directory.curvature_file("terminal").parent.mkdir()
+    measured.append(trials[0].run_id)
+    progress.poll()
+    assert left_text(progress).endswith(" s left")
+
+
+def test_what_is_best_counts_the_runs_that_had_ended_before_and_no_count_does(tmp_path):
+    old, new, diverged = (fakes.make_trial(tmp_path, index, lr_peak=lr) for index, lr in enumerate((0.1, 0.01, 0.001)))
+    fakes.finish(old.directory, "stable", step=4, val_nll=2.25)
+    diverged.directory.set_status("diverged", step=2, num_steps=4)
+    progress = Progress([new], earlier=[old, diverged])
+    list(fakes.run_fake(new))
+    progress.poll()
+    assert progress.best() == {"sa": (2.25, 0.1, 1)} and progress.counts() == {"done": 1}
+    assert Progress([new]).best() == {}
 
 
 def test_a_variant_names_the_axes_that_vary(tmp_path):

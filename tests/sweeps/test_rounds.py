@@ -1,90 +1,18 @@
 """Searches over the ledger, in rounds: what they ask for, what a cut or a crash in between changes (nothing), what they refuse. Trials are fakes."""
 
 import importlib
-import io
 import math
-import os
-import signal
 
 import pytest
-from rich.console import Console
 
 from stability.command_line import read_spec
 from stability.config import run_id
-from stability.runs.study import StudyFolder
 from stability.search_space import Dimension, HalvingSpec, SearchSpec
 from sweeps import launch
 from sweeps.edge import most_rates
 from sweeps.optuna_search import OptunaSearch, propose
-from sweeps.rounds import run_rounds, search_of
-from sweeps.trial import Trial
-from tests.sweeps import fakes
-from tests.sweeps.real import TINY
-
-WORDS = [word for word in TINY.split() if not word.startswith("lr=")]
-EDGES = {"sa": -1.7, "sc": -1.23}  # log10 of the rate above which each spikes
-
-
-class Sweep:
-    """A parsed sweep, run by a fake as often as one likes; what it trained, and what it printed last."""
-
-    def __init__(self, folder, *words):
-        (folder / "text.txt").touch()
-        self.words = [*WORDS, f"data.path={folder / 'text.txt'}", f"runs_dir={folder / 'runs'}", "name=study", *words]
-        self.spec = read_spec("sweep", self.words)
-        self.study, self.trained = StudyFolder.of(folder / "runs", "study"), []
-
-    def trials(self, points):
-        return [Trial(run_id(run), run.model_dump(mode="json"), str(self.study.pool), None, "cpu", None, variant=variant) for variant, run in points]
-
-    def run(self, train=None):
-        self.console = Console(file=io.StringIO(), force_terminal=False, width=200)
-        before = self.study.read() if self.study.file.exists() else {}
-        self.search = search_of(self.spec, "f" * 64, before)
-
-        def write(trials):
-            self.study.write([trial.run_id for trial in trials], **self.search.record())
-
-        outcome, trials = run_rounds(self.spec, self.search, trials_of=self.trials, write=write, console=self.console, run=train or self.train)
-        write(trials)
-        return outcome
-
-    def train(self, trial):
-        self.trained.append(trial.run_id)
-        yield
-        verdict, nll = outcome(trial.spec)
-        steps, last = trial.spec["steps"], trial.stop_at or trial.spec["steps"]
-        for step in range(trial.directory.status()["step"] + 1, last + 1):
-            if verdict != "diverged" or step < steps / 2:
-                fakes.log_step(trial.directory, step, wall_s=0.1, val_nll=(nll or 9.0) + 1 / step)
-        if last < steps and (verdict != "diverged" or last < steps / 2):
-            trial.directory.set_status("stopped", step=last, reason="left", num_steps=steps)
-        else:
-            trial.directory.set_status(verdict, step=last, num_steps=steps, result={"val_nll": nll, "init_nll": 5.5, "unigram_nll": 3.0})
-
-    @property
-    def printed(self):
-        return self.console.file.getvalue()
-
-
-def outcome(spec):
-    """Verdict and NLL of a run: a valley around 10^-2.5, spiked above the mechanism's edge, diverged 0.2 decades above that; steps help, to a point."""
-    x, edge = math.log10(spec["lr_peak"]), EDGES[spec["mechanism"]["name"]]
-    if x > edge + 0.2:
-        return "diverged", None
-    return "spiked" if x > edge else "stable", 2.5 + 0.3 * (x + 2.5) ** 2 + 0.01 * spec["seed"] + 1e-4 * (spec["steps"] - 30) ** 2
-
-
-def cut_at(sweep, count):
-    """A runner under which Ctrl-C comes in the middle of the run number ``count``."""
-
-    def train(trial):
-        if len(sweep.trained) == count:
-            os.kill(os.getpid(), signal.SIGINT)
-        yield
-        yield from sweep.train(trial)
-
-    return train
+from sweeps.rounds import search_of
+from tests.sweeps.searching import EDGES, Sweep, cut_at
 
 
 def test_the_edge_of_every_curve_is_found_with_all_seeds_and_nothing_is_trained_twice(tmp_path):
@@ -102,6 +30,22 @@ def test_the_edge_of_every_curve_is_found_with_all_seeds_and_nothing_is_trained_
     assert again.run().num_skipped == len(sweep.trained) and not again.trained
     assert again.printed == f"skips {len(sweep.trained)} finished runs of {rows['sc']['num_rounds']} rounds, trains none\n"
     assert again.study.read() == record
+
+
+def test_wandb_s_server_is_looked_for_once_in_all_rounds_and_not_where_nothing_is_trained(tmp_path, monkeypatch):
+    asked, seen = [], []
+    monkeypatch.setattr("stability.runs.log.probe_wandb", lambda: asked.append(1) or ("offline", "W&B: offline"))
+    sweep = Sweep(tmp_path, "lr=edge", "logger=wandb")
+
+    def train(trial):
+        seen.append(trial.wandb["mode"])
+        yield from sweep.train(trial)
+
+    sweep.run(train)
+    assert sweep.printed.count("round ") > 1 and sweep.printed.count("W&B: offline\n") == 1
+    assert asked == [1] and set(seen) == {"offline"}
+    sweep.run(train)
+    assert asked == [1]
 
 
 @pytest.mark.parametrize(("kind", "count"), [("lr=edge", 7), ("lr=edge", 25), ("search=optuna", 0), ("search=optuna", 16)])

@@ -31,7 +31,7 @@ def quick(monkeypatch):
 
 def sweep(trials, *, work=fakes.run_fake, retry="failed", run=None):
     """Launch the trials serially, locked as real ones are; (outcome, what was printed)."""
-    spec = SimpleNamespace(launcher="serial", logger="files", retry=retry, devices_per_trial=1)
+    spec = SimpleNamespace(launcher="serial", logger="files", retry=retry, devices_per_trial=1, shard_parameters=False)
     console = Console(file=io.StringIO(), force_terminal=False, width=200)
     outcome = launch.run(spec, trials, console=console, run=run or partial(run_trial, work=work))
     return outcome, console.file.getvalue()

@@ -71,5 +71,5 @@ def test_a_failed_write_leaves_nothing_behind(lab, folder, monkeypatch):
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(OSError, match="No space left"):
-        checkpoint.save(folder.with_name("step_000005"), model, {}, spec, step=5, vocab_size=256)
+        checkpoint.save(folder.with_name("step_000005"), model, {}, spec, step=5, data_format=256)
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]

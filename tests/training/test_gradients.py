@@ -8,7 +8,7 @@ import torch
 from stability.build import build_model, build_objective, build_optimizer
 from stability.data._cache import load
 from stability.runs.directory import read_jsonl
-from stability.training.loop import training_examples
+from stability.training.examples import training_examples
 
 
 def rows(directory):

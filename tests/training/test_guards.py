@@ -11,7 +11,7 @@ from stability.build import build_model, build_objective, build_optimizer
 from stability.data._cache import load
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.training import checkpoint, loop
-from stability.training.loop import training_examples
+from stability.training.examples import training_examples
 
 NAN = float("nan")
 SKIP = {"on_nonfinite": "skip_step", "retries": 9}

@@ -1,0 +1,94 @@
+"""Table of how doubly stochastic the mixing matrices of residual streams are (`stability.probe what=streams`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas as pd
+
+from analysis.load import Column, Frame, Study
+from analysis.spread import INTERVAL_RULE, Spread, lr_text, power
+from analysis.tables import PHASES, source
+from analysis.typeset import Cell, Table
+
+NAME = "streams"
+RUN = ["order", "series", "run_lr", "seed"]
+# heading, matrix, quantity, whether of the last product through all depth, what stands for a run
+COLUMNS: tuple[tuple[str, str, str, str], ...] = (
+    ("ln ν", "single", "log_range", "largest"),
+    ("> K", "single", "beyond", "share"),
+    ("columns", "single", "column_sum", "error"),
+    ("rows", "single", "row_sum", "error"),
+    ("columns", "product", "column_sum", "error"),
+    ("rows", "product", "row_sum", "error"),
+    ("spectral", "product", "spectral_norm", "largest"),
+    ("forward", "product", "forward_gain", "largest"),
+    ("backward", "rest", "backward_gain", "largest"),
+)
+GROUPS = (("", 2), ("before Sinkhorn", 2), ("A, sums off by", 2), ("A_1 ⋯ A_L, off by", 2), ("norm", 1), ("gain", 2))
+CAPTION = (
+    "Of every token on held-out data, the worst; then the median over seeds. A: the mixing matrix of a connection, X' = AᵀX + …, over all connections; "
+    "A_1 ⋯ A_L: their product through the depth. ln ν: the largest over the smallest entry before Sinkhorn's iterations, in logarithms; > K: the share of "
+    "tokens and connections where it exceeds their number. Off by: largest distance of a column's or row's sum from 1. Norm: largest spectral norm of "
+    "the product. Gain: by how much mixing alone may multiply the largest entry of a signal through all connections (forward, at most the column sums) or "
+    "of its gradient (backward, the row sums)."
+)
+
+
+def study_tables(study: Study) -> list[Table]:
+    """A table for each phase; [] where no run was probed."""
+    if NAME not in study.probes:
+        return []
+    return _tables(ordered(study), source(study))
+
+
+def ordered(study: Study) -> Frame:
+    """The probe's rows with their runs' series, in the study's order."""
+    rows = study.with_run(study.probes[NAME])
+    return rows.assign(order=rows["series"].map({name: place for place, name in enumerate(study.series)}))
+
+
+def run_tables(frame: Frame, residual: str) -> list[Table]:
+    """The same of one run's own rows."""
+    return _tables(frame.assign(series=residual, run_lr=frame["lr"], seed=0, order=0), "One run.")
+
+
+def phases(rows: Frame) -> list[str]:
+    return sorted(set(rows["phase"]), key=lambda phase: (phase != "terminal", phase))
+
+
+def _tables(rows: Frame, origin: str) -> list[Table]:
+    return [_table(rows[rows["phase"] == phase], PHASES.get(phase, phase), origin) for phase in phases(rows)]
+
+
+def _table(rows: Frame, phase: str, origin: str) -> Table:
+    columns = [by_run(rows, matrix, quantity, which) for _, matrix, quantity, which in COLUMNS]
+    body = []
+    for key in rows[["order", "series", "run_lr"]].drop_duplicates().sort_values(["order", "run_lr"]).itertuples(index=False):
+        cells = [_cell(values.xs(tuple(key)) if tuple(key) in values.index else values.iloc[:0], which) for values, which in _named(columns)]
+        body.append((Cell(str(key.series)), Cell(lr_text(key.run_lr)), *cells))
+    header = ("mechanism", "LR", *(heading for heading, _, _, _ in COLUMNS))
+    return Table(f"Mixing of residual streams, {phase}", f"{CAPTION} {INTERVAL_RULE}. {origin}", header, tuple(body), GROUPS)
+
+
+def _named(columns: list[Column]) -> list[tuple[Column, str]]:
+    return [(values, which) for values, (_, _, _, which) in zip(columns, COLUMNS, strict=True)]
+
+
+def by_run(rows: Frame, matrix: str, quantity: str, which: str) -> Column:
+    """A number a run by `RUN`: of ``single`` matrices over all connections, of products those through all depth."""
+    part = rows[(rows["matrix"] == matrix) & (rows["quantity"] == quantity)]
+    if matrix == "single":
+        part = part[part["connection"].isna()]
+    elif len(part):
+        ends = part.groupby("run_id")["connection"].transform("max" if matrix == "product" else "min")
+        part = part[part["connection"] == ends]
+    take: dict[str, Callable[[Column], float]] = {"largest": np.max, "share": np.max, "error": lambda sums: float(np.abs(sums - 1).max())}
+    return part.groupby(RUN)["value"].agg(take[which]) if len(part) else pd.Series(dtype=float, index=pd.MultiIndex.from_arrays([[]] * len(RUN), names=RUN))
+
+
+def _cell(per_seed: Column, which: str) -> Cell:
+    form = {"largest": lambda value: f"{value:.4g}", "share": lambda value: f"{100 * value:.3g} %", "error": power}[which]
+    spread = Spread.of(per_seed)
+    return Cell("--") if spread.n == 0 else Cell(form(spread.median), spread.detail(form))

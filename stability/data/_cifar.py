@@ -1,0 +1,135 @@
+"""CIFAR-10 and CIFAR-100 as their authors publish them: batches pickled by Python 2, unpickled here without running anything that is in them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SIDE, CHANNELS = 32, 3
+
+
+class Layout(NamedTuple):
+    """Names of the files of a data set, and of the keys in them."""
+
+    train: tuple[str, ...]
+    test: str
+    meta: str
+    labels: bytes
+    class_names: bytes
+
+
+LAYOUTS = {
+    "CIFAR-10": Layout(tuple(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta", b"labels", b"label_names"),
+    "CIFAR-100": Layout(("train",), "test", "meta", b"fine_labels", b"fine_label_names"),
+}
+
+
+def layout_of(names: set[str]) -> str | None:
+    """The data set of which at least two files are among ``names``; None: there is none."""
+    return next((name for name, layout in LAYOUTS.items() if len(names & {*layout.train, layout.test, layout.meta}) > 1), None)
+
+
+def archive_files(path: Path) -> dict[str, bytes]:
+    """The contents of a tar archive by their names without folders; only files that a `Layout` names. Errors: ``ValueError`` where it is damaged."""
+    wanted = {name for layout in LAYOUTS.values() for name in (*layout.train, layout.test, layout.meta)}
+    try:
+        with tarfile.open(path) as archive:
+            members = [member for member in archive if member.isfile() and Path(member.name).name in wanted]
+            return {Path(member.name).name: archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
+    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+        raise ValueError(f"data.path: {path} is cut short or no tar archive ({error}); fetch it again") from None
+
+
+def read_batches(files: Mapping[str, Callable[[], bytes]], root: str) -> tuple[str, Iterator[tuple[str, np.ndarray, int]], tuple[str, ...]]:
+    """(data set, ("train" or "val", pixels, class) of each image, class names). ``files``: how to read each by its name; ``root``: what to call them.
+
+    Errors: ``ValueError`` of one line for a batch that is missing, cut short, of another form, or that holds code.
+    """
+    name = layout_of(set(files))
+    assert name is not None, "the caller looks first"
+    layout = LAYOUTS[name]
+    missing = [file for file in (*layout.train, layout.test) if file not in files]
+    if missing:
+        raise ValueError(f"data.path={root}: {missing[0]} of {name} is missing; unpack the archive again")
+    return name, _images(files, layout, root), _class_names(files, layout, root)
+
+
+def _images(files: Mapping[str, Callable[[], bytes]], layout: Layout, root: str) -> Iterator[tuple[str, np.ndarray, int]]:
+    for file in (*layout.train, layout.test):
+        pixels_MHWC, labels = batch_of(files[file](), f"data.path={root}: {file}", layout.labels)
+        for pixels_HWC, label in zip(pixels_MHWC, labels, strict=True):
+            yield "val" if file == layout.test else "train", pixels_HWC, label
+
+
+def batch_of(content: bytes, place: str, label_key: bytes) -> tuple[np.ndarray, list[int]]:
+    """(M, 32, 32, 3) and the labels of one pickled batch, whose rows hold a plane a channel. Errors: ``ValueError`` at ``place``."""
+    found = unpickled(content, place)
+    data, labels = (found.get(b"data"), found.get(label_key)) if isinstance(found, dict) else (None, None)
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != CHANNELS * SIDE**2:
+        raise ValueError(f"{place} is no batch of CIFAR: its b'data' must be uint8 rows of {CHANNELS * SIDE**2:,}")
+    if not isinstance(labels, list) or len(labels) != len(data) or not all(isinstance(label, int) and 0 <= label < 256 for label in labels):
+        raise ValueError(f"{place} is no batch of CIFAR: {label_key!r} must be a list with a number of a class for each of its {len(data):,} images")
+    return data.reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1), labels
+
+
+def _class_names(files: Mapping[str, Callable[[], bytes]], layout: Layout, root: str) -> tuple[str, ...]:
+    if layout.meta not in files:
+        raise ValueError(f"data.path={root}: {layout.meta}, which names the classes, is missing; unpack the archive again")
+    place = f"data.path={root}: {layout.meta}"
+    found = unpickled(files[layout.meta](), place)
+    names = found.get(layout.class_names) if isinstance(found, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, bytes) for name in names):
+        raise ValueError(f"{place} must hold the list {layout.class_names!r}")
+    return tuple(name.decode("utf-8", "replace") for name in names)
+
+
+def unpickled(content: bytes, place: str) -> Any:
+    """The plain values and numpy arrays of a pickle. Errors: ``ValueError`` at ``place`` where it is cut short, or names anything else to be called."""
+    try:
+        return _Harmless(io.BytesIO(content), encoding="bytes").load()
+    except _Code as error:
+        raise ValueError(f"{place} asks for {error} to be called, which no data needs: it was not run; fetch the file again from its publisher") from None
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, KeyError, IndexError, ImportError, MemoryError, OverflowError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"{place} is cut short or no pickle of CIFAR ({said}); fetch it again") from None
+
+
+class _Code(Exception):
+    """A pickle names something to be called."""
+
+
+def _empty_array(kind: Any, shape: Any, typecode: Any) -> np.ndarray:
+    """What numpy's own `_reconstruct` gives for an array, whose state follows; it is asked for no other class, shape or type."""
+    if kind is not np.ndarray:
+        raise _Code(kind)
+    return np.ndarray((0,), np.uint8)
+
+
+def _latin_1(text: Any, encoding: Any = "latin1") -> bytes:
+    """Bytes as Python 3 pickles them for Python 2: text and the name of this one codec."""
+    if encoding not in ("latin1", b"latin1"):
+        raise _Code(f"the codec {encoding!r}")
+    return text if isinstance(text, bytes) else text.encode("latin1")
+
+
+ADMITTED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _empty_array,
+    ("numpy._core.multiarray", "_reconstruct"): _empty_array,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _latin_1,
+}
+
+
+class _Harmless(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ADMITTED:
+            raise _Code(f"{module}.{name}")
+        return ADMITTED[module, name]

@@ -1,0 +1,125 @@
+"""Images with classes: npz files, CIFAR-10 and CIFAR-100, folders of pictures, or documented synthetic ones where no path is given."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from stability.config import Settings
+from stability.data import _synthetic_images as synthetic
+from stability.data._arrays import TokenFile
+from stability.data._base import AbstractDataSource
+from stability.data._corpus import AbstractCorpus
+from stability.data._image_corpus import ImageCorpus, Side
+from stability.data._image_files import find, key_of
+from stability.data._progress import bar, step
+
+# Raised when the same files (or no file) would give other images.
+VERSION = 1
+HOLD_OUT = 0.01
+
+
+class ImagesConfig(Settings):
+    """Where the images are, and what is held out of those that have no held-out side."""
+
+    path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="an .npz file, CIFAR-10's or CIFAR-100's python batches (folder or .tar.gz), or a folder with train/<class>/*.png; null: synthetic images",
+    )
+    hold_out: float | None = Field(
+        default=None, gt=0, lt=1, description="share of the images that is held out where the data has no test (or val) side of its own; null: 0.01"
+    )
+
+
+class Pile:
+    """The images of one side as they come: pixels on disk, in memory a class each."""
+
+    def __init__(self, scratch: Path | None):
+        self._pixels, self._labels = TokenFile(np.uint8, scratch), array("H")
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def add(self, image_HWC: np.ndarray, label: int) -> None:
+        self._pixels.append(image_HWC.reshape(-1))
+        self._labels.append(label)
+        step()
+
+    def side(self, shape: tuple[int, ...]) -> Side:
+        return Side(self._pixels.array().reshape(-1, *shape), np.array(self._labels, dtype=np.uint16))
+
+
+class Images(AbstractDataSource):
+    """RGB (or what an npz file holds) images of one size. Held out is the test (or val) side; without one the first 1 % (rounded up), or another share, in
+    the order of the sha256 of the pixels: a choice that depends on nothing else, the classes standing in it about as often as in all."""
+
+    Config: ClassVar[type[Settings]] = ImagesConfig
+    corpus: ClassVar[type[AbstractCorpus]] = ImageCorpus
+
+    @classmethod
+    def prepare(cls, config: ImagesConfig, scratch: Path | None = None) -> ImageCorpus:
+        """Decode every image once. Errors: ``ValueError`` naming file and image; ``RuntimeError`` where Pillow is needed and missing."""
+        if config.path is None:
+            _refuse_hold_out(config, "the synthetic images have")
+            sides = (("train", synthetic.NUM_TRAIN, synthetic.SEED), ("val", synthetic.NUM_VAL, synthetic.SEED + 1))
+            made = ((side, pixels, label, "") for side, num, seed in sides for pixels, label in synthetic.images(num, seed))
+            return _corpus(made, synthetic.CLASS_NAMES, synthetic.DESCRIPTION, config, scratch)
+        found = find(config.path)
+        with bar("reading images"):
+            return _corpus(found.items, found.class_names, found.what, config, scratch)
+
+    @classmethod
+    def cache_key(cls, config: ImagesConfig) -> str:
+        """Name (for folders with the class) and sha256 of each file, or the synthetic images' seed; and what is held out."""
+        files = ["synthetic", synthetic.SEED] if config.path is None else key_of(find(config.path))
+        return json.dumps([VERSION, config.hold_out, files])
+
+
+def _corpus(items: Iterator[tuple[str, np.ndarray, int, str]], names: tuple[str, ...], origin: str, config: ImagesConfig, scratch: Path | None) -> ImageCorpus:
+    piles: dict[str, Pile] = {}
+    shape: tuple[int, ...] | None = None
+    for side, image_HWC, label, place in items:
+        shape = shape or image_HWC.shape
+        if image_HWC.shape != shape:
+            sizes = " and the first one ".join("×".join(map(str, each)) for each in (image_HWC.shape, shape))
+            raise ValueError(f"{place} has {sizes} (height, width, channels); all must be of one size: resize them")
+        piles.setdefault(side, Pile(scratch)).add(image_HWC, label)
+    if shape is None or "train" not in piles:
+        raise ValueError(f"data: {origin}: no image to train on")
+    if "val" in piles:
+        _refuse_hold_out(config, f"{origin} has")
+        train, val = (piles[side].side(shape) for side in ("train", "val"))
+    else:
+        train, val = _held_out(piles["train"].side(shape), config.hold_out or HOLD_OUT, origin, scratch)
+    return ImageCorpus.of(train, val, names, origin)
+
+
+def _refuse_hold_out(config: ImagesConfig, who: str) -> None:
+    if config.hold_out is not None:
+        raise ValueError(f"data.hold_out={config.hold_out} changes nothing here: {who} a held-out side of its own; leave it out")
+
+
+def _held_out(whole: Side, share: float, origin: str, scratch: Path | None) -> tuple[Side, Side]:
+    """(training side, held-out side), both in the order of their digests."""
+    num = len(whole.labels_M)
+    if num < 2:
+        raise ValueError(f"data: {origin} holds {num} image; at least 2 are needed, so that one can be held out")
+    digests = [hashlib.sha256(image.tobytes() + bytes([label & 255, label >> 8])).digest() for image, label in zip(*whole, strict=True)]
+    order = sorted(range(num), key=digests.__getitem__)
+    num_held_out = min(num - 1, max(1, -int(-num * share // 1)))
+    piles = Pile(scratch), Pile(scratch)
+    for place, index in enumerate(order):
+        piles[place < num_held_out].add(whole.images_MHWC[index], int(whole.labels_M[index]))
+    shape = whole.images_MHWC.shape[1:]
+    return piles[0].side(shape), piles[1].side(shape)
+
+
+EXPORT = Images

@@ -1,0 +1,78 @@
+"""`attentionx`: values minus γ times their softmax attention, the consensus discrepancy of AttentionX (Zhang and Heusdens), with rotary positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from stability.config import Settings
+from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape, without_padding
+from stability.models.position import rope
+
+GAMMA_WITH_DIAGONAL, GAMMA_WITHOUT = 3.0, 1.0  # the paper's nanoGPT (4.2) and its ViT (4.1)
+
+
+class AttentionX(AbstractMechanism):
+    """y_i = W_o Φ_i + b_o with Φ_i = v_i − γ Σ_j softmax_j(q̃_i·k̃_j / √K) v_j per head (Eqs. 10, 11); RoPE on q and k; j ≤ i where causal, j ≠ i where
+    the diagonal is masked.
+
+    The softmax runs over what is left after masking, so its rows sum to 1. A row with nothing left (the first position of a causal sequence with a masked
+    diagonal, one position alone, a row whose other keys are all padding) has the empty sum: Φ_i = v_i. The parameters are those of `sa`.
+    """
+
+    class Config(Settings):
+        """What is subtracted; null takes the paper's recipe, γ > 1 where a position sees itself and γ = 1 where it does not (3.2)."""
+
+        gamma: float | None = Field(default=None, ge=0, description="γ, the weight of the attended values; null: 1 with a masked diagonal, 3 without")
+        mask_diagonal: bool | None = Field(default=None, description="whether no position sees itself; null: masked where bidirectional, seen where causal")
+
+    directions = frozenset({BIDIRECTIONAL, CAUSAL})
+
+    def __init__(self, config: Config, shape: MixerShape):
+        super().__init__()
+        shape.require_pairs()
+        self.heads, self.causal = shape.heads, shape.direction == CAUSAL
+        self.mask_diagonal = not self.causal if config.mask_diagonal is None else config.mask_diagonal
+        self.gamma = config.gamma if config.gamma is not None else GAMMA_WITHOUT if self.mask_diagonal else GAMMA_WITH_DIAGONAL
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.out = nn.Linear(shape.width, shape.width)
+
+    @classmethod
+    def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
+        """That of `sa`: a masked pair is computed like any other, and the subtraction of N·D numbers is left out."""
+        pairs = num_positions * (num_positions + 1) / 2 if shape.direction == CAUSAL else num_positions**2
+        return float(4 * num_positions * shape.width**2 + 2 * pairs * shape.width)
+
+    def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
+        x_BND = without_padding(x_BND, mask_BN)
+        qkv_BNTHK = self.qkv(x_BND).unflatten(-1, (3, self.heads, -1))
+        q_BHNK, k_BHNK = (part.transpose(1, 2) for part in rope(qkv_BNTHK[:, :, :2], position_dim=1).unbind(2))
+        v_BHNK = qkv_BNTHK[:, :, 2].transpose(1, 2)
+        phi_BHNK = v_BHNK - self.gamma * self._attended(q_BHNK, k_BHNK, v_BHNK, mask_BN)
+        return self.out(phi_BHNK.transpose(1, 2).flatten(2))
+
+    def _attended(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
+        """softmax(q̃k̃ᵀ/√K) v by torch's scaled_dot_product_attention, zero in rows that see nothing."""
+        if mask_BN is None and not self.mask_diagonal:
+            return F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, is_causal=self.causal)
+        visible = self._visible(q_BHNK.shape[2], mask_BN, q_BHNK.device)
+        empty = ~visible.any(-1, keepdim=True)
+        # Softmaxes that are not torch's give NaN for an empty row: it sees everything, and what comes of it is dropped.
+        attended_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=visible | empty)
+        return attended_BHNK.masked_fill(empty, 0.0)
+
+    def _visible(self, num_positions: int, mask_BN: Tensor | None, device: torch.device) -> Bool[Tensor, "B 1 N N"]:
+        """True where a query (third axis) sees a key (fourth); B is 1 without padding."""
+        visible_NN = torch.ones(num_positions, num_positions, dtype=torch.bool, device=device)
+        visible_NN = visible_NN.tril() if self.causal else visible_NN
+        if self.mask_diagonal:
+            visible_NN = visible_NN & ~torch.eye(num_positions, dtype=torch.bool, device=device)
+        return visible_NN[None, None] if mask_BN is None else visible_NN & mask_BN[:, None, None]
+
+
+EXPORT = AttentionX

@@ -1,0 +1,68 @@
+"""How a model reads images: the sizes that it is built for, a patch a position, and one vector of all positions for its head."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+POSITION_STD = 0.02  # Dosovitskiy et al. 2021
+
+
+class ImageFormat(NamedTuple):
+    """What all images of a corpus share: their size in pixels, their channels, the number of classes, and the training images' mean and standard deviation
+    of each channel (pixels from 0 to 255). Written as plain JSON (`_asdict`) beside a checkpoint."""
+
+    height: int
+    width: int
+    channels: int
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, values: Any) -> ImageFormat:
+        """From `_asdict`, as it is or as JSON gives it back."""
+        return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
+
+    def patch_side(self, positions: int) -> int:
+        """Pixels along a square patch, of which ``positions`` cover the image.
+
+        Errors: ``ValueError`` of one line where there is none, with the numbers of positions that there are.
+        """
+        sides = {self.height * self.width // side**2: side for side in range(1, math.gcd(self.height, self.width) + 1) if self._fits(side)}
+        if positions not in sides:
+            choices = ", ".join(f"{number} ({side}×{side} pixels)" for number, side in sorted(sides.items()) if number > 1)
+            raise ValueError(f"model.positions={positions}: a position is a square patch, and images of {self.height}×{self.width} have as many as {choices}")
+        return sides[positions]
+
+    def _fits(self, side: int) -> bool:
+        return self.height % side == 0 and self.width % side == 0
+
+
+class PatchEmbedding(nn.Module):
+    """Images (B, H, W, C) → (B, N, D): each of N square patches through one linear layer, plus a learned vector of its position (Dosovitskiy et al. 2021,
+    Eq. 1, without a class token), drawn from N(0, 0.02²). Patches stand row by row, and so do a patch's pixels, the channels innermost.
+
+    The mixers' own RoPE counts the same positions along that one line; what is above and below, the learned vectors tell.
+    """
+
+    def __init__(self, image: ImageFormat, width: int, positions: int):
+        super().__init__()
+        self.side = image.patch_side(positions)
+        self.patches = nn.Linear(self.side**2 * image.channels, width)
+        self.positions_ND = nn.Parameter(POSITION_STD * torch.randn(positions, width))
+
+    def forward(self, images_BHWC: Tensor) -> Tensor:
+        rows = images_BHWC.to(self.patches.weight.dtype).unflatten(1, (-1, self.side)).unflatten(3, (-1, self.side))  # B, rows, side, columns, side, C
+        return self.patches(rows.transpose(2, 3).flatten(3).flatten(1, 2)) + self.positions_ND
+
+
+def mean_over_positions(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
+    """(B, 1, D): the mean over the valid positions, all of them without a mask."""
+    if mask_BN is None:
+        return hidden_BND.mean(1, keepdim=True)
+    weights_BN1 = (mask_BN / mask_BN.sum(1, keepdim=True))[..., None].to(hidden_BND.dtype)
+    return (hidden_BND.where(mask_BN[..., None], 0.0) * weights_BN1).sum(1, keepdim=True)

@@ -1,0 +1,86 @@
+"""Image classification: which of the classes an image belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from stability.models.backbone import Pool
+from stability.models.images import ImageFormat, PatchEmbedding, mean_over_positions
+from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, weighted_cross_entropy
+
+
+class Classification(AbstractObjective):
+    """Mean cross entropy of an image's class, and the accuracy beside it.
+
+    The image is cut into ``model.positions`` square patches (`PatchEmbedding`); the head reads the mean of all positions after the final norm. A class token
+    in its place would be one end of the line of positions, which a mechanism that reaches its neighbours only (sc, sw) connects to two patches.
+    Pixels are normalised by the training images' mean and standard deviation of each channel. In training only, each image is cropped out of itself
+    with a black border of ``crop`` pixels around it, then mirrored with probability one half.
+    """
+
+    class Config(ObjectiveSettings):
+        crop: int = Field(default=4, ge=0, description="black pixels around each training image, of which a window of its size is cut at random; 0: none")
+        flip: bool = Field(default=True, description="whether training images are mirrored left to right with probability one half")
+
+    corpus_kind = "images"
+    unit = ("patch", "patches")
+    baseline = "class frequencies"
+    score_names = ("val_accuracy",)
+    direction = "bidirectional"
+
+    def __init__(self, config: Config, image: Any):
+        self.config, self.image = config, ImageFormat.of(image)
+        self.num_outputs = self.image.classes
+
+    @classmethod
+    def any_format(cls, positions: int) -> dict[str, Any]:
+        """Images of one row, a pixel a patch."""
+        return ImageFormat(1, positions, 1, 2, (0.0,), (1.0,))._asdict()
+
+    def embedding(self, width: int, positions: int) -> nn.Module:
+        return PatchEmbedding(self.image, width, positions)
+
+    @property
+    def pool(self) -> Pool:
+        return mean_over_positions
+
+    def augmented(self, batch: Any, generator: torch.Generator) -> Any:
+        """The batch with its images cropped and mirrored; first all rows and columns of the windows are drawn, then who is mirrored."""
+        images_BHWC = batch.images_BHWC
+        if self.config.crop:
+            images_BHWC = cropped(images_BHWC, self.config.crop, generator)
+        if self.config.flip:
+            turned_B = torch.rand(len(images_BHWC), generator=generator) < 0.5
+            images_BHWC = torch.where(turned_B[:, None, None, None], images_BHWC.flip(2), images_BHWC)
+        return replace(batch, images_BHWC=images_BHWC)
+
+    def examples(self, batch: Any, generator: torch.Generator) -> Examples:
+        """Inputs (B, H, W, C) float32, normalised; targets and weights (B, 1)."""
+        mean_C, std_C = torch.tensor(self.image.mean), torch.tensor(self.image.std)
+        targets_B1 = batch.labels_B[:, None]
+        return Examples((batch.images_BHWC.float() - mean_C) / std_C, targets_B1, torch.ones(targets_B1.shape))
+
+    def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
+        return weighted_cross_entropy(logits_BNV, examples)
+
+    def validate(self, model: nn.Module, examples: Examples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        logits_B1V = examples.logits(model)
+        return *self.loss_sum(logits_B1V, examples), {"val_accuracy": (logits_B1V.argmax(-1) == examples.targets_BN).sum()}
+
+
+def cropped(images_BHWC: Tensor, border: int, generator: torch.Generator) -> Tensor:
+    """Of each image, with ``border`` black pixels on every side, a window of its own size; all (2·border + 1)² of them are equally likely."""
+    batch, height, width, _ = images_BHWC.shape
+    padded = nn.functional.pad(images_BHWC, (0, 0, border, border, border, border))
+    top_B, left_B = torch.randint(2 * border + 1, (2, batch), generator=generator)
+    row_BH = top_B[:, None] + torch.arange(height)
+    column_BW = left_B[:, None] + torch.arange(width)
+    return padded[torch.arange(batch)[:, None, None], row_BH[:, :, None], column_BW[:, None, :]]
+
+
+EXPORT = Classification

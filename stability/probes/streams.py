@@ -1,0 +1,119 @@
+"""How doubly stochastic the mixing matrices of a model with residual streams are, token by token (mHC-lite, arXiv:2601.05732, 4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stability.models.backbone import Backbone
+from stability.models.block import Block
+from stability.objectives._base import Examples
+
+QUANTILES = (0.0, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 1.0)
+Values = dict[tuple[str, str], np.ndarray]  # (matrix, quantity) → values of all tokens
+
+
+class Connection(NamedTuple):
+    """One residual connection, in the order that the state passes them."""
+
+    branch: str
+    module: nn.Module
+
+
+def connections(model: Backbone) -> list[Connection]:
+    """Those that mix streams; [] in a model with a plain residual."""
+    found = []
+    for block in (cast(Block, block) for block in model.blocks):
+        cross = [] if block.cross is None else [Connection("cross", block.cross.residual)]
+        found += [Connection("mixer", block.mixer_residual), *cross, Connection("ffn", block.ffn_residual)]
+    return [each for each in found if callable(getattr(each.module, "coefficients", None))]
+
+
+def stream_statistics(model: Backbone, sequences: Iterable[Examples]) -> Iterator[list[dict[str, Any]]]:
+    """Rows by the columns `connection … num_values` of `results.PROBE_COLUMNS["streams"]`: yielded [] after each sequence, and all of them at the end.
+
+    Of every token, with A_l the matrix of connection l (X' = A_lᵀX + …), P_l = A_1 ⋯ A_l and R_l = A_l ⋯ A_L:
+
+    - ``single`` A_l: ``log_range`` ln ν, ν the largest over the smallest entry of what Sinkhorn and Knopp are given (Eq. 3; Chakrabarty & Khanna 2021) and
+      ``beyond``, the share of tokens whose ln ν exceeds the number of iterations; ``column_sum``, ``row_sum``, ``spectral_norm``;
+    - ``product`` P_l: the same three, and ``forward_gain`` max_t Σ_s |P_st|, the most that mixing alone multiplies the largest entry of a signal by on
+      its way from the embedding through connection l;
+    - ``rest`` R_l: ``backward_gain`` max_s Σ_t |R_st|, the same of a gradient on its way from the head back through connection l.
+
+    The gains are the "Amax gain magnitude" of Xie et al. (2025, 5.4). Quantiles are over tokens (of sums also over streams), of each connection and, as
+    connection None, of all ``single`` matrices. What is measured is the model's dtype: float64 leaves out the rounding of float32.
+    """
+    chain, seen = connections(model), []
+    for example in sequences:
+        seen.append(_measured(chain, model, example))
+        yield []
+    rows, pooled = [], {}
+    for number, connection in enumerate(chain):
+        values = {key: np.concatenate([each[number][key] for each in seen]) for key in seen[0][number]}
+        rows += [row for key, found in values.items() for row in _rows(number, connection.branch, key, found)]
+        for key, found in values.items():
+            pooled.setdefault(key, []).append(found)
+    yield rows + [row for key, found in pooled.items() if key[0] == "single" for row in _rows(None, "all", key, np.concatenate(found))]
+
+
+@torch.no_grad()
+def _measured(chain: list[Connection], model: Backbone, example: Examples) -> list[Values]:
+    """Of each connection, on one batch."""
+    states = _states(chain, model, example)
+    mixes = [cast(Any, each.module).coefficients(state).mix_BNST.flatten(0, 1) for each, state in zip(chain, states, strict=True)]
+    products, rests = [mixes[0]], [mixes[-1]]
+    for mix_PST in mixes[1:]:
+        products.append(products[-1] @ mix_PST)
+    for mix_PST in mixes[-2::-1]:
+        rests.insert(0, mix_PST @ rests[0])
+    found = []
+    for each, state, mix_PST, product_PST, rest_PST in zip(chain, states, mixes, products, rests, strict=True):
+        values = _sums("single", mix_PST) | _ranges(each.module, state) | _sums("product", product_PST)
+        values["product", "forward_gain"] = product_PST.abs().sum(-2).amax(-1)
+        values["rest", "backward_gain"] = rest_PST.abs().sum(-1).amax(-1)
+        found.append({key: tensor.flatten().cpu().numpy() for key, tensor in values.items()})
+    return found
+
+
+def _states(chain: list[Connection], model: Backbone, example: Examples) -> list[Tensor]:
+    """What each connection is given, (B, N, S, D), by one forward pass."""
+    states: list[Tensor] = []
+    handles = [each.module.register_forward_pre_hook(lambda module, args: states.append(args[0])) for each in chain]
+    try:
+        example.logits(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return states
+
+
+def _sums(matrix: str, m_PST: Tensor) -> dict[tuple[str, str], Tensor]:
+    return {
+        (matrix, "column_sum"): m_PST.sum(-2),
+        (matrix, "row_sum"): m_PST.sum(-1),
+        (matrix, "spectral_norm"): torch.linalg.matrix_norm(m_PST, 2),
+    }
+
+
+def _ranges(module: Any, state: Tensor) -> dict[tuple[str, str], Tensor]:
+    """Of a connection with Sinkhorn's iterations; {} of others."""
+    iterations = getattr(module.config, "iterations", None)
+    if iterations is None:
+        return {}
+    logits = module.mixing_logits(state).flatten(-2)
+    log_range = logits.amax(-1) - logits.amin(-1)
+    return {("single", "log_range"): log_range, ("single", "beyond"): (log_range > iterations).to(log_range.dtype)}
+
+
+def _rows(number: int | None, branch: str, key: tuple[str, str], values: np.ndarray) -> Iterator[dict[str, Any]]:
+    matrix, quantity = key
+    where = {"connection": number, "branch": branch, "matrix": matrix, "quantity": quantity, "num_values": len(values)}
+    if quantity == "beyond":
+        yield where | {"quantile": None, "value": float(values.mean())}
+        return
+    for quantile, value in zip(QUANTILES, np.quantile(values, QUANTILES), strict=True):
+        yield where | {"quantile": quantile, "value": float(value)}

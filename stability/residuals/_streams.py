@@ -1,0 +1,115 @@
+"""What schemes with several residual streams share (Zhu et al. 2024, arXiv:2409.19606; Xie et al. 2025, arXiv:2512.24880)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from stability.config import Settings
+from stability.residuals._base import AbstractResidual, Branch
+
+INITIAL_SCALE = 0.01  # a of every dynamic part
+
+
+class StreamSettings(Settings):
+    streams: int = Field(default=4, ge=1, description="number n of residual streams")
+    decay_static: bool = Field(default=False, description="whether weight decay reaches the static coefficients, which it draws to 0; else it never does")
+
+
+class Coefficients(NamedTuple):
+    """Of each token, in float32 or wider. ``mix_BNST[..., s, t]``: how much of stream s goes on in stream t."""
+
+    pre_BNS: Tensor
+    mix_BNST: Tensor
+    post_BNS: Tensor
+
+
+class AbstractStreams(AbstractResidual):
+    """n streams per token, X (B, N, S, D): u = Σ_s pre_s X_s, X' = mixᵀX + post ⊗ F(u). At first X is the embedding n times; the head reads the sum of
+    the normed streams. ``static``: the names of the coefficients that do not depend on the token."""
+
+    static: ClassVar[tuple[str, ...]]
+
+    def __init__(self, config: Any, *, width: int, layer: int):
+        super().__init__(config, width=width, layer=layer)
+        self.config = config
+        self.first_stream = layer % config.streams
+
+    @property
+    def own_decay(self) -> dict[str, bool]:
+        return dict.fromkeys(self.static, bool(self.config.decay_static))
+
+    def coefficients(self, x_BNSD: Tensor) -> Coefficients:
+        raise NotImplementedError
+
+    def enter(self, x_BND: Tensor) -> Tensor:
+        return x_BND.unsqueeze(-2).expand(-1, -1, self.config.streams, -1).contiguous()  # a product with strides of 0 takes a loop over the tokens
+
+    def forward(self, state: Tensor, branch: Branch) -> Tensor:
+        pre_BNS, mix_BNST, post_BNS = (part.to(state.dtype) for part in self.coefficients(state))
+        # One product reads the streams once; `split`, since the gradient of indexing is a copy of everything, mostly zeros.
+        u, mixed_BNSD = (torch.cat([pre_BNS.unsqueeze(-2), mix_BNST.mT], -2) @ state).split([1, state.shape[-2]], -2)
+        return torch.addcmul(mixed_BNSD, post_BNS.unsqueeze(-1), branch(u.squeeze(-2)).unsqueeze(-2))
+
+    def leave(self, state: Tensor, final_norm: nn.Module) -> Tensor:
+        return final_norm(state).sum(-2)
+
+
+class AbstractGatedStreams(AbstractStreams):
+    """mHC's coefficients, which mHC-lite shares but for the mixing (mHC-lite's Eqs. 2 and 4): with x̃ = RMSNorm(vec X) ∈ R^{nD},
+    pre = σ(a_pre·x̃W_pre + b_pre), post = 2σ(a_post·x̃W_post + b_post), mix = `mixing` of a_mix·x̃W_mix + b_mix.
+
+    W = [W_pre | W_post | W_mix] starts at 0, a at 0.01, b_pre and b_post at −1 but for 1 at the first stream. ``bias_mix``: where b_mix starts.
+    """
+
+    static = ("bias_pre", "bias_post", "bias_mix")
+
+    def __init__(self, config: Any, *, width: int, layer: int, bias_mix: Tensor):
+        super().__init__(config, width=width, layer=layer)
+        num = config.streams
+        bias = torch.full((num,), -1.0)
+        bias[self.first_stream] = 1.0
+        self.bias_pre, self.bias_post, self.bias_mix = nn.Parameter(bias), nn.Parameter(bias.clone()), nn.Parameter(bias_mix)
+        self.gain = nn.Parameter(torch.zeros(num * width))
+        self.weight = nn.Parameter(torch.zeros(num * width, 2 * num + bias_mix.numel()))
+        self.scale = nn.Parameter(torch.full((3,), INITIAL_SCALE))
+
+    def mixing(self, logits: Tensor) -> Tensor:
+        """(B, N, …) as ``bias_mix`` → mix_BNST."""
+        raise NotImplementedError
+
+    def mixing_logits(self, x_BNSD: Tensor) -> Tensor:
+        """What `mixing` is given, (B, N, …)."""
+        return self._logits(x_BNSD)[1]
+
+    def coefficients(self, x_BNSD: Tensor) -> Coefficients:
+        gates, mix = self._logits(x_BNSD)
+        pre_BNS, post_BNS = gates.sigmoid().chunk(2, -1)
+        return Coefficients(pre_BNS, self.mixing(mix), 2 * post_BNS)
+
+    def _logits(self, x_BNSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Of pre and post, (B, N, 2n), and of the mixing. Scales and biases are joined to rows first: few operations on all tokens, many on single rows."""
+        num, size = self.config.streams, self.bias_mix.numel()
+        scale_O = spread(self.scale, [num, num, size])
+        bias_O = torch.cat([self.bias_pre, self.bias_post, self.bias_mix.flatten()])
+        gates, mix = (normed_product(x_BNSD.flatten(-2), self.gain, self.weight * scale_O) + bias_O).split([2 * num, size], -1)
+        return gates, mix.unflatten(-1, self.bias_mix.shape)
+
+
+def spread(scales: Tensor, sizes: list[int]) -> Tensor:
+    """Each scale as often as its size says, one after another."""
+    return torch.cat([scale.expand(size) for scale, size in zip(scales.unbind(), sizes, strict=True)])
+
+
+def normed_product(x: Tensor, gain: Tensor, weight: Tensor) -> Tensor:
+    """RMSNorm(x)·diag(1 + gain)·W over the last axis, in float32 or wider; (…, G) and (G, O) → (…, O).
+
+    The norm divides the product, not x: it is O numbers a token then, not G (Xie et al. 2025, 4.3.1). Its ε is the dtype's own, so that the scale
+    of x drops out whatever it is.
+    """
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    scale = (x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).rsqrt()
+    return x @ ((1 + gain).unsqueeze(-1) * weight).to(x.dtype) * scale

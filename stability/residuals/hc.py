@@ -1,0 +1,42 @@
+"""Hyper-connections (Zhu et al. 2024, arXiv:2409.19606), dynamic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stability.residuals._streams import INITIAL_SCALE, AbstractStreams, Coefficients, StreamSettings, normed_product, spread
+
+
+class HyperConnections(AbstractStreams):
+    """[pre | mix] = S_a + a_a·tanh(Xn W_a) and post = S_b + a_b·tanh(Xn w_b), Xn the RMSNorm of each stream; nothing bounds the mixing matrices.
+
+    At first S_a = [e_j | I], S_b = 1, [W_a | w_b] = 0, a = 0.01: every stream runs through the model as the only one does with
+    ``residual=identity``, and what the head reads is exactly n times what it reads there.
+    """
+
+    class Config(StreamSettings):
+        """As `StreamSettings`."""
+
+    static = ("static_read", "static_post")
+
+    def __init__(self, config: Any, *, width: int, layer: int):
+        super().__init__(config, width=width, layer=layer)
+        eye = torch.eye(config.streams)
+        self.static_read = nn.Parameter(torch.cat([eye[:, self.first_stream, None], eye], -1))
+        self.static_post = nn.Parameter(torch.ones(config.streams))
+        self.gain = nn.Parameter(torch.zeros(width))
+        self.weight = nn.Parameter(torch.zeros(width, 2 + config.streams))
+        self.scale = nn.Parameter(torch.full((2,), INITIAL_SCALE))
+
+    def coefficients(self, x_BNSD: Tensor) -> Coefficients:
+        num = self.config.streams
+        dynamic = normed_product(x_BNSD, self.gain, self.weight).tanh()
+        static_SO = torch.cat([self.static_read, self.static_post.unsqueeze(-1)], -1)
+        pre, mix_BNST, post = torch.addcmul(static_SO, spread(self.scale, [1 + num, 1]), dynamic).split([1, num, 1], -1)
+        return Coefficients(pre.squeeze(-1), mix_BNST, post.squeeze(-1))
+
+
+EXPORT = HyperConnections

@@ -1,0 +1,34 @@
+"""Manifold-constrained hyper-connections (Xie et al. 2025, arXiv:2512.24880)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from stability.residuals._sinkhorn import sinkhorn
+from stability.residuals._streams import AbstractGatedStreams, StreamSettings
+
+OFF_DIAGONAL = -8.0
+
+
+class ManifoldHyperConnections(AbstractGatedStreams):
+    """`AbstractGatedStreams` whose mixing matrix is exp(logits) after K iterations of Sinkhorn and Knopp (mHC-lite's Eq. 2): rows sum to 1, columns nearly.
+
+    b_mix starts at 0 on the diagonal and −8 off it: mix ≈ I. The gates are σ(±1) and 2σ(±1), not 0 and 1, so that an untrained model is not the plain one.
+    """
+
+    class Config(StreamSettings):
+        iterations: int = Field(default=20, ge=1, description="iterations K of Sinkhorn and Knopp; too few of them leave columns that do not sum to 1")
+
+    def __init__(self, config: Any, *, width: int, layer: int):
+        bias_mix = torch.full((config.streams, config.streams), OFF_DIAGONAL).fill_diagonal_(0.0)
+        super().__init__(config, width=width, layer=layer, bias_mix=bias_mix)
+
+    def mixing(self, logits: Tensor) -> Tensor:
+        return sinkhorn(logits, self.config.iterations)
+
+
+EXPORT = ManifoldHyperConnections

@@ -1,0 +1,59 @@
+"""mHC-lite: exactly doubly stochastic mixing without iterations (Yang & Gao 2026, arXiv:2601.05732)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from stability.residuals._permutations import permutation_matrices
+from stability.residuals._streams import AbstractGatedStreams, StreamSettings
+
+OTHERS = -8.0
+MOST_STREAMS_OF_ALL = 5  # 120 permutations; the 720 of 6 streams would cost more weights than the branch that they serve
+
+
+class LiteHyperConnections(AbstractGatedStreams):
+    """`AbstractGatedStreams` whose mixing matrix is Σ_r softmax(logits)_r P_r over permutation matrices (mHC-lite's Eqs. 4 and 5): rows and columns sum to 1
+    to rounding, at every depth and after any training. One product of the weights (…, R) with the constant matrix (R, n²) makes it.
+
+    b_mix starts at 0 for the identity and −8 for every other permutation. The gates start as mHC's.
+    """
+
+    class Config(StreamSettings):
+        permutations: Literal["all"] | int = Field(
+            default="all", description="all n! of them, or how many: the identity and others drawn by chance, whose hull is a part of the Birkhoff polytope"
+        )
+        permutation_seed: int = Field(default=0, ge=0, description="seed of that draw, the same for all connections and seeds of a sweep")
+
+        @property
+        def count(self) -> int | None:
+            return None if self.permutations == "all" else self.permutations
+
+        @model_validator(mode="after")
+        def _can_be_held(self) -> LiteHyperConnections.Config:
+            total = math.factorial(self.streams)
+            if self.permutations == "all" and self.streams > MOST_STREAMS_OF_ALL:
+                raise ValueError(f"permutations=all: {self.streams} streams have {total:,} of them; say how many, e.g. permutations=64")
+            if self.permutations != "all" and not 1 <= self.permutations <= total:
+                raise ValueError(f"permutations={self.permutations}: {self.streams} streams have {total:,} of them; give 1 to {total:,}, or all")
+            return self
+
+    p_RO: Tensor
+
+    def __init__(self, config: Config, *, width: int, layer: int):
+        matrices_RO = permutation_matrices(config.streams, config.count, config.permutation_seed)
+        bias_mix = torch.full((len(matrices_RO),), OTHERS)
+        bias_mix[0] = 0.0
+        super().__init__(config, width=width, layer=layer, bias_mix=bias_mix)
+        self.register_buffer("p_RO", matrices_RO, persistent=False)  # the settings make it
+
+    def mixing(self, logits: Tensor) -> Tensor:
+        weights = logits.softmax(-1)
+        return (weights @ self.p_RO.to(weights.dtype)).unflatten(-1, (self.config.streams, self.config.streams))
+
+
+EXPORT = LiteHyperConnections

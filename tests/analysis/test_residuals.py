@@ -1,0 +1,135 @@
+"""A study that sweeps residual schemes: labels, looks, claims, gradient norms, and what `what=streams` measured."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import gradient_norms, stream_plots, stream_tables, tables
+from analysis.claims import judge
+from analysis.load import PROBE_COLUMNS, load
+from analysis.report import write_figures
+from analysis.style import looks
+from stability.runs import results
+from stability.runs.tables import write_parquet
+from tests.analysis.synthetic import write_study
+
+SCHEMES = ("hc", "identity", "mhc_lite")
+LRS = (1e-3, 1e-2, 1e-1)
+SETTINGS = tuple({"residual": name} for name in SCHEMES)
+
+
+def write(path, frame):
+    write_parquet(frame, path, {"schema_version": str(results.SCHEMA_VERSION)})
+
+
+def study_of(tmp_path, seeds=3, lower=0.1, slopes=(0.1, 0.2, 0.1), **options):
+    """sa with three schemes: identity's best NLL is 2.0, hc's as low, mhc_lite's ``lower``; rises by ``slopes`` per decade around 1e-2."""
+    folder = write_study(tmp_path, mechanisms=["sa"], lrs=LRS, seeds=seeds, settings=SETTINGS, nll=lambda m, lr, seed: 2.0, **options)
+    path = folder / "results" / "runs.parquet"
+    runs = pd.read_parquet(path)
+    rise = runs["residual"].map(dict(zip(SCHEMES, slopes, strict=True))) * np.abs(np.log10(runs["lr"] / 1e-2))
+    runs["val_nll"] = 2.0 + rise - lower * (runs["residual"] == "mhc_lite") + 1e-3 * runs["seed"] * (1 + (runs["residual"] == "hc"))
+    write(path, runs)
+    return folder
+
+
+def test_columns_are_those_that_results_writes():
+    assert list(PROBE_COLUMNS["streams"]) == results.PROBE_COLUMNS["streams"]
+
+
+def test_every_scheme_is_a_series_of_its_own_the_plain_one_first(tmp_path):
+    study = load(study_of(tmp_path))
+    assert study.series == ("sa identity", "sa hc", "sa mhc_lite")
+    assert tables.nll_tables(study)[0].header == ("LR", "sa identity", "sa hc", "sa mhc_lite")
+    found = looks(study)
+    assert len({look.color for look in found.values()}) == len({look.marker for look in found.values()}) == 3
+
+
+def test_schemes_are_compared_with_the_plain_one(tmp_path):
+    claims = {claim.subject: claim for claim in judge(load(study_of(tmp_path)))}
+    best = claims["best NLL sa mhc_lite"]
+    assert best.verdict == "holds" and "reaches a lower NLL than sa identity" in best.text and "medians: 1.901 against 2.001" in best.text
+    assert "paired difference −0.100 to −0.100, n=3, 95 % interval" in best.text
+    assert claims["best NLL sa hc"].verdict == "undecided"
+    assert claims["window sa hc"].verdict == "holds" and "wider" in claims["window sa hc"].text
+    assert not [text for text in (claim.text for claim in claims.values()) if "no sc runs" in text]
+
+
+def test_one_seed_makes_no_claim(tmp_path):
+    claims = {claim.subject: claim for claim in judge(load(study_of(tmp_path, seeds=1)))}
+    assert {claims[key].verdict for key in claims if key.startswith(("best", "window"))} == {"no claim"}
+
+
+def test_a_study_of_one_scheme_has_neither_such_claims_nor_gradient_norms(tmp_path):
+    study = load(write_study(tmp_path, mechanisms=["sa", "sc"], lrs=LRS, seeds=2))
+    assert not [claim for claim in judge(study) if claim.subject.startswith("best NLL")]
+    assert gradient_norms.gradient_norm_figures(study) == {}
+
+
+def test_gradient_norms_are_running_means_with_a_line_a_scheme(tmp_path):
+    study = load(study_of(tmp_path))
+    figure = gradient_norms.gradient_norm_figures(study)[gradient_norms.NAME]
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["LR 1e-3", "LR 1e-2", "LR 1e-1"]
+    assert all(len(ax.lines) == 3 for ax in figure.axes)
+    rows = pd.DataFrame({"run_id": "a", "step": np.arange(1, 101), "grad_norm": np.arange(100.0)})
+    assert gradient_norms.norms(rows)["a"].loc[50] == pytest.approx(48.5)
+
+
+QUANTITIES = {"log_range": 30.0, "column_sum": 1.25, "row_sum": 1.0, "spectral_norm": 1.1}
+
+
+def streams(study, scale=1.0):
+    """Rows of mhc_lite's runs with two connections: a quantity's quantiles run from half of the value above to it."""
+    rows = []
+    for run in study.runs[study.runs["residual"] == "mhc_lite"].itertuples():
+        base = {"run_id": run.run_id, "phase": "terminal", "lr": run.lr, "branch": "mixer", "num_values": 64}
+        for connection in (None, 0, 1):
+            values = [("single", key, value) for key, value in QUANTITIES.items()]
+            if connection is not None:
+                values += [("product", "column_sum", 1.5 + connection), ("product", "row_sum", 1.0), ("product", "spectral_norm", 2.0 + connection)]
+                values += [("product", "forward_gain", 3.0 + connection), ("rest", "backward_gain", 5.0 - connection)]
+            for matrix, quantity, value in values:
+                place = base | {"connection": connection, "matrix": matrix, "quantity": quantity}
+                rows += [place | {"quantile": q, "value": value * (1 + q) / 2} for q in (0, 0.05, 0.5, 0.95, 1)]
+            rows.append(base | {"connection": connection, "matrix": "single", "quantity": "beyond", "quantile": None, "value": 0.25})
+    return pd.DataFrame(rows, columns=results.PROBE_COLUMNS["streams"])
+
+
+@pytest.fixture
+def probed(tmp_path):
+    folder = study_of(tmp_path, seeds=2)
+    write(folder / "results" / "streams.parquet", streams(load(folder)))
+    return folder
+
+
+def test_the_table_holds_the_worst_of_a_run(probed):
+    (table,) = stream_tables.study_tables(load(probed))
+    assert [row[0].text for row in table.rows] == ["sa mhc_lite"] * 3
+    cells = dict(zip([heading for heading, _, _, _ in stream_tables.COLUMNS], (cell.text for cell in table.rows[0][2:]), strict=False))
+    assert cells["ln ν"] == "30" and cells["> K"] == "25 %"
+    texts = [cell.text for cell in table.rows[0][4:]]
+    # |0.625 − 1| is more than |1.25 − 1|; products through all depth are connection 1's, gradients from the head back to 0
+    assert texts == ["3.8e-1", "5.0e-1", "1.5e0", "5.0e-1", "3", "4", "5"]
+    assert sum(span for _, span in table.groups) == len(table.header)
+
+
+def test_the_figure_has_a_row_a_scheme_and_quantiles_by_connection(probed):
+    study = load(probed)
+    (name,) = stream_plots.stream_figures(study)
+    figure = stream_plots.stream_figures(study)[name]
+    assert name == "streams-terminal-0" and len(figure.axes) == 4
+    rows = stream_tables.ordered(study)
+    sums = rows[(rows["matrix"] == "product") & (rows["quantity"] == "column_sum") & (rows["run_lr"] == 1e-3)]
+    assert stream_plots.quantile(sums, 0.5, "median").to_dict() == {0.0: 1.5 * 0.75, 1.0: 2.5 * 0.75}
+    assert stream_plots.quantile(sums, 1.0, "max").to_dict() == {0.0: 1.5, 1.0: 2.5}
+    gains = figure.axes[3].lines
+    assert math.isclose(gains[1].get_ydata()[-1], 4.0) and math.isclose(gains[2].get_ydata()[0], 5.0)
+
+
+def test_figures_of_the_study_are_drawn(probed, tmp_path):
+    drawn = {path.stem for path in write_figures(probed, tmp_path / "figures")}
+    assert {"streams-terminal-0", "gradient-norms"} <= drawn

@@ -1,0 +1,201 @@
+"""hc, mhc and mhc_lite against slow loops, their start, and what their mixing matrices are."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from stability.config import settings_of
+from stability.residuals import build
+from stability.residuals._permutations import permutation_matrices, permutations
+from stability.residuals._sinkhorn import sinkhorn
+from tests.residuals import oracles
+
+NAMES = ("hc", "mhc", "mhc_lite")
+WIDTH, STREAMS = 5, 4
+
+
+def shaken(name, **settings):
+    """A connection in float64 with every parameter moved, the dynamic parts as large as the static ones."""
+    module = build(name, width=WIDTH, layer=2, **settings).double()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.7 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return module
+
+
+def some_streams(streams=STREAMS):
+    return torch.randn(2, 3, streams, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def named(module):
+    """A module's parameters by the formulas' names."""
+    names = {"static_read": "S_a", "static_post": "S_b", "scale": "a", "bias_pre": "b_pre", "bias_post": "b_post"}
+    found = {names.get(name, name): parameter.detach().tolist() for name, parameter in module.named_parameters()}
+    return found | ({"b_mix": module.bias_mix.detach().flatten().tolist()} if hasattr(module, "bias_mix") else {})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_coefficients_and_update_equal_a_loop_over_tokens(name):
+    module, x_BNSD = shaken(name), some_streams()
+    found = module.coefficients(x_BNSD)
+    after_BNSD = module(x_BNSD, lambda u_BND: u_BND.sin())
+    for b, n in ((0, 0), (0, 2), (1, 1)):
+        streams = x_BNSD[b, n].tolist()
+        expected = getattr(oracles, name)(streams, named(module))
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours[b, n], torch.tensor(theirs, dtype=torch.float64), rtol=0, atol=1e-12)
+        moved = oracles.updated(streams, expected, lambda u: [math.sin(value) for value in u])
+        torch.testing.assert_close(after_BNSD[b, n], torch.tensor(moved, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("layer", [0, 3, 6])
+def test_connections_start_from_the_stream_of_their_number(name, layer):
+    pre_BNS, mix_BNST, post_BNS = build(name, width=WIDTH, layer=layer).double().coefficients(some_streams())
+    first = torch.nn.functional.one_hot(torch.tensor(layer % STREAMS), STREAMS).double()
+    gates = torch.sigmoid(2 * first - 1)
+    torch.testing.assert_close(pre_BNS[1, 2], first if name == "hc" else gates, rtol=0, atol=1e-12)
+    torch.testing.assert_close(post_BNS[1, 2], torch.ones(4).double() if name == "hc" else 2 * gates, rtol=0, atol=1e-12)
+    away = math.exp(-8)  # the weight of an entry off the diagonal (mhc), of each of 23 permutations (mhc_lite; 18 of them move a given stream)
+    diagonal = {"hc": 1.0, "mhc": 1 / (1 + 3 * away), "mhc_lite": 1 - 18 * away / (1 + 23 * away)}[name]
+    expected = torch.full((4, 4), (1 - diagonal) / 3, dtype=torch.float64).fill_diagonal_(diagonal)
+    torch.testing.assert_close(mix_BNST[1, 2], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_coefficients_of_a_token_do_not_depend_on_its_scale_or_on_other_tokens(name):
+    module, x_BNSD = shaken(name), some_streams()
+    found, scaled = module.coefficients(x_BNSD), module.coefficients(1e3 * x_BNSD)
+    alone = module.coefficients(x_BNSD[:1, 1:2])
+    for whole, larger, single in zip(found, scaled, alone, strict=True):
+        torch.testing.assert_close(larger, whole, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(single[0, 0], whole[0, 1], rtol=1e-12, atol=1e-12)
+
+
+def logits(std, num=1000, seed=0):
+    return std * torch.randn(num, STREAMS, STREAMS, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def column_error(matrices):
+    return (matrices.sum(-2) - 1).abs().max().item()
+
+
+def test_twenty_iterations_leave_rows_exact_and_columns_off_the_more_the_larger_the_logits():
+    found = {std: sinkhorn(logits(std), 20) for std in (1, 4, 8, 16)}
+    for matrices in found.values():
+        assert (matrices.sum(-1) - 1).abs().max() < 1e-14
+    errors = {std: column_error(matrices) for std, matrices in found.items()}
+    assert errors[1] < 1e-3
+    assert errors[4] == pytest.approx(0.060, abs=0.001)  # the largest of 1,000 draws; 0.045, 0.136 and 0.50 of the first 200
+    assert errors[8] == pytest.approx(0.248, abs=0.001)
+    assert errors[16] == pytest.approx(1.0, abs=0.001)
+    assert column_error(sinkhorn(logits(4), 400)) < errors[4] / 10
+
+
+@pytest.mark.parametrize("std", [0.1, 4, 16, 300])
+def test_mhc_lite_is_doubly_stochastic_whatever_its_logits(std):
+    module = build("mhc_lite", width=WIDTH).double()
+    matrices = module.mixing(std * torch.randn(5000, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))
+    assert (matrices.sum(-1) - 1).abs().max() < 1e-12
+    assert (matrices.sum(-2) - 1).abs().max() < 1e-12
+    assert (matrices >= 0).all()
+    depth = matrices[:48].unbind()
+    product = torch.linalg.multi_dot(depth)
+    assert (product.sum(-2) - 1).abs().max() < 1e-12
+
+
+def test_mhc_lite_learns_any_doubly_stochastic_matrix():
+    """Birkhoff and von Neumann: limits of Sinkhorn's, reached by descent on the logits alone."""
+    module = build("mhc_lite", width=WIDTH).double()
+    for target in sinkhorn(logits(1, 3, seed=7), 2000):
+        weights = torch.zeros(24, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.LBFGS([weights], max_iter=500, tolerance_grad=1e-14, tolerance_change=0, line_search_fn="strong_wolfe")
+
+        def loss(weights=weights, optimizer=optimizer, target=target):
+            optimizer.zero_grad()
+            value = (module.mixing(weights) - target).square().sum()
+            value.backward()
+            return value
+
+        optimizer.step(loss)
+        torch.testing.assert_close(module.mixing(weights), target, rtol=0, atol=1e-6)
+
+
+def test_weights_on_permutations_are_their_mean():
+    module = build("mhc_lite", width=WIDTH).double()
+    weights = torch.full((24,), -80.0, dtype=torch.float64)
+    for order, weight in (((1, 0, 2, 3), 0.5), ((3, 2, 1, 0), 0.3), ((1, 2, 3, 0), 0.2)):
+        weights[permutations(4, None, 0).index(order)] = math.log(weight)
+    expected = [[0, 0.7, 0, 0.3], [0.5, 0, 0.5, 0], [0, 0.3, 0.5, 0.2], [0.5, 0, 0, 0.5]]
+    torch.testing.assert_close(module.mixing(weights), torch.tensor(expected, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_sinkhorn_in_logarithms_bears_logits_of_a_thousand():
+    huge = 1e3 * torch.randn(200, STREAMS, STREAMS, generator=torch.Generator().manual_seed(9))
+    huge[0] = torch.tensor([[1000.0, -1000, -1000, -1000]] * 4)  # every column but one underflows to zero in float32
+    huge.requires_grad_()
+    matrices = sinkhorn(huge, 20)
+    (gradient,) = torch.autograd.grad(matrices.square().sum(), huge)
+    assert matrices.isfinite().all()
+    assert gradient.isfinite().all()
+    assert (matrices.sum(-1) - 1).abs().max() < 1e-5
+    torch.testing.assert_close(matrices[0], torch.full((4, 4), 0.25), rtol=0, atol=1e-4)
+
+
+def test_sinkhorn_equals_division_by_sums():
+    for matrix, ours in zip(logits(2, 3).tolist(), sinkhorn(logits(2, 3), 7), strict=True):
+        torch.testing.assert_close(ours, torch.tensor(oracles.scaled(matrix, 7), dtype=torch.float64), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_those_of_differences(name):
+    module = shaken(name)
+    parameters = dict(module.named_parameters())
+    x_BNSD = some_streams()[:1, :2].requires_grad_()
+
+    def update(x_BNSD, *values):
+        named_values = dict(zip(parameters, values, strict=True))
+        return torch.func.functional_call(module, named_values, (x_BNSD, lambda u_BND: u_BND.sin()))
+
+    assert torch.autograd.gradcheck(update, (x_BNSD, *(value.detach().requires_grad_() for value in parameters.values())), atol=1e-7)
+
+
+def test_a_part_of_the_permutations_holds_the_identity_and_is_drawn_by_its_seed():
+    for seed in (0, 1):
+        chosen = permutations(8, 20, seed)
+        assert chosen[0] == tuple(range(8))
+        assert len(set(chosen)) == 20
+        assert all(sorted(order) == list(range(8)) for order in chosen)
+        assert permutations(8, 20, seed) == chosen
+    assert permutations(8, 20, 0) != permutations(8, 20, 1)
+    assert permutations(3, 6, 0)[0] == (0, 1, 2)
+    assert sorted(permutations(3, 6, 0)) == permutations(3, None, 0)
+    matrices = permutation_matrices(8, 20, 0).unflatten(-1, (8, 8))
+    assert torch.equal(matrices[0], torch.eye(8))
+    assert (matrices.sum(-1) == 1).all() and (matrices.sum(-2) == 1).all()
+
+
+def test_eight_streams_of_sixteen_permutations_stay_doubly_stochastic():
+    module = shaken("mhc_lite", streams=8, permutations=16)
+    _, mix_BNST, _ = module.coefficients(some_streams(8))
+    assert (mix_BNST.sum(-1) - 1).abs().max() < 1e-12
+    assert (mix_BNST.sum(-2) - 1).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"streams": 6}, "permutations=all: 6 streams have 720 of them; say how many, e.g. permutations=64"),
+        ({"permutations": 25}, "permutations=25: 4 streams have 24 of them; give 1 to 24, or all"),
+        ({"streams": 0}, "residual.mhc_lite.streams=0: input should be greater than or equal to 1"),
+    ],
+)
+def test_permutations_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError) as caught:
+        settings_of("residuals", "mhc_lite", settings)
+    assert str(caught.value).endswith(message)
+    assert len(str(caught.value).splitlines()) == 1

@@ -1,0 +1,81 @@
+"""A sweep in rounds whose trials are fakes: what each run comes to is a function of its spec."""
+
+import io
+import math
+import os
+import signal
+
+from rich.console import Console
+
+from stability.command_line import read_spec
+from stability.config import run_id
+from stability.runs.study import StudyFolder
+from sweeps.rounds import run_rounds, search_of
+from sweeps.trial import Trial
+from tests.sweeps import fakes
+from tests.sweeps.real import TINY
+
+WORDS = [word for word in TINY.split() if not word.startswith("lr=")]
+EDGES = {"sa": -1.7, "sc": -1.23}  # log10 of the rate above which each spikes
+
+
+class Sweep:
+    """A parsed sweep, run by a fake as often as one likes; what it trained, and what it printed last."""
+
+    def __init__(self, folder, *words):
+        (folder / "text.txt").touch()
+        self.words = [*WORDS, f"data.path={folder / 'text.txt'}", f"runs_dir={folder / 'runs'}", "name=study", *words]
+        self.spec = read_spec("sweep", self.words)
+        self.study, self.trained = StudyFolder.of(folder / "runs", "study"), []
+
+    def trials(self, points):
+        return [Trial(run_id(run), run.model_dump(mode="json"), str(self.study.pool), None, "cpu", None, variant=variant) for variant, run in points]
+
+    def run(self, train=None):
+        self.console = Console(file=io.StringIO(), force_terminal=False, width=200)
+        before = self.study.read() if self.study.file.exists() else {}
+        self.search = search_of(self.spec, "f" * 64, before)
+
+        def write(trials):
+            self.study.write([trial.run_id for trial in trials], **self.search.record())
+
+        outcome, trials = run_rounds(self.spec, self.search, trials_of=self.trials, write=write, console=self.console, run=train or self.train)
+        write(trials)
+        return outcome
+
+    def train(self, trial):
+        self.trained.append(trial.run_id)
+        yield
+        verdict, nll = outcome(trial.spec)
+        steps, last = trial.spec["steps"], trial.stop_at or trial.spec["steps"]
+        for step in range(trial.directory.status()["step"] + 1, last + 1):
+            if verdict != "diverged" or step < steps / 2:
+                fakes.log_step(trial.directory, step, wall_s=0.1, val_nll=(nll or 9.0) + 1 / step)
+        if last < steps and (verdict != "diverged" or last < steps / 2):
+            trial.directory.set_status("stopped", step=last, reason="left", num_steps=steps)
+        else:
+            trial.directory.set_status(verdict, step=last, num_steps=steps, result={"val_nll": nll, "init_nll": 5.5, "unigram_nll": 3.0})
+
+    @property
+    def printed(self):
+        return self.console.file.getvalue()
+
+
+def outcome(spec):
+    """Verdict and NLL of a run: a valley around 10^-2.5, spiked above the mechanism's edge, diverged 0.2 decades above that; steps help, to a point."""
+    x, edge = math.log10(spec["lr_peak"]), EDGES[spec["mechanism"]["name"]]
+    if x > edge + 0.2:
+        return "diverged", None
+    return "spiked" if x > edge else "stable", 2.5 + 0.3 * (x + 2.5) ** 2 + 0.01 * spec["seed"] + 1e-4 * (spec["steps"] - 30) ** 2
+
+
+def cut_at(sweep, count):
+    """A runner under which Ctrl-C comes in the middle of the run number ``count``."""
+
+    def train(trial):
+        if len(sweep.trained) == count:
+            os.kill(os.getpid(), signal.SIGINT)
+        yield
+        yield from sweep.train(trial)
+
+    return train
