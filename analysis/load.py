@@ -25,7 +25,8 @@ SCHEMA_VERSION = 1
 COLUMNS: dict[str, tuple[str, ...]] = {
     "runs": (
         "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "num_params",
-        "lr", "seed", "status", "reason", "val_nll", "init_nll", "unigram_nll", "val_accuracy", "gen_nll", "gen_oracle", "num_steps", "num_tokens", "wall_s",
+        "lr", "seed", "status", "reason", "val_nll", "init_nll", "unigram_nll", "val_accuracy",
+        "val_nll_sequence", "val_nll_structure", "unigram_nll_sequence", "unigram_nll_structure", "gen_nll", "gen_oracle", "num_steps", "num_tokens", "wall_s",
         "skipped_steps", "restores",
     ),
     "curvature": (

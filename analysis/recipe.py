@@ -27,6 +27,10 @@ def objective(study: Study) -> str:
     if known.get("name") == "mlm":
         rate = f"fixed at {known['fixed_rate']:g}" if known["mask_rate"] == "fixed" else known["mask_rate"]
         return f"mlm, mask rate {rate}{', corruption bert' if known.get('corruption') == 'bert' else ''}"
+    if known.get("name") == "multitrack":
+        given = f"given {', '.join(known['contexts'])}" if known["contexts"] else "nothing given"
+        by = f" (tokenizer {known['tokenizer']})" if known.get("tokenizer") else ""
+        return f"multitrack, {' and '.join(known['sources'])}{by} masked, {given}"
     return listed(sorted(set(study.runs["objective"]) - {""}))
 
 
@@ -41,6 +45,8 @@ def unit(study: Study) -> str:
     """Of the validation NLL: score entropy bounds the NLL of all tokens from above, a classifier's counts images, the others' the tokens that they predict."""
     if is_classification(study):
         return "cross entropy, nats per image"
+    if set(study.runs["objective"]) == {"multitrack"}:
+        return "nats per masked position, its parts added up"
     return "upper bound, nats per token" if set(study.runs["objective"]) == {"score_entropy"} else "nats per predicted token"
 
 

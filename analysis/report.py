@@ -19,6 +19,7 @@ from analysis import (
     accuracy,
     block_shares,
     claims,
+    components,
     curvature_plots,
     curvature_tables,
     curve_plots,
@@ -84,7 +85,7 @@ def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str
     if search.is_search(study):
         return "\n\n".join(table.text() for table in search.search_tables(study)) + "\n"
     general = [*edge.edge_tables(study), *([] if ablation.tells_all(study) else [*_nll_tables(study), tables.window_table(study)])]
-    general += accuracy.accuracy_tables(study)
+    general += accuracy.accuracy_tables(study) + components.component_tables(study)
     parts = [table.text() for table in [*general, *generation_tables(study), *generative.generative_windows(study), *ablation.ablation_tables(study)]]
     parts += ablation.directions(study)
     parts += [table.text(details=False) for table in tables.alpha_tables(study, phases=phases)]
@@ -154,6 +155,7 @@ def _document(study: Study, folder: Path) -> str:
         edge.section(study, figures),
         nll,
         accuracy.section(study, figures),
+        components.section(study),
         generative.section(study, figures),
         alpha,
         _probes(study, figures),

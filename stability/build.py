@@ -16,8 +16,10 @@ from stability.models.condition import Modulation
 from stability.models.ffn import FeedForward
 from stability.models.init import initialise
 from stability.models.norm import build_norm
+from stability.models.tracks import Conditioned
 from stability.objectives._base import AbstractObjective
 from stability.optimizers._groups import parameter_groups
+from stability.parts import contexts_of
 from stability.registry import Registry
 
 
@@ -33,10 +35,12 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
         torch.manual_seed(spec.seed)
         blocks = [_block(spec, objective, layer) for layer in range(spec.model.layers)]
         final_norm = build_norm(spec.norm, spec.model.width)
-        context_norm = None if spec.cross is None else build_norm(spec.norm, spec.model.width)
-        embedding = objective.embedding(spec.model.width, spec.model.positions)
+        context_norm = build_norm(spec.norm, spec.model.width) if _crosses_in_blocks(spec) else None
+        embedding = _embedding(spec, objective)
         model = Backbone(embedding, objective.num_outputs, spec.model.width, blocks, final_norm, context_norm, objective.condition, objective.pool)
-        initialise(model, spec.model.layers * _branches(spec), spec.model.qk_bias)
+        initialise(model, spec.model.layers * _branches(spec) + len(contexts_of(spec.objective)), spec.model.qk_bias)
+        if isinstance(embedding, Conditioned):
+            embedding.start_local(spec.model.qk_bias)
     return model
 
 
@@ -46,9 +50,30 @@ def count_parameters(spec: RunSpec, data_format: Any) -> int:
         return num_parameters(build_model(spec, data_format))
 
 
+def _embedding(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
+    """What reads the inputs; contexts that enter before the blocks do so here, each through a cross mechanism of its own on a plain residual connection."""
+    embedding = objective.embedding(spec.model.width, spec.model.positions)
+    contexts = objective.context_embeddings(spec.model.width)
+    if not contexts or spec.cross is None:
+        return embedding
+    shape = MixerShape(spec.model.width, spec.model.heads, objective.direction)
+    cross, identity = Registry("mechanisms").load(spec.cross.name), Registry("residuals").load("identity")
+    branches, norms = [], []
+    for _, is_aligned in contexts:
+        settings = spec.cross.settings if is_aligned else cross.for_words(spec.cross.settings)
+        connection = identity(identity.Config(), width=shape.width, layer=0)
+        branches.append(CrossBranch(cross.build(settings, shape), build_norm(spec.norm, shape.width), connection))
+        norms.append(build_norm(spec.norm, shape.width))
+    return Conditioned(embedding, contexts, norms, branches)
+
+
+def _crosses_in_blocks(spec: RunSpec) -> bool:
+    return spec.cross is not None and not contexts_of(spec.objective)
+
+
 def _branches(spec: RunSpec) -> int:
     """Of a block, each with a residual connection."""
-    return 2 if spec.cross is None else 3
+    return 3 if _crosses_in_blocks(spec) else 2
 
 
 def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
@@ -67,7 +92,7 @@ def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
 
 
 def _cross(spec: RunSpec, shape: MixerShape) -> CrossBranch | None:
-    if spec.cross is None:
+    if spec.cross is None or not _crosses_in_blocks(spec):
         return None
     residual = Registry("residuals").load(spec.residual.name)
     return CrossBranch(

@@ -21,7 +21,7 @@ from stability.guards import CheckpointSpec, GuardSpec, LogSpec
 from stability.launcher_specs import GpuShare, RaySpec, SlurmSpec, check_devices, check_shards
 from stability.learning_rates import LearningRates
 from stability.neutral import without_neutral
-from stability.parts import CrossOfEach, Part, cross_choice, cross_fits, num_context_of, one_part, part, read_by, some_parts
+from stability.parts import CrossOfEach, Part, cross_choice, cross_fits, cross_has_context, one_part, part, read_by, some_parts
 from stability.parts import settings_of as settings_of
 from stability.protocol import CurvatureSpec
 from stability.registry import Registry, add_plugin
@@ -140,7 +140,7 @@ class RunSpec(AbstractRecipe):
         if isinstance(choice, CrossOfEach) and "mechanism" in known:
             choice = choice.beside(known["mechanism"])
         if isinstance(choice, Part) and {"model", "objective"} <= known.keys():
-            cross_fits(choice, known["model"].positions, num_context_of(known["objective"]), f"cross.{choice.name}." if auto else "cross.")
+            cross_fits(choice, known["model"].positions, known["objective"], f"cross.{choice.name}." if auto else "cross.")
         return choice
 
     @model_validator(mode="after")
@@ -165,14 +165,7 @@ class RunSpec(AbstractRecipe):
 
     @model_validator(mode="after")
     def _cross_has_its_context(self) -> RunSpec:
-        num_context = num_context_of(self.objective)
-        if self.cross is None:
-            if num_context:
-                raise ValueError(f"objective.context={num_context} is read by a cross mechanism only; add cross=auto, or objective.context=0")
-            return self
-        if not num_context:
-            needed = f"cross={self.cross.name} needs a context, and objective={self.objective.name} has none"
-            raise ValueError(f"{needed}; objective=mlm objective.context=64 gives the 64 tokens before each sequence")
+        cross_has_context(self.cross, self.objective)
         return self
 
 

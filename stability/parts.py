@@ -80,8 +80,33 @@ def num_context_of(objective: Part) -> int:
     return Registry("objectives").load(objective.name).num_context(objective.settings)
 
 
-def cross_fits(cross: Part, num_positions: int, num_context: int, key: str) -> None:
+def contexts_of(objective: Part) -> tuple[str, ...]:
+    """Names of the contexts of an objective that enter once before the blocks."""
+    return Registry("objectives").load(objective.name).contexts_of(objective.settings)
+
+
+def cross_has_context(cross: Part | None, objective: Part) -> None:
+    """``ValueError`` where a context is given that nothing reads, or a cross mechanism that has none to read."""
+    num_context, contexts = num_context_of(objective), contexts_of(objective)
+    if cross is None:
+        if num_context:
+            raise ValueError(f"objective.context={num_context} is read by a cross mechanism only; add cross=auto, or objective.context=0")
+        if contexts:
+            raise ValueError(f"objective.contexts=[{','.join(contexts)}] is read by cross mechanisms only; add cross=auto, or objective.contexts=[]")
+    elif not num_context and not contexts:
+        needed = f"cross={cross.name} needs a context, and objective={objective.name} has none"
+        if "contexts" in type(objective.settings).model_fields:
+            raise ValueError(f"{needed} with objective.contexts=[]; add cross=none")
+        raise ValueError(f"{needed}; objective=mlm objective.context=64 gives the 64 tokens before each sequence")
+
+
+def cross_fits(cross: Part, num_positions: int, objective: Part, key: str) -> None:
     """``ValueError`` where a cross mechanism's settings, written under ``key``, do not fit the lengths. Without a context there is none to fit."""
+    lengths_fit(cross, num_positions, num_positions if contexts_of(objective) else num_context_of(objective), key)
+
+
+def lengths_fit(cross: Part, num_positions: int, num_context: int, key: str) -> None:
+    """`cross_fits` for a context of a given length."""
     if not num_context:
         return
     try:

@@ -21,13 +21,14 @@ Without arguments: the preset quickstart. The same command again trains only wha
   lr=edge                              the best rate and the largest stable ones to 0.05 decades, in a third of the runs of a grid as fine
   search=optuna search.num=40          'search.space.mechanism.sc.step_size={low:0.1,high:2,log:true}'   looks for the best of any numbers
   halving.reduction=3                  leave all but a third of the learning rates of a grid at each of two rungs
-  seeds=3 steps=500 batch=16           model=text_54m (Table 10)            objective=mlm | ar | score_entropy | classify
+  seeds=3 steps=500 batch=16           model=text_54m (Table 10)            objective=mlm | ar | score_entropy | classify | multitrack
   data=text data.path=FILE_OR_FOLDER   txt, jsonl (.gz, .zst), parquet      optimizer=adamw | sgd   norm=layernorm | rmsnorm
   data.tokenizer=gpt2 data.keep=4096   data.ranks=FOLDER: its rank files    data=dna data.path=FASTA   data=hf data.dataset=ID
   data=images data.path=PATH           npz, CIFAR's python batches, train/<class>/*.png; with objective=classify model=vit_nano | vit_small
   study=quickstart | text_mini | dna_mini | curvature | ablation_consensus | text_54m, text_193m, text_385m, text_385m_mix, dna_51m, dna_172m, dna_331m,
-                                       attentionx_vit, attentionx_gpt, attentionx_vit_mini, attentionx_gpt_mini
+                                       attentionx_vit, attentionx_gpt, attentionx_vit_mini, attentionx_gpt_mini, protein_mini, protein_35m, _133m, _320m
                                        a preset; what it sets of data, objective, … applies while you choose no other data=, objective=, …
+  data=protein data.path=STRUCTURES    objective=multitrack objective.tokenizer=ID cross=auto; objective.sources=[sequence] objective.contexts=[ss,sasa]
   name=NAME runs_dir=DIR               launcher=ray | serial | slurm        logger=files | wandb
   hessian=false                        leave α_max out                      dry_run=true            print plan and cost only
   generate.num=32                      samples of each run                  generate.oracle=ckpt:FOLDER | hf:NAME   who scores them
@@ -45,11 +46,13 @@ def main(argv: list[str]) -> int:
     spec = read_spec("sweep", argv)
     from stability.data._cache import prepare, prepare_for_plan
     from stability.runs.study import StudyFolder
+    from stability.structure.tokens import as_read
 
     pool = Path(spec.runs_dir).resolve()
     if spec.report and not spec.dry_run:
         check_writable(Path(spec.reports_dir))  # now, not after an hour of training
     corpus, is_read = prepare_for_plan(spec.data, pool / "cache") if spec.dry_run else (prepare(spec.data, pool / "cache"), True)
+    corpus = as_read(corpus, spec.objective, pool)
     _require_windows(spec, corpus)
     trials = _trials(spec, pool, spec.points(corpus.fingerprint))
     _check_generation(spec, corpus, trials)

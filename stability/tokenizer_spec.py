@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from stability.parts import CrossOfEach, Part, cross_choice, cross_fits, one_part, part
+from stability.neutral import without_neutral
+from stability.parts import CrossOfEach, Part, cross_choice, lengths_fit, one_part, part
 from stability.registry import Registry
 from stability.validation import Settings, checked
 
@@ -96,7 +97,7 @@ class AbstractTokenizerRecipe(Settings):
             raise ValueError("cross=none: the stage-2 decoder reads the sequence by a cross mechanism; add cross=auto, or atom_steps=0")
         cross = self.cross.beside(self.mechanism) if isinstance(self.cross, CrossOfEach) else self.cross
         if cross is not None:
-            cross_fits(cross, self.positions, self.positions, "cross.")
+            lengths_fit(cross, self.positions, self.positions, "cross.")
         return self
 
 
@@ -131,8 +132,10 @@ class TokenizerSpec(AbstractTokenizerRecipe):
 
 
 def tokenizer_id(spec: TokenizerRunSpec) -> str:
-    """First 12 hex digits of sha256 over the canonical JSON; the data's fingerprint stands for all that leads to the data."""
+    """First 12 hex digits of sha256 over the canonical JSON; the data's fingerprint stands for all that leads to the data. Settings of mechanism and
+    optimizer that are younger than the first tokenizers are left out where they change nothing (`stability.neutral`)."""
     values = spec.model_dump(mode="json")
+    values |= without_neutral({family: values[family] for family in ("mechanism", "optimizer")})
     values["data"] = values["data"]["name"]
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]

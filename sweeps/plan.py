@@ -150,7 +150,10 @@ def _mixing(run: RunSpec, direction: str) -> float:
     shapes = [MixerShape(size.width, size.heads, direction, layer, size.layers) for layer in range(size.layers)]
     mixing = sum(mechanism.cost(run.mechanism.settings, shape, size.positions) for shape in shapes)
     if run.cross is not None:
-        cross, num_context = Registry("mechanisms").load(run.cross.name), Registry("objectives").load(run.objective.name).num_context(run.objective.settings)
+        cross, objective = Registry("mechanisms").load(run.cross.name), Registry("objectives").load(run.objective.name)
+        contexts, num_context = objective.contexts_of(run.objective.settings), objective.num_context(run.objective.settings)
+        if contexts:  # once before the blocks, counted as if each were as long as the source
+            num_context, shapes = size.positions, shapes[:1] * len(contexts)
         mixing += sum(cross.cost(run.cross.settings, shape, size.positions, num_context) for shape in shapes)
     return mixing / size.positions
 

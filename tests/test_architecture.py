@@ -112,6 +112,9 @@ def test_every_choice_of_every_group_composes_and_parses():
                 "ar": ["mechanism=sa"],
                 "classify": ["data=images"],
                 "images": ["objective=classify"],
+                "multitrack": ["data=protein", "cross=auto", "objective.sources=[sequence]"],
+                "protein": ["objective=multitrack", "cross=auto", "objective.sources=[sequence]"],
             }.get(choice.stem, [])
+            extra = ["objective.tokenizer=0123456789ab"] if folder.name == "study" and choice.stem.startswith("protein_") else extra
             word = f"curvature={choice.stem}" if folder.name == "curvature" else f"{folder.name}={choice.stem}"
             parse("sweep", {**compose("sweep", [word, *extra]), "name": "x"})

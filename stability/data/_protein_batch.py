@@ -36,6 +36,8 @@ class ProteinBatch(NamedTuple):
     descriptions_mask_BJ: Tensor
     orthologs_BJ: Tensor
     orthologs_mask_BJ: Tensor
+    structure_BN: Tensor  # int64 structure tokens; none where the corpus was not tokenised
+    structure_mask_BN: Tensor
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -65,7 +67,8 @@ def batch_of(chains: Sequence[ProteinChain], length: int | None = None) -> Prote
     arrays = [_padded([chain.sequence for chain in chains], (num,), PAD), residues_BN]
     arrays += [np.nan_to_num(atoms_BNAX).astype(np.float32), np.isfinite(atoms_BNAX).all(axis=-1)]
     words = [_words(chains, name) for name in ("descriptions", "orthologs")]
-    for values in (ss_BN, _padded(sasa, (num,), -1), _padded(plddt, (num,), -1), domains_BNK, *words):
+    structure_BN = _padded([chain.structure_N for chain in chains], (num,), -1)
+    for values in (ss_BN, _padded(sasa, (num,), -1), _padded(plddt, (num,), -1), domains_BNK, *words, structure_BN):
         arrays += [np.maximum(values, 0), values >= 0]
     return ProteinBatch(tuple(chain.id for chain in chains), *map(torch.from_numpy, arrays))
 

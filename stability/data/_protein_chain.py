@@ -22,6 +22,7 @@ class ProteinChain:
     ``ss_N``: uint8, number in `SS_CLASSES`, `NO_SS` where not known. ``sasa_N``: float32 Å², ``plddt_N``: float32 0 … 100, NaN where not known.
     ``numbers_N``: int32, the residue's number in its database's sequence (where the file names one, else in the file), by which domains are placed.
     ``domains_NK``: int64, the domains that a residue lies in, −1 where fewer than K; ``descriptions``, ``orthologs``: int64 tokens, their own lengths.
+    ``structure_N``: int64 structure tokens of the whole chain, −1 where a residue has none; empty where the chain was not tokenised.
     """
 
     id: str
@@ -36,6 +37,7 @@ class ProteinChain:
     domains_NK: np.ndarray = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
     descriptions: np.ndarray = field(default_factory=_empty)
     orthologs: np.ndarray = field(default_factory=_empty)
+    structure_N: np.ndarray = field(default_factory=_empty)
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -74,8 +76,9 @@ class ProteinChain:
         return decode(self.sequence)
 
     def crop(self, start: int, length: int) -> ProteinChain:
-        """Residues ``start`` to ``start + length`` (or the end); descriptions and orthologous groups are the whole chain's."""
+        """Residues ``start`` to ``start + length`` (or the end); descriptions and orthologous groups are the whole chain's, and structure tokens remain
+        what they are in the whole chain."""
         stop = slice(start, start + length)
-        per_residue = ("sequence", "atoms14_NAX", "ss_N", "sasa_N", "plddt_N", "numbers_N")
+        per_residue = ("sequence", "atoms14_NAX", "ss_N", "sasa_N", "plddt_N", "numbers_N", "structure_N")
         domains_NK = self.domains_NK[stop] if len(self.domains_NK) else self.domains_NK
         return replace(self, domains_NK=domains_NK, **{name: getattr(self, name)[stop] for name in per_residue})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,7 +18,7 @@ from stability.data._arrays import sha256
 from stability.data._corpus import AbstractCorpus
 from stability.data._protein_batch import ProteinBatch, batch_of
 from stability.data._protein_chain import ProteinChain
-from stability.data._protein_tables import NUM_ATOMS, SPECIALS, VOCAB_SIZE
+from stability.data._protein_tables import NUM_ATOMS, NUM_PLDDT_BINS, NUM_SASA_BINS, SPECIALS, SS_CLASSES, VOCAB_SIZE
 
 VERSION = 1  # raised when the same chains would be split or laid out differently; part of every fingerprint
 KIND = "proteins"
@@ -28,6 +28,8 @@ ARRAYS = ("offsets", "sequence", "atoms14", "ss", "sasa", "plddt", "numbers", "d
 WORDS = ("description_offsets", "descriptions", "ortholog_offsets", "orthologs")
 TABLES = "tables.json"
 PLAIN = ("fingerprint", "description", "num_train_chains", "tables")
+STRUCTURE = "structure"  # tokens of a tokenised corpus, uint32, raised by one: 0 where a residue has none
+TOKENISED = ("base", "tokenizer", "num_codes")
 
 
 @dataclass(frozen=True)
@@ -53,9 +55,19 @@ class Tables:
         return cls(**{**values, "skipped": tuple((name, reason) for name, reason in values["skipped"])})
 
 
+@dataclass(frozen=True)
+class Tokenised:
+    """Where a corpus's structure tokens come from: the fingerprint of the chains, the tokenizer's id and the size of its codebook."""
+
+    base: str
+    tokenizer: str
+    num_codes: int
+
+
 @dataclass(frozen=True, eq=False)
 class ProteinCorpus(AbstractCorpus):
-    """Chains of two sides, training first. Build it with `_protein_split.corpus_of`. ``arrays``: by the names in `ARRAYS` and `WORDS`."""
+    """Chains of two sides, training first. Build it with `_protein_split.corpus_of`. ``arrays``: by the names in `ARRAYS` and `WORDS`, and `STRUCTURE`
+    where it is ``tokenised``: such a corpus has a fingerprint of its own, and its folder holds its tokens beside that of its chains."""
 
     kind: ClassVar[str] = KIND
 
@@ -65,6 +77,7 @@ class ProteinCorpus(AbstractCorpus):
     fingerprint: str
     description: str
     sums: Mapping[str, str]
+    tokenised: Tokenised | None = None
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray], tables: Tables, num_train_chains: int, description: str) -> ProteinCorpus:
@@ -74,9 +87,24 @@ class ProteinCorpus(AbstractCorpus):
 
     @property
     def format(self) -> dict[str, Any]:
-        """Sizes of the vocabularies."""
+        """Sizes of the tracks' vocabularies; those of sequence, words and structure tokens begin with the special tokens."""
         words = {name: len(getattr(self.tables, name)) for name in ("domains", "descriptions", "orthologs")}
-        return {"residues": VOCAB_SIZE, **words}
+        classes = {"ss": len(SS_CLASSES), "sasa": NUM_SASA_BINS, "plddt": NUM_PLDDT_BINS}
+        structure = {} if self.tokenised is None else {STRUCTURE: len(SPECIALS) + self.tokenised.num_codes}
+        return {"sequence": VOCAB_SIZE, **classes, **words, **structure}
+
+    def with_structure(self, tokenizer: str, num_codes: int, tokens: np.ndarray) -> ProteinCorpus:
+        """The same chains with a structure token for each residue, those of the training side first, −1 where there is none."""
+        assert self.tokenised is None and tokens.shape == self.arrays["sequence"].shape
+        assert tokens.min() >= -1 and tokens.max() < num_codes
+        return self._with(Tokenised(self.fingerprint, tokenizer, num_codes), (tokens + 1).astype(np.uint32), None)
+
+    def _with(self, tokenised: Tokenised, structure: np.ndarray, known_sum: str | None) -> ProteinCorpus:
+        kept_sum = known_sum or sha256(structure)
+        fingerprint = _disk.sha256_of_json(["stability structure tokens", VERSION, *tokenised.__dict__.values(), kept_sum])
+        arrays, sums = {**self.arrays, STRUCTURE: structure}, {**self.sums, STRUCTURE: kept_sum}
+        description = f"{self.description}; structure tokens by {tokenised.tokenizer} ({tokenised.num_codes:,} codes)"
+        return replace(self, arrays=arrays, sums=sums, fingerprint=fingerprint, description=description, tokenised=tokenised)
 
     @property
     def skipped(self) -> tuple[tuple[str, str], ...]:
@@ -98,10 +126,12 @@ class ProteinCorpus(AbstractCorpus):
         return self.description + (f"; {longer:,} longer than {positions:,} residues, cropped" if longer else "")
 
     def log_frequencies(self) -> Float64[Tensor, " vocabulary"]:
-        """log of the training residues' frequencies, each token's count raised by one."""
+        """log of the training residues' frequencies, each token's count raised by one; then of the structure tokens', where there are any."""
         stop = int(self.arrays["offsets"][self.num_train_chains])
-        counts = np.bincount(self.arrays["sequence"][:stop], minlength=VOCAB_SIZE) + 1
-        return torch.from_numpy(np.log(counts / counts.sum()))
+        counts = [np.bincount(self.arrays["sequence"][:stop], minlength=VOCAB_SIZE) + 1]
+        if self.tokenised is not None:
+            counts.append(np.bincount(self.arrays[STRUCTURE][:stop], minlength=self.tokenised.num_codes + 1)[1:] + 1)
+        return torch.from_numpy(np.concatenate([np.log(each / each.sum()) for each in counts]))
 
     def chains(self, split: str) -> Chains:
         """All chains of "train" or "val", whole, read as they are asked for. Errors: ``ValueError`` for another split."""
@@ -126,6 +156,11 @@ class ProteinCorpus(AbstractCorpus):
         return batch_of([chains.part(at * (len(chains) - 1) // max(count - 1, 1), 0, positions) for at in range(count)])
 
     def _write(self, folder: Path) -> None:
+        if self.tokenised is not None:
+            _disk.write_array(folder / f"{STRUCTURE}.npy", self.arrays[STRUCTURE])
+            _disk.write_meta(folder, {"kind": KIND, "fingerprint": self.fingerprint, STRUCTURE: self.sums[STRUCTURE], **self.tokenised.__dict__})
+            _disk.fsync(folder)
+            return
         for name, array in self.arrays.items():
             _disk.write_array(folder / f"{name}.npy", array)
         _disk.write_text(folder / TABLES, self.tables.to_json())
@@ -136,6 +171,9 @@ class ProteinCorpus(AbstractCorpus):
 
     @classmethod
     def load(cls, folder: Path) -> ProteinCorpus:
+        """As every corpus; a tokenised one reads its chains from the folder of their fingerprint beside its own."""
+        if "base" in _disk.verified_meta(folder):
+            return cls._load_tokenised(folder)
         meta = _disk.read_meta(folder, {"kind", *PLAIN, *ARRAYS, *WORDS}, set())
         try:
             text = (folder / TABLES).read_text(encoding="utf-8")
@@ -148,6 +186,15 @@ class ProteinCorpus(AbstractCorpus):
             raise _disk.damaged(folder / _disk.META, "its fingerprint is not that of its chains")
         arrays = {name: _disk.read_array(folder / f"{name}.npy", sums[name]) for name in (*ARRAYS, *WORDS)}
         return cls(arrays, tables, meta["num_train_chains"], meta["fingerprint"], meta["description"], sums)
+
+    @classmethod
+    def _load_tokenised(cls, folder: Path) -> ProteinCorpus:
+        meta = _disk.read_meta(folder, {"kind", "fingerprint", STRUCTURE, *TOKENISED}, set())
+        structure = _disk.read_array(folder / f"{STRUCTURE}.npy", meta[STRUCTURE])
+        corpus = cls.load(folder.parent / meta["base"])._with(Tokenised(*(meta[name] for name in TOKENISED)), structure, meta[STRUCTURE])
+        if corpus.fingerprint != meta["fingerprint"]:
+            raise _disk.damaged(folder / _disk.META, "its fingerprint is not that of its tokens")
+        return corpus
 
 
 class Chains(Sequence[ProteinChain]):
@@ -186,6 +233,7 @@ class Chains(Sequence[ProteinChain]):
             domains_NK=_domains(arrays["domain_offsets"][start : stop + 1], arrays["domains"]),
             descriptions=_word_list(arrays, "description", number),
             orthologs=_word_list(arrays, "ortholog", number),
+            structure_N=arrays[STRUCTURE][start:stop].astype(np.int64) - 1 if STRUCTURE in arrays else np.empty(0, dtype=np.int64),
         )
 
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-SPECIALS = ("PAD", "MASK", "UNK", "BOS", "EOS")
-PAD, MASK, UNK, BOS, EOS = range(len(SPECIALS))
+from stability.models.specials import BOS as BOS
+from stability.models.specials import EOS as EOS
+from stability.models.specials import MASK as MASK
+from stability.models.specials import PAD as PAD
+from stability.models.specials import SPECIALS as SPECIALS
+from stability.models.specials import UNK as UNK
+
 # B is D or N, Z is E or Q, J is I or L; U selenocysteine, O pyrrolysine
 LETTERS = "ACDEFGHIKLMNPQRSTVWYBUZOJ"
 PIECES = (*SPECIALS, *LETTERS)

@@ -132,6 +132,15 @@ class AbstractCrossMechanism(nn.Module):
         return cls(config, shape)
 
     @classmethod
+    def for_words(cls, config: Any) -> Any:
+        """The settings for a context whose entries are not positions of the source, even where there happen to be as many."""
+        return config
+
+    def start_local(self, bias: float) -> None:
+        """Begin with each source position at its own place in the context, as ``model.qk_bias`` has it; for a context that stands position by position beside
+        the source. Nothing where the mechanism has no such start."""
+
+    @classmethod
     def check_positions(cls, config: Any, num_positions: int, num_context: int) -> None:
         """``ValueError`` of one line where the settings do not fit sources of ``num_positions`` and contexts of ``num_context``; it names settings
         as ``cross.<setting>``, to which ``cross=auto`` adds the mechanism's name."""

@@ -36,6 +36,12 @@ class CrossAttention(AbstractCrossMechanism):
         self.kv = nn.Linear(shape.width, 2 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)
 
+    @torch.no_grad()
+    def start_local(self, bias: float) -> None:
+        """Equal biases of q and k give each pair a score that falls off with its distance under RoPE (`models/init.py`)."""
+        self.q.bias.fill_(bias)
+        self.kv.bias[: self.q.out_features] = bias
+
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int, num_context: int) -> float:
         return float(2 * (num_positions + num_context) * shape.width**2 + 2 * num_positions * num_context * shape.width)

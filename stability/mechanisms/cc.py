@@ -58,6 +58,11 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         self.add_edge_parameters(config, shape)
 
     @classmethod
+    def for_words(cls, config: Any) -> Any:
+        """Every position sees every entry: there is no window around a position."""
+        return config.model_copy(update={"graph": "complete"})
+
+    @classmethod
     def check_positions(cls, config: Any, num_positions: int, num_context: int) -> None:
         if config.graph == "window" and num_context != num_positions:
             lengths = f"a context as long as model.positions={num_positions}, got objective.context={num_context}"

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from stability.config import Settings
 from stability.models.backbone import Pool
@@ -38,21 +39,22 @@ def refuse_unread(settings: ObjectiveSettings, names: Sequence[str], is_read: bo
 class Examples(NamedTuple):
     """One batch as the model sees it. ``weights_BN``: the share of each position in the loss, 0 where it does not count.
 
-    ``inputs_BN``: tokens, or what else the model's embedding reads, a row a sequence. Targets and weights have as many columns as the model gives logits:
-    N, or fewer where its head reads something pooled.
+    ``inputs_BN``: tokens, or what else the model's embedding reads (named tuples of tensors, too), a row a sequence. Targets and weights have as many columns
+    as the model gives logits: N, or fewer where its head reads something pooled; and an axis more where several things are predicted at a position.
     ``context_BJ``: tokens that the model's cross mechanism reads, None for a model without one. ``sigma_B``: the total noise that each sequence was
-    corrupted with, which a time-conditioned model reads, None for any other.
+    corrupted with, which a time-conditioned model reads, None for any other. ``mask_BN``: True where a position is no padding; None: there is none.
     """
 
-    inputs_BN: Tensor
+    inputs_BN: Any
     targets_BN: Tensor
     weights_BN: Tensor
     context_BJ: Tensor | None = None
     sigma_B: Tensor | None = None
+    mask_BN: Tensor | None = None
 
     def logits(self, model: nn.Module, params: Mapping[str, Tensor] | None = None, **options: Any) -> Any:
         """The model's logits (B, N, V) on this batch; ``params`` stand in for its own where they are given. ``options``: more for its `forward`."""
-        given = {"context_BJ": self.context_BJ, "sigma_B": self.sigma_B, **options}
+        given = {"context_BJ": self.context_BJ, "sigma_B": self.sigma_B, "mask_BN": self.mask_BN, **options}
         given = {name: value for name, value in given.items() if value is not None}
         if params is None:
             return model(self.inputs_BN, **given)
@@ -63,19 +65,21 @@ class Examples(NamedTuple):
 
     def split(self, rows: int) -> list[Examples]:
         """Microbatches of ``rows`` rows, the last one shorter where they do not divide the batch; views."""
-        return [self.each(lambda tensor, start=start: tensor[start : start + rows]) for start in range(0, max(len(self.inputs_BN), 1), rows)]
+        return [self.each(lambda tensor, start=start: tensor[start : start + rows]) for start in range(0, max(len(self.targets_BN), 1), rows)]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Examples:
-        context_BJ, sigma_B = (None if tensor is None else change(tensor) for tensor in (self.context_BJ, self.sigma_B))
-        return Examples(change(self.inputs_BN), change(self.targets_BN), change(self.weights_BN), context_BJ, sigma_B)
+        parts: Any = (None if part is None else tree_map(change, part) for part in self)
+        return Examples(*parts)
 
     def counted(self) -> tuple[Examples, Tensor]:
         """Every position that counts as a sequence of length one (R, 1), in order, with its sequence's σ; and which of the B·N they are (R). Inputs that
         do not stand position by position beside the targets come whole, those of its sequence."""
-        index_R = self.weights_BN.flatten().nonzero().squeeze(-1)
-        targets_R1, weights_R1 = (tensor.flatten()[index_R, None] for tensor in (self.targets_BN, self.weights_BN))
+        counts_BN = self.weights_BN if self.weights_BN.ndim == 2 else self.weights_BN.any(-1)
+        index_R = counts_BN.flatten().nonzero().squeeze(-1)
+        targets_R1, weights_R1 = (tensor.flatten(0, 1)[index_R, None] for tensor in (self.targets_BN, self.weights_BN))
         row_R = index_R // self.targets_BN.shape[1]
-        inputs = self.inputs_BN.flatten()[index_R, None] if self.inputs_BN.shape == self.targets_BN.shape else self.inputs_BN[row_R]
+        is_beside = isinstance(self.inputs_BN, Tensor) and self.inputs_BN.shape == self.targets_BN.shape
+        inputs = self.inputs_BN.flatten()[index_R, None] if is_beside else tree_map(lambda tensor: tensor[row_R], self.inputs_BN)
         sigma_R = None if self.sigma_B is None else self.sigma_B[row_R]
         return Examples(inputs, targets_R1, weights_R1, sigma_B=sigma_R), index_R
 
@@ -88,14 +92,16 @@ class AbstractObjective:
     time-conditioned blocks; None: it reads none.
 
     ``corpus_kind``: the kind of prepared data that it reads (`AbstractCorpus.kind`); ``unit``: what a model's position is called, and several of them;
-    ``baseline``: what knows the targets' frequencies and nothing else. ``score_names``: what is validated beside the NLL (`validate`).
+    ``baseline``: what knows the targets' frequencies and nothing else. ``score_names``: what is validated beside the NLL (`validate`). ``components``:
+    names of the parts that the loss is a sum of, where it is one (`component_sums`).
     """
 
     family: ClassVar[str] = "objectives"
     corpus_kind: ClassVar[str] = "tokens"
     unit: ClassVar[tuple[str, str]] = ("token", "tokens")
     baseline: ClassVar[str] = "token frequencies"
-    score_names: ClassVar[tuple[str, ...]] = ()
+    score_names: tuple[str, ...] = ()
+    components: tuple[str, ...] = ()
     Config: ClassVar[type[ObjectiveSettings]]
     direction: ClassVar[str]
     condition: ConditionShape | None = None
@@ -126,6 +132,21 @@ class AbstractObjective:
     def num_context(cls, config: Any) -> int:
         """J, the context tokens of a sequence that a cross mechanism reads; 0 where the objective gives none."""
         return 0
+
+    @classmethod
+    def contexts_of(cls, config: Any) -> tuple[str, ...]:
+        """Names of the contexts that enter once before the blocks, each through a cross mechanism of its own; those that stand position by position beside
+        the model's, first."""
+        return ()
+
+    def context_embeddings(self, width: int) -> Sequence[tuple[nn.Module, bool]]:
+        """Of each of `contexts_of`, what makes (B, J, D) of its track in `Examples.inputs_BN`, and whether it stands position by position beside them."""
+        return ()
+
+    @classmethod
+    def tokenizer_of(cls, config: Any) -> str | None:
+        """Id of the structure tokenizer whose tokens it reads of every protein; None: of none."""
+        return None
 
     def tokens_needed(self, positions: int) -> int:
         """Tokens to draw per sequence, so that the model sees ``positions``."""
@@ -161,6 +182,10 @@ class AbstractObjective:
     def validate(self, model: nn.Module, examples: Examples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """`loss`, and by name the sums of what else is validated, each to be divided by the same count; a name is that of a column of ``metrics.jsonl``."""
         return *self.loss(model, examples), {}
+
+    def component_sums(self, logits_BNV: Tensor, examples: Examples) -> Tensor:
+        """The parts of `loss_sum`, one for each of `components`."""
+        raise NotImplementedError
 
     def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
         """The logits (B, N, V) of the best model that reads nothing of its input but what a corrupted position itself says: tokens by their frequencies."""

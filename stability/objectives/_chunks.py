@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-LossSum = Callable[[Tensor, Any], tuple[Tensor, Tensor]]
+LossSum = Callable[[Tensor, Any], tuple[Tensor, ...]]
 
 
 def chunked_sum(loss_sum: LossSum, examples: Any, chunk: int, hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor) -> Tensor:
-    """Σ over positions of ``loss_sum(head(hidden), examples)``, the head applied to ``chunk`` positions after another.
+    """Σ over positions of ``loss_sum(head(hidden), examples)`` (a scalar, or a vector of several sums), the head applied to ``chunk`` positions after another.
 
     Positions of weight zero are left out: their logits are never computed. The backward pass computes each chunk's logits again (a checkpoint), so that
     peak memory is that of one chunk. A first derivative gains this way; a second one (double backward) keeps what it recomputed, and is as exact.
@@ -34,4 +34,4 @@ def chunked_sum(loss_sum: LossSum, examples: Any, chunk: int, hidden_BND: Tensor
         else part(hidden_CD, weight_VD, bias_V, piece)
         for hidden_CD, piece in pieces
     ]
-    return torch.stack(parts).sum()
+    return torch.stack(parts).sum(0)

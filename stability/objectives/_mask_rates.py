@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 ScheduleName = Literal["uniform", "betalinear30", "cosine", "sqrt", "fixed"]
+DrawnSchedule = Literal["uniform", "betalinear30", "cosine", "sqrt"]
 LOWEST, HIGHEST = 0.05, 0.95
 
 
-def mask_rates(schedule: ScheduleName, num: int, generator: torch.Generator, fixed: float) -> Tensor:
+def mask_rates(schedule: ScheduleName, num: int, generator: torch.Generator, fixed: float = 1.0) -> Tensor:
     """``num`` rates, float32, in [0.05, 0.95] but for fixed.
 
     uniform: u; cosine: sin(πu/2); sqrt: √u; betalinear30: with probability 0.8 from Beta(3, 9), else uniform; fixed: ``fixed`` for all (nothing is drawn).
@@ -46,5 +47,10 @@ def _beta_3_9(num: int, generator: torch.Generator) -> Tensor:
 
 def random_mask(rates_B: Tensor, num_positions: int, generator: torch.Generator) -> Tensor:
     """(B, N) bool: each position with its sequence's rate, and always at least one per sequence."""
-    draws_BN = torch.rand(len(rates_B), num_positions, generator=generator)
-    return (draws_BN < rates_B[:, None]) | (draws_BN == draws_BN.min(dim=1, keepdim=True).values)
+    return masked_among(torch.ones(len(rates_B), num_positions, dtype=torch.bool), rates_B, generator)
+
+
+def masked_among(eligible_BN: Tensor, rates_B: Tensor, generator: torch.Generator) -> Tensor:
+    """(B, N) bool: each eligible position with its sequence's rate, and always at least one of them where there is any."""
+    draws_BN = torch.rand(eligible_BN.shape, generator=generator).masked_fill(~eligible_BN, 2.0)
+    return eligible_BN & ((draws_BN < rates_B[:, None]) | (draws_BN == draws_BN.min(dim=1, keepdim=True).values))

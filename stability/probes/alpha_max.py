@@ -21,6 +21,7 @@ from stability.protocol import SpectraSpec
 from stability.runs.directory import RunDirectory
 from stability.runs.results import CURVATURE_COLUMNS, PROTOCOL
 from stability.runs.tables import read_metadata, write_parquet
+from stability.structure.tokens import as_read
 from stability.training import checkpoint
 from stability.training.examples import training_examples
 from stability.training.machine import prepare_torch
@@ -151,7 +152,7 @@ def corpus_of(spec: RunSpec, cache_dir: Path) -> Corpus:
     """The prepared data of a run; prepared anew where the cache has gone. ``ValueError`` where it is no longer the same data."""
     if (cache_dir / spec.data_fingerprint).is_dir():
         return load(cache_dir, spec.data_fingerprint)
-    corpus = prepare(spec.data, cache_dir)
+    corpus = as_read(prepare(spec.data, cache_dir), spec.objective, cache_dir.parent)
     if corpus.fingerprint != spec.data_fingerprint:
         trained_on, now = spec.data_fingerprint[:12], corpus.fingerprint[:12]
         raise ValueError(f"the run was trained on data {trained_on}, which is not under {cache_dir};\ndata={spec.data.name} reads {now} now")

@@ -173,11 +173,11 @@ def _noise_scale(probe: Probe, step: Step) -> float:
     """In sequences, at the step's θ over the batches from its own on: a single one leaves |G|² to chance."""
     first, spectra = probe.curvature.warmup_batches + probe.curvature.warmup_steps, probe.curvature.spectra
     batches = [probe.descent.examples(first + number) for number in range(spectra.noise_batches)]
-    parts = [part for batch in batches for part in batch.split(max(1, len(batch.inputs_BN) // spectra.noise_parts))]
+    parts = [part for batch in batches for part in batch.split(max(1, len(batch.targets_BN) // spectra.noise_parts))]
 
     def per_sequence(params: Any, batch: Any) -> Any:
         total, count = probe.descent.loss(params, batch)
-        return total / count * len(batch.inputs_BN), len(batch.inputs_BN)
+        return total / count * len(batch.targets_BN), len(batch.targets_BN)
 
     return gradient_noise_scale(per_sequence, step.params, parts).value
 

@@ -39,6 +39,10 @@ RUNS_COLUMNS = [
     "init_nll",
     "unigram_nll",
     "val_accuracy",  # of a classifier, else missing
+    "val_nll_sequence",  # the parts of a protein's NLL, as far as its objective predicts them, and what token frequencies reach in each
+    "val_nll_structure",
+    "unigram_nll_sequence",
+    "unigram_nll_structure",
     "gen_nll",
     "gen_oracle",
     "num_steps",

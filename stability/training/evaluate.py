@@ -48,17 +48,29 @@ class Validation:
         part, number = self._objective.loss(model, examples)
         return float(part), float(number)
 
-    @torch.no_grad()
     def unigram_nll(self, log_frequencies_V: Tensor) -> float:
         """`nll` of a model that knows the tokens' frequencies and nothing else, on the same examples: what a mechanism has to beat.
 
         Not the entropy of these frequencies: the loss of a few hundred sequences scatters around its mean (by some per cent for score entropy), in this
         model as in any other.
         """
-        total, count = 0.0, 0.0
+        return self._of_frequencies(log_frequencies_V, lambda logits, part: [float(self._objective.loss_sum(logits, part)[0])])[0]
+
+    def unigram_scores(self, log_frequencies_V: Tensor) -> dict[str, float]:
+        """``unigram_nll_<name>`` of each part that the loss is a sum of; nothing where it is none."""
+        names = self._objective.components
+        if not names:
+            return {}
+        values = self._of_frequencies(log_frequencies_V, lambda logits, part: self._objective.component_sums(logits, part).tolist())
+        return {f"unigram_nll_{name}": value for name, value in zip(names, values, strict=True)}
+
+    @torch.no_grad()
+    def _of_frequencies(self, log_frequencies_V: Tensor, sums_of: Callable[[Tensor, Examples], Sequence[float]]) -> list[float]:
+        """Means of what ``sums_of`` makes of the logits of these frequencies, in the order of its sums."""
+        parts, count = [], 0.0
         for examples in self._chunks:
             count += float(self._objective.count(examples, torch.float64))
-            log_frequencies = log_frequencies_V.to(examples.inputs_BN.device)
+            log_frequencies = log_frequencies_V.to(examples.targets_BN.device)
             for part in examples.counted()[0].split(max(1, CELLS // len(log_frequencies))):
-                total += float(self._objective.loss_sum(self._objective.unigram_logits(log_frequencies, part), part)[0])
-        return total / count
+                parts.append(sums_of(self._objective.unigram_logits(log_frequencies, part), part))
+        return [sum(column) / count for column in zip(*parts, strict=True)]

@@ -280,7 +280,7 @@ class Trainer:
 
     def finish(self) -> dict[str, Any]:
         """Write verdict and result, the last thing that training writes; returned as a summary."""
-        unigram_nll = self.validation.unigram_nll(self.corpus.log_frequencies())
+        unigram_nll = self.validation.unigram_nll(frequencies := self.corpus.log_frequencies())
         judged = judge(self.val_nll, self.init_nll, unigram_nll, self.watch, self.objective.baseline)
         verdict, reason = judged if self.diverged is None else ("diverged", self.diverged)
         measured = {"val_nll": self.val_nll, **self.scores}
@@ -288,13 +288,12 @@ class Trainer:
             **(measured if self.diverged is None else dict.fromkeys(measured)),
             "init_nll": self.init_nll,
             "unigram_nll": unigram_nll,
+            **self.validation.unigram_scores(frequencies),
             "num_params": num_parameters(self.model),
             "num_tokens": self.step * self.spec.batch * self.spec.model.positions,
             "wall_s": time.perf_counter() - self._started,
             **self.guard.counts(),
-        }
-        if self.spec.checkpoint.keep_best:
-            result["best_steps"] = self.store.keeper.best_steps
+        } | ({"best_steps": self.store.keeper.best_steps} if self.spec.checkpoint.keep_best else {})
         self.store.remove_unplanned(self.step)
         self.directory.set_status(verdict, step=self.step, reason=reason, num_steps=self.spec.steps, result=result)
         return {"verdict": verdict, "reason": reason, **result}

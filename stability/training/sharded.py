@@ -91,7 +91,7 @@ class Shards:
         return model
 
     def part(self, examples: Examples) -> Examples:
-        rows = len(examples.inputs_BN) // self._size
+        rows = len(examples.targets_BN) // self._size
         return examples.each(lambda tensor: tensor[self._rank * rows : (self._rank + 1) * rows])
 
     def total(self, part: Tensor) -> Tensor:

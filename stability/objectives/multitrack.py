@@ -1,0 +1,186 @@
+"""Masked modelling of proteins: sequence and structure tokens are predicted, what else is known of a protein is given."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, field_validator, model_validator
+from torch import Tensor, nn
+
+from stability.models.specials import BOS, EOS, MASK, PAD, SPECIALS, UNK
+from stability.models.tracks import SummedEmbedding, Track, TrackEmbedding, TrackInputs, framed
+from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, wide
+from stability.objectives._chunks import chunked_sum
+from stability.objectives._mask_rates import DrawnSchedule, mask_rates, masked_among
+
+SOURCES = ("sequence", "structure")
+ALIGNED = ("ss", "sasa", "plddt", "domains")  # an entry a residue; the others are sequences of their own
+CONTEXTS = (*ALIGNED, "descriptions", "orthologs")
+FIRST = len(SPECIALS)  # the first content token of a source track
+
+
+class MultitrackMaskedModel(AbstractObjective):
+    """The sum of the source tracks' NLLs: of each track the cross entropy averaged over a protein's masked positions, then over proteins (consensus paper, 5.1
+    and E.1; it names the components of its Table 4 and not how the total is made of them: here it is their sum, the nats of one residue's hidden
+    letter and hidden structure token).
+
+    What is fed of a protein stands between BOS and EOS, so that N positions take N − 2 residues; a longer chain is cropped. Source tracks are embedded and
+    summed. Each track is masked by its own schedule with one rate a protein, at least one position of it. Only content is masked and predicted: no
+    special token, no residue whose letter or coordinates are not known (UNK). A protein without any content in a track does not count in the track's mean
+    (of a batch; in validation of 64 proteins at a time). Structure tokens are those of the whole chain.
+
+    Contexts enter once before the blocks. Of each, entries (a residue's value, all domains of a residue, a word) are hidden at a rate drawn for the protein; a
+    hidden entry is as if it were not known. Absent annotations are no error: such a context adds nothing.
+    """
+
+    class Config(ObjectiveSettings):
+        sources: tuple[Literal["sequence", "structure"], ...] = Field(
+            default=SOURCES, min_length=1, description="tracks that are predicted, their embeddings summed; structure needs a tokenizer"
+        )
+        contexts: tuple[Literal["ss", "sasa", "plddt", "domains", "descriptions", "orthologs"], ...] = Field(
+            default=CONTEXTS, description="what is given: secondary structure, exposed area, confidence, domains, descriptions, orthologous groups (cross=auto)"
+        )
+        tokenizer: str | None = Field(
+            default=None, pattern=r"^[0-9a-f]{12}$", description="id of the structure tokenizer (stability.train_tokenizer) in the same runs_dir"
+        )
+        sequence_mask_rate: DrawnSchedule = Field(default="betalinear30", description="schedule of the rate at which residues are masked")
+        structure_mask_rate: DrawnSchedule = Field(default="cosine", description="schedule of the rate at which structure tokens are masked")
+        context_mask_rate: DrawnSchedule = Field(default="sqrt", description="schedule of the rate at which a context's entries are hidden")
+
+        @field_validator("sources", "contexts")
+        @classmethod
+        def _in_order(cls, value: tuple[str, ...], info: Any) -> tuple[str, ...]:
+            """Whatever the order they are named in, it is the same run."""
+            if len(set(value)) < len(value):
+                raise ValueError(f"objective.{info.field_name}=[{','.join(value)}] names a track twice")
+            return tuple(name for name in (*SOURCES, *CONTEXTS) if name in value)
+
+        @model_validator(mode="after")
+        def _is_read(self) -> MultitrackMaskedModel.Config:
+            given = f"objective.sources (objective.sources=[{','.join(self.sources)}] given)"
+            refuse_unread(self, ("sequence_mask_rate",), "sequence" in self.sources, f"sequence among {given}")
+            refuse_unread(self, ("structure_mask_rate", "tokenizer"), "structure" in self.sources, f"structure among {given}")
+            refuse_unread(self, ("context_mask_rate",), bool(self.contexts), "objective.contexts, of which there are none")
+            if "structure" in self.sources and self.tokenizer is None:
+                trained = "objective.tokenizer=ID of one that python -m stability.train_tokenizer trained"
+                raise ValueError(f"structure among objective.sources needs {trained}; without one: objective.sources=[sequence]")
+            return self
+
+    corpus_kind = "proteins"
+    unit = ("residue", "residues")
+    direction = "bidirectional"
+
+    def __init__(self, config: Config, sizes: Any):
+        self.config, self._sizes = config, dict(sizes)
+        self.components = config.sources
+        self.score_names = tuple(f"val_nll_{name}" for name in config.sources)
+        self._vocabularies = [self._sizes[name] - FIRST for name in config.sources]
+        self.num_outputs = sum(self._vocabularies)
+
+    @classmethod
+    def any_format(cls, positions: int) -> dict[str, int]:
+        """Vocabularies of a few tokens each."""
+        return dict.fromkeys((*SOURCES, *CONTEXTS), FIRST + 4)
+
+    @classmethod
+    def contexts_of(cls, config: Config) -> tuple[str, ...]:
+        return config.contexts
+
+    @classmethod
+    def tokenizer_of(cls, config: Config) -> str | None:
+        return config.tokenizer
+
+    def embedding(self, width: int, positions: int) -> nn.Module:
+        return SummedEmbedding([self._sizes[name] for name in self.config.sources], width)
+
+    def context_embeddings(self, width: int) -> list[tuple[nn.Module, bool]]:
+        return [(TrackEmbedding(self._sizes[name], width), name in ALIGNED) for name in self.config.contexts]
+
+    def tokens_needed(self, positions: int) -> int:
+        if positions < 3:
+            raise ValueError(f"model.positions={positions}: BOS and EOS take two of a protein's positions; give at least 3, better hundreds")
+        return positions - 2
+
+    def examples(self, batch: Any, generator: torch.Generator) -> Examples:
+        """Of a `ProteinBatch` of N − 2 residues: targets and weights (B, N, tracks). Sources are masked first, in the order of the config, then contexts."""
+        num_B = batch.residues_BN.sum(1)
+        sources, targets, weights = [], [], []
+        for name in self.config.sources:
+            tokens_BN = framed(_source(name, batch), num_B, BOS, EOS)
+            masked_BN = self._masked(name, tokens_BN, generator)
+            sources.append(tokens_BN.masked_fill(masked_BN, MASK))
+            targets.append((tokens_BN - FIRST).clamp_min(0))
+            weights.append(_shares(masked_BN))
+        contexts = tuple(self._context(name, batch, generator) for name in self.config.contexts)
+        mask_BN = sources[0] != PAD
+        return Examples(TrackInputs(tuple(sources), contexts), torch.stack(targets, -1), torch.stack(weights, -1), mask_BN=mask_BN)
+
+    def _masked(self, name: str, tokens_BN: Tensor, generator: torch.Generator) -> Tensor:
+        schedule = self.config.sequence_mask_rate if name == "sequence" else self.config.structure_mask_rate
+        return masked_among(tokens_BN >= FIRST, mask_rates(schedule, len(tokens_BN), generator), generator)
+
+    def _context(self, name: str, batch: Any, generator: torch.Generator) -> Track:
+        tokens, mask = _given(name, batch)
+        rates_B = mask_rates(self.config.context_mask_rate, len(tokens), generator)
+        shown_BJ = torch.rand(tokens.shape[:2], generator=generator) >= rates_B[:, None]
+        return Track(tokens, mask & (shown_BJ if mask.ndim == 2 else shown_BJ[..., None]))
+
+    def component_sums(self, logits_BNV: Tensor, examples: Examples) -> Tensor:
+        """Nats of each source track, summed with the examples' weights."""
+        sums = []
+        for track, logits in enumerate(logits_BNV.split(self._vocabularies, -1)):
+            nll = nn.functional.cross_entropy(wide(logits).flatten(0, 1), examples.targets_BN[..., track].flatten(), reduction="none")
+            sums.append((nll * examples.weights_BN[..., track].flatten().to(nll.dtype)).sum())
+        return torch.stack(sums)
+
+    def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
+        sums = self.component_sums(logits_BNV, examples)
+        return sums.sum(), self.count(examples, sums.dtype)
+
+    def count(self, examples: Examples, dtype: torch.dtype) -> Tensor:
+        """The number of proteins."""
+        return torch.tensor(len(examples.targets_BN), dtype=dtype, device=examples.targets_BN.device)
+
+    def validate(self, model: nn.Module, examples: Examples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        if self.config.loss_chunk is None:
+            sums = self.component_sums(examples.logits(model), examples)
+        else:
+            read = partial(chunked_sum, lambda logits, part: (self.component_sums(logits, part),), examples, self.config.loss_chunk)
+            sums = examples.logits(model, readout=read)
+        return sums.sum(), self.count(examples, sums.dtype), dict(zip(self.score_names, sums, strict=True))
+
+    def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
+        """``log_frequencies_V``: of the residues' whole vocabulary, then of the structure tokens where there are any; only content is predicted."""
+        residues, structure = log_frequencies_V.split([self._sizes["sequence"], len(log_frequencies_V) - self._sizes["sequence"]])
+        of_track = {"sequence": residues[FIRST:], "structure": structure}
+        return torch.cat([of_track[name] for name in self.config.sources]).expand(*examples.targets_BN.shape[:2], -1)
+
+
+def _source(name: str, batch: Any) -> Tensor:
+    """A source track's tokens (B, N), special ones first: UNK where a residue's content is not known, PAD behind the last residue."""
+    if name == "sequence":
+        return batch.sequence_BN
+    known_BN = torch.where(batch.structure_mask_BN, batch.structure_BN + FIRST, UNK)
+    return torch.where(batch.residues_BN, known_BN, PAD)
+
+
+def _given(name: str, batch: Any) -> tuple[Tensor, Tensor]:
+    """A context's tokens and mask, (B, J) or (B, J, K); what belongs to residues stands where they stand between BOS and EOS."""
+    axes = {"domains": "BNK", "descriptions": "BJ", "orthologs": "BJ"}.get(name, "BN")
+    tokens, mask = getattr(batch, f"{name}_{axes}"), getattr(batch, f"{name}_mask_{axes}")
+    if name not in ALIGNED:
+        return tokens, mask
+    frame = (1, 1) if axes == "BN" else (0, 0, 1, 1)
+    return nn.functional.pad(tokens, frame), nn.functional.pad(mask, frame)
+
+
+def _shares(masked_BN: Tensor) -> Tensor:
+    """Weights of a mean over each row's masked positions, then over the rows that have any, times the number of rows (by which a loss is divided)."""
+    num_B = masked_BN.sum(1)
+    num_rows = (num_B > 0).sum().clamp_min(1)
+    return masked_BN / num_B.clamp_min(1)[:, None] * (len(num_B) / num_rows)
+
+
+EXPORT = MultitrackMaskedModel

@@ -1,0 +1,70 @@
+"""Structure tokens of a corpus of proteins: computed once by a trained tokenizer, kept beside the prepared chains."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stability.data._cache import load
+from stability.data._corpus import AbstractCorpus
+from stability.data._progress import bar, step
+from stability.data._protein_corpus import ProteinCorpus
+from stability.parts import Part
+from stability.registry import Registry
+from stability.runs.directory import write_atomically
+from stability.structure.crops import padded
+from stability.structure.tokenizer import PADDING, StructureTokenizer, load_tokenizer
+
+# Raised when the same tokenizer would give the same chains other tokens.
+VERSION = 1
+
+
+def as_read(corpus: AbstractCorpus, objective: Part, pool: Path) -> Any:
+    """The corpus as an objective reads it: with structure tokens where it names a tokenizer of the pool, else as it is.
+
+    Errors: ``ValueError`` of one line where there is no such tokenizer (`load_tokenizer`).
+    """
+    identity = Registry("objectives").load(objective.name).tokenizer_of(objective.settings)
+    if identity is None:
+        return corpus
+    assert isinstance(corpus, ProteinCorpus), "an objective that names a structure tokenizer reads proteins"
+    return _tokenised(corpus, load_tokenizer(pool, identity), identity, pool / "cache")
+
+
+def _tokenised(corpus: ProteinCorpus, tokenizer: StructureTokenizer, identity: str, cache_dir: Path) -> ProteinCorpus:
+    """From ``cache_dir``, where the tokens of these chains by this tokenizer are there already, else computed and kept there."""
+    entry = cache_dir / "index" / hashlib.sha256(f"structure tokens\n{VERSION}\n{corpus.fingerprint}\n{identity}".encode()).hexdigest()
+    known = entry.read_text(encoding="ascii").strip() if entry.exists() else None
+    if known and (cache_dir / known).is_dir() and (cache_dir / corpus.fingerprint).is_dir():
+        return load(cache_dir, known)
+    made = corpus.with_structure(identity, tokenizer.num_tokens, structure_tokens(corpus, tokenizer))
+    if not (cache_dir / corpus.fingerprint).is_dir():  # a plan's stand-in, which is not kept
+        return made
+    made.save(cache_dir / made.fingerprint)
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(entry, f"{made.fingerprint}\n".encode("ascii"))
+    return load(cache_dir, made.fingerprint)
+
+
+def structure_tokens(corpus: ProteinCorpus, tokenizer: StructureTokenizer) -> np.ndarray:
+    """A token for each residue of all chains, training side first, int64; −1 where N, CA or C is missing.
+
+    Each chain is tokenised whole and by itself, whatever length the tokenizer was trained on and whatever part of the chain is read later: a token says
+    where its residue stands in its chain.
+    """
+    found = []
+    with bar("structure tokens", num_items=len(corpus.tables.ids)):
+        for chain in (chain for split in ("train", "val") for chain in corpus.chains(split)):
+            found.append(_of_chain(chain, tokenizer))
+            step()
+    return np.concatenate(found)
+
+
+def _of_chain(chain: Any, tokenizer: StructureTokenizer) -> np.ndarray:
+    if not chain.mask_N.any():
+        return np.full(len(chain), PADDING, dtype=np.int64)
+    residues = padded([chain])
+    return tokenizer.encode(residues.coords_BNAX, residues.mask_BN)[0].numpy()
