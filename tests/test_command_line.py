@@ -147,8 +147,10 @@ def test_bad_input_is_two_lines_and_exit_code_2_and_leaves_nothing(argv, message
 
 
 WAITS = """
-import sys, time
+import signal, time
 from stability.command_line import run_entry
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell starts with it ignored
 
 def main(argv):
     print("works", flush=True)
