@@ -27,7 +27,7 @@ from stability.protocol import CurvatureSpec
 from stability.registry import Registry, add_plugin
 from stability.sampling import GenerateSpec, GenerationSpec, asked_for
 from stability.search_space import HalvingSpec, SearchSpec, chosen, halving_asked_for
-from stability.validation import Settings, checked
+from stability.validation import STUDY_NAME, Settings, checked
 
 # Raised when the same spec would train differently: old runs then keep their ids and are not taken for new ones.
 BEHAVIOUR_VERSION = 1
@@ -197,7 +197,7 @@ class SweepSpec(AbstractRecipe):
     generate: Annotated[GenerationSpec | None, BeforeValidator(asked_for)] = Field(
         default=None, description="samples of each run's last checkpoint and their NLL under an oracle; generate.num=null: none"
     )
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$", max_length=100, description="the study's name, a folder under runs/studies")
+    name: str = Field(pattern=STUDY_NAME, max_length=100, description="the study's name, a folder under runs/studies")
     runs_dir: str = Field(min_length=1, description="folder of the pool of runs")
     launcher: Literal["serial", "ray", "slurm"] = Field(description="what the runs are handed to")
     retry: Literal["failed", "none"] = Field(default="failed", description="failed: the same command tries failed runs again; none: leaves them")

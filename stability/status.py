@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.live import Live
 
 from stability.command_line import read_spec, run_entry
-from stability.registry import near_misses
 from stability.runs.study import StudyFolder
 
 HELP = """
@@ -39,7 +38,7 @@ def main(argv: list[str]) -> int:
         return _clean(pool, console, asks=not spec.yes)
     if spec.name is None:
         return _print_all(pool, console)
-    study = _study(pool, spec.name)
+    study = StudyFolder.find(pool, spec.name)
     if spec.watch is not None:
         _watch(study, spec.watch, console)
     _print_study(study, console)
@@ -52,24 +51,10 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
-def _study(pool: Path, name: str) -> StudyFolder:
-    if (Path(name) / "study.json").exists():
-        return StudyFolder(name)
-    study = StudyFolder.of(pool, name)
-    if not study.file.exists():
-        there = tuple(folder.path.name for folder in _studies(pool))
-        raise ValueError(f"no study '{name}' in {pool / 'studies'}; " + (near_misses(name, there) if there else "run python -m stability.sweep first"))
-    return study
-
-
-def _studies(pool: Path) -> list[StudyFolder]:
-    return [StudyFolder(path.parent) for path in sorted((pool / "studies").glob("*/study.json"))]
-
-
 def _print_all(pool: Path, console: Console) -> int:
     from sweeps.study_view import StudyView
 
-    studies = _studies(pool)
+    studies = StudyFolder.all_of(pool)
     if not studies:
         raise ValueError(f"no studies in {pool}; give runs_dir=…, or run python -m stability.sweep first")
     for study in studies:

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stability.registry import near_misses
 
+STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$"  # a folder under runs/studies, a PDF under reports
+
 
 class Settings(BaseModel):
     """Base of every spec and of every part's own Config: frozen, no unknown keys, no NaN, tuples for lists."""

@@ -142,6 +142,8 @@ def test_report_is_made_again_from_a_name_or_a_folder(lab, words, tmp_path):
     assert report.main([f"name={lab.pool / 'studies' / 'small'}", f"reports_dir={tmp_path / 'two'}"]) == 0
     assert (tmp_path / "one" / "small.pdf").exists()
     assert (tmp_path / "two" / "small.pdf").exists()
+    assert report.main([f"name=[small,{lab.pool / 'studies' / 'small'}]", "together=both", f"runs_dir={lab.pool}", f"reports_dir={tmp_path / 'three'}"]) == 0
+    assert [path.name for path in (tmp_path / "three").iterdir()] == ["both.pdf"]
 
 
 def test_a_run_keeps_its_provenance(lab, words):
