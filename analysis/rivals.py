@@ -78,8 +78,8 @@ def _best(study: Study, subject: str, other: str, plain: str) -> Sentence:
     bests = [(better * table.loc[rates, seeds]).max(axis=0) * better for table in tables]
     pairs = [(a, b) for a, b in zip(*bests, strict=True) if math.isfinite(a) and math.isfinite(b)]
     differences = [a - b for a, b in pairs]
-    subject, medians = f"{subject} {other}", np.median(pairs, axis=0) if pairs else ()
-    numbers = f"medians: {medians[0]:{digits}} against {medians[1]:{digits}}" if pairs else "no seed has both"
+    subject = f"{subject} {other}"
+    numbers = "medians: " + " against ".join(f"{median:{digits}}" for median in np.median(pairs, axis=0)) if pairs else "no seed has both"
     if len(pairs) < 2:
         return subject, "no claim", f"On the best {word} of {other} and {plain}, no claim is made with {plural(len(pairs), 'seed')} ({numbers})."
     direction, interval = decide(differences, differences)
