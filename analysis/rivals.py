@@ -16,14 +16,15 @@ from analysis.tables import width_text
 
 PLAIN = "identity"
 RIVALS = {"attentionx": "sa"}  # mechanisms, and what their papers compare them with
+FURTHER = {"mhc_lite": "mhc"}  # residual schemes, and what their papers compare them with beside the plain one
 COMPARED = {"best NLL": ("val_nll", -1, "NLL", ".3f"), "best accuracy": ("val_accuracy", 1, "accuracy", ".4f")}  # column, which way is better, word, digits
 Sentence = tuple[str, str, str]  # subject, verdict, text
 
 
 def compares_residuals(study: Study) -> bool:
-    """Whether plain and other residual schemes stand beside each other."""
+    """Whether residual schemes stand beside the plain one, or beside the one of `FURTHER`."""
     residuals = set(study.runs["residual"])
-    return PLAIN in residuals and len(residuals) > 1
+    return (PLAIN in residuals and len(residuals) > 1) or any({name, plain} <= residuals for name, plain in FURTHER.items())
 
 
 def compares_mechanisms(study: Study) -> bool:
@@ -44,23 +45,26 @@ def scale_of_the_papers(study: Study) -> str:
 
 
 def sentences(study: Study, found: Mapping[str, SeriesWindows], shortfalls: Mapping[str, str]) -> Iterator[Sentence]:
-    """About each scheme beside the plain one of the same mechanism and otherwise equal setting. ``shortfalls``: by series, why it learned too little ("" where
-    it did not)."""
+    """About each scheme beside the plain one of the same mechanism and otherwise equal setting, then beside the one of `FURTHER`. ``shortfalls``: by series,
+    why it learned too little ("" where it did not)."""
+    judged: set[str] = set()
     for plain, others in _pairs(study):
         for other in others:
+            named = f"{other} beside {plain}" if other in judged else other
+            judged.add(other)
             if lacking := [name for name in (plain, other) if shortfalls[name]]:
-                yield f"trained {other}", "not judged", f"{other} is not compared with {plain}: {listed(lacking)} learned too little."
+                yield f"trained {named}", "not judged", f"{other} is not compared with {plain}: {listed(lacking)} learned too little."
                 continue
             for subject, (column, *_) in COMPARED.items():
                 if study.runs[column].notna().any():
-                    yield _best(study, subject, other, plain)
-            yield _window(found[other], found[plain])
+                    yield (f"{subject} {named}", *_best(study, subject, other, plain))
+            yield (f"window {named}", *_window(found[other], found[plain]))
 
 
 def _pairs(study: Study) -> Iterator[tuple[str, list[str]]]:
-    """A plain series and those that differ from it in their residual alone, or in their mechanism alone where that has it for a rival."""
+    """A plain series and those that differ from it in their residual alone (of `FURTHER` too), or in their mechanism alone where that has it for a rival."""
     base = study.runs[study.runs["variant"] == ""].drop_duplicates("series")
-    for axis, plain_of in (("residual", lambda name: PLAIN), ("mechanism", RIVALS.get)):
+    for axis, plain_of in (("residual", lambda name: PLAIN), ("residual", FURTHER.get), ("mechanism", RIVALS.get)):
         shared = [each for each in ("mechanism", *SETTING_AXES) if each not in (axis, "variant")]
         for _, group in base.groupby(shared, sort=False, dropna=False):
             named = dict(zip(group[axis], group["series"], strict=True))
@@ -70,26 +74,25 @@ def _pairs(study: Study) -> Iterator[tuple[str, list[str]]]:
                     yield named[plain], [series for series in study.series if series in others]
 
 
-def _best(study: Study, subject: str, other: str, plain: str) -> Sentence:
-    """Each seed's best over the rates that both were trained at."""
+def _best(study: Study, subject: str, other: str, plain: str) -> tuple[str, str]:
+    """Verdict and text on each seed's best over the rates that both were trained at."""
     column, better, word, digits = COMPARED[subject]
     tables = [_finished(study.of(name), column) for name in (other, plain)]
     rates, seeds = (sorted(set(getattr(tables[0], axis)) & set(getattr(tables[1], axis))) for axis in ("index", "columns"))
     bests = [(better * table.loc[rates, seeds]).max(axis=0) * better for table in tables]
     pairs = [(a, b) for a, b in zip(*bests, strict=True) if math.isfinite(a) and math.isfinite(b)]
     differences = [a - b for a, b in pairs]
-    subject = f"{subject} {other}"
     numbers = "medians: " + " against ".join(f"{median:{digits}}" for median in np.median(pairs, axis=0)) if pairs else "no seed has both"
     if len(pairs) < 2:
-        return subject, "no claim", f"On the best {word} of {other} and {plain}, no claim is made with {plural(len(pairs), 'seed')} ({numbers})."
+        return "no claim", f"On the best {word} of {other} and {plain}, no claim is made with {plural(len(pairs), 'seed')} ({numbers})."
     direction, interval = decide(differences, differences)
     low, high = (f"{bound:+{digits}}".replace("-", "−") for bound in interval)
     numbers += f"; paired difference {low} to {high}, n={len(pairs)}{', 95 % interval' if len(pairs) > 2 else ''}"
     wanted = "lower" if better < 0 else "higher"
     if direction == 0:
-        return subject, "undecided", f"Whether {other} reaches a {wanted} {word} than {plain} at its best rate stays undecided ({numbers})."
+        return "undecided", f"Whether {other} reaches a {wanted} {word} than {plain} at its best rate stays undecided ({numbers})."
     relation, verdict = ("lower" if direction < 0 else "higher"), ("holds" if direction * better > 0 else "contradicted")
-    return subject, verdict, f"{_weight(len(pairs))} that {other} reaches a {relation} {word} than {plain}, each at its best rate ({numbers})."
+    return verdict, f"{_weight(len(pairs))} that {other} reaches a {relation} {word} than {plain}, each at its best rate ({numbers})."
 
 
 def _finished(runs: Frame, column: str) -> Frame:
@@ -98,18 +101,19 @@ def _finished(runs: Frame, column: str) -> Frame:
     return kept.pivot_table(index="lr", columns="seed", values=column, aggfunc="first")
 
 
-def _window(other: SeriesWindows, plain: SeriesWindows) -> Sentence:
+def _window(other: SeriesWindows, plain: SeriesWindows) -> tuple[str, str]:
+    """Verdict and text."""
     result: Comparison = compare_windows(other, plain)
     widths = [f"{each.series} {width_text(each.median).replace('≥', 'at least')} decades" for each in (other, plain) if each.median is not None]
-    subject, numbers = f"window {other.series}", "; ".join(widths)
+    numbers = "; ".join(widths)
     both = f"{other.series}'s stable window is {{}} than {plain.series}'s"
     if result.n < 2:
-        return subject, "no claim", f"On the stable windows of {other.series} and {plain.series}, no claim is made with {plural(result.n, 'seed')} ({numbers})."
+        return "no claim", f"On the stable windows of {other.series} and {plain.series}, no claim is made with {plural(result.n, 'seed')} ({numbers})."
     if result.direction == 0:
-        return subject, "undecided", f"Whether {both.format('wider')} stays undecided: {result.why_undecided} ({numbers})."
+        return "undecided", f"Whether {both.format('wider')} stays undecided: {result.why_undecided} ({numbers})."
     within = " within the swept range" if result.scope == "range" else ""
     relation, verdict = ("wider", "holds") if result.direction > 0 else ("narrower", "contradicted")
-    return subject, verdict, f"{_weight(result.n)} that {both.format(relation)}{within} ({numbers})."
+    return verdict, f"{_weight(result.n)} that {both.format(relation)}{within} ({numbers})."
 
 
 def _weight(n: int) -> str:

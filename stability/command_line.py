@@ -82,6 +82,7 @@ def compose(root: str, argv: Sequence[str]) -> dict[str, Any]:
     for word in argv:
         if "=" not in word and not word.startswith("~"):
             raise ValueError(f"'{word}' is not of the form key=value; e.g. mechanism=sc lr=range (-h shows more)")
+    _refuse_repetitions(argv)
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             config = hydra_compose(root, overrides=hydra_overrides(argv))
@@ -92,6 +93,15 @@ def compose(root: str, argv: Sequence[str]) -> dict[str, Any]:
         return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(explained(error, root, _given(argv))) from None
+
+
+def _refuse_repetitions(argv: Sequence[str]) -> None:
+    """``residual=[hc,hc]``, of which Hydra would make one without a word."""
+    for axis, value in _given(argv).items():
+        names = re.findall(r"[^\[\],\s'\"]+", value) if axis in AXES else []
+        repeated = [name for name in names if names.count(name) > 1]
+        if repeated:
+            raise ValueError(f"{axis}={value}: {repeated[0]} is named {names.count(repeated[0])} times; give each once")
 
 
 def _chosen_anew(root: str, argv: Sequence[str]) -> list[str]:

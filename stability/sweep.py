@@ -50,7 +50,10 @@ def main(argv: list[str]) -> int:
     if spec.report and not spec.dry_run:
         check_writable(Path(spec.reports_dir))  # now, not after an hour of training
     corpus, is_read = prepare_for_plan(spec.data, pool / "cache") if spec.dry_run else (prepare(spec.data, pool / "cache"), True)
-    _require_windows(spec, corpus)
+    objective = Registry("objectives").load(spec.objective.name)(spec.objective.settings, corpus.format)
+    _require_fit(spec, corpus, objective)
+    if is_read and (short := _short_validation(spec, corpus, objective)):
+        print(short)
     trials = _trials(spec, pool, spec.points(corpus.fingerprint))
     _check_generation(spec, corpus, trials)
     if spec.dry_run:
@@ -59,11 +62,19 @@ def main(argv: list[str]) -> int:
     return _run(spec, trials, study, corpus)
 
 
-def _require_windows(spec, corpus) -> None:
-    """Errors: ``ValueError`` where the data are too short for the model's windows. They stay in the cache: they are whole, and shorter windows fit."""
-    objective = Registry("objectives").load(spec.objective.name)(spec.objective.settings, corpus.format)
+def _require_fit(spec, corpus, objective) -> None:
+    """Errors: ``ValueError`` where the data are too short for the model's windows, or the objective's settings do not fit them. They stay in the cache: they
+    are whole, and other settings fit."""
+    objective.require()
     more = objective.tokens_needed(spec.model.positions) - spec.model.positions
     corpus.require(spec.model.positions, more, Registry("data").load(spec.data.name).remedy(spec.data.settings, corpus))
+
+
+def _short_validation(spec, corpus, objective) -> str:
+    """A line where there is less to validate on than was asked for, else nothing."""
+    num = len(corpus.windows("val", spec.evaluation.sequences, objective.tokens_needed(spec.model.positions)))
+    asked = f"evaluation.sequences={spec.evaluation.sequences}"
+    return f"validation: on all {num:,} held-out examples, fewer than {asked} asks for" if num < spec.evaluation.sequences else ""
 
 
 def _check_generation(spec, corpus, trials) -> None:
@@ -83,11 +94,12 @@ def _check_generation(spec, corpus, trials) -> None:
 def _trials(spec, pool, points):
     from stability.config import run_id
     from stability.runs.provenance import command_line
-    from sweeps.trial import Trial
+    from sweeps.trial import AXES, Trial, several_of
 
     curvature = spec.curvature.model_dump(mode="json") if spec.hessian else None
     generation = None if spec.generate is None else spec.generate.absolute().model_dump(mode="json")
     common = {"pool": str(pool), "curvature": curvature, "device": spec.device, "wandb": None, "command": command_line(), "generate": generation}
+    common["several"] = several_of({axis: getattr(spec, axis) for axis in AXES})
     return [Trial(run_id(run), run.model_dump(mode="json"), variant=variant, **common) for variant, run in points]
 
 

@@ -146,6 +146,7 @@ class Lines:
 
     def _end(self, row: Row, num_runs: int) -> str:
         result = f" val NLL {row.val_nll:.3f}" if row.val_nll is not None else ""
+        result += f" accuracy {row.val_accuracy:.1%}" if row.val_accuracy is not None else ""
         seconds = f" in {row.seconds:.1f} s" if row.seconds is not None else ""
         return f"{row.state:6} {row.trial.label} ({row.trial.run_id}){result}{seconds} [{self._num_ended}/{num_runs}]"
 

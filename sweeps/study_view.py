@@ -10,7 +10,7 @@ from stability.runs.directory import RunDirectory, read_json
 from stability.runs.study import StudyFolder
 from sweeps.board import best_line, counts_line, left_text, run_table, runs
 from sweeps.progress import STALLED, Progress, Row
-from sweeps.trial import Trial
+from sweeps.trial import Trial, several_of
 
 MOST_NAMED = 3
 ALPHA_MAX = {"alpha_max", "critical_lr"}  # what a run's curvature/<phase>.parquet holds
@@ -33,7 +33,14 @@ class StudyView:
         asked = record.get("spec", {})
         protocol = {"measure": ["alpha_max"], **asked.get("curvature", {})}  # a record may be older than `measure`
         curvature = protocol if asked.get("hessian") and ALPHA_MAX & set(protocol["measure"]) else None
-        common = {"pool": str(study.pool), "curvature": curvature, "generate": asked.get("generate"), "device": "auto", "wandb": None}
+        common = {
+            "pool": str(study.pool),
+            "curvature": curvature,
+            "generate": asked.get("generate"),
+            "device": "auto",
+            "wandb": None,
+            "several": several_of(asked),
+        }
         trials, unreadable = [], []
         for run_id in dict.fromkeys(record["run_ids"]):
             try:

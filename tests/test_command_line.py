@@ -123,6 +123,7 @@ def test_the_shim_touches_nothing_else():
         (["objective=score_entropy", "objective.context=8"], "objective.context: objective=mlm has this setting, objective=score_entropy has not"),
         (["mechanism=sa", "mechanism.sc.window=3"], "mechanism.sc is not among what this command selects; add mechanism=[…,sc]"),
         (["mechanism=sc", "objective=ar"], "objective=ar needs a causal mechanism and sc is none; these are: attentionx, sa, sw"),
+        (["residual=[hc,hc]"], "residual=[hc,hc]: hc is named 2 times; give each once"),
         (["data=text"], "data.path: a value is missing"),
         (["data=text", "data.path=/no/such,file"], "data.path=/no/such,file: no such file or folder"),
         (["foo"], "'foo' is not of the form key=value"),
