@@ -263,8 +263,11 @@ def _follow_in_lines(named: Iterable[tuple[str, Iterator[None]]]) -> None:
         print(f"{name}, {time.monotonic() - start:.0f} s", flush=True)
 
 
-def check_writable(folder: Path) -> None:
-    """Make a folder, and leave nothing in it. ``OSError`` where it cannot be written to."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        pass
+def check_writable(key: str, folder: str) -> None:
+    """Leave nothing behind. Errors: ``RuntimeError`` where ``key=folder`` can neither be written to nor made."""
+    try:
+        nearest = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise RuntimeError(f"{key}={folder}: nothing can be written there ({error.strerror or error}); give a folder of your own") from None

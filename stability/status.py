@@ -23,7 +23,8 @@ how many runs have their α_max. It reads files only: from another terminal, whi
   clean=unlisted                       remove the runs that no study lists, and what dead processes left half-written; lists them and asks first
   clean=unlisted yes=true              without asking
 
-running: a living process holds the run's lock. stalled: the status says running, but no process works on it; the same sweep's command goes on with it.
+running: a living process holds the run's lock. stalled: the status says running, but no process works on it (kill -9, a power failure); the same
+sweep's command goes on with it. interrupted: left by Ctrl-C and saved at the step that is shown; the same command goes on from there.
 """
 FILE_WIDTH = 160
 IDLE_S = 60.0  # a launcher that starts its workers holds no run's lock yet
@@ -112,6 +113,8 @@ def _watch(study: StudyFolder, interval_s: float, console: Console) -> None:
 def _clean(pool: Path, console: Console, *, asks: bool) -> int:
     from stability.runs.cleaning import debris, remove_debris, remove_run, unlisted_runs
 
+    if not pool.is_dir():
+        raise ValueError(f"runs_dir: there is no folder {pool}, so nothing to clean; give runs_dir=… as the sweep had it")
     runs, rests = unlisted_runs(pool), debris(pool)
     idle = [run for run in runs if not run.owner]
     for run in runs:

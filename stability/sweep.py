@@ -20,7 +20,7 @@ Without arguments: the preset quickstart. The same command again trains only wha
   lr=range | lr=1e-3 | lr=[1e-4,1e-3]  lr.low= lr.high= lr.num=             lr=paper_small          Table 11's rates
   lr=edge                              the best rate and the largest stable ones to 0.05 decades, in a third of the runs of a grid as fine
   search=optuna search.num=40          'search.space.mechanism.sc.step_size={low:0.1,high:2,log:true}'   looks for the best of any numbers
-  halving.reduction=3                  leave all but a third of the learning rates of a grid at each of two rungs
+  halving.reduction=3                  leave all but a third of the learning rates of a grid at each of up to two rungs
   seeds=3 steps=500 batch=16           model=text_54m (Table 10)            objective=mlm | ar | score_entropy | classify
   data=text data.path=FILE_OR_FOLDER   txt, jsonl (.gz, .zst), parquet      optimizer=adamw | sgd   norm=layernorm | rmsnorm
   data.tokenizer=gpt2 data.keep=4096   data.ranks=FOLDER: its rank files    data=dna data.path=FASTA   data=hf data.dataset=ID
@@ -47,8 +47,10 @@ def main(argv: list[str]) -> int:
     from stability.runs.study import StudyFolder
 
     pool = Path(spec.runs_dir).resolve()
+    if not (spec.dry_run and pool.is_dir()):  # a plan of data that are prepared writes nothing
+        check_writable("runs_dir", spec.runs_dir)
     if spec.report and not spec.dry_run:
-        check_writable(Path(spec.reports_dir))  # now, not after an hour of training
+        check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
     corpus, is_read = prepare_for_plan(spec.data, pool / "cache") if spec.dry_run else (prepare(spec.data, pool / "cache"), True)
     objective = Registry("objectives").load(spec.objective.name)(spec.objective.settings, corpus.format)
     _require_fit(spec, corpus, objective)
@@ -142,10 +144,12 @@ def _run_grid(spec, trials, study, record):
     """All trials at once, on record before the first one starts."""
     from sweeps.launch import run
 
-    for trial in trials:
-        trial.directory.write_spec(trial.spec)
-    study.write([trial.run_id for trial in trials], **record | _variants(spec, trials))
-    return run(spec, trials)
+    def begin() -> None:
+        for trial in trials:
+            trial.directory.write_spec(trial.spec)
+        study.write([trial.run_id for trial in trials], **record | _variants(spec, trials))
+
+    return run(spec, trials, begin=begin)
 
 
 def _run_rounds(spec, search, study, record):

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from stability.runs.directory import FINISHED, STOPPED, tail
+from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED, tail
 from stability.runs.lock import RunLock
 from sweeps.trial import AXES, Trial, choice_name
 
@@ -115,7 +115,7 @@ class Progress:
         self._read_status(row, status)
         if row.running and not row.owner:
             row.state, row.phase = (STALLED if status["state"] == "running" else status["state"]), ""
-        elif row.owner and row.state in ("queued", STOPPED, "failed"):
+        elif row.owner and row.state in ("queued", STOPPED, INTERRUPTED, "failed"):
             row.state, row.phase = "running", "starting"
         if row.phase == "training" or row.state == STALLED:
             _read_logs(row)

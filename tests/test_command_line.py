@@ -132,9 +132,11 @@ def test_the_shim_touches_nothing_else():
         (["lr=-1e-3"], "must be positive"),
         (["lr=nan"], "lr.values"),
         (["lr=[]"], "lr.values"),
-        (["reports_dir=/dev/null/x", "dry_run=false"], "/dev/null/x"),
+        (["reports_dir=/dev/null/x", "dry_run=false"], "error: reports_dir=/dev/null/x: nothing can be written there (Not a directory)"),
+        (["ray.address=foo"], "ray.address=foo: must be auto, or HOST:PORT of a cluster's head"),
+        (["ray.address=foo:70000"], "ray.address=foo:70000: must be auto, or HOST:PORT of a cluster's head"),
         (["model.heads=3"], "model.heads=3 must divide model.width=64"),
-        (["runs_dir=/proc/nowhere"], "/proc/nowhere"),
+        (["runs_dir=/proc/nowhere"], "error: runs_dir=/proc/nowhere: nothing can be written there ("),
         (["model.positions=1000000"], "the held-out 1 % has"),
     ],
 )
