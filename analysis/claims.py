@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from analysis import recipe, residual_claims
+from analysis import recipe, rivals
 from analysis.compare import Comparison, compare_stable_steps, compare_windows
 from analysis.learning import Learned, little, most_learned
 from analysis.load import FINISHED, Study
@@ -64,22 +64,22 @@ def judge(study: Study) -> tuple[Claim, ...]:
     for setting in sorted(set(study.runs.loc[study.runs["variant"] == "", "setting"])):
         names = set(study.runs.loc[study.runs["setting"] == setting, "series"])
         sides = _sides(study, [found[name] for name in study.series if name in names])
-        if residual_claims.compares_residuals(study) and "sc" not in set(study.runs["mechanism"]):
-            continue  # another question than the consensus paper's
+        if rivals.another_question(study):
+            continue  # than the consensus paper's
         prefix = f"Setting {setting}: " if setting else ""
         claims += [Claim(claim.subject, claim.verdict, prefix + claim.text) for claim in _judge_setting(study, sides)]
-    claims += _residual_claims(study, found)
+    claims += _rival_claims(study, found)
     return tuple(Claim(claim.subject, claim.verdict, recipe.worded(study, claim.text)) for claim in (*claims, *_coverage(study), _scale(study)))
 
 
-def _residual_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
-    """Of schemes beside the plain residual, in a study that has them; a scheme's seeds are judged as a mechanism's are."""
-    if not residual_claims.compares_residuals(study):
+def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
+    """Of schemes beside the plain one, in a study that has both; a scheme's seeds are judged as a mechanism's are."""
+    if not (rivals.compares_residuals(study) or rivals.compares_mechanisms(study)):
         return []
     learned = {name: Learned.of(study, each) for name, each in found.items()}
     most = most_learned(list(learned.values()))
     shortfalls = {name: each.shortfall(most) for name, each in learned.items()}
-    return [Claim(subject, cast(Verdict, verdict), text) for subject, verdict, text in residual_claims.sentences(study, found, shortfalls)]
+    return [Claim(subject, cast(Verdict, verdict), text) for subject, verdict, text in rivals.sentences(study, found, shortfalls)]
 
 
 def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
@@ -187,7 +187,7 @@ def _steps_claim(study: Study, state: str, sc: Side, sa: Side) -> Claim:
 def _coverage(study: Study) -> list[Claim]:
     """What a reader must know of runs that are no results; nothing where all are."""
     counts = study.runs["status"].value_counts()
-    missing = [f"{counts[status]} {status}" for status in ("failed", "running", "queued") if status in counts]
+    missing = [f"{counts[status]} {status}" for status in ("failed", "running", "interrupted", "queued") if status in counts]
     if not missing:
         return []
     text = f"Of {plural(len(study.runs), 'run')}, {listed(missing)}: these are no results, and a window next to one counts as open."
@@ -199,7 +199,7 @@ def _scale(study: Study) -> Claim:
     runs = finished if len(finished) else study.runs
     text = (
         f"All this is at {count_range(runs['num_params'])} parameters, {count_range(runs['num_steps'])} steps and {count_range(runs['num_tokens'])} "
-        f"tokens per run, {plural(study.runs['seed'].nunique(), 'seed')}; the paper's models have 35 to 385 million parameters."
+        f"tokens per run, {plural(study.runs['seed'].nunique(), 'seed')}; {rivals.scale_of_the_papers(study)}."
     )
     return Claim("scale", "not judged", text)
 

@@ -1,4 +1,4 @@
-"""Learning curves as in the paper's Figures 7 to 9: by mechanism with an early and a late panel, and by learning rate across mechanisms.
+"""Learning curves as in the consensus paper's Figures 7 to 9: by mechanism with an early and a late panel, and by learning rate across mechanisms.
 
 A line is the median over the seeds of one learning rate, its shade their range. A diverged seed counts as ∞ from where it ended, as in the windows: the
 line stops where half of the seeds are gone.
@@ -29,13 +29,13 @@ EARLY_SHARE = 5  # the early panel holds the first fifth of the steps
 SERIES_PER_FIGURE, RATES_PER_ROW = 5, 3
 POINTS = 400  # drawn of a line
 CAPTION = (
-    "Training loss against step by mechanism, as in the paper's Figure 7, early (left, averaged over a hundredth of the run) and late (right, over a "
-    "twentieth), each on a scale of its own. Line: median over the seeds of a learning rate, ending where half of them have diverged; shade: their range; "
-    "circles: validation NLL; ×: the last loss of a run that diverged. What rises above the axis is cut."
+    "Training loss against step by mechanism, as in the consensus paper's Figure 7, early (left, averaged over a hundredth of the run) and late (right, "
+    "over a twentieth), each on a scale of its own. Line: median over the seeds of a learning rate, ending where half of them have diverged; shade: their "
+    "range; circles: validation NLL; ×: the last loss of a run that diverged. What rises above the axis is cut."
 )
 BY_RATE_CAPTION = (
-    "The same by learning rate, the mechanisms beside each other, as the paper's Figures 8 and 9; averaged over a twentieth of the run, scaled to what "
-    "comes after its first fifth."
+    "The same by learning rate, the mechanisms beside each other, as the consensus paper's Figures 8 and 9; averaged over a twentieth of the run, scaled to "
+    "what comes after its first fifth."
 )
 NAME, BY_RATE = "curves", "curves-by-lr"
 Limits = tuple[float, float]

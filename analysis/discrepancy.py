@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,9 +17,9 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from analysis.load import Column, Frame, Study
 from analysis.probe_tables import _cell
 from analysis.spread import INTERVAL_RULE, Spread, listed, lr_text, power
-from analysis.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors, mechanism_looks
+from analysis.style import FIXED, INK, MUTED, OTHERS, WIDTH_INCHES, fitting_legend, lr_colors
 from analysis.tables import PHASES, captioned, chunks, source
-from analysis.typeset import Cell, Table, paragraph
+from analysis.typeset import Cell, Table, paragraph, picture
 
 OWN, UNSCALED = "own", "unscaled"
 PANELS_PER_ROW = 4
@@ -164,7 +165,7 @@ def pdmm_figure(frame: Frame) -> Figure:
     """Error and discrepancy against the iteration, both logarithmic; a colour a graph."""
     figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
     axes = figure.subplots(1, 2)
-    colors = {graph: color for graph, (color, _) in mechanism_looks(frame["graph"].unique()).items()}
+    colors = dict(zip(frame["graph"].unique(), itertools.cycle(color for color, _ in (*FIXED.values(), *OTHERS)), strict=False))
     for ax, column, label in zip(axes, ("error", "discrepancy"), ("$\\|x - x^*\\| / \\|x^*\\|$", "consensus discrepancy"), strict=True):
         for (graph, schedule), part in frame.groupby(["graph", "schedule"], sort=False):
             above = part[part[column] > ROUNDING].sort_values("iteration")
@@ -230,9 +231,9 @@ def section(study: Study, drawn: Mapping[str, Path | None]) -> str:
     for name in (name for name in drawn if name.startswith(f"{FIGURE}-")):
         phase = name.removeprefix(f"{FIGURE}-").rpartition("-")[0]
         body.append(captioned(study, drawn, name, CAPTIONS[FIGURE].format(phase=PHASES.get(phase, phase))))
-    if PDMM in study.probes:
-        frame = study.probes[PDMM]
-        body.append(captioned(study, drawn, PDMM, CAPTIONS[PDMM].format(nodes=f"{frame['nodes'].iloc[0]:.0f}", recipe=recipe(frame))))
+    if (path := drawn.get(PDMM)) is not None:
+        frame = study.probes[PDMM]  # of no run and no data: the caption names none
+        body.append(picture(path, CAPTIONS[PDMM].format(nodes=f"{frame['nodes'].iloc[0]:.0f}", recipe=recipe(frame))))
     said = hypothesis(study)
     return "".join([*body, *([paragraph(said)] if said else []), *(table.typst() for table in study_tables(study))])
 

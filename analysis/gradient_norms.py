@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.load import Frame, Study
 from analysis.plots import mechanism_legend
+from analysis.rivals import PLAIN
 from analysis.spread import lr_text
 from analysis.style import WIDTH_INCHES, Look, looks
 from analysis.tables import captioned
@@ -22,7 +23,9 @@ PANELS = 4  # learning rates, evenly chosen
 WINDOW_SHARE = 50  # of the steps: how many a mean runs over
 CAPTION = (
     "Norm of the whole gradient before clipping against step, as mHC-lite's Figure 2, by learning rate (four at most). Line: median over seeds of a running "
-    "mean over a fiftieth of the steps; shade: the seeds' range. A line ends where its last seed does."
+    "mean over a fiftieth of the steps; shade: the seeds' range. A line ends where its last seed does. With n streams the head reads the sum of n normed ones, "
+    "so that the logits start n times as large as with the plain residual (hc; mhc and mhc_lite nearly). NLL and gradient norm start larger for that "
+    "alone{here}, which is no sign of instability, but clip_norm acts on it."
 )
 
 
@@ -35,7 +38,24 @@ def gradient_norm_figures(study: Study) -> dict[str, Figure | None]:
 
 def picture(study: Study, figures: Mapping[str, Path | None]) -> str:
     """The figure with its caption; "" where there is none."""
-    return captioned(study, figures, NAME, CAPTION) if figures.get(NAME) is not None else ""
+    return captioned(study, figures, NAME, CAPTION.format(here=_at_the_start(study))) if figures.get(NAME) is not None else ""
+
+
+def _at_the_start(study: Study) -> str:
+    """By how much, beside the plain residual of the same mechanism: ranges over mechanisms and schemes of medians over runs; "" without a plain one."""
+    norms = study.curves[study.curves["grad_norm"] > 0].sort_values("step").groupby("run_id")["grad_norm"].first()
+    runs = study.runs.assign(start=study.runs["run_id"].map(norms))
+    medians = runs.groupby(["mechanism", "residual"])[["init_nll", "start"]].median().dropna()
+    beside = [(row, medians.loc[(mechanism, PLAIN)]) for (mechanism, name), row in medians.iterrows() if name != PLAIN and (mechanism, PLAIN) in medians.index]
+    if not beside:
+        return ""
+    nll, plain = (_span([values["init_nll"] for values in side], ".2f") for side in zip(*beside, strict=True))
+    return f" (here {nll} against {plain} nats and {_span([row['start'] / base['start'] for row, base in beside], '.1f')} times the norm)"
+
+
+def _span(values: Sequence[float], digits: str) -> str:
+    low, high = f"{min(values):{digits}}", f"{max(values):{digits}}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _figure(study: Study, rows: Frame) -> Figure:

@@ -86,7 +86,7 @@ TEXT_COLUMNS = {
 SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")
 
 FINISHED = ("stable", "spiked", "plateaued")
-PENDING = ("queued", "running", "stopped")
+PENDING = ("queued", "running", "interrupted", "stopped")
 PAPER_ORDER = ("sa", "sc", "mix", "sw")
 
 

@@ -14,6 +14,7 @@ WORDS_OF_IMAGES = {
     "token-frequency NLL": "class-frequency NLL",
     "training tokens' frequencies": "training images' class frequencies",
     "tokens per run": "patches per run",
+    "Tokens per second": "Patches per second",
     "nats per predicted token": "cross entropy, nats per image",
 }
 WORDS_OF_TOKENS = re.compile("|".join(WORDS_OF_IMAGES))

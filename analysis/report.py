@@ -43,6 +43,7 @@ from analysis.protocol import methods
 from analysis.sensitivity import sensitivity_table
 from analysis.spread import listed, plural, power
 from analysis.style import RC
+from analysis.throughput import throughput_table
 
 STATES_EXPLAINED = (
     "State “checkpoint” starts from the run's own optimizer state, state “paper” follows the paper's protocol to the letter: its averages over "
@@ -70,13 +71,20 @@ def build(study_dir: Path | str, reports_dir: Path | str) -> Path:
 
     Errors: ``ValueError`` where the study's files are missing or of another schema version (see `load`).
     """
-    study_dir, reports_dir = Path(study_dir), Path(reports_dir)
-    study = load(study_dir)
+    return build_together([study_dir], Path(study_dir).resolve().name, reports_dir)
+
+
+def build_together(study_dirs: Sequence[Path | str], name: str, reports_dir: Path | str) -> Path:
+    """Write ``<reports_dir>/<name>.pdf`` about several studies, one after another. Errors: as `build`."""
+    studies = [load(Path(study_dir)) for study_dir in study_dirs]
     with tempfile.TemporaryDirectory(prefix="stability-report-") as folder:
+        parts = [(study.name, _subtitle(study), _sections(study, Path(folder), f"{index}-")) for index, study in enumerate(studies)]
+        title = f"Learning-rate stability: {name}"
+        text = typeset.document(title, *parts[0][1:]) if len(parts) == 1 else typeset.document(title, listed([part[0] for part in parts]), typeset.parts(parts))
         source = Path(folder) / "report.typ"
-        source.write_text(_document(study, Path(folder)), encoding="utf-8")
+        source.write_text(text, encoding="utf-8")
         pdf = typst.compile(str(source), root=folder, ignore_system_fonts=True)
-    return _replace(reports_dir / f"{study_dir.resolve().name}.pdf", pdf)
+    return _replace(Path(reports_dir) / f"{name}.pdf", pdf)
 
 
 def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str:
@@ -116,11 +124,11 @@ def _replace(path: Path, content: bytes) -> Path:
     return path
 
 
-def _draw(study: Study, folder: Path, suffix: str) -> dict[str, Path | None]:
+def _draw(study: Study, folder: Path, suffix: str, prefix: str = "") -> dict[str, Path | None]:
     """Every figure into its file; None for one that has no data. α_max has one file per phase and four series."""
     with matplotlib.rc_context(RC):
         if search.is_search(study):
-            return {name: _save(figure, folder / f"{name}.{suffix}") for name, figure in search.search_figures(study).items()}
+            return {name: _save(figure, folder / f"{prefix}{name}.{suffix}") for name, figure in search.search_figures(study).items()}
         figures: dict[str, Figure | None] = {NLL: nll_figure(study), WINDOW: window_figure(study)}
         figures |= accuracy.accuracy_figures(study) | generative.generative_figures(study)
         figures |= curve_plots.curve_figures(study)
@@ -131,7 +139,7 @@ def _draw(study: Study, folder: Path, suffix: str) -> dict[str, Path | None]:
             figures |= {f"blocks-{phase}-{index}": figure for index, figure in enumerate(block_shares.block_figures(study, phase))}
             figures |= {f"alpha-{phase}-{index}": figure for index, figure in enumerate(alpha_figures(study, phase))}
         figures |= probe_plots.probe_figures(study) | discrepancy.figures(study) | stream_plots.stream_figures(study)
-        return {name: _save(figure, folder / f"{name}.{suffix}") for name, figure in figures.items()}
+        return {name: _save(figure, folder / f"{prefix}{name}.{suffix}") for name, figure in figures.items()}
 
 
 def _save(figure: Figure | None, path: Path) -> Path | None:
@@ -143,10 +151,10 @@ def _save(figure: Figure | None, path: Path) -> Path | None:
     return path
 
 
-def _document(study: Study, folder: Path) -> str:
-    figures = _draw(study, folder, "pdf")
+def _sections(study: Study, folder: Path, prefix: str) -> str:
+    figures = _draw(study, folder, "pdf", prefix)
     if search.is_search(study):
-        return _whole(study, (overview(study), search.section(study, figures), _troubles(study)))
+        return "".join((overview(study), search.section(study, figures), _troubles(study)))
     alpha = _alpha(study, figures) + _steps_and_spectra(study, figures)
     nll = ablation_plots.section(study, figures) + ("" if ablation.tells_all(study) else _nll(study, figures))
     sections = (
@@ -162,11 +170,7 @@ def _document(study: Study, folder: Path) -> str:
         curve_plots.section(study, figures),
         _troubles(study),
     )
-    return _whole(study, sections)
-
-
-def _whole(study: Study, sections: Sequence[str]) -> str:
-    return typeset.document(f"Learning-rate stability: {study.name}", _subtitle(study), "".join(sections))
+    return "".join(sections)
 
 
 def _nll_tables(study: Study) -> list[typeset.Table]:
@@ -196,6 +200,8 @@ def _nll(study: Study, figures: dict[str, Path | None]) -> str:
     body += [tables.window_table(study).typst()]
     if figures[WINDOW] is not None:
         body.append(tables.captioned(study, figures, WINDOW, WINDOW_CAPTION, ""))
+    speed = throughput_table(study)
+    body += [] if speed is None else [speed.typst()]
     sensitive = None if edge.edge_tables(study) else sensitivity_table(study)  # a mean over rates that lie close where the edges are
     body += [] if sensitive is None else [sensitive.typst()]
     return "".join(body)

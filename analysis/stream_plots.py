@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.load import Column, Frame, Study
 from analysis.spread import lr_text, power
-from analysis.stream_tables import NAME, ordered, phases, study_tables
+from analysis.stream_tables import NAME, iteration_count, iterations_of, ordered, phases, study_tables, token_count
 from analysis.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors
 from analysis.tables import PHASES, captioned, chunks
 from analysis.typeset import heading
@@ -31,10 +31,11 @@ PANELS = (
     ("gain forward, backward", ("product", "forward_gain"), ("rest", "backward_gain")),
 )
 CAPTION = (
-    "Mixing matrices A of residual streams (X' = AᵀX + …) by connection l, {phase}, over every token of held-out sequences. First three columns, the first "
-    "as mHC-lite's Figure 4, the others as its Figure 3: median (solid), 90 % of the values (shade), smallest and largest (dotted), over the seeds of a "
-    "rate. ν: largest over smallest entry of what Sinkhorn's iterations are given; grey line: the number at which 20 iterations may not suffice. Last: the "
-    "most that mixing alone multiplies the largest entry of a signal by up to connection l (solid), and of its gradient from the head back to it (dashed)."
+    "Mixing matrices A of residual streams (X' = AᵀX + …) by connection l, {phase}, over every token of held-out sequences ({tokens}). First three columns, "
+    "the first as mHC-lite's Figure 4, the others as its Figure 3: median (solid), 90 % of the values (shade), smallest and largest (dotted), over the seeds "
+    "of a rate. ν: largest over smallest entry of what Sinkhorn's iterations are given; grey line: the number of them, above which they may not "
+    "suffice{iterations}. Last: the most that mixing alone multiplies the largest entry of a signal by up to connection l (solid), and of its gradient from "
+    "the head back to it (dashed)."
 )
 
 
@@ -56,10 +57,12 @@ def section(study: Study, drawn: Mapping[str, Path | None]) -> str:
     """The report's part; "" where no run was probed."""
     if NAME not in study.probes:
         return ""
-    body = [heading("How doubly stochastic the mixing of residual streams is")]
+    body, rows = [heading("How doubly stochastic the mixing of residual streams is")], ordered(study)
     for name in (name for name in drawn if name.startswith(f"{NAME}-")):
         phase = name.removeprefix(f"{NAME}-").rpartition("-")[0]
-        body.append(captioned(study, drawn, name, CAPTION.format(phase=PHASES.get(phase, phase))))
+        shown = rows[rows["phase"] == phase]
+        counts = {"tokens": token_count(shown), "iterations": iteration_count(shown)}
+        body.append(captioned(study, drawn, name, CAPTION.format(phase=PHASES.get(phase, phase), **counts)))
     return "".join([*body, *(table.typst() for table in study_tables(study))])
 
 
@@ -69,6 +72,8 @@ def _figure(rows: Frame, names: Sequence[str]) -> Figure:
     for line, name in zip(axes, names, strict=True):
         part = rows[rows["series"] == name]
         for ax, (_, first, second) in zip(line, PANELS, strict=True):
+            for at in iterations_of(part) if first[1] == "log_range" else [1]:
+                ax.axhline(at, color=MUTED, linewidth=0.6, zorder=1)
             _panel(ax, _of(part, first), None if second is None else _of(part, second), colors)
         line[0].set_ylabel(textwrap.fill(name, 18), fontweight="bold")
     for ax, (title, _, _) in zip(axes[0], PANELS, strict=True):
@@ -92,7 +97,6 @@ def _panel(ax: Axes, rows: Frame, beside: Frame | None, colors: Mapping[float, A
         ax.text(0.5, 0.5, "no iterations", transform=ax.transAxes, ha="center", va="center", fontsize=8, color=MUTED)
         ax.set_yticks([])
         return
-    ax.axhline(20 if rows["quantity"].iloc[0] == "log_range" else 1, color=MUTED, linewidth=0.6, zorder=1)
     for lr, at_lr in rows.groupby("run_lr"):
         if beside is None:
             _band(ax, at_lr, colors[lr])

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.load import Column, Frame, Study
-from analysis.spread import INTERVAL_RULE, Spread, lr_text, power
+from analysis.spread import INTERVAL_RULE, Spread, listed, lr_text, power
 from analysis.tables import PHASES, source
 from analysis.typeset import Cell, Table
 
@@ -28,11 +28,11 @@ COLUMNS: tuple[tuple[str, str, str, str], ...] = (
 )
 GROUPS = (("", 2), ("before Sinkhorn", 2), ("A, sums off by", 2), ("A_1 ⋯ A_L, off by", 2), ("norm", 1), ("gain", 2))
 CAPTION = (
-    "Of every token on held-out data, the worst; then the median over seeds. A: the mixing matrix of a connection, X' = AᵀX + …, over all connections; "
-    "A_1 ⋯ A_L: their product through the depth. ln ν: the largest over the smallest entry before Sinkhorn's iterations, in logarithms; > K: the share of "
-    "tokens and connections where it exceeds their number. Off by: largest distance of a column's or row's sum from 1. Norm: largest spectral norm of "
-    "the product. Gain: by how much mixing alone may multiply the largest entry of a signal through all connections (forward, at most the column sums) or "
-    "of its gradient (backward, the row sums)."
+    "Of every token on held-out data ({tokens}), the worst; then the median over seeds. A: the mixing matrix of a connection, X' = AᵀX + …, over all "
+    "connections; A_1 ⋯ A_L: their product through the depth. ln ν: the largest over the smallest entry before Sinkhorn's iterations, in logarithms; > K: the "
+    "share of tokens and connections where it exceeds their number{iterations}. Off by: largest distance of a column's or row's sum from 1. Norm: largest "
+    "spectral norm of the product. Gain: by how much mixing alone may multiply the largest entry of a signal through all connections (forward, at most the "
+    "column sums) or of its gradient (backward, the row sums)."
 )
 
 
@@ -69,7 +69,25 @@ def _table(rows: Frame, phase: str, origin: str) -> Table:
         cells = [_cell(values.xs(tuple(key)) if tuple(key) in values.index else values.iloc[:0], which) for values, which in _named(columns)]
         body.append((Cell(str(key.series)), Cell(lr_text(key.run_lr)), *cells))
     header = ("mechanism", "LR", *(heading for heading, _, _, _ in COLUMNS))
-    return Table(f"Mixing of residual streams, {phase}", f"{CAPTION} {INTERVAL_RULE}. {origin}", header, tuple(body), GROUPS)
+    caption = CAPTION.format(tokens=token_count(rows), iterations=iteration_count(rows))
+    return Table(f"Mixing of residual streams, {phase}", f"{caption} {INTERVAL_RULE}. {origin}", header, tuple(body), GROUPS)
+
+
+def token_count(rows: Frame) -> str:
+    """Of a run; a connection has one spectral norm a token."""
+    counts = rows.loc[(rows["quantity"] == "spectral_norm") & rows["connection"].notna(), "num_values"]
+    return f"{listed(f'{count:,.0f}' for count in sorted(set(counts)))} tokens a run"
+
+
+def iterations_of(rows: Frame) -> list[float]:
+    """Every number K of Sinkhorn's iterations among the runs; [] where none has any."""
+    return sorted(set(rows.loc[rows["quantity"] == "iterations", "value"]))
+
+
+def iteration_count(rows: Frame) -> str:
+    """As ``, K = 20``; "" where no run has iterations."""
+    counts = [f"{number:.0f}" for number in iterations_of(rows)]
+    return f", K = {listed(counts)}" if counts else ""
 
 
 def _named(columns: list[Column]) -> list[tuple[Column, str]]:

@@ -193,6 +193,16 @@ PREAMBLE = """
 """
 
 
+def parts(titled: Sequence[tuple[str, str, str]]) -> str:
+    """Bodies one after another, each on a page of its own under its title and subtitle, after a list of what they hold."""
+    head = "#outline(title: none, depth: 1)\n"
+    return head + "".join(
+        f"#pagebreak()\n#heading(level: 1, text(size: 16pt, {literal(title)}))\n#text(size: 10pt, fill: muted, {literal(subtitle)})\n\n"
+        f"#[#set heading(offset: 1)\n#show heading.where(level: 2): set text(size: 12.5pt)\n{body}]\n"
+        for title, subtitle, body in titled
+    )
+
+
 def document(title: str, subtitle: str, body: str) -> str:
     """A whole typst document."""
     large = f'#[#set par(justify: false)\n#text(size: 19pt, weight: "bold", hyphenate: false, {literal(title)})]'

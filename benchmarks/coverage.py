@@ -18,6 +18,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from benchmarks._examples import drawn, format_of
 from benchmarks._machine import machine
 from stability.curvature import directional
 from stability.curvature.taylor import missing_rule
@@ -142,10 +143,11 @@ def norms() -> Iterator[Case]:
 def objectives() -> Iterator[Case]:
     for name in Registry("objectives").names():
         objective_class = Registry("objectives").load(name)
-        objective = objective_class(objective_class.Config(), VOCABULARY)
-        tokens = torch.randint(VOCABULARY, (SHAPE[0], objective.tokens_needed(SHAPE[1])), generator=torch.Generator().manual_seed(0))
-        examples = objective.examples(tokens, torch.Generator().manual_seed(1))
-        logits = torch.randn(*SHAPE[:2], objective.num_outputs, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        data_format = format_of(name, VOCABULARY, SHAPE[1])
+        objective = objective_class(objective_class.Config(), data_format)
+        data = drawn(name, data_format, objective.tokens_needed(SHAPE[1]), SHAPE[0], torch.Generator().manual_seed(0))
+        examples = objective.examples(data, torch.Generator().manual_seed(1))
+        logits = torch.randn(*examples.targets_BN.shape, objective.num_outputs, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 
         def loss(params: Tensors, batch: Any, objective: Any = objective) -> tuple[Tensor, Tensor]:
             return objective.loss_sum(params["x"] * params["x"], batch)

@@ -82,6 +82,7 @@ def compose(root: str, argv: Sequence[str]) -> dict[str, Any]:
     for word in argv:
         if "=" not in word and not word.startswith("~"):
             raise ValueError(f"'{word}' is not of the form key=value; e.g. mechanism=sc lr=range (-h shows more)")
+    _refuse_repetitions(argv)
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             config = hydra_compose(root, overrides=hydra_overrides(argv))
@@ -92,6 +93,15 @@ def compose(root: str, argv: Sequence[str]) -> dict[str, Any]:
         return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(explained(error, root, _given(argv))) from None
+
+
+def _refuse_repetitions(argv: Sequence[str]) -> None:
+    """``residual=[hc,hc]``, of which Hydra would make one without a word."""
+    for axis, value in _given(argv).items():
+        names = re.findall(r"[^\[\],\s'\"]+", value) if axis in AXES else []
+        repeated = [name for name in names if names.count(name) > 1]
+        if repeated:
+            raise ValueError(f"{axis}={value}: {repeated[0]} is named {names.count(repeated[0])} times; give each once")
 
 
 def _chosen_anew(root: str, argv: Sequence[str]) -> list[str]:
@@ -253,8 +263,11 @@ def _follow_in_lines(named: Iterable[tuple[str, Iterator[None]]]) -> None:
         print(f"{name}, {time.monotonic() - start:.0f} s", flush=True)
 
 
-def check_writable(folder: Path) -> None:
-    """Make a folder, and leave nothing in it. ``OSError`` where it cannot be written to."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        pass
+def check_writable(key: str, folder: str) -> None:
+    """Leave nothing behind. Errors: ``RuntimeError`` where ``key=folder`` can neither be written to nor made."""
+    try:
+        nearest = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise RuntimeError(f"{key}={folder}: nothing can be written there ({error.strerror or error}); give a folder of your own") from None

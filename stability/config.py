@@ -18,7 +18,7 @@ from stability.ablation import Ablation, Variant, require_swept
 from stability.ablation import read as read_ablations
 from stability.entry_specs import HessianSpec, ProbeSpec, ReportSpec, StatusSpec
 from stability.guards import CheckpointSpec, GuardSpec, LogSpec
-from stability.launcher_specs import GpuShare, RaySpec, SlurmSpec, check_devices, check_shards
+from stability.launcher_specs import GpuShare, RaySpec, SlurmSpec, check_devices, check_launcher, check_shards
 from stability.learning_rates import LearningRates
 from stability.neutral import without_neutral
 from stability.parts import CrossOfEach, Part, cross_choice, cross_fits, cross_has_context, one_part, part, read_by, some_parts
@@ -28,10 +28,9 @@ from stability.registry import Registry, add_plugin
 from stability.sampling import GenerateSpec, GenerationSpec, asked_for
 from stability.search_space import HalvingSpec, SearchSpec, chosen, halving_asked_for
 from stability.tokenizer_spec import TokenizerSpec
-from stability.validation import Settings, checked
+from stability.validation import STUDY_NAME, Settings, checked
 
-# Raised when the same spec would train differently: old runs then keep their ids and are not taken for new ones.
-BEHAVIOUR_VERSION = 1
+BEHAVIOUR_VERSION = 1  # raised when the same spec would train differently: old runs then keep their ids and are not taken for new ones
 ABLATED = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers"}  # axes whose parts' settings can vary, and their families
 
 
@@ -191,7 +190,7 @@ class SweepSpec(AbstractRecipe):
     generate: Annotated[GenerationSpec | None, BeforeValidator(asked_for)] = Field(
         default=None, description="samples of each run's last checkpoint and their NLL under an oracle; generate.num=null: none"
     )
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$", max_length=100, description="the study's name, a folder under runs/studies")
+    name: str = Field(pattern=STUDY_NAME, max_length=100, description="the study's name, a folder under runs/studies")
     runs_dir: str = Field(min_length=1, description="folder of the pool of runs")
     launcher: Literal["serial", "ray", "slurm"] = Field(description="what the runs are handed to")
     retry: Literal["failed", "none"] = Field(default="failed", description="failed: the same command tries failed runs again; none: leaves them")
@@ -209,9 +208,10 @@ class SweepSpec(AbstractRecipe):
 
     @model_validator(mode="after")
     def _devices_have_work(self) -> SweepSpec:
+        check_launcher(self.launcher, {"ray": self.ray, "slurm": self.slurm}, self.cpus_per_trial, self.gpus_per_trial)
         whole = [item.name for item in self.optimizer if not Registry("optimizers").load(item.name).elementwise]
         parts = check_shards(self.devices_per_trial, self.batch, whole) if self.shard_parameters else -(-self.batch // (self.microbatch or self.batch))
-        check_devices(self.devices_per_trial, self.batch, parts, self.slurm.gpus if self.launcher == "slurm" else 0)
+        check_devices(self.devices_per_trial, self.batch, parts, self.slurm.gpus)
         return self
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from stability.learning_rates import LearningRates
 from stability.parts import Part, one_part
 from stability.protocol import CurvatureSpec
-from stability.validation import Settings
+from stability.validation import STUDY_NAME, Settings
 
 
 class HessianSpec(Settings):
@@ -43,10 +43,18 @@ class HessianSpec(Settings):
         return self
 
 
+def _several(value: Any) -> Any:
+    """``[a,b]`` comes as it was written, since a name may be a path."""
+    if not isinstance(value, str):
+        return value
+    return tuple(name.strip() for name in value[1:-1].split(",")) if value.startswith("[") and value.endswith("]") else (value,)
+
+
 class ReportSpec(Settings):
     """Tables, figures and PDF of a study that has run."""
 
-    name: str = Field(min_length=1, description="a study's name under runs_dir/studies, or its folder")
+    name: Annotated[tuple[str, ...], BeforeValidator(_several)] = Field(min_length=1, description="studies' names under runs_dir/studies, or their folders")
+    together: str | None = Field(default=None, pattern=STUDY_NAME, description="name of one PDF about all of them; null: one each")
     runs_dir: str = Field(default="runs", min_length=1, description="folder of the pool of runs")
     reports_dir: str = Field(default="reports", min_length=1, description="folder of the PDFs")
 

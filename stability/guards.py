@@ -25,7 +25,9 @@ class GuardSpec(Settings):
     """Algorithm 1 of *Frankenstein Transformer* (its section 4.7). A sweep of stability leaves the guards off: they hide divergence."""
 
     post_clip_norm: float | None = Field(
-        default=None, gt=0, description="gradient norm after clipping above which a step is bad, as one that is not finite is; below clip_norm; null: none"
+        default=None,
+        gt=0,
+        description="gradient norm after clipping (below clip_norm) above which a step is bad as one that is not finite is: a run that it stops has diverged",
     )
     check_every: int = Field(default=1, ge=1, description="steps between checks; a step that is validated or may write a checkpoint is always checked")
     on_nonfinite: Literal["stop", "skip_step", "restore_last_good"] = Field(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
@@ -55,6 +56,8 @@ class RaySpec(Settings):
     def _a_member(cls, value: str | None) -> str | None:
         if value is not None and value.startswith("ray://"):
             raise ValueError(f"ray.address={value}: Ray's client protocol is not used here; run the command on a machine of the cluster with ray.address=auto")
+        if value is not None and value != "auto" and not (re.fullmatch(r".+:\d{1,5}", value) and 0 < int(value.rpartition(":")[2]) < 65_536):
+            raise ValueError(f"ray.address={value}: must be auto, or HOST:PORT of a cluster's head, e.g. 10.0.0.1:6379")
         return value
 
 
@@ -81,3 +84,19 @@ class SlurmSpec(Settings):
         if "minutes" in info.data and value >= 60 * info.data["minutes"]:
             raise ValueError(f"slurm.grace_s={value} must be below the job's {60 * info.data['minutes']} s (slurm.minutes={info.data['minutes']})")
         return value
+
+
+def check_launcher(launcher: str, own: Mapping[str, Settings], cpus_per_trial: float | None, gpus_per_trial: float | str) -> None:
+    """Errors: ``ValueError`` for a setting that the chosen launcher does not read. ``own``: of each launcher that has settings of its own, these."""
+    for owner, settings in own.items():
+        fields = type(settings).model_fields
+        given = [f"{owner}.{name}={getattr(settings, name)}" for name in fields if getattr(settings, name) != fields[name].default]
+        if given and launcher != owner:
+            raise ValueError(f"{given[0]} is read by launcher={owner} only, and this is launcher={launcher}; add launcher={owner}, or leave it out")
+    if launcher == "ray":
+        return
+    instead = {"slurm": "give slurm.{0}s=…", "serial": "add launcher=ray"}[launcher]
+    for name, value, default in (("cpu", cpus_per_trial, None), ("gpu", gpus_per_trial, "auto")):
+        if value != default:
+            told = f"{name}s_per_trial={value:g}" if isinstance(value, float | int) else f"{name}s_per_trial={value}"
+            raise ValueError(f"{told} is read by launcher=ray only, and this is launcher={launcher}; {instead.format(name)}, or leave it out")

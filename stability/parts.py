@@ -162,6 +162,23 @@ def some_parts(family: str) -> Any:
     def read(value: Any) -> Any:
         if isinstance(value, dict):  # as Hydra composes an axis: {"sa": {…}, "sc": {…}}
             value = [{"name": name, **(settings or {})} for name, settings in value.items()]
-        return tuple(part(family, item) for item in value)
+        return agreeing(family, tuple(part(family, item) for item in value))
 
     return BeforeValidator(read)
+
+
+def agreeing(family: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """The parts of an axis. Errors: ``ValueError`` where two differ in a field that is `Settings.same_for_all`, since their runs are compared."""
+    seen: dict[str, tuple[str, Any]] = {}
+    for item in parts:
+        for field in item.settings.same_for_all:
+            key, value = f"{Registry(family).noun}.{item.name}.{field}", getattr(item.settings, field)
+            first, expected = seen.setdefault(field, (key, value))
+            if value != expected:
+                raise ValueError(f"{first}={_written(expected)} and {key}={_written(value)}: in one sweep they must be the same; set both, or sweep them apart")
+    return parts
+
+
+def _written(value: Any) -> str:
+    """As on the command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from stability.command_line import publish, read_spec, run_entry
 
 HELP = """
 python -m stability.report name=NAME_OR_FOLDER [runs_dir=runs] [reports_dir=reports]
+python -m stability.report name=[NAME,NAME,…] together=TITLE
 
-Read the runs of a study, print its tables and write reports_dir/<name>.pdf. Works while the sweep is still running.
+Read the runs of a study, print its tables and write reports_dir/<name>.pdf. Works while the sweep is still running. Of several studies: one
+PDF about all of them, reports_dir/TITLE.pdf.
 """
 
 
@@ -17,8 +17,13 @@ def main(argv: list[str]) -> int:
     spec = read_spec("report", argv)
     from stability.runs.study import StudyFolder
 
-    given = Path(spec.name)
-    publish(StudyFolder(given) if (given / "study.json").exists() else StudyFolder.of(spec.runs_dir, spec.name), spec.reports_dir)
+    studies = [StudyFolder.find(spec.runs_dir, name) for name in spec.name]
+    for study in studies:
+        publish(study, spec.reports_dir if spec.together is None else None)
+    if spec.together is not None:
+        from analysis.report import build_together
+
+        print(f"report: {build_together([study.path for study in studies], spec.together, spec.reports_dir)}")
     return 0
 
 

@@ -78,7 +78,7 @@ class HalvingSpec(Settings):
     """`halving.reduction=3` over a grid: at each rung, of the learning rates of each kind of run one in so many goes on, the best by validation NLL."""
 
     reduction: int = Field(ge=2, description="of a rung's learning rates one in so many goes on; the rungs lie so many times further apart each")
-    first_step: int | None = Field(default=None, ge=1, description="the first rung's step; null: so that there are two rungs before the end")
+    first_step: int | None = Field(default=None, ge=1, description="the first rung's step; null: so that there are up to two rungs before the end")
 
     def rungs(self, steps: int, every_steps: int) -> tuple[int, ...]:
         """Steps at which runs are compared, each of them validated and before the last. ``ValueError`` where there is none."""
@@ -92,8 +92,12 @@ class HalvingSpec(Settings):
 
 
 def halving_asked_for(value: Any) -> Any:
-    """``halving.reduction=null`` is none."""
-    return None if isinstance(value, dict) and value.get("reduction") is None else value
+    """``halving.reduction=null`` is none. Errors: ``ValueError`` where another setting asks for one without it."""
+    if not isinstance(value, dict) or value.get("reduction") is not None:
+        return value
+    if value.get("first_step") is not None:
+        raise ValueError(f"halving.first_step={value['first_step']} is the first rung of halving.reduction=…, which is null; add halving.reduction=3")
+    return None
 
 
 def chosen(value: Any) -> Any:

@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.live import Live
 
 from stability.command_line import read_spec, run_entry
-from stability.registry import near_misses
 from stability.runs.study import StudyFolder
 
 HELP = """
@@ -24,7 +23,8 @@ how many runs have their α_max. It reads files only: from another terminal, whi
   clean=unlisted                       remove the runs that no study lists, and what dead processes left half-written; lists them and asks first
   clean=unlisted yes=true              without asking
 
-running: a living process holds the run's lock. stalled: the status says running, but no process works on it; the same sweep's command goes on with it.
+running: a living process holds the run's lock. stalled: the status says running, but no process works on it (kill -9, a power failure); the same
+sweep's command goes on with it. interrupted: left by Ctrl-C and saved at the step that is shown; the same command goes on from there.
 """
 FILE_WIDTH = 160
 IDLE_S = 60.0  # a launcher that starts its workers holds no run's lock yet
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
         return _clean(pool, console, asks=not spec.yes)
     if spec.name is None:
         return _print_all(pool, console)
-    study = _study(pool, spec.name)
+    study = StudyFolder.find(pool, spec.name)
     if spec.watch is not None:
         _watch(study, spec.watch, console)
     _print_study(study, console)
@@ -52,24 +52,10 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
-def _study(pool: Path, name: str) -> StudyFolder:
-    if (Path(name) / "study.json").exists():
-        return StudyFolder(name)
-    study = StudyFolder.of(pool, name)
-    if not study.file.exists():
-        there = tuple(folder.path.name for folder in _studies(pool))
-        raise ValueError(f"no study '{name}' in {pool / 'studies'}; " + (near_misses(name, there) if there else "run python -m stability.sweep first"))
-    return study
-
-
-def _studies(pool: Path) -> list[StudyFolder]:
-    return [StudyFolder(path.parent) for path in sorted((pool / "studies").glob("*/study.json"))]
-
-
 def _print_all(pool: Path, console: Console) -> int:
     from sweeps.study_view import StudyView
 
-    studies = _studies(pool)
+    studies = StudyFolder.all_of(pool)
     if not studies:
         raise ValueError(f"no studies in {pool}; give runs_dir=…, or run python -m stability.sweep first")
     for study in studies:
@@ -127,6 +113,8 @@ def _watch(study: StudyFolder, interval_s: float, console: Console) -> None:
 def _clean(pool: Path, console: Console, *, asks: bool) -> int:
     from stability.runs.cleaning import debris, remove_debris, remove_run, unlisted_runs
 
+    if not pool.is_dir():
+        raise ValueError(f"runs_dir: there is no folder {pool}, so nothing to clean; give runs_dir=… as the sweep had it")
     runs, rests = unlisted_runs(pool), debris(pool)
     idle = [run for run in runs if not run.owner]
     for run in runs:

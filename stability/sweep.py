@@ -20,7 +20,7 @@ Without arguments: the preset quickstart. The same command again trains only wha
   lr=range | lr=1e-3 | lr=[1e-4,1e-3]  lr.low= lr.high= lr.num=             lr=paper_small          Table 11's rates
   lr=edge                              the best rate and the largest stable ones to 0.05 decades, in a third of the runs of a grid as fine
   search=optuna search.num=40          'search.space.mechanism.sc.step_size={low:0.1,high:2,log:true}'   looks for the best of any numbers
-  halving.reduction=3                  leave all but a third of the learning rates of a grid at each of two rungs
+  halving.reduction=3                  leave all but a third of the learning rates of a grid at each of up to two rungs
   seeds=3 steps=500 batch=16           model=text_54m (Table 10)            objective=mlm | ar | score_entropy | classify | multitrack
   data=text data.path=FILE_OR_FOLDER   txt, jsonl (.gz, .zst), parquet      optimizer=adamw | sgd   norm=layernorm | rmsnorm
   data.tokenizer=gpt2 data.keep=4096   data.ranks=FOLDER: its rank files    data=dna data.path=FASTA   data=hf data.dataset=ID
@@ -49,11 +49,16 @@ def main(argv: list[str]) -> int:
     from stability.structure.tokens import as_read
 
     pool = Path(spec.runs_dir).resolve()
+    if not (spec.dry_run and pool.is_dir()):  # a plan of data that are prepared writes nothing
+        check_writable("runs_dir", spec.runs_dir)
     if spec.report and not spec.dry_run:
-        check_writable(Path(spec.reports_dir))  # now, not after an hour of training
+        check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
     corpus, is_read = prepare_for_plan(spec.data, pool / "cache") if spec.dry_run else (prepare(spec.data, pool / "cache"), True)
     corpus = as_read(corpus, spec.objective, pool)
-    _require_windows(spec, corpus)
+    objective = Registry("objectives").load(spec.objective.name)(spec.objective.settings, corpus.format)
+    _require_fit(spec, corpus, objective)
+    if is_read and (short := _short_validation(spec, corpus, objective)):
+        print(short)
     trials = _trials(spec, pool, spec.points(corpus.fingerprint))
     _check_generation(spec, corpus, trials)
     if spec.dry_run:
@@ -62,11 +67,19 @@ def main(argv: list[str]) -> int:
     return _run(spec, trials, study, corpus)
 
 
-def _require_windows(spec, corpus) -> None:
-    """Errors: ``ValueError`` where the data are too short for the model's windows. They stay in the cache: they are whole, and shorter windows fit."""
-    objective = Registry("objectives").load(spec.objective.name)(spec.objective.settings, corpus.format)
+def _require_fit(spec, corpus, objective) -> None:
+    """Errors: ``ValueError`` where the data are too short for the model's windows, or the objective's settings do not fit them. They stay in the cache: they
+    are whole, and other settings fit."""
+    objective.require()
     more = objective.tokens_needed(spec.model.positions) - spec.model.positions
     corpus.require(spec.model.positions, more, Registry("data").load(spec.data.name).remedy(spec.data.settings, corpus))
+
+
+def _short_validation(spec, corpus, objective) -> str:
+    """A line where there is less to validate on than was asked for, else nothing."""
+    num = len(corpus.windows("val", spec.evaluation.sequences, objective.tokens_needed(spec.model.positions)))
+    asked = f"evaluation.sequences={spec.evaluation.sequences}"
+    return f"validation: on all {num:,} held-out examples, fewer than {asked} asks for" if num < spec.evaluation.sequences else ""
 
 
 def _check_generation(spec, corpus, trials) -> None:
@@ -86,11 +99,12 @@ def _check_generation(spec, corpus, trials) -> None:
 def _trials(spec, pool, points):
     from stability.config import run_id
     from stability.runs.provenance import command_line
-    from sweeps.trial import Trial
+    from sweeps.trial import AXES, Trial, several_of
 
     curvature = spec.curvature.model_dump(mode="json") if spec.hessian else None
     generation = None if spec.generate is None else spec.generate.absolute().model_dump(mode="json")
     common = {"pool": str(pool), "curvature": curvature, "device": spec.device, "wandb": None, "command": command_line(), "generate": generation}
+    common["several"] = several_of({axis: getattr(spec, axis) for axis in AXES})
     return [Trial(run_id(run), run.model_dump(mode="json"), variant=variant, **common) for variant, run in points]
 
 
@@ -133,10 +147,12 @@ def _run_grid(spec, trials, study, record):
     """All trials at once, on record before the first one starts."""
     from sweeps.launch import run
 
-    for trial in trials:
-        trial.directory.write_spec(trial.spec)
-    study.write([trial.run_id for trial in trials], **record | _variants(spec, trials))
-    return run(spec, trials)
+    def begin() -> None:
+        for trial in trials:
+            trial.directory.write_spec(trial.spec)
+        study.write([trial.run_id for trial in trials], **record | _variants(spec, trials))
+
+    return run(spec, trials, begin=begin)
 
 
 def _run_rounds(spec, search, study, record):

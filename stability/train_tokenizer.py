@@ -26,7 +26,7 @@ skips what is finished. In Python: stability.structure.tokenizer.load_tokenizer(
 
 def main(argv: list[str]) -> int:
     spec = read_spec("train_tokenizer", argv)
-    check_writable(Path(spec.runs_dir))
+    check_writable("runs_dir", spec.runs_dir)
     from stability.data._cache import prepare
     from stability.data._protein_corpus import ProteinCorpus
     from stability.structure.tokenizer import directory_of

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from stability.registry import near_misses
 
+STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$"  # a folder under runs/studies, a PDF under reports
+
 
 class Settings(BaseModel):
-    """Base of every spec and of every part's own Config: frozen, no unknown keys, no NaN, tuples for lists."""
+    """Base of every spec and of every part's own Config: frozen, no unknown keys, no NaN, tuples for lists.
 
+    ``same_for_all``: the fields in which the parts of one sweep's axis must agree, as far as they have them.
+    """
+
+    same_for_all: ClassVar[tuple[str, ...]] = ()
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
 

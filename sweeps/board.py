@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from stability.runs.directory import FINISHED, STOPPED
+from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED
 from sweeps.progress import STALLED, Progress, Row
 
 STYLES = {
@@ -22,19 +22,21 @@ STYLES = {
     "diverged": "magenta",
     "failed": "red",
     STALLED: "red",
+    INTERRUPTED: "blue",
     STOPPED: "blue",
     "queued": "dim",
 }
 COLUMNS = ("mechanism", "LR", "seed", "step", "loss", "val NLL", "tokens/s", "ETA", "state")
 LAST_ENDED = 6  # of a sweep that doesn't fit the terminal
+AS_NEEDED = (STALLED, INTERRUPTED, STOPPED)  # counted where there are any
 PROGRESS_S, PROGRESS_PARTS, FEWEST_BETWEEN = 60.0, 20, 4  # a log hears of the whole each minute, or when 5 % more (no fewer than 4 runs) have ended
 
 
 def counts_line(progress: Progress) -> str:
-    """``"48 runs: 30 done (26 stable, 4 diverged), 2 running, 1 failed, 15 queued"``; stalled ones where there are any."""
+    """``"48 runs: 30 done (26 stable, 4 diverged), 2 running, 1 failed, 15 queued"``; stalled, interrupted and stopped ones where there are any."""
     counts, verdicts = progress.counts(), verdicts_text(Counter({state: count for state, count in progress.verdicts().items() if state in FINISHED}))
     numbers = [f"{counts['done']} done" + (f" ({verdicts})" if verdicts else "")]
-    numbers += [f"{counts[state]} {state}" for state in ("running", STALLED, STOPPED, "failed", "queued") if counts[state] or state not in (STALLED, STOPPED)]
+    numbers += [f"{counts[state]} {state}" for state in ("running", *AS_NEEDED, "failed", "queued") if counts[state] or state not in AS_NEEDED]
     return f"{runs(len(progress.rows))}: {', '.join(numbers)}"
 
 
@@ -75,7 +77,7 @@ def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int) -> 
 def _collapsed(rows: Sequence[Row], room: int) -> list[Row]:
     """As many running rows as fit beside the last that ended; half the room is theirs at most."""
     ended = [row for row in rows if row.ended][: min(LAST_ENDED, room // 2)]
-    active = [row for row in rows if row.running or row.state == STALLED][: room - len(ended)]
+    active = [row for row in rows if row.running or row.state in (STALLED, INTERRUPTED)][: room - len(ended)]
     return [*active, *ended]
 
 
@@ -105,10 +107,10 @@ def _cells(progress: Progress, row: Row) -> list[str]:
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Those that run, the stalled, those that ended (the last first), those that wait."""
+    """Those that run, those that were left half-way, those that ended (the last first), those that wait."""
     ended = sorted((row for row in rows if row.ended), key=lambda row: row.ended_at or 0.0, reverse=True)
-    states = {state: [row for row in rows if row.state == state] for state in ("running", STALLED, "queued")}
-    return [*states["running"], *states[STALLED], *ended, *states["queued"]]
+    states = {state: [row for row in rows if row.state == state] for state in ("running", STALLED, INTERRUPTED, "queued")}
+    return [*states["running"], *states[STALLED], *states[INTERRUPTED], *ended, *states["queued"]]
 
 
 class Lines:
@@ -146,6 +148,7 @@ class Lines:
 
     def _end(self, row: Row, num_runs: int) -> str:
         result = f" val NLL {row.val_nll:.3f}" if row.val_nll is not None else ""
+        result += f" accuracy {row.val_accuracy:.1%}" if row.val_accuracy is not None else ""
         seconds = f" in {row.seconds:.1f} s" if row.seconds is not None else ""
         return f"{row.state:6} {row.trial.label} ({row.trial.run_id}){result}{seconds} [{self._num_ended}/{num_runs}]"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stability.runs.leftovers import remove, temporary
 from sweeps.serial_launcher import RunTrial
 from sweeps.trial import Trial, run_trial
 
@@ -65,12 +65,16 @@ def kinds(trials: Sequence[Trial]) -> dict[str, Trial]:
 
 def _peak_mb(trial: Trial, run: RunTrial, peak_mb: Callable[[], float]) -> float:
     """The peak of a trial's beginning; infinite where it ran out of memory. One that fails for another reason fails again, and is reported, as a trial."""
-    with tempfile.TemporaryDirectory(prefix=".probe-", dir=trial.pool) as folder:
-        (Path(folder) / "cache").symlink_to(Path(trial.pool).resolve() / "cache")
-        begun = beginning(trial, folder)
+    folder = temporary(Path(trial.pool) / "probe")  # a name by which the next launch finds it, should this process be killed
+    folder.mkdir()
+    try:
+        (folder / "cache").symlink_to(Path(trial.pool).resolve() / "cache")
+        begun = beginning(trial, str(folder))
         for _ in run(begun):
             pass
         status = begun.directory.status()
+    finally:
+        remove(folder)
     out_of_memory = status["state"] == "failed" and "OutOfMemory" in status["reason"]
     return float("inf") if out_of_memory else peak_mb()
 

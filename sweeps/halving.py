@@ -25,6 +25,10 @@ class HalvingSearch:
         self._left: dict[str, str] = {}
         self._alive: list[list[_Rate]] = []  # of each curve the rates that go on
         rates = spec.lr.rates()
+        if len(rates) < 2:
+            raise ValueError(
+                f"halving.reduction={self._settings.reduction} leaves learning rates early, and lr={min(rates):g} is the only one; give several: lr=range"
+            )
         points = spec.points(fingerprint)
         width = len(rates) * spec.seeds
         for start in range(0, len(points), width):

@@ -52,13 +52,15 @@ def run(
     *,
     earlier: Sequence[Trial] = (),
     mode: str | None = None,
+    begin: Callable[[], None] = lambda: None,
     is_measured: IsMeasured | None = None,
     console: Console | None = None,
     run: RunTrial = run_trial,
 ) -> Outcome:
     """Train and measure the trials that are not done yet, failed ones among them unless ``retry=none``; says what it skips. Runs that another sweep is
     at are waited for, not trained again. Ctrl-C leaves runs that resume. ``earlier``: runs of the sweep's rounds before. ``mode``: what `wandb_mode` gave,
-    where it was asked already."""
+    where it was asked already. ``begin``: puts the trials on record, once it is known that they can be handed out.
+    Errors: ``RuntimeError`` where they cannot (`require`)."""
     console = console or Console()
     done = partial(is_done, is_measured=is_measured)
     launch = secrets.token_hex(8)
@@ -72,6 +74,9 @@ def run(
     left = [trial for trial in missing if spec.retry == "none" and trial.directory.status()["state"] == "failed"]
     pending = [trial for trial in missing if trial not in left]
     num_skipped = len(unique) - len(missing)
+    if pending:
+        require(spec)
+    begin()
     _say(console, _plan(num_skipped, pending, left))
     interrupted = False
     if pending:
@@ -103,6 +108,15 @@ def _work(
             interrupt.requested = True
     say(view.summary())
     return trials, interrupt.requested
+
+
+def require(spec: SweepSpec) -> None:
+    """Errors: ``RuntimeError`` where a trial of the sweep finds no room on this machine, or no Ray cluster answers at ``ray.address``."""
+    if spec.launcher == "ray":
+        from sweeps import ray_launcher
+        from sweeps.ray_workers import Share
+
+        ray_launcher.require(Share(cpus_per_trial(spec), gpus_per_trial(spec)), spec.ray.address)
 
 
 def _opening(spec: SweepSpec) -> str:

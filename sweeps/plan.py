@@ -20,7 +20,7 @@ from stability.runs.directory import RunDirectory, step_of
 from stability.sampling import GenerationSpec
 from stability.training.loop import Trainer
 from stability.training.machine import peak_memory_mb
-from sweeps.board import duration
+from sweeps.board import duration, runs
 from sweeps.rounds import Search
 from sweeps.trial import Trial, is_done
 
@@ -210,8 +210,8 @@ def describe(spec: SweepSpec, corpus: Corpus, slots: float, trials: Sequence[Tri
     numbers, missing = Counter(kinds), Counter(kind for kind, each in zip(kinds, left, strict=True) if each.steps or each.after)
     wide = max(34, *(len(kind) + 2 for kind in costs))
     lines = [
-        f"study {spec.name}: {len(points)} runs{'' if trials is None else f' ({len(points) - missing.total()} of them finished)'}, "
-        f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}, {spec.seeds} seeds",
+        f"study {spec.name}: {runs(len(points))}{'' if trials is None else f' ({len(points) - missing.total()} of them finished)'}, "
+        f"{_rates_text(rates)}, {spec.seeds} seed{'s' if spec.seeds > 1 else ''}",
         _data_line(spec, corpus, trials is not None),
         f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{f'mixing/{_unit(spec, 1)}':>14}{'step':>10}{'run':>10}{'memory':>10}",
     ]
@@ -226,6 +226,10 @@ def describe(spec: SweepSpec, corpus: Corpus, slots: float, trials: Sequence[Tri
         included = [*([listed] if spec.hessian else []), *(["samples (not their oracle)"] if spec.generate is not None else [])]
         lines.append(", ".join(["estimated from measured steps of each kind", *included]) + f"{' included' if included else ''}; nothing was trained")
     return "\n".join(lines)
+
+
+def _rates_text(rates: Sequence[float]) -> str:
+    return f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}" if len(rates) > 1 else f"learning rate {rates[0]:g}"
 
 
 def _data_line(spec: SweepSpec, corpus: Corpus, is_read: bool) -> str:
@@ -252,7 +256,7 @@ def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: 
     """``costs`` and ``left`` of each run."""
     a_run = spec.steps * spec.batch * spec.model.positions
     missing, tokens = sum(bool(each.steps or each.after) for each in left), round(sum(each.steps for each in left) * a_run)
-    text = f"in all: {len(left) * a_run:,} {_unit(spec)}; left to do: {missing} runs, {tokens:,} {_unit(spec)}"
+    text = f"in all: {len(left) * a_run:,} {_unit(spec)}; left to do: {runs(missing)}, {tokens:,} {_unit(spec)}"
     timings = [cost.timing for cost in costs if cost.timing is not None]
     if len(timings) < len(costs):
         operations = sum(OPERATIONS * cost.num_params * each.steps * a_run for cost, each in zip(costs, left, strict=True))
@@ -279,6 +283,6 @@ def _at_most(costs: dict[str, Cost], most_runs: int, slots: float) -> str:
     """All rounds of a search, each kind of run in the same number."""
     timings = [cost.timing.run_s for cost in costs.values() if cost.timing is not None]
     if len(timings) < len(costs):
-        return f", at most {most_runs} runs in all"
+        return f", at most {runs(most_runs)} in all"
     total_s = most_runs * sum(timings) / len(timings)
-    return f", at most {most_runs} runs in all: {duration(total_s)} of work, about {duration(total_s / slots)} with {slots:g} at a time"
+    return f", at most {runs(most_runs)} in all: {duration(total_s)} of work, about {duration(total_s / slots)} with {slots:g} at a time"

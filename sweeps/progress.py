@@ -11,13 +11,12 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from stability.runs.directory import FINISHED, STOPPED, tail
+from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED, tail
 from stability.runs.lock import RunLock
-from sweeps.trial import Trial
+from sweeps.trial import AXES, Trial, choice_name
 
 TAIL_BYTES = 8192
 CURVATURE, SAMPLES = "curvature", "samples"  # what follows the training
-AXES = ("mechanism", "residual", "optimizer", "norm")
 STALLED = "stalled"  # its status says running, and no process works on it
 
 
@@ -36,6 +35,7 @@ class Row:
     num_steps: int = 0
     loss: float | None = None
     val_nll: float | None = None
+    val_accuracy: float | None = None
     tokens_per_s: float | None = None
     step_s: float | None = None
     curvature_s: float | None = None
@@ -115,7 +115,7 @@ class Progress:
         self._read_status(row, status)
         if row.running and not row.owner:
             row.state, row.phase = (STALLED if status["state"] == "running" else status["state"]), ""
-        elif row.owner and row.state in ("queued", STOPPED, "failed"):
+        elif row.owner and row.state in ("queued", STOPPED, INTERRUPTED, "failed"):
             row.state, row.phase = "running", "starting"
         if row.phase == "training" or row.state == STALLED:
             _read_logs(row)
@@ -127,7 +127,7 @@ class Progress:
         row.started_at = row.started_at or self._start_of(status)
         if row.state in FINISHED:
             result = status.get("result", {})
-            row.val_nll, row.trained_at = result.get("val_nll"), status["changed_at"]
+            row.val_nll, row.val_accuracy, row.trained_at = result.get("val_nll"), result.get("val_accuracy"), status["changed_at"]
             if row.step_s is None and row.step and result.get("wall_s"):
                 row.step_s = result["wall_s"] / row.step
             if row.trial.measures and not self._is_done(row.trial):
@@ -205,14 +205,10 @@ def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:
 
 def variants(trials: Sequence[Trial]) -> list[str]:
     """A name for what each trial varies beside LR and seed: its mechanism, the other axes only where the sweep has several, an ablation's setting."""
-    names = [[_name(trial.spec[axis]) for axis in AXES] for trial in trials]
+    names = [[choice_name(trial.spec[axis]) for axis in AXES] for trial in trials]
     varied = [index for index in range(1, len(AXES)) if len({row[index] for row in names}) > 1]
     chosen = [[row[0], *(row[index] for index in varied), trial.variant] for row, trial in zip(names, trials, strict=True)]
     return [" ".join(filter(None, words)) for words in chosen]
-
-
-def _name(choice: Any) -> str:
-    return choice["name"] if isinstance(choice, dict) else str(choice)
 
 
 def _median(values: Iterable[float | None]) -> float | None:

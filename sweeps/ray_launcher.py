@@ -19,11 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from sweeps import ray_address
 from sweeps.environment import environment, of_workers
 from sweeps.gpu_memory import Peak, kinds, probe
 from sweeps.interrupt import Interrupt
 from sweeps.ray_dispatch import TICK_S, Dispatch
-from sweeps.ray_workers import Share, Workers
+from sweeps.ray_workers import Share, Workers, require_room
 from sweeps.reaper import reaper
 from sweeps.serial_launcher import RunTrial
 from sweeps.shared_folder import check
@@ -99,6 +100,18 @@ def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | Non
                 _close(ray, shut_down=ours)
     finally:
         _remove(scratch)
+
+
+def require(share: Share, address: str | None) -> None:
+    """Before anything is begun or on record. Errors: ``RuntimeError`` where this machine holds no trial of that share, or no cluster is at ``address``."""
+    if _session is not None:
+        return
+    if address is not None:
+        ray_address.check(address)
+        return
+    import torch
+
+    require_room(share, [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}])
 
 
 def _close(ray: Any, shut_down: bool) -> None:

@@ -37,6 +37,25 @@ class Share:
         return min(numbers)
 
 
+def require_room(share: Share, nodes: Sequence[dict[str, float]]) -> None:
+    """Errors: ``RuntimeError`` where no node, of which ``nodes`` are the resources, holds a single worker."""
+    if any(share.fits(node) for node in nodes):
+        return
+    for name, asked in (("CPU", share.cpus), ("GPU", share.gpus)):
+        most = max((node.get(name, 0.0) for node in nodes), default=0.0)
+        if asked > most:
+            raise RuntimeError(f"{name.lower()}s_per_trial={asked:g}, but {_room(name, most, len(nodes) == 1)}")
+    raise RuntimeError(f"no node has room for cpus_per_trial={share.cpus:g} together with gpus_per_trial={share.gpus:g}; give less of one")
+
+
+def _room(name: str, most: float, is_alone: bool) -> str:
+    """What there is of a resource, and what to ask for instead."""
+    if name == "GPU" and not most:
+        return f"{'there is no GPU' if is_alone else 'no node has a GPU'}; give gpus_per_trial=0 or auto"
+    there = (f"there is {most:g} {name}" if most == 1 else f"there are {most:g} {name}s") if is_alone else f"no node has more than {most:g}"
+    return f"{there}; give at most {most:g}"
+
+
 class Worker:
     """The actor. It keeps nothing from one trial to the next but the imported modules. ``driver``: who waits for what it does."""
 
@@ -96,22 +115,12 @@ class Workers:
     def open(self) -> None:
         """At the start of a launch. Errors: ``RuntimeError`` where no node has room for a single worker, or one of them is refused."""
         nodes = _alive()
-        self._require(nodes)
+        require_room(self.share, [node["Resources"] for node in nodes])
         self._admit(nodes)
         self._nodes = {node["NodeID"]: node for node in nodes}
         self._looked_at = time.monotonic()
         self.starting |= {worker.handle.ready.remote(): worker for worker in self.idle}  # those of an earlier launch may have died since
         self.idle = []
-
-    def _require(self, nodes: Sequence[dict[str, Any]]) -> None:
-        if any(self.share.fits(node["Resources"]) for node in nodes):
-            return
-        whose = "there are" if len(nodes) == 1 else "no node has more than"
-        for name, share in (("CPU", self.share.cpus), ("GPU", self.share.gpus)):
-            most = max((node["Resources"].get(name, 0.0) for node in nodes), default=0.0)
-            if share > most:
-                raise RuntimeError(f"{name.lower()}s_per_trial={share:g}, but {whose} {most:g} {name}s; give at most {most:g}")
-        raise RuntimeError(f"no node has room for cpus_per_trial={self.share.cpus:g} together with gpus_per_trial={self.share.gpus:g}; give less of one")
 
     def grow(self, num_wanted: int) -> str:
         """Start workers up to a number, or as many as the nodes hold, nodes that came later among them. What a newly refused node lacks, or ""."""

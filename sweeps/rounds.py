@@ -95,6 +95,7 @@ def run_rounds(
             known |= fresh
             pending = [trial for trial in fresh.values() if not is_done(trial)]
             if pending:
+                launch.require(spec)
                 cluster = cluster or stack.enter_context(_cluster(spec))
                 mode = launch.wandb_mode(spec, console) if mode is None else mode
                 console.print(f"round {number}", markup=False, highlight=False)
@@ -109,7 +110,8 @@ def run_rounds(
             search.tell({trial.run_id: trial.directory.status() for trial in trials})
     total = _sum(outcomes)
     if not total.num_trained and not total.failures and not total.interrupted:
-        console.print(f"skips {total.num_skipped} finished runs of {len(outcomes)} rounds, trains none", markup=False, highlight=False)
+        skipped = f"skips {total.num_skipped} finished run{'s' if total.num_skipped != 1 else ''}"
+        console.print(f"{skipped} of {len(outcomes)} round{'s' if len(outcomes) != 1 else ''}, trains none", markup=False, highlight=False)
     return total, list(known.values())
 
 

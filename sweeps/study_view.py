@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from stability.runs.directory import RunDirectory, read_json
+from stability.runs.directory import INTERRUPTED, RunDirectory, read_json
 from stability.runs.study import StudyFolder
 from sweeps.board import best_line, counts_line, left_text, run_table, runs
 from sweeps.progress import STALLED, Progress, Row
-from sweeps.trial import Trial
+from sweeps.trial import Trial, several_of
 
 MOST_NAMED = 3
 ALPHA_MAX = {"alpha_max", "critical_lr"}  # what a run's curvature/<phase>.parquet holds
@@ -33,7 +33,14 @@ class StudyView:
         asked = record.get("spec", {})
         protocol = {"measure": ["alpha_max"], **asked.get("curvature", {})}  # a record may be older than `measure`
         curvature = protocol if asked.get("hessian") and ALPHA_MAX & set(protocol["measure"]) else None
-        common = {"pool": str(study.pool), "curvature": curvature, "generate": asked.get("generate"), "device": "auto", "wandb": None}
+        common = {
+            "pool": str(study.pool),
+            "curvature": curvature,
+            "generate": asked.get("generate"),
+            "device": "auto",
+            "wandb": None,
+            "several": several_of(asked),
+        }
         trials, unreadable = [], []
         for run_id in dict.fromkeys(record["run_ids"]):
             try:
@@ -65,12 +72,15 @@ class StudyView:
         return [line for line in (f"{self.study.path.name}: {counts_line(self.progress)}", self._stands(), best_line(self.progress), self._coverage()) if line]
 
     def details(self) -> list[Any]:
-        """What can be printed beneath the heading: those that run, those that stalled, those that failed with their reasons."""
+        """What can be printed beneath the heading: those that run, those that were left half-way, those that failed with
+        their reasons."""
         parts: list[Any] = []
         if active := self._rows("running"):
             parts += ["", run_table(self.progress, active)]
         if stalled := self._rows(STALLED):
-            parts += ["", f"{STALLED}: their status says running, but no process works on them; the same command goes on", *map(_stalled_line, stalled)]
+            parts += ["", f"{STALLED}: their status says running, but no process works on them; the same command goes on", *map(_half_way_line, stalled)]
+        if interrupted := self._rows(INTERRUPTED):
+            parts += ["", f"{INTERRUPTED}: saved; the same command goes on from there", *map(_half_way_line, interrupted)]
         if failed := self._rows("failed"):
             parts += ["", "failed:", *(line for row in failed for line in _failed_lines(row))]
         if not self.is_worked_on and not self.is_over and (command := self.record.get("command")):
@@ -114,7 +124,7 @@ def _has_samples(directory: RunDirectory, generate: dict[str, Any]) -> bool:
     return scores.exists() if generate["oracle"] is not None else (directory.path / "samples").is_dir()
 
 
-def _stalled_line(row: Row) -> str:
+def _half_way_line(row: Row) -> str:
     return f"  {row.trial.label} ({row.trial.run_id}) at {row.step}/{row.num_steps}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from stability.runs.lock import LostLock, Owner, RunLock
 from stability.sampling import GenerationSpec
 
 IsMeasured = Callable[[RunDirectory, CurvatureSpec], bool]
+AXES = ("mechanism", "residual", "optimizer", "norm")
 DEATH_S = 10.0  # a worker is reported dead before the system has cleared it away
 
 
@@ -27,7 +28,7 @@ class Trial:
     ``command``: the command line that asked for it, for the run's provenance; ``variant``: what an ablation changes in it, e.g. "window=4";
     ``generate``: the GenerationSpec as plain JSON, or None; ``launch``: tells one launch of a sweep from all others, "" where nobody asked for one;
     ``devices``: how many share a run's microbatches or, with ``shard``, its parameters; ``stop_at``: a step before the last at which the run is left, to
-    be gone on with or not.
+    be gone on with or not; ``several``: the axes beside the mechanism of which the sweep has more than one choice.
     """
 
     run_id: str
@@ -43,6 +44,7 @@ class Trial:
     devices: int = 1
     shard: bool = False
     stop_at: int | None = None
+    several: tuple[str, ...] = ()
 
     @property
     def measures(self) -> bool:
@@ -55,7 +57,9 @@ class Trial:
 
     @property
     def label(self) -> str:
-        return f"{' '.join(filter(None, (self.spec['mechanism']['name'], self.variant)))} lr={self.spec['lr_peak']:g} seed={self.spec['seed']}"
+        """``"sa hc window=4 lr=0.001 seed=0"``: of residual, optimizer and norm those that tell it from other runs of its sweep."""
+        choices = [choice_name(self.spec[axis]) for axis in ("mechanism", *self.several)]
+        return " ".join(filter(None, (*choices, self.variant, f"lr={self.spec['lr_peak']:g}", f"seed={self.spec['seed']}")))
 
     @property
     def lock(self) -> RunLock:
@@ -66,6 +70,16 @@ class Trial:
         """Who works on the run, where that is neither a worker of this launch nor nobody."""
         owner = self.lock.owner()
         return None if owner is None or (self.launch and owner.launch == self.launch) else owner
+
+
+def choice_name(choice: Any) -> str:
+    """Of a part as a ``spec.json`` writes it, or of a norm."""
+    return choice["name"] if isinstance(choice, dict) else str(choice)
+
+
+def several_of(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
+    """A trial's ``several``, from what a sweep chooses on each axis."""
+    return tuple(axis for axis in AXES[1:] if len(choices.get(axis, ())) > 1)
 
 
 def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:

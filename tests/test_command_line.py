@@ -123,6 +123,7 @@ def test_the_shim_touches_nothing_else():
         (["objective=score_entropy", "objective.context=8"], "objective.context: objective=mlm has this setting, objective=score_entropy has not"),
         (["mechanism=sa", "mechanism.sc.window=3"], "mechanism.sc is not among what this command selects; add mechanism=[…,sc]"),
         (["mechanism=sc", "objective=ar"], "objective=ar needs a causal mechanism and sc is none; these are: attentionx, sa, sw"),
+        (["residual=[hc,hc]"], "residual=[hc,hc]: hc is named 2 times; give each once"),
         (["data=text"], "data.path: a value is missing"),
         (["data=text", "data.path=/no/such,file"], "data.path=/no/such,file: no such file or folder"),
         (["foo"], "'foo' is not of the form key=value"),
@@ -131,9 +132,11 @@ def test_the_shim_touches_nothing_else():
         (["lr=-1e-3"], "must be positive"),
         (["lr=nan"], "lr.values"),
         (["lr=[]"], "lr.values"),
-        (["reports_dir=/dev/null/x", "dry_run=false"], "/dev/null/x"),
+        (["reports_dir=/dev/null/x", "dry_run=false"], "error: reports_dir=/dev/null/x: nothing can be written there (Not a directory)"),
+        (["ray.address=foo"], "ray.address=foo: must be auto, or HOST:PORT of a cluster's head"),
+        (["ray.address=foo:70000"], "ray.address=foo:70000: must be auto, or HOST:PORT of a cluster's head"),
         (["model.heads=3"], "model.heads=3 must divide model.width=64"),
-        (["runs_dir=/proc/nowhere"], "/proc/nowhere"),
+        (["runs_dir=/proc/nowhere"], "error: runs_dir=/proc/nowhere: nothing can be written there ("),
         (["model.positions=1000000"], "the held-out 1 % has"),
     ],
 )
@@ -147,8 +150,10 @@ def test_bad_input_is_two_lines_and_exit_code_2_and_leaves_nothing(argv, message
 
 
 WAITS = """
-import sys, time
+import signal, time
 from stability.command_line import run_entry
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell starts with it ignored
 
 def main(argv):
     print("works", flush=True)

@@ -115,6 +115,20 @@ def test_a_run_whose_owner_was_killed_is_stalled_and_nothing_of_it_counts_as_run
     assert (row.state, row.owner, view.is_worked_on, view.is_over) == (STALLED, "", False, False)
 
 
+def test_a_run_that_ctrl_c_left_is_interrupted_at_its_saved_step_and_no_longer_once_somebody_takes_it_up(pool, said):
+    trials = make_study(pool, count=2)
+    trials[0].directory.set_status("interrupted", step=5, num_steps=8)
+    lines = said("mine")
+    assert lines[0] == "mine: 2 runs: 0 done, 0 running, 1 interrupted, 0 failed, 1 queued" and lines[1] == "nobody works on it"
+    where = lines.index("interrupted: saved; the same command goes on from there")
+    assert lines[where + 1] == f"  sa lr=0.01 seed=0 ({trials[0].run_id}) at 5/8"
+    assert lines[-1] == "goes on with: python -m stability.sweep name=mine"
+    lock = RunLock(trials[0].directory.path)
+    assert lock.acquire()
+    assert said("mine")[0] == "mine: 2 runs: 0 done, 1 running, 0 failed, 1 queued"
+    lock.release()
+
+
 def test_a_trained_run_is_running_while_its_curvature_is_measured_and_has_its_verdict_when_nobody_does(pool):
     (trial,) = make_study(pool, count=1)
     fakes.finish(trial.directory, "stable", step=8, val_nll=2.5)
@@ -245,6 +259,13 @@ def test_clean_removes_unlisted_runs_and_leftovers_and_nothing_else(pool, said, 
     held.release()
     assert {path.name for path in pool.iterdir()} == before - {unlisted[0].run_id}
     assert not dead.exists() and alive.exists() and (outside / "status.json").exists()
+
+
+@pytest.mark.parametrize("name", ["nowhere", "file"])
+def test_clean_of_a_pool_that_is_not_there_names_runs_dir(tmp_path, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=f"^runs_dir: there is no folder {tmp_path / name}, so nothing to clean"):
+        status.main(["clean=unlisted", f"runs_dir={tmp_path / name}"])
 
 
 def test_clean_refuses_where_a_study_cannot_be_read(pool):

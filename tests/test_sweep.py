@@ -10,6 +10,7 @@ import pytest
 from stability import hessian, report, sweep
 from stability.runs.results import COLLECTED_CURVATURE_COLUMNS, CURVES_COLUMNS, RUNS_COLUMNS, collect
 from stability.runs.study import StudyFolder
+from sweeps.study_view import StudyView
 
 
 @pytest.fixture
@@ -54,6 +55,19 @@ def test_one_command_goes_from_words_to_a_pdf(lab, words, tmp_path, capsys):
     assert len(results.curves) == 4 * 7
     stored = pd.read_parquet(lab.pool / "studies" / "small" / "results" / "runs.parquet")
     assert list(stored.run_id) == list(results.runs.run_id)
+
+
+def test_lines_tell_schemes_apart_and_fewer_held_out_examples_than_asked_for_are_told_once(lab, words, capsys):
+    assert (
+        sweep.main([*words, "mechanism=sa", "lr=1e-3", "residual=[identity,hc]", "steps=2", "hessian=false", "report=false", "evaluation.sequences=5000"]) == 0
+    )
+    out = capsys.readouterr().out
+    assert "start  sa identity lr=0.001 seed=0" in out and "start  sa hc lr=0.001 seed=0" in out
+    (line,) = [line for line in out.splitlines() if line.startswith("validation: ")]
+    num = int(line.split()[3].replace(",", ""))
+    assert line.endswith("held-out examples, fewer than evaluation.sequences=5000 asks for") and 2 <= num < 5000
+    view = StudyView.of(StudyFolder.of(lab.pool, "small"))
+    assert {row.trial.label for row in view.progress.rows} == {"sa identity lr=0.001 seed=0", "sa hc lr=0.001 seed=0"}
 
 
 def test_the_same_command_again_trains_nothing_and_an_extended_one_only_what_is_new(lab, words, tmp_path, capsys):
@@ -142,6 +156,8 @@ def test_report_is_made_again_from_a_name_or_a_folder(lab, words, tmp_path):
     assert report.main([f"name={lab.pool / 'studies' / 'small'}", f"reports_dir={tmp_path / 'two'}"]) == 0
     assert (tmp_path / "one" / "small.pdf").exists()
     assert (tmp_path / "two" / "small.pdf").exists()
+    assert report.main([f"name=[small,{lab.pool / 'studies' / 'small'}]", "together=both", f"runs_dir={lab.pool}", f"reports_dir={tmp_path / 'three'}"]) == 0
+    assert [path.name for path in (tmp_path / "three").iterdir()] == ["both.pdf"]
 
 
 def test_a_run_keeps_its_provenance(lab, words):

@@ -33,7 +33,7 @@ def prepare(part: Part, cache_dir: Path) -> Any:
     try:
         corpus = source.prepare(part.settings, scratch=_nearest_folder(cache_dir))
     except OSError as error:  # what the user gave is refused with a ValueError; this is our own disk
-        raise RuntimeError(f"cannot prepare data beside {cache_dir}: {error}") from error
+        raise RuntimeError(f"cannot prepare data beside {cache_dir}: {error.strerror or error}") from error
     if source.cache_key(part.settings) != key:
         raise ValueError(f"data: what data={part.name} reads changed while it was read; run again when nothing writes there")
     try:

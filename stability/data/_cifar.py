@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 SIDE, CHANNELS = 32, 3
+GZIP = b"\x1f\x8b"  # its first bytes, whatever the file is called
 
 
 class Layout(NamedTuple):
@@ -40,11 +42,13 @@ def archive_files(path: Path) -> dict[str, bytes]:
     """The contents of a tar archive by their names without folders; only files that a `Layout` names. Errors: ``ValueError`` where it is damaged."""
     wanted = {name for layout in LAYOUTS.values() for name in (*layout.train, layout.test, layout.meta)}
     try:
-        with tarfile.open(path) as archive:
+        with path.open("rb") as stream:
+            packing = "r:gz" if stream.read(len(GZIP)) == GZIP else "r:"
+        with tarfile.open(path, packing) as archive:
             members = [member for member in archive if member.isfile() and Path(member.name).name in wanted]
             return {Path(member.name).name: archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise ValueError(f"data.path: {path} is cut short or no tar archive ({error}); fetch it again") from None
+        raise ValueError(f"data.path: {path} is cut short or no tar archive, plain or packed by gzip ({error}); fetch it again") from None
 
 
 def read_batches(files: Mapping[str, Callable[[], bytes]], root: str) -> tuple[str, Iterator[tuple[str, np.ndarray, int]], tuple[str, ...]]:
@@ -96,7 +100,19 @@ def unpickled(content: bytes, place: str) -> Any:
         return _Harmless(io.BytesIO(content), encoding="bytes").load()
     except _Code as error:
         raise ValueError(f"{place} asks for {error} to be called, which no data needs: it was not run; fetch the file again from its publisher") from None
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, KeyError, IndexError, ImportError, MemoryError, OverflowError) as error:
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        KeyError,
+        IndexError,
+        ImportError,
+        MemoryError,
+        OverflowError,
+        struct.error,
+    ) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{place} is cut short or no pickle of CIFAR ({said}); fetch it again") from None
 
@@ -128,7 +144,9 @@ ADMITTED: dict[tuple[str, str], Any] = {
 }
 
 
-class _Harmless(pickle.Unpickler):
+class _Harmless(pickle._Unpickler):
+    """Python's own, not the one in C: that one's memo is an array as long as the largest number in the file says, gigabytes of it for 12 bytes."""
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ADMITTED:
             raise _Code(f"{module}.{name}")

@@ -20,6 +20,7 @@ from stability.models.images import ImageFormat
 VERSION = 1  # raised when the same images would be laid out differently; part of every fingerprint
 KIND = "images"
 IMAGES_PER_CHUNK = 1 << 10
+FEWEST_HELD_OUT = 100  # below, accuracy moves by more than 1 % at a time, and the description says so
 FILES = {"train_images": "train.npy", "val_images": "val.npy", "train_labels": "train_labels.npy", "val_labels": "val_labels.npy"}
 PLAIN = ("fingerprint", "description", "format", "class_names")
 
@@ -30,6 +31,9 @@ class ImageBatch:
 
     images_BHWC: Tensor
     labels_B: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels_B)
 
     def split(self, rows: int) -> list[ImageBatch]:
         """Parts of ``rows`` images, the last one shorter; views."""
@@ -88,7 +92,9 @@ class ImageCorpus(AbstractCorpus):
 
     def described(self, positions: int) -> str:
         side = self.image.patch_side(positions)
-        return f"{self.description}, a patch of {side}×{side} a position"
+        num = len(self.val.labels_M)
+        coarse = f"; {num} held-out images: accuracy in steps of {100 / num:.2g} %" if num < FEWEST_HELD_OUT else ""
+        return f"{self.description}, a patch of {side}×{side} a position{coarse}"
 
     def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
         """Errors: ``ValueError`` where the images cannot be cut into ``positions`` square patches."""

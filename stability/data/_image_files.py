@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stability.data import _cifar
+from stability.data import _cifar, _picture_folders
 from stability.data._files import sha256_of_file
-from stability.data._pictures import SUFFIXES, decoded
+from stability.data._pictures import decoded
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
 LAYOUTS = "an .npz file, CIFAR's python batches (a folder or .tar.gz), or a folder with train/<class>/*.png"
+MOST_CLASSES = 1 << 16  # labels are kept in two bytes
 NPZ_KEYS = ("uint8 images under 'x' or 'images'", "'jpeg' with 'offsets'", "and classes under 'y' or 'labels'")
 
 
@@ -69,9 +70,12 @@ def _npz(file: Path) -> Found:
 
 def _opened(file: Path) -> Any:
     try:
-        return np.load(file, allow_pickle=False)
+        found = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"data.path: {file} is cut short or no .npz file ({error}); fetch it again") from None
+    if isinstance(found, np.ndarray):
+        raise ValueError(f"data.path: {file} holds one array without labels, as np.save writes it; np.savez(file, x=images, y=labels) writes both")
+    return found
 
 
 def _array(archive: Any, file: Path, *names: str) -> np.ndarray | None:
@@ -79,7 +83,7 @@ def _array(archive: Any, file: Path, *names: str) -> np.ndarray | None:
     name = next((name for name in names if name in archive.files), None)
     try:
         return None if name is None else archive[name]
-    except (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, KeyError, MemoryError, zlib.error, zipfile.BadZipFile) as error:
         raise ValueError(f"data.path: {file}: its array '{name}' is cut short or holds no numbers ({error}); fetch it again") from None
 
 
@@ -87,6 +91,8 @@ def _class_names(file: Path) -> tuple[str, ...]:
     """As the file names them, else as many as its labels say: "0", "1", …"""
     archive = _opened(file)
     names, labels = _array(archive, file, "classes"), _labels(archive, file)
+    if names is not None and names.ndim != 1:
+        raise ValueError(f"data.path: {file}: 'classes' must be a list of names, one for each class; it has {names.ndim} axes")
     return tuple(map(str, names)) if names is not None else tuple(map(str, range(int(labels.max(initial=-1)) + 1)))
 
 
@@ -94,6 +100,8 @@ def _labels(archive: Any, file: Path) -> np.ndarray:
     labels = _array(archive, file, "y", "labels")
     if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
         raise ValueError(f"data.path: {file} must hold {', or '.join(NPZ_KEYS[:2])}, {NPZ_KEYS[2]}; it has: {', '.join(archive.files) or 'nothing'}")
+    if len(labels) and labels.max() >= MOST_CLASSES:
+        raise ValueError(f"data.path: {file}: label {labels.max()}; labels number the classes from 0, and there may be {MOST_CLASSES:,} at most")
     return labels
 
 
@@ -106,11 +114,23 @@ def _of_npz(file: Path, side: str) -> Iterator[tuple[str, np.ndarray, int, str]]
             raise ValueError(f"data.path: {file}: images must be uint8 (number, height, width, channels), one for each of {len(labels):,} labels")
         yield from ((side, image, label, f"image {number} of {file}") for number, (image, label) in enumerate(zip(images, labels, strict=True)))
         return
-    if jpeg is None or offsets is None or len(offsets) != len(labels) + 1 or jpeg.dtype != np.uint8 or int(offsets[-1]) > len(jpeg):
-        raise ValueError(f"data.path: {file} must hold {', or '.join(NPZ_KEYS[:2])} (one more than images), {NPZ_KEYS[2]}; it has: {', '.join(archive.files)}")
+    if jpeg is None or offsets is None:
+        raise ValueError(f"data.path: {file} must hold {', or '.join(NPZ_KEYS[:2])}, {NPZ_KEYS[2]}; it has: {', '.join(archive.files)}")
+    if not _are_pieces(offsets, jpeg, len(labels)):
+        raise ValueError(
+            f"data.path: {file}: 'jpeg' must be uint8 bytes of all images and 'offsets' {len(labels) + 1:,} rising integers up to {jpeg.size:,}: "
+            f"where each of {len(labels):,} images begins, and the last one's end"
+        )
     for number, label in enumerate(labels):
         place = f"data.path: image {number} of {file}"
         yield side, decoded(jpeg[offsets[number] : offsets[number + 1]].tobytes(), place), label, place
+
+
+def _are_pieces(offsets: np.ndarray, jpeg: np.ndarray, num: int) -> bool:
+    """Whether ``offsets`` cut the bytes into ``num`` pieces."""
+    if jpeg.dtype != np.uint8 or jpeg.ndim != 1 or offsets.dtype.kind not in "iu" or offsets.shape != (num + 1,):
+        return False
+    return bool(offsets[0] >= 0 and (offsets[1:] >= offsets[:-1]).all() and offsets[-1] <= len(jpeg))
 
 
 def _archive(file: Path, path: str) -> Found:
@@ -134,33 +154,10 @@ def _placed(images: Iterator[tuple[str, np.ndarray, int]], path: str) -> Iterato
 
 
 def _folders(root: Path, path: str) -> Found:
-    """torchvision's ImageFolder: ``train/<class>/…`` with ``val/`` or ``test/`` beside it, or ``<class>/…`` alone."""
-    train = root / "train" if (root / "train").is_dir() else root
-    held_out = next((root / name for name in ("val", "test") if train != root and (root / name).is_dir()), None)
-    names = _classes(train)
-    if not names:
-        raise ValueError(f"data.path={path}: holds no images; give {LAYOUTS} ({', '.join(SUFFIXES)})")
-    if held_out is not None and (strange := sorted(set(_classes(held_out)) - set(names))):
-        raise ValueError(f"data.path={path}: {held_out.name}/ has the class '{strange[0]}', which train/ lacks; both must have the same folders")
-    listed = [(side, label, file) for side, folder in (("train", train), ("val", held_out)) if folder for label, file in _pictures(folder, names)]
-    files = {f"{side}/{names[label]}/{file.name}": file for side, label, file in listed}
-    items = ((side, decoded(file, f"data.path: {file}"), label, f"data.path: {file}") for side, label, file in listed)
+    names, pictures = _picture_folders.find(root, path, LAYOUTS)
+    files = {f"{each.side}/{names[each.label]}/{each.name}": each.file for each in pictures}
+    items = ((each.side, decoded(each.file, f"data.path: {each.file}"), each.label, f"data.path: {each.file}") for each in pictures)
     return Found(f"images of {root.resolve().name}", files, names, items)
-
-
-def _classes(folder: Path) -> tuple[str, ...]:
-    """Names of the subfolders that hold pictures, sorted."""
-    return tuple(sorted(each.name for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".") and any(_of_class(each))))
-
-
-def _pictures(folder: Path, names: tuple[str, ...]) -> Iterator[tuple[int, Path]]:
-    for label, name in enumerate(names):
-        if (folder / name).is_dir():
-            yield from ((label, file) for file in sorted(_of_class(folder / name)))
-
-
-def _of_class(folder: Path) -> Iterator[Path]:
-    return (file for file in folder.iterdir() if file.is_file() and file.name.lower().endswith(SUFFIXES) and not file.name.startswith("."))
 
 
 def key_of(found: Found) -> list[tuple[str, str]]:

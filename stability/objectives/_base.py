@@ -152,6 +152,9 @@ class AbstractObjective:
         """Tokens to draw per sequence, so that the model sees ``positions``."""
         return positions
 
+    def require(self) -> None:
+        """Errors: ``ValueError`` where the settings do not fit the data's format."""
+
     def augmented(self, batch: Any, generator: torch.Generator) -> Any:
         """What training makes of a batch before `examples` sees it, and validation does not; without any, nothing is drawn from ``generator``."""
         return batch

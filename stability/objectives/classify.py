@@ -45,6 +45,14 @@ class Classification(AbstractObjective):
     def embedding(self, width: int, positions: int) -> nn.Module:
         return PatchEmbedding(self.image, width, positions)
 
+    def require(self) -> None:
+        side = min(self.image.height, self.image.width)
+        if self.config.crop >= side:
+            size = f"{self.image.height}×{self.image.width} pixels"
+            raise ValueError(
+                f"objective.crop={self.config.crop} must be below {side}, the shorter side of images of {size}, or nothing of some is left; 0: none"
+            )
+
     @property
     def pool(self) -> Pool:
         return mean_over_positions

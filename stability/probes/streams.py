@@ -39,7 +39,8 @@ def stream_statistics(model: Backbone, sequences: Iterable[Examples]) -> Iterato
     Of every token, with A_l the matrix of connection l (X' = A_lᵀX + …), P_l = A_1 ⋯ A_l and R_l = A_l ⋯ A_L:
 
     - ``single`` A_l: ``log_range`` ln ν, ν the largest over the smallest entry of what Sinkhorn and Knopp are given (Eq. 3; Chakrabarty & Khanna 2021) and
-      ``beyond``, the share of tokens whose ln ν exceeds the number of iterations; ``column_sum``, ``row_sum``, ``spectral_norm``;
+      ``beyond``, the share of tokens whose ln ν exceeds the number of iterations; ``iterations``, that number; ``column_sum``, ``row_sum``,
+      ``spectral_norm``;
     - ``product`` P_l: the same three, and ``forward_gain`` max_t Σ_s |P_st|, the most that mixing alone multiplies the largest entry of a signal by on
       its way from the embedding through connection l;
     - ``rest`` R_l: ``backward_gain`` max_s Σ_t |R_st|, the same of a gradient on its way from the head back through connection l.
@@ -51,7 +52,7 @@ def stream_statistics(model: Backbone, sequences: Iterable[Examples]) -> Iterato
     for example in sequences:
         seen.append(_measured(chain, model, example))
         yield []
-    rows, pooled = [], {}
+    rows, pooled = list(_iterations(chain)), {}
     for number, connection in enumerate(chain):
         values = {key: np.concatenate([each[number][key] for each in seen]) for key in seen[0][number]}
         rows += [row for key, found in values.items() for row in _rows(number, connection.branch, key, found)]
@@ -101,12 +102,22 @@ def _sums(matrix: str, m_PST: Tensor) -> dict[tuple[str, str], Tensor]:
 
 def _ranges(module: Any, state: Tensor) -> dict[tuple[str, str], Tensor]:
     """Of a connection with Sinkhorn's iterations; {} of others."""
-    iterations = getattr(module.config, "iterations", None)
-    if iterations is None:
+    if (iterations := _iterations_of(module)) is None:
         return {}
     logits = module.mixing_logits(state).flatten(-2)
     log_range = logits.amax(-1) - logits.amin(-1)
     return {("single", "log_range"): log_range, ("single", "beyond"): (log_range > iterations).to(log_range.dtype)}
+
+
+def _iterations_of(module: Any) -> int | None:
+    return getattr(module.config, "iterations", None)
+
+
+def _iterations(chain: list[Connection]) -> Iterator[dict[str, Any]]:
+    for number, each in enumerate(chain):
+        if (found := _iterations_of(each.module)) is not None:
+            where = {"connection": number, "branch": each.branch, "matrix": "single", "quantity": "iterations", "quantile": None}
+            yield where | {"value": float(found), "num_values": 1}
 
 
 def _rows(number: int | None, branch: str, key: tuple[str, str], values: np.ndarray) -> Iterator[dict[str, Any]]:

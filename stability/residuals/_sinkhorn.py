@@ -10,8 +10,8 @@ def sinkhorn(logits_BNST: Tensor, iterations: int) -> Tensor:
     """exp(logits), its columns and then its rows divided by their sums, ``iterations`` times; (…, S, T) → (…, S, T).
 
     M −= logsumexp over s, then over t, which is a log-softmax over each. Rows sum to 1 to rounding after every iteration, columns only in the limit:
-    after 20, of 1,000 4 × 4 matrices of normal logits, the worst is off by 0.06 / 0.25 / 1.00 at standard deviation 4 / 8 / 16. Logits of 10³ neither
-    overflow nor underflow to a row of zeros.
+    after 20 of them, 1 % of 4 × 4 matrices of normal logits have a column off by more than 0.044 / 0.082 / 0.37 at standard deviation 4 / 8 / 16, and at 16
+    some by nearly 1. Logits of 10³ neither overflow nor underflow to a row of zeros.
     """
     m_STP = logits_BNST.movedim((-2, -1), (0, 1)).contiguous()  # the tokens last: both reductions then run over them in vectors, six times as fast
     for _ in range(iterations):

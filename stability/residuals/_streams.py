@@ -16,7 +16,11 @@ INITIAL_SCALE = 0.01  # a of every dynamic part
 
 class StreamSettings(Settings):
     streams: int = Field(default=4, ge=1, description="number n of residual streams")
-    decay_static: bool = Field(default=False, description="whether weight decay reaches the static coefficients, which it draws to 0; else it never does")
+    same_for_all: ClassVar[tuple[str, ...]] = ("decay_static",)
+    decay_static: bool = Field(
+        default=False,
+        description="whether weight decay reaches the static coefficients, which it draws to 0; else it never does; the same for all schemes swept",
+    )
 
 
 class Coefficients(NamedTuple):

@@ -18,6 +18,8 @@ class ManifoldHyperConnections(AbstractGatedStreams):
     """`AbstractGatedStreams` whose mixing matrix is exp(logits) after K iterations of Sinkhorn and Knopp (mHC-lite's Eq. 2): rows sum to 1, columns nearly.
 
     b_mix starts at 0 on the diagonal and −8 off it: mix ≈ I. The gates are σ(±1) and 2σ(±1), not 0 and 1, so that an untrained model is not the plain one.
+    After the best rescaling its logits are 4.2 % (relative Frobenius distance) off those with ``residual=identity`` in eight blocks of attention of width
+    16, whose branches are small beside the embedding, and 24.6 % where eight tanh layers are as large as their stream (tests/residuals/test_contract.py).
     """
 
     class Config(StreamSettings):

@@ -16,7 +16,8 @@ from stability.runs.leftovers import temporary
 FINISHED = ("stable", "spiked", "plateaued", "diverged")
 TAIL_BYTES = 8192
 STOPPED = "stopped"  # at a rung of a search: resumable, and no result
-STATES = ("queued", "running", *FINISHED, STOPPED, "failed")
+INTERRUPTED = "interrupted"  # between two steps, by Ctrl-C or the end of a job: saved, and gone on with by the same command
+STATES = ("queued", "running", *FINISHED, STOPPED, INTERRUPTED, "failed")
 
 
 def write_atomically(path: Path, data: bytes | memoryview) -> None:

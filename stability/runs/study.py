@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stability.registry import near_misses
 from stability.runs.directory import RunDirectory, read_json, write_json
 from stability.runs.leftovers import remove_abandoned
 
@@ -22,6 +23,21 @@ class StudyFolder:
     @classmethod
     def of(cls, runs_dir: str | Path, name: str) -> StudyFolder:
         return cls(Path(runs_dir) / "studies" / name)
+
+    @classmethod
+    def find(cls, runs_dir: str | Path, name: str) -> StudyFolder:
+        """The study in a folder ``name``, or of that name in the pool. Errors: ``ValueError`` where there is none, with the nearest name."""
+        if (Path(name) / "study.json").exists():
+            return cls(name)
+        study = cls.of(runs_dir, name)
+        if not study.file.exists():
+            there = tuple(each.path.name for each in cls.all_of(runs_dir))
+            raise ValueError(f"no study '{name}' in {study.path.parent}; " + (near_misses(name, there) if there else "run python -m stability.sweep first"))
+        return study
+
+    @classmethod
+    def all_of(cls, runs_dir: str | Path) -> list[StudyFolder]:
+        return [cls(path.parent) for path in sorted((Path(runs_dir) / "studies").glob("*/study.json"))]
 
     def write(self, run_ids: Sequence[str], **more: Any) -> None:
         for folder in (self.path, self.results):

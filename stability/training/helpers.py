@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -120,13 +121,15 @@ def join(settings: dict[str, Any], device: torch.device) -> None:
     _join(store, device, settings["rank"], settings["size"])
 
 
-def instructions() -> Iterator[list[Any]]:
-    """What a helper is told. When its input ends, as it does when the run's process dies, so does this process, wherever it stands."""
+def instructions(settings: dict[str, Any]) -> Iterator[list[Any]]:
+    """What a helper is told. When its input ends, as it does when the run's process dies, so does this process, wherever it stands, and takes the run's
+    folder with it: a process that was killed removes nothing."""
     told: queue.Queue[list[Any]] = queue.Queue()
 
     def listen() -> None:
         for line in sys.stdin:
             told.put(json.loads(line))
+        shutil.rmtree(Path(settings["store"]).parent, ignore_errors=True)  # another helper may be at it, or have done it
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()

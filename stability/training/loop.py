@@ -18,7 +18,7 @@ from stability.data._cache import load
 from stability.data._corpus import AbstractCorpus
 from stability.models.backbone import num_parameters
 from stability.objectives._base import Examples
-from stability.runs.directory import STOPPED, RunDirectory, read_jsonl, write_json
+from stability.runs.directory import INTERRUPTED, STOPPED, RunDirectory, read_jsonl, write_json
 from stability.runs.log import RunLog
 from stability.runs.provenance import provenance
 from stability.training.evaluate import Validation
@@ -49,8 +49,8 @@ def train(
 ) -> Iterator[None]:
     """Train a run to its verdict, yielding after every optimizer step. A finished run is left alone.
 
-    Closing the generator writes a checkpoint at the step it stands at; called again it goes on from the last checkpoint that can be read,
-    bit for bit as if it had never stopped (same hardware). Divergence is a result, not an error. ``devices``: how many share the microbatches, which
+    Closing the generator writes a checkpoint at the step it stands at (``interrupted``); called again it goes on from the last checkpoint that can be
+    read, bit for bit as if it had never stopped (same hardware). Divergence is a result, not an error. ``devices``: how many share the microbatches, which
     changes no bit either; with ``shard`` they share parameters and batch, which rounds otherwise (`sharded`). ``stop_at``: a step before the last after
     which the run is left, ``stopped``, as if it had been closed there.
     """
@@ -68,8 +68,7 @@ def train(
                 yield
             summary = trainer.finish() if trainer.diverged is not None or trainer.step == spec.steps else trainer.leave()
         except GeneratorExit:
-            if trainer.diverged is None and trainer.is_sound():  # else the parameters may hold what diverged; the resumed run finds it again
-                trainer.save()
+            trainer.leave(INTERRUPTED)
             raise
         finally:
             if trainer.team is not None:
@@ -164,11 +163,12 @@ class Trainer:
         self.placement.tell("gathered")
         return self.placement.gathered(self.model, self.optimizer)
 
-    def leave(self) -> dict[str, Any]:
-        """End before the last step, without a verdict, so that the run can be gone on with."""
-        if self.is_sound():
+    def leave(self, state: str = STOPPED) -> dict[str, Any]:
+        """End before the last step, without a verdict, so that the run can be gone on with from the step that the status names."""
+        if self.diverged is None and self.is_sound():  # else the parameters may hold what diverged; the resumed run finds it again
             self.save()
-        self.directory.set_status(STOPPED, step=self.step, reason=f"left at step {self.step} of {self.spec.steps}", num_steps=self.spec.steps)
+        step = self.store.newest
+        self.directory.set_status(state, step=step, reason=f"{state} at step {step} of {self.spec.steps}", num_steps=self.spec.steps)
         return {}
 
     def is_sound(self) -> bool:

@@ -70,7 +70,7 @@ class Team:
 def help_out(settings: dict[str, Any]) -> None:
     """A helper's life: gradients of every n-th microbatch of each step that is asked for, until its input ends."""
     spec, rank, size = parse_run(settings["spec"]), settings["rank"], settings["size"]
-    device, steps = device_of(settings), instructions()
+    device, steps = device_of(settings), instructions(settings)
     prepare_torch(spec.threads, device)
     corpus = load(Path(settings["cache_dir"]), spec.data_fingerprint)
     objective = build_objective(spec, corpus.format)

@@ -212,7 +212,7 @@ def follow(settings: dict[str, Any]) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a batch system sends them to every process of a job; what they mean for the run, its own process decides
-    spec, device, told = parse_run(settings["spec"]), device_of(settings), instructions()
+    spec, device, told = parse_run(settings["spec"]), device_of(settings), instructions(settings)
     cache_dir = Path(settings["cache_dir"])
     corpus = load(cache_dir, spec.data_fingerprint)
     join(settings, device)

@@ -22,6 +22,11 @@ class Store:
         self._standing: set[int] = set()  # steps whose checkpoints this process wrote or read: whole, not to be written again
         self.keeper = Keeper(spec)
 
+    @property
+    def newest(self) -> int:
+        """The step of the newest checkpoint that is known to be whole, where a run that is left goes on; 0: none, from its beginning."""
+        return max(self._standing, default=0)
+
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Parameters and trainer state of the newest checkpoint that can be read, whoever left it; None where there is none."""
         return self._newest(reversed(self._directory.checkpoints()))

@@ -1,4 +1,4 @@
-"""What became of a run: stable, spiked, plateaued or diverged. No torch."""
+"""What became of a run: stable, spiked, plateaued or diverged (a number that is not finite, or a gradient above ``guards.post_clip_norm``). No torch."""
 
 from __future__ import annotations
 

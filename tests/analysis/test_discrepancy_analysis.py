@@ -9,7 +9,20 @@ import pandas as pd
 import pytest
 from pypdf import PdfReader
 
-from analysis.discrepancy import depth_figures, direction, figures, hypothesis, pdmm_figure, pdmm_table, relative, run_tables, shrinkage, slopes, study_tables
+from analysis.discrepancy import (
+    depth_figures,
+    direction,
+    figures,
+    hypothesis,
+    pdmm_figure,
+    pdmm_table,
+    relative,
+    run_tables,
+    section,
+    shrinkage,
+    slopes,
+    study_tables,
+)
 from analysis.load import load
 from analysis.report import build
 from stability.runs import results
@@ -61,6 +74,17 @@ def test_layers_and_slopes_are_tabled_with_medians_over_seeds(tmp_path):
     assert cells(slope_table)[0] == ["sa", "1e-3", "+0.1001", "rises", "+0.1001", "rises"]
     assert cells(slope_table)[2] == ["attentionx", "1e-3", "-0.1001", "falls", "-0.0500", "falls"]
     assert slope_table.rows[0][2].detail.endswith("n=3")
+
+
+def test_pdmms_caption_names_no_data_and_its_graphs_have_the_palettes_colours(tmp_path):
+    study = load(study_with(tmp_path, 2))
+    said = section(study, {"pdmm": tmp_path / "pdmm.svg"})
+    assert (
+        "as there are nodes." in said.partition("PDMM on networks")[2].partition("\n")[0]
+        and "fingerprint" not in said.partition("PDMM on networks")[2].partition("\n")[0]
+    )
+    colors = {line.get_color() for line in pdmm_figure(study.probes["pdmm"]).axes[0].lines}
+    assert colors == {"#0072B2", "#D55E00"}
 
 
 def test_fewer_than_three_seeds_decide_nothing(tmp_path):

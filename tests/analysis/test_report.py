@@ -16,7 +16,7 @@ import typst
 from analysis import curve_plots, plots, style, typeset
 from analysis.alpha_plots import alpha_figures
 from analysis.load import load
-from analysis.report import build, state_ratio, summary, verification, write_figures
+from analysis.report import build, build_together, state_ratio, summary, verification, write_figures
 from tests.analysis.synthetic import FINGERPRINT, UNIGRAM, quickstart_alpha, write_study
 
 NASTY = 'a #b *c* _d_ $e$ `f` <g> @h \\ "i" [j] // k ' + "x" * 200
@@ -103,6 +103,17 @@ def test_text_of_any_kind_is_not_taken_for_markup(tmp_path):
     folder = write_study(tmp_path, name="nasty", mechanisms=["sa"], lrs=[1e-3], provenance=provenance, statuses={("sa", 1e-3, 0): ("failed", NASTY)})
     text = text_of(build(folder, tmp_path / "reports"))
     assert 'a #b *c* _d_ $e$ `f` <g> @h \\ "i" [j] // k' in text and "#let x = 1" in text
+
+
+def test_several_studies_make_one_report_with_the_figures_of_each(tmp_path):
+    studies = [write_study(tmp_path, name=name, lrs=lrs) for name, lrs in (("first", [1e-3, 1e-2]), ("second", [2e-3, 5e-2]))]
+    alone = [len(pypdf.PdfReader(build(study, tmp_path / "alone")).pages) for study in studies]
+    reader = pypdf.PdfReader(build_together(studies, "both", tmp_path))
+    pages = [page.extract_text() for page in reader.pages]
+    assert "Learning-rate stability: both" in pages[0]
+    starts = [next(number for number, text in enumerate(pages[1:], 1) if text.lstrip().startswith(name)) for name in ("first", "second")]
+    assert starts[0] == 1 and abs(starts[1] - starts[0] - alone[0]) <= 1 and abs(len(pages) - starts[1] - alone[1]) <= 1
+    assert "5e-2" not in "".join(pages[starts[0] : starts[1]]) and "5e-2" in "".join(pages[starts[1] :])
 
 
 def test_a_failed_build_leaves_the_old_report_and_no_rubbish(tmp_path, monkeypatch):

@@ -59,6 +59,18 @@ def test_schemes_are_compared_with_the_plain_one(tmp_path):
     assert not [text for text in (claim.text for claim in claims.values()) if "no sc runs" in text]
 
 
+def test_mhc_lite_is_compared_with_mhc_after_the_plain_one(tmp_path):
+    folder = study_of(tmp_path)
+    path = folder / "results" / "runs.parquet"
+    runs = pd.read_parquet(path)
+    write(path, runs.assign(residual=runs["residual"].replace({"hc": "mhc"})))
+    claims = {claim.subject: claim for claim in judge(load(folder))}
+    best, window = (claims[f"{what} sa mhc_lite beside sa mhc"] for what in ("best NLL", "window"))
+    assert list(claims).index("best NLL sa mhc") < list(claims).index("best NLL sa mhc_lite beside sa mhc")
+    assert best.verdict == "holds" and "that sa mhc_lite reaches a lower NLL than sa mhc, each" in best.text and "medians: 1.901 against 2.002" in best.text
+    assert "sa mhc_lite's" in window.text and "than sa mhc's" in window.text
+
+
 def test_one_seed_makes_no_claim(tmp_path):
     claims = {claim.subject: claim for claim in judge(load(study_of(tmp_path, seeds=1)))}
     assert {claims[key].verdict for key in claims if key.startswith(("best", "window"))} == {"no claim"}
@@ -75,6 +87,8 @@ def test_gradient_norms_are_running_means_with_a_line_a_scheme(tmp_path):
     figure = gradient_norms.gradient_norm_figures(study)[gradient_norms.NAME]
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["LR 1e-3", "LR 1e-2", "LR 1e-1"]
     assert all(len(ax.lines) == 3 for ax in figure.axes)
+    drawn = gradient_norms.picture(study, {gradient_norms.NAME: tmp_path / "norms.svg"})
+    assert "streams the head reads the sum of n normed ones" in drawn
     rows = pd.DataFrame({"run_id": "a", "step": np.arange(1, 101), "grad_norm": np.arange(100.0)})
     assert gradient_norms.norms(rows)["a"].loc[50] == pytest.approx(48.5)
 
@@ -96,6 +110,8 @@ def streams(study, scale=1.0):
                 place = base | {"connection": connection, "matrix": matrix, "quantity": quantity}
                 rows += [place | {"quantile": q, "value": value * (1 + q) / 2} for q in (0, 0.05, 0.5, 0.95, 1)]
             rows.append(base | {"connection": connection, "matrix": "single", "quantity": "beyond", "quantile": None, "value": 0.25})
+            if connection is not None:
+                rows.append(base | {"connection": connection, "matrix": "single", "quantity": "iterations", "quantile": None, "value": 7.0, "num_values": 1})
     return pd.DataFrame(rows, columns=results.PROBE_COLUMNS["streams"])
 
 
@@ -127,7 +143,14 @@ def test_the_figure_has_a_row_a_scheme_and_quantiles_by_connection(probed):
     assert stream_plots.quantile(sums, 0.5, "median").to_dict() == {0.0: 1.5 * 0.75, 1.0: 2.5 * 0.75}
     assert stream_plots.quantile(sums, 1.0, "max").to_dict() == {0.0: 1.5, 1.0: 2.5}
     gains = figure.axes[3].lines
+    assert list(figure.axes[0].lines[0].get_ydata()) == [7, 7]  # the run's own number of iterations
     assert math.isclose(gains[1].get_ydata()[-1], 4.0) and math.isclose(gains[2].get_ydata()[0], 5.0)
+
+
+def test_captions_say_how_many_tokens_and_iterations(probed, tmp_path):
+    study = load(probed)
+    said = stream_plots.section(study, {"streams-terminal-0": tmp_path / "streams.svg"})
+    assert said.count("64 tokens a run") == 2 and said.count("K = 7") == 2
 
 
 def test_figures_of_the_study_are_drawn(probed, tmp_path):

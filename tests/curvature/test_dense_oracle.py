@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks._examples import drawn, format_of
 from stability.build import build_model, build_objective, build_optimizer
 from stability.config import RunSpec, checked
 from stability.curvature import GradientWithGraph, directional, hvp, paper_state, step_direction
@@ -79,7 +80,7 @@ def spec_of(mechanism, norm, objective):
     values = {
         "model": {"name": "oracle", "layers": 2, "width": 4, "heads": 2, "positions": POSITIONS, "ffn_multiple": 2},
         "objective": {"name": objective, **small(Registry("objectives").load(objective).Config)},
-        "data": {"name": "stdlib"},
+        "data": {"name": "images" if Registry("objectives").load(objective).corpus_kind == "images" else "stdlib"},
         "schedule": {"name": "constant"},
         "mechanism": {"name": mechanism},
         "residual": {"name": "identity"},
@@ -94,7 +95,7 @@ def shaken_model(spec, scale):
 
     Moved by little: a model of width 4 has rows of nearly no variance otherwise, where half a rounding of the parameters alone changes uᵀHu by 1e-5.
     """
-    model = build_model(spec, VOCABULARY).double()
+    model = build_model(spec, format_for(spec)).double()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for param in model.parameters():
@@ -103,10 +104,13 @@ def shaken_model(spec, scale):
     return model
 
 
-def batch_of(objective, seed):
-    generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(0, VOCABULARY, (SEQUENCES, objective.tokens_needed(POSITIONS)), generator=generator)
-    return objective.examples(tokens, generator)
+def format_for(spec):
+    return format_of(spec.objective.name, VOCABULARY, POSITIONS)
+
+
+def batch_of(spec, seed):
+    objective, generator = build_objective(spec, format_for(spec)), torch.Generator().manual_seed(seed)
+    return objective.examples(drawn(spec.objective.name, format_for(spec), objective.tokens_needed(POSITIONS), SEQUENCES, generator), generator)
 
 
 def loss_of(model, objective, examples):
@@ -129,8 +133,8 @@ def optimizer_step(spec, model, losses):
 
 
 def oracle_of(spec, model):
-    objective = build_objective(spec, VOCABULARY)
-    losses = [loss_of(model, objective, batch_of(objective, seed)) for seed in range(3)]
+    objective = build_objective(spec, format_for(spec))
+    losses = [loss_of(model, objective, batch_of(spec, seed)) for seed in range(3)]
     params = {name: param.detach() for name, param in model.named_parameters()}
     directions = {"random": {n: u.float().double() for n, u in random_direction(params).items()}, "adamw": optimizer_step(spec, model, losses)}
     return Oracle(losses[0], params, directions, *dense_gradient_and_hessian(losses[0], params))
@@ -219,8 +223,8 @@ def attention_models():
     """Those of ``MODELS`` in which some layer takes a softmax of attention logits."""
     for model in MODELS:
         spec = spec_of(*model)
-        examples = batch_of(build_objective(spec, VOCABULARY), 0)
-        built = build_model(spec, VOCABULARY)
+        examples = batch_of(spec, 0)
+        built = build_model(spec, format_for(spec))
         if attention_statistics(built, lambda built=built, examples=examples: examples.logits(built)):
             yield model
 
@@ -229,8 +233,8 @@ def attention_models():
 def test_exact_methods_in_float32_stay_within_1e_2_at_attention_logits_near_500(model):
     """Where the paper's raw ε = 1e-4 is off by ten times as much at least. ‖u‖ = 1,000, as AdamW's is in a model of real size."""
     spec = spec_of(*model)
-    objective, net = build_objective(spec, VOCABULARY), shaken_model(spec, 1.0)
-    logits = sharpened(net, loss_of(net, objective, batch_of(objective, 0)))
+    objective, net = build_objective(spec, format_for(spec)), shaken_model(spec, 1.0)
+    logits = sharpened(net, loss_of(net, objective, batch_of(spec, 0)))
     assert all(0.9 * LOGITS < largest < 1.1 * LOGITS for largest in logits)
     found = oracle_of(spec, net)
     for name, direction in found.directions.items():

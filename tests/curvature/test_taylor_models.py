@@ -7,6 +7,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from benchmarks._examples import drawn, format_of
 from stability.curvature import directional
 from stability.mechanisms import build as build_mechanism
 from stability.models.norm import build_norm
@@ -212,12 +213,12 @@ def test_every_norm(name):
 
 @pytest.mark.parametrize("name", Registry("objectives").names())
 def test_every_objective(name):
-    objective = Registry("objectives").load(name)
-    objective = objective(objective.Config(), 7)
-    tokens = torch.randint(0, 7, (3, objective.tokens_needed(5)), generator=torch.Generator().manual_seed(0))
-    examples = objective.examples(tokens, torch.Generator().manual_seed(1))
+    objective, data_format = Registry("objectives").load(name), format_of(name, 7, 5)
+    objective = objective(objective.Config(), data_format)
+    data = drawn(name, data_format, objective.tokens_needed(5), 3, torch.Generator().manual_seed(0))
+    examples = objective.examples(data, torch.Generator().manual_seed(1))
     assert isinstance(examples, Examples)
-    logits = {"x": torch.randn(3, 5, objective.num_outputs, dtype=torch.float64, generator=torch.Generator().manual_seed(2))}
+    logits = {"x": torch.randn(*examples.targets_BN.shape, objective.num_outputs, dtype=torch.float64, generator=torch.Generator().manual_seed(2))}
 
     def loss(p, batch):
         return objective.loss_sum(p["x"] * p["x"], batch)

@@ -97,6 +97,12 @@ def test_a_crop_is_a_window_of_the_image_with_a_black_border():
                 assert found[b, y, x].tolist() == expected
 
 
+def test_a_crop_as_wide_as_an_image_is_refused():
+    classify(8, 9, crop=7).require()
+    with pytest.raises(ValueError, match="objective.crop=8 must be below 8, the shorter side of images of 8×9 pixels"):
+        classify(8, 9, crop=8).require()
+
+
 def test_all_windows_are_equally_likely_and_every_second_image_is_mirrored():
     one = torch.zeros(5000, 3, 3, 1, dtype=torch.uint8)
     one[:, 1, 1] = 200

@@ -89,6 +89,7 @@ def test_relative_range_is_that_of_what_sinkhorn_is_given(trained):
     ranges = (entries.amax(-1) / entries.amin(-1)).log().flatten().numpy()
     np.testing.assert_allclose(quantiles(rows, "single", "log_range", 2), np.quantile(ranges, QUANTILES), rtol=1e-9)
     assert quantiles(rows, "single", "beyond", 2) == [np.mean(ranges > 20)]
+    assert list(rows[rows.quantity == "iterations"].value) == [20.0] * 4
     for name in ("hc", "mhc_lite"):
         assert not len(quantiles(measured(lab, runs[name])[0], "single", "log_range", None))
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from stability.config import settings_of
+from stability.parts import Part, some_parts
 from stability.residuals import build
 from stability.residuals._permutations import permutation_matrices, permutations
 from stability.residuals._sinkhorn import sinkhorn
@@ -85,15 +88,15 @@ def column_error(matrices):
 
 
 def test_twenty_iterations_leave_rows_exact_and_columns_off_the_more_the_larger_the_logits():
-    found = {std: sinkhorn(logits(std), 20) for std in (1, 4, 8, 16)}
+    found = {std: sinkhorn(logits(std, 50_000), 20) for std in (1, 4, 8, 16)}
     for matrices in found.values():
         assert (matrices.sum(-1) - 1).abs().max() < 1e-14
-    errors = {std: column_error(matrices) for std, matrices in found.items()}
-    assert errors[1] < 1e-3
-    assert errors[4] == pytest.approx(0.060, abs=0.001)  # the largest of 1,000 draws; 0.045, 0.136 and 0.50 of the first 200
-    assert errors[8] == pytest.approx(0.248, abs=0.001)
-    assert errors[16] == pytest.approx(1.0, abs=0.001)
-    assert column_error(sinkhorn(logits(4), 400)) < errors[4] / 10
+    errors = {std: (matrices.sum(-2) - 1).abs().amax(-1) for std, matrices in found.items()}
+    assert errors[1].max() < 1e-3
+    for std, expected, sampling in ((4, 0.044, 0.001), (8, 0.082, 0.002), (16, 0.37, 0.02)):  # among five samples of 10,000: by up to 0.0007, 0.003, 0.05
+        assert errors[std].quantile(0.99) == pytest.approx(expected, abs=sampling), std
+    assert errors[16].max() > 0.99
+    assert column_error(sinkhorn(logits(4), 400)) < errors[4].max() / 10
 
 
 @pytest.mark.parametrize("std", [0.1, 4, 16, 300])
@@ -164,6 +167,21 @@ def test_gradients_are_those_of_differences(name):
     assert torch.autograd.gradcheck(update, (x_BNSD, *(value.detach().requires_grad_() for value in parameters.values())), atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (1.5, r"permutations=1.5: give all, or how many as a whole number"),
+        (True, r"permutations=True: give all, or how many as a whole number"),
+        ("some", r"permutations='some': give all, or how many as a whole number"),
+        (99, r"permutations=99: 4 streams have 24 of them; give 1 to 24, or all"),
+    ],
+)
+def test_a_number_of_permutations_that_is_none_is_refused_in_one_line(given, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        settings_of("residuals", "mhc_lite", {"permutations": given})
+    assert str(caught.value).startswith("residual.mhc_lite.permutations=") and "\n" not in str(caught.value)
+
+
 def test_a_part_of_the_permutations_holds_the_identity_and_is_drawn_by_its_seed():
     for seed in (0, 1):
         chosen = permutations(8, 20, seed)
@@ -190,6 +208,11 @@ def test_eight_streams_of_sixteen_permutations_stay_doubly_stochastic():
     ("settings", "message"),
     [
         ({"streams": 6}, "permutations=all: 6 streams have 720 of them; say how many, e.g. permutations=64"),
+        (
+            {"permutation_seed": 3},
+            "residual.mhc_lite.permutation_seed=3 changes nothing here: it draws a part of the permutations, e.g. residual.mhc_lite.permutations=16 "
+            "(residual.mhc_lite.permutations=all given)",
+        ),
         ({"permutations": 25}, "permutations=25: 4 streams have 24 of them; give 1 to 24, or all"),
         ({"streams": 0}, "residual.mhc_lite.streams=0: input should be greater than or equal to 1"),
     ],
@@ -199,3 +222,12 @@ def test_permutations_that_cannot_be_are_refused(settings, message):
         settings_of("residuals", "mhc_lite", settings)
     assert str(caught.value).endswith(message)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_sweep_decays_the_static_coefficients_of_all_its_schemes_or_of_none():
+    axis = TypeAdapter(Annotated[tuple[Part, ...], some_parts("residuals")])
+    decayed = {name: {"decay_static": True} for name in NAMES}
+    assert len(axis.validate_python({"identity": {}, **decayed})) == 4
+    told = "residual.hc.decay_static=true and residual.mhc_lite.decay_static=false: in one sweep they must be the same; set both, or sweep them apart"
+    with pytest.raises(ValueError, match=told):
+        axis.validate_python({**decayed, "mhc_lite": {}})

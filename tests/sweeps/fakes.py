@@ -37,6 +37,7 @@ def run_fake(trial: Trial, *, step_s: float = 0.0, verdict: str = "stable") -> I
             yield
     except GeneratorExit:
         saved.write_text(json.dumps(step))
+        directory.set_status("interrupted", step=step, num_steps=steps)
         raise
     finish(directory, verdict, step=step, val_nll=2.5)
 
@@ -59,9 +60,11 @@ def run_slowly(trial: Trial) -> Iterator[None]:
 
 def run_and_fail(trial: Trial) -> Iterator[None]:
     """Seed 1 crashes as the real `run_trial` reports it; the others run."""
-    for count, _ in enumerate(run_fake(trial)):
+    steps = run_fake(trial)
+    for count, _ in enumerate(steps):
         yield
         if trial.spec["seed"] == 1 and count == 1:
+            steps.close()  # type: ignore[attr-defined]
             trial.directory.traceback_file.write_text("Traceback: ValueError: planted\n")
             trial.directory.set_status("failed", step=2, reason="ValueError: planted")
             return

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from stability.runs.leftovers import abandoned, remove_abandoned
 from sweeps import gpu_memory
 from sweeps.gpu_memory import CONTEXT_MB, MARGIN, Peak, beginning, kinds, probe
 from sweeps.trial import run_trial
@@ -73,6 +80,27 @@ def test_the_beginning_of_a_trial_trains_measures_and_samples_and_leaves_nothing
     assert status["step"] == gpu_memory.PROBE_STEPS
     assert {"checkpoints", "curvature", "samples"} <= names
     assert sorted((tmp_path / "runs").iterdir()) == before
+
+
+def test_what_a_killed_probe_leaves_in_the_pool_goes_with_the_next_launch(tmp_path):
+    _, trials = make_sweep(tmp_path, "lr=1e-3")
+    pool = tmp_path / "runs"
+    code = """
+import os, pickle, signal, sys
+from sweeps.gpu_memory import _peak_mb
+def run(trial):
+    os.makedirs(trial.directory.path)
+    os.kill(os.getpid(), signal.SIGKILL)
+    yield
+_peak_mb(pickle.load(sys.stdin.buffer), run, lambda: 0.0)
+"""
+    before = set(pool.iterdir())
+    killed = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], input=pickle.dumps(trials[0]))
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = set(pool.iterdir()) - before
+    assert (left / "probe").is_dir() and abandoned(pool) == [left]
+    remove_abandoned(pool)
+    assert set(pool.iterdir()) == before and any((pool / "cache").iterdir()), "its link to the cache is gone, the cache is not"
 
 
 def test_a_kind_that_runs_out_of_memory_gets_a_gpu_to_itself_and_one_that_fails_otherwise_counts_what_it_took(tmp_path):

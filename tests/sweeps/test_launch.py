@@ -160,7 +160,7 @@ def test_a_real_sweep_resumes_bit_for_bit_after_an_interrupt(tmp_path):
             yield
 
     assert launch.run(spec, trials, console=console, run=run).interrupted
-    assert trials[1].directory.status()["state"] == "running"
+    assert (trials[1].directory.status()["state"], trials[1].directory.status()["step"]) == ("interrupted", 5)
     assert launch.run(spec, trials, console=console).num_trained == 3
     other_spec, others = make_sweep(tmp_path, pool="other")
     assert launch.run(other_spec, others, console=console).num_trained == 4

@@ -52,6 +52,15 @@ def test_without_a_terminal_a_trial_gives_a_line_at_its_start_and_one_at_its_end
     assert len(lines) == 4
 
 
+def test_the_line_of_a_classifier_gives_its_accuracy(tmp_path):
+    trial, console = fakes.make_trial(tmp_path), plain_console()
+    with LiveView([trial], console=console) as view:
+        running(trial)
+        view._refresh()
+        trial.directory.set_status("stable", step=4, num_steps=4, result={"val_nll": 1.25, "val_accuracy": 0.475, "wall_s": 1.0})
+    assert " val NLL 1.250 accuracy 47.5% in " in console.file.getvalue().splitlines()[-1]
+
+
 def test_the_table_shows_running_trials_then_the_last_that_ended_then_those_that_wait(tmp_path):
     trials = [fakes.make_trial(tmp_path, index, steps=6) for index in range(5)]
     view = LiveView(trials, num_skipped=7, console=terminal(20))

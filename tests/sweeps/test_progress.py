@@ -1,7 +1,10 @@
 """What is known of trials from the files that they leave."""
 
+from dataclasses import replace
+
 from sweeps.board import left_text
 from sweeps.progress import TAIL_BYTES, Progress, tail, variants
+from sweeps.trial import several_of
 from tests.sweeps import fakes
 
 
@@ -127,6 +130,13 @@ def test_a_variant_names_the_axes_that_vary(tmp_path):
     assert variants(one) == ["sa", "sc"]
     two = [fakes.make_trial(tmp_path, 0), fakes.make_trial(tmp_path, 1, norm="rmsnorm")]
     assert variants(two) == ["sa layernorm", "sa rmsnorm"]
+
+
+def test_a_label_names_what_tells_runs_of_a_sweep_apart(tmp_path):
+    several = several_of({"mechanism": ["sa", "sc"], "residual": [{"name": "identity"}, {"name": "hc"}], "optimizer": [{"name": "adamw"}], "norm": ["a", "b"]})
+    trial = fakes.make_trial(tmp_path, residual={"name": "hc"}, norm="rmsnorm")
+    assert trial.label == "sa lr=0.01 seed=0"
+    assert replace(trial, several=several, variant="window=4").label == "sa hc rmsnorm window=4 lr=0.01 seed=0"
 
 
 def test_a_poll_reads_no_log_of_a_trial_that_waits_or_has_ended(tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from torch.func import functional_call
 
 from stability.curvature import AlphaMaxMonitor, parallel_directional
 from sweeps import launch as launching
-from sweeps import ray_launcher, serial_launcher
+from sweeps import ray_address, ray_launcher, serial_launcher
 from sweeps.interrupt import Interrupt
 from sweeps.trial import run_trial
 from tests.sweeps import fakes
@@ -73,7 +73,7 @@ def test_an_interrupt_saves_what_runs_and_starts_nothing_more(cluster, tmp_path)
 
     interrupted = []
     assert launch(trials, on_tick=interrupt_once, run=fakes.run_slowly).requested
-    assert states(trials) == ["running"] * 2 + ["queued"] * 3
+    assert states(trials) == ["interrupted"] * 2 + ["queued"] * 3
     saved = [json.loads((trial.directory.path / "saved.json").read_text()) for trial in trials[:2]]
     assert all(0 < step < 25 for step in saved)
     launch(trials[:2], run=fakes.run_slowly)
@@ -178,12 +178,22 @@ def measured():
     ("share", "text"),
     [
         ({"cpus_per_trial": 3}, "cpus_per_trial=3, but there are 2 CPUs; give at most 2"),
-        ({"gpus_per_trial": 0.5}, "gpus_per_trial=0.5, but there are 0 GPUs; give at most 0"),
+        ({"gpus_per_trial": 0.5}, "gpus_per_trial=0.5, but there is no GPU; give gpus_per_trial=0 or auto"),
     ],
 )
 def test_a_trial_that_asks_for_more_than_there_is_is_refused(cluster, tmp_path, share, text):
     with pytest.raises(RuntimeError, match=text):
         launch([fakes.make_trial(tmp_path)], **share)
+
+
+def test_the_head_of_a_cluster_is_one_that_can_be_joined_and_another_of_its_ports_is_not(cluster, capfd):
+    import ray
+
+    ray_address.check(ray.get_runtime_context().gcs_address)
+    other = f"{ray.nodes()[0]['NodeManagerAddress']}:{ray.nodes()[0]['NodeManagerPort']}"
+    with pytest.raises(RuntimeError, match=f"^ray.address={other}: no Ray cluster that can be joined: what answers there is not the head of a Ray cluster"):
+        ray_address.check(other)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_without_ray_the_error_says_what_to_do(tmp_path, monkeypatch):

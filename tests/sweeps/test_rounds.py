@@ -161,6 +161,7 @@ def test_the_same_seed_proposes_the_same_points_and_another_one_others():
         (["search.space.mechanism.sc.rope={low:1,high:2}"], r"search.space.mechanism.sc.rope: is 'absolute' in this sweep, and only numbers can be searched"),
         (["search.space.steps={low:1.5,high:2}"], r"search.space.steps: 1.5 is no integer"),
         (["search.space.batch={low:0,high:2}"], r"search.space.batch: 0 makes no run; batch=0"),
+        (["search.space.lr={low:1e-4,high:1e-2}"], r"search.space.lr: unknown key; did you mean 'lr_peak'"),
         (["search.space.seed={low:0,high:2}"], r"search.space.seed: unknown key"),
         (["search.space.model.deep.x={low:0,high:2}"], r"search.space.model.deep.x: deep holds no settings"),
         (["search.space.lr_peak={low:0,high:2}"], r"search.space.lr_peak: low=0 must be positive with log=true"),
@@ -242,6 +243,12 @@ def test_rungs_fall_on_validations_before_the_last_step():
     assert HalvingSpec(reduction=2, first_step=5).rungs(100, 5) == (5, 10, 20, 40, 80)
     with pytest.raises(ValueError, match=r"^halving: no validation falls on a rung before steps=100; give evaluation.every_steps below its 100$"):
         spec.rungs(100, 100)
+
+
+def test_one_learning_rate_cannot_be_left_early(tmp_path):
+    with pytest.raises(ValueError, match=r"^halving.reduction=3 leaves learning rates early, and lr=0.001 is the only one; give several: lr=range$"):
+        search_of(Sweep(tmp_path, "lr=1e-3", "halving.reduction=3").spec, "f" * 64, {})
+    assert search_of(Sweep(tmp_path, "lr=[1e-3,1e-2]", "halving.reduction=3").spec, "f" * 64, {}) is not None
 
 
 def test_halving_leaves_no_room_for_another_search(tmp_path):

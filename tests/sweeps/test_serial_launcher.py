@@ -47,7 +47,7 @@ def test_an_interrupt_ends_after_the_step_and_the_trial_resumes(tmp_path, number
     interrupt = launch(trials, on_tick=signal_at(6, number))
     assert interrupt.requested
     assert signal.getsignal(number) is before
-    assert states(trials) == ["stable", "running", "queued"]
+    assert states(trials) == ["stable", "interrupted", "queued"]
     assert json.loads((trials[1].directory.path / "saved.json").read_text()) == 2
     assert not launch(trials[1:]).requested
     assert states(trials) == ["stable"] * 3

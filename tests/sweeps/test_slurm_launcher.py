@@ -73,7 +73,7 @@ def test_an_interrupt_saves_what_runs_and_submits_nothing_more(tmp_path):
             interrupted.append(os.kill(os.getpid(), signal.SIGINT))
 
     assert launch(trials, tmp_path / "slurm", on_tick=interrupt_once, run=fakes.run_slowly).requested
-    assert states(trials) == ["running", "running", "queued"]
+    assert states(trials) == ["interrupted", "interrupted", "queued"]
     assert all(0 < json.loads((trial.directory.path / "saved.json").read_text()) < 60 for trial in trials[:2])
     assert recorded(tmp_path / "slurm") == {}
 

@@ -45,7 +45,9 @@ def test_an_interrupted_run_resumes_bit_for_bit(lab, stop_at):
     straight.path.rename(lab.pool / "aside")
 
     resumed = lab.train(spec, steps=stop_at)
-    assert resumed.status()["state"] == "running"
+    status = resumed.status()
+    assert (status["state"], status["step"], status["num_steps"]) == ("interrupted", stop_at, 12)
+    assert checkpoint.load_trainer(resumed.checkpoints()[-1])["step"] == stop_at
     lab.train(spec)
     assert resumed.metrics_file.read_bytes() == whole
     assert same(final_weights(resumed), weights)
@@ -163,3 +165,11 @@ def test_a_run_left_in_the_moment_it_diverged_saves_nothing(lab, monkeypatch):
     monkeypatch.setattr(loop, "first_non_finite", lambda values, step: f"loss is nan at step {step}" if step == 3 else None)
     directory = lab.train(lab.spec(), steps=3)
     assert directory.checkpoints() == []
+    assert (directory.status()["state"], directory.status()["step"]) == ("interrupted", 0)
+
+
+def test_the_status_of_a_run_left_in_the_moment_it_diverged_names_the_step_that_it_goes_on_from(lab, monkeypatch):
+    monkeypatch.setattr(loop, "first_non_finite", lambda values, step: f"loss is nan at step {step}" if step == 7 else None)
+    directory = lab.train(lab.spec(), steps=7)
+    assert [path.name for path in directory.checkpoints()] == ["step_000004"]
+    assert (directory.status()["state"], directory.status()["step"]) == ("interrupted", 4)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from stability.runs.directory import RunDirectory
 from stability.training import checkpoint
 from stability.training.loop import train
 
+ROOT = Path(__file__).resolve().parents[2]
 SHARED = {"batch": 5, "microbatch": 2, "objective": {"name": "mlm", "mask_rate": "sqrt"}}  # 2, 2 and 1 sequences, of which ever other numbers are masked
 
 
@@ -37,6 +40,15 @@ def test_two_processes_give_the_bits_of_one_and_a_run_goes_on_with_another_numbe
     run(lab, spec, tmp_path / "shared", 1)
     assert shared.metrics_file.read_bytes() == alone.metrics_file.read_bytes()
     assert parameters(shared) == parameters(alone) != []
+
+
+def test_a_helper_whose_input_ends_takes_the_runs_folder_with_it(tmp_path):
+    folder = tmp_path / "helpers"
+    folder.mkdir()
+    (folder / "1.log").touch()
+    code = "import sys; from stability.training.helpers import instructions; next(instructions({'store': sys.argv[1]}))"
+    assert subprocess.run([sys.executable, "-c", code, str(folder / "store")], cwd=ROOT, input=b"").returncode == 0
+    assert not folder.exists()
 
 
 @pytest.mark.slow

@@ -1,0 +1,34 @@
+"""Random data for every objective: what a corpus of the kind that it reads would give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stability.data._image_corpus import ImageBatch
+from stability.models.images import ImageFormat
+from stability.registry import Registry
+
+PALETTE_SEED = 0
+
+
+def format_of(objective: str, vocabulary: int, positions: int) -> Any:
+    """`AbstractCorpus.format` of data for an objective: ``vocabulary`` tokens, or images of a row of ``positions`` patches of 2×2 pixels in three colours.
+
+    The patches are of as few kinds as there are tokens: among many, one would embed with nearly no variance, and a LayerNorm of a few such numbers is all
+    rounding. Their contrast makes the others' variance about 1, as tokens' is.
+    """
+    if Registry("objectives").load(objective).corpus_kind == "tokens":
+        return vocabulary
+    return ImageFormat(2, 2 * positions, 3, vocabulary, (127.5,) * 3, (25.0,) * 3)._asdict()
+
+
+def drawn(objective: str, data_format: Any, tokens: int, num: int, generator: torch.Generator) -> Any:
+    """``num`` sequences of ``tokens`` tokens, or as many images, as `AbstractCorpus.batch` gives them."""
+    if Registry("objectives").load(objective).corpus_kind == "tokens":
+        return torch.randint(0, data_format, (num, tokens), generator=generator)
+    image = ImageFormat.of(data_format)
+    palette = torch.randint(0, 256, (image.classes, 2, 2, image.channels), generator=torch.Generator().manual_seed(PALETTE_SEED), dtype=torch.uint8)
+    patches = palette[torch.randint(0, image.classes, (num, image.width // 2), generator=generator)]
+    return ImageBatch(patches.transpose(1, 2).flatten(2, 3), torch.randint(0, image.classes, (num,), generator=generator))

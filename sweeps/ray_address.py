@@ -1,0 +1,64 @@
+"""Whether a Ray cluster answers at an address, before anything is joined: Ray itself looks for minutes, and its C++ parts write to the terminal meanwhile.
+
+``python ray_address.py ADDRESS`` is the look, in a process of its own: what it prints is kept from the terminal, and its patience is not the sweep's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+CONNECT_S = 5
+LOOK_S = 60.0  # importing Ray takes a machine that is busy a while
+NOT_A_HEAD = "what answers there is not the head of a Ray cluster that this version of Ray can join"
+
+
+def check(address: str) -> None:
+    """Errors: ``RuntimeError`` where no cluster answers at ``address`` (auto, or HOST:PORT of a head)."""
+    environment = {**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": str(CONNECT_S)}
+    command = [sys.executable, __file__, address]
+    try:
+        look = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LOOK_S)
+        code, printed = look.returncode, look.stdout
+    except subprocess.TimeoutExpired:
+        code, printed = 1, ""
+    if code:
+        reason = printed.strip() or NOT_A_HEAD
+        raise RuntimeError(f"ray.address={address}: no Ray cluster that can be joined: {reason}; start one with: ray start --head")
+
+
+def _look(address: str) -> None:
+    """Errors: ``ConnectionError`` with the reason. Ray's own ends the process as it likes, or stays."""
+    from ray._private import services
+    from ray._raylet import GcsClient  # type: ignore[attr-defined] compiled
+
+    try:
+        found = services.canonicalize_bootstrap_address_or_die(address)
+    except ConnectionError:
+        raise ConnectionError("none runs on this machine") from None
+    except ValueError as error:  # what RAY_ADDRESS says
+        raise ConnectionError(str(error)) from None
+    connect(found)
+    GcsClient(address=found)
+
+
+def connect(address: str) -> None:
+    """Errors: ``ConnectionError`` where nobody listens at HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except socket.gaierror:
+        raise ConnectionError(f"there is no host {host}") from None
+    except OSError as error:
+        raise ConnectionError(f"nothing answers at {address} ({error.strerror or error})") from None
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # this file's folder, whose modules are no top-level ones
+    try:
+        _look(sys.argv[1])
+    except ConnectionError as error:
+        print(error)
+        sys.exit(1)
