@@ -11,6 +11,13 @@ from stability.models.images import ImageFormat
 from stability.registry import Registry
 
 PALETTE_SEED = 0
+KINDS = ("tokens", "images")
+
+
+def objectives(direction: str | None = None) -> list[str]:
+    """The objectives that there is random data for here; proteins' tracks are drawn by that objective's own tests."""
+    registry = Registry("objectives")
+    return [name for name in (registry.names(direction=direction) if direction else registry.names()) if registry.load(name).corpus_kind in KINDS]
 
 
 def format_of(objective: str, vocabulary: int, positions: int) -> Any:

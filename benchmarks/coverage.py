@@ -18,7 +18,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from benchmarks._examples import drawn, format_of
+from benchmarks import _examples
 from benchmarks._machine import machine
 from stability.curvature import directional
 from stability.curvature.taylor import missing_rule
@@ -141,11 +141,11 @@ def norms() -> Iterator[Case]:
 
 
 def objectives() -> Iterator[Case]:
-    for name in Registry("objectives").names():
+    for name in _examples.objectives():
         objective_class = Registry("objectives").load(name)
-        data_format = format_of(name, VOCABULARY, SHAPE[1])
+        data_format = _examples.format_of(name, VOCABULARY, SHAPE[1])
         objective = objective_class(objective_class.Config(), data_format)
-        data = drawn(name, data_format, objective.tokens_needed(SHAPE[1]), SHAPE[0], torch.Generator().manual_seed(0))
+        data = _examples.drawn(name, data_format, objective.tokens_needed(SHAPE[1]), SHAPE[0], torch.Generator().manual_seed(0))
         examples = objective.examples(data, torch.Generator().manual_seed(1))
         logits = torch.randn(*examples.targets_BN.shape, objective.num_outputs, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from stability.config import RunSpec, checked, run_id
 from stability.data._cache import prepare
 from stability.runs.directory import RunDirectory
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored, and tests of it would wait for ever
 
 SENTENCE = "the window of a stable step is wide where the graph is smooth and narrow where the scores are sharp"
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks._examples import drawn, format_of
+from benchmarks._examples import drawn, format_of, objectives
 from stability.build import build_model, build_objective, build_optimizer
 from stability.config import RunSpec, checked
 from stability.curvature import GradientWithGraph, directional, hvp, paper_state, step_direction
@@ -31,7 +31,7 @@ def combinations():
     for name in Registry("mechanisms").names(cross=False):
         mechanism = Registry("mechanisms").load(name)
         for direction in sorted(mechanism.supported_directions(mechanism.Config())):
-            for objective in Registry("objectives").names(direction=direction):
+            for objective in objectives(direction):
                 yield from ((name, norm, objective) for norm in ("layernorm", "rmsnorm"))
 
 

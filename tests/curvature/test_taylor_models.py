@@ -7,7 +7,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from benchmarks._examples import drawn, format_of
+from benchmarks._examples import drawn, format_of, objectives
 from stability.curvature import directional
 from stability.mechanisms import build as build_mechanism
 from stability.models.norm import build_norm
@@ -211,7 +211,7 @@ def test_every_norm(name):
     assert_same(loss, params, random_direction(params))
 
 
-@pytest.mark.parametrize("name", Registry("objectives").names())
+@pytest.mark.parametrize("name", objectives())
 def test_every_objective(name):
     objective, data_format = Registry("objectives").load(name), format_of(name, 7, 5)
     objective = objective(objective.Config(), data_format)

@@ -214,7 +214,7 @@ def test_along_sgds_step_the_slope_is_minus_the_squared_gradient_norm(lab):
 def test_a_run_without_a_verdict_is_not_measured(lab):
     """What its last checkpoint gives now would pass for its terminal one later."""
     directory = lab.train(lab.spec(), steps=6)
-    with pytest.raises(ValueError, match="is running at step 0; α_max is measured on runs that reached their verdict"):
+    with pytest.raises(ValueError, match="is interrupted at step 6; α_max is measured on runs that reached their verdict"):
         list(measure(directory, SHORT, cache_dir=lab.cache))
     assert not directory.curvature_file("terminal").exists()
 

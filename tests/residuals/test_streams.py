@@ -207,7 +207,7 @@ def test_eight_streams_of_sixteen_permutations_stay_doubly_stochastic():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"streams": 6}, "permutations=all: 6 streams have 720 of them; say how many, e.g. permutations=64"),
+        ({"streams": 6}, "permutations=all: 6 streams have 720 of them; say how many, e.g. residual.mhc_lite.permutations=64"),
         (
             {"permutation_seed": 3},
             "residual.mhc_lite.permutation_seed=3 changes nothing here: it draws a part of the permutations, e.g. residual.mhc_lite.permutations=16 "

@@ -80,7 +80,7 @@ def test_runs_curves_and_curvature_are_those_of_a_plain_slow_reading(study):
     pd.testing.assert_frame_equal(found.curvature, slow, check_dtype=False, **EQUAL)  # text missing in one file makes pandas say object
     assert set(found.curvature["phase"]) == {"earliest", "terminal"} and found.curvature["protocol"].nunique() == 2
     pd.testing.assert_frame_equal(found.runs, pd.DataFrame([slow_run(study, each) for each in directories], columns=RUNS_COLUMNS), **EQUAL)
-    assert set(found.runs["status"]) >= {"running", "diverged", "queued"}
+    assert set(found.runs["status"]) >= {"interrupted", "diverged", "queued"}
     pd.testing.assert_frame_equal(found.probes["generation"], pd.read_parquet(directories[0].generation_file("terminal")), **EQUAL)
 
 
