@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import re
 import signal
@@ -15,6 +17,7 @@ from typing import Any
 
 from stability.choices import AXES, conf_dir, defaults, explained
 from stability.config import parse
+from stability.imports import uncollected
 from stability.registry import Registry, add_plugin
 from stability.runs.directory import RunDirectory
 from stability.runs.lock import RunLock
@@ -38,6 +41,7 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
         print(help_text.strip())
         sys.exit(0)
     signal.signal(signal.SIGTERM, _stop)
+    atexit.register(gc.freeze)  # else the interpreter looks through all of torch for garbage before it ends
     try:
         sys.exit(main(argv))
     except (ValueError, RuntimeError) as error:
@@ -59,8 +63,14 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(number)
 
 
-def read_spec(kind: str, argv: Sequence[str], into: str | None = None) -> Any:
-    """Command line → validated spec. ``into``: the field that takes the keys which the root yaml writes flat (see conf/hessian.yaml)."""
+def read_spec(kind: str, argv: Sequence[str], into: str | None = None, *, composed: Callable[[dict[str, Any]], None] = lambda values: None) -> Any:
+    """Command line → validated spec. ``into``: the field that takes the keys which the root yaml writes flat (see conf/hessian.yaml). ``composed``: told
+    what Hydra composed, before it is validated, which imports torch."""
+    with uncollected():
+        return _read_spec(kind, argv, into, composed)
+
+
+def _read_spec(kind: str, argv: Sequence[str], into: str | None, composed: Callable[[dict[str, Any]], None]) -> Any:
     store_plugins(argv)
     values = compose(kind, argv)
     if kind == "sweep" and values.get("name") is None:
@@ -68,6 +78,7 @@ def read_spec(kind: str, argv: Sequence[str], into: str | None = None) -> Any:
     if into is not None:
         own = {key: values[key] for key in HESSIAN_KEYS if key in values}  # data and lr are there where they were chosen
         values = own | {into: {key: value for key, value in values.items() if key not in HESSIAN_KEYS}}
+    composed(values)
     return parse(kind, values)
 
 
@@ -196,8 +207,9 @@ def publish(study: StudyFolder, reports_dir: str | None, phases: Sequence[str] =
         if pdf is not None:
             print(f"report: {pdf}, nothing has changed since it was made")
         return
-    from analysis.report import build, summary
-    from stability.runs.results import collect, write
+    with uncollected():
+        from analysis.report import build, summary
+        from stability.runs.results import collect, write
 
     write(collect(study.path), study.results)
     print(text := summary(study.path, phases))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stability.command_line import check_writable, publish, read_spec, run_entry
 from stability.registry import Registry
+from stability.runs.study import StudyFolder
 
 HELP = """
 python -m stability.sweep [key=value …]
@@ -43,9 +45,25 @@ Every key with its default and meaning: conf/sweep.yaml and the folders beside i
 
 
 def main(argv: list[str]) -> int:
-    spec = read_spec("sweep", argv)
+    with ExitStack() as begun:
+        spec = read_spec("sweep", argv, composed=partial(_begin_ray, begun))
+        return _main(spec)
+
+
+def _begin_ray(begun: ExitStack, values: dict[str, Any]) -> None:
+    """Ray on this machine starts while torch is imported, where as far as the study's folder tells it will be needed. ``values`` are not validated yet."""
+    study, num_threads = StudyFolder.of(str(values["runs_dir"]), str(values["name"])), values["threads"]
+    if values["launcher"] != "ray" or values["ray"]["address"] is not None or values["dry_run"] or not isinstance(num_threads, int):
+        return
+    if study.file.exists() and all(run.finished for run in study.runs()):
+        return
+    from sweeps import ray_head
+
+    begun.enter_context(ray_head.early(num_threads))
+
+
+def _main(spec: Any) -> int:
     from stability.data._cache import prepare, prepare_for_plan
-    from stability.runs.study import StudyFolder
     from stability.structure.tokens import as_read
 
     pool = Path(spec.runs_dir).resolve()

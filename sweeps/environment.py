@@ -1,4 +1,4 @@
-"""What workers inherit from the process that starts them."""
+"""What Ray and its workers inherit from the process that starts them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ def of_workers(threads: int) -> dict[str, str]:
     """This process's import path, so that a checkout that is not installed works from any folder, and the threads for OpenMP."""
     path = dict.fromkeys(str(Path(entry).resolve()) for entry in sys.path if not entry or Path(entry).is_dir())
     return {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": str(threads)}
+
+
+def of_driver() -> dict[str, str]:
+    """What Ray reads in the driver's environment and in that of its own processes."""
+    return {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "300",  # else a machine that is busy for a minute ends the driver
+        "RAY_DEDUP_LOGS_SKIP_REGEX": "^",  # read at import: what a raylet says goes nowhere; a dead worker is reported by its trial
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a share of a GPU sees none
+    }
 
 
 @contextmanager

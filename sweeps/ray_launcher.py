@@ -8,24 +8,21 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import shutil
-import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from sweeps import ray_address
-from sweeps.environment import environment, of_workers
+from sweeps import ray_address, ray_head
+from sweeps.environment import environment, of_driver, of_workers
 from sweeps.gpu_memory import Peak, kinds, probe
 from sweeps.interrupt import Interrupt
 from sweeps.ray_dispatch import TICK_S, Dispatch
+from sweeps.ray_head import Head
 from sweeps.ray_workers import Share, Workers, require_room
-from sweeps.reaper import reaper
 from sweeps.serial_launcher import RunTrial
 from sweeps.shared_folder import check
 from sweeps.trial import Trial, run_trial
@@ -37,7 +34,7 @@ NODE_RETRIES = 2
 class _Session:
     """Ray as it runs within `cluster`, with the workers that launches leave to those that follow."""
 
-    scratch: Path
+    scratch: Path | None
     workers: Workers | None = None
     peaks: dict[frozenset[str], Peak] = field(default_factory=dict)
 
@@ -75,7 +72,7 @@ def launch(
 
 
 @contextmanager
-def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | None = None) -> Iterator[Path]:
+def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | None = None) -> Iterator[Path | None]:
     """Ray, quiet, in a temporary folder (yielded) that goes with it; one that runs already is used as it is and left running.
 
     Workers inherit this process's import path, so that a checkout that is not installed works from any folder, and ``threads`` for OpenMP.
@@ -86,20 +83,28 @@ def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | Non
         _import_ray()
         yield _session.scratch
         return
-    scratch = Path(tempfile.mkdtemp(prefix="stability-ray-", dir=_short_temporary_folder()))
-    try:
-        with reaper(scratch), environment(_settings(threads, scratch, local=address is None)), _quiet():
-            ray = _import_ray()
-            ours = not ray.is_initialized()
-            try:
-                if ours:
-                    _init(ray, address, num_cpus, scratch)
-                _session = _Session(scratch)
-                yield scratch
-            finally:
-                _close(ray, shut_down=ours)
-    finally:
-        _remove(scratch)
+    with _ray(threads, address, num_cpus) as scratch:
+        _session = _Session(scratch)
+        try:
+            yield scratch
+        finally:
+            _close()
+
+
+@contextmanager
+def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[Path | None]:
+    """This process as a driver of Ray; the folder of a Ray of its own."""
+    with ExitStack() as stack:
+        stack.enter_context(environment(of_driver() | of_workers(threads)))
+        stack.enter_context(_quiet())
+        ray, head = _import_ray(), None
+        if not ray.is_initialized():
+            if address is None:
+                stack.enter_context(environment({"RAY_AUTH_MODE": "disabled"}))
+                head = stack.enter_context(ray_head.head(threads, num_cpus))
+            stack.callback(ray.shutdown)
+            _join(ray, address, head)
+        yield None if head is None else head.scratch
 
 
 def require(share: Share, address: str | None) -> None:
@@ -114,13 +119,11 @@ def require(share: Share, address: str | None) -> None:
     require_room(share, [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}])
 
 
-def _close(ray: Any, shut_down: bool) -> None:
+def _close() -> None:
     global _session
     session, _session = _session, None
     if session is not None and session.workers is not None:
         session.workers.close()
-    if shut_down:
-        ray.shutdown(wait_for_processes=True)  # else they write to the folder while it is removed
 
 
 def _workers(share: Share, pool: str) -> Workers:
@@ -195,44 +198,19 @@ def _import_ray() -> Any:
         raise RuntimeError(f"launcher=ray needs Ray ({error}): pip install ray, or choose launcher=serial") from None
 
 
-def _init(ray: Any, address: str | None, num_cpus: int | None, scratch: Path) -> None:
-    shared = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
-    if address is None:
-        ray.init(address="local", num_cpus=num_cpus, object_store_memory=100 * 2**20, _temp_dir=str(scratch), **shared)
-    else:  # a cluster's workers don't inherit this process's environment
-        inherited = {name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")}
-        try:
-            ray.init(address=address, runtime_env={"env_vars": inherited}, **shared)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise RuntimeError(f"ray.address={address}: no Ray cluster that can be joined ({reason}); start one with: ray start --head") from None
-
-
-def _settings(threads: int, scratch: Path, local: bool) -> dict[str, str]:
-    """Environment of this process while Ray runs, which the workers of a local cluster inherit."""
-    own = {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": str(scratch)} if local else {}  # RAY_AUTH_MODE: token mode leaves a file in HOME
-    return {
-        **own,
-        **of_workers(threads),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_gcs_rpc_server_reconnect_timeout_s": "300",  # else a machine that is busy for a minute ends the driver
-        "RAY_DEDUP_LOGS_SKIP_REGEX": "^",  # read at import: what a raylet says goes nowhere; a dead worker is reported by its trial
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a share of a GPU sees none
-    }
-
-
-def _remove(folder: Path) -> None:
-    """Remove what Ray wrote; its workers, which nobody waits for, may write a moment longer."""
-    for _ in range(30):
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.1)
-        if not folder.exists():
-            return
-
-
-def _short_temporary_folder() -> str | None:
-    """Ray puts sockets below it, whose paths may have 107 characters; None: the system's own choice is short enough."""
-    return "/tmp" if len(tempfile.gettempdir()) > 30 and Path("/tmp").is_dir() else None
+def _join(ray: Any, address: str | None, head: Head | None) -> None:
+    """The Ray at ``address``, or that of ``head``. Errors: ``RuntimeError`` where it cannot be joined."""
+    quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
+    if head is not None:
+        ray.init(address=head.address, **quiet)
+        return
+    # a cluster's workers don't inherit this process's environment
+    inherited = {name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")}
+    try:
+        ray.init(address=address, runtime_env={"env_vars": inherited}, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RuntimeError(f"ray.address={address}: no Ray cluster that can be joined ({reason}); start one with: ray start --head") from None
 
 
 @contextmanager

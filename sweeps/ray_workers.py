@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+from stability.imports import uncollected
 from stability.runs.processes import Process
 from sweeps.gpu_memory import release
 from sweeps.serial_launcher import RunTrial, steps_of
@@ -61,6 +63,8 @@ class Worker:
 
     def __init__(self, driver: Process):
         self._driver = driver
+        with uncollected():
+            importlib.import_module("stability.training.loop")
 
     def ready(self) -> int:
         return os.getpid()

@@ -165,8 +165,6 @@ def _fail(trial: Trial, reason: str, account: str) -> None:
 
 def _train_and_measure(trial: Trial) -> Iterator[None]:
     from stability.config import parse_run
-    from stability.probes.alpha_max import measure
-    from stability.probes.generation import generate
     from stability.training.loop import train
 
     spec, cache_dir = parse_run(trial.spec), Path(trial.pool) / "cache"
@@ -175,6 +173,10 @@ def _train_and_measure(trial: Trial) -> Iterator[None]:
     if not trial.directory.finished:  # stopped at a rung
         return
     if trial.curvature is not None:
+        from stability.probes.alpha_max import measure
+
         yield from measure(trial.directory, checked(CurvatureSpec, trial.curvature), cache_dir=cache_dir, device=trial.device)
     if trial.generate is not None:
+        from stability.probes.generation import generate
+
         yield from generate(trial.directory, checked(GenerationSpec, trial.generate), cache_dir=cache_dir, device=trial.device)
