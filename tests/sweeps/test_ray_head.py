@@ -1,0 +1,83 @@
+"""Ray on this machine: begun early, taken over or killed, without processes that nobody needs."""
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from stability.command_line import read_spec
+from stability.runs.study import StudyFolder
+from stability.sweep import _begin_ray
+from sweeps import ray_head, ray_launcher
+from sweeps.reaper import session
+
+pytest.importorskip("ray")
+
+
+def commands(scratch):
+    """Arguments of the processes of a session."""
+    return [(Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in session(str(scratch), frozenset([os.getpid()]))]
+
+
+def test_a_cluster_takes_over_the_ray_that_was_begun_early_and_ends_it():
+    with ray_head.early(1):
+        begun = ray_head._early[0]
+        with ray_launcher.cluster() as scratch:
+            assert scratch == begun.scratch
+            running = commands(scratch)
+            assert any("raylet/raylet" in command for command in running)
+            for bystander in ("autoscaler/_private/monitor.py", "dashboard/dashboard.py", "log_monitor.py"):
+                assert not any(bystander in command for command in running)
+        assert begun.process.poll() is not None
+        assert not scratch.exists()
+    assert commands(scratch) == []
+
+
+def test_ray_that_was_begun_for_nothing_leaves_nothing_behind():
+    with ray_head.early(1):
+        begun = ray_head._early[0]
+        assert begun.address
+        assert commands(begun.scratch)
+    assert commands(begun.scratch) == []
+    assert not begun.scratch.exists()
+
+
+def test_ray_of_other_threads_or_cpus_is_not_taken_over():
+    with ray_head.early(1):
+        begun = ray_head._early[0]
+        with ray_head.head(2) as other, ray_head.head(1, num_cpus=1) as third:
+            assert len({begun.scratch, other.scratch, third.scratch}) == 3
+
+
+def test_a_ray_that_does_not_start_is_told_in_a_line(monkeypatch):
+    monkeypatch.setattr(ray_head, "ALL_CPUS", "many")
+    with ray_head.head(1) as found, pytest.raises(RuntimeError, match=r"^Ray does not start on this machine \(ValueError: .*'many'\); try launcher=serial$"):
+        found.address  # noqa: B018 asking is what fails
+
+
+WORDS = ["data=text", "data.path=nowhere.txt", "mechanism=sa", "lr=[1e-3]", "name=begun"]
+
+
+@pytest.mark.parametrize(
+    ("words", "state", "is_begun"),
+    [
+        (["launcher=ray"], None, True),
+        (["launcher=ray"], "running", True),
+        (["launcher=ray"], "stable", False),
+        (["launcher=ray", "dry_run=true"], None, False),
+        (["launcher=ray", "ray.address=127.0.0.1:6379"], None, False),
+        (["launcher=serial"], None, False),
+    ],
+)
+def test_a_sweep_begins_ray_early_only_where_something_may_be_left_to_train_here(tmp_path, monkeypatch, words, state, is_begun):
+    if state is not None:
+        study = StudyFolder.of(tmp_path, "begun")
+        study.write(["0123456789ab"])
+        for run in study.runs():
+            run.set_status(state, step=1, num_steps=1)
+    begun = []
+    monkeypatch.setattr(ray_head, "_started", lambda *arguments: begun.append(arguments) or ExitStack())
+    with ExitStack() as stack:
+        read_spec("sweep", [*WORDS, f"runs_dir={tmp_path}", *words], composed=lambda values: _begin_ray(stack, values))
+    assert begun == ([(1, None)] if is_begun else [])
