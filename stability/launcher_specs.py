@@ -94,6 +94,10 @@ def check_launcher(launcher: str, own: Mapping[str, Settings], cpus_per_trial: f
         if given and launcher != owner:
             raise ValueError(f"{given[0]} is read by launcher={owner} only, and this is launcher={launcher}; add launcher={owner}, or leave it out")
     if launcher == "ray":
+        ray = own["ray"]
+        assert isinstance(ray, RaySpec)
+        if ray.address is None and ray.node_retries != RaySpec.model_fields["node_retries"].default:
+            raise ValueError(f"ray.node_retries={ray.node_retries} is about the nodes of a cluster; give ray.address=auto, or leave it out")
         return
     instead = {"slurm": "give slurm.{0}s=…", "serial": "add launcher=ray"}[launcher]
     for name, value, default in (("cpu", cpus_per_trial, None), ("gpu", gpus_per_trial, "auto")):

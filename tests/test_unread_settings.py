@@ -22,6 +22,7 @@ NONE_READS = "read by launcher={} only, and this is launcher={}; "
         (["launcher=serial", "gpus_per_trial=0.5"], "gpus_per_trial=0.5 is " + NONE_READS.format("ray", "serial") + "add launcher=ray, or leave it out"),
         (["launcher=slurm", "gpus_per_trial=0"], "gpus_per_trial=0 is " + NONE_READS.format("ray", "slurm") + "give slurm.gpus=…, or leave it out"),
         (["launcher=slurm", "cpus_per_trial=1"], "cpus_per_trial=1 is " + NONE_READS.format("ray", "slurm") + "give slurm.cpus=…, or leave it out"),
+        (["ray.node_retries=3"], "ray.node_retries=3 is about the nodes of a cluster; give ray.address=auto, or leave it out"),
         (["halving.first_step=10"], "halving.first_step=10 is the first rung of halving.reduction=…, which is null; add halving.reduction=3"),
     ],
 )
