@@ -97,7 +97,7 @@ class Study:
 
     `runs` carries three columns more than its file: `setting` (the other axes that vary in this study, "" where none does), `series`
     (mechanism, sa+ca with its cross mechanism, and setting: what one line of a figure shows) and `base` (the series that a variant of an ablation
-    belongs to; its own for the rest).
+    belongs to; its own for the rest). ``tokenizer``: the folder of what its structure tokenizer was measured to do, where it has one.
     """
 
     name: str
@@ -110,6 +110,7 @@ class Study:
     generation: dict[str, Frame] = field(default_factory=dict)
     searches: dict[str, Frame] = field(default_factory=dict)
     gradients: dict[str, Frame] = field(default_factory=dict)
+    tokenizer: Path | None = None
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -154,7 +155,14 @@ def load(study_dir: Path | str) -> Study:
         for columns in (SPECTRA_COLUMNS, PROBE_COLUMNS, GENERATION_COLUMNS, SEARCH_COLUMNS, GRADIENT_COLUMNS)
     )
     extra = {"spectra": spectra, "probes": probes, "generation": generation, "searches": searches, "gradients": gradients}
-    return Study(name=str(manifest.get("name") or study_dir.name), study=manifest, **extra, **frames)
+    return Study(name=str(manifest.get("name") or study_dir.name), study=manifest, tokenizer=_tokenizer(study_dir, manifest), **extra, **frames)
+
+
+def _tokenizer(study_dir: Path, manifest: dict[str, Any]) -> Path | None:
+    """The results of the structure tokenizer in the study's pool that its objective names; None where it names none, or that one was not measured."""
+    identity = (manifest.get("spec") or {}).get("objective", {}).get("tokenizer")
+    folder = study_dir.resolve().parent.parent / "tokenizers" / str(identity) / "results"
+    return folder if identity and (folder / "summary.json").is_file() else None
 
 
 def _manifest(study_dir: Path) -> dict[str, Any]:

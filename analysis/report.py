@@ -31,6 +31,7 @@ from analysis import (
     probe_tables,
     search,
     stream_plots,
+    structure_plots,
     tables,
     typeset,
 )
@@ -138,7 +139,7 @@ def _draw(study: Study, folder: Path, suffix: str, prefix: str = "") -> dict[str
             figures |= curvature_plots.curvature_figures(study, phase)
             figures |= {f"blocks-{phase}-{index}": figure for index, figure in enumerate(block_shares.block_figures(study, phase))}
             figures |= {f"alpha-{phase}-{index}": figure for index, figure in enumerate(alpha_figures(study, phase))}
-        figures |= probe_plots.probe_figures(study) | discrepancy.figures(study) | stream_plots.stream_figures(study)
+        figures |= probe_plots.probe_figures(study) | discrepancy.figures(study) | stream_plots.stream_figures(study) | structure_plots.structure_figures(study)
         return {name: _save(figure, folder / f"{prefix}{name}.{suffix}") for name, figure in figures.items()}
 
 
@@ -168,6 +169,7 @@ def _sections(study: Study, folder: Path, prefix: str) -> str:
         alpha,
         _probes(study, figures),
         curve_plots.section(study, figures),
+        structure_plots.section(study, figures),
         _troubles(study),
     )
     return "".join(sections)

@@ -12,11 +12,22 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.load import Study
 from analysis.style import INK, MUTED, RC, WIDTH_INCHES
+from analysis.tables import captioned
+from analysis.typeset import Cell, Table, heading
 
 ORIGINAL, RECONSTRUCTED, BASELINE = "#0072B2", "#D55E00", "#6B6B6B"
 ALPHA_CARBON = 1
 SCHEMA = 1
+TOKENIZER = "tokenizer"
+RMSDS = {
+    "rmsd": "backbone RMSD, reconstructed",
+    "atom_rmsd": "heavy-atom RMSD, stage 2",
+    "ideal_rmsd": "baseline: one chain of mean geometry",
+    "mean_rmsd": "baseline: the training chains' mean",
+    "point_rmsd": "baseline: every atom at the centroid",
+}
 
 
 def load_results(folder: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
@@ -36,17 +47,9 @@ def table(folder: Path) -> str:
         f"{summary['num_chains']} held-out chains, {summary['num_residues']} residues (of each chain the first {summary['positions']} at most); "
         f"trained on {summary['num_train_chains']} chains, mechanism {summary['mechanism']}, frame {summary['frame']}"
     ]
-    for name, label in (
-        ("rmsd", "backbone RMSD, reconstructed"),
-        ("atom_rmsd", "heavy-atom RMSD, stage 2"),
-        ("ideal_rmsd", "baseline: one chain of mean geometry"),
-        ("mean_rmsd", "baseline: the training chains' mean"),
-        ("point_rmsd", "baseline: every atom at the centroid"),
-    ):
-        values = chains[name].dropna()
-        if len(values):
-            error = f"± {values.sem():.2f}" if len(values) > 1 else ""
-            lines.append(f"  {label:38} {values.mean():6.2f} {error} Å, median {values.median():.2f}")
+    for label, values in _rmsds(chains):
+        error = f"± {values.sem():.2f}" if len(values) > 1 else ""
+        lines.append(f"  {label:38} {values.mean():6.2f} {error} Å, median {values.median():.2f}")
     share = 100 * summary["used_codes"] / summary["num_codes"]
     lines.append(f"  {'codes used':38} {summary['used_codes']} of {summary['num_codes']} ({share:.0f} %), perplexity {summary['perplexity']:.0f}")
     lines.append(
@@ -54,6 +57,35 @@ def table(folder: Path) -> str:
         f"of the worst chain {100 * chains.same_tokens.min():.0f} %"
     )
     return "\n".join(lines)
+
+
+def structure_figures(study: Study) -> dict[str, Figure | None]:
+    return {} if study.tokenizer is None else {TOKENIZER: structure_figure(study.tokenizer)}
+
+
+def section(study: Study, figures: dict[str, Path | None]) -> str:
+    """How well the structure tokens say where a chain's atoms are; "" for a study without a measured tokenizer."""
+    if study.tokenizer is None:
+        return ""
+    summary, chains, _ = load_results(study.tokenizer)
+    about = (
+        f"Tokenizer {study.tokenizer.parent.name}, mechanism {summary['mechanism']}, frame {summary['frame']}, trained on {summary['num_train_chains']} "
+        f"chains, measured on {summary['num_chains']} held-out ones (of each the first {summary['positions']} residues at most). "
+    )
+    caption = about + (
+        "Above: α carbons of the chain of median RMSD, original, and reconstructed from its tokens (original faint). Below: backbone RMSD of all held-out "
+        "chains, against the training chains' mean backbone and one chain of mean geometry; how often each code is used."
+    )
+    rows = [(Cell(label), Cell(f"{values.mean():.2f}", f"± {values.sem():.2f}"), Cell(f"{values.median():.2f}")) for label, values in _rmsds(chains)]
+    used = f"{summary['used_codes']:,} of {summary['num_codes']:,} codes used, perplexity {summary['perplexity']:.0f}. "
+    same = f"Turned and shifted at random, {100 * summary['same_tokens']:.1f} % of positions keep their token. "
+    rest = "RMSD in Å after superposition; second line: standard error of the mean over chains."
+    table = Table("Reconstruction of held-out chains", used + same + rest, ("", "mean", "median"), tuple(rows))
+    return heading("The structure tokenizer") + captioned(study, figures, TOKENIZER, caption, "") + table.typst()
+
+
+def _rmsds(chains: pd.DataFrame) -> list[tuple[str, pd.Series]]:
+    return [(label, chains[name].dropna()) for name, label in RMSDS.items() if chains[name].notna().any()]
 
 
 def structure_figure(folder: Path) -> Figure:

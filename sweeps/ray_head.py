@@ -78,7 +78,7 @@ def _started(num_threads: int, num_cpus: int | None) -> Iterator[Head]:
     try:
         with reaper(scratch), (scratch / "head.err").open("w") as errors:
             command = [sys.executable, __file__, str(scratch), str(num_cpus or ALL_CPUS)]
-            # a session of its own: what is typed at the driver's terminal is not meant for it
+            # a group of its own: what is typed at the driver's terminal is not meant for it
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -86,7 +86,7 @@ def _started(num_threads: int, num_cpus: int | None) -> Iterator[Head]:
                 stderr=errors,
                 env=os.environ | _settings(num_threads, scratch),
                 text=True,
-                start_new_session=True,
+                process_group=0,
             )
             try:
                 yield Head(scratch, num_threads, process)

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.structure_plots import load_results, structure_figure, table, write
+from analysis.load import load
+from analysis.report import build
+from analysis.structure_plots import TOKENIZER, load_results, section, structure_figure, structure_figures, table, write
+from tests.analysis.synthetic import write_study
 
 
 @pytest.fixture
@@ -62,3 +66,30 @@ def test_a_folder_without_results_and_results_of_another_version_are_refused(res
     (results / "summary.json").write_text('{"schema": 0}')
     with pytest.raises(ValueError, match="version 0, this is version 1"):
         load_results(results)
+
+
+@pytest.fixture
+def study_dir(tmp_path, results):
+    """A study in a pool whose tokenizer 0123456789ab was measured."""
+    folder = write_study(tmp_path / "pool", lrs=(1e-3, 1e-2), settings=({"objective": "multitrack", "data": "protein"},))
+    manifest = json.loads((folder / "study.json").read_text())
+    manifest.setdefault("spec", {})["objective"] = {"name": "multitrack", "sources": ["structure"], "contexts": [], "tokenizer": "0123456789ab"}
+    (folder / "study.json").write_text(json.dumps(manifest))
+    shutil.copytree(results, folder.parent.parent / "tokenizers" / "0123456789ab" / "results", ignore=shutil.ignore_patterns("pool"))
+    return folder
+
+
+def test_a_study_on_structure_tokens_shows_what_its_tokenizer_does(study_dir, tmp_path):
+    study = load(study_dir)
+    figures = structure_figures(study)
+    text = section(study, {TOKENIZER: tmp_path / "tokenizer.pdf"})
+    assert list(figures) == [TOKENIZER]
+    for word in ("0123456789ab", "backbone RMSD, reconstructed", "2.00", "± 0.58", "4 of 6 codes used, perplexity 2", "85.0 % of positions", "tokenizer.pdf"):
+        assert word in text
+    assert build(study_dir, tmp_path / "reports").stat().st_size > 10_000
+
+
+def test_a_study_whose_tokenizer_was_not_measured_or_that_has_none_says_nothing_of_it(study_dir):
+    shutil.rmtree(study_dir.parent.parent / "tokenizers")
+    study = load(study_dir)
+    assert study.tokenizer is None and section(study, {}) == "" and structure_figures(study) == {}

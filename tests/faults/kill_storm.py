@@ -153,15 +153,24 @@ class Storm:
             reached = self.orders.reached()
             assert reached is not None
         if self.options.victim == "worker":
-            working = _workers(trials)
-            if not reached and not self._wait(driver, lambda: bool(working or _workers(trials))):
+            victim = reached.pid if reached else self._any_worker(driver, trials)
+            if victim is None:
                 return False
-            victim = reached.pid if reached else self.random.choice(sorted(working or _workers(trials)))
         os.kill(victim, signal.SIGKILL)
         where = {"stage": reached.stage, "path": str(Path(reached.path).relative_to(trials[0].pool))} if reached else {"after_s": round(value, 2)}
         self.report.kills.append({"operation": kind, "victim": self.options.victim, **where})
         print(f"kill {len(self.report.kills):2} of a {self.options.victim}: {kind} {' '.join(map(str, where.values()))}", flush=True)
         return True
+
+    def _any_worker(self, driver: int, trials: list[Trial]) -> int | None:
+        """One that works on a run, as soon as there is one; None where the driver ends before."""
+        seen: set[int] = set()
+
+        def is_seen() -> bool:
+            seen.update(_workers(trials))
+            return bool(seen)
+
+        return self.random.choice(sorted(seen)) if self._wait(driver, is_seen) else None
 
     def _wait(self, driver: int, is_due: Any) -> bool:
         while not is_due():
