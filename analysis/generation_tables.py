@@ -27,7 +27,7 @@ def _table(study: Study, scored: Frame, oracle: str, series: tuple[str, ...]) ->
     lrs = sorted(set(shown["run_lr"]))
     rows = tuple((Cell(lr_text(lr)), *(_cell(by_run, name, lr) for name in series)) for lr in lrs)
     caption = (
-        f"Oracle: {oracle} (weights {shown['oracle_sha256'].iloc[0][:12]}). Nats per token of the oracle, the first token of a sample given; mean over "
+        f"Oracle: {oracle} (weights {shown['oracle_sha256'].iloc[0][:12]}). {_unit(shown)}; mean over "
         f"{count_range(shown.groupby('run_id').size())} samples of the terminal checkpoint, median over seeds. {INTERVAL_RULE}"
         f"{_per_byte(shown)}. {_how(shown)} Low is not good by itself: repetition scores low. {source(study)}"
     )
@@ -45,8 +45,17 @@ def _cell(by_run: Frame, series: str, lr: float) -> Cell:
     return Cell(f"{spread.median:.3f}", "\n".join([spread.detail(), *other_unit]))
 
 
+def _unit(shown: Frame) -> str:
+    draws = shown["oracle_draws"].dropna()
+    if len(draws):
+        return f"Its masked NLL in nats per residue, a sample's tracks added up, each averaged over {count_range(draws)} draws of masks"
+    return "Nats per token of the oracle, the first token of a sample given"
+
+
 def _per_byte(shown: Frame) -> str:
-    """What the caption says of nats per byte: nothing where no run has them."""
+    """What the caption says of nats per byte: of proteins nothing."""
+    if shown["oracle_draws"].notna().any():
+        return ""
     if shown["nll_per_byte"].isna().all():
         return "; none per byte, since the samples' tokens (an unknown one among them) do not say how many bytes they stand for"
     return "; below it, where the oracle's tokens are no bytes, nats per byte"
@@ -54,6 +63,10 @@ def _per_byte(shown: Frame) -> str:
 
 def _how(shown: Frame) -> str:
     """``"Sampler: top_prob, temperature 1."``; of several each."""
-    kinds = shown[["sampler", "steps", "temperature"]].drop_duplicates().itertuples(index=False)
-    words = [f"{kind.sampler}{f' in {kind.steps:g} steps' if kind.steps == kind.steps else ''}, temperature {kind.temperature:g}" for kind in kinds]
-    return f"Sampler: {'; '.join(words)}."
+    kinds = shown[["sampler", "steps", "temperature", "contexts"]].drop_duplicates().itertuples(index=False)
+    return f"Sampler: {'; '.join(map(_in_words, kinds))}."
+
+
+def _in_words(kind) -> str:
+    steps = f" in {kind.steps:g} steps" if kind.steps == kind.steps else ""
+    return f"{kind.sampler}{steps}, temperature {kind.temperature:g}{f', contexts {kind.contexts}' if kind.contexts else ''}"

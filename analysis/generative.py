@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from analysis import recipe
 from analysis.generation_tables import generation_tables
 from analysis.load import Study
 from analysis.plots import nll_figure
@@ -18,7 +19,7 @@ from analysis.typeset import Table, heading
 
 NAME = "generative-nll"
 CAPTION = (
-    "Generative NLL in nats per token of the oracle against learning rate; points, lines, bars and ×: as for the validation NLL. A low value is no proof "
+    "Generative NLL in {unit} against learning rate; points, lines, bars and ×: as for the validation NLL. A low value is no proof "
     "of good samples: repetition scores low. {oracle}"
 )
 
@@ -42,5 +43,6 @@ def generative_windows(study: Study) -> list[Table]:
 def section(study: Study, figures: Mapping[str, Path | None]) -> str:
     """Nothing where no generations were scored."""
     found = [*generation_tables(study), *generative_windows(study)]
-    drawn = captioned(study, figures, NAME, CAPTION.format(oracle=oracle(study).strip())) if figures.get(NAME) is not None else ""
+    caption = CAPTION.format(unit=recipe.generative_unit(study), oracle=oracle(study).strip())
+    drawn = captioned(study, figures, NAME, caption) if figures.get(NAME) is not None else ""
     return heading("Generative NLL") + drawn + "".join(table.typst() for table in found) if found else ""

@@ -26,8 +26,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "runs": (
         "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "num_params",
         "lr", "seed", "status", "reason", "val_nll", "init_nll", "unigram_nll", "val_accuracy",
-        "val_nll_sequence", "val_nll_structure", "unigram_nll_sequence", "unigram_nll_structure", "gen_nll", "gen_oracle", "num_steps", "num_tokens", "wall_s",
-        "skipped_steps", "restores",
+        "val_nll_sequence", "val_nll_structure", "unigram_nll_sequence", "unigram_nll_structure", "gen_nll", "gen_nll_sequence", "gen_nll_structure",
+        "gen_oracle", "num_steps", "num_tokens", "wall_s", "skipped_steps", "restores",
     ),
     "curvature": (
         "run_id", "phase", "state", "step", "slope", "curvature", "alpha_max", "lr", "loss_before", "loss_after", "method", "rel_error",
@@ -61,10 +61,11 @@ PROBE_COLUMNS: dict[str, tuple[str, ...]] = {
     "pdmm": ("graph", "schedule", "constraints", "rho", "averaging", "nodes", "edges", "iteration", "error", "discrepancy"),
 }  # fmt: skip
 PROBE_OF = {"filter": "spectra", "discrepancy": "pdmm"}  # the `what` that writes a table of another name
-# A row a sample that an oracle has scored (`stability.runs.results.GENERATION_COLUMNS`); only a study with `generate.num=…` or `stability.generate` has it.
+# A row a sample that an oracle has scored (`stability.runs.results.PROTEIN_GENERATION_COLUMNS`), of a study with `generate.num=…` or `stability.generate`.
 GENERATION_COLUMNS: dict[str, tuple[str, ...]] = {
     "generation": (
         "run_id", "phase", "sample", "nll", "nll_per_byte", "num_tokens", "num_bytes", "oracle", "oracle_sha256", "sampler", "steps", "temperature", "seed",
+        "nll_sequence", "nll_structure", "contexts", "oracle_draws",
     )
 }  # fmt: skip
 # Tables that only a study with `lr=edge` or `search=optuna` has (`stability.runs.searches.SEARCH_COLUMNS`).
@@ -80,7 +81,7 @@ GRADIENT_COLUMNS: dict[str, tuple[str, ...]] = {"gradients": ("run_id", "step", 
 TEXT_COLUMNS = {
     "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "status",
     "reason", "phase", "state", "method", "note", "protocol", "block", "mixer", "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler", "field",
-    "schedule", "constraints", "branch", "matrix", "quantity", "verdict_exceptions", "nll_exceptions",
+    "schedule", "constraints", "branch", "matrix", "quantity", "verdict_exceptions", "nll_exceptions", "contexts",
 }  # fmt: skip
 # Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
 SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")

@@ -51,6 +51,11 @@ def unit(study: Study) -> str:
     return "upper bound, nats per token" if set(study.runs["objective"]) == {"score_entropy"} else "nats per predicted token"
 
 
+def generative_unit(study: Study) -> str:
+    """Of the generative NLL: what an oracle gives its own tokens, or by its own masks the hidden residues of a protein."""
+    return "nats per residue by the oracle's masked NLL" if set(study.runs["objective"]) == {"multitrack"} else "nats per token of the oracle"
+
+
 def is_classification(study: Study) -> bool:
     """Whether all runs tell the classes of images."""
     return set(study.runs["objective"]) == {"classify"}

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from stability.config import RunSpec
+from stability.config import AbstractRecipe, RunSpec
+from stability.data._corpus import AbstractCorpus
 from stability.mechanisms._base import MixerShape
 from stability.models.backbone import Backbone, num_parameters
 from stability.models.block import Block, CrossBranch
@@ -23,9 +24,14 @@ from stability.parts import contexts_of
 from stability.registry import Registry
 
 
-def build_objective(spec: RunSpec, data_format: Any) -> AbstractObjective:
+def build_objective(spec: AbstractRecipe, data_format: Any) -> AbstractObjective:
     """``data_format``: the corpus's `format`, for tokens the vocabulary's size."""
     return Registry("objectives").load(spec.objective.name)(spec.objective.settings, data_format)
+
+
+def described(spec: AbstractRecipe, corpus: AbstractCorpus) -> str:
+    """The data's description, with what the objective's draws make of them: they may be a few tokens more, or fewer, than the model has positions."""
+    return corpus.described(build_objective(spec, corpus.format).tokens_needed(spec.model.positions))
 
 
 def build_model(spec: RunSpec, data_format: Any) -> Backbone:

@@ -19,9 +19,14 @@ ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a ch
   temperature=1.0     0: always the likeliest token         seed=0    sample i is a function of it and of i
   oracle=hf:NAME_OR_FOLDER   score them by a Hugging Face causal LM (the paper's: gpt2-large for text)
   oracle=ckpt:FOLDER  … or by a run of ours with objective=ar on the same vocabulary
+  Proteins (objective=multitrack) are as long as the held-out ones, sample i as protein i; top_prob and random fill one position of one track a step.
+  contexts=empty | given   whether the model is shown what is known of protein i beside its sequence and structure (objective.contexts)
+  oracle=ckpt:FOLDER  a run with objective=multitrack, the same sources and tokenizer: its masked NLL of each sample, total and by track, as in validation,
+                      a mean over oracle_draws=8 drawn masks
   phase=terminal | earliest | all   which checkpoints       batch=32  sequences at a time       device=auto | cpu | cuda
 
-Samples: runs/<run_id>/samples/<phase>.jsonl (DNA: .fasta); scores: runs/<run_id>/generation/<phase>.parquet, nats per token of the oracle and per byte.
+Samples: runs/<run_id>/samples/<phase>.jsonl (DNA: .fasta; proteins: .fasta and <phase>/sample_<i>.cif beside it, decoded by the structure tokenizer);
+scores: runs/<run_id>/generation/<phase>.parquet, nats per token of the oracle and per byte.
 What is there already under the same settings is not made again; of other settings it is replaced with overwrite=true only;
 `python -m stability.report name=…` shows it.
 """
@@ -95,14 +100,15 @@ def _generate_checkpoint(folder: Path, spec):
 
 
 def _warn_of_equal_samples(runs: Sequence, spec) -> None:
-    from stability.probes.generation import are_alike
+    from stability.probes.generation import equal_samples
 
-    if any(are_alike(run, spec) for run in runs):
-        print(f"warning: sampler=top_prob with temperature=0 leaves nothing to chance: all {spec.num} samples of a checkpoint will be equal")
+    for which in sorted({equal_samples(run, spec) for run in runs} - {""}):
+        print(f"warning: sampler=top_prob with temperature=0 leaves nothing to chance: {which} will be equal")
 
 
 def _publish(study, spec) -> int:
     """Collect the study's runs into parquet, print a sample of each and the tables."""
+    from analysis.components import generative_component_tables
     from analysis.generation_tables import generation_tables
     from analysis.load import load
     from stability.runs.results import collect, write
@@ -111,14 +117,15 @@ def _publish(study, spec) -> int:
         for phase in ("earliest", "terminal") if spec.phase == "all" else (spec.phase,):
             _print_samples(directory, phase, 1)
     write(collect(study.path), study.results)
-    tables = generation_tables(load(study.path))
+    loaded = load(study.path)
+    tables = generation_tables(loaded) + generative_component_tables(loaded)
     print("\n\n".join(table.text() for table in tables) or "no oracle has scored the terminal samples of these runs; add oracle=hf:… or oracle=ckpt:…")
     print("drawn by: python -m stability.report name=" + study.path.name)
     return 0
 
 
 def _print_samples(directory, phase: str, num: int) -> None:
-    from stability.probes.samples import first_texts, meta_file
+    from stability.probes.samples import first_texts, lines_beside, meta_file
 
     if not meta_file(directory, phase).exists():
         return
@@ -126,6 +133,8 @@ def _print_samples(directory, phase: str, num: int) -> None:
     print(f"{directory.run_id} {phase}: {len(texts)} of its samples")
     for text in texts:
         print("  | " + textwrap.shorten(text.replace("\x00", "␀"), WIDTH, placeholder=" …") if " " in text else "  | " + text[:WIDTH])
+    for line in lines_beside(directory, phase):
+        print(line)
 
 
 def _print_scores(directory, phase: str) -> None:
@@ -136,12 +145,16 @@ def _print_scores(directory, phase: str) -> None:
     if path.exists() and len(table := pd.read_parquet(path)):
         scored = table.nll.dropna()
         error = scored.sem() if len(scored) > 1 else float("nan")
-        per_byte = f", {table.nll_per_byte.mean():.4f} per byte" if table.nll_per_byte.notna().any() else ""
-        print(
-            f"{phase}: generative NLL {scored.mean():.4f} ± {error:.4f} nats per token of {table.oracle.iloc[0]}{per_byte} "
-            f"(mean and standard error over {len(scored)} samples)"
-        )
+        print(f"{phase}: generative NLL {scored.mean():.4f} ± {error:.4f} {_of_whom(table)} (mean and standard error over {len(scored)} samples)")
     print(f"samples: {directory.path / 'samples'}")
+
+
+def _of_whom(table) -> str:
+    """Unit and oracle, and the same per byte; of proteins, by whose masked NLL, and the tracks that it is the sum of."""
+    oracle, means = table.oracle.iloc[0], table.mean(numeric_only=True).dropna()
+    if tracks := [f"{name} {means[column]:.4f}" for name in ("sequence", "structure") if (column := f"nll_{name}") in means]:
+        return f"nats per residue by the masked NLL of {oracle}: {' + '.join(tracks)}"
+    return f"nats per token of {oracle}" + (f", {means.nll_per_byte:.4f} per byte" if "nll_per_byte" in means else "")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How text or DNA is sampled from a checkpoint, and who scores it: the settings that `stability.generate` and a sweep's ``generate.…`` share."""
+"""How text, DNA or proteins are sampled from a checkpoint, and who scores them: the settings that `stability.generate` and a sweep's ``generate.…`` share."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from pydantic import Field, field_validator, model_validator
 from stability.validation import Settings
 
 STEPPED = ("euler", "analytic")
-ORACLES = "oracle=hf:gpt2-large (any Hugging Face causal LM by name or folder) or oracle=ckpt:runs/<run_id> (one of ours, objective=ar)"
+ORACLES = (
+    "oracle=hf:gpt2-large (any Hugging Face causal LM by name or folder) or oracle=ckpt:runs/<run_id> (one of ours: objective=ar; for proteins multitrack)"
+)
 
 
 class GenerationSpec(Settings):
     """Samples of a checkpoint, and their NLL under an oracle."""
 
-    num: int = Field(ge=1, description="samples of each checkpoint, each as long as the model's positions (the paper: 1000)")
+    num: int = Field(ge=1, description="samples of each checkpoint, each as long as the model's positions, a protein as a held-out one (the paper: 1000)")
     sampler: Literal["auto", "top_prob", "random", "euler", "analytic", "ar"] = Field(
         default="auto", description="auto: top_prob where tokens are masked, ar for autoregressive models, analytic for a uniform graph"
     )
@@ -26,6 +28,10 @@ class GenerationSpec(Settings):
     seed: int = Field(default=0, ge=0, description="seed of the samples; sample i is a function of it and of i")
     overwrite: bool = Field(default=False, description="whether finished samples and scores that other settings or another oracle gave are replaced")
     oracle: str | None = Field(default=None, description="who scores the samples: hf:NAME_OR_FOLDER or ckpt:FOLDER; null: nobody")
+    contexts: Literal["empty", "given"] = Field(
+        default="empty", description="objective.contexts of the proteins to sample: empty: none is known; given: those of held-out protein i for sample i"
+    )
+    oracle_draws: int = Field(default=8, ge=1, description="drawn masks under which a protein's oracle measures each sample; its score is their mean")
 
     @field_validator("oracle")
     @classmethod
@@ -39,6 +45,12 @@ class GenerationSpec(Settings):
     def _steps_are_read(self) -> GenerationSpec:
         if self.steps is not None and self.sampler not in (*STEPPED, "auto"):  # what auto stands for depends on the run
             raise ValueError(f"steps={self.steps} belongs to sampler=euler and sampler=analytic; sampler={self.sampler} fills one position a step")
+        return self
+
+    @model_validator(mode="after")
+    def _draws_are_read(self) -> GenerationSpec:
+        if self.oracle is None and self.oracle_draws != type(self).model_fields["oracle_draws"].default:
+            raise ValueError(f"oracle_draws={self.oracle_draws} belongs to an oracle, and none is given; add oracle=ckpt:FOLDER")
         return self
 
     def absolute(self) -> GenerationSpec:

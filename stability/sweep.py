@@ -105,12 +105,12 @@ def _check_generation(spec, corpus, trials) -> None:
     replaced: now, not after an hour of training. A plan asks for no oracle, which may have to be downloaded."""
     if spec.generate is None:
         return
-    from stability.probes.generation import check_kept, resolved_sampler
-    from stability.probes.oracle import check_oracle
+    from stability.probes.generation import check_kept, check_oracle, resolved_sampler
 
-    resolved_sampler(spec.points(corpus.fingerprint)[0][1], spec.generate)
+    run = spec.points(corpus.fingerprint)[0][1]
+    resolved_sampler(run, spec.generate)
     if spec.generate.oracle is not None and not spec.dry_run:
-        check_oracle(spec.generate.oracle, corpus)
+        check_oracle(run, spec.generate, corpus)
     check_kept((trial.directory for trial in trials), spec.generate)
 
 
@@ -185,10 +185,11 @@ def _run_rounds(spec, search, study, record):
 
 def _record(spec, corpus) -> dict[str, Any]:
     """What ``study.json`` says beside the runs: command, launcher, spec, code, machine, data."""
+    from stability.build import described
     from stability.runs.provenance import provenance
 
     origin = provenance()
-    data = {"data_description": corpus.described(spec.model.positions), "data_fingerprint": corpus.fingerprint}
+    data = {"data_description": described(spec, corpus), "data_fingerprint": corpus.fingerprint}
     started_at = time.strftime("%Y-%m-%d %H:%M:%S %z")
     return {
         "launcher": spec.launcher,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ Train a structure tokenizer (encoder, finite scalar quantization, decoders) and 
   levels=[7,5,5,5,5]                the codebook: 4,375 codes    positions=96             residues of a crop
   batch=16 lr_peak=2e-3 seed=0      device=auto | cpu | cuda     structures=4             mmCIF files, original and reconstructed
 
-The tokenizer lies in runs/tokenizers/<id>, the id being made of all that decides how it turns out; the same command goes on where it was stopped, and
-skips what is finished. In Python: stability.structure.tokenizer.load_tokenizer("runs", "<id>"), then .encode(coords, mask) and .decode(tokens).
+The tokenizer lies in runs/tokenizers/<id>, the id being made of all that decides how it turns out; the same command goes on where it was stopped (Ctrl-C
+saves first), and skips what is finished.
+In Python: stability.structure.tokenizer.load_tokenizer("runs", "<id>"), then .encode(coords, mask) and .decode(tokens).
 """
 
 
@@ -36,7 +38,7 @@ def main(argv: list[str]) -> int:
     corpus: Any = prepare(spec.data, Path(spec.runs_dir) / "cache")
     if not isinstance(corpus, ProteinCorpus):
         raise ValueError(f"data={spec.data.name} holds no protein structures; give data=protein")
-    print(corpus.description)
+    print(corpus.described(spec.positions))
     run = spec.run(corpus.fingerprint)
     directory = directory_of(spec.runs_dir, tokenizer_id(run))
     print(f"tokenizer {directory.run_id}: {directory.path}")
@@ -44,13 +46,22 @@ def main(argv: list[str]) -> int:
     if directory.finished:
         print("skips training: finished already")
     else:
-        steps = train_tokenizer(run, directory, train, held_out, device=spec.device)
-        follow([locked(directory, steps)], [directory.run_id], [run.steps + run.atom_steps])
+        _train(run, directory, train_tokenizer(run, directory, train, held_out, device=spec.device))
     status = directory.status()
     print(f"verdict: {status['state']} {status['reason']}".rstrip())
     if directory.finished and status["state"] != "diverged":
         _report(spec, directory, train, held_out)
     return 0
+
+
+def _train(run: Any, directory: Any, steps: Iterator[None]) -> None:
+    """The first Ctrl-C lets the step finish and saves. Errors: ``KeyboardInterrupt`` once it has."""
+    from sweeps.interrupt import Interrupt
+
+    with Interrupt() as interrupt:
+        follow([interrupt.until(locked(directory, steps))], [directory.run_id], [run.steps + run.atom_steps])
+    if interrupt.requested:
+        raise KeyboardInterrupt
 
 
 def _report(spec: Any, directory: Any, train: Any, held_out: Any) -> None:

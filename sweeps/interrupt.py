@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from types import FrameType
 
 EXIT_CODE = 130
@@ -31,6 +32,14 @@ class Interrupt:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
+
+    def until(self, steps: Iterator[None]) -> Iterator[None]:
+        """The steps, as far as no interrupt is requested; after the one during which it was they are closed, which saves what they work on."""
+        with closing(steps):  # type: ignore[type-var]
+            for _ in steps:
+                yield
+                if self.requested:
+                    return
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:

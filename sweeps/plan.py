@@ -234,7 +234,9 @@ def _rates_text(rates: Sequence[float]) -> str:
 
 def _data_line(spec: SweepSpec, corpus: Corpus, is_read: bool) -> str:
     if is_read:
-        return f"data: {corpus.described(spec.model.positions)}; fingerprint {corpus.fingerprint[:12]}"
+        from stability.build import described
+
+        return f"data: {described(spec, corpus)}; fingerprint {corpus.fingerprint[:12]}"
     return f"data: {corpus.description}; not downloaded for a plan, which takes random tokens instead"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stability.config import CurvatureSpec, checked
-from stability.runs.directory import RunDirectory, tail, write_atomically
+from stability.runs.directory import RunDirectory
 from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock, Owner, RunLock
 from stability.sampling import GenerationSpec
@@ -115,7 +115,7 @@ def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = Non
     except LostLock:  # this machine stood still for minutes: whoever has the run now goes on from its last checkpoint
         return
     except Exception as error:  # noqa: BLE001 the boundary of a trial: whatever crashed, the sweep goes on and the traceback is kept
-        _fail(trial, f"{type(error).__name__}: {error}", traceback.format_exc())
+        trial.directory.fail(f"{type(error).__name__}: {error}", traceback.format_exc(), trial.spec["steps"])
     finally:
         lock.release()
 
@@ -145,22 +145,9 @@ def mark_failed(trial: Trial, reason: str, account: str) -> None:
         time.sleep(0.1)
     try:
         if not is_done(trial):
-            _fail(trial, reason, account)
+            trial.directory.fail(reason, account, trial.spec["steps"])
     finally:
         lock.release()
-
-
-def _fail(trial: Trial, reason: str, account: str) -> None:
-    """``failed`` at the last logged step. What training gave before a crash in α_max stays."""
-    directory = trial.directory
-    write_atomically(directory.traceback_file, account.encode())
-    rows = tail(directory.metrics_file)
-    try:
-        result = directory.status().get("result")
-    except ValueError:  # the status itself is what is damaged
-        result = None
-    kept = {"result": result} if result else {}
-    directory.set_status("failed", step=rows[-1]["step"] if rows else 0, reason=reason[:500], num_steps=trial.spec["steps"], **kept)
 
 
 def _train_and_measure(trial: Trial) -> Iterator[None]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
+import numpy as np
 import pytest
 
 from stability.command_line import compose
 from stability.config import parse
+from stability.runs.directory import RunDirectory, read_jsonl
+from stability.runs.lock import RunLock
+from stability.structure import training
 from stability.train_tokenizer import main
 
 SMALL = ["encoder", "decoder", "atom_decoder"]
@@ -56,3 +63,37 @@ def test_the_cross_mechanism_is_of_the_mechanisms_kind():
         spec = parse("train_tokenizer", compose("train_tokenizer", [f"mechanism={mechanism}"]))
         assert spec.run("x").cross.name == cross
         assert spec.run("x").mechanism.name == mechanism
+
+
+def test_ctrl_c_lets_the_step_finish_and_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
+    words = [*WORDS, f"runs_dir={tmp_path / 'runs'}", f"reports_dir={tmp_path / 'reports'}"]
+    own = training.TokenizerTrainer.advance
+
+    def pressed(self):
+        if self.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        own(self)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(training.TokenizerTrainer, "advance", pressed)
+        main(words)
+    (folder,) = (tmp_path / "runs" / "tokenizers").iterdir()
+    status = RunDirectory.at(folder).status()
+    assert (status["state"], status["step"]) == ("interrupted", 3)
+    assert not RunLock(folder).owner()
+    capsys.readouterr()
+    assert main(words) == 0
+    steps = [row["step"] for row in read_jsonl(folder / "timing.jsonl")]
+    assert steps == list(range(1, 8)), "none was trained twice"
+    assert "verdict: " in capsys.readouterr().out
+
+
+def test_traces_are_refused_before_a_tokenizer_is_made_of_them(tmp_path):
+    from tests.data.test_protein_split import letters
+
+    num, length = 6, 30
+    seq = np.frombuffer("".join(letters(length, number) for number in range(num)).encode(), np.uint8)
+    ca = np.cumsum(np.ones((num * length, 3), np.float32), axis=0)
+    np.savez(tmp_path / "traces.npz", ids=np.array([f"c{number}" for number in range(num)]), offsets=np.arange(num + 1) * length, seq=seq, ca=ca)
+    with pytest.raises(ValueError, match="a tokenizer needs backbones, CA traces are not enough"):
+        main([*WORDS, f"data.path={tmp_path / 'traces.npz'}", f"runs_dir={tmp_path / 'runs'}"])

@@ -28,7 +28,7 @@ class AbstractCorpus:
         raise NotImplementedError
 
     def described(self, positions: int) -> str:
-        """The description, with what a model of ``positions`` makes of the data."""
+        """The description, with what becomes of the data where ``positions`` of them are drawn at a time (an objective's `tokens_needed`)."""
         return self.description
 
     def require(self, positions: int, more: int = 0, remedy: str = "") -> None:

@@ -101,8 +101,9 @@ def located(reached: Callable[[], str]) -> Iterator[None]:
 
 
 @contextmanager
-def opened(file: Path) -> Iterator[BufferedIOBase]:
-    """The file's bytes, unpacked. Errors: ``ValueError`` where it cannot be opened, or proves cut short or not of its kind while it is read.
+def opened(file: Path, key: str = "data.path") -> Iterator[BufferedIOBase]:
+    """The file's bytes, unpacked. Errors: ``ValueError`` where it cannot be opened, or proves cut short or not of its kind while it is read; ``key`` is the
+    setting that named it.
 
     Who reads says how far he came by a note on the error (`located`).
     """
@@ -111,11 +112,11 @@ def opened(file: Path) -> Iterator[BufferedIOBase]:
         with _Counted(file) as raw, _unpacked(io.BufferedReader(raw, 1 << 20), kind) as stream:
             yield stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _broken(file, kind, error) from None
+        raise _broken(key, file, kind, error) from None
     except OSError as error:
         if kind == "zstd" and error.errno is None:  # pyarrow's own
-            raise _broken(file, kind, error) from None
-        raise ValueError(f"data.path: cannot read {file}: {error.strerror or error}") from None
+            raise _broken(key, file, kind, error) from None
+        raise ValueError(f"{key}: cannot read {file}: {error.strerror or error}") from None
 
 
 def packing(file: Path) -> str:
@@ -133,9 +134,9 @@ def _unpacked(raw: io.BufferedReader, kind: str) -> BufferedIOBase:
     return raw
 
 
-def _broken(file: Path, kind: str, error: Exception) -> ValueError:
+def _broken(key: str, file: Path, kind: str, error: Exception) -> ValueError:
     reached = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))
-    return ValueError(f"data.path: {file} is cut short or no {kind} file ({error}{reached}); fetch or pack it again")
+    return ValueError(f"{key}: {file} is cut short or no {kind} file ({error}{reached}); fetch or pack it again")
 
 
 def sha256_of_file(file: Path) -> str:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from stability.data._files import opened, suffix_of
 
+KEY = "data.annotations"
 SUFFIXES = (".txt", ".dat", ".tsv", ".txt.gz", ".dat.gz", ".tsv.gz")
 COLUMNS = ("accession", "domains", "descriptions", "orthologs")
 DOMAIN_FEATURES = frozenset(("DOMAIN", "REPEAT", "ZN_FING", "DNA_BIND", "COILED", "TRANSMEM"))
@@ -34,16 +35,21 @@ class Annotation(NamedTuple):
 
 def read_annotations(file: Path) -> dict[str, Annotation]:
     """By accession, secondary ones included (of several entries that name one, the first). Errors: ``ValueError`` naming file and line."""
-    if not suffix_of(file, SUFFIXES):
-        raise ValueError(f"data.annotations={file}: the name ends in none of {', '.join(SUFFIXES)}; rename or convert it")
-    if not file.is_file():
-        raise ValueError(f"data.annotations={file}: no such file")
-    with opened(file) as stream:
+    check_annotations(file)
+    with opened(file, KEY) as stream:
         lines = _text_lines(stream, file)
         found = dict(_table(lines, file)) if ".tsv" in file.name.lower() else _flat(lines, file)
     if not found:
-        raise ValueError(f"data.annotations={file}: no entry in it; a UniProt flat file has lines 'AC   …', a table one line for each accession")
+        raise ValueError(f"{KEY}={file}: no entry in it; a UniProt flat file has lines 'AC   …', a table one line for each accession")
     return found
+
+
+def check_annotations(file: Path) -> None:
+    """Errors: ``ValueError`` where there is no such file, or its name does not say what it is."""
+    if not file.is_file():
+        raise ValueError(f"{KEY}={file}: no such file")
+    if not suffix_of(file, SUFFIXES):
+        raise ValueError(f"{KEY}={file}: the name ends in none of {', '.join(SUFFIXES)}; rename or convert it")
 
 
 def _text_lines(stream: BufferedIOBase, file: Path) -> Iterator[str]:
@@ -51,21 +57,27 @@ def _text_lines(stream: BufferedIOBase, file: Path) -> Iterator[str]:
         try:
             yield line.decode("utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
-            raise ValueError(f"data.annotations: {file}, line {number} is not UTF-8; convert it") from None
+            raise ValueError(f"{KEY}: {file}, line {number} is not UTF-8; convert it") from None
 
 
 def _table(lines: Iterator[str], file: Path) -> Iterator[tuple[str, Annotation]]:
     header = next(lines, "").removeprefix("\ufeff").split("\t")
     if "accession" not in header or set(header) - set(COLUMNS):
-        raise ValueError(f"data.annotations: {file}, line 1 has the columns {', '.join(header)}; accession and any of {', '.join(COLUMNS[1:])} are read")
+        raise ValueError(f"{KEY}: {file}, line 1 has the columns {', '.join(header) or 'none'}; accession and any of {', '.join(COLUMNS[1:])} are read")
+    line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=2):
         if not line.strip():
             continue
         cells = dict(zip(header, line.split("\t"), strict=False))
-        if len(line.split("\t")) != len(header) or not cells["accession"].strip():
-            raise ValueError(f"data.annotations: {file}, line {number} has {len(line.split(chr(9)))} columns, line 1 has {len(header)}")
+        if len(line.split("\t")) != len(header):
+            raise ValueError(f"{KEY}: {file}, line {number} has {len(line.split(chr(9)))} columns, line 1 has {len(header)}")
+        accession = cells["accession"].strip()
+        if not accession:
+            raise ValueError(f"{KEY}: {file}, line {number} has no accession")
+        if line_of.setdefault(accession, number) != number:
+            raise ValueError(f"{KEY}: {file}, line {number} has {accession} again, as line {line_of[accession]}; put all of it into one line, parted by ;")
         domains = tuple(_placed(word, file, number) for word in _words(cells.get("domains", "")))
-        yield cells["accession"].strip(), Annotation(domains, _words(cells.get("descriptions", "")), _words(cells.get("orthologs", "")))
+        yield accession, Annotation(domains, _words(cells.get("descriptions", "")), _words(cells.get("orthologs", "")))
 
 
 def _words(cell: str) -> tuple[str, ...]:
@@ -75,7 +87,7 @@ def _words(cell: str) -> tuple[str, ...]:
 def _placed(word: str, file: Path, number: int) -> tuple[str, int, int]:
     found = PLACED.match(word)
     if not found or not 1 <= int(found[2]) <= int(found[3]):
-        raise ValueError(f"data.annotations: {file}, line {number}: '{word}' is no domain; write NAME:FIRST-LAST, as SH3:61-121")
+        raise ValueError(f"{KEY}: {file}, line {number}: '{word}' is no domain; write NAME:FIRST-LAST, as SH3:61-121")
     return found[1].strip(), int(found[2]), int(found[3])
 
 
@@ -87,8 +99,8 @@ def _flat(lines: Iterator[str], file: Path) -> dict[str, Annotation]:
         if line.startswith("//"):
             _add(found, entry)
             entry = []
-    if any(line.strip() for line in entry):
-        raise ValueError(f"data.annotations: {file} is cut short: its last entry has no closing '//'")
+    if any(line.strip() if found else line.startswith(("ID   ", "AC   ")) for line in entry):
+        raise ValueError(f"{KEY}: {file} is cut short: its last entry has no closing '//'")
     return found
 
 

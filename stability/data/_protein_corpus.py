@@ -20,7 +20,7 @@ from stability.data._protein_batch import ProteinBatch, batch_of
 from stability.data._protein_chain import ProteinChain
 from stability.data._protein_tables import NUM_ATOMS, NUM_PLDDT_BINS, NUM_SASA_BINS, SPECIALS, SS_CLASSES, VOCAB_SIZE
 
-VERSION = 1  # raised when the same chains would be split or laid out differently; part of every fingerprint
+VERSION = 1  # raised when the same chains, split alike, would be laid out differently; part of every fingerprint
 KIND = "proteins"
 # one row a residue, chain after chain; floats and signed numbers are kept as the bits of a uint32
 BITS = {"atoms14": np.float32, "sasa": np.float32, "plddt": np.float32, "numbers": np.int32}
@@ -121,6 +121,7 @@ class ProteinCorpus(AbstractCorpus):
             )
 
     def described(self, positions: int) -> str:
+        """The description, with how many chains are longer than the ``positions`` residues that are drawn of each."""
         lengths = np.diff(self.arrays["offsets"])
         longer = int((lengths > positions).sum())
         return self.description + (f"; {longer:,} longer than {positions:,} residues, cropped" if longer else "")

@@ -23,13 +23,16 @@ import numpy as np
 
 from stability.data import _protein_dssp as dssp
 from stability.data._protein_chain import ProteinChain
-from stability.data._protein_parse import PROLINE, group_of
-from stability.data._protein_tables import NO_SS, NUM_ATOMS, encode, encode_ss
+from stability.data._protein_parse import LARGEST_FLAT, PROLINE, group_of
+from stability.data._protein_tables import NO_SS, NUM_ATOMS, SS_CLASSES, VOCAB_SIZE, encode, encode_ss
 from stability.runs.leftovers import temporary
 
 FORMAT = "stability protein shard 1"
 _PER_RESIDUE = {"sequence": "sequence", "atoms14": "atoms14_NAX", "ss": "ss_N", "sasa": "sasa_N", "plddt": "plddt_N", "numbers": "numbers_N"}
 _TEXTS = {"ids": "id", "groups": "group", "accessions": "accession"}
+# numpy's kinds of dtype that each array may have: i, u whole numbers, f floating point
+_KINDS: dict[str, str] = dict.fromkeys(("offsets", "seq", "ss8", "sequence", "ss", "resnum", "numbers"), "iu")
+_KINDS |= dict.fromkeys(("coords", "ca", "atoms14", "sasa", "plddt"), "fiu")
 
 
 def write_shard(file: Path, chains: Sequence[ProteinChain], skipped: Iterable[tuple[str, str]]) -> None:
@@ -50,8 +53,10 @@ def write_shard(file: Path, chains: Sequence[ProteinChain], skipped: Iterable[tu
     partial.replace(file)
 
 
-def read_npz(file: Path) -> tuple[list[ProteinChain], list[tuple[str, str]]]:
-    """(chains, files left out and why) of any of the layouts. Errors: ``ValueError`` naming the file and what is wrong."""
+def read_npz(file: Path, min_residues: int = 0) -> tuple[list[ProteinChain], list[tuple[str, str]]]:
+    """(chains, files and chains left out and why) of any of the layouts; a chain of fewer than ``min_residues`` residues with coordinates, or with impossible
+    ones, is left out. Errors: ``ValueError`` naming the file and what is wrong.
+    """
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
@@ -60,13 +65,49 @@ def read_npz(file: Path) -> tuple[list[ProteinChain], list[tuple[str, str]]]:
     missing = {"ids", "offsets"} - set(arrays)
     if missing or not ({"coords", "seq"} <= set(arrays) or {"ca", "seq"} <= set(arrays) or "format" in arrays):
         raise ValueError(f"data.path: {file} holds {', '.join(arrays) or 'nothing'}; proteins need ids, offsets, seq and coords or ca, or a prepared shard")
+    _check_kinds(file, arrays)
     _check_offsets(file, arrays)
     if "format" not in arrays:
-        return list(_plain(file, arrays)), []
+        found, skipped = list(_plain(file, arrays)), []
+    else:
+        _check_shard(file, arrays)
+        found = list(_shard_chains(arrays))
+        skipped = list(zip(arrays["skipped_names"].tolist(), arrays["skipped_reasons"].tolist(), strict=True))
+    judged = [(chain, _fault(chain, min_residues)) for chain in found]
+    return [chain for chain, fault in judged if not fault], [*skipped, *((chain.id, fault) for chain, fault in judged if fault)]
+
+
+def _check_kinds(file: Path, arrays: dict[str, np.ndarray]) -> None:
+    for name in ("ids", *_KINDS):
+        kinds = _KINDS.get(name, "USiu")
+        if name in arrays and (arrays[name].ndim == 0 or arrays[name].dtype.kind not in kinds):
+            what = {"U": "text", "i": "whole numbers", "f": "numbers"}[kinds[0]]
+            raise ValueError(f"data.path: {file}: {name} holds {arrays[name].ndim}-D {arrays[name].dtype}; {what}, a row each, are read")
+
+
+def _check_shard(file: Path, arrays: dict[str, np.ndarray]) -> None:
     if str(arrays["format"]) != FORMAT:
         raise ValueError(f"data.path: {file} is a '{arrays['format']}'; this program reads '{FORMAT}'")
-    skipped = zip(arrays["skipped_names"].tolist(), arrays["skipped_reasons"].tolist(), strict=True)
-    return list(_shard_chains(arrays)), list(skipped)
+    missing = [name for name in (*_TEXTS, *_PER_RESIDUE, "skipped_names", "skipped_reasons") if name not in arrays]
+    if missing:
+        raise ValueError(f"data.path: {file} is a prepared shard without {', '.join(missing)}; write it with all of its arrays")
+    if arrays["atoms14"].shape[1:] != (NUM_ATOMS, 3):
+        raise ValueError(f"data.path: {file}: atoms14 of a prepared shard is n × {NUM_ATOMS} × 3, not {' × '.join(map(str, arrays['atoms14'].shape))}")
+    if (arrays["sequence"] >= VOCAB_SIZE).any() or not np.isin(arrays["ss"], (*range(len(SS_CLASSES)), NO_SS)).all():
+        raise ValueError(f"data.path: {file}: sequence of a prepared shard holds 0 to {VOCAB_SIZE - 1}, ss 0 to {len(SS_CLASSES) - 1} or {NO_SS}")
+
+
+def _fault(chain: ProteinChain, min_residues: int) -> str:
+    """Why a chain cannot be used; nothing where it can."""
+    there_NA = ~np.isnan(chain.atoms14_NAX).any(axis=-1)
+    observed, atoms = int(there_NA.any(axis=-1).sum()), chain.atoms14_NAX[there_NA]
+    if observed < min_residues:
+        return f"{observed} residues with coordinates, fewer than data.min_residues={min_residues}"
+    if not np.isfinite(atoms).all():
+        return "coordinates that are no numbers"
+    if len(atoms) > 1 and np.ptp(atoms, axis=0).max() < LARGEST_FLAT:
+        return f"all coordinates are equal ({', '.join(f'{value:g}' for value in atoms[0])})"
+    return ""
 
 
 def _check_offsets(file: Path, arrays: dict[str, np.ndarray]) -> None:

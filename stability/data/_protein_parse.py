@@ -118,14 +118,28 @@ def _read_pdb(content: bytes) -> Entry:
     except (InvalidFileError, ValueError, IndexError) as error:
         raise ValueError(f"cut short or no PDB file ({_short(error)})") from None
     sequences: dict[str, list[str]] = {}
-    references: dict[str, Reference] = {}
     for line in lines:
         if line.startswith("SEQRES"):
-            sequences.setdefault(line[11].strip(), []).extend(line[19:70].split())
-        elif line.startswith("DBREF ") and line[26:32].strip() == "UNP" and line[14:18].strip().lstrip("-").isdigit() and line[55:60].strip().isdigit():
-            references.setdefault(line[12].strip(), Reference(line[33:41].strip(), int(line[55:60]) - int(line[14:18])))
+            sequences.setdefault(line[11:12].strip(), []).extend(line[19:70].split())
     heading = " ".join(line[10:] for line in lines if line.startswith(("TITLE", "REMARK", "EXPDTA")))
-    return Entry(atoms, sequences, references, bool(PREDICTED.search(heading.upper())), False)
+    return Entry(atoms, sequences, _pdb_references(lines), bool(PREDICTED.search(heading.upper())), False)
+
+
+def _pdb_references(lines: list[str]) -> dict[str, Reference]:
+    """By chain. Accessions of ten letters stand in DBREF1 and DBREF2; AlphaFold's models write them into DBREF, which moves what follows them."""
+    found: dict[str, Reference] = {}
+    begins: dict[str, int] = {}
+    for line in lines:
+        chain, begin, words = line[12:13].strip(), line[14:18].strip(), line[33:].split()
+        if line.startswith("DBREF2") and chain in begins and line[45:55].strip().isdigit():
+            found.setdefault(chain, Reference(line[18:40].strip(), int(line[45:55]) - begins[chain]))
+        elif not line.startswith("DBREF") or line[26:32].strip() != "UNP" or not begin.lstrip("-").isdigit():
+            continue
+        elif line.startswith("DBREF1"):
+            begins.setdefault(chain, int(begin))
+        elif len(words) > 3 and (place := words[2] if len(words[0]) > 8 else line[55:60].strip()).isdigit():
+            found.setdefault(chain, Reference(words[0], int(place) - int(begin)))
+    return found
 
 
 def _chains(stem: str, entry: Entry, is_model: bool, min_residues: int) -> tuple[list[ProteinChain], list[str]]:

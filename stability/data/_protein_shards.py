@@ -7,7 +7,9 @@ import importlib.util
 import multiprocessing
 import os
 import re
+import signal
 import tarfile
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -15,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stability.data._files import suffix_of
 from stability.data._progress import step
@@ -43,7 +45,7 @@ def require_biotite() -> None:
 def shards(files: Sequence[Path], folder: Path, plddt: str, min_residues: int) -> Iterator[Path]:
     """One shard for every 32 structure files, in their order; ``folder`` keeps them. What is there already is not made again.
 
-    Errors: ``ValueError`` for a tar archive that is cut short; ``RuntimeError`` where a worker was killed.
+    Errors: ``ValueError`` for a tar archive that is cut short or without any structure file; ``RuntimeError`` where a worker was killed.
     """
     require_biotite()
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,8 +59,21 @@ def shards(files: Sequence[Path], folder: Path, plddt: str, min_residues: int) -
             yield file
         return
     # spawned: a forked child of a process with threads can hang
-    with ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn"), initializer=_serve) as pool:
         yield from _in_parallel(pool, 2 * num_processes, units, plddt, min_residues)
+
+
+def _serve() -> None:
+    """In a worker: Ctrl-C is the parent's affair, and a parent that was killed takes its workers along (they would wait for work for ever)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+
+
+def _leave_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _few(files: Sequence[Path]) -> bool:
@@ -145,15 +160,22 @@ def is_whole(shard: Path) -> bool:
 
 
 def _sources(file: Path) -> Iterator[tuple[str, Callable[[], Path | bytes]]]:
-    """(name, what gives the path or the bytes) of a structure file, or of each in an archive, in the archive's order."""
+    """(name, what gives the path or the bytes) of a structure file, or of each in an archive, in the archive's order.
+
+    Errors: ``ValueError`` for an archive that cannot be read or holds none.
+    """
     if not suffix_of(file, TAR_SUFFIXES):
         yield file.name, lambda: file
         return
+    is_empty = True
     with _refused(file), tarfile.open(file) as archive:
         for entry in archive:
             name = Path(entry.name).name
             if entry.isfile() and not name.startswith(".") and suffix_of(Path(name), SUFFIXES):
+                is_empty = False
                 yield name, partial(_extracted, file, archive, entry)
+    if is_empty:
+        raise ValueError(f"data.path: {file} holds no structure file; accepted are {', '.join(SUFFIXES)}")
 
 
 def _extracted(file: Path, archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
@@ -168,6 +190,8 @@ def _refused(file: Path) -> Iterator[None]:
     try:
         yield
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"data.path: {file} is cut short or no tar archive ({error}); fetch or pack it again") from None
+        raise ValueError(
+            f"data.path: {file} is cut short or no tar archive ({str(error).splitlines()[0] if str(error) else type(error).__name__}); fetch or pack it again"
+        ) from None
     except OSError as error:
         raise ValueError(f"data.path: cannot read {file}: {error.strerror or error}") from None

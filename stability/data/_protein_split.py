@@ -80,8 +80,9 @@ def corpus_of(
     held_out: float,
     scratch: Path | None = None,
 ) -> ProteinCorpus:
-    """Clusters of chains (`_protein_clusters`), in order of the sha256 of their contents, are held out until they hold the share ``held_out`` of the
-    chains; one that is larger than this share by itself never is (unless all are). Within a side chains stand in order of their sha256.
+    """Clusters of chains (`_protein_clusters`) are held out in order of the sha256 of their contents, each that still fits into the share ``held_out``; then
+    one more where that comes nearer to it. One that is more than a quarter of the share (and has more chains than half of the clusters) never is: what is
+    validated on is to be several proteins. Within a side chains stand in order of their sha256.
 
     ``skipped`` is read after the chains. Errors: ``ValueError`` below two clusters.
     """
@@ -94,17 +95,18 @@ def corpus_of(
     if not found or numbers.max() < 1:
         some = f"; {len(skipped):,} left out, the first: {': '.join(skipped[0])}" if skipped else ""
         raise ValueError(f"data: {origin} holds {len(found):,} chains of {min(len(found), 1)} protein; at least 2 proteins are needed, one to hold out{some}")
+    known = _known(found, annotations)
     is_val = _held_out(numbers, [chain.digest for chain in found], held_out)
     order = sorted(range(len(found)), key=lambda at: (bool(is_val[at]), found[at].digest))
     num_train = int((~is_val).sum())
     arrays = pile.arranged(order, scratch)
     chosen = [found[at] for at in order]
-    words, vocabularies = _annotated(chosen, num_train, arrays, annotations or {})
+    words, vocabularies = _annotated([known.get(at, Annotation()) for at in order], num_train, arrays)
     first_seen: dict[int, int] = {}
     relabelled = tuple(first_seen.setdefault(int(numbers[at]), len(first_seen)) for at in order)
     ids, groups, accessions = (tuple(getattr(chain, name) for chain in chosen) for name in ("id", "group", "accession"))
     tables = Tables(ids, groups, accessions, relabelled, *vocabularies, skipped=tuple(skipped))
-    return ProteinCorpus.of({**arrays, **words}, tables, num_train, _description(origin, pile, numbers, is_val, tables))
+    return ProteinCorpus.of({**arrays, **words}, tables, num_train, _description(origin, pile, numbers, is_val, tables, len(known)))
 
 
 def _held_out(numbers: np.ndarray, digests: Sequence[bytes], share: float) -> np.ndarray:
@@ -115,26 +117,40 @@ def _held_out(numbers: np.ndarray, digests: Sequence[bytes], share: float) -> np
     for number, digest in zip(numbers.tolist(), digests, strict=True):
         content.setdefault(number, []).append(digest)
     order = sorted(content, key=lambda number: hashlib.sha256(b"".join(sorted(content[number]))).digest())
-    most = max(wanted, int(sizes.min()))
+    most = min(max(wanted / 4, float(np.median(sizes))), wanted)
     chosen: list[int] = []
-    num = 0
+    left = wanted
     for number in order:
-        if num >= wanted or len(chosen) == len(order) - 1:
-            break
-        if sizes[number] <= most:
+        if sizes[number] <= min(most, left) and len(chosen) < len(order) - 1:
             chosen.append(number)
-            num += int(sizes[number])
-    return np.isin(numbers, chosen)
+            left -= int(sizes[number])
+    nearer = [number for number in order if number not in chosen and sizes[number] <= most and sizes[number] < 2 * left]
+    if nearer and len(chosen) < len(order) - 1:
+        chosen.append(min(nearer, key=lambda number: sizes[number]))
+    return np.isin(numbers, chosen or [min(order, key=lambda number: sizes[number])])
 
 
-def _annotated(
-    chains: Sequence[_Named], num_train: int, arrays: Mapping[str, np.ndarray], annotations: Mapping[str, Annotation]
-) -> tuple[dict[str, np.ndarray], tuple[Names, Names, Names]]:
+def _known(chains: Sequence[_Named], annotations: Mapping[str, Annotation] | None) -> dict[int, Annotation]:
+    """By a chain's place what is annotated of its accession, or else of its entry: a four-letter code in either case.
+
+    Errors: ``ValueError`` where annotations are given and none is of a chain: they would change nothing.
+    """
+    if annotations is None:
+        return {}
+    named = ((at, (chain.accession, chain.group, chain.group.upper())) for at, chain in enumerate(chains))
+    known = {at: annotations[found] for at, names in named if (found := next((name for name in names if name in annotations), None))}
+    if not known:
+        names = list(dict.fromkeys(chain.accession or chain.group for chain in chains))
+        own = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+        raise ValueError(f"data.annotations: none of its {len(annotations):,} accessions is that of a chain ({own}); give these proteins', or leave it out")
+    return known
+
+
+def _annotated(known: Sequence[Annotation], num_train: int, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], tuple[Names, Names, Names]]:
     """(domains of each residue, descriptions and orthologous groups of each chain as tokens and offsets; their vocabularies).
 
     A vocabulary holds the special tokens and the names that occur on the training side, sorted; any other name is `UNK`.
     """
-    known = [annotations.get(chain.accession) or annotations.get(chain.group) or Annotation() for chain in chains]
     vocabularies = (
         _vocabulary(name for each in known[:num_train] for name, _, _ in each.domains),
         _vocabulary(name for each in known[:num_train] for name in each.descriptions),
@@ -178,13 +194,13 @@ def _domains_of(annotation: Annotation, numbers_N: np.ndarray, tokens: Mapping[s
     return inside_NK.sum(axis=1), values
 
 
-def _description(origin: str, pile: Pile, numbers: np.ndarray, is_val: np.ndarray, tables: Tables) -> str:
+def _description(origin: str, pile: Pile, numbers: np.ndarray, is_val: np.ndarray, tables: Tables, num_annotated: int) -> str:
     num_residues = sum(len(chain.sequence) for chain in pile.chains)
     num_val, val_clusters = int(is_val.sum()), len(set(numbers[is_val].tolist()))
     repeated = f", {pile.num_repeated:,} exact repetitions left out" if pile.num_repeated else ""
     skipped = f"; {len(tables.skipped):,} files or chains could not be used and were skipped" if tables.skipped else ""
-    annotated = sum(len(names) - len(SPECIALS) for names in (tables.domains, tables.descriptions, tables.orthologs))
-    words = f", {annotated:,} kinds of annotation" if annotated else ""
+    kinds = sum(len(names) - len(SPECIALS) for names in (tables.domains, tables.descriptions, tables.orthologs))
+    words = f", {kinds:,} kinds of annotation on {num_annotated:,} of the chains" if num_annotated else ""
     backbones = f"{pile.num_backbones / num_residues:.1%} with a backbone"
     share = f"held out {num_val:,} chains of {val_clusters:,} proteins, {num_val / len(numbers):.2%}"
     return f"{origin}: {len(numbers):,} chains of {numbers.max() + 1:,} proteins{repeated}, {num_residues:,} residues, {backbones}{words}; {share}{skipped}"

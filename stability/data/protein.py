@@ -20,7 +20,7 @@ from stability.data import _synthetic_proteins as synthetic
 from stability.data._base import AbstractDataSource
 from stability.data._files import find_files, origin_of, sha256_of_file, suffix_of
 from stability.data._progress import bar
-from stability.data._protein_annotations import read_annotations
+from stability.data._protein_annotations import check_annotations, read_annotations
 from stability.data._protein_chain import ProteinChain
 from stability.data._protein_corpus import VERSION as CORPUS_VERSION
 from stability.data._protein_corpus import ProteinCorpus
@@ -31,8 +31,8 @@ from stability.data._protein_split import corpus_of
 from stability.data.text import SUFFIXES as TEXT_SUFFIXES
 from stability.runs.lock import RunLock
 
-# Raised when the same files (or no file) would give other chains.
-VERSION = 1
+# Raised when the same files (or no file) would give other chains, or another split of them.
+VERSION = 2
 MOST_SHOWN = 10  # skipped files; all of them are in the prepared folder's skipped.tsv
 
 
@@ -81,8 +81,11 @@ class Protein(AbstractDataSource):
     @classmethod
     def cache_key(cls, config: ProteinConfig) -> str:
         """Name and sha256 of each file (or the synthetic chains' seed) and of the annotations, and the settings; not where they lie."""
+        annotations = None
+        if config.annotations is not None:
+            check_annotations(file := Path(config.annotations).expanduser())
+            annotations = sha256_of_file(file)
         files = [] if config.path is None else [(file.name, sha256_of_file(file)) for file in protein_files(config.path)]
-        annotations = None if config.annotations is None else sha256_of_file(Path(config.annotations).expanduser())
         return json.dumps([VERSION, CORPUS_VERSION, config.plddt, config.min_residues, config.held_out, annotations, files or ["synthetic", synthetic.SEED]])
 
 
@@ -119,8 +122,7 @@ def _chains(files: list[Path], folder: Path, config: ProteinConfig, skipped: lis
     ready = [file for file in files if suffix_of(file, (".npz",))]
     structures = [file for file in files if file not in set(ready)]
     made = shards(structures, folder, config.plddt, config.min_residues) if structures else ()
-    for file in chain(ready, made):
-        found, reasons = read_npz(file)
+    for found, reasons in chain((read_npz(file, config.min_residues) for file in ready), map(read_npz, made)):
         skipped += reasons
         yield from found
 

@@ -56,8 +56,8 @@ class TrackEmbedding(nn.Module):
         embedded = self.table(track.tokens)
         if track.tokens.ndim == 2:
             return embedded
-        share_BJK = track.mask / track.mask.sum(-1, keepdim=True).clamp_min(1)
-        return (embedded * share_BJK[..., None].to(embedded.dtype)).sum(2)
+        share_BJK = track.mask.to(embedded.dtype) / track.mask.sum(-1, keepdim=True).clamp_min(1)
+        return (embedded * share_BJK[..., None]).sum(2)
 
 
 class Conditioned(nn.Module):

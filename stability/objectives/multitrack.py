@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -117,6 +118,19 @@ class MultitrackMaskedModel(AbstractObjective):
         mask_BN = sources[0] != PAD
         return Examples(TrackInputs(tuple(sources), contexts), torch.stack(targets, -1), torch.stack(weights, -1), mask_BN=mask_BN)
 
+    def all_masked(self, batch: Any) -> tuple[TrackInputs, Tensor]:
+        """What sampling a protein of each length in a `ProteinBatch` starts from: in every source track a mask for each residue between BOS and EOS,
+        whatever its content is; contexts with nothing hidden. And (B, N), True where a position is no padding."""
+        tokens_BN = framed(torch.where(batch.residues_BN, MASK, PAD), batch.residues_BN.sum(1), BOS, EOS)
+        contexts = tuple(Track(*_given(name, batch)) for name in self.config.contexts)
+        return TrackInputs(tuple(tokens_BN.clone() for _ in self.config.sources), contexts), tokens_BN != PAD
+
+    @torch.no_grad()
+    def track_probs(self, model: nn.Module, inputs: TrackInputs, mask_BN: Tensor) -> list[Tensor]:
+        """What the model holds each position's content to be, for each source track (B, N, V) over the tokens from `FIRST` on; float32 or wider, rows sum
+        to 1. Trained at masked positions only. Without gradients."""
+        return [logits.softmax(-1) for logits in wide(model(inputs, mask_BN=mask_BN)).split(self._vocabularies, -1)]
+
     def _masked(self, name: str, tokens_BN: Tensor, generator: torch.Generator) -> Tensor:
         schedule = self.config.sequence_mask_rate if name == "sequence" else self.config.structure_mask_rate
         return masked_among(tokens_BN >= FIRST, mask_rates(schedule, len(tokens_BN), generator), generator)
@@ -166,13 +180,24 @@ def _source(name: str, batch: Any) -> Tensor:
     return torch.where(batch.residues_BN, known_BN, PAD)
 
 
+def with_contexts(batch: Any, names: Sequence[str]) -> Any:
+    """A `ProteinBatch` of whose contexts only those in ``names`` are known."""
+    hidden = [field for name in CONTEXTS if name not in names for field in _fields(name)]
+    return type(batch)(**batch._asdict() | {field: torch.zeros_like(getattr(batch, field)) for field in hidden})
+
+
+def _fields(name: str) -> tuple[str, str]:
+    """Of a context, its tokens' and its mask's name in a `ProteinBatch`."""
+    axes = {"domains": "BNK", "descriptions": "BJ", "orthologs": "BJ"}.get(name, "BN")
+    return f"{name}_{axes}", f"{name}_mask_{axes}"
+
+
 def _given(name: str, batch: Any) -> tuple[Tensor, Tensor]:
     """A context's tokens and mask, (B, J) or (B, J, K); what belongs to residues stands where they stand between BOS and EOS."""
-    axes = {"domains": "BNK", "descriptions": "BJ", "orthologs": "BJ"}.get(name, "BN")
-    tokens, mask = getattr(batch, f"{name}_{axes}"), getattr(batch, f"{name}_mask_{axes}")
+    tokens, mask = (getattr(batch, field) for field in _fields(name))
     if name not in ALIGNED:
         return tokens, mask
-    frame = (1, 1) if axes == "BN" else (0, 0, 1, 1)
+    frame = (1, 1) if mask.ndim == 2 else (0, 0, 1, 1)
     return nn.functional.pad(tokens, frame), nn.functional.pad(mask, frame)
 
 

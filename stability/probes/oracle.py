@@ -107,9 +107,8 @@ def load_oracle(given: str, corpus: Corpus, device: str = "auto") -> Oracle:
     return _of_hugging_face(place, where)
 
 
-def check_oracle(given: str, corpus: Corpus) -> None:
-    """Errors: as `load_oracle`. Whoever only asks does not keep it in memory."""
-    load_oracle(given, corpus, "cpu")
+def forget() -> None:
+    """Give the memory of the oracle that was kept back."""
     _of_checkpoint.cache_clear()
     _of_hugging_face.cache_clear()
 

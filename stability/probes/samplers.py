@@ -74,13 +74,48 @@ def unmask(
     for _ in range(int(counts_B[0])):
         masked_BN = tokens_BN == mask_id
         probs_BNV = clean_probs(tokens_BN)
-        position_B = _most_certain(probs_BNV, masked_BN) if order == "top_prob" else categorical(masked_BN, draws.uniforms())
+        position_B = _most_certain(probs_BNV.amax(-1), masked_BN) if order == "top_prob" else categorical(masked_BN, draws.uniforms())
         tokens_BN[rows_B, position_B] = categorical(tempered(probs_BNV[rows_B, position_B], temperature), draws.uniforms())
         yield
 
 
-def _most_certain(probs_BNV: Tensor, masked_BN: Tensor) -> Tensor:
-    top_BN = probs_BNV.amax(-1)
+def unmask_tracks(
+    clean_probs: Callable[[Sequence[Tensor]], Sequence[Tensor]],
+    tracks: Sequence[Tensor],
+    draws: Draws,
+    *,
+    mask_id: int,
+    first_id: int,
+    order: Literal["top_prob", "random"],
+    temperature: float,
+) -> Iterator[None]:
+    """`unmask` of several tracks at once: fill one masked place, a position of one track, of every sequence a step, until none has a mask.
+
+    ``tracks``: tokens (B, N) of each, changed in place; a sequence with fewer masks than others is left alone once it has none. ``clean_probs(tracks)`` → of
+    each track (B, N, V) over its content, the tokens from ``first_id`` on: no special token is ever drawn. top_prob: the place, among all masked ones of all
+    tracks, where the largest probability of a token is largest; of those that float32 cannot tell apart the leftmost of the first track.
+    """
+    rows_B, num_positions = torch.arange(len(tracks[0]), device=tracks[0].device), tracks[0].shape[1]
+    while True:
+        masked_BM = torch.cat([tokens_BN == mask_id for tokens_BN in tracks], 1)
+        open_B = masked_BM.any(1)
+        if not bool(open_B.any()):
+            return
+        probs = clean_probs(tracks)
+        if order == "top_prob":
+            place_B = _most_certain(torch.cat([each.amax(-1) for each in probs], 1).where(masked_BM, 0.0), masked_BM)
+        else:
+            place_B = categorical(masked_BM | ~open_B[:, None], draws.uniforms())
+        uniforms_B = draws.uniforms()
+        for number, (tokens_BN, probs_BNV) in enumerate(zip(tracks, probs, strict=True)):
+            at = open_B & (place_B // num_positions == number)
+            rows, positions = rows_B[at], place_B[at] % num_positions
+            tokens_BN[rows, positions] = first_id + categorical(tempered(probs_BNV[rows, positions], temperature), uniforms_B[at])
+        yield
+
+
+def _most_certain(top_BN: Tensor, masked_BN: Tensor) -> Tensor:
+    """The first of the masked positions where ``top_BN``, the largest probability of a token, is largest; 0 where nothing is masked."""
     if not bool(torch.isfinite(top_BN).all()):
         raise NonFinite("the model's probabilities are not finite")
     top_BN = top_BN.where(masked_BN, -1.0)

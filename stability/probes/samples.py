@@ -1,17 +1,23 @@
-"""Samples on disk: ``runs/<run_id>/samples/<phase>.jsonl`` (``.fasta`` for nucleotides), and ``<phase>.json`` with what they were made by."""
+"""Samples on disk: ``runs/<run_id>/samples/<phase>.jsonl`` (``.fasta`` for nucleotides), and ``<phase>.json`` with what they were made by (proteins:
+`protein_samples`)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from stability.data._base import Corpus
 from stability.runs.directory import RunDirectory, read_json, write_atomically, write_json
 
 LINE = 80  # letters a line of FASTA
+
+
+class HasText(Protocol):
+    @property
+    def text(self) -> str | None: ...
 
 
 class Sample(NamedTuple):
@@ -44,10 +50,17 @@ def meta_file(directory: RunDirectory, phase: str) -> Path:
 
 def write(directory: RunDirectory, phase: str, samples: Sequence[Sample], made_by: dict[str, Any], *, fasta: bool) -> Path:
     """The samples, then the file that vouches for them: where the second is missing, there are no samples. ``made_by``: plain values."""
-    target = meta_file(directory, phase).with_suffix(".fasta" if fasta else ".jsonl")
-    content = (_fasta(samples, made_by) if fasta else _jsonl(samples)).encode()
+    rows = ({"text": sample.text, "tokens": sample.tokens} for sample in samples)
+    return vouch(directory, phase, ".fasta" if fasta else ".jsonl", fasta_of(samples, made_by) if fasta else jsonl(rows), made_by)
+
+
+def vouch(directory: RunDirectory, phase: str, suffix: str, text: str, made_by: dict[str, Any], beside: Mapping[str, str] | None = None) -> Path:
+    """Write a phase's file of samples, then what vouches for it. ``beside``: what stands in the same folder already and belongs to them (a file or folder by
+    its name, and what it is in words): where one of these is missing, there are no samples either."""
+    target, content = meta_file(directory, phase).with_suffix(suffix), text.encode()
     write_atomically(target, content)
-    write_json(meta_file(directory, phase), {**made_by, "file": target.name, "file_sha256": hashlib.sha256(content).hexdigest()})
+    more = {"beside": dict(beside)} if beside else {}
+    write_json(meta_file(directory, phase), {**made_by, "file": target.name, "file_sha256": hashlib.sha256(content).hexdigest(), **more})
     return target
 
 
@@ -65,12 +78,18 @@ def read(directory: RunDirectory, phase: str, corpus: Corpus) -> list[Sample]:
 
 
 def first_texts(directory: RunDirectory, phase: str, num: int) -> list[str]:
-    """What the first samples say; their tokens' numbers where what these stand for was not kept."""
+    """What the first samples say; their tokens' numbers where what these stand for was not kept, or no letters (a protein's structure alone)."""
     path = meta_file(directory, phase).with_name(read_json(meta_file(directory, phase))["file"])
     if path.suffix == ".fasta":
         return ["".join(record.splitlines()[1:]) for record in path.read_text(encoding="utf-8").split(">")[1:][:num]]
     rows = map(json.loads, path.read_text(encoding="utf-8").splitlines()[:num])
-    return [" ".join(map(str, row["tokens"])) if row["text"] is None else row["text"] for row in rows]
+    return [" ".join(map(str, row.get("tokens", row.get("structure")))) if row["text"] is None else row["text"] for row in rows]
+
+
+def lines_beside(directory: RunDirectory, phase: str) -> list[str]:
+    """A line for each thing that belongs to the samples beside their file: where it is, and what."""
+    beside = read_json(meta_file(directory, phase)).get("beside", {})
+    return [f"{meta_file(directory, phase).with_name(name)}: {what}" for name, what in beside.items()]
 
 
 def stored(directory: RunDirectory, phase: str) -> dict[str, Any] | None:
@@ -82,15 +101,17 @@ def stored(directory: RunDirectory, phase: str) -> dict[str, Any] | None:
     file = path.with_name(meta.get("file", ""))
     if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != meta.get("file_sha256"):
         return None
-    return {key: value for key, value in meta.items() if key not in ("file", "file_sha256")}
+    if not all(path.with_name(name).exists() for name in meta.get("beside", {})):
+        return None
+    return {key: value for key, value in meta.items() if key not in ("file", "file_sha256", "beside")}
 
 
-def _jsonl(samples: Sequence[Sample]) -> str:
-    rows = ({"sample": index, "text": sample.text, "tokens": sample.tokens} for index, sample in enumerate(samples))
-    return "".join(json.dumps(row) + "\n" for row in rows)  # ASCII: a text may hold any character that some reader takes for a line's end
+def jsonl(rows: Iterable[dict[str, Any]]) -> str:
+    """A line a sample, numbered. ASCII: a text may hold any character that some reader takes for a line's end."""
+    return "".join(json.dumps({"sample": index, **row}) + "\n" for index, row in enumerate(rows))
 
 
-def _fasta(samples: Sequence[Sample], made_by: dict[str, Any]) -> str:
+def fasta_of(samples: Sequence[HasText], made_by: dict[str, Any]) -> str:
     words = " ".join(f"{key}={made_by[key]}" for key in ("sampler", "temperature", "seed", "checkpoint"))
     records = []
     for index, sample in enumerate(samples):

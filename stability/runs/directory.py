@@ -106,6 +106,17 @@ class RunDirectory:
         owner = {"host": socket.gethostname(), "pid": os.getpid()}
         write_json(self.status_file, {"state": state, "step": step, "reason": reason, "owner": owner, "changed_at": time.time(), **more})
 
+    def fail(self, reason: str, account: str, num_steps: int) -> None:
+        """``failed`` at the last logged step, with ``account`` in the traceback's file. What training gave before a crash in what follows it stays."""
+        write_atomically(self.traceback_file, account.encode())
+        rows = tail(self.metrics_file)
+        try:
+            result = self.status().get("result")
+        except ValueError:  # the status itself is what is damaged
+            result = None
+        kept = {"result": result} if result else {}
+        self.set_status("failed", step=rows[-1]["step"] if rows else 0, reason=reason[:500], num_steps=num_steps, **kept)
+
     @property
     def finished(self) -> bool:
         return self.status()["state"] in FINISHED

@@ -44,6 +44,8 @@ RUNS_COLUMNS = [
     "unigram_nll_sequence",
     "unigram_nll_structure",
     "gen_nll",
+    "gen_nll_sequence",  # its parts, likewise
+    "gen_nll_structure",
     "gen_oracle",
     "num_steps",
     "num_tokens",
@@ -131,6 +133,8 @@ GENERATION_COLUMNS = [
     "temperature",
     "seed",
 ]
+# What those of proteins have beside them: the parts of `nll`, whether contexts were given, and how many drawn masks each score is a mean over.
+PROTEIN_GENERATION_COLUMNS = [*GENERATION_COLUMNS, "nll_sequence", "nll_structure", "contexts", "oracle_draws"]
 CURVES_COLUMNS = ["run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"]
 # What a run with `log.gradients=…` logs beside them, a row a step and block of parameters.
 GRADIENT_COLUMNS = ["run_id", "step", "block", "grad_norm", "grad_share", "update_ratio"]
@@ -140,7 +144,7 @@ GRADIENT_COLUMNS = ["run_id", "step", "block", "grad_norm", "grad_share", "updat
 class Results:
     """``runs``: a row a run; ``curvature``: a row a recorded step (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a training step.
     ``spectra`` and ``probes``: by name the tables of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run has, none of them empty; in ``probes`` also
-    ``generation``: a row a scored sample (`GENERATION_COLUMNS`), and ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by name the tables of
+    ``generation``: a row a scored sample (`PROTEIN_GENERATION_COLUMNS`), and ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by name the tables of
     `SEARCH_COLUMNS` that the study has."""
 
     runs: pd.DataFrame
@@ -160,7 +164,7 @@ def collect(study: str | Path) -> Results:
     spectra = {name: joined([read_table(path) for each in files for path in each.spectra(name)], columns) for name, columns in SPECTRA_COLUMNS.items()}
     probes = {name: joined([read_table(path) for each in files for path in each.probed(name)], columns) for name, columns in PROBE_COLUMNS.items()}
     scores = {path: read_table(path) for each in files for path in each.generation}
-    probes["generation"] = joined(scores.values(), GENERATION_COLUMNS)
+    probes["generation"] = joined(scores.values(), PROTEIN_GENERATION_COLUMNS)
     probes["gradients"] = read_curves([(each.directory.run_id, each.directory.gradients_file) for each in files], GRADIENT_COLUMNS[1:])
     stopped = record.get("stopped", {})  # of a search: why it left a run
     runs = [_run_row(folder.path.name, each, scores) | {"variant": variants.get(each.directory.run_id, "")} for each in files]
@@ -230,11 +234,14 @@ def _run_row(study: str, files: _Files, scores: dict[Path, pa.Table]) -> dict[st
 
 
 def _generative_nll(table: pa.Table | None) -> dict[str, Any]:
-    """Of the terminal checkpoint: the mean over samples of each one's nats per token of the oracle, and the oracle's name; nothing where none was scored."""
+    """Of the terminal checkpoint: the mean over samples of each one's nats per token of the oracle (of a protein also of its parts), and the oracle's name;
+    nothing where none was scored."""
     if table is None or not len(table):
         return {}
-    scored = table["nll"].to_pandas().dropna().to_numpy()  # a sample of one token, or of none, has no score
-    return {"gen_nll": scored.mean() if len(scored) else None, "gen_oracle": table["oracle"][0].as_py()}
+    # a sample of one token, or of none, has no score
+    scored = {name: table[name].to_pandas().dropna().to_numpy() for name in ("nll", "nll_sequence", "nll_structure") if name in table.column_names}
+    means = {f"gen_{name}": values.mean() if len(values) else None for name, values in scored.items()}
+    return means | {"gen_oracle": table["oracle"][0].as_py()}
 
 
 def generation_tables(directory: RunDirectory) -> list[Path]:

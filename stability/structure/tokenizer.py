@@ -115,7 +115,14 @@ def load_tokenizer(pool: str | Path, identity: str) -> StructureTokenizer:
     state = directory.status()["state"]
     if not directory.finished or state == "diverged":
         raise ValueError(f"structure tokenizer {identity} is {state}; it can be used once its training has ended with finite numbers")
-    tokenizer = load_checkpoint(directory.checkpoints()[-1])
+    folders = directory.checkpoints()
+    try:
+        if not folders:
+            raise ValueError(f"no checkpoint in {directory.path}")
+        tokenizer = load_checkpoint(folders[-1])
+    except ValueError as error:
+        remedy = f"delete {directory.path} and train it again by the command in its provenance.json"
+        raise ValueError(f"structure tokenizer {identity} is finished but cannot be read; {remedy}.\n{error}") from None
     if tokenizer_id(tokenizer.spec) != identity:
-        raise ValueError(f"{directory.checkpoints()[-1]} belongs to tokenizer {tokenizer_id(tokenizer.spec)}, not to {identity}; move it away")
+        raise ValueError(f"{folders[-1]} belongs to tokenizer {tokenizer_id(tokenizer.spec)}, not to {identity}; move it away")
     return tokenizer.requires_grad_(False)

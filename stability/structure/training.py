@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,10 +18,11 @@ from stability.data._protein_chain import ProteinChain
 from stability.data._protein_tables import VOCAB_SIZE
 from stability.models.backbone import num_parameters
 from stability.registry import Registry
-from stability.runs.directory import RunDirectory, read_json, write_json
+from stability.runs.directory import INTERRUPTED, RunDirectory, checkpoint_name, read_json, step_of, write_json
+from stability.runs.lock import LostLock
 from stability.runs.log import RunLog
 from stability.runs.provenance import provenance
-from stability.structure.crops import Residues, first_parts, padded, random_crops
+from stability.structure.crops import FEWEST_RESIDUES, Residues, first_parts, padded, random_crops
 from stability.structure.frames import random_rotations, turned
 from stability.structure.kabsch import aligned_squared_error
 from stability.structure.tokenizer import StructureTokenizer, build_tokenizer, load_checkpoint
@@ -31,6 +33,7 @@ from stability.training.schedule import lr_factor
 from stability.training.seeds import generator_for
 
 AT_ONCE = 32  # held-out chains
+KEPT = 2  # checkpoints while it trains: should the newest prove damaged, it goes on from the one before
 
 
 def train_tokenizer(
@@ -39,10 +42,25 @@ def train_tokenizer(
     """Train to the verdict, yielding after each optimizer step of either stage; a finished tokenizer is left alone.
 
     Left anywhere and called again it goes on from its last readable checkpoint, bit for bit as if undisturbed (same hardware). Divergence is a verdict.
+    Errors: ``ValueError`` for chains that nothing can be learned from, ``RuntimeError`` for a device that is not there, before anything is written;
+    ``RuntimeError`` for a crash, which leaves the status ``failed`` and keeps its traceback.
     """
     if directory.finished:
         return
     trainer = TokenizerTrainer(spec, directory, train, held_out, resolve_device(device))
+    write_spec(directory, spec)
+    try:
+        yield from _trained(trainer)
+    except LostLock:  # another process has the tokenizer now
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        directory.fail(reason, traceback.format_exc(), trainer.num_steps)
+        where = f"traceback: {directory.traceback_file}; the same command goes on from the last checkpoint"
+        raise RuntimeError(f"tokenizer {directory.run_id} failed: {reason.splitlines()[0]}\n{where}") from error
+
+
+def _trained(trainer: TokenizerTrainer) -> Iterator[None]:
     trainer.open()
     try:
         while trainer.step < trainer.num_steps and trainer.diverged is None:
@@ -50,8 +68,7 @@ def train_tokenizer(
             yield
         trainer.finish()
     except GeneratorExit:
-        if trainer.diverged is None:
-            trainer.save()
+        trainer.leave()
         raise
     finally:
         trainer.log.close()
@@ -64,13 +81,20 @@ class TokenizerTrainer:
         prepare_torch(spec.threads, device)
         self.spec, self.directory, self.device = spec, directory, device
         self.train, self.held_out = train, first_parts(held_out, spec.positions)
-        if not train or not self.held_out:
-            raise ValueError(f"data: {len(train)} chains to train on and {len(self.held_out)} held out; a tokenizer needs some of both")
+        self._require_backbones()
         self.tokenizer = build_tokenizer(spec, VOCAB_SIZE).to(device)
         self.num_steps = spec.steps + spec.atom_steps
         self.step, self.diverged = 0, None
+        self._whole: set[int] = set()  # steps whose checkpoints this process wrote or read: not to be written again
         self.val_rmsd = self.init_rmsd = self.atom_rmsd = math.nan
         self._enter_stage()
+
+    def _require_backbones(self) -> None:
+        """Errors: ``ValueError`` where no chain to train on, or none held out, has a backbone: CA traces, for one."""
+        has_backbone = any(chain.mask_N.sum() >= FEWEST_RESIDUES for chain in self.train)
+        if not has_backbone or not self.held_out:
+            side = "held-out chain" if has_backbone else "chain to train on"
+            raise ValueError(f"data: no {side} has N, CA and C of {FEWEST_RESIDUES} residues or more; a tokenizer needs backbones, CA traces are not enough")
 
     def _enter_stage(self) -> None:
         """The parameters that train now, with a fresh optimizer."""
@@ -82,8 +106,7 @@ class TokenizerTrainer:
         self.optimizer = Registry("optimizers").load(optimizer.name).build(optimizer.settings, self.parameters, self.spec.lr_peak)
 
     def open(self) -> None:
-        """Write the spec (once), resume from the last readable checkpoint, and say that the tokenizer is being trained."""
-        write_spec(self.directory, self.spec)
+        """Resume from the last readable checkpoint, and say that the tokenizer is being trained."""
         write_json(self.directory.provenance_file, {**provenance(), "device": str(self.device), "threads": self.spec.threads})
         self._resume()
         self.log = RunLog(self.directory, resume_after=self.step if self.step else -1)
@@ -93,7 +116,8 @@ class TokenizerTrainer:
             self.log.metrics({"step": 0, "stage": 1, "loss": None, "grad_norm": None, "lr": None, "val_rmsd": self.init_rmsd})
 
     def _resume(self) -> None:
-        for folder in reversed(self.directory.checkpoints()):
+        folders = self.directory.checkpoints()
+        for folder in reversed(folders):
             try:
                 state, parameters = checkpoint.load_trainer(folder), load_checkpoint(folder).state_dict()
             except ValueError as error:
@@ -104,20 +128,36 @@ class TokenizerTrainer:
             self._enter_stage()
             if state["optimizer"] is not None:
                 self.optimizer.load_state_dict(state["optimizer"])
+            self._whole.add(self.step)
             return
+        if folders:
+            print(f"{self.directory.run_id}: no checkpoint of it can be read; trains from the beginning", flush=True)
 
     def save(self) -> None:
-        """A checkpoint of the current step; the one before goes once it stands. At the first stage's end the second's optimizer has nothing to keep."""
-        folder = self.directory.path / "checkpoints" / f"step_{self.step:06d}"
-        if self.step == 0 or folder in self.directory.checkpoints():
+        """A checkpoint of the current step; once it stands, all but `KEPT` go. At the first stage's end the second's optimizer has nothing to keep."""
+        folder = self.directory.path / "checkpoints" / checkpoint_name(self.step)
+        if self.step == 0 or self.step in self._whole:
             return
         state = {"step": self.step, "init_rmsd": self.init_rmsd, "val_rmsd": self.val_rmsd, "atom_rmsd": self.atom_rmsd}
         state["optimizer"] = None if self.step == self.spec.steps else self.optimizer.state_dict()
         self.log.sync()
         checkpoint.save(folder, self.tokenizer, state, self.spec, step=self.step, data_format=VOCAB_SIZE)
-        for older in self.directory.checkpoints():
-            if older != folder:
-                checkpoint.remove(older)
+        self._whole.add(self.step)
+        self._remove_but(KEPT)
+
+    def _remove_but(self, num: int) -> None:
+        """Leave the last ``num`` checkpoints that are known to be whole."""
+        self._whole = set(sorted(self._whole)[-num:])
+        for folder in self.directory.checkpoints():
+            if step_of(folder) not in self._whole:
+                checkpoint.remove(folder)
+
+    def leave(self) -> None:
+        """End before the last step, without a verdict: the same command goes on from the step that the status names."""
+        if self.diverged is None:  # else the resumed one finds it again
+            self.save()
+        step = max(self._whole, default=0)
+        self.directory.set_status(INTERRUPTED, step=step, reason=f"{INTERRUPTED} at step {step} of {self.num_steps}", num_steps=self.num_steps)
 
     def advance(self) -> None:
         """One optimizer step of the stage it falls into, its log row, and the validation and checkpoint that fall on it."""
@@ -181,13 +221,14 @@ class TokenizerTrainer:
         return torch.cat([squared_errors(self.tokenizer, batch, atoms=atoms).sqrt() for batch in batches]).mean().item()
 
     def finish(self) -> None:
-        """Write the verdict."""
+        """Keep the last checkpoint, write the verdict."""
         verdict, reason = "stable", ""
         if self.diverged is not None:
             verdict, reason = "diverged", self.diverged
         elif not self.val_rmsd < self.init_rmsd:
             verdict, reason = "plateaued", f"held-out RMSD {self.val_rmsd:.2f} Å is not below the untrained {self.init_rmsd:.2f} Å"
         result = {"val_rmsd": self.val_rmsd, "init_rmsd": self.init_rmsd, "val_atom_rmsd": self.atom_rmsd, "num_params": num_parameters(self.tokenizer)}
+        self._remove_but(1)
         finite = {key: value if math.isfinite(value) else None for key, value in result.items()}
         self.directory.set_status(verdict, step=self.step, reason=reason, num_steps=self.num_steps, result=finite)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stability.build import build_model, build_objective, build_optimizer, resolve_device
+from stability.build import build_model, build_objective, build_optimizer, described, resolve_device
 from stability.config import RunSpec
 from stability.data._cache import load
 from stability.data._corpus import AbstractCorpus
@@ -105,7 +105,7 @@ class Trainer:
     def open(self, wandb: dict[str, Any] | None, command: str) -> None:
         """Claim the directory, resume from the last readable checkpoint, and say that the run is running."""
         self.directory.write_spec(self.spec.model_dump(mode="json"))
-        description = {"description": self.corpus.described(self.spec.model.positions), "fingerprint": self.corpus.fingerprint}
+        description = {"description": described(self.spec, self.corpus), "fingerprint": self.corpus.fingerprint}
         write_json(self.directory.provenance_file, {**provenance(command), "data": description, "device": str(self.device), "threads": self.spec.threads})
         self._resume()
         self.log = RunLog(self.directory, resume_after=self.step if self.step else -1, wandb=wandb)

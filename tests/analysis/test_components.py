@@ -48,3 +48,35 @@ def test_rows_are_total_and_components_of_each_mechanism(study_dir):
 def test_a_study_of_text_has_no_components(tmp_path):
     study = load(write_study(tmp_path, lrs=LRS))
     assert components.component_tables(study) == [] and components.section(study) == ""
+
+
+@pytest.fixture
+def scored_dir(study_dir):
+    """Every run but one scored by the first oracle, that one by another: sequence 2 + seed / 10, structure 3, 1 less at the second rate."""
+    file = study_dir / "results" / "runs.parquet"
+    runs = pd.read_parquet(file)
+    runs["gen_nll_sequence"] = [2.0 + 0.1 * seed for seed in runs["seed"]]
+    runs["gen_nll_structure"] = [3.0 - (lr == 1e-2) for lr in runs["lr"]]
+    runs["gen_nll"] = runs["gen_nll_sequence"] + runs["gen_nll_structure"]
+    others = [("mix", 1e-3, 2)]
+    by = [run in others for run in runs[["mechanism", "lr", "seed"]].itertuples(index=False, name=None)]
+    runs["gen_oracle"] = ["ckpt:other/step_000006" if is_other else "ckpt:judge/step_000009" for is_other in by]
+    write_table(file, "runs", runs.to_dict("records"))
+    return study_dir
+
+
+def test_the_generative_nll_has_the_same_rows_beside_and_a_table_for_each_oracle(scored_dir):
+    validation, judged, other = components.component_tables(load(scored_dir))
+    assert [table.title for table in (validation, judged)] == ["NLL by component against learning rate", "Generative NLL by component against learning rate"]
+    assert judged.header == validation.header and [row[:2] for row in judged.rows] == [row[:2] for row in validation.rows]
+    assert [cell.text for cell in judged.rows[0][2:]] == ["5.100", "4.050"] and judged.rows[0][3].bold, (
+        "of sa: a median over three seeds, and over the two that finished"
+    )
+    assert [cell.text for cell in judged.rows[5][2:]] == ["3.000", "2.000"] and "n=2" in judged.rows[5][2].detail
+    assert "Oracle: ckpt:judge/step_000009. Its masked NLL" in judged.caption and "Oracle: ckpt:other/step_000006." in other.caption
+    assert [(row[0].text, row[1].text, row[2].text) for row in other.rows] == [
+        ("Total", "mix", "5.200"),
+        ("Sequence", "mix", "2.200"),
+        ("Structure", "mix", "3.000"),
+    ]
+    assert "Generative" in components.section(load(scored_dir))

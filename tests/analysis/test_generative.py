@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from analysis import generative
+from analysis import generative, recipe
 from analysis.load import load
 from analysis.plots import nll_figure
 from tests.analysis.synthetic import UNIGRAM, write_study
@@ -48,3 +48,9 @@ def test_numbers_of_several_oracles_make_no_common_line(tmp_path, oracle):
 
 def test_without_generations_there_is_no_section(quickstart):
     assert generative.section(quickstart, {}) == "" and generative.generative_figures(quickstart) == {}
+
+
+def test_of_proteins_the_unit_is_a_residue(tmp_path):
+    study = study_of(tmp_path)
+    assert recipe.generative_unit(study) == "nats per token of the oracle"
+    assert recipe.generative_unit(replace(study, runs=study.runs.assign(objective="multitrack"))) == "nats per residue by the oracle's masked NLL"

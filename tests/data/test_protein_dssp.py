@@ -9,7 +9,8 @@ from stability.data._protein_parse import PROLINE, parse
 from stability.data._protein_tables import NO_SS, SS_CLASSES, encode_ss
 from tests.data.protein_files import helix, members
 
-FILES = [("bm5_pdb40.tar.gz", index) for index in (0, 8, 16, 24, 32)] + [("alphafold_models.tar.gz", "P04629.pdb")]
+MODELS = ("P04629.pdb", "test_af.pdb", "P00520-F1-model_v3.cif", "Q15772-F3-model_v4.cif", "Q15772-F11-model_v4.cif")
+FILES = [("bm5_pdb40.tar.gz", index) for index in (0, 8, 16, 24, 32)] + [("alphafold_models.tar.gz", name) for name in MODELS]
 
 
 def chain_of(name, which):
@@ -44,7 +45,7 @@ def test_bond_energies_are_those_of_pydssp_for_the_same_hydrogens(name, which):
 def test_three_classes_agree_with_pydssp_on_95_percent_of_residues():
     """pydssp joins no bulges, places hydrogens in its own way and lets a donor have any number of bonds: not every residue can agree."""
     same = num = 0
-    for name, which in [*FILES, ("alphafold_models.tar.gz", "P00520-F1-model_v3.cif")]:
+    for name, which in FILES:
         chain = chain_of(name, which)
         there = chain.ss_mask_N
         theirs = pydssp.assign(chain.atoms14_NAX[there, :4], donor_mask=(chain.sequence[there] != PROLINE), out_type="c3")

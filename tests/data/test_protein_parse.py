@@ -158,11 +158,16 @@ def test_alphafold_models_carry_their_plddt_and_place_in_uniprot():
     assert the_chain(members("alphafold_models.tar.gz", "F11-model_v4.cif").popitem()[1], "AF-Q15772-F11-model_v4.cif").numbers_N[0] == 2001
 
 
+def read_by_biotite(name, content):
+    text = io.StringIO(content.decode())
+    array = pdbx.get_structure(pdbx.CIFFile.read(text), model=1) if name.endswith(".cif") else biotite_pdb.PDBFile.read(text).get_structure(model=1)
+    return array[structure.filter_amino_acids(array)]
+
+
 def test_sasa_is_the_librarys_own_on_raw_files_and_models():
-    files = sorted(members("bm5_pdb40.tar.gz").items())[:5] + sorted(members("alphafold_models.tar.gz", "P04629.pdb").items())
-    for name, content in files:
-        array = biotite_pdb.PDBFile.read(io.StringIO(content.decode())).get_structure(model=1)
-        array = array[structure.filter_amino_acids(array)]
+    models = {name: content for name, content in members("alphafold_models.tar.gz").items() if not name.endswith(".dssp")}
+    for name, content in [*sorted(members("bm5_pdb40.tar.gz").items())[:5], *models.items()]:
+        array = read_by_biotite(name, content)
         expected = structure.apply_residue_wise(array, structure.sasa(array), np.nansum)
         assert np.allclose(the_chain(content, name).sasa_N, expected, rtol=1e-5, atol=1e-3), name
 
@@ -200,3 +205,24 @@ def test_an_entry_belongs_to_its_code_or_accession():
 def test_an_ideal_helix_is_one_and_its_ends_are_not():
     chain = the_chain(pdb(*residue_lines("A" * 20, helix(20))))
     assert re.fullmatch("C+H{14,18}[CTS]*", "".join(SS_CLASSES[number] for number in chain.ss_N))
+
+
+@pytest.mark.parametrize(
+    ("lines", "accession", "first"),
+    [
+        (["DBREF  1ABC A    1    30  UNP    P12345   NAME_HUMAN     201    230"], "P12345", 201),
+        (["DBREF  XXXX A    1    30  UNP    A0A0B7P221 RDT1_YEAST     201    230"], "A0A0B7P221", 201),
+        (
+            [
+                "DBREF1 1ABC A    1    30  UNP                  A0A0B7P221_YEAST",
+                "DBREF2 1ABC A     A0A0B7P221                        201         230",
+            ],
+            "A0A0B7P221",
+            201,
+        ),
+        (["DBREF  1ABC A    1    30  PDB    1ABC     1ABC             1     30", "DBREF1", "DBREF2 1ABC A", "SEQRES"], "", 1),
+    ],
+)
+def test_a_pdb_file_names_its_uniprot_sequence_in_either_record(lines, accession, first):
+    chain = the_chain(pdb(*lines, *residue_lines(LETTERS, helix(30))))
+    assert (chain.accession, chain.numbers_N[0]) == (accession, first)

@@ -3,6 +3,7 @@
 import itertools
 import random
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -106,7 +107,8 @@ def test_no_protein_of_the_shared_backbones_is_on_both_sides():
         ids = archive["ids"].tolist()
     corpus = corpus_of([chain(name, text, name[:4].lower()) for name, text in zip(ids, texts, strict=True)], (), None, "backbones", 0.1)
     train, val = list(corpus.chains("train")), list(corpus.chains("val"))
-    assert len(train) + len(val) + int("exact" in corpus.description) >= 850 and 85 <= len(val) <= 170
+    assert len(train) + len(val) + int("exact" in corpus.description) >= 850 and len(val) == 86
+    assert len({each.group for each in val}) > 10
     assert not {each.group for each in train} & {each.group for each in val}
     known = [each.letters for each in train]
     words = [{text[at : at + 4] for at in range(len(text) - 3)} for text in known]
@@ -130,6 +132,29 @@ def test_a_protein_larger_than_the_held_out_share_is_never_held_out():
         single = [chain(f"s{number}", letters(20, 1000 * seed + 100 + number)) for number in range(50)]
         corpus = corpus_of([*many, *single], (), None, "x", 0.1)
         assert len(corpus.chains("val")) == 10 and {each.group for each in corpus.chains("val")}.isdisjoint({"1abc"})
+
+
+def in_groups(sizes, seed):
+    """Chains of unrelated sequences, so many in each group."""
+    draw = random.Random(seed)
+    return [chain(f"c{group}_{number}", letters(20, draw.random()), f"g{group}") for group, size in enumerate(sizes) for number in range(size)]
+
+
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2])
+def test_what_is_held_out_are_several_proteins_that_come_near_to_the_share(share):
+    for seed in range(6):
+        sizes = [60, 40, 30, *random.Random(seed).choices((1, 1, 2, 3, 5, 8), k=60)]
+        corpus = corpus_of(in_groups(sizes, seed), (), None, "x", share)
+        wanted = np.ceil(share * sum(sizes))
+        held = Counter(each.group for each in corpus.chains("val"))
+        assert abs(held.total() - wanted) <= 1 and len(held) >= 4
+        assert max(held.values()) <= max(wanted / 4, np.median(sizes))
+
+
+def test_where_every_protein_is_larger_than_the_share_a_smallest_is_held_out():
+    corpus = corpus_of(in_groups([30, 25, 25, 25], 0), (), None, "x", 0.1)
+    assert Counter(each.group for each in corpus.chains("val")).total() == 25
+    assert len(corpus_of(in_groups([1, 1], 0), (), None, "x", 0.5).chains("train")) == 1
 
 
 def test_one_protein_cannot_be_split():

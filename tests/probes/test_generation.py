@@ -20,9 +20,10 @@ from stability.data._vocabulary import BYTES, Vocabulary
 from stability.generate import main
 from stability.probes import samples
 from stability.probes.alpha_max import corpus_of
-from stability.probes.generation import Source, check_kept, generate, is_generated, missing_phases, num_steps, resolved_sampler
+from stability.probes.generation import check_kept, generate, is_generated, missing_phases, num_steps, resolved_sampler
 from stability.probes.oracle import Score, load_oracle, oracle_checkpoint
 from stability.probes.samples import Sample
+from stability.probes.token_samples import Source, score_row
 from stability.runs.directory import read_json
 from stability.runs.results import GENERATION_COLUMNS, collect, write
 from stability.runs.study import StudyFolder
@@ -351,7 +352,7 @@ def test_a_model_with_a_context_is_sampled_after_held_out_tokens(lab):
     run(lab, directory, num=3)
     assert len(texts(directory)) == 3
     corpus = corpus_of(spec, lab.cache)
-    source = Source(spec, checkpoint.load(directory.checkpoints()[-1])[1], corpus, spec_of(num=3), torch.device("cpu"))
+    source = Source(spec, checkpoint.load(directory.checkpoints()[-1])[1], corpus, spec_of(num=3), "top_prob", torch.device("cpu"))
     source.start(range(1, 3))
     assert torch.equal(source.context["context_BJ"], corpus.windows("val", 3, 8)[1:3])
 
@@ -380,9 +381,7 @@ def test_tables_keep_oracles_apart_and_name_them(trained, tmp_path):
 
 
 def test_the_score_of_nothing_is_no_number(trained):
-    from stability.probes.generation import _row
-
-    assert math.isnan(_row(*vars(Score(0.0, 0, 0)).values())["nll"])
+    assert math.isnan(score_row(*vars(Score(0.0, 0, 0)).values())["nll"])
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from stability.objectives._noise import Geometric, LogLinear
-from stability.probes.samplers import Draws, NonFinite, categorical, left_to_right, reverse_diffusion, step_probs, tempered, unmask
+from stability.probes.samplers import Draws, NonFinite, categorical, left_to_right, reverse_diffusion, step_probs, tempered, unmask, unmask_tracks
 
 V, N = 3, 2
 MASK = V
@@ -227,3 +227,57 @@ def test_a_model_without_finite_probabilities_is_told_of():
             lambda *_: torch.full((2, N, V + 1), math.nan), LogLinear(1e-3), "absorbing", tokens, draws(2), scheme="euler", steps=2, temperature=1.0
         )
         next(steps)
+
+
+HIDDEN, FIRST = 1, 5  # of tracks: a special token, and the first content token
+
+
+def track_laws(tracks):
+    """The joint law as two tracks of one position each: each track's is that of its column given what is known of the other."""
+    pairs = torch.stack([torch.where(tokens_B1 == HIDDEN, MASK, tokens_B1 - FIRST)[:, 0] for tokens_B1 in tracks], 1)
+    probs_B2V = CLEAN(pairs)
+    return [probs_B2V[:, :1], probs_B2V[:, 1:]]
+
+
+@pytest.mark.parametrize("order", ["top_prob", "random"])
+def test_unmasking_two_tracks_recovers_their_joint_law(order):
+    tracks = [torch.full((MANY, 1), HIDDEN) for _ in range(2)]
+    sampled(unmask_tracks(track_laws, tracks, OneStream(MANY), mask_id=HIDDEN, first_id=FIRST, order=order, temperature=1.0), tracks[0])
+    assert p_value(torch.cat(tracks, 1) - FIRST) > 0.01
+
+
+def test_a_place_of_one_track_is_filled_each_step_the_most_certain_first_and_never_changed():
+    """Vocabularies of 3 and 2; the second sequence has fewer masks, and what is no mask stays what it is."""
+    laws = [torch.tensor([[0.4, 0.3, 0.3], [0.1, 0.7, 0.2]]), torch.tensor([[0.35, 0.65], [0.1, 0.9]])]
+    tracks = [torch.tensor([[HIDDEN, HIDDEN], [3, HIDDEN]]), torch.tensor([[HIDDEN, HIDDEN], [4, HIDDEN]])]
+    order = []
+    for _ in unmask_tracks(
+        lambda each: [law.expand(2, *law.shape) for law in laws], tracks, draws(2), mask_id=HIDDEN, first_id=FIRST, order="top_prob", temperature=0
+    ):
+        order.append([[(row, at) for row in range(2) for at in range(2) if int(tokens[row, at]) == HIDDEN] for tokens in tracks])
+    assert order == [
+        [[(0, 0), (0, 1), (1, 1)], [(0, 0)]],
+        [[(0, 0)], [(0, 0)]],
+        [[(0, 0)], []],
+        [[], []],
+    ]
+    assert [tokens.tolist() for tokens in tracks] == [[[5, 6], [3, 6]], [[6, 6], [4, 6]]]
+
+
+def test_random_order_fills_every_place_of_every_track_first_equally_often():
+    tracks = [torch.full((MANY, 2), HIDDEN) for _ in range(2)]
+    flat = lambda each: [torch.ones(MANY, 2, V) / V for _ in each]  # noqa: E731
+    next(unmask_tracks(flat, tracks, OneStream(MANY), mask_id=HIDDEN, first_id=FIRST, order="random", temperature=1.0))
+    filled_BM = torch.cat(tracks, 1) != HIDDEN
+    assert stats.chisquare(filled_BM.sum(0).numpy()).pvalue > 0.01 and set(filled_BM.sum(1).tolist()) == {1}
+
+
+@pytest.mark.parametrize("order", ["top_prob", "random"])
+def test_what_is_not_finite_is_told_of_at_masked_places_only(order):
+    """What padding holds is nobody's probability."""
+    nan = torch.tensor([[[0.5, 0.5], [math.nan, math.nan]]])
+    one = [torch.tensor([[HIDDEN, 0]])]
+    sampled(unmask_tracks(lambda _: [nan], one, draws(1), mask_id=HIDDEN, first_id=FIRST, order=order, temperature=1.0), one[0])
+    assert int(one[0][0, 0]) >= FIRST and int(one[0][0, 1]) == 0
+    with pytest.raises(NonFinite, match="not finite"):
+        next(unmask_tracks(lambda _: [nan], [torch.tensor([[0, HIDDEN]])], draws(1), mask_id=HIDDEN, first_id=FIRST, order=order, temperature=1.0))

@@ -87,7 +87,7 @@ def test_an_unknown_or_unfinished_tokenizer_is_refused_in_words(finished, tmp_pa
     with pytest.raises(ValueError, match=rf"no structure tokenizer 000000000000 in .*there: {directory.run_id}.*train_tokenizer"):
         load_tokenizer(pool, "000000000000")
     left = train(tmp_path, spec(), leave_after=2)
-    with pytest.raises(ValueError, match=f"{left.run_id} is running"):
+    with pytest.raises(ValueError, match=f"{left.run_id} is interrupted"):
         load_tokenizer(tmp_path, left.run_id)
 
 

@@ -1,0 +1,79 @@
+"""A pool with tiny tokenizers and tiny runs on made-up chains, which the tests of generated proteins share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stability.config import GenerateSpec, RunSpec, checked, part, run_id
+from stability.data._protein_split import corpus_of
+from stability.probes.generation import generate
+from stability.runs.directory import RunDirectory
+from stability.structure.tokens import as_read
+from stability.training.loop import train
+from tests.structure.small import chain, spec
+from tests.structure.small import train as train_tokenizer
+
+POSITIONS = 20  # 18 residues between BOS and EOS; some of the chains are longer
+
+
+def known_chain(seed: int):
+    """With secondary structure and exposed area, but for some residues."""
+    own, rng = chain(seed, 12 + 2 * (seed % 6)), np.random.default_rng(seed)
+    ss_N = np.where(rng.random(len(own)) < 0.8, rng.integers(0, 9, len(own)), 255).astype(np.uint8)
+    return replace(own, ss_N=ss_N, sasa_N=rng.uniform(0, 150, len(own)).astype(np.float32))
+
+
+class ProteinLab:
+    """``two`` and ``one``: ids of tokenizers with two stages and with one."""
+
+    def __init__(self, folder: Path):
+        self.pool = folder / "runs"
+        self.cache = self.pool / "cache"
+        self.two = train_tokenizer(self.pool, spec(steps=2, atom_steps=2, warmup_steps=0)).run_id
+        self.one = train_tokenizer(self.pool, spec(steps=2, atom_steps=0, warmup_steps=0)).run_id
+        self.corpus = corpus_of([known_chain(seed) for seed in range(14)], (), None, "made up", 0.3)
+        self.corpus.save(self.cache / self.corpus.fingerprint)
+
+    def spec(self, sources=("sequence", "structure"), contexts=(), tokenizer: str | None = None, **changes: Any) -> RunSpec:
+        named = {"tokenizer": tokenizer or self.two} if "structure" in sources else {}
+        objective = part("objectives", {"name": "multitrack", "sources": list(sources), "contexts": list(contexts), **named})
+        values = {
+            "model": {"name": "tiny", "layers": 2, "width": 16, "heads": 2, "positions": POSITIONS},
+            "objective": objective,
+            "data": {"name": "protein"},
+            "schedule": {"name": "constant"},
+            "steps": 6,
+            "batch": 4,
+            "clip_norm": 1.0,
+            "evaluation": {"every_steps": 3, "sequences": 8},
+            "mechanism": {"name": "sa"},
+            "cross": "auto" if contexts else None,
+            "residual": {"name": "identity"},
+            "optimizer": {"name": "adamw"},
+            "norm": "layernorm",
+            "lr_peak": 1e-2,
+            "seed": 0,
+            "data_fingerprint": as_read(self.corpus, objective, self.pool).fingerprint,
+        }
+        return checked(RunSpec, values | changes)
+
+    def train(self, run: RunSpec) -> RunDirectory:
+        directory = RunDirectory(self.pool, run_id(run))
+        for _ in train(run, directory, cache_dir=self.cache, device="cpu"):
+            pass
+        return directory
+
+
+def generate_spec(**changes: Any) -> GenerateSpec:
+    return checked(GenerateSpec, {"ckpt": "x", "num": 5, "batch": 2, "device": "cpu", **changes})
+
+
+def sample(lab: ProteinLab, directory: RunDirectory, **changes: Any) -> GenerateSpec:
+    given = generate_spec(**changes)
+    for _ in generate(directory, given, cache_dir=lab.cache, device="cpu"):
+        pass
+    return given
