@@ -153,7 +153,8 @@ def same_tokens(tokenizer: StructureTokenizer, parts: Sequence[ProteinChain], re
 
 
 def write_structures(tokenizer: StructureTokenizer, part: ProteinChain, folder: Path) -> list[Path]:
-    """``<chain>_original.cif`` and ``<chain>_reconstructed.cif``, superposed: all heavy atoms by the stage-2 decoder, or the backbone without stage 2."""
+    """``<chain>_original.cif`` and ``<chain>_reconstructed.cif``, superposed: by the stage-2 decoder the heavy atoms whose places the chain has anywhere (the
+    decoder may never have seen another), or the backbone without stage 2."""
     residues = padded([part])
     tokens_BN = tokenizer.encode(residues.coords_BNAX, residues.mask_BN)
     has_atoms = tokenizer.atom_decoder is not None
@@ -161,7 +162,8 @@ def write_structures(tokenizer: StructureTokenizer, part: ProteinChain, folder: 
     num_atoms = made_BNAX.shape[2]
     valid_BM = residues.atoms_mask_BNA[:, :, :num_atoms].flatten(1)
     lying_BMX = superposed(made_BNAX.flatten(1, 2), residues.atoms_BNAX[:, :, :num_atoms].flatten(1, 2), valid_BM)
-    made_NAX = lying_BMX[0].unflatten(0, (-1, num_atoms)).numpy()
+    known_A = residues.atoms_mask_BNA[0, :, :num_atoms].any(0).numpy()
+    made_NAX = np.where(known_A[:, None], lying_BMX[0].unflatten(0, (-1, num_atoms)).numpy(), np.nan)
     stem = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in part.id)
     paths = [folder / f"{stem}_original.cif", folder / f"{stem}_reconstructed.cif"]
     for path, atoms_NAX in zip(paths, (part.atoms14_NAX, made_NAX), strict=True):

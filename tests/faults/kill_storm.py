@@ -32,7 +32,8 @@ from tests.sweeps.real import make_sweep
 
 ORPHANS_S = 60.0
 MOST_LAUNCHES = 5  # without a kill; one suffices, but for failed runs
-WORKERS_PAUSE = 2.5  # between kills of workers, so that some runs finish among those that are killed and fail
+# between kills, in shares of the undisturbed sweep, so that some runs finish among those that are killed, go back to a checkpoint, or fail
+PAUSES = {"driver": 2.5, "worker": 3.5}
 STARTUP_SHARE = 0.2  # of the kills at random times: while the driver is starting
 
 
@@ -101,9 +102,7 @@ class Storm:
     def _plan(self, calm_s: float) -> list[tuple[str, float]]:
         """(operation, stage) or ("time", seconds), shuffled."""
         targeted = [(operation, self.random.randrange(STAGES[operation] + 1)) for operation in OPERATIONS for _ in range(self.options.each)]
-        self.share_s = calm_s / (self.options.kills + 1)  # so that kills land all over the sweep
-        if self.options.victim == "worker":
-            self.share_s *= WORKERS_PAUSE
+        self.share_s = PAUSES[self.options.victim] * calm_s / (self.options.kills + 1)  # so that kills land all over the sweep
         plan: list[tuple[str, float]] = [*targeted]
         while len(plan) < self.options.kills:
             at_start = self.random.random() < STARTUP_SHARE
