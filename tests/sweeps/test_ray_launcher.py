@@ -3,11 +3,14 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -204,6 +207,7 @@ def test_without_ray_the_error_says_what_to_do(tmp_path, monkeypatch):
 
 SWEEP = """
 import sys
+import tempfile
 sys.path[:0] = sys.argv[2:3]
 from pathlib import Path
 from sweeps import launch
@@ -230,19 +234,19 @@ def processes_of(session):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number_of_signals", [1, 2])
-def test_ctrl_c_leaves_no_process_and_no_folder_behind(tmp_path, number_of_signals):
-    scratch, home = tmp_path / "t", tmp_path / "home"
-    scratch.mkdir()
+def test_ctrl_c_leaves_no_process_and_no_folder_behind(tmp_path, number_of_signals, request):
+    scratch, home = Path(tempfile.mkdtemp(dir="/tmp")), tmp_path / "home"  # short enough for Ray's sockets, and nobody else's
+    request.addfinalizer(partial(shutil.rmtree, scratch, ignore_errors=True))
     home.mkdir()
     script = tmp_path / "sweep.py"
     script.write_text(SWEEP)
     environment = {**os.environ, "TMPDIR": str(scratch), "HOME": str(home)}
-    before = set(Path("/tmp").glob("stability-ray-*"))
     arguments = [sys.executable, str(script), str(tmp_path), str(ROOT)]
     sweep = subprocess.Popen(arguments, env=environment, cwd=home, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("pool/*/metrics.jsonl"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
+    assert list(scratch.glob("stability-ray-*"))
     for _ in range(number_of_signals):
         os.killpg(sweep.pid, signal.SIGINT)
         time.sleep(0.05)
@@ -250,7 +254,7 @@ def test_ctrl_c_leaves_no_process_and_no_folder_behind(tmp_path, number_of_signa
     assert sweep.returncode == 130, printed
     assert printed.endswith("interrupted: run the same command again, it goes on where this one stopped\n")
     assert processes_of(sweep.pid) == []
-    assert set(Path("/tmp").glob("stability-ray-*")) <= before
+    assert list(scratch.glob("stability-ray-*")) == []
     assert [path.name for path in home.iterdir() if path.name != ".cache"] == []
     if number_of_signals == 1:
         assert len(list(tmp_path.glob("pool/*/saved.json"))) == 2
