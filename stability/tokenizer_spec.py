@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
@@ -15,6 +16,8 @@ from stability.validation import Settings, checked
 
 # Raised when the same recipe would train a different tokenizer.
 TOKENIZER_VERSION = 1
+MOST_LEVELS = 512  # of 1,002 the quantizer's margin would reach beyond the outermost
+MOST_CODES = 2**20
 
 
 def _single(family: str) -> Any:
@@ -57,7 +60,7 @@ class AbstractTokenizerRecipe(Settings):
     optimizer: Annotated[Part, _single("optimizers")] = Field(description="optimizer and its settings but for the learning rate")
     norm: Literal["layernorm", "rmsnorm"] = Field(default="layernorm", description="normalisation before each branch")
     frame: Literal["principal", "raw"] = Field(description="frame in which a chain is read: along its principal axes, or as it lies (the paper's)")
-    levels: tuple[Annotated[int, Field(ge=2, le=1024)], ...] = Field(min_length=1, max_length=16, description="FSQ levels of each dimension")
+    levels: tuple[Annotated[int, Field(ge=2, le=MOST_LEVELS)], ...] = Field(min_length=1, max_length=16, description="FSQ levels of each dimension")
     encoder: StackSize = Field(description="stage 1: the encoder's transformer")
     decoder: StackSize = Field(description="stage 1: the light decoder's, to N, CA and C")
     atom_decoder: StackSize = Field(description="stage 2: the decoder's to all heavy atoms")
@@ -86,6 +89,13 @@ class AbstractTokenizerRecipe(Settings):
                 raise ValueError(f"{name}.layers={getattr(self, name).layers}: mechanism={self.mechanism.name} has a pattern of {needed} layers; give more")
         mechanism.check_positions(settings, self.positions)
         return self
+
+    @field_validator("levels")
+    @classmethod
+    def _codes_can_be_used(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if (num := math.prod(value)) > MOST_CODES:
+            raise ValueError(f"levels=[{','.join(map(str, value))}] makes {num:,} codes, each a row of an embedding; at most {MOST_CODES:,}, e.g. [7,5,5,5,5]")
+        return value
 
     @model_validator(mode="after")
     def _numbers_fit(self) -> AbstractTokenizerRecipe:

@@ -29,6 +29,7 @@ In Python: stability.structure.tokenizer.load_tokenizer("runs", "<id>"), then .e
 def main(argv: list[str]) -> int:
     spec = read_spec("train_tokenizer", argv)
     check_writable("runs_dir", spec.runs_dir)
+    check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
     from stability.data._cache import prepare
     from stability.data._protein_corpus import ProteinCorpus
     from stability.structure.tokenizer import directory_of

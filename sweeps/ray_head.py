@@ -38,8 +38,18 @@ class Head:
         self._address = self._address or self.process.stdout.readline().strip()
         if not self._address:
             said = (self.scratch / "head.err").read_text(errors="replace").strip().splitlines()
-            raise RuntimeError(f"Ray does not start on this machine ({said[-1] if said else 'no reason given'}); try launcher=serial")
+            raise RuntimeError(f"Ray does not start on this machine ({said[-1] if said else self._end()}); try launcher=serial")
         return self._address
+
+    def require(self) -> None:
+        """Errors: ``RuntimeError`` where it has died, and with it all of its Ray: whoever asks that for anything then waits for minutes."""
+        if self.process.poll() is not None:
+            raise RuntimeError(f"Ray on this machine was ended from outside ({self._end()}); the same command goes on where this one stopped")
+
+    def _end(self) -> str:
+        """How the process ended, in words."""
+        code = self.process.wait()
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 _early: tuple[Head, ExitStack] | None = None

@@ -34,7 +34,7 @@ NODE_RETRIES = 2
 class _Session:
     """Ray as it runs within `cluster`, with the workers that launches leave to those that follow."""
 
-    scratch: Path | None
+    head: Head | None
     workers: Workers | None = None
     peaks: dict[frozenset[str], Peak] = field(default_factory=dict)
 
@@ -68,7 +68,15 @@ def launch(
             gpus = _gpus_of(trials, on_tick, interrupt, say) if gpus_per_trial == "auto" else gpus_per_trial
         if not interrupt.requested:
             workers = _workers(Share(cpus_per_trial, gpus), trials[0].pool)
-            Dispatch(trials, run, workers, node_retries=node_retries, on_tick=on_tick, interrupt=interrupt, say=say).work()
+            Dispatch(trials, run, workers, node_retries=node_retries, on_tick=partial(_tick, on_tick), interrupt=interrupt, say=say).work()
+
+
+def _tick(on_tick: Callable[[], None]) -> None:
+    """Errors: ``RuntimeError`` where the Ray of this machine has died."""
+    assert _session is not None
+    if _session.head is not None:
+        _session.head.require()
+    on_tick()
 
 
 @contextmanager
@@ -81,19 +89,19 @@ def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | Non
     global _session
     if _session is not None:
         _import_ray()
-        yield _session.scratch
+        yield _session.head and _session.head.scratch
         return
-    with _ray(threads, address, num_cpus) as scratch:
-        _session = _Session(scratch)
+    with _ray(threads, address, num_cpus) as head:
+        _session = _Session(head)
         try:
-            yield scratch
+            yield head and head.scratch
         finally:
             _close()
 
 
 @contextmanager
-def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[Path | None]:
-    """This process as a driver of Ray; the folder of a Ray of its own."""
+def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[Head | None]:
+    """This process as a driver of Ray; the head of a Ray of its own."""
     with ExitStack() as stack:
         stack.enter_context(environment(of_driver() | of_workers(threads)))
         stack.enter_context(_quiet())
@@ -104,7 +112,7 @@ def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[Pa
                 head = stack.enter_context(ray_head.head(threads, num_cpus))
             stack.callback(ray.shutdown)
             _join(ray, address, head)
-        yield None if head is None else head.scratch
+        yield head
 
 
 def require(share: Share, address: str | None) -> None:

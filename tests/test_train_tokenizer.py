@@ -35,6 +35,12 @@ def test_the_entry_trains_measures_draws_and_skips_what_is_done(tmp_path, capsys
     assert (folder / "results" / "chains.parquet").stat().st_mtime_ns == before
 
 
+def test_a_folder_for_the_figure_that_cannot_be_written_is_refused_before_anything_is_trained(tmp_path):
+    with pytest.raises(RuntimeError, match="reports_dir=/proc/x: nothing can be written there"):
+        main([*WORDS, f"runs_dir={tmp_path}", "reports_dir=/proc/x"])
+    assert not (tmp_path / "tokenizers").exists()
+
+
 def test_data_without_structures_are_refused_before_anything_is_trained(tmp_path):
     with pytest.raises(ValueError, match="data=stdlib holds no protein structures; give data=protein"):
         main([*WORDS, "data=stdlib", f"runs_dir={tmp_path}"])
@@ -50,6 +56,8 @@ def test_data_without_structures_are_refused_before_anything_is_trained(tmp_path
         (["encodr.width=8"], r"encodr.width: unknown key; did you mean 'encoder.width'\?"),
         (["frame=own"], "frame='own'"),
         (["steps=10"], "warmup_steps=50 must be below steps=10"),
+        (["levels=[1024]"], "levels.0=1024: .*less than or equal to 512"),
+        (["levels=[512,512,5]"], r"levels=\[512,512,5\] makes 1,310,720 codes, each a row of an embedding; at most 1,048,576"),
     ],
 )
 def test_what_is_wrong_on_the_command_line_is_said_in_a_line(words, message):

@@ -110,7 +110,8 @@ def load_tokenizer(pool: str | Path, identity: str) -> StructureTokenizer:
     """A finished tokenizer by its id. ``ValueError`` where there is none, it is not finished or diverged, or its checkpoint is damaged."""
     directory = directory_of(pool, identity)
     if not directory.spec_file.exists():
-        known = ", ".join(sorted(path.name for path in directory.path.parent.glob("[0-9a-f]*"))) or "none yet"
+        finished = (path.name for path in directory.path.parent.glob("[0-9a-f]*") if RunDirectory(path.parent, path.name).finished)
+        known = ", ".join(sorted(finished)) or "none yet"
         raise ValueError(f"no structure tokenizer {identity} in {directory.path.parent} (there: {known}); train one: python -m stability.train_tokenizer")
     state = directory.status()["state"]
     if not directory.finished or state == "diverged":

@@ -19,6 +19,7 @@ from stability.data._protein_tables import VOCAB_SIZE
 from stability.models.backbone import num_parameters
 from stability.registry import Registry
 from stability.runs.directory import INTERRUPTED, RunDirectory, checkpoint_name, read_json, step_of, write_json
+from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock
 from stability.runs.log import RunLog
 from stability.runs.provenance import provenance
@@ -106,7 +107,9 @@ class TokenizerTrainer:
         self.optimizer = Registry("optimizers").load(optimizer.name).build(optimizer.settings, self.parameters, self.spec.lr_peak)
 
     def open(self) -> None:
-        """Resume from the last readable checkpoint, and say that the tokenizer is being trained."""
+        """Remove what a killed process left half-written, resume from the last readable checkpoint, and say that the tokenizer is being trained."""
+        for path in leftovers(self.directory.path):
+            remove(path)
         write_json(self.directory.provenance_file, {**provenance(), "device": str(self.device), "threads": self.spec.threads})
         self._resume()
         self.log = RunLog(self.directory, resume_after=self.step if self.step else -1)

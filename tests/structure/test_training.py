@@ -89,6 +89,8 @@ def test_an_unknown_or_unfinished_tokenizer_is_refused_in_words(finished, tmp_pa
     left = train(tmp_path, spec(), leave_after=2)
     with pytest.raises(ValueError, match=f"{left.run_id} is interrupted"):
         load_tokenizer(tmp_path, left.run_id)
+    with pytest.raises(ValueError, match=r"no structure tokenizer 000000000000 in .* \(there: none yet\)"):
+        load_tokenizer(tmp_path, "000000000000")
 
 
 def test_another_tokenizers_checkpoint_is_not_taken(finished, tmp_path):

@@ -1,6 +1,9 @@
 """Ray on this machine: begun early, taken over or killed, without processes that nobody needs."""
 
+import importlib.util
 import os
+import signal
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,9 +13,12 @@ from stability.command_line import read_spec
 from stability.runs.study import StudyFolder
 from stability.sweep import _begin_ray
 from sweeps import ray_head, ray_launcher
+from sweeps.interrupt import Interrupt
 from sweeps.reaper import session
+from tests.sweeps import fakes
 
-pytest.importorskip("ray")
+# not by importing it: Ray reads the environment when it is imported
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 
 
 def commands(scratch):
@@ -54,6 +60,34 @@ def test_a_ray_that_does_not_start_is_told_in_a_line(monkeypatch):
     monkeypatch.setattr(ray_head, "ALL_CPUS", "many")
     with ray_head.head(1) as found, pytest.raises(RuntimeError, match=r"^Ray does not start on this machine \(ValueError: .*'many'\); try launcher=serial$"):
         found.address  # noqa: B018 asking is what fails
+
+
+def test_a_ray_that_is_killed_is_told_with_its_signal():
+    with ray_head.head(1) as killed:
+        killed.process.send_signal(signal.SIGKILL)
+        with pytest.raises(RuntimeError, match=r"^Ray does not start on this machine \(signal 9\); try launcher=serial$"):
+            killed.address  # noqa: B018
+        with pytest.raises(RuntimeError, match=r"^Ray on this machine was ended from outside \(signal 9\); the same command goes on where this one stopped$"):
+            killed.require()
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_ray_is_killed_ends_with_a_word_and_goes_on_later(tmp_path):
+    trials = [fakes.make_trial(tmp_path, index, steps=300) for index in range(2)]
+
+    def kill_once():
+        if all(trial.directory.metrics_file.exists() for trial in trials) and (found := ray_launcher._session.head).process.poll() is None:
+            found.process.send_signal(signal.SIGKILL)
+            found.process.wait()
+
+    with Interrupt() as interrupt, pytest.raises(RuntimeError, match="was ended from outside"):
+        ray_launcher.launch(trials, on_tick=kill_once, interrupt=interrupt, run=fakes.run_slowly)
+    assert not ray_launcher._session
+    while any(trial.lock.owner() for trial in trials):
+        time.sleep(0.1)
+    with Interrupt() as interrupt:
+        ray_launcher.launch(trials, on_tick=lambda: None, interrupt=interrupt, run=fakes.run_fake)
+    assert [trial.directory.status()["state"] for trial in trials] == ["stable"] * 2
 
 
 WORDS = ["data=text", "data.path=nowhere.txt", "mechanism=sa", "lr=[1e-3]", "name=begun"]
