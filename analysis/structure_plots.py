@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.load import Study
+from analysis.load import Column, Frame, Study
 from analysis.style import INK, MUTED, RC, WIDTH_INCHES
 from analysis.tables import captioned
 from analysis.typeset import Cell, Table, heading
@@ -84,7 +84,7 @@ def section(study: Study, figures: dict[str, Path | None]) -> str:
     return heading("The structure tokenizer") + captioned(study, figures, TOKENIZER, caption, "") + table.typst()
 
 
-def _rmsds(chains: pd.DataFrame) -> list[tuple[str, pd.Series]]:
+def _rmsds(chains: Frame) -> list[tuple[str, Column]]:
     return [(label, chains[name].dropna()) for name, label in RMSDS.items() if chains[name].notna().any()]
 
 
