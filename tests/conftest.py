@@ -17,6 +17,23 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 SENTENCE = "the window of a stable step is wide where the graph is smooth and narrow where the scores are sharp"
 
 
+# What a run of a second consists of beside its data and objective.
+TINY: dict[str, Any] = {
+    "model": {"name": "tiny", "layers": 2, "width": 16, "heads": 2, "positions": 16},
+    "schedule": {"name": "constant"},
+    "steps": 12,
+    "batch": 4,
+    "clip_norm": 1.0,
+    "evaluation": {"every_steps": 4, "sequences": 8},
+    "mechanism": {"name": "sa"},
+    "residual": {"name": "identity"},
+    "optimizer": {"name": "adamw"},
+    "norm": "layernorm",
+    "lr_peak": 1e-3,
+    "seed": 0,
+}
+
+
 class Lab:
     """A pool of runs in a temporary folder, with the text that its runs read."""
 
@@ -30,20 +47,9 @@ class Lab:
 
     def spec(self, **changes: Any) -> RunSpec:
         values: dict[str, Any] = {
-            "model": {"name": "tiny", "layers": 2, "width": 16, "heads": 2, "positions": 16},
+            **TINY,
             "objective": {"name": "mlm"},
             "data": {"name": "text", "path": str(self.text)},
-            "schedule": {"name": "constant"},
-            "steps": 12,
-            "batch": 4,
-            "clip_norm": 1.0,
-            "evaluation": {"every_steps": 4, "sequences": 8},
-            "mechanism": {"name": "sa"},
-            "residual": {"name": "identity"},
-            "optimizer": {"name": "adamw"},
-            "norm": "layernorm",
-            "lr_peak": 1e-3,
-            "seed": 0,
         }
         values |= changes
         fingerprint = prepare(checked(RunSpec, {**values, "data_fingerprint": "unknown"}).data, self.cache).fingerprint

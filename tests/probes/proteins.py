@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from stability.probes.generation import generate
 from stability.runs.directory import RunDirectory
 from stability.structure.tokens import as_read
 from stability.training.loop import train
+from tests.conftest import TINY
 from tests.structure.small import chain, spec
 from tests.structure.small import train as train_tokenizer
 
@@ -42,21 +45,14 @@ class ProteinLab:
         named = {"tokenizer": tokenizer or self.two} if "structure" in sources else {}
         objective = part("objectives", {"name": "multitrack", "sources": list(sources), "contexts": list(contexts), **named})
         values = {
-            "model": {"name": "tiny", "layers": 2, "width": 16, "heads": 2, "positions": POSITIONS},
+            **TINY,
+            "model": {**TINY["model"], "positions": POSITIONS},
             "objective": objective,
             "data": {"name": "protein"},
-            "schedule": {"name": "constant"},
             "steps": 6,
-            "batch": 4,
-            "clip_norm": 1.0,
             "evaluation": {"every_steps": 3, "sequences": 8},
-            "mechanism": {"name": "sa"},
             "cross": "auto" if contexts else None,
-            "residual": {"name": "identity"},
-            "optimizer": {"name": "adamw"},
-            "norm": "layernorm",
             "lr_peak": 1e-2,
-            "seed": 0,
             "data_fingerprint": as_read(self.corpus, objective, self.pool).fingerprint,
         }
         return checked(RunSpec, values | changes)
@@ -77,3 +73,10 @@ def sample(lab: ProteinLab, directory: RunDirectory, **changes: Any) -> Generate
     for _ in generate(directory, given, cache_dir=lab.cache, device="cpu"):
         pass
     return given
+
+
+def forget(directories: Iterable[RunDirectory]) -> None:
+    """Remove samples and scores, so that no test finds another's."""
+    for directory in directories:
+        for name in ("samples", "generation"):
+            shutil.rmtree(directory.path / name, ignore_errors=True)

@@ -23,7 +23,7 @@ from stability.runs.directory import read_json
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from stability.training.seeds import generator_for
-from tests.probes.proteins import POSITIONS, ProteinLab, generate_spec, sample
+from tests.probes.proteins import POSITIONS, ProteinLab, forget, generate_spec, sample
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +44,7 @@ def fresh(request):
     """No test finds another's samples."""
     yield
     if "trained" in request.fixturenames:
-        for directory in request.getfixturevalue("trained")[1].values():
-            for name in ("samples", "generation"):
-                shutil.rmtree(directory.path / name, ignore_errors=True)
+        forget(request.getfixturevalue("trained")[1].values())
 
 
 def rows(directory):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -28,7 +27,7 @@ from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from stability.training.seeds import generator_for
 from tests.conftest import Lab
-from tests.probes.proteins import ProteinLab, generate_spec, sample
+from tests.probes.proteins import ProteinLab, forget, generate_spec, sample
 
 LARGER = {"name": "tiny", "layers": 2, "width": 24, "heads": 2, "positions": 22}
 
@@ -56,9 +55,7 @@ def trained(tmp_path_factory):
 def fresh(request):
     yield
     if "trained" in request.fixturenames:
-        for directory in request.getfixturevalue("trained")[1].values():
-            for name in ("samples", "generation"):
-                shutil.rmtree(directory.path / name, ignore_errors=True)
+        forget(request.getfixturevalue("trained")[1].values())
 
 
 def table(directory):

@@ -21,6 +21,7 @@ from stability.structure.tokens import as_read
 from stability.training.evaluate import Validation
 from stability.training.examples import training_examples
 from stability.training.loop import train
+from tests.conftest import TINY
 from tests.structure.small import chain, spec
 from tests.structure.small import train as train_tokenizer
 
@@ -43,20 +44,12 @@ def run_spec(lab, **changes) -> RunSpec:
     pool, identity, corpus = lab
     goal = changes.pop("objective", objective(identity))
     values = {
-        "model": {"name": "tiny", "layers": 2, "width": 16, "heads": 2, "positions": 20},
+        **TINY,
+        "model": {**TINY["model"], "positions": 20},
         "objective": goal,
         "data": {"name": "protein"},
-        "schedule": {"name": "constant"},
         "steps": 6,
-        "batch": 4,
-        "clip_norm": 1.0,
         "evaluation": {"every_steps": 3, "sequences": 8},
-        "mechanism": {"name": "sa"},
-        "residual": {"name": "identity"},
-        "optimizer": {"name": "adamw"},
-        "norm": "layernorm",
-        "lr_peak": 1e-3,
-        "seed": 0,
         "data_fingerprint": as_read(corpus, goal, pool).fingerprint,
     }
     return checked(RunSpec, values | changes)
