@@ -34,7 +34,7 @@ def command(pool: Path) -> list[str]:
 
 
 def files_of_runs(pool: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(pool)): path.read_bytes() for path in sorted(pool.glob("[0-9a-f]*/**/*")) if path.is_file()}
+    return {str(path.relative_to(pool)): path.read_bytes() for path in sorted(pool.glob("????????????/**/*")) if path.is_file()}
 
 
 def test_the_same_command_trains_nothing_and_collects_what_the_old_code_collected(pool, capsys):
