@@ -47,6 +47,7 @@ class ModelSpec(Settings):
     positions: int = Field(ge=2, description="sequence length N that is trained on")
     ffn_multiple: float = Field(default=4.0, gt=0, description="hidden width of the MLP as a multiple of d")
     qk_bias: float = Field(default=0.0, description="where attention's query and key biases start; equal ones make the first pattern local (RoPE)")
+    embedding_std: Annotated[float, Since(1.0)] = Field(default=1.0, gt=0, description="standard deviation that token embeddings start with")
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> ModelSpec:

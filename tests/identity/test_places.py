@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from stability.command_line import compose, hydra_overrides, read_spec, study_name
 from stability.config import run_id
@@ -20,35 +22,48 @@ WEIGHTS = "tests.identity.plugins.with_weights"
 PATHS = ["/F/a(b),c/x.tsv", "a(b),c.tsv", "wide space/x=y", "it's/here", "[z].txt", "{q}:r/s", "back\\slash(1)/x", "2024", "true", "./null", "-1e3", "a=b,c=d"]
 
 
-@pytest.mark.parametrize("path", PATHS)
+WORST = "/F/a(b),c = 'd' {e}/[x].tsv"
+
+
+def read_by_hydra(word: str) -> Any:
+    """The value of an override as Hydra's own parser understands it."""
+    (override,) = hydra_overrides([word])
+    return OverridesParser.create().parse_override(override).value()
+
+
+@pytest.mark.parametrize("path", [*PATHS, WORST])
+@pytest.mark.parametrize("key", ["data.annotations", "data.path", "data.ranks", "data.dataset", "runs_dir", "reports_dir", "ckpt", "hf", "oracle", "name"])
+def test_hydra_reads_a_path_as_it_was_written(key, path):
+    assert read_by_hydra(f"{key}={path}") == path
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if "/" in path and "\\" not in path])
+def test_hydra_reads_so_a_path_in_a_field_that_says_nothing(path):
+    assert read_by_hydra(f"data.unmarked={path}") == path
+
+
 @pytest.mark.parametrize(
     ("words", "key", "read"),
     [
         (PROTEIN, "data.annotations", lambda spec: spec.data.settings.annotations),
-        (PROTEIN, "data.path", lambda spec: spec.data.settings.path),
         (GPT2, "data.ranks", lambda spec: spec.data.settings.ranks),
         (["data=hf"], "data.dataset", lambda spec: spec.data.settings.dataset),
-        ([], "runs_dir", lambda spec: spec.runs_dir),
-        ([], "reports_dir", lambda spec: spec.reports_dir),
         ([f"plugins=[{OWN}]", "data=own_files"], "data.folder", lambda spec: spec.data.settings.folder),
+        ([f"plugins=[{OWN}]", "data=own_files"], "data.unmarked", lambda spec: spec.data.settings.unmarked),
         ([f"plugins=[{WEIGHTS}]", "mechanism=with_weights"], "mechanism.with_weights.start", lambda spec: spec.mechanism[0].settings.start),
     ],
 )
-def test_a_path_in_a_sweeps_field_arrives_whole(words, key, read, path):
-    assert read(read_spec("sweep", [*words, f"{key}={path}"])) == path
+def test_a_path_in_a_sweeps_field_arrives_whole(words, key, read):
+    assert read(read_spec("sweep", [*words, f"{key}={WORST}"])) == WORST
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if "/" in path and "\\" not in path])
-def test_so_does_a_path_in_a_plugins_field_that_says_nothing(path):
-    assert read_spec("sweep", [f"plugins=[{OWN}]", "data=own_files", f"data.unmarked={path}"]).data.settings.unmarked == path
+def test_a_path_without_a_slash_in_a_plugins_field_arrives_whole():
+    assert read_spec("sweep", [f"plugins=[{OWN}]", "data=own_files", "data.folder=a(b),c"]).data.settings.folder == "a(b),c"
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(
-    ("kind", "words", "key"), [("hessian", [], "ckpt"), ("generate", [], "ckpt"), ("probe", ["what=spectra"], "ckpt"), ("status", [], "name")]
-)
-def test_a_path_in_another_entrys_field_arrives_whole(kind, words, key, path):
-    assert getattr(read_spec(kind, [*words, f"{key}={path}"], *(["curvature"] if kind == "hessian" else [])), key) == path
+@pytest.mark.parametrize(("kind", "words", "key"), [("generate", ["num=1"], "ckpt"), ("probe", ["what=spectra"], "ckpt"), ("status", [], "name")])
+def test_a_path_in_another_entrys_field_arrives_whole(kind, words, key):
+    assert getattr(read_spec(kind, [*words, f"{key}={WORST}"]), key) == WORST
 
 
 @pytest.mark.parametrize(
@@ -97,7 +112,7 @@ def test_null_takes_a_path_away_again():
         "slurm.setup=['module load cuda/12']",
         "slurm.setup=[source x/y]",
         "data.revision=refs\\,x/y",
-        "model.qk_bias=2.0",
+        "model.width=32",
         "search.num=4",
     ],
 )

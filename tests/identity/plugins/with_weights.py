@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from stability.config import Place, Settings
-from stability.mechanisms.sa import SelfAttention
+from stability.mechanisms.sa import SoftmaxAttention
 
 
-class WithWeights(SelfAttention):
+class WithWeights(SoftmaxAttention):
     class Config(Settings):
         start: Annotated[str | None, Place()] = None
 
