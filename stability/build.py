@@ -44,7 +44,7 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
         context_norm = build_norm(spec.norm, spec.model.width) if _crosses_in_blocks(spec) else None
         embedding = _embedding(spec, objective)
         model = Backbone(embedding, objective.num_outputs, spec.model.width, blocks, final_norm, context_norm, objective.condition, objective.pool)
-        initialise(model, spec.model.layers * _branches(spec) + len(contexts_of(spec.objective)), spec.model.qk_bias)
+        initialise(model, spec.model.layers * _branches(spec) + len(contexts_of(spec.objective)), spec.model.qk_bias, spec.model.embedding_std)
         if isinstance(embedding, Conditioned):
             embedding.start_local(spec.model.qk_bias)
     return model

@@ -16,18 +16,19 @@ from types import FrameType
 from typing import Any
 
 from stability.choices import AXES, conf_dir, defaults, explained
-from stability.config import parse
+from stability.config import ModelSpec, parse
 from stability.imports import uncollected
+from stability.places import places_in, quoted
 from stability.registry import Registry, add_plugin
 from stability.runs.directory import RunDirectory
 from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
 
-PATH_KEYS = ("data.path", "data.ranks", "data.dataset", "runs_dir", "reports_dir", "ckpt", "hf", "name", "oracle", "generate.oracle")
 HESSIAN_KEYS = ("ckpt", "hf", "data", "lr", "positions", "device")  # of conf/hessian.yaml; its other keys are the protocol's
 # keys that change where or how a sweep runs, not what it is: they never enter its name
 LABELS = ("name", "runs_dir", "reports_dir", "launcher", "logger", "device", "dry_run", "report", "cpus_per_trial", "gpus_per_trial", "plugins", "study")
 LABELS += ("retry", "search.num", "search.batch")  # how far a sweep goes
+OF_EVERY_MODEL = tuple(f"model.{key}" for key, field in ModelSpec.model_fields.items() if not field.is_required())
 LAUNCHERS = ("ray.", "slurm.", "devices_per_trial", "shard_parameters")  # their settings, likewise
 CHOICES = (*AXES, "model", "objective", "data", "schedule", "lr", "search")
 PRESET_ROOT = "sweep"  # the one entry that has presets, in conf/study
@@ -159,20 +160,17 @@ def store_plugins(argv: Sequence[str]) -> None:
 
 
 def hydra_overrides(argv: Sequence[str]) -> list[str]:
-    """The argv shim: ``lr=1e-3`` and ``lr=[…]`` choose conf/lr/values.yaml, paths are quoted, ``ablate.…`` and ``search.space.…`` are added; everything else
-    passes unchanged."""
+    """The argv shim: ``lr=1e-3`` and ``lr=[…]`` choose conf/lr/values.yaml, paths are quoted, ``ablate.…``, ``search.space.…`` and what
+    a model's yaml may leave to its default are added; everything else passes unchanged."""
     overrides: list[str] = []
     for word in argv:
         key, _, value = word.partition("=")
         if key == "lr" and re.match(r"^([\[\d.+-]|nan$|inf$)", value):
             overrides += ["lr=values", f"lr.values={value if value.startswith('[') else f'[{value}]'}"]
-        elif key in PATH_KEYS and value[:1] not in ("'", '"'):
-            # Hydra: a backslash is itself, except before a quote, where it is doubled
-            quoted = re.sub(r"(\\*)'", r"\1\1\\'", value)
-            quoted = re.sub(r"(\\+)$", r"\1\1", quoted)
-            overrides.append(f"{key}='{quoted}'")
-        elif key.startswith(("ablate.", "search.space.")):  # keys are the parts' own, which no root yaml can list
+        elif key.startswith(("ablate.", "search.space.")) or key in OF_EVERY_MODEL:  # the parts' own, which no root yaml can list; or in few of conf/model
             overrides.append(f"++{word}")
+        elif (whole := quoted(key, value)) is not None:
+            overrides.append(f"{key}={whole}")
         else:
             overrides.append(word)
     return overrides
@@ -190,9 +188,10 @@ def study_name(argv: Sequence[str]) -> str:
 
 
 def _word(key: str, value: str) -> str:
-    value = Path(value).name.split(".")[0] if key in PATH_KEYS else value
+    is_place = places_in(key) is not None
+    value = Path(value).name.split(".")[0] if is_place else value
     value = re.sub(r"[^A-Za-z0-9._+-]+", "", value.replace(",", "+"))
-    return value if key in CHOICES or key in PATH_KEYS else f"{key}{value}"
+    return value if key in CHOICES or is_place else f"{key}{value}"
 
 
 def publish(study: StudyFolder, reports_dir: str | None, phases: Sequence[str] = ("terminal",), *, unless_same: bool = False) -> None:

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -18,9 +16,10 @@ from stability.ablation import Ablation, Variant, require_swept
 from stability.ablation import read as read_ablations
 from stability.entry_specs import HessianSpec, ProbeSpec, ReportSpec, StatusSpec
 from stability.guards import CheckpointSpec, GuardSpec, LogSpec
+from stability.identity import Family, Label, Place, Since
+from stability.identity import run_id as run_id
 from stability.launcher_specs import GpuShare, RaySpec, SlurmSpec, check_devices, check_launcher, check_shards
 from stability.learning_rates import LearningRates
-from stability.neutral import without_neutral
 from stability.parts import CrossOfEach, Part, cross_choice, cross_fits, cross_has_context, one_part, part, read_by, some_parts
 from stability.parts import settings_of as settings_of
 from stability.protocol import CurvatureSpec
@@ -41,13 +40,14 @@ def _axis_of_names(value: Any) -> Any:
 class ModelSpec(Settings):
     """The size of the transformer."""
 
-    name: str = Field(description="the size's name in tables, e.g. nano")
+    name: Annotated[str, Label()] = Field(description="the size's name in tables, e.g. nano")
     layers: int = Field(ge=1, description="number of blocks")
     width: int = Field(ge=2, description="model width d")
     heads: int = Field(ge=1, description="number of heads H")
     positions: int = Field(ge=2, description="sequence length N that is trained on")
     ffn_multiple: float = Field(default=4.0, gt=0, description="hidden width of the MLP as a multiple of d")
     qk_bias: float = Field(default=0.0, description="where attention's query and key biases start; equal ones make the first pattern local (RoPE)")
+    embedding_std: Annotated[float, Since(1.0)] = Field(default=1.0, gt=0, description="standard deviation that token embeddings start with")
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> ModelSpec:
@@ -75,7 +75,8 @@ class VerdictSpec(Settings):
     spike_nats: float = Field(
         default=0.5, gt=0, description="rise of the smoothed loss above its running minimum that counts as a spike, in a loss with little noise"
     )
-    noise_margin: float = Field(
+    # Trains nothing else: a run older than it was judged without (a noisy loss then passed for a spike), and keeps that verdict until it is trained again.
+    noise_margin: Annotated[float, Since(8.0)] = Field(
         default=8.0, ge=0, description="standard deviations of the smoothed loss's own batch noise that a rise must exceed as well to be a spike; 0: none"
     )
 
@@ -89,13 +90,15 @@ class AbstractRecipe(Settings):
     schedule: ScheduleSpec = Field(description="learning-rate schedule")
     steps: int = Field(ge=1, description="optimizer steps")
     batch: int = Field(ge=1, description="sequences per step")
-    microbatch: int | None = Field(default=None, ge=1, description="sequences whose activations exist at once; a step adds up their gradients; null: all")
+    microbatch: Annotated[int | None, Since(None)] = Field(
+        default=None, ge=1, description="sequences whose activations exist at once; a step adds up their gradients; null: all"
+    )
     clip_norm: float = Field(gt=0, description="largest global gradient norm that reaches the optimizer")
     evaluation: EvaluationSpec = Field(default=EvaluationSpec(), description="validation cadence and size")
     checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="checkpoint cadence")
     verdict: VerdictSpec = Field(default=VerdictSpec(), description="what counts as a spike")
-    guards: GuardSpec = Field(default=GuardSpec(), description="what a step does whose numbers are not finite")
-    log: LogSpec = Field(default=LogSpec(), description="what is logged beside the metrics")
+    guards: Annotated[GuardSpec, Since({})] = Field(default=GuardSpec(), description="what a step does whose numbers are not finite")
+    log: Annotated[LogSpec, Since({})] = Field(default=LogSpec(), description="what is logged beside the metrics")
     threads: int = Field(default=1, ge=1, description="CPU threads per run; part of a run's identity, since sums depend on it")
     plugins: tuple[str, ...] = Field(default=(), description="importable modules that add parts of your own")
 
@@ -121,7 +124,9 @@ class RunSpec(AbstractRecipe):
     """One training run, completely: equal specs train equal models."""
 
     mechanism: Annotated[Part, one_part("mechanisms")] = Field(description="sequence mechanism")
-    cross: Part | None = Field(default=None, description="cross mechanism beside it in every block, which reads the objective's context")
+    cross: Annotated[Part | None, Family("mechanisms"), Since(None)] = Field(
+        default=None, description="cross mechanism beside it in every block, which reads the objective's context"
+    )
     residual: Annotated[Part, one_part("residuals")] = Field(description="residual scheme")
     optimizer: Annotated[Part, one_part("optimizers")] = Field(description="optimizer and its settings but for the learning rate")
     norm: Literal["layernorm", "rmsnorm"] = Field(description="normalisation before each branch")
@@ -191,7 +196,7 @@ class SweepSpec(AbstractRecipe):
         default=None, description="samples of each run's last checkpoint and their NLL under an oracle; generate.num=null: none"
     )
     name: str = Field(pattern=STUDY_NAME, max_length=100, description="the study's name, a folder under runs/studies")
-    runs_dir: str = Field(min_length=1, description="folder of the pool of runs")
+    runs_dir: Annotated[str, Place()] = Field(min_length=1, description="folder of the pool of runs")
     launcher: Literal["serial", "ray", "slurm"] = Field(description="what the runs are handed to")
     retry: Literal["failed", "none"] = Field(default="failed", description="failed: the same command tries failed runs again; none: leaves them")
     cpus_per_trial: float | None = Field(default=None, gt=0, description="CPUs that one trial holds (ray); null: as many as it has threads")
@@ -203,7 +208,7 @@ class SweepSpec(AbstractRecipe):
     logger: Literal["files", "wandb"] = Field(description="where metrics go beside the run's files")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
     report: bool = Field(default=True, description="whether reports/<name>.pdf is made at the end")
-    reports_dir: str = Field(default="reports", min_length=1, description="folder of the PDFs")
+    reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the PDFs")
     dry_run: bool = Field(default=False, description="print the plan and train nothing")
 
     @model_validator(mode="after")
@@ -279,16 +284,3 @@ def parse_run(values: dict[str, Any]) -> RunSpec:
     for module in values.get("plugins") or ():
         add_plugin(module)
     return checked(RunSpec, values)
-
-
-def run_id(spec: RunSpec) -> str:
-    """First 12 hex digits of sha256 over the canonical JSON; the data's fingerprint stands for its path and tokens; the size's name is a label.
-
-    A field younger than the first runs is left out where it holds what they did without it (`stability.neutral`).
-    """
-    values = without_neutral(spec.model_dump(mode="json"))
-    for key in ("path", "tokenizer", "ranks", "keep", "annotations"):
-        values["data"].pop(key, None)
-    values["model"].pop("name", None)  # the same size under another name is the same run
-    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from stability.identity import Place
 from stability.learning_rates import LearningRates
 from stability.parts import Part, one_part
 from stability.protocol import CurvatureSpec
@@ -15,8 +16,8 @@ from stability.validation import STUDY_NAME, Settings
 class HessianSpec(Settings):
     """α_max of checkpoints that exist (``ckpt``), or of a Hugging Face causal LM on the user's data (``hf``)."""
 
-    ckpt: str | None = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
-    hf: str | None = Field(default=None, min_length=1, description="a Hugging Face causal language model: a folder, or a name on the hub")
+    ckpt: Annotated[str | None, Place()] = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
+    hf: Annotated[str | None, Place()] = Field(default=None, min_length=1, description="a Hugging Face causal language model: a folder, or a name on the hub")
     data: Annotated[Part, one_part("data")] | None = Field(default=None, description="the text that the model is to be fine-tuned on (hf)")
     lr: LearningRates | None = Field(default=None, description="learning rates that are asked about (hf)")
     positions: int | None = Field(default=None, ge=2, description="tokens per sequence (hf); null: 128, or the model's largest where that is less")
@@ -53,10 +54,12 @@ def _several(value: Any) -> Any:
 class ReportSpec(Settings):
     """Tables, figures and PDF of a study that has run."""
 
-    name: Annotated[tuple[str, ...], BeforeValidator(_several)] = Field(min_length=1, description="studies' names under runs_dir/studies, or their folders")
+    name: Annotated[tuple[str, ...], BeforeValidator(_several), Place()] = Field(
+        min_length=1, description="studies' names under runs_dir/studies, or their folders"
+    )
     together: str | None = Field(default=None, pattern=STUDY_NAME, description="name of one PDF about all of them; null: one each")
-    runs_dir: str = Field(default="runs", min_length=1, description="folder of the pool of runs")
-    reports_dir: str = Field(default="reports", min_length=1, description="folder of the PDFs")
+    runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
+    reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the PDFs")
 
 
 def _interval(value: Any) -> Any:
@@ -67,8 +70,10 @@ def _interval(value: Any) -> Any:
 class StatusSpec(Settings):
     """How far a study is, or all studies of a pool; what of the pool no study needs."""
 
-    name: str | None = Field(default=None, min_length=1, description="a study's name under runs_dir/studies, or its folder; null: all of them, a line each")
-    runs_dir: str = Field(default="runs", min_length=1, description="folder of the pool of runs")
+    name: Annotated[str | None, Place()] = Field(
+        default=None, min_length=1, description="a study's name under runs_dir/studies, or its folder; null: all of them, a line each"
+    )
+    runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
     watch: Annotated[float | None, BeforeValidator(_interval)] = Field(
         default=None, gt=0, description="look again every so many seconds until the study has ended; true: every 2"
     )
@@ -94,7 +99,7 @@ class ProbeSpec(Settings):
     what: Literal["spectra", "qk", "pdmm", "streams", "connectivity"] = Field(
         description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of residual streams, or the plain graphs' λ_1"
     )
-    ckpt: str | None = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
+    ckpt: Annotated[str | None, Place()] = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
     phase: Literal["terminal", "earliest", "all"] = Field(default="terminal", description="which checkpoints of a run are measured")
     sequences: int = Field(default=2, ge=1, description="held-out sequences that the layers are measured on (spectra, pdmm, streams)")
     probes: int = Field(default=4, ge=2, description="random vectors of a spectral density (spectra); their scatter is its error bar")
@@ -106,7 +111,9 @@ class ProbeSpec(Settings):
     averaging: float = Field(default=1.0, gt=0, le=1, description="share of the new message in what a node sends: 1 is PDMM, 0.5 is ADMM (pdmm)")
     iterations: int = Field(default=200, ge=2, description="iterations; an asynchronous one is as many updates as there are nodes (pdmm)")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs; eigenvalues of graphs are found on the CPU")
-    reports_dir: str = Field(default="reports", min_length=1, description="folder of the figure that is drawn where no ckpt is named (connectivity, pdmm)")
+    reports_dir: Annotated[str, Place()] = Field(
+        default="reports", min_length=1, description="folder of the figure that is drawn where no ckpt is named (connectivity, pdmm)"
+    )
 
     @model_validator(mode="after")
     def _subject(self) -> ProbeSpec:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from stability.identity import Since
 from stability.validation import Settings
 
 
 class CheckpointSpec(Settings):
     every_steps: int = Field(default=0, ge=0, description="extra checkpoint cadence; 0: only at the first evaluation and at the end")
-    keep_last: int | None = Field(default=None, ge=1, description="how many of the extra cadence's checkpoints stay, the newest ones; null: all")
-    keep_best: int = Field(default=0, ge=0, description="validated checkpoints of lowest validation NLL that are written and stay; 0: none for its NLL")
+    keep_last: Annotated[int | None, Since(None)] = Field(
+        default=None, ge=1, description="how many of the extra cadence's checkpoints stay, the newest ones; null: all"
+    )
+    keep_best: Annotated[int, Since(0)] = Field(
+        default=0, ge=0, description="validated checkpoints of lowest validation NLL that are written and stay; 0: none for its NLL"
+    )
 
     @model_validator(mode="after")
     def _something_rolls(self) -> CheckpointSpec:
@@ -24,16 +29,18 @@ class CheckpointSpec(Settings):
 class GuardSpec(Settings):
     """Algorithm 1 of *Frankenstein Transformer* (its section 4.7). A sweep of stability leaves the guards off: they hide divergence."""
 
-    post_clip_norm: float | None = Field(
+    post_clip_norm: Annotated[float | None, Since(None)] = Field(
         default=None,
         gt=0,
         description="gradient norm after clipping (below clip_norm) above which a step is bad as one that is not finite is: a run that it stops has diverged",
     )
-    check_every: int = Field(default=1, ge=1, description="steps between checks; a step that is validated or may write a checkpoint is always checked")
-    on_nonfinite: Literal["stop", "skip_step", "restore_last_good"] = Field(
+    check_every: Annotated[int, Since(1)] = Field(
+        default=1, ge=1, description="steps between checks; a step that is validated or may write a checkpoint is always checked"
+    )
+    on_nonfinite: Annotated[Literal["stop", "skip_step", "restore_last_good"], Since("stop")] = Field(
         default="stop", description="what a bad step does: end the run as diverged, be left out, or bring back the last good checkpoint"
     )
-    retries: int = Field(default=0, ge=0, description="steps that a run may skip, or restores; the next bad step ends it as diverged")
+    retries: Annotated[int, Since(0)] = Field(default=0, ge=0, description="steps that a run may skip, or restores; the next bad step ends it as diverged")
 
     @model_validator(mode="after")
     def _budget_belongs_to_what_spends_it(self) -> GuardSpec:
@@ -57,4 +64,6 @@ class GuardSpec(Settings):
 class LogSpec(Settings):
     """What a run logs that it would not by itself."""
 
-    gradients: int = Field(default=0, ge=0, description="steps between the gradient statistics of each block of parameters (gradients.jsonl); 0: none")
+    gradients: Annotated[int, Since(0)] = Field(
+        default=0, ge=0, description="steps between the gradient statistics of each block of parameters (gradients.jsonl); 0: none"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, ValidationInfo, model_serializer
@@ -151,9 +152,16 @@ def read_by(data: Part, info: ValidationInfo) -> Part:
     return data
 
 
+@dataclass(frozen=True, slots=True)
+class _PartsOf(BeforeValidator):
+    """What reads a field's parts; its ``family`` says also to `stability.identity` what is in the field."""
+
+    family: str = ""
+
+
 def one_part(family: str) -> Any:
     """For a field that holds one part."""
-    return BeforeValidator(lambda value: part(family, value))
+    return _PartsOf(lambda value: part(family, value), family=family)
 
 
 def some_parts(family: str) -> Any:
@@ -164,7 +172,7 @@ def some_parts(family: str) -> Any:
             value = [{"name": name, **(settings or {})} for name, settings in value.items()]
         return agreeing(family, tuple(part(family, item) for item in value))
 
-    return BeforeValidator(read)
+    return _PartsOf(read, family=family)
 
 
 def agreeing(family: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:

@@ -53,6 +53,11 @@ def near_misses(name: str, choices: tuple[str, ...]) -> str:
     return f"did you mean '{close[0]}'?" + (f" ({listing})" if len(choices) <= MOST_CHOICES else "")
 
 
+def plugins_of(family: str) -> tuple[str, ...]:
+    """The names of the family's parts that `add_plugin` has made known."""
+    return tuple(name for known, name in _plugins if known == family)
+
+
 def add_plugin(module: str) -> tuple[str, str]:
     """Make a part that lives outside this package known under the stem of its module.
 

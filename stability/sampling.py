@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from stability.identity import Place
 from stability.validation import Settings
 
 STEPPED = ("euler", "analytic")
@@ -27,7 +28,7 @@ class GenerationSpec(Settings):
     batch: int = Field(default=32, ge=1, description="sequences that the model, and the oracle, are given at a time")
     seed: int = Field(default=0, ge=0, description="seed of the samples; sample i is a function of it and of i")
     overwrite: bool = Field(default=False, description="whether finished samples and scores that other settings or another oracle gave are replaced")
-    oracle: str | None = Field(default=None, description="who scores the samples: hf:NAME_OR_FOLDER or ckpt:FOLDER; null: nobody")
+    oracle: Annotated[str | None, Place()] = Field(default=None, description="who scores the samples: hf:NAME_OR_FOLDER or ckpt:FOLDER; null: nobody")
     contexts: Literal["empty", "given"] = Field(
         default="empty", description="objective.contexts of the proteins to sample: empty: none is known; given: those of held-out protein i for sample i"
     )
@@ -65,7 +66,7 @@ class GenerationSpec(Settings):
 class GenerateSpec(GenerationSpec):
     """Samples of checkpoints that exist."""
 
-    ckpt: str = Field(min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
+    ckpt: Annotated[str, Place()] = Field(min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
     phase: Literal["terminal", "earliest", "all"] = Field(default="terminal", description="which checkpoints of a run are sampled from")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from stability.neutral import without_neutral
+from stability.identity import Family, Fingerprinted, Place
+from stability.identity import tokenizer_id as tokenizer_id
 from stability.parts import CrossOfEach, Part, cross_choice, lengths_fit, one_part, part
 from stability.registry import Registry
 from stability.validation import Settings, checked
@@ -52,12 +51,12 @@ class StackSize(Settings):
 class AbstractTokenizerRecipe(Settings):
     """What decides how a tokenizer turns out, but for the data's content."""
 
-    data: Annotated[Part, one_part("data")] = Field(description="protein chains")
-    mechanism: Annotated[Part, _single("mechanisms")] = Field(description="sequence mechanism of encoder and decoders")
+    data: Annotated[Part, one_part("data"), Fingerprinted()] = Field(description="protein chains")
+    mechanism: Annotated[Part, _single("mechanisms"), Family("mechanisms")] = Field(description="sequence mechanism of encoder and decoders")
     cross: Annotated[Part | CrossOfEach | None, BeforeValidator(cross_choice)] = Field(
         description="cross mechanism by which the stage-2 decoder reads the sequence; auto: ca beside attention, cc beside consensus"
     )
-    optimizer: Annotated[Part, _single("optimizers")] = Field(description="optimizer and its settings but for the learning rate")
+    optimizer: Annotated[Part, _single("optimizers"), Family("optimizers")] = Field(description="optimizer and its settings but for the learning rate")
     norm: Literal["layernorm", "rmsnorm"] = Field(default="layernorm", description="normalisation before each branch")
     frame: Literal["principal", "raw"] = Field(description="frame in which a chain is read: along its principal axes, or as it lies (the paper's)")
     levels: tuple[Annotated[int, Field(ge=2, le=MOST_LEVELS)], ...] = Field(min_length=1, max_length=16, description="FSQ levels of each dimension")
@@ -114,7 +113,7 @@ class AbstractTokenizerRecipe(Settings):
 class TokenizerRunSpec(AbstractTokenizerRecipe):
     """One tokenizer, completely: equal specs train equal tokenizers."""
 
-    cross: Part | None = Field(description="cross mechanism by which the stage-2 decoder reads the sequence")
+    cross: Annotated[Part | None, Family("mechanisms")] = Field(description="cross mechanism by which the stage-2 decoder reads the sequence")
     data_fingerprint: str = Field(min_length=1, description="sha256 of the prepared chains, which stands for their path in the id")
     behaviour: int = Field(default=TOKENIZER_VERSION, description="version of the training code's behaviour")
 
@@ -129,8 +128,8 @@ class TokenizerRunSpec(AbstractTokenizerRecipe):
 class TokenizerSpec(AbstractTokenizerRecipe):
     """A tokenizer to train, and where."""
 
-    runs_dir: str = Field(default="runs", min_length=1, description="folder of the pool of runs; tokenizers lie in its folder tokenizers")
-    reports_dir: str = Field(default="reports", min_length=1, description="folder of the figure")
+    runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs; tokenizers lie in its folder tokenizers")
+    reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the figure")
     rotations: int = Field(default=4, ge=1, description="random rotations and shifts of each held-out chain that its tokens are compared under")
     structures: int = Field(default=4, ge=0, description="held-out chains that are written as mmCIF, original and reconstructed")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
@@ -139,13 +138,3 @@ class TokenizerSpec(AbstractTokenizerRecipe):
         """The part that decides how the tokenizer turns out."""
         values = {name: getattr(self, name) for name in AbstractTokenizerRecipe.model_fields}
         return checked(TokenizerRunSpec, {**values, "data_fingerprint": data_fingerprint})
-
-
-def tokenizer_id(spec: TokenizerRunSpec) -> str:
-    """First 12 hex digits of sha256 over the canonical JSON; the data's fingerprint stands for all that leads to the data. Settings of mechanism and
-    optimizer that are younger than the first tokenizers are left out where they change nothing (`stability.neutral`)."""
-    values = spec.model_dump(mode="json")
-    values |= without_neutral({family: values[family] for family in ("mechanism", "optimizer")})
-    values["data"] = values["data"]["name"]
-    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stability.config import RunSpec, parse_run, run_id
-from stability.neutral import NEUTRAL, without_neutral
-from stability.registry import Registry
+from stability.identity import reduced
 from stability.runs.directory import RunDirectory
 
 BASE = {
@@ -76,20 +75,9 @@ def test_every_other_value_of_a_younger_setting_is_another_run():
 def test_the_folder_of_a_run_from_before_a_setting_is_that_run_s(tmp_path):
     spec = parse_run(BASE)
     directory = RunDirectory(tmp_path, run_id(spec))
-    old = without_neutral(spec.model_dump(mode="json"))
+    old = reduced(spec.model_dump(mode="json"), RunSpec)
     assert "guards" not in old and "keep_best" not in old["checkpoint"]
     directory.write_spec(old)
     directory.write_spec(spec.model_dump(mode="json"))
     with pytest.raises(ValueError, match="holds another spec"):
         directory.write_spec(parse_run(BASE | {"log": {"gradients": 1}}).model_dump(mode="json"))
-
-
-def test_every_neutral_value_belongs_to_a_setting_that_can_hold_it():
-    for of, fields in NEUTRAL.items():
-        noun, _, name = of.partition(" ")
-        families = {"objective": "objectives", "mechanism": "mechanisms", "optimizer": "optimizers"}
-        config = Registry(families[noun]).load(name).Config if name else RunSpec.model_fields[noun].annotation if of else RunSpec
-        for field, value in fields.items():
-            assert field in config.model_fields, f"{of}: {field}"
-            if of:
-                assert getattr(config(**{field: value}), field) == value

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, SupportsInt
+from typing import Annotated, Any, ClassVar, Literal, SupportsInt
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from stability.config import Settings
 from stability.data._vocabulary import BYTES, Vocabulary
+from stability.identity import Fingerprinted, Place
 
 
 class AbstractTokenizer:
@@ -46,9 +47,13 @@ class AbstractTokenized(Settings):
 
     needs_gpt2: ClassVar[dict[str, Any]] = {"ranks": "the folder of its rank files", "keep": "the number of its tokens that are kept"}
 
-    tokenizer: Literal["bytes", "gpt2"] = Field(default="bytes", description="bytes: UTF-8, 256 tokens; gpt2: GPT-2's byte-pair encoding, 50,257 tokens")
-    ranks: str | None = Field(default=None, min_length=1, description="folder with GPT-2's vocab.bpe and encoder.json; null: tiktoken's cache or the network")
-    keep: int | None = Field(
+    tokenizer: Annotated[Literal["bytes", "gpt2"], Fingerprinted()] = Field(
+        default="bytes", description="bytes: UTF-8, 256 tokens; gpt2: GPT-2's byte-pair encoding, 50,257 tokens"
+    )
+    ranks: Annotated[str | None, Place(), Fingerprinted()] = Field(
+        default=None, min_length=1, description="folder with GPT-2's vocab.bpe and encoder.json; null: tiktoken's cache or the network"
+    )
+    keep: Annotated[int | None, Fingerprinted()] = Field(
         default=None, ge=2, description="tokens kept, the commonest of the training side and end-of-text; all others become one unknown; null: all (gpt2)"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ from stability.data._progress import bar
 from stability.data._records import VERSION as RECORDS_VERSION
 from stability.data._records import HoldOut, split_records
 from stability.data.text import SUFFIXES as TEXT_SUFFIXES
+from stability.identity import Place
 
 # Raised when the same files (or no file) would give other records.
 VERSION = 1
@@ -26,7 +27,7 @@ VERSION = 1
 class DnaConfig(Settings):
     """Where the sequences are, what is held out, and which strand is trained on."""
 
-    path: str | None = Field(
+    path: Annotated[str | None, Place()] = Field(
         default=None,
         min_length=1,
         description="a .fa, .fasta, .fna, .fas or .ffn file (each with .gz or .zst, too), or a folder of them; null: a synthetic genome",

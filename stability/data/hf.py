@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -27,11 +28,13 @@ from stability.data._records import split_records
 from stability.data._split import split_documents
 from stability.data._tokenizers import AbstractTokenized
 from stability.data.text import checked_text
+from stability.identity import Fingerprinted, Place
 
 # Raised when the same dataset would give other documents.
 VERSION = 1
 PROBE_SECONDS = 5
 EXAMPLE = "HuggingFaceFW/fineweb-edu"
+HUB_ID = r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?"  # owner/name, or a name alone; a folder of that form is written ./owner/name
 CONVERTED = "refs/convert/parquet"  # the branch in which the hub keeps a dataset as Parquet files
 # of each side of what stands for the data in a plan: enough for any validation
 STAND_IN_TOKENS = 1 << 20
@@ -40,10 +43,10 @@ STAND_IN_TOKENS = 1 << 20
 class HuggingFaceConfig(AbstractTokenized):
     """Which rows of which dataset, and how they become tokens."""
 
-    tokenizer: Literal["bytes", "gpt2", "nucleotides"] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+    tokenizer: Annotated[Literal["bytes", "gpt2", "nucleotides"], Fingerprinted()] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default="bytes", description="bytes: UTF-8; gpt2: GPT-2's byte-pair encoding; nucleotides: the codes of the IUPAC, as data=dna"
     )
-    dataset: str = Field(min_length=1, description="id on the hub, e.g. Skylion007/openwebtext, or a folder of data files")
+    dataset: Annotated[str, Place(names=HUB_ID)] = Field(min_length=1, description="id on the hub, e.g. Skylion007/openwebtext, or a folder of data files")
     subset: str | None = Field(default=None, min_length=1, description="the dataset's configuration, e.g. sample-10BT; null: its default")
     revision: str | None = Field(default=None, min_length=1, description="commit or tag on the hub, which pins the content; null: what it holds on the day")
     split: str = Field(default="train", min_length=1, description="the dataset's own split that is read; a part of it is held out here")
@@ -159,8 +162,8 @@ def _is_folder(config: HuggingFaceConfig) -> bool:
 
 
 def _check_id(config: HuggingFaceConfig) -> None:
-    """Errors: ``ValueError`` for what can only have been meant as a folder: ids on the hub have one slash at most and begin with a letter or a digit."""
-    if config.dataset.count("/") > 1 or not config.dataset[:1].isalnum():
+    """Errors: ``ValueError`` for what can only have been meant as a folder: ids on the hub are of the form `HUB_ID`."""
+    if not re.fullmatch(HUB_ID, config.dataset):
         raise ValueError(f"data.dataset={config.dataset}: no such folder.\nGive a folder of data files, or an id on the hub such as {EXAMPLE}")
 
 

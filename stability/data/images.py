@@ -7,7 +7,7 @@ import json
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -20,6 +20,7 @@ from stability.data._corpus import AbstractCorpus
 from stability.data._image_corpus import ImageCorpus, Side
 from stability.data._image_files import find, key_of
 from stability.data._progress import bar, step
+from stability.identity import Place
 
 # Raised when the same files (or no file) would give other images.
 VERSION = 1
@@ -29,7 +30,7 @@ HOLD_OUT = 0.01
 class ImagesConfig(Settings):
     """Where the images are, and what is held out of those that have no held-out side."""
 
-    path: str | None = Field(
+    path: Annotated[str | None, Place()] = Field(
         default=None,
         min_length=1,
         description="an .npz file, CIFAR-10's or CIFAR-100's python batches (folder or .tar.gz), or a folder with train/<class>/*.png; null: synthetic images",

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -29,6 +29,7 @@ from stability.data._protein_parse import SUFFIXES
 from stability.data._protein_shards import TAR_SUFFIXES, shards
 from stability.data._protein_split import corpus_of
 from stability.data.text import SUFFIXES as TEXT_SUFFIXES
+from stability.identity import Fingerprinted, Place
 from stability.runs.lock import RunLock
 
 # Raised when the same files (or no file) would give other chains, or another split of them.
@@ -39,12 +40,12 @@ MOST_SHOWN = 10  # skipped files; all of them are in the prepared folder's skipp
 class ProteinConfig(Settings):
     """Where structures and annotations are, and which chains count."""
 
-    path: str | None = Field(
+    path: Annotated[str | None, Place()] = Field(
         default=None,
         min_length=1,
         description="PDB, mmCIF (.gz), a tar of them (.tar, .tar.gz, .tgz), .npz shards, or a folder of such files; null: synthetic chains",
     )
-    annotations: str | None = Field(
+    annotations: Annotated[str | None, Place(), Fingerprinted()] = Field(
         default=None, min_length=1, description="UniProt flat file (.txt, .dat) or table (.tsv) by accession: domains, descriptions, orthologous groups"
     )
     plddt: Literal["auto", "always", "never"] = Field(

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -19,6 +19,7 @@ from stability.data._files import find_files, located, opened, origin_of, packin
 from stability.data._progress import bar
 from stability.data._split import split_documents
 from stability.data._tokenizers import AbstractTokenized
+from stability.identity import Place
 
 # Raised when the same files would give other documents.
 VERSION = 1
@@ -33,7 +34,9 @@ NOT_TEXT = re.compile("[\0\ud800-\udfff]")
 class TextConfig(AbstractTokenized):
     """Where the text is, and how it becomes tokens."""
 
-    path: str = Field(min_length=1, description="a .txt or .jsonl file (either with .gz or .zst), a .parquet file, or a folder of them with its subfolders")
+    path: Annotated[str, Place()] = Field(
+        min_length=1, description="a .txt or .jsonl file (either with .gz or .zst), a .parquet file, or a folder of them with its subfolders"
+    )
     field: str = Field(default="text", min_length=1, description="key that holds the text in a line of a .jsonl file; column of a .parquet file")
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from stability.identity import Since
 from stability.mechanisms._base import MixerShape
 from stability.validation import Settings
 
@@ -29,8 +30,10 @@ class ConsensusSettings(Settings):
     # One η for each iteration, not for each position too (as an earlier implementation learns): a parameter for each position would tie the layer to
     # one sequence length, and lengths vary here.
     step_size: float = Field(default=0.1, gt=0, description="η: step along the gradient of the disagreement energy; where a learned step starts")
-    step: Literal["fixed", "learned"] = Field(default="fixed", description="whether η stays at step_size or is learned, one for each iteration")
-    iterations: int = Field(default=1, ge=1, description="T: steps in a row, all with the edge weights of the layer's input")
+    step: Annotated[Literal["fixed", "learned"], Since("fixed", of=("sc",))] = Field(
+        default="fixed", description="whether η stays at step_size or is learned, one for each iteration"
+    )
+    iterations: Annotated[int, Since(1, of=("sc",))] = Field(default=1, ge=1, description="T: steps in a row, all with the edge weights of the layer's input")
     edge_mlp: Literal["shared", "separate"] = Field(default="shared", description="one first layer for α, β and Λ, or one for each")
     # At 1 all edges start nearly equal and the update is a plain blur: the quickstart's sc then ends at 3.21 nats, at 4 at 3.12 (two seeds).
     edge_gain: float = Field(default=4.0, gt=0, description="first weights of the layers that α and β come from, over torch's default")

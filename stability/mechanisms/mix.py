@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from stability.config import Part, Settings, part
+from stability.identity import Family
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
 from stability.registry import Registry, near_misses
 
@@ -18,7 +19,7 @@ class Mix(AbstractMechanism):
         """Which mechanism stands in which layer. Written ``pattern=[sa,sc] sc.window=4``; kept as ``parts``, in the pattern's order."""
 
         pattern: tuple[str, ...] = Field(default=("sa", "sc"), description="mechanisms from the first layer to the last, stretched evenly over the layers")
-        parts: tuple[Part, ...] = Field(description="the pattern's mechanisms with their settings")
+        parts: Annotated[tuple[Part, ...], Family("mechanisms")] = Field(description="the pattern's mechanisms with their settings")
 
         @model_validator(mode="before")
         @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +11,7 @@ from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor, nn
 
+from stability.identity import Since
 from stability.mechanisms._base import BIDIRECTIONAL, AbstractMechanism, MixerShape, without_padding
 from stability.mechanisms._edge_list import EdgeList
 from stability.mechanisms._edge_weights import ConsensusSettings, EdgeNetwork, EdgeWeights, cost_per_edge, mlps_of
@@ -32,7 +33,7 @@ class SelfConsensus(EdgeNetwork, AbstractMechanism):
     class Config(ConsensusSettings):
         """Graph, edge MLP and step."""
 
-        graph: Literal["window", "cycle", "complete", "given", "top_w"] = Field(
+        graph: Annotated[Literal["window", "cycle", "complete", "given", "top_w"], Since("window", of=("sc",))] = Field(
             default="window",
             description="which positions share an edge: those in the window, wrapped around, all, those given with each batch, the best scored",
         )

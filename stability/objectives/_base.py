@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -13,6 +13,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from stability.config import Settings
+from stability.identity import Since
 from stability.models.backbone import Pool
 from stability.models.condition import ConditionShape
 from stability.objectives._chunks import chunked_sum
@@ -21,7 +22,7 @@ from stability.objectives._chunks import chunked_sum
 class ObjectiveSettings(Settings):
     """What every objective can be told."""
 
-    loss_chunk: int | None = Field(
+    loss_chunk: Annotated[int | None, Since(None, of=("mlm", "ar"))] = Field(
         default=None, ge=1, description="positions of a batch whose logits exist at once, computed again in the backward pass; null: all of them, kept"
     )
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from stability.identity import Since
 from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, weighted_cross_entropy, wide
 from stability.objectives._mask_rates import ScheduleName, mask_rates, random_mask
 
@@ -24,11 +25,13 @@ class MaskedLanguageModel(AbstractObjective):
 
     class Config(ObjectiveSettings):
         mask_rate: ScheduleName = Field(default="uniform", description="schedule that each sequence's mask rate is drawn from; fixed: fixed_rate")
-        fixed_rate: float = Field(default=0.15, gt=0, le=1, description="mask rate of every sequence (mask_rate=fixed)")
-        corruption: Literal["mask", "bert"] = Field(
+        fixed_rate: Annotated[float, Since(0.15, of=("mlm",))] = Field(default=0.15, gt=0, le=1, description="mask rate of every sequence (mask_rate=fixed)")
+        corruption: Annotated[Literal["mask", "bert"], Since("mask", of=("mlm",))] = Field(
             default="mask", description="what stands at a position to predict: the mask, or for 10 % of them each a random token and their own (bert)"
         )
-        context: int = Field(default=0, ge=0, description="tokens before each sequence, given whole as what a cross mechanism reads (cross=auto)")
+        context: Annotated[int, Since(0, of=("mlm",))] = Field(
+            default=0, ge=0, description="tokens before each sequence, given whole as what a cross mechanism reads (cross=auto)"
+        )
 
         @model_validator(mode="after")
         def _rate_is_read(self) -> MaskedLanguageModel.Config:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import nn
 
 from stability.config import Settings
+from stability.identity import Since
 from stability.optimizers._base import AbstractOptimizer, Parameters
 
 
@@ -21,7 +22,9 @@ class AdamW(AbstractOptimizer):
         weight_decay: float = Field(default=1e-2, ge=0, description="decoupled weight decay, times the learning rate")
         beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean gradient")
         beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the mean squared gradient")
-        decay: Literal["all", "matrices"] = Field(default="all", description="what is decayed: all parameters, or those of two axes or more (nanoGPT)")
+        decay: Annotated[Literal["all", "matrices"], Since("all", of=("adamw",))] = Field(
+            default="all", description="what is decayed: all parameters, or those of two axes or more (nanoGPT)"
+        )
         epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the mean squared gradient")
 
     @classmethod

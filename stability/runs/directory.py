@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stability.neutral import without_neutral
+from stability.config import RunSpec
+from stability.identity import same_run
 from stability.runs.leftovers import temporary
+from stability.validation import Settings
 
 FINISHED = ("stable", "spiked", "plateaued", "diverged")
 TAIL_BYTES = 8192
@@ -87,14 +89,15 @@ class RunDirectory:
         """The samples' scores; the samples themselves lie under ``samples/``."""
         return self.path / "generation" / f"{phase}.parquet"
 
-    def write_spec(self, spec: dict[str, Any]) -> None:
-        """``spec.json``, once. ``ValueError`` where the folder holds another spec under the same id."""
+    def write_spec(self, spec: dict[str, Any], schema: type[Settings] = RunSpec) -> None:
+        """``spec.json``, once; from then on where the data lie may differ, and what else is outside of the id. ``schema``: the class of which ``spec`` holds
+        the plain values. ``ValueError`` where the folder holds another run's spec."""
         if not self.spec_file.exists():
             try:
                 write_json(self.spec_file, spec)
             except FileNotFoundError:  # whoever got the run's lock in this moment took the file being written for a leftover
                 write_json(self.spec_file, spec)
-        if _unlabelled(read_json(self.spec_file)) != _unlabelled(json.loads(json.dumps(spec))):
+        if not same_run(read_json(self.spec_file), spec, schema):
             raise ValueError(f"{self.spec_file} holds another spec than the one to run; move that folder away")
 
     def status(self) -> dict[str, Any]:
@@ -134,11 +137,6 @@ def checkpoint_name(step: int) -> str:
 def step_of(folder: Path) -> int:
     """The step of a checkpoint, by its folder's name."""
     return int(folder.name.removeprefix("step_"))
-
-
-def _unlabelled(spec: dict[str, Any]) -> dict[str, Any]:
-    """A spec without what its id leaves out: where the data lay, what the size was called, what is younger than the folder and changes nothing."""
-    return without_neutral({**spec, "data": {**spec["data"], "path": None}, "model": {**spec["model"], "name": None}})
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 import traceback
@@ -18,7 +17,7 @@ from stability.data._protein_chain import ProteinChain
 from stability.data._protein_tables import VOCAB_SIZE
 from stability.models.backbone import num_parameters
 from stability.registry import Registry
-from stability.runs.directory import INTERRUPTED, RunDirectory, checkpoint_name, read_json, step_of, write_json
+from stability.runs.directory import INTERRUPTED, RunDirectory, checkpoint_name, step_of, write_json
 from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock
 from stability.runs.log import RunLog
@@ -49,7 +48,7 @@ def train_tokenizer(
     if directory.finished:
         return
     trainer = TokenizerTrainer(spec, directory, train, held_out, resolve_device(device))
-    write_spec(directory, spec)
+    directory.write_spec(spec.model_dump(mode="json"), TokenizerRunSpec)
     try:
         yield from _trained(trainer)
     except LostLock:  # another process has the tokenizer now
@@ -247,12 +246,3 @@ def squared_errors(tokenizer: StructureTokenizer, residues: Residues, *, atoms: 
         codes_BNF = tokenizer.codes(residues.coords_BNAX, residues.mask_BN)
     predicted_BNAX = tokenizer.atom_decoder(codes_BNF, residues.mask_BN, residues.sequence_BN)
     return aligned_squared_error(predicted_BNAX.flatten(1, 2), residues.atoms_BNAX.flatten(1, 2), residues.atoms_mask_BNA.flatten(1))
-
-
-def write_spec(directory: RunDirectory, spec: TokenizerRunSpec) -> None:
-    """``spec.json``, once: where the chains lay may differ from then on."""
-    values = json.loads(spec.model_dump_json())
-    if not directory.spec_file.exists():
-        write_json(directory.spec_file, values)
-    if {**read_json(directory.spec_file), "data": None} != {**values, "data": None}:
-        raise ValueError(f"{directory.spec_file} holds another spec than the tokenizer to train; move that folder away")
