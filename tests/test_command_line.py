@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import atexit
+import importlib
 import re
 import shutil
 import signal
@@ -11,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from stability import hessian
-from stability.command_line import compose, follow, hydra_overrides, read_spec, store_plugins, study_name
+from stability.command_line import compose, follow, hydra_overrides, read_spec, run_entry, store_plugins, study_name
 from stability.config import parse
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,6 +25,23 @@ def sweep(*argv):
 
 def entry(module, *argv, cwd=ROOT):
     return subprocess.run([sys.executable, "-m", module, *argv], capture_output=True, text=True, cwd=cwd)
+
+
+@pytest.fixture
+def entered(monkeypatch, capsys):
+    """What `entry` returns, of an entry that is run in this process: importing torch anew takes longer than all that a refusal does."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handlers of the tests' own process stay
+    monkeypatch.setattr(atexit, "register", lambda *_: None)
+
+    def enter(module, *argv):
+        monkeypatch.setattr(sys, "argv", [module, *argv])
+        loaded = importlib.import_module(module)
+        with pytest.raises(SystemExit) as stop:
+            run_entry(loaded.main, loaded.HELP)
+        return subprocess.CompletedProcess(argv, stop.value.code, *capsys.readouterr())
+
+    return enter
 
 
 def test_nothing_is_the_quickstart():
@@ -140,8 +159,22 @@ def test_the_shim_touches_nothing_else():
         (["model.positions=1000000"], "the held-out 1 % has"),
     ],
 )
-def test_bad_input_is_two_lines_and_exit_code_2_and_leaves_nothing(argv, message, tmp_path):
-    out = entry("stability.sweep", "dry_run=true", f"runs_dir={tmp_path / 'runs'}", *argv)
+def test_bad_input_is_two_lines_and_exit_code_2_and_leaves_nothing(argv, message, tmp_path, entered):
+    is_refused(entered("stability.sweep", "dry_run=true", f"runs_dir={tmp_path / 'runs'}", *argv), message, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["mechanism=scc"], "mechanism=scc: no such choice; did you mean 'sc'?"),  # before torch is imported
+        (["model.positions=1000000"], "the held-out 1 % has"),  # after it
+    ],
+)
+def test_a_process_of_its_own_says_no_more_than_that(argv, message, tmp_path):
+    is_refused(entry("stability.sweep", "dry_run=true", f"runs_dir={tmp_path / 'runs'}", *argv), message, tmp_path)
+
+
+def is_refused(out, message, tmp_path):
     assert out.returncode == 2, out.stderr
     assert message in out.stderr
     assert "Traceback" not in out.stderr
@@ -179,8 +212,8 @@ def test_help_is_printed_for_h(module):
     assert f"python -m {module}" in out.stdout
 
 
-def test_hessian_of_what_is_no_checkpoint_says_what_one_looks_like(tmp_path):
-    out = entry("stability.hessian", f"ckpt={tmp_path}/nothing")
+def test_hessian_of_what_is_no_checkpoint_says_what_one_looks_like(tmp_path, entered):
+    out = entered("stability.hessian", f"ckpt={tmp_path}/nothing")
     assert out.returncode == 2
     assert "no checkpoint at" in out.stderr
     assert "Traceback" not in out.stderr
