@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import copy
 import importlib
 import os
 import signal
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 from stability.command_line import run_entry
 from stability.config import RunSpec, checked, run_id
@@ -87,22 +85,6 @@ class Lab:
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def each_yaml_is_parsed_once():
-    """Hydra parses the same forty files for every command line: what a text holds is kept, and handed out as a copy."""
-    parse, kept = yaml.load, {}
-
-    def load(stream: Any, Loader: type) -> Any:
-        text = stream if isinstance(stream, (str, bytes)) else stream.read()
-        if (key := (text, Loader.__qualname__)) not in kept:
-            kept[key] = parse(text, Loader)
-        return copy.deepcopy(kept[key])
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(yaml, "load", load)
-        yield
 
 
 @pytest.fixture
