@@ -1,8 +1,10 @@
-# make sweep, make test: both set up .venv on first use. make check: what CI checks besides. JOBS: tests at a time.
+# make sweep, make test: both set up .venv on first use. make check: what CI checks besides. JOBS: tests at a time, each with OMP_NUM_THREADS threads.
 PYTHON ?= python3
 BIN := .venv/bin
-JOBS ?= 2
 export OMP_NUM_THREADS ?= 1
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+# no more threads than cores; each of the jobs first reads all tests, so more than 4 save nothing
+JOBS ?= $(shell jobs=$$(( $(CORES) / $(OMP_NUM_THREADS) )); echo $$(( jobs < 1 ? 1 : jobs > 4 ? 4 : jobs )))
 
 .PHONY: sweep test slow check benchmarks clean
 

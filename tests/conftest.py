@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import atexit
+import importlib
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from stability.command_line import run_entry
 from stability.config import RunSpec, checked, run_id
 from stability.data._cache import prepare
 from stability.runs.directory import RunDirectory
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored, and tests of it would wait for ever
+if "OMP_NUM_THREADS" not in os.environ and "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # side by side (-n): all threads of all tests are no more than the cores
+    threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # for the processes that tests start
+    torch.set_num_threads(threads)
 
 SENTENCE = "the window of a stable step is wide where the graph is smooth and narrow where the scores are sharp"
 
@@ -74,3 +85,21 @@ class Lab:
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
+
+
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run an entry in this process as ``python -m`` does in its own: exit code, stdout, stderr. Importing torch anew takes longer than all that a refusal
+    does; what a process of its own says is tested in `test_command_line`."""
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handlers of the tests' own process stay
+    monkeypatch.setattr(atexit, "register", lambda *_: None)
+
+    def enter(module: str, *argv: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", [module, *argv])
+        entry = importlib.import_module(module)
+        with pytest.raises(SystemExit) as stop:
+            run_entry(entry.main, entry.HELP)
+        printed = capsys.readouterr()
+        return subprocess.CompletedProcess(argv, stop.value.code, printed.out, printed.err)
+
+    return enter

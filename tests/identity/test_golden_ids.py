@@ -22,7 +22,7 @@ PRESETS = listed("presets")
 
 
 @pytest.fixture(autouse=True)
-def plugins():
+def plugins(plugins_of_a_test_alone):
     for module in PLUGINS:
         add_plugin(module)
 

@@ -144,8 +144,9 @@ def test_every_neutral_value_is_one_that_its_field_can_hold():
         for key, value in neutral_values(config, name).items():
             given = {"path": "a"} if name == "text" else {"dataset": "a/b"} if name == "hf" else {}
             more = {"every_steps": 1} if key == "keep_last" else {}
-            required = {field: 2 for field, info in config.model_fields.items() if info.is_required() and info.annotation is int}
-            required |= {field: "constant" for field, info in config.model_fields.items() if info.is_required() and field == "name"}
+            missing = [(field, info) for field, info in config.model_fields.items() if info.is_required()]
+            required: dict[str, Any] = {field: 1 if field == "heads" else 2 for field, info in missing if info.annotation is int}
+            required |= {field: "constant" for field, _ in missing if field == "name"}
             assert getattr(config(**{**required, **given, **more, key: value}), key) == value
             seen += 1
     assert seen >= 16

@@ -46,7 +46,7 @@ def test_the_same_command_trains_nothing_and_collects_what_the_old_code_collecte
     assert "skips 4 finished runs, trains none" in capsys.readouterr().out
     assert files_of_runs(pool) == before
     results = collect(pool / "studies" / "old")
-    assert {(row.mechanism, row.lr): row.status for row in results.runs.itertuples()} == STATES
+    assert dict(zip(zip(results.runs.mechanism, results.runs.lr, strict=True), results.runs.status, strict=True)) == STATES
     assert list(results.runs.run_id) == list(stored.run_id)
     assert list(results.runs.val_nll.dropna()) == list(stored.val_nll.dropna())
     measured = pd.read_parquet(OLD / "pool" / "studies" / "old" / "results" / "curvature.parquet")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -429,10 +427,9 @@ def encoder(folder):
     return folder
 
 
-def test_the_command_ends_with_exit_code_2_and_no_traceback(trained):
+def test_the_command_ends_with_exit_code_2_and_no_traceback(trained, entered):
     _, runs, _ = trained
-    words = ["-m", "stability.generate", f"ckpt={runs['mlm'].path}", "num=0"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    done = entered("stability.generate", f"ckpt={runs['mlm'].path}", "num=0")
     assert done.returncode == 2 and done.stderr.startswith("error: num=0") and len(done.stderr.splitlines()) <= 2
 
 

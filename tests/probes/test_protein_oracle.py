@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -259,10 +257,9 @@ def test_a_missing_tokenizer_is_told_before_anything_is_sampled(trained, monkeyp
         (lab.pool / "moved").rename(place)
 
 
-def test_the_command_ends_with_exit_code_2_and_no_traceback(trained):
+def test_the_command_ends_with_exit_code_2_and_no_traceback(trained, entered):
     _, runs = trained
-    words = ["-m", "stability.generate", f"ckpt={runs['bare'].path}", "num=2", f"oracle=ckpt:{runs['letters'].path}", "device=cpu"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
+    done = entered("stability.generate", f"ckpt={runs['bare'].path}", "num=2", f"oracle=ckpt:{runs['letters'].path}", "device=cpu")
     assert done.returncode == 2 and done.stderr.startswith("error: oracle=ckpt:") and len(done.stderr.splitlines()) == 2
 
 
