@@ -18,7 +18,7 @@ hf:   any causal language model of transformers: which learning rate does its cu
 
   phase=terminal | earliest | all   which checkpoints of a run      state=[paper,checkpoint]   optimizer state to start from
   batch=512 microbatch=16           sequences per step; at a time   recorded_steps=25 warmup_steps=5 warmup_batches=5
-  gradient=true | clipped           whose slope enters the formula  clip_norm=1.0              null: the run's own
+  gradient=auto | true | clipped    whose slope enters the formula  clip_norm=1.0              null: the run's own
   weight_decay=true | false         whether u holds weight decay    device=auto | cpu | cuda
   method=auto | taylor | double_backward | finite_difference        seed=0
   method=parity                     the paper's raw central difference, ε = 1e-4

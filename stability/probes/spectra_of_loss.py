@@ -6,6 +6,7 @@ different: a column of ``<phase>.parquet``, one for each recorded step.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,13 +61,19 @@ def missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> list[tu
     protocols = {name: protocol_of(_first_step(curvature), READS[name]) for name in SPECTRA if name in curvature.measure}
 
     def measured(path: Path, name: str) -> bool:
-        return stored_protocol(path) == protocols[name] and holds_columns(path, SPECTRA_COLUMNS[name])
+        stored = stored_protocol(path)
+        return stored is not None and _said(stored, name) == _said(protocols[name], name) and holds_columns(path, SPECTRA_COLUMNS[name])
 
     def lacking(phase: str) -> tuple[str, ...]:
         return tuple(name for name in protocols if not measured(_file(directory, phase, name), name))
 
     missing = [(phase, lacking(phase)) for phase in wanted_phases(curvature)]
     return [(phase, names) for phase, names in missing if names]
+
+
+def _said(protocol: str, name: str) -> dict[str, Any]:
+    """The settings that a table depends on: a slope, and so whose gradient it is of, is in the profile only."""
+    return {key: value for key, value in json.loads(protocol).items() if name == "profile" or key != "gradient"}
 
 
 def measure(directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
@@ -100,8 +107,8 @@ def _measure(
         assert folder is not None
         spec, _ = checkpoint.load(folder)
         probe = Probe(folder, spec, corpus_of(spec, cache_dir), first, resolve_device(device))
-        if state == "paper" and not isinstance(probe.optimizer, torch.optim.Adam):
-            continue
+        if not probe.defines(state):
+            continue  # the table of recorded steps says so
         probe.descent.observe = _collector(probe, tables, {"run_id": directory.run_id, "phase": phase, "state": state})
         for _ in probe.rows(state):
             yield

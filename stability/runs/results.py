@@ -52,6 +52,7 @@ RUNS_COLUMNS = [
     "wall_s",
     "skipped_steps",
     "restores",
+    "undefined_states",  # optimizer states asked for in which the run's optimizer has no α_max
 ]
 CURVATURE_COLUMNS = [
     "run_id",
@@ -70,7 +71,11 @@ CURVATURE_COLUMNS = [
     "parity_curvature",
     "parity_alpha_max",
     "note",
+    "gradient",  # whose slope entered α_max: "true" (the loss's own) or "clipped"
+    "difference_curvature",  # what the central difference behind rel_error gave
+    "float64_curvature",  # the curvature once more in float64, where the two did not agree
 ]
+UNDEFINED = "undefined"  # the key of a file's metadata: a JSON list of the states asked for that its run's optimizer does not define
 PROTOCOL = "protocol"  # the key of a file's metadata, and the collected table's column: JSON, the run's own values in place of nulls
 COLLECTED_CURVATURE_COLUMNS = [*CURVATURE_COLUMNS, PROTOCOL]
 # What `stability.hessian measure=…` adds beside <phase>.parquet, as <phase>_<name>.parquet; collected where a run has it.
@@ -167,11 +172,13 @@ def collect(study: str | Path) -> Results:
     probes["generation"] = joined(scores.values(), PROTEIN_GENERATION_COLUMNS)
     probes["gradients"] = read_curves([(each.directory.run_id, each.directory.gradients_file) for each in files], GRADIENT_COLUMNS[1:])
     stopped = record.get("stopped", {})  # of a search: why it left a run
+    steps = {each.directory.run_id: [read_table(path) for path in each.steps()] for each in files}
     runs = [_run_row(folder.path.name, each, scores) | {"variant": variants.get(each.directory.run_id, "")} for each in files]
+    runs = [row | _undefined(steps[row["run_id"]]) for row in runs]
     runs = [row | ({"reason": stopped[row["run_id"]]} if row["run_id"] in stopped else {}) for row in runs]
     return Results(
         runs=pd.DataFrame(runs, columns=RUNS_COLUMNS),
-        curvature=joined([_steps(each, path) for each in files for path in each.steps()], COLLECTED_CURVATURE_COLUMNS),
+        curvature=joined([_steps(each, table) for each in files for table in steps[each.directory.run_id]], COLLECTED_CURVATURE_COLUMNS),
         curves=read_curves([(each.directory.run_id, each.directory.metrics_file) for each in files], CURVES_COLUMNS[1:]),
         spectra={name: frame for name, frame in spectra.items() if len(frame)},
         probes={name: frame for name, frame in probes.items() if len(frame)},
@@ -281,12 +288,33 @@ def _parquet_files(folder: Path) -> list[Path]:
         return []
 
 
-def _steps(files: _Files, path: Path) -> pa.Table:
+def _steps(files: _Files, table: pa.Table) -> pa.Table:
     """A file of recorded steps with its protocol beside each row; none there where the file is too old to say."""
-    table = read_table(path)
-    stored = (table.schema.metadata or {}).get(PROTOCOL.encode())
-    protocol = None if stored is None else _protocol(json.loads(stored), files.spec)
+    stored = _stored_protocol(table)
+    protocol = None if stored is None else _protocol(stored, files.spec)
+    if stored is not None and "gradient" not in table.column_names:  # older than the column: one gradient entered in every state
+        table = table.append_column("gradient", pa.repeat(pa.scalar(stored.get("gradient", "true"), pa.string()), len(table)))
     return table.append_column(PROTOCOL, pa.repeat(pa.scalar(protocol, pa.string()), len(table)))
+
+
+def _stored_protocol(table: pa.Table) -> dict[str, Any] | None:
+    stored = (table.schema.metadata or {}).get(PROTOCOL.encode())
+    return None if stored is None else json.loads(stored)
+
+
+def _undefined(tables: Sequence[pa.Table]) -> dict[str, str]:
+    """The optimizer states that were asked for and that the run's optimizer does not define; {} where there is none."""
+    found = {state for table in tables for state in undefined_states(table)}
+    return {"undefined_states": " ".join(sorted(found))} if found else {}
+
+
+def undefined_states(table: pa.Table) -> list[str]:
+    """Those of one file of recorded steps. A file that does not say is older, and lacks the rows of such a state and of no other."""
+    told = (table.schema.metadata or {}).get(UNDEFINED.encode())
+    if told is not None:
+        return json.loads(told)
+    stored = _stored_protocol(table)
+    return [] if stored is None or not len(table) else [state for state in stored["state"] if state not in set(table["state"].to_pylist())]
 
 
 def _protocol(values: dict[str, Any], spec: dict[str, Any]) -> str:
