@@ -67,7 +67,9 @@ GENERATION_COLUMNS: dict[str, tuple[str, ...]] = {
     "generation": (
         "run_id", "phase", "sample", "nll", "nll_per_byte", "num_tokens", "num_bytes", "oracle", "oracle_sha256", "sampler", "steps", "temperature", "seed",
         "nll_sequence", "nll_structure", "contexts", "oracle_draws",
-    )
+    ),
+    # The first sample of each run's terminal checkpoint (`stability.runs.samples.SAMPLES_COLUMNS`), scored or not.
+    "samples": ("run_id", "phase", "sample", "text", "num_characters", "nll", "oracle", "sampler", "temperature", "reason"),
 }  # fmt: skip
 # Tables that only a study with `lr=edge` or `search=optuna` has (`stability.runs.searches.SEARCH_COLUMNS`).
 SEARCH_COLUMNS: dict[str, tuple[str, ...]] = {
@@ -83,7 +85,7 @@ TEXT_COLUMNS = {
     "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "status",
     "reason", "phase", "state", "method", "note", "protocol", "block", "mixer", "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler", "field",
     "schedule", "constraints", "branch", "matrix", "quantity", "verdict_exceptions", "nll_exceptions", "contexts",
-    "gradient", "undefined_states",
+    "gradient", "undefined_states", "text",
 }  # fmt: skip
 # Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
 SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")

@@ -20,7 +20,8 @@ from stability.objectives._base import Examples
 from stability.probes.descent import Descent, LossSum, Step
 from stability.protocol import SpectraSpec
 from stability.runs.directory import RunDirectory
-from stability.runs.results import CURVATURE_COLUMNS, PROTOCOL, UNDEFINED
+from stability.runs.results import CURVATURE_COLUMNS
+from stability.runs.steps import PROTOCOL, UNDEFINED
 from stability.runs.tables import holds_columns, read_metadata, write_parquet
 from stability.structure.tokens import as_read
 from stability.training import checkpoint

@@ -34,7 +34,8 @@ def test_the_sentence_names_every_choice():
         "weight decay left out in u; clipping norm 1; method auto"
     )
     own = sentence(CurvatureSpec(warmup_steps=1).model_dump(mode="json"))
-    assert "1 warm-up step, 25 recorded steps of the run's own batch; slope of the true gradient; weight decay included in u" in own
+    slope = "slope of the clipped gradient in state “paper” and true gradient in state “checkpoint”"
+    assert f"1 warm-up step, 25 recorded steps of the run's own batch; {slope}; weight decay included in u" in own
     assert "clipping norm the run's own" in own
 
 

@@ -46,9 +46,11 @@ def test_a_step_that_was_skipped_is_a_row_that_says_so():
 def test_a_rate_of_zero_and_a_gradient_of_zero_are_no_step():
     model = quadratic()
     row = one_row(step, model, torch.optim.SGD(model.parameters(), lr=0.0))
-    assert row.note == "no step: no parameter changed, the learning rate is 0"
+    assert (row.method, row.note) == ("not defined", "the step is zero: no parameter changed, the learning rate is 0")
     still = Quadratic(torch.eye(2), torch.zeros(2))
-    assert one_row(step, still).note == "no step: no parameter changed"
+    row = one_row(step, still)
+    assert (row.method, row.note) == ("not defined", "the step is zero: no parameter changed")
+    assert math.isnan(row.alpha_max) and math.isnan(row.alpha_max_over_lr)
 
 
 def test_nan_is_reported_with_its_origin():
