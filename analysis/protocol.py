@@ -37,6 +37,7 @@ def _slope(gradients: Mapping[str, str]) -> str:
     return f"slope of the {listed(f'{gradient} gradient in state “{state}”' for state, gradient in gradients.items())}"
 
 
+NOT_DEFINED = "not defined"  # the method of a recorded step without an α_max: it is neither stable nor unstable, and no share counts it
 NOUNS = {
     "warmup_batches": ("warm-up batch", "warm-up batches"),
     "warmup_steps": ("warm-up step", "warm-up steps"),

@@ -53,6 +53,13 @@ def test_a_rate_of_zero_and_a_gradient_of_zero_are_no_step():
     assert math.isnan(row.alpha_max) and math.isnan(row.alpha_max_over_lr)
 
 
+def test_a_step_along_which_the_loss_does_not_change_is_neither_stable_nor_unstable():
+    flat = Quadratic(torch.zeros(2, 2), torch.ones(2))
+    row = one_row(step, flat, torch.optim.SGD(flat.parameters(), lr=0.5, weight_decay=1.0))
+    assert (row.method, row.note, row.slope, row.curvature) == ("not defined", "the loss does not change along the step", 0.0, 0.0)
+    assert math.isnan(row.alpha_max) and row.actual_change == 0.0
+
+
 def test_nan_is_reported_with_its_origin():
     def broken(model, optimizer):
         model.x.grad = torch.full_like(model.x, math.nan)
