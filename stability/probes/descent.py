@@ -34,7 +34,8 @@ DOUBTFUL = 1e-3  # relative error against central differences beyond which float
 
 @dataclass(frozen=True)
 class Step:
-    """One recorded step. ``loss`` and ``batches`` as `stability.curvature.directional` takes them, ``params``: θ before the step, ``direction``: u."""
+    """One recorded step. ``loss`` and ``batches`` as `stability.curvature.directional` takes them, ``params``: θ before the step, ``direction``: u,
+    ``result``: the loss along u, with its own slope also where the row holds the clipped gradient's."""
 
     loss: Callable[..., Any]
     batches: list[Examples] | None
@@ -133,12 +134,11 @@ class Descent:
         losses = {"loss_before": along.loss, "loss_after": self._loss_here(loss, batches)}
         if along.slope == along.curvature == 0:
             return {"method": NOT_DEFINED, "note": NO_CHANGE, **losses}
-        if slope_of == "clipped":
-            along = with_slope(along, kept * along.slope)
         step = Step(loss, batches, held.params, direction, along)
-        row = {key: getattr(along, key) for key in COLUMNS} | {"difference_curvature": along.difference}
+        recorded = with_slope(along, kept * along.slope) if slope_of == "clipped" else along
+        row = {key: getattr(recorded, key) for key in COLUMNS} | {"difference_curvature": along.difference}
         if number < self.curvature.parity_steps and along.method in EXACT:
-            row |= by_the_papers_difference(step)
+            row |= by_the_papers_difference(step, recorded.slope)
         row |= self._judged(step, first + number)
         observed = {} if self.observe is None else self.observe(step)
         return {**row, "note": along.nonfinite, **losses, **observed}
@@ -194,10 +194,10 @@ class Descent:
             return sum(total.item() for total, _ in terms) / sum(float(count) for _, count in terms)
 
 
-def by_the_papers_difference(step: Step) -> dict[str, float]:
-    """uᵀHu of the step by the paper's central difference of gradients, raw ε = 1e-4 (Eq. 20), and α_max from it and the row's own slope."""
+def by_the_papers_difference(step: Step, slope: float) -> dict[str, float]:
+    """uᵀHu of the step by the paper's central difference of gradients, raw ε = 1e-4 (Eq. 20), and α_max from it and the row's own ``slope``."""
     found = directional(step.loss, step.params, step.direction, "parity", batches=step.batches)
-    return {"parity_curvature": found.curvature, "parity_alpha_max": with_slope(found, step.result.slope).alpha_max}
+    return {"parity_curvature": found.curvature, "parity_alpha_max": with_slope(found, slope).alpha_max}
 
 
 def with_slope(result: Directional, slope: float) -> Directional:

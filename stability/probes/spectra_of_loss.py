@@ -1,7 +1,8 @@
 """What `measure=` asks for beyond α_max, at a checkpoint: the loss along u, sharpness, spectral density, block shares → ``curvature/<phase>_<table>.parquet``.
 
-Everything is measured at the first recorded step of the protocol, per optimizer state: at its θ, on its batch, along its u. The critical learning rate is
-different: a column of ``<phase>.parquet``, one for each recorded step.
+Everything is measured at the first recorded step of the protocol, per optimizer state: at its θ, on its batch, along its u, and of the loss itself: slope
+and α_max are those of its own gradient, also where a recorded step's are the clipped one's. The critical learning rate is a column of
+``<phase>.parquet`` instead, one for each recorded step.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> list[tu
 
     def measured(path: Path, name: str) -> bool:
         stored = stored_protocol(path)
-        return stored is not None and _said(stored, name) == _said(protocols[name], name) and holds_columns(path, SPECTRA_COLUMNS[name])
+        return stored is not None and _said(stored) == _said(protocols[name]) and holds_columns(path, SPECTRA_COLUMNS[name])
 
     def lacking(phase: str) -> tuple[str, ...]:
         return tuple(name for name in protocols if not measured(_file(directory, phase, name), name))
@@ -71,9 +72,9 @@ def missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> list[tu
     return [(phase, names) for phase, names in missing if names]
 
 
-def _said(protocol: str, name: str) -> dict[str, Any]:
-    """The settings that a table depends on: a slope, and so whose gradient it is of, is in the profile only."""
-    return {key: value for key, value in json.loads(protocol).items() if name == "profile" or key != "gradient"}
+def _said(protocol: str) -> dict[str, Any]:
+    """The settings that a table depends on: all but whose slope enters the α_max of the recorded steps, for a table is of the loss itself."""
+    return {key: value for key, value in json.loads(protocol).items() if key != "gradient"}
 
 
 def measure(directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:

@@ -111,7 +111,10 @@ def test_without_an_exact_curvature_or_the_wish_there_is_nothing_to_compare(chan
 def test_the_comparison_uses_the_rows_own_slope():
     _, step, row = first_step("plain", protocol=PROTOCOL.model_copy(update={"gradient": "clipped"}))
     assert row["parity_alpha_max"] == pytest.approx(-2 * row["slope"] / row["parity_curvature"])
-    assert row["slope"] == step.result.slope
+    w, u = step.params["w"].detach(), step.direction["w"]
+    assert row["slope"] == pytest.approx((gradient(w, 4) * u).sum().item())
+    assert step.result.slope < row["slope"] < 0, "of the loss itself"
+    assert step.result.alpha_max == pytest.approx(-2 * step.result.slope / row["curvature"])
 
 
 def test_a_step_lost_to_a_nan_names_where_it_came_from_and_ends_the_descent():

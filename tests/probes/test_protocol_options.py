@@ -133,11 +133,12 @@ def test_of_a_file_from_before_only_state_paper_is_measured_again(old):
     assert is_measured(old, SHORT) and steps_taken(old, SHORT) == 0
 
 
-def test_a_tables_slope_is_measured_again_and_what_has_none_is_not(old):
+def test_tables_of_the_loss_itself_are_not_measured_again(old):
     tables = SHORT.model_copy(update={"measure": ("blocks", "profile"), "gradient": "true"})
     assert steps_taken(old, tables) > 0
     auto = tables.model_copy(update={"gradient": "auto"})
-    assert missing_tables(old, auto) == [("terminal", ("profile",))]
+    assert missing_tables(old, auto) == []
+    assert missing_tables(old, auto.model_copy(update={"clip_norm": 2.0})) == [("terminal", ("profile", "blocks"))]
 
 
 def test_u_without_decay_is_measured_again_where_it_was_guessed(old):
