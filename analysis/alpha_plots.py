@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import blended_transform_factory
 
 from analysis.load import Frame, Study
+from analysis.protocol import NOT_DEFINED
 from analysis.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.tables import chunks, finite_median
 
@@ -28,7 +29,7 @@ EDGES = (
 def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     """One figure for every four series, states as rows; empty where nothing was recorded in this phase."""
     rows = study.with_run(study.curvature)
-    rows = rows[rows["phase"] == phase]
+    rows = rows[(rows["phase"] == phase) & (rows["method"] != NOT_DEFINED)]
     present = [name for name in study.series if name in set(rows["series"])]
     if not present:
         return []

@@ -24,7 +24,7 @@ from analysis.stability_window import TOLERANCE, SeriesWindows, windows
 from analysis.tables import width_text
 
 WINDOW_CLAIM = "the paper's claim, a wider stable window of sc than of sa,"
-STATE_WORDS = {"checkpoint": "from the runs' own optimizer state", "paper": "in the paper's literal protocol"}
+STATE_WORDS = {"checkpoint": "from the runs' own optimizer state", "paper": "from the paper's warm-up"}
 
 Verdict = Literal["holds", "contradicted", "undecided", "no claim", "not judged"]
 

@@ -1,16 +1,61 @@
-"""Exact curvatures beside the paper's central differences (raw ε = 1e-4), on the recorded steps that were measured by both."""
+"""Exact curvatures beside central differences: how far they lie apart, and, by float64, which of the two is off."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from analysis.load import Column, Frame, Study
-from analysis.spread import power
+from analysis.protocol import methods
+from analysis.spread import plural, power
 from analysis.tables import finite_median, phases_and_states, source
 from analysis.typeset import Cell, Table
 
 HEADER = ("mechanism", "pairs", "|difference|", "other sign", "exact", "paper's", "exact", "paper's")
 GROUPS = (("", 2), ("uᵀHu", 2), ("median α_max", 2), ("% stable", 2))
+DOUBTFUL = 1e-3  # relative error beyond which a reader asks which side erred (`stability.probes.descent.DOUBTFUL`)
+
+
+def verification(study: Study) -> str:
+    """How the curvatures were computed, how far one of each run and state lies from central differences, and which of the two is off where that is far."""
+    used = f"Methods: {methods(study.curvature)}."
+    checked = study.curvature[study.curvature["rel_error"].notna()]
+    if checked.empty:
+        return f"{used} No curvature was compared with central differences."
+    worst = checked.loc[checked["rel_error"].idxmax()]
+    return (
+        f"{used} Verification: in {plural(len(checked), 'step')} the curvature was compared with central differences of the gradient; relative "
+        f"error: median {power(float(np.median(checked['rel_error'])))}, largest {power(float(worst['rel_error']))} "
+        f"(run {worst['run_id']}, state {worst['state']}).{_which_erred(checked)}"
+    )
+
+
+def _which_erred(checked: Frame) -> str:
+    """Of the steps beyond `DOUBTFUL`: how far the difference, and the curvature that is used, lie from the curvature in float64; "" without such steps."""
+    doubtful = checked[checked["rel_error"] > DOUBTFUL]
+    judged = doubtful[np.isfinite(doubtful["float64_curvature"])]
+    if doubtful.empty:
+        return ""
+    beyond = f" Beyond {DOUBTFUL:g}: {plural(len(doubtful), 'step')}"
+    if judged.empty:
+        return f"{beyond}, none of them computed in float64: which of the two is off is not known there."
+    off, error = (float(relative_difference(judged[name], judged["float64_curvature"]).max()) for name in ("difference_curvature", "curvature"))
+    others = f"; of the other {len(doubtful) - len(judged)} it is not known which is off" if len(judged) < len(doubtful) else ""
+    return (
+        f"{beyond}, {'all' if not others else len(judged)} of them computed once more in float64: there the difference was off by up to {power(off)}, the "
+        f"value that is used by up to {power(error)}{others}."
+    )
+
+
+def _papers_error(rows: Frame) -> str:
+    """The same of the paper's difference; "" where no pair was computed in float64."""
+    judged = rows[np.isfinite(rows["float64_curvature"])]
+    if judged.empty:
+        return ""
+    off, error = (float(relative_difference(judged[name], judged["float64_curvature"]).max()) for name in ("parity_curvature", "curvature"))
+    return (
+        f" In {plural(len(judged), 'pair')} uᵀHu was computed once more in float64: there the paper's difference was off by up to {power(off)}, the exact "
+        f"value by up to {power(error)}."
+    )
 
 
 def pairs(rows: Frame) -> Frame:
@@ -42,7 +87,7 @@ def differences_table(study: Study) -> Table | None:
         "The recorded steps measured both exactly and by the paper's central difference of gradients, (∇L(θ+εu) − ∇L(θ−εu))/2ε with raw ε = 1e-4, at the "
         "same θ and along the same u. Difference: median of |a − b| / max(|a|, |b|), below it the largest; other sign: share of pairs in which one of "
         f"the two is positive and the other is not. α_max: median of the finite ones. % stable: share of the pairs with α_max above the training LR."
-        f"{SW if 'sw' in set(rows['mechanism']) else ''} {source(study)}"
+        f"{_papers_error(rows)}{SW if 'sw' in set(rows['mechanism']) else ''} {source(study)}"
     )
     return Table("Exact and finite differences", caption, HEADER, tuple(body), GROUPS)
 
@@ -67,4 +112,4 @@ def _row(part: Frame, name: str, where: str) -> tuple[Cell, ...]:
     )
 
 
-__all__ = ("differences_table", "other_sign", "pairs", "relative_difference")
+__all__ = ("differences_table", "verification", "other_sign", "pairs", "relative_difference")

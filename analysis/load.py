@@ -27,11 +27,12 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "num_params",
         "lr", "seed", "status", "reason", "val_nll", "init_nll", "unigram_nll", "val_accuracy",
         "val_nll_sequence", "val_nll_structure", "unigram_nll_sequence", "unigram_nll_structure", "gen_nll", "gen_nll_sequence", "gen_nll_structure",
-        "gen_oracle", "num_steps", "num_tokens", "wall_s", "skipped_steps", "restores",
+        "gen_oracle", "num_steps", "num_tokens", "wall_s", "skipped_steps", "restores", "undefined_states",
     ),
     "curvature": (
         "run_id", "phase", "state", "step", "slope", "curvature", "alpha_max", "lr", "loss_before", "loss_after", "method", "rel_error",
-        "critical_lr", "parity_curvature", "parity_alpha_max", "note", "protocol",
+        "critical_lr", "parity_curvature", "parity_alpha_max", "note", "gradient",
+        "difference_curvature", "float64_curvature", "protocol",
     ),
     "curves": ("run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"),
 }  # fmt: skip
@@ -66,7 +67,9 @@ GENERATION_COLUMNS: dict[str, tuple[str, ...]] = {
     "generation": (
         "run_id", "phase", "sample", "nll", "nll_per_byte", "num_tokens", "num_bytes", "oracle", "oracle_sha256", "sampler", "steps", "temperature", "seed",
         "nll_sequence", "nll_structure", "contexts", "oracle_draws",
-    )
+    ),
+    # The first sample of each run's terminal checkpoint (`stability.runs.samples.SAMPLES_COLUMNS`), scored or not.
+    "samples": ("run_id", "phase", "sample", "text", "num_characters", "nll", "oracle", "sampler", "temperature", "reason"),
 }  # fmt: skip
 # Tables that only a study with `lr=edge` or `search=optuna` has (`stability.runs.searches.SEARCH_COLUMNS`).
 SEARCH_COLUMNS: dict[str, tuple[str, ...]] = {
@@ -82,6 +85,7 @@ TEXT_COLUMNS = {
     "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "status",
     "reason", "phase", "state", "method", "note", "protocol", "block", "mixer", "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler", "field",
     "schedule", "constraints", "branch", "matrix", "quantity", "verdict_exceptions", "nll_exceptions", "contexts",
+    "gradient", "undefined_states", "text",
 }  # fmt: skip
 # Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
 SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")

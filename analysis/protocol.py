@@ -6,23 +6,38 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.load import Frame
+from analysis.load import Frame, Study
 from analysis.spread import listed, plural
 
 
-def sentence(protocol: Mapping[str, Any]) -> str:
-    """One line from the fields of `stability.protocol.CurvatureSpec`; a null batch or clipping norm reads as the run's own."""
+def sentence(protocol: Mapping[str, Any], gradients: Mapping[str, str] | None = None) -> str:
+    """One line from the fields of `stability.protocol.CurvatureSpec`; a null batch or clipping norm reads as the run's own.
+
+    ``gradients``: whose slope entered α_max, by optimizer state, where rows say so; else what the protocol asks for in each of its states.
+    """
     decay = "included" if protocol["weight_decay"] else "left out"
     clip = f"{protocol['clip_norm']:g}" if protocol["clip_norm"] else "the run's own"
     batch = f"{protocol['batch']} sequences" if protocol["batch"] else "the run's own batch"
     parts = f", {protocol['microbatch']} at a time" if protocol["microbatch"] else ""
     counted = [f"{protocol[key]} {nouns[protocol[key] != 1]}" for key, nouns in NOUNS.items()]
-    return (
-        f"{', '.join(counted)} of {batch}{parts}; slope of the {protocol['gradient']} gradient; weight decay {decay} in u; clipping norm {clip}; "
-        f"method {protocol['method']}"
-    )
+    slope = _slope({state: gradient_of(protocol, state) for state in protocol["state"]} if gradients is None else gradients)
+    return f"{', '.join(counted)} of {batch}{parts}; {slope}; weight decay {decay} in u; clipping norm {clip}; method {protocol['method']}"
 
 
+def gradient_of(protocol: Mapping[str, Any], state: str) -> str:
+    """Whose slope a protocol asks for in an optimizer state, as `stability.protocol.CurvatureSpec.gradient_of` has it."""
+    gradient = str(protocol["gradient"])
+    return gradient if gradient != "auto" else "clipped" if state == "paper" else "true"
+
+
+def _slope(gradients: Mapping[str, str]) -> str:
+    """``"slope of the clipped gradient"``; where states differ, of which gradient in which."""
+    if len(set(gradients.values())) == 1:
+        return f"slope of the {next(iter(gradients.values()))} gradient"
+    return f"slope of the {listed(f'{gradient} gradient in state “{state}”' for state, gradient in gradients.items())}"
+
+
+NOT_DEFINED = "not defined"  # the method of a recorded step without an α_max: it is neither stable nor unstable, and no share counts it
 NOUNS = {
     "warmup_batches": ("warm-up batch", "warm-up batches"),
     "warmup_steps": ("warm-up step", "warm-up steps"),
@@ -34,7 +49,7 @@ BEFORE = {"microbatch": None, "gradient": "true", "weight_decay": True, "clip_no
 
 def stated(rows: Frame) -> str:
     """The protocol of recorded steps (each of them, with its runs, where they differ) and the methods that they came to, with counts."""
-    known = [(_read(text), group["run_id"].nunique()) for text, group in rows.groupby("protocol") if text]
+    known = [(_read(text, group), group["run_id"].nunique()) for text, group in rows.groupby("protocol") if text]
     counts: dict[str, int] = {}
     for line, runs in known:
         counts[line] = counts.get(line, 0) + runs
@@ -44,8 +59,54 @@ def stated(rows: Frame) -> str:
     return f"Protocol: {' / '.join(lines)}. Methods: {methods(rows)}."
 
 
-def _read(text: str) -> str:
-    return sentence(BEFORE | json.loads(text))
+def _read(text: str, rows: Frame) -> str:
+    return sentence(BEFORE | json.loads(text), gradients(rows))
+
+
+def gradients(rows: Frame) -> dict[str, str]:
+    """By optimizer state, sorted from paper on: whose slope the rows hold, by their own column, else by their protocol; several as "true or clipped"."""
+    found: dict[str, set[str]] = {}
+    for state, own, protocol in set(zip(rows["state"], rows["gradient"], rows["protocol"], strict=True)):
+        told = own or (gradient_of(BEFORE | json.loads(protocol), state) if protocol else "")
+        found.setdefault(state, set()).update({told} - {""})
+    return {state: " or ".join(sorted(found[state], reverse=True)) for state in sorted(found, reverse=True) if found[state]}
+
+
+def is_literal(rows: Frame) -> bool:
+    """Whether the rows of state "paper" were measured as 5.2.1 says, word for word but for the batch's size: gradient clipped to 1 in everything, decay in u,
+    5 batches of warm-up, 5 steps, 25 recorded. False without such rows."""
+    paper = rows[rows["state"] == "paper"]
+    if paper.empty or gradients(paper) != {"paper": "clipped"} or (paper["protocol"] == "").any():
+        return False
+    return all(LITERAL.items() <= (BEFORE | json.loads(text)).items() for text in set(paper["protocol"]))
+
+
+LITERAL = {"warmup_batches": 5, "warmup_steps": 5, "recorded_steps": 25, "weight_decay": True, "clip_norm": 1.0}
+
+
+def states_explained(rows: Frame) -> str:
+    """What the optimizer states of a study's recorded steps are, and whether "paper" is the paper's protocol to the letter."""
+    slopes, literal = gradients(rows), is_literal(rows)
+    follows = "follows the paper's protocol to the letter" if literal else "starts from the paper's warm-up"
+    own = "" if literal or "paper" not in slopes else f", here with the slope of the {slopes['paper']} gradient, in the protocol that the tables state"
+    return (
+        f"State “checkpoint” starts from the run's own optimizer state, state “paper” {follows}{own}: averages over the warm-up batches, "
+        "already unbiased, are bias-corrected once more (after five batches m is divided by 0.47, v by 0.006), which shortens the step direction and lengthens "
+        "α_max accordingly; read “paper” against the paper's tables, “checkpoint” for what the training met."
+    )
+
+
+def undefined_states(study: Study) -> str:
+    """The optimizer states that were asked for and that some runs' optimizer does not define, in a sentence each; "" where there is none."""
+    runs = study.runs[study.runs["undefined_states"] != ""]
+    asked = [(state, run.optimizer) for run in runs.itertuples() for state in run.undefined_states.split()]
+    why = "its warm-up sets the averages m and v of Adam; these runs have rows of their own optimizer state only"
+    sentences = []
+    for state in sorted({state for state, _ in asked}):
+        optimizers = [optimizer for name, optimizer in asked if name == state]
+        whose = listed(f"{name} ({plural(optimizers.count(name), 'run')})" for name in sorted(set(optimizers)))
+        sentences.append(f"State “{state}” is not defined for {whose}{f': {why}' if state == 'paper' else ''}.")
+    return " ".join(sentences)
 
 
 def methods(rows: Frame) -> str:

@@ -29,6 +29,7 @@ from analysis import (
     generative,
     probe_plots,
     probe_tables,
+    sample_tables,
     search,
     stream_plots,
     structure_plots,
@@ -40,17 +41,12 @@ from analysis.generation_tables import generation_tables
 from analysis.load import Study, load
 from analysis.overview import overview
 from analysis.plots import nll_figure, window_figure
-from analysis.protocol import methods
+from analysis.protocol import states_explained, undefined_states
 from analysis.sensitivity import sensitivity_table
-from analysis.spread import listed, plural, power
+from analysis.spread import listed, plural
 from analysis.style import RC
 from analysis.throughput import throughput_table
 
-STATES_EXPLAINED = (
-    "State “checkpoint” starts from the run's own optimizer state, state “paper” follows the paper's protocol to the letter: its averages over "
-    "five batches, already unbiased, are bias-corrected once more (m divided by 0.47, v by 0.006), which shortens the step direction and lengthens "
-    "α_max accordingly; read “paper” against the paper's tables, “checkpoint” for what the training met."
-)
 NLL_CAPTION = (
     "Validation NLL at the end of training against learning rate. Points: seeds; line: their median, broken where half of them or more diverged; "
     "×: diverged runs of all runs there. Beneath: the stable window of the median (bar) and of each seed (thin lines); arrow: open, a lower bound; "
@@ -98,6 +94,7 @@ def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str
     parts = [table.text() for table in [*general, *generation_tables(study), *generative.generative_windows(study), *ablation.ablation_tables(study)]]
     parts += ablation.directions(study)
     parts += [table.text(details=False) for table in tables.alpha_tables(study, phases=phases)]
+    parts += [absent] if (absent := undefined_states(study)) else []
     parts.append(claims.paragraph(study))
     return "\n\n".join(_wrapped(part) for part in parts) + "\n"
 
@@ -166,6 +163,7 @@ def _sections(study: Study, folder: Path, prefix: str) -> str:
         accuracy.section(study, figures),
         components.section(study),
         generative.section(study, figures),
+        sample_tables.section(study),
         alpha,
         _probes(study, figures),
         curve_plots.section(study, figures),
@@ -212,12 +210,14 @@ def _nll(study: Study, figures: dict[str, Path | None]) -> str:
 def _alpha(study: Study, figures: dict[str, Path | None]) -> str:
     head = typeset.heading("Maximum stable learning rate α_max along the optimizer's step")
     if study.curvature.empty:
-        return head + typeset.paragraph("α_max was not measured in this study (hessian=false, or no run left a checkpoint).")
-    body = [head, typeset.paragraph(STATES_EXPLAINED + state_ratio(study))]
+        why = undefined_states(study) or "α_max was not measured in this study (hessian=false, or no run left a checkpoint)."
+        return head + typeset.paragraph(why)
+    absent = undefined_states(study)
+    body = [head, typeset.paragraph(states_explained(study.curvature) + state_ratio(study)), *([typeset.paragraph(absent)] if absent else [])]
     for name in (name for name in figures if name.startswith("alpha-")):
         phase = name.removeprefix("alpha-").rpartition("-")[0]
         body.append(tables.captioned(study, figures, name, ALPHA_CAPTION.format(phase=tables.PHASES.get(phase, phase)), ""))
-    body.append(typeset.paragraph(verification(study)))
+    body.append(typeset.paragraph(differences.verification(study)))
     return "".join(body + [table.typst() for table in tables.alpha_tables(study)])
 
 
@@ -265,24 +265,10 @@ def state_ratio(study: Study) -> str:
     )
 
 
-def verification(study: Study) -> str:
-    """How the curvatures were computed, and how far one of each run and state lies from central differences."""
-    used = f"Methods: {methods(study.curvature)}."
-    checked = study.curvature[study.curvature["rel_error"].notna()]
-    if checked.empty:
-        return f"{used} No curvature was compared with central differences."
-    worst = checked.loc[checked["rel_error"].idxmax()]
-    return (
-        f"{used} Verification: in {plural(len(checked), 'step')} the curvature was compared with central differences of the gradient; relative "
-        f"error: median {power(float(np.median(checked['rel_error'])))}, largest {power(float(worst['rel_error']))} "
-        f"(run {worst['run_id']}, state {worst['state']})."
-    )
-
-
 def _troubles(study: Study) -> str:
     table = tables.trouble_table(study)
     head = typeset.heading("Runs that diverged, failed, or learned nothing")
     return head + (typeset.paragraph("None: every run ended stable.") if table is None else table.typst())
 
 
-__all__: Sequence[str] = ("build", "summary", "verification", "write_figures")
+__all__: Sequence[str] = ("build", "summary", "write_figures")

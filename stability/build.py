@@ -22,6 +22,7 @@ from stability.objectives._base import AbstractObjective
 from stability.optimizers._groups import parameter_groups
 from stability.parts import contexts_of
 from stability.registry import Registry
+from stability.tokenizer_spec import TokenizerRunSpec
 
 
 def build_objective(spec: AbstractRecipe, data_format: Any) -> AbstractObjective:
@@ -108,8 +109,11 @@ def _cross(spec: RunSpec, shape: MixerShape) -> CrossBranch | None:
     )
 
 
-def build_optimizer(spec: RunSpec, model: nn.Module) -> torch.optim.Optimizer:
-    """One parameter group; two where weight decay does not reach every parameter (`stability.optimizers._groups`)."""
+def build_optimizer(spec: RunSpec | TokenizerRunSpec, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of a run, or of a tokenizer's stage, over the parameters of ``model`` in its order.
+
+    One parameter group; two where weight decay does not reach every parameter (`stability.optimizers._groups`).
+    """
     optimizer, settings = Registry("optimizers").load(spec.optimizer.name), spec.optimizer.settings
     return optimizer.build(settings, parameter_groups(model, partial(optimizer.decays, settings)), spec.lr_peak)
 

@@ -125,7 +125,8 @@ def _publish(study, spec) -> int:
 
 
 def _print_samples(directory, phase: str, num: int) -> None:
-    from stability.probes.samples import first_texts, lines_beside, meta_file
+    from stability.probes.samples import lines_beside
+    from stability.runs.samples import first_texts, meta_file
 
     if not meta_file(directory, phase).exists():
         return

@@ -18,7 +18,7 @@ hf:   any causal language model of transformers: which learning rate does its cu
 
   phase=terminal | earliest | all   which checkpoints of a run      state=[paper,checkpoint]   optimizer state to start from
   batch=512 microbatch=16           sequences per step; at a time   recorded_steps=25 warmup_steps=5 warmup_batches=5
-  gradient=true | clipped           whose slope enters the formula  clip_norm=1.0              null: the run's own
+  gradient=auto | true | clipped    whose slope enters the formula  clip_norm=1.0              null: the run's own
   weight_decay=true | false         whether u holds weight decay    device=auto | cpu | cuda
   method=auto | taylor | double_backward | finite_difference        seed=0
   method=parity                     the paper's raw central difference, ε = 1e-4
@@ -116,23 +116,34 @@ def _print_table(directory) -> None:
     import pandas as pd
 
     from stability.runs.results import step_tables
+    from stability.runs.steps import undefined_states
+    from stability.runs.tables import read_table
 
     for path in step_tables(directory):
         table = pd.read_parquet(path)
         for phase, state in table[["phase", "state"]].drop_duplicates().itertuples(index=False):
-            rows: Any = table[(table.phase == phase) & (table.state == state)]
-            finite = rows.alpha_max[rows.alpha_max.abs() < float("inf")]
-            median = f"{finite.median():.3g}" if len(finite) else "--"
-            stable = 100 * (rows.alpha_max > rows.lr).mean()
-            error = rows.rel_error.dropna()
-            print(
-                f"{phase:10} state={state:10} lr={rows.lr.iloc[0]:g}  median α_max {median:>9}  stable {stable:3.0f} % of {len(rows)} steps  "
-                f"{', '.join(rows.method.unique())}, checked against differences: {error.iloc[0] if len(error) else float('nan'):.1e}"
-            )
-            lost = rows.dropna(subset=["note"]) if "note" in rows else rows.iloc[:0]
-            if len(lost):
-                print(f"{'':10} not finite from step {lost.step.iloc[0]} on: {lost.note.iloc[0]}")
+            _print_state(table[(table.phase == phase) & (table.state == state)], phase, state)
+        for state in undefined_states(read_table(path)):
+            print(f"{path.stem:10} state={state:10} is not defined for this run's optimizer")
     print(f"rows: {directory.path / 'curvature'}")
+
+
+def _print_state(rows: Any, phase: str, state: str) -> None:
+    """A step without an α_max is neither stable nor unstable: the share is over the others."""
+    defined = rows[rows.method != "not defined"]
+    finite = defined.alpha_max[defined.alpha_max.abs() < float("inf")]
+    median = f"{finite.median():.3g}" if len(finite) else "--"
+    stable = f"{100 * (defined.alpha_max > defined.lr).mean():3.0f} %" if len(defined) else " --"
+    error = rows.rel_error.dropna()
+    print(
+        f"{phase:10} state={state:10} lr={rows.lr.iloc[0]:g}  median α_max {median:>9}  stable {stable} of {len(defined)} steps  "
+        f"{', '.join(rows.method.unique())}, checked against differences: {error.iloc[0] if len(error) else float('nan'):.1e}"
+    )
+    if len(defined) < len(rows):
+        print(f"{'':10} α_max is not defined in {len(rows) - len(defined)} of {len(rows)} steps: {rows[rows.method == 'not defined'].note.iloc[0]}")
+    lost = defined.dropna(subset=["note"]) if "note" in defined else defined.iloc[:0]
+    if len(lost):
+        print(f"{'':10} not finite from step {lost.step.iloc[0]} on: {lost.note.iloc[0]}")
 
 
 if __name__ == "__main__":

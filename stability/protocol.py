@@ -40,10 +40,10 @@ class CurvatureSpec(Settings):
     )
     batch: int | None = Field(default=None, ge=1, description="sequences per measured step; null: the run's own batch")
     microbatch: int | None = Field(default=None, ge=1, description="sequences evaluated at a time, which bounds the memory; null: the whole batch")
-    gradient: Annotated[Literal["true", "clipped"], BeforeValidator(_yaml_true)] = Field(
-        default="true", description="which gradient's slope enters the formula: the loss's own, or the clipped one that the optimizer sees"
+    gradient: Annotated[Literal["auto", "true", "clipped"], BeforeValidator(_yaml_true)] = Field(
+        default="auto", description="whose slope enters the formula: the loss's own, the clipped one, or (auto) clipped for state=paper, else the loss's own"
     )
-    weight_decay: bool = Field(default=True, description="whether the step direction u holds the optimizer's decoupled weight decay")
+    weight_decay: bool = Field(default=True, description="whether the step direction u holds the optimizer's weight decay")
     clip_norm: float | None = Field(default=None, gt=0, description="largest gradient norm that reaches the optimizer; null: the run's own")
     warmup_batches: int = Field(default=5, ge=1, description="batches whose clipped gradients give m and v (state=paper)")
     warmup_steps: int = Field(default=5, ge=0, description="optimizer steps taken before recording")
@@ -57,3 +57,9 @@ class CurvatureSpec(Settings):
         default=("alpha_max",), min_length=1, description="what is measured; critical_lr is a column of alpha_max's table, each other a table of its own"
     )
     spectra: SpectraSpec = Field(default=SpectraSpec(), description="how finely `measure` looks beyond α_max")
+
+    def gradient_of(self, state: str) -> Literal["true", "clipped"]:
+        """The gradient whose slope enters α_max in an optimizer state; "auto" follows 5.2.1 in state "paper" ("for all computations, we clip the gradient")."""
+        if self.gradient == "auto":
+            return "clipped" if state == "paper" else "true"
+        return self.gradient

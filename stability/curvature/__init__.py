@@ -2,7 +2,7 @@
 
 from stability.curvature._graph import NoSecondDerivative
 from stability.curvature._jet import NoRule
-from stability.curvature.alpha_max import alpha_max, paper_state, step_direction
+from stability.curvature.alpha_max import NO_CHANGE, NO_STEP, NOT_DEFINED, alpha_max, paper_state, step_direction, step_without_decay
 from stability.curvature.monitor import AlphaMaxMonitor, MonitorRow
 from stability.curvature.parallel import parallel_directional
 from stability.curvature.products import METHODS, Directional, directional, hvp
@@ -10,6 +10,9 @@ from stability.curvature.training_graph import GradientWithGraph
 
 __all__ = [
     "METHODS",
+    "NOT_DEFINED",
+    "NO_CHANGE",
+    "NO_STEP",
     "AlphaMaxMonitor",
     "Directional",
     "GradientWithGraph",
@@ -22,4 +25,5 @@ __all__ = [
     "hvp",
     "paper_state",
     "step_direction",
+    "step_without_decay",
 ]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stability.curvature._inputs import norm
+from stability.curvature._inputs import RandomState, norm
 
+NOT_DEFINED = "not defined"  # the ``method`` of a step for which there is no α_max: its row holds a note and no numbers
+NO_STEP = "the step is zero"
+NO_CHANGE = "the loss does not change along the step"
 ROUNDING_LIMIT = 1e-2  # share of a step that float rounding may make up before step_direction warns
 
 
@@ -19,9 +24,10 @@ def alpha_max(slope: float, curvature: float) -> float:
     """The step length at which θ + αu stops lowering the loss to second order: −2⟨∇L,u⟩ / uᵀHu (Eq. 18).
 
     0 where u does not descend (slope >= 0); inf where it descends and the curvature is not positive; NaN where either number is NaN or
-    infinite, so that a broken evaluation never passes for a stable or an unstable step.
+    infinite, so that a broken evaluation never passes for a stable or an unstable step. NaN also where both are 0: u is zero, or the loss does not
+    change along it, and no length of such a step is too long or short enough.
     """
-    if not (math.isfinite(slope) and math.isfinite(curvature)):
+    if not (math.isfinite(slope) and math.isfinite(curvature)) or slope == curvature == 0:
         return math.nan
     if slope >= 0:
         return 0.0
@@ -54,6 +60,36 @@ def step_direction(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor
         text = f"about {share:.0%} of this step is float rounding of the parameters; use a larger lr or float64 copies"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     return direction
+
+
+def step_without_decay(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], lr: float) -> dict[str, Tensor]:
+    """The direction u of the step that the optimizer would take from here with weight decay λ = 0 in every group; nothing of it or of ``params`` changes.
+
+    A twin of the optimizer takes that step on copies of parameters, gradients and state, with the random numbers that the optimizer's own step will draw.
+    So no rule of how a class decays is needed: decoupled (AdamW), proximal (Adan), times a rate of its own (Prodigy). The L2 penalty that SGD and Adam
+    add to the gradient is left out likewise, as this step's −∇L of the loss alone; what earlier steps put of it into momentum and averages stays there.
+    ``params`` and ``lr``: as in `step_direction`. Groups without an entry "weight_decay" decay nothing.
+    """
+    twin, copy_of = _twin(optimizer)
+    for group in twin.param_groups:
+        group.update({"weight_decay": 0.0} if "weight_decay" in group else {})
+    with RandomState(params).replayed():
+        return step_direction(twin, {name: copy_of.get(id(param), param) for name, param in params.items()}, lr)
+
+
+def _twin(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, dict[int, Tensor]]:
+    """The optimizer over copies of its tensors and their gradients, and these copies by the originals' ids. Hooks, and a `step` that a scheduler put
+    in the place of the class's own, are left behind: they belong to the original."""
+    copy_of: dict[int, Tensor] = {}
+    for tensor in (tensor for group in optimizer.param_groups for tensor in group["params"]):
+        copied = torch.nn.Parameter(tensor.detach().clone(), requires_grad=tensor.requires_grad)
+        copied.grad = None if tensor.grad is None else tensor.grad.detach().clone()
+        copy_of[id(tensor)] = copied
+    twin: torch.optim.Optimizer = object.__new__(type(optimizer))
+    hooks = {name for name in vars(optimizer) if name.startswith("_optimizer_") and name.endswith("_hooks")}
+    own = {name: value for name, value in vars(optimizer).items() if name not in hooks and name != "step"}
+    vars(twin).update(copy.deepcopy(own, {**copy_of, id(optimizer): twin}), **{name: OrderedDict() for name in hooks})
+    return twin, copy_of
 
 
 def exact_difference(after: Tensor, before: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stability.curvature._batches import num_rows, split_rows
 from stability.curvature._inputs import Objective, RandomState, Tensors, mean_of, norm
-from stability.curvature.alpha_max import ROUNDING_LIMIT, exact_difference, rounding_share
+from stability.curvature.alpha_max import NO_CHANGE, NO_STEP, NOT_DEFINED, ROUNDING_LIMIT, exact_difference, rounding_share
 from stability.curvature.parallel import parallel_directional, parallel_mean
 from stability.curvature.products import Directional, check_method, directional
 
@@ -30,7 +30,8 @@ class MonitorRow:
     ``step``: number of steps begun before this one. ``lr``: α, the rate that the optimizer used. ``loss``: L(θ). ``slope``: ⟨∇L, u⟩.
     ``curvature``: uᵀHu. ``alpha_max``: Eq. 18, −2·slope/curvature; ∞ without positive curvature, 0 where u ascends.
     ``alpha_max_over_lr``: below 1, the step is beyond its second-order threshold. ``predicted_change``: lr·slope + lr²·curvature/2.
-    ``actual_change``: L(θ⁺) − L(θ), same batch, dropout masks and buffers. ``method``: what gave the curvature, "none" where nothing was measured.
+    ``actual_change``: L(θ⁺) − L(θ), same batch, dropout masks and buffers. ``method``: what gave the curvature, "none" where nothing was measured,
+    "not defined" where the step is zero or the loss does not change along it: such a step is neither stable nor unstable.
     ``rel_error``: of the curvature against differences of gradients, where it was checked. ``note``: why a number is missing or not finite; None where nothing
     is amiss.
     """
@@ -171,7 +172,7 @@ class AlphaMaxMonitor:
         lr, current = lrs[0], dict(self.model.named_parameters())
         after = {name: current[name].detach() for name in start}
         if all(torch.equal(after[name], tensor) for name, tensor in start.items()):  # NaN equals nothing
-            return MonitorRow(step, lr, note="no step: no parameter changed" + (", the learning rate is 0" if lr == 0 else ""))
+            return MonitorRow(step, lr, method=NOT_DEFINED, note=f"{NO_STEP}: no parameter changed" + (", the learning rate is 0" if lr == 0 else ""))
         if not (math.isfinite(lr) and lr > 0):
             return MonitorRow(step, lr, note=f"the learning rate is {lr}, by which no step can be divided")
         direction = {name: exact_difference(after[name], tensor).div_(lr).to(tensor.dtype) for name, tensor in start.items()}
@@ -181,9 +182,10 @@ class AlphaMaxMonitor:
             change = self._loss_at(after, pieces) - along.loss
         predicted = lr * along.slope + lr * lr * along.curvature / 2
         notes = [f"optimizer.step() was called {len(lrs)} times; u is their sum"] if len(lrs) > 1 else []
-        notes += [note for note in (_rounding(start, direction, lr), along.nonfinite) if note]
+        is_flat = along.slope == along.curvature == 0
+        notes += [note for note in (_rounding(start, direction, lr), along.nonfinite, NO_CHANGE if is_flat else None) if note]
         numbers = (along.loss, along.slope, along.curvature, along.alpha_max, along.alpha_max / lr, predicted, change)
-        return MonitorRow(step, lr, *numbers, method=along.method, rel_error=along.rel_error, note="; ".join(notes) or None)
+        return MonitorRow(step, lr, *numbers, method=NOT_DEFINED if is_flat else along.method, rel_error=along.rel_error, note="; ".join(notes) or None)
 
     def _pieces(self, item: _Item) -> list[_Item]:
         if self.rows is None:

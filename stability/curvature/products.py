@@ -29,7 +29,7 @@ class Directional:
 
     ``loss``: L(θ). ``slope``: ⟨∇L, u⟩. ``curvature``: uᵀHu. ``alpha_max``: Eq. 18 from these, NaN where any of the three is not finite.
     ``method``: the one that gave the curvature. ``rel_error``: |a − b| / max(|a|, |b|) of the curvature against central differences, where
-    asked for.
+    asked for; ``difference``: the b of it.
     ``error_bar``: with method finite_difference, what the curvature may be off by. ``shares``: u_b·(Hu)_b by parameter, which add up to the
     curvature, where the method yields them. ``nonfinite``: where a number is not finite, the first parameter or module that is not.
     """
@@ -43,6 +43,7 @@ class Directional:
     error_bar: float | None = None
     shares: dict[str, float] | None = field(default=None, repr=False, hash=False)
     nonfinite: str | None = None
+    difference: float | None = None
 
 
 def directional(
@@ -185,7 +186,7 @@ def checked(problem: Problem, result: Directional, check: bool | None, unvouched
             f"{unvouched} (a custom autograd.Function) has a wrong second derivative: uᵀHu comes out as {result.curvature:.4g}, by differences of "
             f"gradients as {reference:.4g} ± {bar:.1g}; use method='finite_difference'"
         )
-    return replace(result, rel_error=relative_error(result.curvature, reference))
+    return replace(result, rel_error=relative_error(result.curvature, reference), difference=reference)
 
 
 def _by_differences(problem: Problem, method: str, check: bool) -> Directional:

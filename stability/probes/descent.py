@@ -11,18 +11,31 @@ import torch
 from torch import Tensor
 
 from stability.config import CurvatureSpec
-from stability.curvature import Directional, GradientWithGraph, alpha_max, directional, paper_state, step_direction
+from stability.curvature import (
+    NO_CHANGE,
+    NO_STEP,
+    NOT_DEFINED,
+    Directional,
+    GradientWithGraph,
+    alpha_max,
+    directional,
+    paper_state,
+    step_direction,
+    step_without_decay,
+)
 from stability.objectives._base import Examples
 
 Tensors = dict[str, Tensor]
 LossSum = Callable[[Mapping[str, Tensor], Examples], tuple[Tensor, Tensor]]
 EXACT = ("taylor", "double_backward")
 COLUMNS = ("slope", "curvature", "alpha_max", "method", "rel_error")
+DOUBTFUL = 1e-3  # relative error against central differences beyond which float64 is asked which of the two is off
 
 
 @dataclass(frozen=True)
 class Step:
-    """One recorded step. ``loss`` and ``batches`` as `stability.curvature.directional` takes them, ``params``: θ before the step, ``direction``: u."""
+    """One recorded step. ``loss`` and ``batches`` as `stability.curvature.directional` takes them, ``params``: θ before the step, ``direction``: u,
+    ``result``: the loss along u, with its own slope also where the row holds the clipped gradient's."""
 
     loss: Callable[..., Any]
     batches: list[Examples] | None
@@ -36,7 +49,8 @@ class Descent:
 
     ``loss(params, examples)``: (sum, count) in nats and weights. ``examples(index)``: batch number ``index`` of the protocol, B rows on every tensor.
     ``lr``: the rate of every step, 1/lr being the unit of u. ``clip_norm``: what the optimizer's gradient is clipped to. ``observe``: called with
-    each recorded `Step` before the parameters are used again; what it returns joins the row.
+    each recorded `Step` before the parameters are used again; what it returns joins the row. ``loss_in_double()``: the same loss for parameters and examples in
+    float64, by which the worst of the curvatures that central differences contradict is computed once more (`in_double`); None: none is.
     """
 
     def __init__(
@@ -50,18 +64,22 @@ class Descent:
         lr: float,
         clip_norm: float,
         observe: Callable[[Step], dict[str, Any]] | None = None,
+        loss_in_double: Callable[[], LossSum] | None = None,
     ):
         self.params, self.optimizer, self.loss, self.examples, self.curvature = params, optimizer, loss, examples, curvature
         self.lr, self.clip_norm = lr, curvature.clip_norm or clip_norm
-        self.observe = observe
+        self.observe, self.loss_in_double = observe, loss_in_double
+        self._worst = DOUBTFUL  # relative error of the last step that was computed in float64
 
     def rows(self, state: str, own_state: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any] | None]:
         """A row for each recorded step, None for each warm-up step; ``state``: "paper" (m and v are means, 5.2.1), "checkpoint" (``own_state``) or "plain".
 
         A step whose gradient is not finite ends the descent: it and those after it are rows of method "none" without numbers, so that the share of
-        stable steps keeps its denominator. ``note``: of numbers that are not finite, the first parameter or module that they come from.
+        stable steps keeps its denominator. A step that is zero, or along which the loss does not change, has no α_max: a row of method "not defined",
+        which that share leaves out. ``note``: why a row has no numbers; of numbers that are not finite, the first parameter or module that they come
+        from. ``gradient``: whose slope entered α_max, "true" (the loss's own) or "clipped".
         """
-        lost = self._broken_parameter()
+        lost, gradient = self._broken_parameter(), self.curvature.gradient_of(state)
         if lost is None:
             self._start_from(state, own_state)
         first = self.curvature.warmup_batches
@@ -71,9 +89,9 @@ class Descent:
                 self.optimizer.step()
             yield None
         for number in range(self.curvature.recorded_steps):
-            row = self._recorded_step(first + self.curvature.warmup_steps, number) if lost is None else lost
+            row = self._recorded_step(first + self.curvature.warmup_steps, number, gradient) if lost is None else lost
             lost = row if "method" not in row else None
-            yield {"step": number, "lr": self.lr, "method": "none", **row}
+            yield {"step": number, "lr": self.lr, "gradient": gradient, "method": "none", **row}
 
     def _broken_parameter(self) -> dict[str, Any] | None:
         """Where θ itself is not finite before anything was done: a row that says so (a single step would spread it over every parameter)."""
@@ -101,7 +119,7 @@ class Descent:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
-    def _recorded_step(self, first: int, number: int) -> dict[str, Any]:
+    def _recorded_step(self, first: int, number: int, slope_of: str) -> dict[str, Any]:
         """Gradient, step and the curvature along it on batch ``first + number``. A gradient that is not finite allows no step: then only whence it came."""
         loss, batches = self._objective(first + number)
         held = GradientWithGraph(loss, self.params, batches, method=self.curvature.method, check=number == 0 or None)
@@ -109,18 +127,37 @@ class Descent:
         if not all(tensor.isfinite().all() for tensor in gradient.values()):
             return {"note": held.nonfinite()}
         kept = self._set_gradient(gradient)
-        direction = step_direction(self.optimizer, self.params, self.lr)
-        if not self.curvature.weight_decay:
-            direction = without_decay(direction, held.params, self.optimizer, self.params, self.lr)
+        direction = self._step()
+        if not any(tensor.any() for tensor in direction.values()):
+            return {"method": NOT_DEFINED, "note": NO_STEP, "loss_before": held.loss, "loss_after": self._loss_here(loss, batches)}
         along = held.along(direction)
-        if self.curvature.gradient == "clipped":
-            along = with_slope(along, kept * along.slope)
+        losses = {"loss_before": along.loss, "loss_after": self._loss_here(loss, batches)}
+        if along.slope == along.curvature == 0:
+            return {"method": NOT_DEFINED, "note": NO_CHANGE, **losses}
         step = Step(loss, batches, held.params, direction, along)
-        row = {key: getattr(along, key) for key in COLUMNS}
+        recorded = with_slope(along, kept * along.slope) if slope_of == "clipped" else along
+        row = {key: getattr(recorded, key) for key in COLUMNS} | {"difference_curvature": along.difference}
         if number < self.curvature.parity_steps and along.method in EXACT:
-            row |= by_the_papers_difference(step)
+            row |= by_the_papers_difference(step, recorded.slope)
+        row |= self._judged(step, first + number)
         observed = {} if self.observe is None else self.observe(step)
-        return {**row, "note": along.nonfinite, "loss_before": along.loss, "loss_after": self._loss_here(loss, batches), **observed}
+        return {**row, "note": along.nonfinite, **losses, **observed}
+
+    def _step(self) -> Tensors:
+        """Take the optimizer's step; its direction u, or with ``weight_decay=false`` that of the step without decay from the same state."""
+        decays = any(group.get("weight_decay") for group in self.optimizer.param_groups)
+        undecayed = step_without_decay(self.optimizer, self.params, self.lr) if decays and not self.curvature.weight_decay else None
+        taken = step_direction(self.optimizer, self.params, self.lr)
+        return taken if undecayed is None else undecayed
+
+    def _judged(self, step: Step, index: int) -> dict[str, float]:
+        """The curvature in float64, where differences contradict it more than in any step before; {} elsewhere, and where the model has no float64."""
+        error = step.result.rel_error
+        if error is None or not error > self._worst or step.result.method not in EXACT or self.loss_in_double is None:
+            return {}
+        self._worst, examples = error, self.examples(index)
+        found = in_double(step, self.loss_in_double(), examples.split(self.curvature.microbatch or len(examples.targets_BN)))
+        return {} if found is None else {"float64_curvature": found}
 
     def _objective(self, index: int) -> tuple[Callable[..., Any], list[Examples] | None]:
         """The loss of batch ``index`` as `directional` takes it: one scalar, or (sum, count) of one microbatch after another."""
@@ -157,10 +194,10 @@ class Descent:
             return sum(total.item() for total, _ in terms) / sum(float(count) for _, count in terms)
 
 
-def by_the_papers_difference(step: Step) -> dict[str, float]:
-    """uᵀHu of the step by the paper's central difference of gradients, raw ε = 1e-4 (Eq. 20), and α_max from it and the row's own slope."""
+def by_the_papers_difference(step: Step, slope: float) -> dict[str, float]:
+    """uᵀHu of the step by the paper's central difference of gradients, raw ε = 1e-4 (Eq. 20), and α_max from it and the row's own ``slope``."""
     found = directional(step.loss, step.params, step.direction, "parity", batches=step.batches)
-    return {"parity_curvature": found.curvature, "parity_alpha_max": with_slope(found, step.result.slope).alpha_max}
+    return {"parity_curvature": found.curvature, "parity_alpha_max": with_slope(found, slope).alpha_max}
 
 
 def with_slope(result: Directional, slope: float) -> Directional:
@@ -169,16 +206,20 @@ def with_slope(result: Directional, slope: float) -> Directional:
     return replace(result, slope=slope, alpha_max=ratio)
 
 
-def without_decay(direction: Tensors, before: Tensors, optimizer: torch.optim.Optimizer, params: Tensors, lr: float) -> Tensors:
-    """u + λθ: the displacement less the decoupled decay −λθ that it holds (Loshchilov & Hutter 2017); ``before``: θ before the step.
+def in_double(step: Step, loss: LossSum, batches: list[Examples]) -> float | None:
+    """uᵀHu of the step once more, by the same method in float64, at the same θ and u; None where the model does not compute in float64.
 
-    Only a decay beside the gradient can be told from the step; an L2 penalty (SGD) is a part of the gradient and stays.
+    It tells which erred where the curvature and central differences, both in float32, do not agree: float64's own error is far below either's.
     """
-    factors = {id(tensor): decoupled_decay(optimizer, group) * group["lr"] / lr for group in optimizer.param_groups for tensor in group["params"]}
-    return {name: step.add(before[name].detach(), alpha=factors[id(params[name])]) for name, step in direction.items()}
-
-
-def decoupled_decay(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
-    """λ of a group whose optimizer shrinks θ by (1 − lr·λ) beside its step; 0 where it does not. torch and pytorch_optimizer flag it differently."""
-    flagged = any(bool(group[key]) for key in ("decoupled_weight_decay", "weight_decouple") if key in group)
-    return float(group["weight_decay"]) if flagged or type(optimizer).__name__ == "Muon" else 0.0  # torch's Muon has no flag
+    if any(param.dtype == torch.float64 for param in step.params.values()):
+        return step.result.curvature
+    wide = [batch.each(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor) for batch in batches]
+    params, direction = ({name: tensor.detach().double() for name, tensor in held.items()} for held in (step.params, step.direction))
+    try:
+        with torch.no_grad():
+            if loss(params, wide[0])[0].dtype != torch.float64:
+                return None  # something in it goes through a narrower type
+        found = directional(loss, params, direction, step.result.method, batches=wide).curvature
+    except (RuntimeError, TypeError):  # torch's words for a module or kernel that knows float32 only
+        return None
+    return found if math.isfinite(found) else None

@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from stability.build import resolve_device
 from stability.config import CurvatureSpec, Part
+from stability.curvature import NOT_DEFINED
 from stability.data._base import Corpus
 from stability.data._tokenizers import ByteTokenizer
 from stability.entry_specs import HessianSpec
@@ -61,7 +62,7 @@ class HuggingFaceProbe:
         self.description = f"{spec.hf}: {type(self.model).__name__}, {sizes}\n{corpus.description}; {len(self.tokens):,} tokens {how}"
 
     def measure(self, lr: float) -> Iterator[None]:
-        """One rate by the protocol from both warm-ups, yielding after every step: "paper" (5.2.1 to the letter) and "plain" (AdamW's own averages
+        """One rate by the protocol from both warm-ups, yielding after every step: "paper" (the means of 5.2.1) and "plain" (AdamW's own averages
         and bias correction over the same warm-up batches); an entry "checkpoint" of the spec's states means plain, for there is no other state."""
         for state in dict.fromkeys("plain" if name == "checkpoint" else name for name in self.curvature.state):
             with torch.no_grad():
@@ -190,6 +191,7 @@ def load_tokenizer(name: str) -> Any | None:
 def answer(rows: pd.DataFrame) -> str:
     """The table, a line a rate and state, and what it says: whether nine steps in ten stay below α_max at each rate that was asked about, what
     diverged, and by how much the two states differ."""
+    undefined, rows = rows[rows["method"] == NOT_DEFINED], rows[rows["method"] != NOT_DEFINED]
     lines = [f"{'lr':>9}  {'state':6} {'median α_max':>12} {'10 % quantile':>14} {'stable':>7} {'loss fell':>10}  method, against differences"]
     states, verdicts = list(dict.fromkeys(rows["state"])), []
     for lr in sorted(set(rows["lr"])):
@@ -200,6 +202,7 @@ def answer(rows: pd.DataFrame) -> str:
                 verdicts.append(_verdict(part, lr))
             elif part["alpha_max"].isna().any():
                 verdicts.append(_divergence(part, f"lr={lr:g}, state {state}"))
+    verdicts += [f"{len(undefined)} steps have no α_max and are left out: {undefined['note'].iloc[0]}"] if len(undefined) else []
     return "\n".join([*lines, "", *verdicts, *_ratios(rows)])
 
 
@@ -220,7 +223,7 @@ def _ratios(rows: pd.DataFrame) -> list[str]:
         if len(paper) and len(plain):
             ratio = f"{paper.median() / plain.median():.2g} times that of state plain"
             sentences.append(
-                f"lr={lr:g}: state paper (5.2.1 to the letter) has a median α_max {ratio} (finite positive steps, n={len(paper)} and {len(plain)})"
+                f"lr={lr:g}: state paper (the warm-up of 5.2.1) has a median α_max {ratio} (finite positive steps, n={len(paper)} and {len(plain)})"
             )
     return sentences
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from stability.data._base import Corpus
 from stability.runs.directory import RunDirectory, read_json, write_atomically, write_json
+from stability.runs.samples import meta_file
 
 LINE = 80  # letters a line of FASTA
 
@@ -44,10 +45,6 @@ def has_text(corpus: Corpus) -> bool:
     return True
 
 
-def meta_file(directory: RunDirectory, phase: str) -> Path:
-    return directory.path / "samples" / f"{phase}.json"
-
-
 def write(directory: RunDirectory, phase: str, samples: Sequence[Sample], made_by: dict[str, Any], *, fasta: bool) -> Path:
     """The samples, then the file that vouches for them: where the second is missing, there are no samples. ``made_by``: plain values."""
     rows = ({"text": sample.text, "tokens": sample.tokens} for sample in samples)
@@ -75,15 +72,6 @@ def read(directory: RunDirectory, phase: str, corpus: Corpus) -> list[Sample]:
     token_of = {piece.decode(): token for token, piece in enumerate(corpus.vocabulary.pieces)}
     sequences = ["".join(record.splitlines()[1:]) for record in text.split(">")[1:]]
     return [Sample([token_of[letter] for letter in sequence], sequence) for sequence in sequences]
-
-
-def first_texts(directory: RunDirectory, phase: str, num: int) -> list[str]:
-    """What the first samples say; their tokens' numbers where what these stand for was not kept, or no letters (a protein's structure alone)."""
-    path = meta_file(directory, phase).with_name(read_json(meta_file(directory, phase))["file"])
-    if path.suffix == ".fasta":
-        return ["".join(record.splitlines()[1:]) for record in path.read_text(encoding="utf-8").split(">")[1:][:num]]
-    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines()[:num])
-    return [" ".join(map(str, row.get("tokens", row.get("structure")))) if row["text"] is None else row["text"] for row in rows]
 
 
 def lines_beside(directory: RunDirectory, phase: str) -> list[str]:

@@ -1,11 +1,13 @@
 """What `measure=` asks for beyond α_max, at a checkpoint: the loss along u, sharpness, spectral density, block shares → ``curvature/<phase>_<table>.parquet``.
 
-Everything is measured at the first recorded step of the protocol, per optimizer state: at its θ, on its batch, along its u. The critical learning rate is
-different: a column of ``<phase>.parquet``, one for each recorded step.
+Everything is measured at the first recorded step of the protocol, per optimizer state: at its θ, on its batch, along its u, and of the loss itself: slope
+and α_max are those of its own gradient, also where a recorded step's are the clipped one's. The critical learning rate is a column of
+``<phase>.parquet`` instead, one for each recorded step.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,13 +62,19 @@ def missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> list[tu
     protocols = {name: protocol_of(_first_step(curvature), READS[name]) for name in SPECTRA if name in curvature.measure}
 
     def measured(path: Path, name: str) -> bool:
-        return stored_protocol(path) == protocols[name] and holds_columns(path, SPECTRA_COLUMNS[name])
+        stored = stored_protocol(path)
+        return stored is not None and _said(stored) == _said(protocols[name]) and holds_columns(path, SPECTRA_COLUMNS[name])
 
     def lacking(phase: str) -> tuple[str, ...]:
         return tuple(name for name in protocols if not measured(_file(directory, phase, name), name))
 
     missing = [(phase, lacking(phase)) for phase in wanted_phases(curvature)]
     return [(phase, names) for phase, names in missing if names]
+
+
+def _said(protocol: str) -> dict[str, Any]:
+    """The settings that a table depends on: all but whose slope enters the α_max of the recorded steps, for a table is of the loss itself."""
+    return {key: value for key, value in json.loads(protocol).items() if key != "gradient"}
 
 
 def measure(directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
@@ -100,8 +108,8 @@ def _measure(
         assert folder is not None
         spec, _ = checkpoint.load(folder)
         probe = Probe(folder, spec, corpus_of(spec, cache_dir), first, resolve_device(device))
-        if state == "paper" and not isinstance(probe.optimizer, torch.optim.Adam):
-            continue
+        if not probe.defines(state):
+            continue  # the table of recorded steps says so
         probe.descent.observe = _collector(probe, tables, {"run_id": directory.run_id, "phase": phase, "state": state})
         for _ in probe.rows(state):
             yield

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stability.runs.directory import RunDirectory, read_json, write_json
+from stability.runs.samples import meta_file
 from stability.runs.study import StudyFolder
 
 
@@ -45,7 +46,8 @@ def _read_files(study: StudyFolder) -> Iterable[Path]:
 
 
 def _tables(directory: RunDirectory) -> Iterable[Path]:
-    for folder in (directory.curvature_file("").parent, directory.probe_file("", "").parent, directory.generation_file("").parent):
+    folders = (directory.curvature_file("").parent, directory.probe_file("", "").parent, directory.generation_file("").parent, meta_file(directory, "").parent)
+    for folder in folders:
         if folder.is_dir():
             yield from sorted(folder.iterdir())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,9 @@ import pandas as pd
 import pyarrow as pa
 
 from stability.runs.directory import RunDirectory, read_json
+from stability.runs.samples import SAMPLES_COLUMNS, sample_rows
 from stability.runs.searches import SEARCH_COLUMNS, search_tables
+from stability.runs.steps import PROTOCOL, undefined_of, with_protocol
 from stability.runs.study import StudyFolder
 from stability.runs.tables import joined, read_curves, read_table, write_parquet
 
@@ -52,6 +53,7 @@ RUNS_COLUMNS = [
     "wall_s",
     "skipped_steps",
     "restores",
+    "undefined_states",  # optimizer states asked for in which the run's optimizer has no α_max
 ]
 CURVATURE_COLUMNS = [
     "run_id",
@@ -70,8 +72,10 @@ CURVATURE_COLUMNS = [
     "parity_curvature",
     "parity_alpha_max",
     "note",
+    "gradient",  # whose slope entered α_max: "true" (the loss's own) or "clipped"
+    "difference_curvature",  # what the central difference behind rel_error gave
+    "float64_curvature",  # the curvature once more in float64, where the two did not agree
 ]
-PROTOCOL = "protocol"  # the key of a file's metadata, and the collected table's column: JSON, the run's own values in place of nulls
 COLLECTED_CURVATURE_COLUMNS = [*CURVATURE_COLUMNS, PROTOCOL]
 # What `stability.hessian measure=…` adds beside <phase>.parquet, as <phase>_<name>.parquet; collected where a run has it.
 SPECTRA_COLUMNS = {
@@ -144,7 +148,8 @@ GRADIENT_COLUMNS = ["run_id", "step", "block", "grad_norm", "grad_share", "updat
 class Results:
     """``runs``: a row a run; ``curvature``: a row a recorded step (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a training step.
     ``spectra`` and ``probes``: by name the tables of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run has, none of them empty; in ``probes`` also
-    ``generation``: a row a scored sample (`PROTEIN_GENERATION_COLUMNS`), and ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by name the tables of
+    ``generation``: a row a scored sample (`PROTEIN_GENERATION_COLUMNS`), ``samples``: the first of each run (`SAMPLES_COLUMNS`), and ``gradients``
+    (`GRADIENT_COLUMNS`). ``searches``: by name the tables of
     `SEARCH_COLUMNS` that the study has."""
 
     runs: pd.DataFrame
@@ -165,13 +170,17 @@ def collect(study: str | Path) -> Results:
     probes = {name: joined([read_table(path) for each in files for path in each.probed(name)], columns) for name, columns in PROBE_COLUMNS.items()}
     scores = {path: read_table(path) for each in files for path in each.generation}
     probes["generation"] = joined(scores.values(), PROTEIN_GENERATION_COLUMNS)
+    samples = [row for each in files for row in sample_rows(each.directory, "terminal", scores.get(each.terminal))]
+    probes["samples"] = pd.DataFrame(samples, columns=SAMPLES_COLUMNS)
     probes["gradients"] = read_curves([(each.directory.run_id, each.directory.gradients_file) for each in files], GRADIENT_COLUMNS[1:])
     stopped = record.get("stopped", {})  # of a search: why it left a run
+    steps = {each.directory.run_id: [read_table(path) for path in each.steps()] for each in files}
     runs = [_run_row(folder.path.name, each, scores) | {"variant": variants.get(each.directory.run_id, "")} for each in files]
+    runs = [row | undefined_of(steps[row["run_id"]]) for row in runs]
     runs = [row | ({"reason": stopped[row["run_id"]]} if row["run_id"] in stopped else {}) for row in runs]
     return Results(
         runs=pd.DataFrame(runs, columns=RUNS_COLUMNS),
-        curvature=joined([_steps(each, path) for each in files for path in each.steps()], COLLECTED_CURVATURE_COLUMNS),
+        curvature=joined([with_protocol(table, each.spec) for each in files for table in steps[each.directory.run_id]], COLLECTED_CURVATURE_COLUMNS),
         curves=read_curves([(each.directory.run_id, each.directory.metrics_file) for each in files], CURVES_COLUMNS[1:]),
         spectra={name: frame for name, frame in spectra.items() if len(frame)},
         probes={name: frame for name, frame in probes.items() if len(frame)},
@@ -184,7 +193,7 @@ def write(results: Results, folder: Path) -> None:
     frames = {name: getattr(results, name) for name in ("runs", "curvature", "curves")} | results.spectra | results.probes | results.searches
     for name, frame in frames.items():
         write_parquet(frame, folder / f"{name}.parquet", {"schema_version": str(SCHEMA_VERSION)})
-    for name in (*SPECTRA, *PROBE_COLUMNS, *SEARCH_COLUMNS, "generation", "gradients"):
+    for name in (*SPECTRA, *PROBE_COLUMNS, *SEARCH_COLUMNS, "generation", "samples", "gradients"):
         if name not in frames:  # of an earlier state of the study
             (folder / f"{name}.parquet").unlink(missing_ok=True)
 
@@ -214,6 +223,11 @@ class _Files:
         folders = [path.parent for path in (directory.curvature_file(""), directory.probe_file("", ""), directory.generation_file(""))]
         return cls(directory, spec, *(tuple(_parquet_files(folder)) for folder in folders))
 
+    @property
+    def terminal(self) -> Path:
+        """The scores of the terminal checkpoint's samples, whether or not there are any."""
+        return self.directory.generation_file("terminal")
+
     def steps(self) -> list[Path]:
         return _of_steps(self.curvature)
 
@@ -230,7 +244,7 @@ def _run_row(study: str, files: _Files, scores: dict[Path, pa.Table]) -> dict[st
     row["num_steps"] = status.get("step", 0)
     row |= _spec_columns(files.spec) if files.spec else {}
     result = {key: value for key, value in status.get("result", {}).items() if key in RUNS_COLUMNS}
-    return row | result | _generative_nll(scores.get(files.directory.generation_file("terminal")))
+    return row | result | _generative_nll(scores.get(files.terminal))
 
 
 def _generative_nll(table: pa.Table | None) -> dict[str, Any]:
@@ -279,16 +293,3 @@ def _parquet_files(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.suffix == ".parquet")
     except FileNotFoundError:
         return []
-
-
-def _steps(files: _Files, path: Path) -> pa.Table:
-    """A file of recorded steps with its protocol beside each row; none there where the file is too old to say."""
-    table = read_table(path)
-    stored = (table.schema.metadata or {}).get(PROTOCOL.encode())
-    protocol = None if stored is None else _protocol(json.loads(stored), files.spec)
-    return table.append_column(PROTOCOL, pa.repeat(pa.scalar(protocol, pa.string()), len(table)))
-
-
-def _protocol(values: dict[str, Any], spec: dict[str, Any]) -> str:
-    own = {key: spec[key] for key in ("batch", "clip_norm") if values.get(key) is None and key in spec}
-    return json.dumps(values | own, sort_keys=True)

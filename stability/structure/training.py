@@ -9,15 +9,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from stability.build import resolve_device
+from stability.build import build_optimizer, resolve_device
 from stability.config import ScheduleSpec
 from stability.data._protein_chain import ProteinChain
 from stability.data._protein_tables import VOCAB_SIZE
 from stability.models.backbone import num_parameters
-from stability.registry import Registry
-from stability.runs.directory import INTERRUPTED, RunDirectory, checkpoint_name, step_of, write_json
+from stability.runs.directory import INTERRUPTED, RunDirectory, checkpoint_name, read_jsonl, step_of, write_json
 from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock
 from stability.runs.log import RunLog
@@ -101,9 +100,9 @@ class TokenizerTrainer:
         atoms = self.tokenizer.atom_decoder
         self.in_stage_2 = self.step >= self.spec.steps and atoms is not None
         parts = [atoms] if self.in_stage_2 and atoms is not None else [self.tokenizer.encoder, self.tokenizer.decoder]
-        self.parameters = [parameter for part in parts for parameter in part.parameters()]
-        optimizer = self.spec.optimizer
-        self.optimizer = Registry("optimizers").load(optimizer.name).build(optimizer.settings, self.parameters, self.spec.lr_peak)
+        training = nn.ModuleList(parts)
+        self.parameters = list(training.parameters())
+        self.optimizer = build_optimizer(self.spec, training)
 
     def open(self) -> None:
         """Remove what a killed process left half-written, resume from the last readable checkpoint, and say that the tokenizer is being trained."""
@@ -112,6 +111,8 @@ class TokenizerTrainer:
         write_json(self.directory.provenance_file, {**provenance(), "device": str(self.device), "threads": self.spec.threads})
         self._resume()
         self.log = RunLog(self.directory, resume_after=self.step if self.step else -1)
+        timings = list(read_jsonl(self.directory.timing_file))
+        self._started = time.perf_counter() - (timings[-1]["wall_s"] if timings else 0.0)
         self.directory.set_status("running", step=self.step, num_steps=self.num_steps)
         if self.step == 0:
             self.init_rmsd = self.val_rmsd = self.rmsd()
@@ -163,7 +164,7 @@ class TokenizerTrainer:
 
     def advance(self) -> None:
         """One optimizer step of the stage it falls into, its log row, and the validation and checkpoint that fall on it."""
-        started, step, stage = time.perf_counter(), self.step + 1, 2 if self.in_stage_2 else 1
+        step, stage = self.step + 1, 2 if self.in_stage_2 else 1
         row = self._update(step) | {"stage": stage}
         if not math.isfinite(row["loss"]) or not math.isfinite(row["grad_norm"]):
             self.diverged = f"loss {row['loss']:.3g}, gradient norm {row['grad_norm']:.3g} at step {step} (stage {stage})"
@@ -173,7 +174,7 @@ class TokenizerTrainer:
         if is_due:
             self._validate(row)
         self.log.metrics({key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()})
-        self.log.timing({"step": step, "wall_s": time.perf_counter() - started})
+        self.log.timing({"step": step, "wall_s": time.perf_counter() - self._started})
         if is_due and self.diverged is None:
             self.save()
         if self.step == self.spec.steps and not self.in_stage_2:

@@ -6,15 +6,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pypdf
 import pytest
 
+from analysis.alpha_plots import alpha_figures
 from analysis.block_shares import block_figures, blocks_table, kind_of, layer_of
-from analysis.differences import differences_table, other_sign, relative_difference
+from analysis.differences import differences_table, other_sign, relative_difference, verification
 from analysis.load import load
-from analysis.protocol import sentence, stated
+from analysis.protocol import gradient_of, gradients, is_literal, sentence, stated, states_explained, undefined_states
+from analysis.report import build, summary
 from analysis.tables import alpha_tables
 from stability.config import CurvatureSpec
-from tests.analysis.synthetic import quickstart_alpha, write_study
+from tests.analysis.synthetic import quickstart_alpha, write_study, write_table
 
 PROTOCOL = {
     **CurvatureSpec(batch=512, clip_norm=1.0, microbatch=16).model_dump(mode="json"),
@@ -34,7 +37,8 @@ def test_the_sentence_names_every_choice():
         "weight decay left out in u; clipping norm 1; method auto"
     )
     own = sentence(CurvatureSpec(warmup_steps=1).model_dump(mode="json"))
-    assert "1 warm-up step, 25 recorded steps of the run's own batch; slope of the true gradient; weight decay included in u" in own
+    slope = "slope of the clipped gradient in state “paper” and true gradient in state “checkpoint”"
+    assert f"1 warm-up step, 25 recorded steps of the run's own batch; {slope}; weight decay included in u" in own
     assert "clipping norm the run's own" in own
 
 
@@ -92,6 +96,101 @@ def test_blocks_are_sorted_by_kind_and_layer():
     names = ["embedding", "blocks.0.mixer", "blocks.11.ffn", "blocks.2.ffn_norm", "final_norm", "head", "blocks.3"]
     assert [kind_of(name) for name in names] == ["embedding", "mixer", "ffn", "norms", "norms", "head", "other"]
     assert [layer_of(name) for name in names] == ["ends", "0", "11", "2", "ends", "ends", "3"]
+
+
+@pytest.mark.parametrize("gradient", ["auto", "true", "clipped"])
+@pytest.mark.parametrize("state", ["paper", "checkpoint"])
+def test_whose_gradient_a_protocol_asks_for_is_what_was_measured_under_it(gradient, state):
+    curvature = CurvatureSpec(gradient=gradient)
+    assert gradient_of(curvature.model_dump(mode="json"), state) == curvature.gradient_of(state)
+
+
+def paper_rows(study, *, gradient="clipped", **changes):
+    """The study's rows, of state paper, as the defaults measure them at clipping norm 1."""
+    stored = {**CurvatureSpec(clip_norm=1.0, batch=4).model_dump(mode="json"), **changes}
+    return study.curvature.assign(gradient=gradient, protocol=json.dumps(stored))
+
+
+def test_to_the_letter_is_said_only_of_rows_that_are(study):
+    literal = paper_rows(study)
+    assert is_literal(literal) and "to the letter" in states_explained(literal)
+    assert "slope of the clipped gradient;" in stated(literal)
+    changes = ({"warmup_steps": 4}, {"recorded_steps": 24}, {"warmup_batches": 6}, {"weight_decay": False}, {"clip_norm": 2.0})
+    for rows in (*(paper_rows(study, **{key: value}) for change in changes for key, value in change.items()), paper_rows(study, gradient="true")):
+        assert not is_literal(rows)
+        assert "to the letter" not in states_explained(rows)
+    mixed = literal.assign(gradient=["true"] + ["clipped"] * (len(literal) - 1))
+    assert gradients(mixed) == {"paper": "true or clipped"} and not is_literal(mixed)
+    assert "starts from the paper's warm-up, here with the slope of the true or clipped gradient" in states_explained(mixed)
+    old = paper_rows(study, gradient="")  # not said row by row: the protocol says it, and before there was a choice it was the true one
+    old["protocol"] = [json.dumps({key: value for key, value in json.loads(text).items() if key != "gradient"}) for text in old["protocol"]]
+    assert gradients(old) == {"paper": "true"} and not is_literal(old)
+    assert not is_literal(study.curvature), "no protocol is recorded"
+    assert not is_literal(literal.assign(state="checkpoint"))
+
+
+def test_of_two_states_the_sentence_says_whose_gradient_is_whose(study):
+    rows = pd.concat([paper_rows(study), paper_rows(study, gradient="true").assign(state="checkpoint")])
+    assert "slope of the clipped gradient in state “paper” and true gradient in state “checkpoint”; weight" in stated(rows)
+
+
+def test_states_that_are_not_defined_are_said_in_report_and_summary(tmp_path):
+    folder = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3, 1e-2], seeds=2, states=["checkpoint"], alpha=quickstart_alpha)
+    path = folder / "results" / "runs.parquet"
+    runs = pd.read_parquet(path)
+    assert undefined_states(load(folder)) == ""
+    runs["undefined_states"], runs["optimizer"] = ["paper", None, "paper", "paper"], ["sgd", "adamw", "sgd", "lion"]
+    write_table(path, "runs", runs.to_dict("records"))
+    sentence = "State “paper” is not defined for lion (1 run) and sgd (2 runs): its warm-up sets the averages m and v of Adam"
+    assert undefined_states(load(folder)).startswith(sentence)
+    assert sentence in " ".join(summary(folder).split())
+    pages = pypdf.PdfReader(build(folder, tmp_path / "out")).pages
+    assert "is not defined for lion (1 run) and sgd (2 runs)" in " ".join(" ".join(page.extract_text() for page in pages).split())
+    write_table(folder / "results" / "curvature.parquet", "curvature", [])
+    assert sentence in " ".join(summary(folder).split()), "also where there is no row at all"
+
+
+def doubtful(study, errors, exact=(), difference=(), used=()):
+    rows = study.curvature
+    rows["rel_error"] = math.nan
+    index = rows.index[: len(errors)]
+    rows.loc[index, "rel_error"] = errors
+    for column, values in (("float64_curvature", exact), ("difference_curvature", difference), ("curvature", used)):
+        rows.loc[index[: len(values)], column] = list(values)
+    return verification(study)
+
+
+def test_float64_says_which_side_erred(study):
+    assert "computed" not in doubtful(study, [1e-5, 9e-4])
+    text = doubtful(study, [2e-2, 1e-5], exact=[100.0], difference=[98.0], used=[100.001])
+    assert "Beyond 0.001: 1 step, all of them computed once more in float64: there the difference was off by up to 2.0e-2, the value that is used by up" in text
+    assert text.endswith("up to 1.0e-5.")
+    text = doubtful(study, [2e-2, 3e-2], exact=[100.0], difference=[100.0], used=[98.0])
+    assert "the difference was off by up to 0, the value that is used by up to 2.0e-2; of the other 1 it is not known which is off." in text
+    study.curvature["float64_curvature"] = math.nan
+    assert "Beyond 0.001: 1 step, none of them computed in float64: which of the two is off is not known there." in doubtful(study, [2e-2])
+
+
+def test_the_papers_difference_is_judged_by_float64_where_there_is_one(study):
+    rows = study.curvature
+    rows["parity_curvature"], rows["parity_alpha_max"] = rows["curvature"], rows["alpha_max"]
+    assert "float64" not in differences_table(study).caption
+    index = rows.index[np.isfinite(rows["curvature"])][:2]
+    rows.loc[index, ["curvature", "parity_curvature", "float64_curvature"]] = [[1.0, 1.5, 1.0], [-2.0, 2.0, -2.0]]
+    caption = differences_table(study).caption
+    assert "In 2 pairs uᵀHu was computed once more in float64: there the paper's difference was off by up to 2.0e0, the exact value by up to 0." in caption
+
+
+def test_steps_without_an_alpha_max_are_no_lost_steps_in_the_figure(study):
+    def marked(study):
+        return [line.get_marker() for ax in alpha_figures(study)[0].axes for line in ax.get_lines()].count("x")
+
+    rows = study.curvature
+    rows["alpha_max"] = rows["alpha_max"].where(np.isfinite(rows["alpha_max"]), 1e-3)
+    rows.loc[rows.index[:2], "alpha_max"] = math.nan
+    assert marked(study) == 1
+    rows.loc[rows.index[:2], "method"] = "not defined"
+    assert marked(study) == 0
 
 
 @pytest.fixture

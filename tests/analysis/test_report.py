@@ -15,8 +15,9 @@ import typst
 
 from analysis import curve_plots, plots, style, typeset
 from analysis.alpha_plots import alpha_figures
+from analysis.differences import verification
 from analysis.load import load
-from analysis.report import build, build_together, state_ratio, summary, verification, write_figures
+from analysis.report import build, build_together, state_ratio, summary, write_figures
 from tests.analysis.synthetic import FINGERPRINT, UNIGRAM, quickstart_alpha, write_study
 
 NASTY = 'a #b *c* _d_ $e$ `f` <g> @h \\ "i" [j] // k ' + "x" * 200

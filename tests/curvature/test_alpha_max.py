@@ -19,6 +19,11 @@ def test_alpha_max_follows_the_papers_conventions(slope, curvature, expected):
     assert alpha_max(slope, curvature) == expected
 
 
+def test_no_slope_and_no_curvature_are_neither_stable_nor_unstable():
+    """The step is zero, or the loss does not change along it: 0 would read as never stable."""
+    assert math.isnan(alpha_max(0.0, 0.0)) and math.isnan(alpha_max(-0.0, 0.0))
+
+
 @pytest.mark.parametrize(("slope", "curvature"), [(NAN, 1.0), (-1.0, NAN), (1.0, NAN), (-INF, 1.0), (-1.0, INF), (INF, 1.0), (-1.0, -INF)])
 def test_alpha_max_never_hides_a_broken_number(slope, curvature):
     assert math.isnan(alpha_max(slope, curvature))

@@ -46,9 +46,18 @@ def test_a_step_that_was_skipped_is_a_row_that_says_so():
 def test_a_rate_of_zero_and_a_gradient_of_zero_are_no_step():
     model = quadratic()
     row = one_row(step, model, torch.optim.SGD(model.parameters(), lr=0.0))
-    assert row.note == "no step: no parameter changed, the learning rate is 0"
+    assert (row.method, row.note) == ("not defined", "the step is zero: no parameter changed, the learning rate is 0")
     still = Quadratic(torch.eye(2), torch.zeros(2))
-    assert one_row(step, still).note == "no step: no parameter changed"
+    row = one_row(step, still)
+    assert (row.method, row.note) == ("not defined", "the step is zero: no parameter changed")
+    assert math.isnan(row.alpha_max) and math.isnan(row.alpha_max_over_lr)
+
+
+def test_a_step_along_which_the_loss_does_not_change_is_neither_stable_nor_unstable():
+    flat = Quadratic(torch.zeros(2, 2), torch.ones(2))
+    row = one_row(step, flat, torch.optim.SGD(flat.parameters(), lr=0.5, weight_decay=1.0))
+    assert (row.method, row.note, row.slope, row.curvature) == ("not defined", "the loss does not change along the step", 0.0, 0.0)
+    assert math.isnan(row.alpha_max) and row.actual_change == 0.0
 
 
 def test_nan_is_reported_with_its_origin():

@@ -9,7 +9,8 @@ import torch
 
 from stability.config import CurvatureSpec
 from stability.objectives._base import Examples
-from stability.probes.descent import Descent, decoupled_decay
+from stability.probes import descent as descents
+from stability.probes.descent import Descent
 
 PROTOCOL = CurvatureSpec(warmup_batches=4, warmup_steps=0, recorded_steps=1)
 
@@ -71,23 +72,6 @@ def test_curvature_and_alpha_max_are_those_of_the_quadratic_and_what_is_observed
     assert row["seen"] == 1
 
 
-@pytest.mark.parametrize(
-    ("build", "options", "expected"),
-    [
-        (torch.optim.AdamW, {"weight_decay": 0.3}, 0.3),
-        (torch.optim.Muon, {"weight_decay": 0.3}, 0.3),
-        (torch.optim.Adam, {"weight_decay": 0.3}, 0.0),
-        (torch.optim.SGD, {"weight_decay": 0.3}, 0.0),
-    ],
-)
-def test_only_a_decay_beside_the_gradient_is_taken_out_of_u(build, options, expected):
-    w, included, _ = first_step("plain", build, **options)
-    _, left_out, _ = first_step("plain", build, PROTOCOL.model_copy(update={"weight_decay": False}), **options)
-    torch.testing.assert_close(left_out.direction["w"] - included.direction["w"], expected * w, rtol=1e-9, atol=1e-9)
-    optimizer = build([torch.nn.Parameter(torch.ones(2, 2))], lr=1e-2, **options)
-    assert decoupled_decay(optimizer, optimizer.param_groups[0]) == expected
-
-
 def test_microbatches_hold_every_row_once_in_order():
     parts = examples(0).split(2)
     assert [len(part.inputs_BN) for part in parts] == [2, 2, 1]
@@ -127,7 +111,10 @@ def test_without_an_exact_curvature_or_the_wish_there_is_nothing_to_compare(chan
 def test_the_comparison_uses_the_rows_own_slope():
     _, step, row = first_step("plain", protocol=PROTOCOL.model_copy(update={"gradient": "clipped"}))
     assert row["parity_alpha_max"] == pytest.approx(-2 * row["slope"] / row["parity_curvature"])
-    assert row["slope"] == step.result.slope
+    w, u = step.params["w"].detach(), step.direction["w"]
+    assert row["slope"] == pytest.approx((gradient(w, 4) * u).sum().item())
+    assert step.result.slope < row["slope"] < 0, "of the loss itself"
+    assert step.result.alpha_max == pytest.approx(-2 * step.result.slope / row["curvature"])
 
 
 def test_a_step_lost_to_a_nan_names_where_it_came_from_and_ends_the_descent():
@@ -148,3 +135,70 @@ def test_a_step_lost_to_a_nan_names_where_it_came_from_and_ends_the_descent():
         net[2].weight[0, 0] = math.nan
     rows = list(Descent(params, torch.optim.AdamW(net.parameters(), lr=1e-2), loss, examples, protocol, lr=1e-2, clip_norm=1.0).rows("plain"))
     assert rows[0]["note"] == "params['2.weight'] is not finite"
+
+
+class Quiet(torch.optim.SGD):
+    """Makes no move in its first steps, as ADOPT and SOAP do in their very first."""
+
+    def __init__(self, params, lr, steps):
+        super().__init__(params, lr=lr)
+        self.left = steps
+
+    def step(self, closure=None):
+        self.left -= 1
+        if self.left < 0:
+            super().step()
+
+
+def test_a_step_that_is_zero_has_no_alpha_max_and_the_next_one_has():
+    protocol = PROTOCOL.model_copy(update={"recorded_steps": 2, "warmup_batches": 1})
+    w = torch.nn.Parameter(torch.tensor([[0.5], [-1.0], [2.0]], dtype=torch.float64))
+    still, moving = Descent({"w": w}, Quiet([w], lr=1e-2, steps=2), loss, examples, protocol, lr=1e-2, clip_norm=1.0).rows("plain")
+    assert (still["method"], still["note"]) == ("not defined", "the step is zero")
+    assert "alpha_max" not in still and "slope" not in still
+    assert still["loss_before"] == still["loss_after"] == pytest.approx(loss({"w": torch.tensor([[0.5], [-1.0], [2.0]]).double()}, examples(1))[0].item() / 5)
+    assert moving["method"] == "taylor" and moving["alpha_max"] > 0 and moving["note"] is None
+
+
+def test_a_step_along_which_the_loss_does_not_change_has_no_alpha_max():
+    w = torch.nn.Parameter(torch.ones(3, 1, dtype=torch.float64))
+    flat = lambda params, batch: (0.0 * params["w"].sum() + batch.targets_BN.square().sum(), torch.tensor(5.0))  # noqa: E731
+    (row,) = Descent({"w": w}, torch.optim.AdamW([w], lr=1e-2), flat, examples, PROTOCOL, lr=1e-2, clip_norm=1.0).rows("plain")
+    assert (row["method"], row["note"]) == ("not defined", "the loss does not change along the step")
+    assert "alpha_max" not in row, "u is the weight decay alone: neither stable nor unstable"
+
+
+NARROW = {"w": torch.tensor([[0.5], [-1.0], [2.0]])}
+
+
+def narrow_examples(index):
+    return examples(index).each(torch.Tensor.float)
+
+
+def in_float32(monkeypatch, doubtful, loss_in_double):
+    monkeypatch.setattr(descents, "DOUBTFUL", doubtful)
+    w, seen = torch.nn.Parameter(NARROW["w"].clone()), []
+    options = {"observe": lambda step: seen.append(step) or {}, "loss_in_double": loss_in_double}
+    (row,) = Descent({"w": w}, torch.optim.AdamW([w], lr=1e-2), loss, narrow_examples, PROTOCOL, lr=1e-2, clip_norm=1.0, **options).rows("plain")
+    return row, seen[0]
+
+
+def test_a_doubtful_curvature_is_computed_once_more_in_float64(monkeypatch):
+    row, step = in_float32(monkeypatch, 0.0, lambda: loss)
+    x, u = narrow_examples(4).inputs_BN.double(), step.direction["w"].double()
+    closed = (2 * (x @ u).square().sum() / 5).item()
+    assert row["float64_curvature"] == pytest.approx(closed, rel=1e-14)
+    assert 0 < abs(row["curvature"] / closed - 1) < 1e-5, "float32's own"
+    assert row["rel_error"] == pytest.approx(abs(row["curvature"] - row["difference_curvature"]) / max(row["curvature"], row["difference_curvature"]))
+
+
+def test_float64_is_left_out_where_nothing_is_doubtful_or_the_model_is_narrower(monkeypatch):
+    def narrow(params, batch):
+        return loss({"w": params["w"].float()}, batch.each(torch.Tensor.float))
+
+    def refuses(params, batch):
+        return loss(params, batch.each(torch.Tensor.float))  # torch: expected both to have the same dtype
+
+    for doubtful, loss_in_double in ((1.0, lambda: loss), (0.0, None), (0.0, lambda: narrow), (0.0, lambda: refuses)):
+        row, _ = in_float32(monkeypatch, doubtful, loss_in_double)
+        assert "float64_curvature" not in row and row["difference_curvature"] > 0

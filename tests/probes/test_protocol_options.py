@@ -8,10 +8,13 @@ import math
 import pandas as pd
 import pytest
 
+from analysis.load import load
+from analysis.protocol import undefined_states
 from stability import hessian
 from stability.models.backbone import Backbone
 from stability.probes.alpha_max import is_measured, measure, protocol_of
-from stability.runs.results import PROTOCOL, collect
+from stability.probes.spectra_of_loss import missing_tables
+from stability.runs.results import PROTOCOL, collect, write
 from stability.runs.study import StudyFolder
 from stability.runs.tables import read_metadata, write_parquet
 
@@ -68,10 +71,11 @@ def test_without_weight_decay_u_lacks_the_decay_that_the_steps_still_take(lab, s
     spec = lab.spec(lr_peak=3e-3, optimizer={"name": "adamw", "weight_decay": 10.0})
     directory, table = measured(lab, spec, SHORT.model_copy(update={"weight_decay": False}))
     by_hand = ByHand(lab, directory, spec)
-    by_hand.measured_decay = False
+    by_hand.measured_decay, by_hand.clipped_slope = False, state == "paper"
     assert_rows(table, by_hand, state)
     _, included = measured(lab, spec, SHORT)
-    assert_rows(included, ByHand(lab, directory, spec), state)
+    by_hand.measured_decay = True
+    assert_rows(included, by_hand, state)
     assert (abs(included.curvature / table.curvature - 1) > 0.1).any(), "the decay is too small here to tell the two apart"
 
 
@@ -81,11 +85,109 @@ def test_a_file_older_than_an_option_counts_as_measured_with_its_default(lab):
     for key in ("microbatch", "gradient", "weight_decay", "clip_norm"):
         stored.pop(key)
     write_parquet(table, directory.curvature_file("terminal"), {PROTOCOL: json.dumps(stored)})
-    assert is_measured(directory, SHORT)
+    asked = SHORT.model_copy(update={"gradient": "true"})
+    assert is_measured(directory, asked)
     for change in ({"microbatch": 1}, {"gradient": "clipped"}, {"weight_decay": False}, {"clip_norm": 2.0}):
-        assert not is_measured(directory, SHORT.model_copy(update=change)), change
+        assert not is_measured(directory, asked.model_copy(update=change)), change
     write_parquet(table, directory.curvature_file("terminal"), {PROTOCOL: json.dumps({**stored, "method": "gone"})})
-    assert not is_measured(directory, SHORT)
+    assert not is_measured(directory, asked)
+
+
+OLD_COLUMNS = ["gradient", "difference_curvature", "float64_curvature"]  # what a file of before has not
+
+
+def as_before(directory, curvature=SHORT, **changes):
+    """The terminal file as it was before gradient=auto: the true gradient's slope in every state, no column that says so, no states that are not defined."""
+    for _ in measure(directory, curvature.model_copy(update={"gradient": "true"}), cache_dir=CACHE[directory], device="cpu"):
+        pass
+    path = directory.curvature_file("terminal")
+    stored = {**json.loads(read_metadata(path)[PROTOCOL]), "gradient": "true", **changes}
+    write_parquet(pd.read_parquet(path).drop(columns=OLD_COLUMNS), path, {PROTOCOL: json.dumps(stored)})
+    return pd.read_parquet(path)
+
+
+CACHE = {}
+
+
+@pytest.fixture
+def old(lab):
+    directory = lab.train(lab.spec(lr_peak=3e-3))
+    CACHE[directory] = lab.cache
+    return directory
+
+
+def steps_taken(directory, curvature):
+    return sum(1 for _ in measure(directory, curvature, cache_dir=CACHE[directory], device="cpu"))
+
+
+def test_of_a_file_from_before_only_state_paper_is_measured_again(old):
+    before = as_before(old)
+    assert steps_taken(old, SHORT.model_copy(update={"state": ("checkpoint",)})) == 0
+    assert steps_taken(old, SHORT.model_copy(update={"gradient": "true"})) == 0
+    assert steps_taken(old, SHORT) == SHORT.warmup_steps + SHORT.recorded_steps, "those of state paper"
+    after = pd.read_parquet(old.curvature_file("terminal"))
+    assert dict(after.groupby("state").gradient.unique().map(list)) == {"checkpoint": ["true"], "paper": ["clipped"]}
+    own = [table[table.state == "checkpoint"][before.columns].reset_index(drop=True) for table in (before, after)]
+    pd.testing.assert_frame_equal(*own, check_exact=True)
+    assert (before[before.state == "paper"].slope.to_numpy() < after[after.state == "paper"].slope.to_numpy()).all(), "the true one is longer, and descends"
+    assert is_measured(old, SHORT) and steps_taken(old, SHORT) == 0
+
+
+def test_tables_of_the_loss_itself_are_not_measured_again(old):
+    tables = SHORT.model_copy(update={"measure": ("blocks", "profile"), "gradient": "true"})
+    assert steps_taken(old, tables) > 0
+    auto = tables.model_copy(update={"gradient": "auto"})
+    assert missing_tables(old, auto) == []
+    assert missing_tables(old, auto.model_copy(update={"clip_norm": 2.0})) == [("terminal", ("profile", "blocks"))]
+
+
+def test_u_without_decay_is_measured_again_where_it_was_guessed(old):
+    asked = SHORT.model_copy(update={"weight_decay": False, "state": ("checkpoint",)})
+    as_before(old, asked)
+    assert not is_measured(old, asked)
+    assert steps_taken(old, asked) > 0
+    assert is_measured(old, asked)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_auto_takes_the_clipped_gradient_in_state_paper_and_the_losss_own_in_state_checkpoint(lab, state):
+    spec = lab.spec(lr_peak=3e-3)
+    directory, table = measured(lab, spec, SHORT.model_copy(update={"clip_norm": 0.05}))
+    by_hand = ByHand(lab, directory, spec.model_copy(update={"clip_norm": 0.05}))
+    by_hand.clipped_slope = state == "paper"
+    assert_rows(table, by_hand, state)
+    assert set(table[table.state == state].gradient) == {"clipped" if state == "paper" else "true"}
+
+
+def test_a_state_that_the_optimizer_does_not_define_is_named_where_its_rows_would_be(lab, capsys):
+    directory = lab.train(lab.spec(optimizer={"name": "sgd"}, lr_peak=1e-2))
+    study = StudyFolder.of(lab.pool, "both")
+    study.write([directory.run_id, lab.train(lab.spec()).run_id])
+    assert hessian.main([f"ckpt={study.path}", *WORDS]) == 0
+    sentence = "State “paper” is not defined for sgd (1 run): its warm-up sets the averages m and v of Adam"
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    found = collect(study.path)
+    assert found.runs.set_index("optimizer").undefined_states.fillna("").to_dict() == {"sgd": "paper", "adamw": ""}
+    assert set(found.curvature[found.curvature.run_id == directory.run_id].state) == {"checkpoint"}
+    assert hessian.main([f"ckpt={directory.path}", *WORDS]) == 0
+    printed = capsys.readouterr().out
+    assert "skips 1 of 1" in printed and "state=paper      is not defined for this run's optimizer" in printed
+    # a file from before says it by the rows that it lacks
+    path = directory.curvature_file("terminal")
+    write_parquet(pd.read_parquet(path), path, {PROTOCOL: read_metadata(path)[PROTOCOL]})
+    assert collect(study.path).runs.set_index("optimizer").undefined_states.fillna("").to_dict() == {"sgd": "paper", "adamw": ""}
+
+
+def test_a_run_that_was_asked_for_that_state_alone_says_so_without_a_row(lab):
+    directory = lab.train(lab.spec(optimizer={"name": "sgd"}, lr_peak=1e-2))
+    study = StudyFolder.of(lab.pool, "alone")
+    study.write([directory.run_id])
+    for asked, states in ((SHORT.model_copy(update={"state": ("paper",)}), set()), (SHORT, {"checkpoint"})):
+        list(measure(directory, asked, cache_dir=lab.cache, device="cpu"))
+        write(collect(study.path), study.results)
+        assert undefined_states(load(study.path)).startswith("State “paper” is not defined for sgd (1 run)")
+        assert set(collect(study.path).curvature.state) == states
+        assert is_measured(directory, asked)
 
 
 def study_of(lab):
@@ -105,7 +207,8 @@ def test_a_study_is_measured_and_tabulated_by_one_command_that_resumes(lab, caps
     printed = capsys.readouterr().out
     for phase in ("terminal", "earliest"):
         assert f"“checkpoint”, {phase}" in printed
-    assert "slope of the true gradient; weight decay included in u" in printed
+    assert "slope of the clipped gradient in state “paper” and true gradient in state “checkpoint”; weight decay included in u" in printed
+    assert "slope of the true gradient; weight decay included in u" in " ".join(printed.split()), "of the table of that state"
     assert set(pd.read_parquet(study.results / "curvature.parquet").phase) == {"terminal", "earliest"}
     kept = directories[0].curvature_file("terminal").stat().st_mtime_ns
     directories[1].curvature_file("earliest").unlink()

@@ -98,8 +98,11 @@ def test_the_profile_runs_through_the_loss_and_holds_what_the_quadratic_needs(me
         assert rows.alpha.is_monotonic_increasing
         assert rows.alpha.min() < 0
         assert rows.alpha.max() > first.critical_lr
-        assert here.slope == pytest.approx(first.slope, rel=1e-4)
-        assert here.alpha_max == pytest.approx(first.alpha_max, rel=1e-3)
+        assert here.alpha_max / here.slope == pytest.approx(first.alpha_max / first.slope, rel=1e-3)
+        if state == "checkpoint":  # in state paper the recorded step's is the slope of the clipped gradient, which is no slope of the loss
+            assert here.slope == pytest.approx(first.slope, rel=1e-4)
+        else:
+            assert here.slope < first.slope < 0
         near = rows[(rows.alpha > 0) & (rows.alpha < 0.1 * first.alpha_max)]
         model = here.loss_before + near.alpha * here.slope + near.alpha**2 * here.curvature / 2
         assert np.allclose(near.loss, model, rtol=1e-3)

@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from stability.structure.tokenizer import load_tokenizer
+from stability.structure.tokenizer import directory_of, load_tokenizer
+from stability.structure.training import TokenizerTrainer
 from stability.tokenizer_spec import tokenizer_id
-from tests.structure.small import spec, train
+from tests.structure.small import chains, spec, train
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +120,31 @@ def test_a_loss_that_is_not_finite_is_a_verdict(tmp_path):
     assert re.search(r"at step \d", status["reason"])
     with pytest.raises(ValueError, match="is diverged"):
         load_tokenizer(tmp_path, directory.run_id)
+
+
+def test_the_optimizer_decays_what_its_settings_say(tmp_path):
+    """decay=matrices shrinks no vector: every bias, gain and norm then moves by its gradient alone, as without any decay in the first step."""
+    found = {}
+    for name, settings in {"none": {"weight_decay": 0.0}, "matrices": {"weight_decay": 20.0, "decay": "matrices"}, "all": {"weight_decay": 20.0}}.items():
+        optimizer = {"name": "adamw", **settings}
+        trainer = TokenizerTrainer(spec(optimizer=optimizer), directory_of(tmp_path / name, "x"), chains(), chains(2, first=50), torch.device("cpu"))
+        trainer._update(1)
+        found[name] = {key: value.clone() for key, value in trainer.tokenizer.state_dict().items()}
+    trained = [key for key in found["none"] if not key.startswith("atom_decoder.")]
+    vectors, matrices = ([key for key in trained if (found["none"][key].ndim >= 2) == wanted] for wanted in (False, True))
+    assert vectors and matrices
+    assert all(torch.equal(found["matrices"][key], found["none"][key]) for key in vectors)
+    assert all(torch.equal(found["matrices"][key], found["all"][key]) for key in matrices)
+    assert any(not torch.equal(found["all"][key], found["none"][key]) for key in vectors)
+    assert all(not torch.equal(found["matrices"][key], found["none"][key]) for key in matrices if found["none"][key].any())
+
+
+def test_wall_time_counts_on_over_steps_and_interruptions(tmp_path, monkeypatch):
+    clock = iter(range(0, 10_000, 10))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(clock)))
+    directory = train(tmp_path, spec(), leave_after=6)
+    seconds = [json.loads(line)["wall_s"] for line in directory.timing_file.read_text().splitlines()]
+    assert seconds == [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]
+    train(tmp_path, spec())
+    resumed = [json.loads(line)["wall_s"] for line in directory.timing_file.read_text().splitlines()]
+    assert resumed[:6] == seconds and resumed[6:] == [70.0, 80.0, 90.0, 100.0]

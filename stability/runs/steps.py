@@ -1,0 +1,50 @@
+"""What a file of recorded steps says beside its rows: by which protocol they were measured, and which optimizer states have none. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+PROTOCOL = "protocol"  # the key of a file's metadata, and the collected table's column: JSON, the run's own values in place of nulls
+UNDEFINED = "undefined"  # the key of a file's metadata: a JSON list of the states asked for that its run's optimizer does not define
+
+
+def with_protocol(table: pa.Table, spec: dict[str, Any]) -> pa.Table:
+    """A file of recorded steps with its protocol beside each row; none there where the file is too old to say. ``spec``: the run's, as in its file."""
+    stored = _stored(table)
+    protocol = None if stored is None else _in_full(stored, spec)
+    if stored is not None and "gradient" not in table.column_names:  # older than the column: one gradient entered in every state
+        table = table.append_column("gradient", pa.repeat(pa.scalar(stored.get("gradient", "true"), pa.string()), len(table)))
+    return table.append_column(PROTOCOL, pa.repeat(pa.scalar(protocol, pa.string()), len(table)))
+
+
+def undefined_of(tables: Sequence[pa.Table]) -> dict[str, str]:
+    """The column ``undefined_states`` of a run, from its files of recorded steps: names with spaces between them; {} where there is none."""
+    found = {state for table in tables for state in undefined_states(table)}
+    return {"undefined_states": " ".join(sorted(found))} if found else {}
+
+
+def undefined_states(table: pa.Table) -> list[str]:
+    """The optimizer states that were asked for and that the run's optimizer does not define. A file that does not say is older, and lacks the rows of
+    such states and of no others."""
+    told = (table.schema.metadata or {}).get(UNDEFINED.encode())
+    if told is not None:
+        return json.loads(told)
+    stored = _stored(table)
+    if stored is None or not len(table):
+        return []
+    measured = set(table["state"].to_pylist())
+    return [state for state in stored["state"] if state not in measured]
+
+
+def _stored(table: pa.Table) -> dict[str, Any] | None:
+    text = (table.schema.metadata or {}).get(PROTOCOL.encode())
+    return None if text is None else json.loads(text)
+
+
+def _in_full(protocol: dict[str, Any], spec: dict[str, Any]) -> str:
+    own = {key: spec[key] for key in ("batch", "clip_norm") if protocol.get(key) is None and key in spec}
+    return json.dumps(protocol | own, sort_keys=True)
