@@ -15,6 +15,7 @@ NEUTRAL: dict[str, dict[str, Any]] = {
     "objective mlm": {"context": 0, "fixed_rate": 0.15, "corruption": "mask", "loss_chunk": None},
     "objective ar": {"loss_chunk": None},
     "optimizer adamw": {"decay": "all"},
+    "mechanism sa": {"mask_diagonal": False},
     "mechanism sc": {"graph": "window", "iterations": 1, "step": "fixed"},
     # Trains nothing else: a run older than it was judged without (a noisy loss then passed for a spike), and keeps that verdict until it is trained again.
     "verdict": {"noise_margin": 8.0},
