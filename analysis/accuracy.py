@@ -40,8 +40,8 @@ def _table(study: Study, series: tuple[str, ...]) -> Table:
     best = {name: line.idxmax() for name, line in medians.items() if len(line)}
     rows = [(Cell(lr_text(lr)), *(_cell(study.of(name), lr, best.get(name) == lr) for name in series)) for lr in lrs]
     caption = (
-        f"Per cent of the held-out images whose class is told right, at the end of training; median over the seeds that finished. {INTERVAL_RULES[SHARE]}; below it "
-        f"the runs that ended badly. Bold: the best learning rate of each column. {source(study)}"
+        f"Per cent of the held-out images whose class is told right, at the end of training; median over the seeds that finished. "
+        f"{INTERVAL_RULES[SHARE]}; below it the runs that ended badly. Bold: the best learning rate of each column. {source(study)}"
     )
     return Table("Accuracy against learning rate", caption, ("LR", *series), tuple(rows))
 

@@ -30,7 +30,8 @@ GROUPS = (("", 2), ("before Sinkhorn", 2), ("A, sums off by", 2), ("A_1 ⋯ A_L,
 CAPTION = (
     "Of every token on held-out data ({tokens}), the worst; then the median over seeds. A: the mixing matrix of a connection, X' = AᵀX + …, over all "
     "connections; A_1 ⋯ A_L: their product through the depth. ν: the smallest over the largest entry before Sinkhorn's iterations{iterations}, ln 1/ν the "
-    "logarithm of its inverse; outliers: the share of tokens and connections where that exceeds {threshold}. Off by: largest distance of a column's or row's sum from 1. Norm: largest "
+    "logarithm of its inverse; outliers: the share of tokens and connections where that exceeds {threshold}. Off by: largest distance of a column's or "
+    "row's sum from 1. Norm: largest "
     "spectral norm of the product. Gain: by how much mixing alone may multiply the largest entry of a signal through all connections (forward, at most the "
     "column sums) or of its gradient (backward, the row sums). {precision}"
 )
@@ -114,7 +115,10 @@ def threshold_text(rows: Frame) -> str:
 
 
 def example(iterations: int) -> tuple[float, tuple[float, ...]]:
-    """ln(1/ν) and the column sums of the paper's own example (Section 1) after Sinkhorn's iterations, columns before rows: [[1,d,d],[1,d,d],[d,1,1]], d = 1e-13."""
+    """ln(1/ν) and the column sums of the paper's own example (Section 1) after Sinkhorn's iterations, columns before rows.
+
+    The example is [[1,d,d],[1,d,d],[d,1,1]] with d = 1e-13, after Linial et al. (1998).
+    """
     d = 1e-13
     logits = np.log(np.array([[1, d, d], [1, d, d], [d, 1, 1]]))
     m = logits.copy()

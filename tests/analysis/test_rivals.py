@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 
+import numpy as np
 import pandas as pd
 import pypdf
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from analysis.claims import judge
 from analysis.load import load
 from analysis.report import build
+from analysis.side_by_side import ratio
 from analysis.throughput import throughput_table
 from stability.runs import results
 from stability.runs.tables import write_parquet
@@ -59,9 +62,54 @@ def test_with_consensus_in_the_study_its_own_question_stands_first(tmp_path):
     assert claims.index("window") < claims.index("best NLL attentionx")
 
 
-def test_throughput_is_that_of_the_runs_clocks_and_its_ratio_to_the_plain_one(tmp_path):
+def test_throughput_of_the_runs_own_clocks_makes_no_ratio(tmp_path):
     study = study_of(tmp_path, 0.1)
     table = throughput_table(load(study))
-    assert [[cell.text for cell in row] for row in table.rows] == [["sa", "10,000", "1.00"], ["attentionx", "8,000", "0.80"]]
+    assert table.header == ("mechanism", "per second") and [[cell.text for cell in row] for row in table.rows] == [["sa", "10,000"], ["attentionx", "8,000"]]
+    assert "no ratio is made of it. python -m benchmarks.throughput runs/studies/synthetic measures" in table.caption and "AMD EPYC 7B13, 2 cores" in table.caption
     assert "Throughput as trained" in " ".join("".join(page.extract_text() for page in pypdf.PdfReader(build(study, tmp_path)).pages).split())
     assert throughput_table(load(write_study(tmp_path / "other"))) is None
+
+
+def side_by_side(study, seconds, version=1):
+    """What `benchmarks.throughput` leaves: 512 tokens a step."""
+    rows = [{"run_id": name, "series": name, "num_params": 1, "tokens_per_step": 512, "seconds": list(values)} for name, values in seconds.items()]
+    record = {"version": version, "device": "CPU, 1 thread", "machine": "a machine", "rows": rows}
+    (study / "results" / "throughput.json").write_text(json.dumps(record))
+
+
+def test_a_ratio_is_of_turns_side_by_side(tmp_path):
+    study = study_of(tmp_path, 0.1)
+    drift = np.linspace(1, 3, 25)  # the machine slows to a third: it takes the same of both
+    side_by_side(study, {"sa": 0.1 * drift, "attentionx": 0.125 * drift * (1 + 0.01 * np.sin(np.arange(25)))})
+    table = throughput_table(load(study))
+    assert table.title == "Throughput side by side"
+    (sa, _, one), (attentionx, _, less) = table.rows
+    assert (sa.text, one.text, attentionx.text, less.text) == ("sa", "1.00", "attentionx", "0.80") and one.detail == ""
+    low, high = map(float, less.detail.split("–"))
+    assert 0.79 < low < 0.8 < high < 0.81 and "medians over 25 turns" in table.caption and "a machine" in table.caption
+
+
+@pytest.mark.parametrize("turns", [6, 9, 25])
+def test_the_interval_of_a_median_is_that_of_scipys_binomial(tmp_path, turns):
+    stats = pytest.importorskip("scipy.stats")
+    study = study_of(tmp_path, 0.1)
+    values = np.random.default_rng(0).lognormal(size=turns)
+    side_by_side(study, {"sa": values, "attentionx": np.ones(turns)})
+    found, ordered = ratio(load(study), "attentionx", "sa"), np.sort(values)
+    place = int(stats.binom.ppf(0.025, turns, 0.5)) - 1  # the largest k with P(X ≤ k) < 0.025
+    assert stats.binom.cdf(place, turns, 0.5) <= 0.025 < stats.binom.cdf(place + 1, turns, 0.5)
+    assert (found.low, found.high) == (pytest.approx(ordered[place]), pytest.approx(ordered[-1 - place]))
+
+
+def test_too_few_turns_have_no_interval(tmp_path):
+    study = study_of(tmp_path, 0.1)
+    side_by_side(study, {"sa": [1.0] * 5, "attentionx": [1.1] * 5})
+    assert (ratio(load(study), "attentionx", "sa").low, ratio(load(study), "attentionx", "sa").high) == (0.0, math.inf)
+
+
+def test_a_throughput_of_another_version_is_refused_with_the_command_that_writes_it(tmp_path):
+    study = study_of(tmp_path, 0.1)
+    side_by_side(study, {"sa": [1.0]}, version=2)
+    with pytest.raises(ValueError, match="holds no throughput of version 1: `python -m benchmarks.throughput .*` writes it again"):
+        load(study)
