@@ -158,7 +158,14 @@ def load(study_dir: Path | str) -> Study:
         for columns in (SPECTRA_COLUMNS, PROBE_COLUMNS, GENERATION_COLUMNS, SEARCH_COLUMNS, GRADIENT_COLUMNS)
     )
     extra = {"spectra": spectra, "probes": probes, "generation": generation, "searches": searches, "gradients": gradients}
-    return Study(name=str(manifest.get("name") or study_dir.name), study=manifest, tokenizer=_tokenizer(study_dir, manifest), throughput=_throughput(study_dir), **extra, **frames)
+    return Study(
+        name=str(manifest.get("name") or study_dir.name),
+        study=manifest,
+        tokenizer=_tokenizer(study_dir, manifest),
+        throughput=_throughput(study_dir),
+        **extra,
+        **frames,
+    )
 
 
 def _tokenizer(study_dir: Path, manifest: dict[str, Any]) -> Path | None:

@@ -60,10 +60,14 @@ def scale_of_the_papers(study: Study) -> str:
     """Of what the study's question comes from."""
     if not another_question(study):
         return "the paper's models have 35 to 385 million parameters"
-    papers = [
-        "mHC-lite's models are nanoGPT's of 6 to 24 layers and width 512 to 1,024, trained in bfloat16 on 1.3 billion tokens of OpenWebText and FineWeb-Edu; "
-        "here all is float32"
-    ] if compares_residuals(study) else []
+    papers = (
+        [
+            "mHC-lite's models are nanoGPT's of 6 to 24 layers and width 512 to 1,024, trained in bfloat16 on 1.3 billion tokens of OpenWebText and FineWeb-Edu; "
+            "here all is float32"
+        ]
+        if compares_residuals(study)
+        else []
+    )
     return "; ".join(papers + (["AttentionX's are a ViT-small and GPT-2"] if compares_mechanisms(study) else []))
 
 

@@ -12,6 +12,7 @@ from analysis.spread import INTERVAL_RULES, POSITIVE, Spread, plural
 from analysis.tables import source
 from analysis.typeset import Cell, Table
 
+
 def throughput_table(study: Study) -> Table | None:
     """A row a series, the first one being what the others are measured against; None where the study compares no schemes with a plain one."""
     if not another_question(study):

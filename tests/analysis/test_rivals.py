@@ -10,11 +10,15 @@ import pandas as pd
 import pypdf
 import pytest
 
+from analysis import rivals
 from analysis.claims import judge
 from analysis.load import load
+from analysis.masks import BIDIRECTIONAL, CAUSAL
 from analysis.report import build
 from analysis.side_by_side import ratio
+from analysis.stability_window import windows
 from analysis.throughput import throughput_table
+from stability.registry import Registry
 from stability.runs import results
 from stability.runs.tables import write_parquet
 from tests.analysis.synthetic import write_study
@@ -62,11 +66,87 @@ def test_with_consensus_in_the_study_its_own_question_stands_first(tmp_path):
     assert claims.index("window") < claims.index("best NLL attentionx")
 
 
+def of_masks(tmp_path, objective="mlm", variants=("", "mask_diagonal=true"), accuracy=None, attentionx=None, spec=True):
+    """sa at 2.1, sa with a masked diagonal at 2.0 and attentionx at 1.9 nats, by a study.json that says which is which."""
+    settings = [{"variant": variant, "objective": objective} for variant in variants]
+    folder = write_study(tmp_path, mechanisms=("sa", "attentionx"), lrs=LRS, seeds=3, settings=settings, nll=lambda m, lr, seed: 2.0 + 1e-3 * seed)
+    path = folder / "results" / "runs.parquet"
+    runs = pd.read_parquet(path)
+    runs = runs[(runs["mechanism"] == "sa") | (runs["variant"] == "")]
+    runs["val_nll"] += (
+        0.2 * np.abs(np.log10(runs["lr"] / 1e-2)) + 0.1 * (runs["mechanism"] == "sa") - 0.1 * (runs["variant"] != "") - 0.1 * (runs["mechanism"] != "sa")
+    )
+    if accuracy:
+        runs["val_accuracy"] = [
+            accuracy[mechanism + variant[:1]] + 1e-4 * seed for mechanism, variant, seed in zip(runs["mechanism"], runs["variant"], runs["seed"])
+        ]
+    write_parquet(runs, path, {"schema_version": str(results.SCHEMA_VERSION)})
+    manifest = json.loads((folder / "study.json").read_text())
+    if spec:
+        manifest["spec"] = {"mechanism": [{"name": "sa", "mask_diagonal": False}, {"name": "attentionx", "gamma": None, "mask_diagonal": attentionx}]}
+    (folder / "study.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def claims_of(folder):
+    study = load(folder)
+    found = windows(study)
+    return {claim.subject: claim for claim in rivals.claims(study, found, dict.fromkeys(found, ""))}
+
+
+def test_attentionx_is_judged_against_attention_with_its_own_mask(tmp_path):
+    """Masking alone gains 0.1 nats, and the discrepancy 0.0 or 0.1 beyond it: beside unmasked attention both would look like the mechanism's."""
+    found = claims_of(of_masks(tmp_path, accuracy={"sa": 0.3, "sam": 0.5, "attentionx": 0.4}))
+    best = found["best NLL attentionx"]
+    assert best.verdict == "holds" and "reaches a lower NLL than sa mask_diagonal=true" in best.text and "of the same mask" in best.statement
+    assert found["best accuracy attentionx"].verdict == "contradicted" and "same mask" in found["best accuracy attentionx"].statement
+    both = found["best accuracy attentionx beside sa"]
+    assert both.verdict == "holds" and both.text.startswith("Mask and mechanism at once") and both.statement == ""
+    alone = found["best NLL sa mask_diagonal=true"]
+    assert alone.text.startswith("The mask alone: ") and alone.statement == "" and "than sa, each" in alone.text
+    assert found["throughput attentionx beside sa mask_diagonal=true"].verdict == "not judged"
+    assert "same mask attentionx" not in found
+
+
+def test_without_attention_of_its_mask_the_claim_is_not_judged(tmp_path):
+    found = claims_of(of_masks(tmp_path, variants=("",)))
+    missing = found["same mask attentionx"]
+    assert missing.verdict == "not judged" and "ablate.sa.mask_diagonal=[false,true] would judge it" in missing.text and missing.statement
+    assert found["best NLL attentionx"].text.startswith("Mask and mechanism at once") and found["best NLL attentionx"].statement == ""
+
+
+@pytest.mark.parametrize(
+    ("objective", "attentionx", "plain"),
+    [
+        ("ar", None, "sa"),
+        ("mlm", None, "sa mask_diagonal=true"),
+        ("classify", None, "sa mask_diagonal=true"),
+        ("mlm", False, "sa"),
+        ("ar", True, "sa mask_diagonal=true"),
+    ],
+)
+def test_which_attention_has_the_same_mask_follows_the_settings_and_the_direction(tmp_path, objective, attentionx, plain):
+    best = claims_of(of_masks(tmp_path, objective=objective, attentionx=attentionx))["best NLL attentionx"]
+    assert f"NLL than {plain}, each" in best.text and "of the same mask" in best.statement
+
+
+def test_the_directions_are_those_of_the_objectives_themselves():
+    for name, objective in ((name, Registry("objectives").load(name)) for name in Registry("objectives").names()):
+        assert name in {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL}[objective.direction]
+
+
+def test_a_record_without_settings_is_said_to_be_one(tmp_path):
+    found = claims_of(of_masks(tmp_path, spec=False, variants=("",)))
+    assert "record does not say whether both have the same mask" in found["best NLL attentionx"].text
+
+
 def test_throughput_of_the_runs_own_clocks_makes_no_ratio(tmp_path):
     study = study_of(tmp_path, 0.1)
     table = throughput_table(load(study))
     assert table.header == ("mechanism", "per second") and [[cell.text for cell in row] for row in table.rows] == [["sa", "10,000"], ["attentionx", "8,000"]]
-    assert "no ratio is made of it. python -m benchmarks.throughput runs/studies/synthetic measures" in table.caption and "AMD EPYC 7B13, 2 cores" in table.caption
+    assert (
+        "no ratio is made of it. python -m benchmarks.throughput runs/studies/synthetic measures" in table.caption and "AMD EPYC 7B13, 2 cores" in table.caption
+    )
     assert "Throughput as trained" in " ".join("".join(page.extract_text() for page in pypdf.PdfReader(build(study, tmp_path)).pages).split())
     assert throughput_table(load(write_study(tmp_path / "other"))) is None
 

@@ -11,7 +11,6 @@ from stability.mechanisms.sa import SoftmaxAttention
 from tests.mechanisms.checks import build_seeded, inputs, padding
 from tests.mechanisms.oracles import softmax_attention
 
-
 MASKED = [(direction, padded) for direction in ("bidirectional", "causal") for padded in (False, True)]
 
 
