@@ -126,7 +126,8 @@ def _exact(rows: Frame, series: str) -> Iterator[Claim]:
         f"{plural(runs, 'run')}, in float64; the precision of training is not part of this"
     )
     verdict: Verdict = "holds" if worst < EXACT else "contradicted"
-    text = f"The mixing matrices of {series} and their product through all depth are {'' if verdict == 'holds' else 'not '}doubly stochastic to rounding ({numbers})."
+    are = "are" if verdict == "holds" else "are not"
+    text = f"The mixing matrices of {series} and their product through all depth {are} doubly stochastic to rounding ({numbers})."
     yield Claim(
         f"stochasticity {series}", verdict, text, "mHC-lite's mixing matrices and their products are exactly doubly stochastic (4.3)", runs, f"≤ {power(worst)}"
     )

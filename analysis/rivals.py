@@ -1,5 +1,6 @@
-"""How a scheme compares with the one that its paper measures it against (residual schemes with the plain residual, mHC-lite with mHC and HC, AttentionX with
-attention of the same mask): best NLL, accuracy where there is one, stable window, seed by seed, under the rules of `claims`; then what `residual_claims` judges."""
+"""How a scheme compares with the one that its paper measures it against: best NLL, accuracy where there is one, stable window, seed by seed, under the rules
+of `claims`; then what `residual_claims` judges. Residual schemes are set beside the plain one, mHC-lite also beside mHC and HC, AttentionX beside attention
+of the same mask."""
 
 from __future__ import annotations
 
@@ -62,8 +63,8 @@ def scale_of_the_papers(study: Study) -> str:
         return "the paper's models have 35 to 385 million parameters"
     papers = (
         [
-            "mHC-lite's models are nanoGPT's of 6 to 24 layers and width 512 to 1,024, trained in bfloat16 on 1.3 billion tokens of OpenWebText and FineWeb-Edu; "
-            "here all is float32"
+            "mHC-lite's models are nanoGPT's of 6 to 24 layers and width 512 to 1,024, trained in bfloat16 on 1.3 billion tokens of OpenWebText and "
+            "FineWeb-Edu; here all is float32"
         ]
         if compares_residuals(study)
         else []

@@ -58,7 +58,7 @@ def sensitivity_table(study: Study) -> Table | None:
     )
     caption = (
         "Mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL, in nats (Wortsman et al. 2024): 0 where the learning rate does not "
-        f"matter. Median over seeds, below it n and "
-        f"their range (n = 2, or a sensitivity of 0) or the 95 % interval of their geometric mean. It depends on the range swept. Bold: the lowest. {source(study)}"
+        "matter. Median over seeds, below it n and their range (n = 2, or a sensitivity of 0) or the 95 % interval of their geometric mean. It depends on the "
+        f"range swept. Bold: the lowest. {source(study)}"
     )
     return Table("Learning-rate sensitivity", caption, ("mechanism", "sensitivity (nats)", "rates"), rows)

@@ -78,7 +78,7 @@ def of_masks(tmp_path, objective="mlm", variants=("", "mask_diagonal=true"), acc
     )
     if accuracy:
         runs["val_accuracy"] = [
-            accuracy[mechanism + variant[:1]] + 1e-4 * seed for mechanism, variant, seed in zip(runs["mechanism"], runs["variant"], runs["seed"])
+            accuracy[mechanism + variant[:1]] + 1e-4 * seed for mechanism, variant, seed in zip(runs["mechanism"], runs["variant"], runs["seed"], strict=True)
         ]
     write_parquet(runs, path, {"schema_version": str(results.SCHEMA_VERSION)})
     manifest = json.loads((folder / "study.json").read_text())
