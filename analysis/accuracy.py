@@ -11,7 +11,7 @@ from matplotlib.ticker import PercentFormatter
 
 from analysis.load import FINISHED, Frame, Study
 from analysis.plots import mechanism_legend
-from analysis.spread import INTERVAL_RULE, Spread, lr_text
+from analysis.spread import INTERVAL_RULES, SHARE, Spread, lr_text
 from analysis.style import WIDTH_INCHES, looks, lr_axis
 from analysis.tables import NLL_COLUMNS, captioned, chunks, ended_badly, source
 from analysis.typeset import Cell, Table, heading
@@ -40,8 +40,8 @@ def _table(study: Study, series: tuple[str, ...]) -> Table:
     best = {name: line.idxmax() for name, line in medians.items() if len(line)}
     rows = [(Cell(lr_text(lr)), *(_cell(study.of(name), lr, best.get(name) == lr) for name in series)) for lr in lrs]
     caption = (
-        f"Per cent of the held-out images whose class is told right, at the end of training; median over the seeds that finished. {INTERVAL_RULE}; below it "
-        f"the runs that ended badly. Bold: the best learning rate of each column. {source(study)}"
+        f"Per cent of the held-out images whose class is told right, at the end of training; median over the seeds that finished. "
+        f"{INTERVAL_RULES[SHARE]}; below it the runs that ended badly. Bold: the best learning rate of each column. {source(study)}"
     )
     return Table("Accuracy against learning rate", caption, ("LR", *series), tuple(rows))
 
@@ -50,10 +50,14 @@ def _cell(runs: Frame, lr: float, bold: bool) -> Cell:
     runs = runs[runs["lr"] == lr]
     if runs.empty:
         return Cell("--")
-    spread, troubles = Spread.of(100 * finished(runs)[COLUMN]), ended_badly(runs)
+    spread, troubles = Spread.of(finished(runs)[COLUMN], SHARE), ended_badly(runs)
     if spread.n == 0:
         return Cell(troubles[0] if troubles else "--", "\n".join(troubles[1:]))
-    return Cell(f"{spread.median:.1f}", "\n".join([spread.detail(lambda value: f"{value:.1f}"), *troubles]), bold)
+    return Cell(_percent(spread.median), "\n".join([spread.detail(_percent), *troubles]), bold)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
 def accuracy_figures(study: Study) -> dict[str, Figure | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from analysis.load import FINISHED, Frame, Study
-from analysis.spread import INTERVAL_RULE, Spread, lr_text
+from analysis.spread import INTERVAL_RULES, POSITIVE, Spread, lr_text
 from analysis.tables import ended_badly, source
 from analysis.typeset import Cell, Table, heading
 
@@ -37,7 +37,7 @@ def _tables(study: Study, runs: Frame, nll: str, title: str, about: str) -> list
     parts = {name: f"{nll}_{column}" for name, column in PARTS.items() if len(_finished(runs, f"{nll}_{column}"))}
     if not parts:
         return []
-    lrs, caption = sorted(set(runs["lr"])), f"{about} {INTERVAL_RULE}; below it the runs that ended badly. {BOLD} {source(study)}"
+    lrs, caption = sorted(set(runs["lr"])), f"{about} {INTERVAL_RULES[POSITIVE]}; below it the runs that ended badly. {BOLD} {source(study)}"
     groups = [tuple(lrs[start : start + RATES]) for start in range(0, len(lrs), RATES)]
     return [Table(title, caption, ("Component", "Mechanism", *map(lr_text, some)), _rows(study, runs, {"Total": nll, **parts}, some)) for some in groups]
 
@@ -74,7 +74,7 @@ def _cell(runs: Frame, column: str, lr: float, bold: bool) -> Cell:
     runs = runs[runs["lr"] == lr]
     if runs.empty:
         return Cell("--")
-    spread, troubles = Spread.of(_finished(runs, column)[column]), ended_badly(runs)
+    spread, troubles = Spread.of(_finished(runs, column)[column], POSITIVE), ended_badly(runs)
     if spread.n == 0:
         return Cell(troubles[0] if troubles else "--", "\n".join(troubles[1:]))
     return Cell(f"{spread.median:.3f}", "\n".join([spread.detail(), *troubles]), bold)

@@ -15,8 +15,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from analysis.load import Column, Frame, Study
-from analysis.probe_tables import _cell
-from analysis.spread import INTERVAL_RULE, Spread, listed, lr_text, power
+from analysis.probe_tables import spread_cell
+from analysis.spread import INTERVAL_RULE, INTERVAL_RULES, POSITIVE, Spread, listed, lr_text, power
 from analysis.style import FIXED, INK, MUTED, OTHERS, WIDTH_INCHES, fitting_legend, lr_colors
 from analysis.tables import PHASES, captioned, chunks, source
 from analysis.typeset import Cell, Table, paragraph, picture
@@ -99,11 +99,11 @@ def _layer_table(rows: Frame, phase: str, origin: str) -> Table:
     levels = ["order", "series", "run_lr", "layer"]
     gammas, body = rows.groupby(levels)["gamma"].first(), []
     for place, part in by_layer[OWN].groupby(level=levels):
-        cells = [_cell(values, "{:.3f}".format) for values in (part, by_layer[UNSCALED].loc[part.index])]
+        cells = [spread_cell(values, "{:.3f}".format, POSITIVE) for values in (part, by_layer[UNSCALED].loc[part.index])]
         _, series, lr, layer = place
         body.append((Cell(str(series)), Cell(lr_text(lr)), Cell(f"{layer:.0f}"), Cell(f"{gammas[place]:g}"), *cells))
     header = ("mechanism", "LR", "layer", "γ", "own γ", "γ = 1")
-    return Table(f"Consensus discrepancy of softmax attention, {phase}", f"{MEASURED} {INTERVAL_RULE}. {origin}", header, tuple(body))
+    return Table(f"Consensus discrepancy of softmax attention, {phase}", f"{MEASURED} {INTERVAL_RULES[POSITIVE]}. {origin}", header, tuple(body))
 
 
 def _slope_table(rows: Frame, phase: str, origin: str) -> Table:

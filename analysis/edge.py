@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from analysis import recipe
 from analysis.load import Study
-from analysis.spread import Spread, lr_text, plural
+from analysis.spread import POSITIVE, Spread, lr_text, plural
 from analysis.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.tables import captioned, source
 from analysis.typeset import Cell, Table, heading
@@ -70,7 +70,7 @@ def _stopped(study: Study) -> str:
 
 def _row(study: Study, series: str, row: Any) -> tuple[Cell, ...]:
     at_best = study.of(series).query("lr == @row.best_lr")["val_nll"]
-    seeds = Spread.of(at_best) if math.isfinite(row.best_lr) else None
+    seeds = Spread.of(at_best, POSITIVE) if math.isfinite(row.best_lr) else None
     return (
         Cell(series, "" if row.state == "found" else row.state),
         Cell("--") if math.isnan(row.best_lr) else Cell(lr_text(row.best_lr), f"{_end(row.best_low)}–{_end(row.best_high)}"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.load import Frame, Study
-from analysis.spread import INTERVAL_RULE, Spread, count_range, lr_text
+from analysis.spread import INTERVAL_RULES, POSITIVE, Spread, count_range, lr_text
 from analysis.tables import NLL_COLUMNS, chunks, source
 from analysis.typeset import Cell, Table
 
@@ -28,7 +28,7 @@ def _table(study: Study, scored: Frame, oracle: str, series: tuple[str, ...]) ->
     rows = tuple((Cell(lr_text(lr)), *(_cell(by_run, name, lr) for name in series)) for lr in lrs)
     caption = (
         f"Oracle: {oracle} (weights {shown['oracle_sha256'].iloc[0][:12]}). {_unit(shown)}; mean over "
-        f"{count_range(shown.groupby('run_id').size())} samples of the terminal checkpoint, median over seeds. {INTERVAL_RULE}"
+        f"{count_range(shown.groupby('run_id').size())} samples of the terminal checkpoint, median over seeds. {INTERVAL_RULES[POSITIVE]}"
         f"{_per_byte(shown)}. {_how(shown)} Low is not good by itself: repetition scores low. {source(study)}"
     )
     return Table("Generative NLL against learning rate", caption, ("LR", *series), rows)
@@ -38,7 +38,7 @@ def _cell(by_run: Frame, series: str, lr: float) -> Cell:
     if (series, lr) not in by_run.index:
         return Cell("--")
     values = by_run.loc[(series, lr)]
-    spread, per_byte = Spread.of(values["nll"]), Spread.of(values["nll_per_byte"])
+    spread, per_byte = Spread.of(values["nll"], POSITIVE), Spread.of(values["nll_per_byte"])
     if spread.n == 0:
         return Cell("--")
     other_unit = [f"{per_byte.median:.3f} per byte"] if per_byte.n and per_byte.median != spread.median else []

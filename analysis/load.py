@@ -81,6 +81,7 @@ SEARCH_COLUMNS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # A row a step and block of parameters (`stability.runs.results.GRADIENT_COLUMNS`); only a study with `log.gradients=…` has it.
 GRADIENT_COLUMNS: dict[str, tuple[str, ...]] = {"gradients": ("run_id", "step", "block", "grad_norm", "grad_share", "update_ratio")}
+THROUGHPUT_VERSION = 1  # of `results/throughput.json` (`benchmarks.throughput.VERSION`)
 TEXT_COLUMNS = {
     "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "status",
     "reason", "phase", "state", "method", "note", "protocol", "block", "mixer", "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler", "field",
@@ -103,6 +104,7 @@ class Study:
     `runs` carries three columns more than its file: `setting` (the other axes that vary in this study, "" where none does), `series`
     (mechanism, sa+ca with its cross mechanism, and setting: what one line of a figure shows) and `base` (the series that a variant of an ablation
     belongs to; its own for the rest). ``tokenizer``: the folder of what its structure tokenizer was measured to do, where it has one.
+    ``throughput``: what `benchmarks.throughput` measured side by side (``results/throughput.json``), {} where it did not.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Study:
     searches: dict[str, Frame] = field(default_factory=dict)
     gradients: dict[str, Frame] = field(default_factory=dict)
     tokenizer: Path | None = None
+    throughput: dict[str, Any] = field(default_factory=dict)
 
     @property
     def series(self) -> tuple[str, ...]:
@@ -160,7 +163,14 @@ def load(study_dir: Path | str) -> Study:
         for columns in (SPECTRA_COLUMNS, PROBE_COLUMNS, GENERATION_COLUMNS, SEARCH_COLUMNS, GRADIENT_COLUMNS)
     )
     extra = {"spectra": spectra, "probes": probes, "generation": generation, "searches": searches, "gradients": gradients}
-    return Study(name=str(manifest.get("name") or study_dir.name), study=manifest, tokenizer=_tokenizer(study_dir, manifest), **extra, **frames)
+    return Study(
+        name=str(manifest.get("name") or study_dir.name),
+        study=manifest,
+        tokenizer=_tokenizer(study_dir, manifest),
+        throughput=_throughput(study_dir),
+        **extra,
+        **frames,
+    )
 
 
 def _tokenizer(study_dir: Path, manifest: dict[str, Any]) -> Path | None:
@@ -168,6 +178,20 @@ def _tokenizer(study_dir: Path, manifest: dict[str, Any]) -> Path | None:
     identity = (manifest.get("spec") or {}).get("objective", {}).get("tokenizer")
     folder = study_dir.resolve().parent.parent / "tokenizers" / str(identity) / "results"
     return folder if identity and (folder / "summary.json").is_file() else None
+
+
+def _throughput(study_dir: Path) -> dict[str, Any]:
+    path = study_dir / "results" / "throughput.json"
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        found = None
+    if not isinstance(found, dict) or found.get("version") != THROUGHPUT_VERSION or not found.get("rows"):
+        again = f"`python -m benchmarks.throughput {study_dir}` writes it again"
+        raise ValueError(f"{path} holds no throughput of version {THROUGHPUT_VERSION}: {again}")
+    return found
 
 
 def _manifest(study_dir: Path) -> dict[str, Any]:

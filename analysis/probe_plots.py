@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter, LogLocator, MaxN
 
 from analysis.load import Frame, Study
 from analysis.probe_tables import layer_and_filter, qk_heads, slope
-from analysis.spread import Spread, lr_text
+from analysis.spread import POSITIVE, Spread, lr_text
 from analysis.style import INK, MUTED, RC, WIDTH_INCHES, fitting_legend, looks, lr_axis, lr_colors
 from analysis.tables import chunks
 
@@ -270,13 +270,13 @@ def qk_figure(study: Study, phase: str) -> Figure | None:
 def _qk_line(ax: Axes, heads: Frame, column: str, look: Any) -> None:
     finite = heads[np.isfinite(heads[column])]
     per_seed = finite.groupby(["run_lr", "seed"])[column].agg(["median", "max"])
-    spreads = {lr: Spread.of(part["median"]) for lr, part in per_seed.groupby("run_lr")}
+    spreads = {lr: Spread.of(part["median"], POSITIVE) for lr, part in per_seed.groupby("run_lr")}
     lrs = list(spreads)
     middle = np.array([spread.median for spread in spreads.values()])
     reach = np.array([[s.median - s.low, s.high - s.median] if s.n > 1 and math.isfinite(s.low) else [0.0, 0.0] for s in spreads.values()]).T
     bars = {"color": look.color, "linestyle": look.dashes, "linewidth": 1.2, "marker": look.marker, "markersize": 4}
-    # A t interval may reach below zero, which a logarithmic axis cannot show.
-    ax.errorbar(lrs, middle, yerr=[np.minimum(reach[0], 0.999 * middle), reach[1]], capsize=2, **bars)
+    # The interval is of the mean: of skewed values it may end short of the median.
+    ax.errorbar(lrs, middle, yerr=np.maximum(reach, 0.0), capsize=2, **bars)
     ax.plot(lrs, per_seed["max"].groupby("run_lr").median(), color=look.color, linestyle=":", linewidth=0.9)
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from analysis.load import Column, Frame, Study, phase_rank
-from analysis.spread import INTERVAL_RULE, Spread, lr_text, power
+from analysis.spread import INTERVAL_RULES, POSITIVE, SHARE, Scale, Spread, lr_text, power
 from analysis.tables import PHASES, source
 from analysis.typeset import Cell, Table
 
 CONSENSUS, ATTENTION = "consensus", "attention"
-Measure = tuple[str, Callable[[Frame], Column], Callable[[float], str]]
+Measure = tuple[str, Callable[[Frame], Column], Callable[[float], str], Scale]
+RULE = INTERVAL_RULES[POSITIVE]
 
 
 def percent(value: float) -> str:
@@ -21,20 +22,20 @@ def percent(value: float) -> str:
 
 
 CONSENSUS_MEASURES: tuple[Measure, ...] = (
-    ("λ_max", lambda rows: rows["largest"], power),
-    ("1/(2λ_max)", lambda rows: rows["step_limit"], power),
-    ("1−2ηλ ≥ 0", lambda rows: rows["non_oscillating"], percent),
-    ("Fiedler", lambda rows: rows["fiedler"], power),
-    ("lower", lambda rows: rows["fiedler_low"], power),
-    ("upper", lambda rows: rows["fiedler_high"], power),
-    ("gain", lambda rows: rows["gain"], lambda value: f"{value:.4f}"),
-    ("energy", lambda rows: rows["energy_after"] / rows["energy_before"], percent),
-    ("variance", lambda rows: rows["variance_after"] / rows["variance_before"], percent),
+    ("λ_max", lambda rows: rows["largest"], power, POSITIVE),
+    ("1/(2λ_max)", lambda rows: rows["step_limit"], power, POSITIVE),
+    ("1−2ηλ ≥ 0", lambda rows: rows["non_oscillating"], percent, SHARE),
+    ("Fiedler", lambda rows: rows["fiedler"], power, POSITIVE),
+    ("lower", lambda rows: rows["fiedler_low"], power, POSITIVE),
+    ("upper", lambda rows: rows["fiedler_high"], power, POSITIVE),
+    ("gain", lambda rows: rows["gain"], lambda value: f"{value:.4f}", POSITIVE),
+    ("energy", lambda rows: rows["energy_after"] / rows["energy_before"], percent, POSITIVE),
+    ("variance", lambda rows: rows["variance_after"] / rows["variance_before"], percent, POSITIVE),
 )
 ATTENTION_MEASURES: tuple[Measure, ...] = (
-    ("gain", lambda rows: rows["gain"], lambda value: f"{value:.4f}"),
-    ("second |λ|", lambda rows: rows["second_eigenvalue"], lambda value: f"{value:.4f}"),
-    ("variance", lambda rows: rows["variance_after"] / rows["variance_before"], percent),
+    ("gain", lambda rows: rows["gain"], lambda value: f"{value:.4f}", POSITIVE),
+    ("second |λ|", lambda rows: rows["second_eigenvalue"], lambda value: f"{value:.4f}", POSITIVE),
+    ("variance", lambda rows: rows["variance_after"] / rows["variance_before"], percent, POSITIVE),
 )
 
 
@@ -90,7 +91,7 @@ def _consensus_table(rows: Frame, phase: str, origin: str, ropes: Collection[str
         f"share of the spectrum where none does. {layer_and_filter(ropes)} Fiedler: smallest eigenvalue beyond the constants, between λ_1 of the "
         "unweighted graph times the smallest and the largest eigenvalue of any symmetrised edge weight. Gain: the filter's largest |factor| over the interval "
         "from Fiedler to λ_max. Energy (of the layer's own disagreements), variance (‖u − ū‖²): after over before the layer's update. "
-        f"{INTERVAL_RULE}. {origin}"
+        f"{RULE}; of the share on the log-odds. {origin}"
     )
     return _layer_table(f"Learned graphs of consensus layers, {phase}", caption, rows, CONSENSUS_MEASURES)
 
@@ -107,7 +108,7 @@ def _attention_table(rows: Frame, phase: str, origin: str) -> Table:
     caption = (
         "Softmax matrices A on held-out text; medians over heads and sequences, then over seeds. Gain: largest singular value on the signals without a mean; "
         "second |λ|: largest modulus of an eigenvalue beside the 1 of the constants; variance: of Av (attentionx: of v − γAv) over that of v. "
-        f"{INTERVAL_RULE}. {origin}"
+        f"{RULE}. {origin}"
     )
     return _layer_table(f"Softmax attention as a filter, {phase}", caption, rows, ATTENTION_MEASURES)
 
@@ -115,13 +116,14 @@ def _attention_table(rows: Frame, phase: str, origin: str) -> Table:
 def _layer_table(title: str, caption: str, rows: Frame, measures: Sequence[Measure]) -> Table:
     body = []
     for (_, series, lr, layer), part in rows.groupby(["order", "series", "run_lr", "layer"]):
-        cells = [_cell(values(part).groupby(part["seed"]).median(), form) for _, values, form in measures]
+        cells = [spread_cell(values(part).groupby(part["seed"]).median(), form, scale) for _, values, form, scale in measures]
         body.append((Cell(str(series)), Cell(lr_text(lr)), Cell(f"{layer:.0f}"), *cells))
-    return Table(title, caption, ("mechanism", "LR", "layer", *(name for name, _, _ in measures)), tuple(body))
+    return Table(title, caption, ("mechanism", "LR", "layer", *(name for name, *_ in measures)), tuple(body))
 
 
-def _cell(per_seed: Column, form: Callable[[float], str]) -> Cell:
-    spread = Spread.of(per_seed)
+def spread_cell(per_seed: Column, form: Callable[[float], str], scale: Scale) -> Cell:
+    """The median over seeds, its interval on the quantity's scale and n; ``--`` without any."""
+    spread = Spread.of(per_seed, scale)
     return Cell("--") if spread.n == 0 else Cell(form(spread.median), spread.detail(form))
 
 
@@ -137,11 +139,11 @@ def _qk_table(rows: Frame, phase: str, origin: str) -> Table:
     body = []
     for (_, series, lr), part in qk_heads(rows).groupby(["order", "series", "run_lr"]):
         seeds = part.groupby("seed")
-        cells = [_cell(getattr(seeds[column], how)(), power) for column in ("norm", "condition") for how in ("median", "max")]
+        cells = [spread_cell(getattr(seeds[column], how)(), power, POSITIVE) for column in ("norm", "condition") for how in ("median", "max")]
         body.append((Cell(str(series)), Cell(lr_text(lr)), *cells))
     caption = (
         "Over the layers and heads of softmax attention, then the median over seeds. Condition: largest over smallest of the singular values that the head "
-        f"width allows. Consensus has no queries and keys. {INTERVAL_RULE}. {origin}"
+        f"width allows. Consensus has no queries and keys. {RULE}. {origin}"
     )
     groups = (("", 2), ("spectral norm", 2), ("condition number", 2))
     return Table(f"σ(W_qᵀW_k), {phase}", caption, ("mechanism", "LR", "median", "largest", "median", "largest"), tuple(body), groups)

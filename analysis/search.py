@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis import recipe
 from analysis.load import Frame, Study
-from analysis.spread import INTERVAL_RULE, Spread, plural
+from analysis.spread import INTERVAL_RULES, POSITIVE, Spread, plural
 from analysis.style import WIDTH_INCHES, fitting_legend, mechanism_looks
 from analysis.tables import captioned, source
 from analysis.typeset import Cell, Table, heading
@@ -56,7 +56,7 @@ def _table(study: Study, series: str, part: Frame) -> Table:
     rows = tuple(_row(row, fields, place == 0) for place, row in enumerate(best.to_dict("records")))
     caption = (
         f"The {plural(len(best), 'best point')} of {len(part)}{f' ({unknown} without a result)' if unknown else ''}, by the mean over seeds of the smaller "
-        f"of the validation NLL at the end and at initialisation ({recipe.unit(study)}), which is finite where a run diverged. {INTERVAL_RULE}. "
+        f"of the validation NLL at the end and at initialisation ({recipe.unit(study)}), which is finite where a run diverged. {INTERVAL_RULES[POSITIVE]}. "
         f"Point and round: when it was tried. {source(study)}"
     )
     return Table(f"Search over {', '.join(fields)}: {series}", caption, ("point", "objective", *fields), rows)
@@ -65,7 +65,7 @@ def _table(study: Study, series: str, part: Frame) -> Table:
 def _row(row, fields: list[str], first: bool) -> tuple[Cell, ...]:
     return (
         Cell(f"{row['number']:.0f}", f"round {row['round']:.0f}"),
-        Cell(f"{row['score']:.3f}", Spread.of(row["by_seed"]).detail(), bold=first),
+        Cell(f"{row['score']:.3f}", Spread.of(row["by_seed"], POSITIVE).detail(), bold=first),
         *(Cell(f"{row[name]:.4g}") for name in fields),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.load import FINISHED, Frame, Study
-from analysis.spread import Spread
+from analysis.spread import POSITIVE, Spread
 from analysis.tables import source
 from analysis.typeset import Cell, Table
 
@@ -36,7 +36,7 @@ def sensitivity(study: Study, series: str) -> Sensitivity:
         if len(losses):
             by_seed[int(seed)] = float(np.mean(losses) - np.min(losses))
             rates.append(len(losses))
-    return Sensitivity(series, by_seed, Spread.of(by_seed.values()), min(rates, default=0))
+    return Sensitivity(series, by_seed, Spread.of(by_seed.values(), POSITIVE), min(rates, default=0))
 
 
 def _capped(runs: Frame) -> list[float]:
@@ -58,6 +58,7 @@ def sensitivity_table(study: Study) -> Table | None:
     )
     caption = (
         "Mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL, in nats (Wortsman et al. 2024): 0 where the learning rate does not "
-        f"matter. Median over seeds, below it their interval and n. It depends on the range swept. Bold: the lowest. {source(study)}"
+        "matter. Median over seeds, below it n and their range (n = 2, or a sensitivity of 0) or the 95 % interval of their geometric mean. It depends on the "
+        f"range swept. Bold: the lowest. {source(study)}"
     )
     return Table("Learning-rate sensitivity", caption, ("mechanism", "sensitivity (nats)", "rates"), rows)

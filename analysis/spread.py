@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -14,7 +15,19 @@ _T_975 = (
     2.1199, 2.1098, 2.1009, 2.0930, 2.0860, 2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423,
 )  # fmt: skip
 
+Scale = Literal["real", "positive", "share", "extreme"]
+REAL: Scale = "real"  # differences and slopes, of either sign; nats, which are added and lie far from 0
+POSITIVE: Scale = "positive"  # norms, ratios, rates: above 0, multiplied
+SHARE: Scale = "share"  # between 0 and 1
+EXTREME: Scale = "extreme"  # the largest or worst of a run: its mean over seeds describes nothing, its smallest and largest value do
+
 INTERVAL_RULE = "Second line: min–max over the seeds (n = 2) or Student-t 95 % interval of the mean (n ≥ 3)"
+INTERVAL_RULES: dict[Scale, str] = {
+    REAL: INTERVAL_RULE,
+    POSITIVE: "Second line: min–max over the seeds (n = 2, or a value of 0) or 95 % interval of the geometric mean (n ≥ 3), by Student's t on logarithms",
+    SHARE: "Second line: min–max over the seeds (n = 2, or a share of 0 or 1) or 95 % interval (n ≥ 3) by Student's t on the log-odds",
+    EXTREME: "Second line: smallest and largest over the seeds",
+}
 
 
 def t_975(degrees: int) -> float:
@@ -36,9 +49,33 @@ def mean_interval(values: Iterable[float]) -> tuple[float, float]:
     return (float(array.mean()) - half, float(array.mean()) + half)
 
 
+def interval(values: Iterable[float], scale: Scale = REAL) -> tuple[float, float]:
+    """The ends are those of a 95 % interval over three values or more that cannot leave the quantity's own range; over fewer, the smallest and largest.
+
+    ``scale``: "real" takes Student's t on the values (an interval of the mean), "positive" on their logarithms (of the geometric mean), "share" on the
+    log-odds (Student's interval on a transformed scale, back-transformed: Bland and Altman 1996, BMJ 312:1079; Brown, Cai and DasGupta 2001 for shares).
+    A Student interval of three heavy-tailed positive values easily passes 0, where none of them can lie. Where a value stands at the scale's end (a norm
+    of 0, a share of 0 or 1; beyond it by rounding, as an eigenvalue of 0 does) it has no finite transform, and "extreme", the largest of many tokens, has
+    no mean worth estimating from a few seeds: for both it is the smallest and largest.
+    """
+    array = np.asarray(list(values), dtype=float)
+    lower, upper = {REAL: (-math.inf, math.inf), SHARE: (0.0, 1.0)}.get(scale, (0.0 if scale == POSITIVE else -math.inf, math.inf))
+    if not len(array):
+        return (-math.inf, math.inf)
+    if len(array) < 3 or scale == EXTREME or (scale != REAL and not (lower < array.min() and array.max() < upper)):
+        return (float(array.min()), float(array.max()))
+    if scale == POSITIVE:
+        low, high = np.exp(mean_interval(np.log(array)))
+    elif scale == SHARE:
+        low, high = 1 / (1 + np.exp(-np.asarray(mean_interval(np.log(array / (1 - array))))))
+    else:
+        low, high = mean_interval(array)
+    return float(low), float(high)
+
+
 @dataclass(frozen=True)
 class Spread:
-    """A median with its n and an interval: min–max for two values, Student-t 95 % of the mean for three or more, none for one."""
+    """A median with its n and an interval: min–max for two values, for three or more a 95 % one on the quantity's `Scale` (see `interval`), none for one."""
 
     median: float
     low: float
@@ -46,13 +83,12 @@ class Spread:
     n: int
 
     @staticmethod
-    def of(values: Iterable[float]) -> Spread:
+    def of(values: Iterable[float], scale: Scale = REAL) -> Spread:
         """Over the finite values only; n = 0 and NaN where there is none."""
         finite = np.asarray([value for value in values if math.isfinite(value)], dtype=float)
         if len(finite) == 0:
             return Spread(math.nan, math.nan, math.nan, 0)
-        low, high = mean_interval(finite) if len(finite) >= 3 else (float(finite.min()), float(finite.max()))
-        return Spread(float(np.median(finite)), low, high, len(finite))
+        return Spread(float(np.median(finite)), *interval(finite, scale), len(finite))
 
     def detail(self, form=lambda value: f"{value:.3f}") -> str:
         """What stands under the median: the interval and n, or n alone."""

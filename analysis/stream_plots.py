@@ -15,17 +15,29 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.load import Column, Frame, Study
 from analysis.spread import lr_text, power
-from analysis.stream_tables import NAME, iteration_count, iterations_of, ordered, phases, study_tables, token_count
+from analysis.stream_tables import (
+    NAME,
+    PRECISION,
+    example_text,
+    iteration_count,
+    iterations_of,
+    ordered,
+    phases,
+    study_tables,
+    threshold_text,
+    thresholds,
+    token_count,
+)
 from analysis.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors
 from analysis.tables import PHASES, captioned, chunks
-from analysis.typeset import heading
+from analysis.typeset import heading, paragraph
 
 SERIES_PER_FIGURE = 4
 BAND = (0.05, 0.95)
 ROUNDING = 1e-9
 STEEP = 30.0  # a ratio above which an axis is logarithmic
 PANELS = (
-    ("ln ν before Sinkhorn", ("single", "log_range"), None),
+    ("ln 1/ν before Sinkhorn", ("single", "log_range"), None),
     ("column sums of A", ("single", "column_sum"), None),
     ("column sums of A_1 ⋯ A_l", ("product", "column_sum"), None),
     ("gain forward, backward", ("product", "forward_gain"), ("rest", "backward_gain")),
@@ -33,9 +45,9 @@ PANELS = (
 CAPTION = (
     "Mixing matrices A of residual streams (X' = AᵀX + …) by connection l, {phase}, over every token of held-out sequences ({tokens}). First three columns, "
     "the first as mHC-lite's Figure 4, the others as its Figure 3: median (solid), 90 % of the values (shade), smallest and largest (dotted), over the seeds "
-    "of a rate. ν: largest over smallest entry of what Sinkhorn's iterations are given; grey line: the number of them, above which they may not "
-    "suffice{iterations}. Last: the most that mixing alone multiplies the largest entry of a signal by up to connection l (solid), and of its gradient from "
-    "the head back to it (dashed)."
+    "of a rate. ν: smallest over largest entry of what Sinkhorn's iterations are given{iterations}; grey line: ln 1/ν = {threshold}, above which a token "
+    "counts as an outlier. Last: the most that mixing alone multiplies the largest entry of a signal by up to connection l (solid), and of its gradient from "
+    "the head back to it (dashed). {precision}"
 )
 
 
@@ -61,9 +73,10 @@ def section(study: Study, drawn: Mapping[str, Path | None]) -> str:
     for name in (name for name in drawn if name.startswith(f"{NAME}-")):
         phase = name.removeprefix(f"{NAME}-").rpartition("-")[0]
         shown = rows[rows["phase"] == phase]
-        counts = {"tokens": token_count(shown), "iterations": iteration_count(shown)}
+        counts = {"tokens": token_count(shown), "iterations": iteration_count(shown), "threshold": threshold_text(shown), "precision": PRECISION}
         body.append(captioned(study, drawn, name, CAPTION.format(phase=PHASES.get(phase, phase), **counts)))
-    return "".join([*body, *(table.typst() for table in study_tables(study))])
+    said = example_text(iterations_of(rows))
+    return "".join([*body, *([paragraph(said)] if said else []), *(table.typst() for table in study_tables(study))])
 
 
 def _figure(rows: Frame, names: Sequence[str]) -> Figure:
@@ -72,7 +85,7 @@ def _figure(rows: Frame, names: Sequence[str]) -> Figure:
     for line, name in zip(axes, names, strict=True):
         part = rows[rows["series"] == name]
         for ax, (_, first, second) in zip(line, PANELS, strict=True):
-            for at in iterations_of(part) if first[1] == "log_range" else [1]:
+            for at in sorted(set(thresholds(part).values())) if first[1] == "log_range" else [1]:
                 ax.axhline(at, color=MUTED, linewidth=0.6, zorder=1)
             _panel(ax, _of(part, first), None if second is None else _of(part, second), colors)
         line[0].set_ylabel(textwrap.fill(name, 18), fontweight="bold")

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.load import Column, Frame, Study
-from analysis.spread import INTERVAL_RULE, Spread, listed, lr_text, power
+from analysis.spread import EXTREME, INTERVAL_RULES, Spread, listed, lr_text, plural, power
 from analysis.tables import PHASES, source
 from analysis.typeset import Cell, Table
 
@@ -16,8 +16,8 @@ NAME = "streams"
 RUN = ["order", "series", "run_lr", "seed"]
 # heading, matrix, quantity, whether of the last product through all depth, what stands for a run
 COLUMNS: tuple[tuple[str, str, str, str], ...] = (
-    ("ln ν", "single", "log_range", "largest"),
-    ("> K", "single", "beyond", "share"),
+    ("ln 1/ν", "single", "log_range", "largest"),
+    ("outliers", "single", "beyond", "share"),
     ("columns", "single", "column_sum", "error"),
     ("rows", "single", "row_sum", "error"),
     ("columns", "product", "column_sum", "error"),
@@ -29,10 +29,15 @@ COLUMNS: tuple[tuple[str, str, str, str], ...] = (
 GROUPS = (("", 2), ("before Sinkhorn", 2), ("A, sums off by", 2), ("A_1 ⋯ A_L, off by", 2), ("norm", 1), ("gain", 2))
 CAPTION = (
     "Of every token on held-out data ({tokens}), the worst; then the median over seeds. A: the mixing matrix of a connection, X' = AᵀX + …, over all "
-    "connections; A_1 ⋯ A_L: their product through the depth. ln ν: the largest over the smallest entry before Sinkhorn's iterations, in logarithms; > K: the "
-    "share of tokens and connections where it exceeds their number{iterations}. Off by: largest distance of a column's or row's sum from 1. Norm: largest "
+    "connections; A_1 ⋯ A_L: their product through the depth. ν: the smallest over the largest entry before Sinkhorn's iterations{iterations}, ln 1/ν the "
+    "logarithm of its inverse; outliers: the share of tokens and connections where that exceeds {threshold}. Off by: largest distance of a column's or "
+    "row's sum from 1. Norm: largest "
     "spectral norm of the product. Gain: by how much mixing alone may multiply the largest entry of a signal through all connections (forward, at most the "
-    "column sums) or of its gradient (backward, the row sums)."
+    "column sums) or of its gradient (backward, the row sums). {precision}"
+)
+PRECISION = (
+    "Computed in float64 from the trained weights: what is exact here is so to 1e-15. It is not in the precision of training; with coefficients in bfloat16, "
+    "mHC-lite's columns sum to 0.9982 at initialisation."
 )
 
 
@@ -69,8 +74,8 @@ def _table(rows: Frame, phase: str, origin: str) -> Table:
         cells = [_cell(values.xs(tuple(key)) if tuple(key) in values.index else values.iloc[:0], which) for values, which in _named(columns)]
         body.append((Cell(str(key.series)), Cell(lr_text(key.run_lr)), *cells))
     header = ("mechanism", "LR", *(heading for heading, _, _, _ in COLUMNS))
-    caption = CAPTION.format(tokens=token_count(rows), iterations=iteration_count(rows))
-    return Table(f"Mixing of residual streams, {phase}", f"{caption} {INTERVAL_RULE}. {origin}", header, tuple(body), GROUPS)
+    caption = CAPTION.format(tokens=token_count(rows), iterations=iteration_count(rows), threshold=threshold_text(rows), precision=PRECISION)
+    return Table(f"Mixing of residual streams, {phase}", f"{caption} {INTERVAL_RULES[EXTREME]}. {origin}", header, tuple(body), GROUPS)
 
 
 def token_count(rows: Frame) -> str:
@@ -88,6 +93,48 @@ def iteration_count(rows: Frame) -> str:
     """As ``, K = 20``; "" where no run has iterations."""
     counts = [f"{number:.0f}" for number in iterations_of(rows)]
     return f", K = {listed(counts)}" if counts else ""
+
+
+def thresholds(rows: Frame) -> dict[str, float]:
+    """By run with iterations the ln(1/ν) above which its ``beyond`` counts outliers: as its probe wrote it, else K, which a probe took before there was a
+    setting."""
+    own = rows[rows["quantity"] == "threshold"].groupby("run_id")["value"].first()
+    older = rows[rows["quantity"] == "iterations"].groupby("run_id")["value"].first()
+    return {str(run_id): float(own.get(run_id, number)) for run_id, number in older.items()}
+
+
+def threshold_text(rows: Frame) -> str:
+    """``30``; of runs that an older probe measured what it took for them; "a threshold" where no run has iterations."""
+    known = set(rows.loc[rows["quantity"] == "threshold", "run_id"])
+    found = thresholds(rows)
+    own, older = ([found[run_id] for run_id in found if (run_id in known) == is_own] for is_own in (True, False))
+    parts = [f"{value:g}" for value in sorted(set(own))]
+    if older:
+        parts.append(f"{listed(f'{value:g}' for value in sorted(set(older)))} ({plural(len(older), 'run')} measured before the threshold was a setting: K)")
+    return listed(parts) or "a threshold"
+
+
+def example(iterations: int) -> tuple[float, tuple[float, ...]]:
+    """ln(1/ν) and the column sums of the paper's own example (Section 1) after Sinkhorn's iterations, columns before rows.
+
+    The example is [[1,d,d],[1,d,d],[d,1,1]] with d = 1e-13, after Linial et al. (1998).
+    """
+    d = 1e-13
+    logits = np.log(np.array([[1, d, d], [1, d, d], [d, 1, 1]]))
+    m = logits.copy()
+    for _ in range(iterations):
+        m -= np.logaddexp.reduce(m, axis=0, keepdims=True)
+        m -= np.logaddexp.reduce(m, axis=1, keepdims=True)
+    return float(logits.max() - logits.min()), tuple(float(total) for total in np.exp(m).sum(0))
+
+
+def example_text(iterations: list[float]) -> str:
+    """A sentence on that example for every number K of the study; "" without any."""
+    said = []
+    for number in iterations:
+        log_range, sums = example(int(number))
+        said.append(f"{number:.0f} iterations leave columns that sum to {listed(f'{total:.3f}' for total in sums)} (ln 1/ν = {log_range:.1f})")
+    return f"Of the example in mHC-lite's Section 1, rows (1, d, d), (1, d, d) and (d, 1, 1) with d = 1e-13, {listed(said)}." if said else ""
 
 
 def _named(columns: list[Column]) -> list[tuple[Column, str]]:
@@ -108,5 +155,5 @@ def by_run(rows: Frame, matrix: str, quantity: str, which: str) -> Column:
 
 def _cell(per_seed: Column, which: str) -> Cell:
     form = {"largest": lambda value: f"{value:.4g}", "share": lambda value: f"{100 * value:.3g} %", "error": power}[which]
-    spread = Spread.of(per_seed)
+    spread = Spread.of(per_seed, EXTREME)
     return Cell("--") if spread.n == 0 else Cell(form(spread.median), spread.detail(form))

@@ -102,6 +102,9 @@ class ProbeSpec(Settings):
     ckpt: Annotated[str | None, Place()] = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
     phase: Literal["terminal", "earliest", "all"] = Field(default="terminal", description="which checkpoints of a run are measured")
     sequences: int = Field(default=2, ge=1, description="held-out sequences that the layers are measured on (spectra, pdmm, streams)")
+    outlier_log_range: float = Field(
+        default=30.0, gt=0, description="ln(1/ν) above which what Sinkhorn's iterations are given counts as an outlier, ν the relative range (streams)"
+    )
     probes: int = Field(default=4, ge=2, description="random vectors of a spectral density (spectra); their scatter is its error bar")
     products: int = Field(default=32, ge=1, description="products with L̄ for each of them (spectra)")
     seed: int = Field(default=0, ge=0, description="seed of the random vectors (spectra) or of the networks and of who acts (pdmm)")

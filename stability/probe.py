@@ -23,10 +23,11 @@ ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a ch
                       discrepancy by iteration; with ckpt beside it softmax attention's discrepancy, V − γ·softmax·V and V − softmax·V, by depth
 
   what=streams        per token, how doubly stochastic the mixing matrices of residual streams are (hc, mhc, mhc_lite), one by one and multiplied through
-                      depth: relative range before Sinkhorn, column and row sums, spectral norms, gains of the signal and of its gradient
+                      depth: relative range ν before Sinkhorn, column and row sums, spectral norms, gains of the signal and of its gradient
 
   phase=terminal | earliest | all   which checkpoints of a run
   sequences=2                       held-out sequences                      (spectra, pdmm, streams)
+  outlier_log_range=30              ln(1/ν) above which a token is an outlier       (streams)
   probes=4 products=32 seed=0       random vectors of a density, products   (spectra)
   nodes=8 rho=1 iterations=200 seed=0 averaging=1 constraints=consensus | general    the networks, and how they are solved   (pdmm)
   device=auto | cpu | cuda          where the model runs                    (spectra, pdmm)

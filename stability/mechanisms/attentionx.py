@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
+from stability.mechanisms._attention import attended, visible_pairs
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape, without_padding
 from stability.models.position import rope
 
@@ -57,22 +57,11 @@ class AttentionX(AbstractMechanism):
         return self.out(phi_BHNK.transpose(1, 2).flatten(2))
 
     def _attended(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """softmax(q̃k̃ᵀ/√K) v by torch's scaled_dot_product_attention, zero in rows that see nothing."""
+        """softmax(q̃k̃ᵀ/√K) v, zero in rows that see nothing."""
         if mask_BN is None and not self.mask_diagonal:
             return F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, is_causal=self.causal)
-        visible = self._visible(q_BHNK.shape[2], mask_BN, q_BHNK.device)
-        empty = ~visible.any(-1, keepdim=True)
-        # Softmaxes that are not torch's give NaN for an empty row: it sees everything, and what comes of it is dropped.
-        attended_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=visible | empty)
-        return attended_BHNK.masked_fill(empty, 0.0)
-
-    def _visible(self, num_positions: int, mask_BN: Tensor | None, device: torch.device) -> Bool[Tensor, "B 1 N N"]:
-        """True where a query (third axis) sees a key (fourth); B is 1 without padding."""
-        visible_NN = torch.ones(num_positions, num_positions, dtype=torch.bool, device=device)
-        visible_NN = visible_NN.tril() if self.causal else visible_NN
-        if self.mask_diagonal:
-            visible_NN = visible_NN & ~torch.eye(num_positions, dtype=torch.bool, device=device)
-        return visible_NN[None, None] if mask_BN is None else visible_NN & mask_BN[:, None, None]
+        visible = visible_pairs(q_BHNK.shape[2], mask_BN, causal=self.causal, mask_diagonal=self.mask_diagonal, device=q_BHNK.device)
+        return attended(q_BHNK, k_BHNK, v_BHNK, visible)
 
 
 EXPORT = AttentionX

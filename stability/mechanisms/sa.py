@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
+from stability.identity import Since
+from stability.mechanisms._attention import attended, visible_pairs
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape, without_padding
 from stability.models.position import rope
 
 
 class SoftmaxAttention(AbstractMechanism):
-    """y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; RoPE on q and k; j ≤ i where causal.
+    """y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; RoPE on q and k; j ≤ i where causal, j ≠ i with a masked diagonal.
 
+    A row that the masked diagonal leaves without a key (the first position of a causal sequence, one position alone, a row whose other keys are all
+    padding) has the empty sum, as in `attentionx`: y_i = b_o.
     Attention is torch's own scaled_dot_product_attention: for second derivatives call the model under ``sdpa_kernel(SDPBackend.MATH)``.
     """
 
     class Config(Settings):
-        """No settings: width, heads and direction come from the model and the objective."""
+        """Which keys a position sees; width, heads and direction come from the model and the objective."""
+
+        mask_diagonal: Annotated[bool, Since(False)] = Field(
+            default=False, description="whether no position sees itself, as in attentionx's image models and in their baseline"
+        )
 
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__()
         shape.require_pairs()
-        self.heads, self.causal = shape.heads, shape.direction == CAUSAL
+        self.heads, self.causal, self.mask_diagonal = shape.heads, shape.direction == CAUSAL, config.mask_diagonal
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
+        """A masked pair is computed like any other."""
         pairs = num_positions * (num_positions + 1) / 2 if shape.direction == CAUSAL else num_positions**2
         return float(4 * num_positions * shape.width**2 + 2 * pairs * shape.width)
 
@@ -42,9 +52,13 @@ class SoftmaxAttention(AbstractMechanism):
         qkv_BNTHK = self.qkv(x_BND).unflatten(-1, (3, self.heads, -1))
         q_BHNK, k_BHNK = (part.transpose(1, 2) for part in rope(qkv_BNTHK[:, :, :2], position_dim=1).unbind(2))
         v_BHNK = qkv_BNTHK[:, :, 2].transpose(1, 2)
+        return self.out(self._attended(q_BHNK, k_BHNK, v_BHNK, mask_BN).transpose(1, 2).flatten(2))
+
+    def _attended(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
+        if self.mask_diagonal:
+            return attended(q_BHNK, k_BHNK, v_BHNK, visible_pairs(q_BHNK.shape[2], mask_BN, causal=self.causal, mask_diagonal=True, device=q_BHNK.device))
         visible = None if mask_BN is None else self._visible(mask_BN)
-        y_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=visible, is_causal=self.causal and visible is None)
-        return self.out(y_BHNK.transpose(1, 2).flatten(2))
+        return F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=visible, is_causal=self.causal and visible is None)
 
     def _visible(self, mask_BN: Tensor) -> Tensor:
         """True where a query (third axis) may see a key (fourth). No row is empty: torch's SDPA forgives that, other softmaxes give NaN."""

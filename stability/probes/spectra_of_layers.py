@@ -37,7 +37,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 def protocol_of(probe: ProbeSpec) -> str:
     """What the numbers depend on beside the checkpoint, as canonical JSON; kept in the files' metadata."""
-    fields = {"spectra": ("sequences", "probes", "products", "seed"), "pdmm": ("sequences",), "streams": ("sequences",)}.get(probe.what, ())
+    fields = {"spectra": ("sequences", "probes", "products", "seed"), "pdmm": ("sequences",), "streams": ("sequences", "outlier_log_range")}.get(probe.what, ())
     return json.dumps(probe.model_dump(mode="json", include={"what", *fields}), sort_keys=True)
 
 
@@ -76,7 +76,8 @@ def _on_held_out(spec: RunSpec, model: Backbone, labels: dict[str, Any], rows: R
     prepare_torch(spec.threads, device)
     model = model.to(device, torch.float64)
     if probe.what == "streams":
-        for found in stream_statistics(model, (example.to(device) for example in held_out(spec, cache_dir, probe.sequences).split(1))):
+        examples = (example.to(device) for example in held_out(spec, cache_dir, probe.sequences).split(1))
+        for found in stream_statistics(model, examples, probe.outlier_log_range):
             rows["streams"] += [{**labels, **row} for row in found]
             yield
         return

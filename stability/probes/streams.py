@@ -13,6 +13,7 @@ from stability.models.backbone import Backbone
 from stability.models.block import Block
 from stability.objectives._base import Examples
 
+OUTLIER_LOG_RANGE = 30.0  # ν ≤ 1e-13: what the paper's authors count as an outlier (4.3; their script)
 QUANTILES = (0.0, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 1.0)
 Values = dict[tuple[str, str], np.ndarray]  # (matrix, quantity) → values of all tokens
 
@@ -33,26 +34,28 @@ def connections(model: Backbone) -> list[Connection]:
     return [each for each in found if callable(getattr(each.module, "coefficients", None))]
 
 
-def stream_statistics(model: Backbone, sequences: Iterable[Examples]) -> Iterator[list[dict[str, Any]]]:
+def stream_statistics(model: Backbone, sequences: Iterable[Examples], outlier_log_range: float = OUTLIER_LOG_RANGE) -> Iterator[list[dict[str, Any]]]:
     """Rows by the columns `connection … num_values` of `results.PROBE_COLUMNS["streams"]`: yielded [] after each sequence, and all of them at the end.
 
     Of every token, with A_l the matrix of connection l (X' = A_lᵀX + …), P_l = A_1 ⋯ A_l and R_l = A_l ⋯ A_L:
 
-    - ``single`` A_l: ``log_range`` ln ν, ν the largest over the smallest entry of what Sinkhorn and Knopp are given (Eq. 3; Chakrabarty & Khanna 2021) and
-      ``beyond``, the share of tokens whose ln ν exceeds the number of iterations; ``iterations``, that number; ``column_sum``, ``row_sum``,
-      ``spectral_norm``;
+    - ``single`` A_l: ``log_range`` ln(1/ν), as the paper plots it, ν the relative range, the smallest over the largest entry of what Sinkhorn and Knopp are
+      given (Eq. 3; Chakrabarty & Khanna 2021), and ``beyond``, the share of tokens whose ln(1/ν) exceeds ``outlier_log_range``; ``threshold``, that
+      number; ``iterations``, how many the connection has; ``column_sum``, ``row_sum``, ``spectral_norm``;
     - ``product`` P_l: the same three, and ``forward_gain`` max_t Σ_s |P_st|, the most that mixing alone multiplies the largest entry of a signal by on
       its way from the embedding through connection l;
     - ``rest`` R_l: ``backward_gain`` max_s Σ_t |R_st|, the same of a gradient on its way from the head back through connection l.
 
     The gains are the "Amax gain magnitude" of Xie et al. (2025, 5.4). Quantiles are over tokens (of sums also over streams), of each connection and, as
-    connection None, of all ``single`` matrices. What is measured is the model's dtype: float64 leaves out the rounding of float32.
+    connection None, of all ``single`` matrices. What is measured is the model's dtype: `stability.probe` takes float64, so that a sum that is
+    1 there is 1 to 1e-15. In a narrower dtype its coefficients are rounded: in bfloat16, mHC-lite's first matrix has columns that sum to 0.9982
+    (tests/residuals/test_streams.py).
     """
     chain, seen = connections(model), []
     for example in sequences:
-        seen.append(_measured(chain, model, example))
+        seen.append(_measured(chain, model, example, outlier_log_range))
         yield []
-    rows, pooled = list(_iterations(chain)), {}
+    rows, pooled = list(_iterations(chain, outlier_log_range)), {}
     for number, connection in enumerate(chain):
         values = {key: np.concatenate([each[number][key] for each in seen]) for key in seen[0][number]}
         rows += [row for key, found in values.items() for row in _rows(number, connection.branch, key, found)]
@@ -62,7 +65,7 @@ def stream_statistics(model: Backbone, sequences: Iterable[Examples]) -> Iterato
 
 
 @torch.no_grad()
-def _measured(chain: list[Connection], model: Backbone, example: Examples) -> list[Values]:
+def _measured(chain: list[Connection], model: Backbone, example: Examples, outlier: float) -> list[Values]:
     """Of each connection, on one batch."""
     states = _states(chain, model, example)
     mixes = [cast(Any, each.module).coefficients(state).mix_BNST.flatten(0, 1) for each, state in zip(chain, states, strict=True)]
@@ -73,7 +76,7 @@ def _measured(chain: list[Connection], model: Backbone, example: Examples) -> li
         rests.insert(0, mix_PST @ rests[0])
     found = []
     for each, state, mix_PST, product_PST, rest_PST in zip(chain, states, mixes, products, rests, strict=True):
-        values = _sums("single", mix_PST) | _ranges(each.module, state) | _sums("product", product_PST)
+        values = _sums("single", mix_PST) | _ranges(each.module, state, outlier) | _sums("product", product_PST)
         values["product", "forward_gain"] = product_PST.abs().sum(-2).amax(-1)
         values["rest", "backward_gain"] = rest_PST.abs().sum(-1).amax(-1)
         found.append({key: tensor.flatten().cpu().numpy() for key, tensor in values.items()})
@@ -100,24 +103,26 @@ def _sums(matrix: str, m_PST: Tensor) -> dict[tuple[str, str], Tensor]:
     }
 
 
-def _ranges(module: Any, state: Tensor) -> dict[tuple[str, str], Tensor]:
-    """Of a connection with Sinkhorn's iterations; {} of others."""
-    if (iterations := _iterations_of(module)) is None:
+def _ranges(module: Any, state: Tensor, outlier: float) -> dict[tuple[str, str], Tensor]:
+    """Of a connection with Sinkhorn's iterations; {} of others. ln(1/ν) is the difference of the largest and the smallest logit."""
+    if _iterations_of(module) is None:
         return {}
     logits = module.mixing_logits(state).flatten(-2)
     log_range = logits.amax(-1) - logits.amin(-1)
-    return {("single", "log_range"): log_range, ("single", "beyond"): (log_range > iterations).to(log_range.dtype)}
+    return {("single", "log_range"): log_range, ("single", "beyond"): (log_range > outlier).to(log_range.dtype)}
 
 
 def _iterations_of(module: Any) -> int | None:
     return getattr(module.config, "iterations", None)
 
 
-def _iterations(chain: list[Connection]) -> Iterator[dict[str, Any]]:
+def _iterations(chain: list[Connection], outlier: float) -> Iterator[dict[str, Any]]:
+    """Rows of what the numbers of a connection with iterations were measured by: K, and the threshold of an outlier."""
     for number, each in enumerate(chain):
         if (found := _iterations_of(each.module)) is not None:
-            where = {"connection": number, "branch": each.branch, "matrix": "single", "quantity": "iterations", "quantile": None}
-            yield where | {"value": float(found), "num_values": 1}
+            where = {"connection": number, "branch": each.branch, "matrix": "single", "quantile": None, "num_values": 1}
+            yield where | {"quantity": "iterations", "value": float(found)}
+            yield where | {"quantity": "threshold", "value": float(outlier)}
 
 
 def _rows(number: int | None, branch: str, key: tuple[str, str], values: np.ndarray) -> Iterator[dict[str, Any]]:

@@ -96,10 +96,10 @@ def test_gradient_norms_are_running_means_with_a_line_a_scheme(tmp_path):
 QUANTITIES = {"log_range": 30.0, "column_sum": 1.25, "row_sum": 1.0, "spectral_norm": 1.1}
 
 
-def streams(study, scale=1.0):
+def streams(study, scheme="mhc_lite", threshold=12.0):
     """Rows of mhc_lite's runs with two connections: a quantity's quantiles run from half of the value above to it."""
     rows = []
-    for run in study.runs[study.runs["residual"] == "mhc_lite"].itertuples():
+    for run in study.runs[study.runs["residual"] == scheme].itertuples():
         base = {"run_id": run.run_id, "phase": "terminal", "lr": run.lr, "branch": "mixer", "num_values": 64}
         for connection in (None, 0, 1):
             values = [("single", key, value) for key, value in QUANTITIES.items()]
@@ -112,6 +112,8 @@ def streams(study, scale=1.0):
             rows.append(base | {"connection": connection, "matrix": "single", "quantity": "beyond", "quantile": None, "value": 0.25})
             if connection is not None:
                 rows.append(base | {"connection": connection, "matrix": "single", "quantity": "iterations", "quantile": None, "value": 7.0, "num_values": 1})
+            if connection is not None and threshold is not None:
+                rows.append(rows[-1] | {"quantity": "threshold", "value": threshold})
     return pd.DataFrame(rows, columns=results.PROBE_COLUMNS["streams"])
 
 
@@ -126,7 +128,7 @@ def test_the_table_holds_the_worst_of_a_run(probed):
     (table,) = stream_tables.study_tables(load(probed))
     assert [row[0].text for row in table.rows] == ["sa mhc_lite"] * 3
     cells = dict(zip([heading for heading, _, _, _ in stream_tables.COLUMNS], (cell.text for cell in table.rows[0][2:]), strict=False))
-    assert cells["ln ν"] == "30" and cells["> K"] == "25 %"
+    assert cells["ln 1/ν"] == "30" and cells["outliers"] == "25 %"
     texts = [cell.text for cell in table.rows[0][4:]]
     # |0.625 − 1| is more than |1.25 − 1|; products through all depth are connection 1's, gradients from the head back to 0
     assert texts == ["3.8e-1", "5.0e-1", "1.5e0", "5.0e-1", "3", "4", "5"]
@@ -143,7 +145,7 @@ def test_the_figure_has_a_row_a_scheme_and_quantiles_by_connection(probed):
     assert stream_plots.quantile(sums, 0.5, "median").to_dict() == {0.0: 1.5 * 0.75, 1.0: 2.5 * 0.75}
     assert stream_plots.quantile(sums, 1.0, "max").to_dict() == {0.0: 1.5, 1.0: 2.5}
     gains = figure.axes[3].lines
-    assert list(figure.axes[0].lines[0].get_ydata()) == [7, 7]  # the run's own number of iterations
+    assert list(figure.axes[0].lines[0].get_ydata()) == [12, 12]  # the run's own threshold of an outlier
     assert math.isclose(gains[1].get_ydata()[-1], 4.0) and math.isclose(gains[2].get_ydata()[0], 5.0)
 
 
@@ -151,6 +153,42 @@ def test_captions_say_how_many_tokens_and_iterations(probed, tmp_path):
     study = load(probed)
     said = stream_plots.section(study, {"streams-terminal-0": tmp_path / "streams.svg"})
     assert said.count("64 tokens a run") == 2 and said.count("K = 7") == 2
+    assert "that exceeds 12." in said and "ln 1/ν = 12, above which a token counts as an outlier" in said
+    assert said.count("Computed in float64 from the trained weights") == 2 and "largest over smallest" not in said
+    assert said.count("smallest over the largest entry") + said.count("smallest over largest entry") == 2
+    assert "7 iterations leave columns that sum to" in said
+
+
+def test_the_example_of_the_paper_is_computed_for_the_studys_number_of_iterations():
+    log_range, sums = stream_tables.example(20)
+    assert (round(log_range, 1), [round(total, 3) for total in sums]) == (29.9, [1.820, 0.590, 0.590])
+    assert "20 iterations leave columns that sum to 1.820, 0.590 and 0.590 (ln 1/ν = 29.9)" in stream_tables.example_text([20.0])
+    assert stream_tables.example_text([]) == ""
+
+
+def test_a_table_from_before_the_threshold_was_a_setting_says_what_it_counted(tmp_path):
+    folder = study_of(tmp_path, seeds=2)
+    frame = streams(load(folder))
+    runs = sorted(set(frame["run_id"]))
+    for older, told in ((runs, "exceeds 7 (6 runs measured before the threshold was a setting: K)."), (runs[:2], "exceeds 12 and 7 (2 runs measured before")):
+        write(folder / "results" / "streams.parquet", frame[~(frame["run_id"].isin(older) & (frame["quantity"] == "threshold"))])
+        (table,) = stream_tables.study_tables(load(folder))
+        assert told in table.caption and table.rows[0][3].text == "25 %"
+
+
+def test_intervals_of_the_worst_are_what_the_seeds_showed(tmp_path):
+    """Three runs whose Student intervals would have run from below 0 to beyond 100 %."""
+    folder = study_of(tmp_path, seeds=3)
+    frame, seed = streams(load(folder)), load(folder).runs.set_index("run_id")["seed"]
+    place = frame["run_id"].map(seed).astype(int)
+    tail = np.array([1.0, 1.01, 60.0])[place]
+    frame["value"] = frame["value"].where(~frame["quantity"].isin(["log_range", "column_sum", "spectral_norm"]), frame["value"] * tail)
+    frame["value"] = frame["value"].where(frame["quantity"] != "beyond", np.array([0.2, 0.25, 0.99])[place])
+    write(folder / "results" / "streams.parquet", frame)
+    (table,) = stream_tables.study_tables(load(folder))
+    details = dict(zip(table.header, (cell.detail for cell in table.rows[0]), strict=True))
+    assert details["outliers"] == "20 %–99 %, n=3" and details["ln 1/ν"] == "30–1800, n=3" and details["spectral"] == "3–180, n=3"
+    assert "-" not in "".join(cell.detail.replace("e-", "") for row in table.rows for cell in row) and "smallest and largest over the seeds" in table.caption
 
 
 def test_figures_of_the_study_are_drawn(probed, tmp_path):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import math
 
+import numpy as np
 import pandas as pd
 import pypdf
 import pytest
 
+from analysis import rivals
 from analysis.claims import judge
 from analysis.load import load
+from analysis.masks import BIDIRECTIONAL, CAUSAL
 from analysis.report import build
+from analysis.side_by_side import ratio
+from analysis.stability_window import windows
 from analysis.throughput import throughput_table
+from stability.registry import Registry
 from stability.runs import results
 from stability.runs.tables import write_parquet
 from tests.analysis.synthetic import write_study
@@ -59,9 +66,130 @@ def test_with_consensus_in_the_study_its_own_question_stands_first(tmp_path):
     assert claims.index("window") < claims.index("best NLL attentionx")
 
 
-def test_throughput_is_that_of_the_runs_clocks_and_its_ratio_to_the_plain_one(tmp_path):
+def of_masks(tmp_path, objective="mlm", variants=("", "mask_diagonal=true"), accuracy=None, attentionx=None, spec=True):
+    """sa at 2.1, sa with a masked diagonal at 2.0 and attentionx at 1.9 nats, by a study.json that says which is which."""
+    settings = [{"variant": variant, "objective": objective} for variant in variants]
+    folder = write_study(tmp_path, mechanisms=("sa", "attentionx"), lrs=LRS, seeds=3, settings=settings, nll=lambda m, lr, seed: 2.0 + 1e-3 * seed)
+    path = folder / "results" / "runs.parquet"
+    runs = pd.read_parquet(path)
+    runs = runs[(runs["mechanism"] == "sa") | (runs["variant"] == "")]
+    runs["val_nll"] += (
+        0.2 * np.abs(np.log10(runs["lr"] / 1e-2)) + 0.1 * (runs["mechanism"] == "sa") - 0.1 * (runs["variant"] != "") - 0.1 * (runs["mechanism"] != "sa")
+    )
+    if accuracy:
+        runs["val_accuracy"] = [
+            accuracy[mechanism + variant[:1]] + 1e-4 * seed for mechanism, variant, seed in zip(runs["mechanism"], runs["variant"], runs["seed"], strict=True)
+        ]
+    write_parquet(runs, path, {"schema_version": str(results.SCHEMA_VERSION)})
+    manifest = json.loads((folder / "study.json").read_text())
+    if spec:
+        manifest["spec"] = {"mechanism": [{"name": "sa", "mask_diagonal": False}, {"name": "attentionx", "gamma": None, "mask_diagonal": attentionx}]}
+    (folder / "study.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def claims_of(folder):
+    study = load(folder)
+    found = windows(study)
+    return {claim.subject: claim for claim in rivals.claims(study, found, dict.fromkeys(found, ""))}
+
+
+def test_attentionx_is_judged_against_attention_with_its_own_mask(tmp_path):
+    """Masking alone gains 0.1 nats, and the discrepancy 0.0 or 0.1 beyond it: beside unmasked attention both would look like the mechanism's."""
+    found = claims_of(of_masks(tmp_path, accuracy={"sa": 0.3, "sam": 0.5, "attentionx": 0.4}))
+    best = found["best NLL attentionx"]
+    assert best.verdict == "holds" and "reaches a lower NLL than sa mask_diagonal=true" in best.text and "of the same mask" in best.statement
+    assert found["best accuracy attentionx"].verdict == "contradicted" and "same mask" in found["best accuracy attentionx"].statement
+    both = found["best accuracy attentionx beside sa"]
+    assert both.verdict == "holds" and both.text.startswith("Mask and mechanism at once") and both.statement == ""
+    alone = found["best NLL sa mask_diagonal=true"]
+    assert alone.text.startswith("The mask alone: ") and alone.statement == "" and "than sa, each" in alone.text
+    assert found["throughput attentionx beside sa mask_diagonal=true"].verdict == "not judged"
+    assert "same mask attentionx" not in found
+
+
+def test_without_attention_of_its_mask_the_claim_is_not_judged(tmp_path):
+    found = claims_of(of_masks(tmp_path, variants=("",)))
+    missing = found["same mask attentionx"]
+    assert missing.verdict == "not judged" and "ablate.sa.mask_diagonal=[false,true] would judge it" in missing.text and missing.statement
+    assert found["best NLL attentionx"].text.startswith("Mask and mechanism at once") and found["best NLL attentionx"].statement == ""
+
+
+@pytest.mark.parametrize(
+    ("objective", "attentionx", "plain"),
+    [
+        ("ar", None, "sa"),
+        ("mlm", None, "sa mask_diagonal=true"),
+        ("classify", None, "sa mask_diagonal=true"),
+        ("mlm", False, "sa"),
+        ("ar", True, "sa mask_diagonal=true"),
+    ],
+)
+def test_which_attention_has_the_same_mask_follows_the_settings_and_the_direction(tmp_path, objective, attentionx, plain):
+    best = claims_of(of_masks(tmp_path, objective=objective, attentionx=attentionx))["best NLL attentionx"]
+    assert f"NLL than {plain}, each" in best.text and "of the same mask" in best.statement
+
+
+def test_the_directions_are_those_of_the_objectives_themselves():
+    for name, objective in ((name, Registry("objectives").load(name)) for name in Registry("objectives").names()):
+        assert name in {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL}[objective.direction]
+
+
+def test_a_record_without_settings_is_said_to_be_one(tmp_path):
+    found = claims_of(of_masks(tmp_path, spec=False, variants=("",)))
+    assert "record does not say whether both have the same mask" in found["best NLL attentionx"].text
+
+
+def test_throughput_of_the_runs_own_clocks_makes_no_ratio(tmp_path):
     study = study_of(tmp_path, 0.1)
     table = throughput_table(load(study))
-    assert [[cell.text for cell in row] for row in table.rows] == [["sa", "10,000", "1.00"], ["attentionx", "8,000", "0.80"]]
+    assert table.header == ("mechanism", "per second") and [[cell.text for cell in row] for row in table.rows] == [["sa", "10,000"], ["attentionx", "8,000"]]
+    assert (
+        "no ratio is made of it. python -m benchmarks.throughput runs/studies/synthetic measures" in table.caption and "AMD EPYC 7B13, 2 cores" in table.caption
+    )
     assert "Throughput as trained" in " ".join("".join(page.extract_text() for page in pypdf.PdfReader(build(study, tmp_path)).pages).split())
     assert throughput_table(load(write_study(tmp_path / "other"))) is None
+
+
+def side_by_side(study, seconds, version=1):
+    """What `benchmarks.throughput` leaves: 512 tokens a step."""
+    rows = [{"run_id": name, "series": name, "num_params": 1, "tokens_per_step": 512, "seconds": list(values)} for name, values in seconds.items()]
+    record = {"version": version, "device": "CPU, 1 thread", "machine": "a machine", "rows": rows}
+    (study / "results" / "throughput.json").write_text(json.dumps(record))
+
+
+def test_a_ratio_is_of_turns_side_by_side(tmp_path):
+    study = study_of(tmp_path, 0.1)
+    drift = np.linspace(1, 3, 25)  # the machine slows to a third: it takes the same of both
+    side_by_side(study, {"sa": 0.1 * drift, "attentionx": 0.125 * drift * (1 + 0.01 * np.sin(np.arange(25)))})
+    table = throughput_table(load(study))
+    assert table.title == "Throughput side by side"
+    (sa, _, one), (attentionx, _, less) = table.rows
+    assert (sa.text, one.text, attentionx.text, less.text) == ("sa", "1.00", "attentionx", "0.80") and one.detail == ""
+    low, high = map(float, less.detail.split("–"))
+    assert 0.79 < low < 0.8 < high < 0.81 and "medians over 25 turns" in table.caption and "a machine" in table.caption
+
+
+@pytest.mark.parametrize("turns", [6, 9, 25])
+def test_the_interval_of_a_median_is_that_of_scipys_binomial(tmp_path, turns):
+    stats = pytest.importorskip("scipy.stats")
+    study = study_of(tmp_path, 0.1)
+    values = np.random.default_rng(0).lognormal(size=turns)
+    side_by_side(study, {"sa": values, "attentionx": np.ones(turns)})
+    found, ordered = ratio(load(study), "attentionx", "sa"), np.sort(values)
+    place = int(stats.binom.ppf(0.025, turns, 0.5)) - 1  # the largest k with P(X ≤ k) < 0.025
+    assert stats.binom.cdf(place, turns, 0.5) <= 0.025 < stats.binom.cdf(place + 1, turns, 0.5)
+    assert (found.low, found.high) == (pytest.approx(ordered[place]), pytest.approx(ordered[-1 - place]))
+
+
+def test_too_few_turns_have_no_interval(tmp_path):
+    study = study_of(tmp_path, 0.1)
+    side_by_side(study, {"sa": [1.0] * 5, "attentionx": [1.1] * 5})
+    assert (ratio(load(study), "attentionx", "sa").low, ratio(load(study), "attentionx", "sa").high) == (0.0, math.inf)
+
+
+def test_a_throughput_of_another_version_is_refused_with_the_command_that_writes_it(tmp_path):
+    study = study_of(tmp_path, 0.1)
+    side_by_side(study, {"sa": [1.0]}, version=2)
+    with pytest.raises(ValueError, match="holds no throughput of version 1: `python -m benchmarks.throughput .*` writes it again"):
+        load(study)

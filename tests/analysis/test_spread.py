@@ -5,7 +5,22 @@ import math
 import numpy as np
 import pytest
 
-from analysis.spread import Spread, count_range, duration, listed, lr_text, mean_interval, plural, power, short_count, t_975
+from analysis.spread import (
+    EXTREME,
+    POSITIVE,
+    SHARE,
+    Spread,
+    count_range,
+    duration,
+    interval,
+    listed,
+    lr_text,
+    mean_interval,
+    plural,
+    power,
+    short_count,
+    t_975,
+)
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 5, 17, 30, 31, 60, 1000])
@@ -33,6 +48,52 @@ def test_spread_is_range_for_two_and_t_interval_for_three():
     assert Spread.of([2.0, 1.0]) == Spread(1.5, 1.0, 2.0, 2)
     three = Spread.of([1.0, 2.0, 3.0, math.inf, math.nan])
     assert three.n == 3 and (three.low, three.high) == pytest.approx(mean_interval([1.0, 2.0, 3.0]))
+
+
+# Student intervals that reports printed of quantities which cannot reach them: a share of tokens, distances of column sums from 1, a spectral norm, the
+# logarithm of a range, a ratio of norms. Each is that of three possible values, two alike and one far above.
+IMPOSSIBLE = [
+    (0.0653, 1.27, SHARE),
+    *((low, high, POSITIVE) for low, high in [(-0.12, 15.0), (-0.85, 1.7), (-158.7, 2293.0), (-1.903, 105.5), (-0.021, 1.824)]),
+]
+
+
+def three_of(low, high):
+    middle, deviation = (low + high) / 2, (high - low) / 2 * math.sqrt(3) / 4.3027
+    low = middle - deviation / math.sqrt(3)
+    return [low, low, low + math.sqrt(3) * deviation]
+
+
+@pytest.mark.parametrize(("low", "high", "scale"), IMPOSSIBLE)
+def test_what_cannot_be_is_in_no_interval(low, high, scale):
+    values = three_of(low, high)
+    assert mean_interval(values) == pytest.approx((low, high), rel=1e-4), "as it was printed"
+    assert min(values) > 0 and (scale != SHARE or max(values) < 1), "the values themselves can be"
+    for each in (scale, EXTREME):
+        found = Spread.of(values, each)
+        assert 0 < found.low <= found.median < found.high and (scale != SHARE or found.high < 1)
+
+
+# The table of Student's quantiles has four decimals.
+def test_the_interval_of_positive_values_is_students_on_their_logarithms():
+    stats = pytest.importorskip("scipy.stats")
+    values = [0.3, 2.0, 2.5, 9.0]
+    low, high = stats.t.interval(0.95, 3, loc=np.mean(np.log(values)), scale=stats.sem(np.log(values)))
+    assert interval(values, POSITIVE) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-4)
+    assert interval([10 * value for value in values], POSITIVE) == pytest.approx((10 * math.exp(low), 10 * math.exp(high)), rel=1e-4)
+
+
+def test_the_interval_of_shares_is_the_mirrored_one_of_what_is_left():
+    stats = pytest.importorskip("scipy.stats")
+    values, odds = [0.9, 0.97, 0.995], np.log([9, 97 / 3, 199])
+    low, high = (1 / (1 + math.exp(-end)) for end in stats.t.interval(0.95, 2, loc=np.mean(odds), scale=stats.sem(odds)))
+    assert interval(values, SHARE) == pytest.approx((low, high), rel=1e-4)
+    assert interval([1 - value for value in values], SHARE) == pytest.approx((1 - high, 1 - low), rel=1e-4)
+
+
+def test_at_the_end_of_a_scale_and_for_extremes_it_is_the_range():
+    assert interval([0.0, 1.0, 2.0], POSITIVE) == (0.0, 2.0) and interval([-1e-17, 1.0, 2.0], POSITIVE) == (-1e-17, 2.0)
+    assert interval([0.5, 0.9, 1.0], SHARE) == (0.5, 1.0) == interval([0.5, 1.0, 0.9], EXTREME)
 
 
 def test_spread_of_one_and_of_none():

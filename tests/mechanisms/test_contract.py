@@ -17,6 +17,7 @@ CASES = [
     for name in NAMES
     for direction in sorted(REGISTRY.load(name).supported_directions(settings_of("mechanisms", name, {})))
 ]
+VARIED = [pytest.param({"mask_diagonal": True}, direction, id=f"sa-masked-{direction}") for direction in ("bidirectional", "causal")]
 OF_A_MODULE = (
     checks.check_shape_and_dtype,
     checks.check_padding_is_unread,
@@ -62,6 +63,18 @@ def test_mechanism_sees_what_its_direction_says(name, direction):
         checks.check_past_is_seen(module)
     else:
         checks.check_both_sides_are_seen(module)
+
+
+@pytest.mark.parametrize(("settings", "direction"), VARIED)
+def test_attention_that_does_not_see_itself_keeps_the_contract(settings, direction):
+    def made():
+        return build("sa", width=checks.WIDTH, heads=checks.HEADS, direction=direction, **settings)
+
+    for check in OF_A_MODULE:
+        check(checks.build_seeded(made))
+    for check in OF_A_BUILDER:
+        check(made)
+    (checks.check_future_is_unseen if direction == "causal" else checks.check_both_sides_are_seen)(checks.build_seeded(made))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -66,10 +66,12 @@ def test_the_three_root_mean_squares_are_those_of_values_written_out(name, direc
         assert (found["gamma"], found["diagonal"], found["num_positions"]) == (gamma, int(SEES[name, direction](0, 0)), N)
 
 
-def test_a_row_that_sees_nothing_keeps_its_value():
-    layer, x_BND = layer_of("attentionx", "causal", mask_diagonal=True, gamma=2.0)
+@pytest.mark.parametrize(("name", "settings", "gamma"), [("attentionx", {"gamma": 2.0}, 2.0), ("sa", {}, 1.0)])
+def test_a_row_that_sees_nothing_keeps_its_value(name, settings, gamma):
+    layer, x_BND = layer_of(name, "causal", mask_diagonal=True, **settings)
     for head, found in enumerate(discrepancies(layer, x_BND)):
-        v, own = by_loops(layer, x_BND, head, lambda i, j: j < i, 2.0)
+        v, own = by_loops(layer, x_BND, head, lambda i, j: j < i, gamma)
+        assert found["diagonal"] == 0 and found["gamma"] == gamma
         assert torch.equal(own[0], v[0]) and found["own_rms"] == pytest.approx(rms(own), rel=1e-10)
 
 
@@ -88,9 +90,10 @@ def test_equal_values_are_in_consensus():
         assert found["unscaled_rms"] < 1e-12 < found["value_rms"]
 
 
+@pytest.mark.parametrize("name", ["attentionx", "sa"])
 @pytest.mark.parametrize("mask_diagonal", [False, True])
-def test_entropy_and_logits_leave_out_what_the_layer_does_not_see(mask_diagonal):
-    layer, x_BND = layer_of("attentionx", "causal", mask_diagonal=mask_diagonal)
+def test_entropy_and_logits_leave_out_what_the_layer_does_not_see(mask_diagonal, name):
+    layer, x_BND = layer_of(name, "causal", mask_diagonal=mask_diagonal)
     found = attention_statistics(nn.ModuleList([layer]), lambda: layer(x_BND))["0"]
     entropies, largest = [], -math.inf
     for head in range(HEADS):
@@ -110,6 +113,14 @@ def test_what_a_discrepancy_layer_leaves_of_the_variance_is_that_of_its_own_outp
         v, phi = by_loops(layer, x_BND, head, lambda i, j: i != j, 1.0)
         assert found.numbers["variance_before"] == pytest.approx(float((v - v.mean(0)).square().sum()), rel=1e-10)
         assert found.numbers["variance_after"] == pytest.approx(float((phi - phi.mean(0)).square().sum()), rel=1e-10)
+
+
+def test_what_attention_without_its_diagonal_leaves_of_the_variance_is_that_of_its_own_output():
+    layer, x_BND = layer_of("sa", "bidirectional", mask_diagonal=True)
+    for head, found in enumerate(low_pass(layer, x_BND)):
+        v, phi = by_loops(layer, x_BND, head, lambda i, j: i != j, 1.0)
+        attended = v - phi
+        assert found.numbers["variance_after"] == pytest.approx(float((attended - attended.mean(0)).square().sum()), rel=1e-10)
 
 
 @pytest.fixture(scope="module")

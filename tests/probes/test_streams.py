@@ -88,7 +88,14 @@ def test_relative_range_is_that_of_what_sinkhorn_is_given(trained):
         entries = logits.exp().flatten(-2)
     ranges = (entries.amax(-1) / entries.amin(-1)).log().flatten().numpy()
     np.testing.assert_allclose(quantiles(rows, "single", "log_range", 2), np.quantile(ranges, QUANTILES), rtol=1e-9)
-    assert quantiles(rows, "single", "beyond", 2) == [np.mean(ranges > 20)]
+    assert np.all(ranges >= 0), "ν is the smallest over the largest entry: its inverse is at least 1"
+    assert quantiles(rows, "single", "beyond", 2) == [np.mean(ranges > 30)] and list(rows[rows.quantity == "threshold"].value) == [30.0] * 4
+    middle = float(np.median(ranges))
+    spec, model = checkpoint.load(runs["mhc"].checkpoints()[-1])
+    model, examples = model.double(), held_out(spec, lab.cache, 2)
+    lower = pd.DataFrame(list(stream_statistics(model, examples.split(1), outlier_log_range=middle))[-1])
+    assert quantiles(lower, "single", "beyond", 2) == [np.mean(ranges > middle)] and 0 < np.mean(ranges > middle) < 1
+    assert set(lower[lower.quantity == "threshold"].value) == {middle}
     assert list(rows[rows.quantity == "iterations"].value) == [20.0] * 4
     for name in ("hc", "mhc_lite"):
         assert not len(quantiles(measured(lab, runs[name])[0], "single", "log_range", None))
@@ -112,8 +119,12 @@ def test_a_study_is_measured_collected_printed_and_skipped_the_second_time(train
     assert list(table.columns) == PROBE_COLUMNS["streams"]
     assert set(table.run_id) == {runs[name].run_id for name in ("hc", "mhc", "mhc_lite")}
     assert table[table.connection.notna()].groupby("run_id").connection.nunique().eq(4).all()
+    assert "outliers: the share of tokens and connections where that exceeds 30." in said.replace("\n", " ")
     assert main(["what=streams", f"ckpt={study.path}", "sequences=2", "device=cpu"]) == 0
     assert "skips 3 of 3: measured already" in capsys.readouterr().out
+    assert main(["what=streams", f"ckpt={study.path}", "sequences=2", "device=cpu", "outlier_log_range=5"]) == 0
+    again = capsys.readouterr().out.replace("\n", " ")
+    assert "skips" not in again and "where that exceeds 5." in again
 
 
 def test_a_run_and_a_checkpoint_are_measured_alone(trained, capsys):
@@ -121,6 +132,11 @@ def test_a_run_and_a_checkpoint_are_measured_alone(trained, capsys):
     assert main(["what=streams", f"ckpt={runs['hc'].path}", "sequences=1", "device=cpu"]) == 0
     assert main(["what=streams", f"ckpt={runs['mhc'].checkpoints()[0]}", "sequences=1", "device=cpu"]) == 0
     assert "Mixing of residual streams, earliest checkpoint" in capsys.readouterr().out
+
+
+def test_a_threshold_that_cannot_be_is_told_in_a_line():
+    with pytest.raises(ValueError, match="outlier_log_range=0: input should be greater than 0"):
+        main(["what=streams", "ckpt=runs/any", "outlier_log_range=0"])
 
 
 def test_a_run_with_a_plain_residual_has_nothing_to_measure(trained):

@@ -165,9 +165,12 @@ def test_forward_mode_over_a_gradient_equals_double_backward(name):
     assert curvature == pytest.approx(directional(loss, params, tangent, "double_backward").curvature, rel=1e-10)
 
 
-def start(lab, name, layers=2):
+def start(lab, name, layers=2, embedding=1.0):
     model = {"name": "x", "layers": layers, "width": 16, "heads": 2, "positions": 16}
-    return build_model(lab.spec(residual={"name": name}, objective={"name": "ar"}, model=model), 40).double()
+    net = build_model(lab.spec(residual={"name": name}, objective={"name": "ar"}, model=model), 40).double()
+    with torch.no_grad():
+        net.embedding.weight.mul_(embedding)
+    return net
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -182,12 +185,13 @@ def test_an_untrained_model_of_hc_says_n_times_what_the_plain_one_says(lab):
     torch.testing.assert_close(hyper, 4 * plain, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["mhc", "mhc_lite"])
-def test_an_untrained_model_of_mhc_says_nearly_that(lab, name):
-    """Its gates are σ(±1), not 0 and 1. Here it deviates by 4 %, the branches of a block being small beside the embedding; see the next test."""
+@pytest.mark.parametrize(("name", "embedding", "expected"), [("mhc", 1, 0.0417), ("mhc_lite", 1, 0.0417), ("mhc", 0.02, 0.173), ("mhc_lite", 0.02, 0.1704)])
+def test_an_untrained_model_of_mhc_says_nearly_that(lab, name, embedding, expected):
+    """Its gates are σ(±1), not 0 and 1. With this project's embedding of N(0, 1) it deviates by 4 %, the branches of a block being small beside it; with
+    one as small as nanoGPT's by 17 %."""
     tokens = torch.randint(40, (2, 16), generator=torch.Generator().manual_seed(0))
-    plain, other = start(lab, "identity", 8)(tokens), start(lab, name, 8)(tokens)
-    assert deviation(other, plain) == pytest.approx(0.0417, abs=5e-4)
+    plain, other = start(lab, "identity", 8, embedding)(tokens), start(lab, name, 8, embedding)(tokens)
+    assert deviation(other, plain) == pytest.approx(expected, abs=5e-4)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("hc", 0.0), ("mhc", 0.246), ("mhc_lite", 0.246)])

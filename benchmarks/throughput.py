@@ -1,0 +1,87 @@
+"""Throughput of a study's kinds of run, side by side in one process: ``python -m benchmarks.throughput runs/studies/NAME``; its report then shows it.
+
+One run stands for each series: a step is its forward and backward pass over a training batch (in its microbatches), clipping and optimizer, on its own
+data. The series take turns, so that what else the machine does hits all alike, and ``results/throughput.json`` keeps the seconds of every turn: a ratio is
+of the same turn. Validation, checkpoints and logging are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from analysis.load import load
+from benchmarks._machine import machine
+from benchmarks.residuals import Training, interleaved
+from stability.build import build_model, build_objective, build_optimizer
+from stability.config import RunSpec, parse_run
+from stability.models.backbone import num_parameters
+from stability.probes.alpha_max import corpus_of
+from stability.runs.directory import read_json
+from stability.runs.study import StudyFolder
+from stability.training.examples import training_examples
+
+VERSION = 1
+
+
+def training(spec: RunSpec, cache_dir: Path, device: str) -> Training:
+    """Steps of one run on its first training batch."""
+    corpus = corpus_of(spec, cache_dir)
+    net, objective = build_model(spec, corpus.format).to(device), build_objective(spec, corpus.format)
+    optimizer = build_optimizer(spec, net)
+    examples = training_examples(spec, corpus, objective, "train", 1, seed=spec.seed, batch=spec.batch).to(torch.device(device))
+    parts, count = examples.split(spec.microbatch or spec.batch), objective.count(examples, torch.float32)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        for part in parts:
+            (objective.loss(net, part)[0] / count).backward()
+        nn.utils.clip_grad_norm_(net.parameters(), spec.clip_norm)
+        optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return Training(step, num_parameters(net))
+
+
+def measure(study: StudyFolder, repeats: int, device: str, threads: int) -> Path:
+    """Write ``results/throughput.json`` of a study whose results are collected, and return its path."""
+    torch.set_num_threads(threads)
+    runs = load(study.path).runs.drop_duplicates("series")
+    folders = {directory.run_id: directory for directory in study.runs()}
+    specs = {run.series: parse_run(read_json(folders[run.run_id].spec_file)) for run in runs.itertuples()}
+    trainings = {series: training(spec, study.path.parent.parent / "cache", device) for series, spec in specs.items()}
+    seconds = interleaved({series: each.step for series, each in trainings.items()}, repeats, device)
+    rows = [
+        {
+            "run_id": run.run_id,
+            "series": run.series,
+            "num_params": trainings[run.series].num_parameters,
+            "tokens_per_step": specs[run.series].batch * specs[run.series].model.positions,
+            "seconds": seconds[run.series],
+        }
+        for run in runs.itertuples()
+    ]
+    place = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {threads} thread{'s' * (threads > 1)}, seconds that this process computed"
+    path = study.results / "throughput.json"
+    path.write_text(json.dumps({"version": VERSION, "device": place, "machine": machine(), "rows": rows}, indent=1), encoding="utf-8")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", help="a study's folder, e.g. runs/studies/residuals_mini")
+    parser.add_argument("--repeats", type=int, default=25, help="turns (default 25; fewer than 6 make no claim)")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    arguments = parser.parse_args()
+    path = measure(StudyFolder(arguments.study), arguments.repeats, arguments.device, arguments.threads)
+    print(f"measured: {path}; drawn by: python -m stability.report name={Path(arguments.study).name}")
+
+
+if __name__ == "__main__":
+    main()
