@@ -269,7 +269,8 @@ SPECS["train_tokenizer"] = TokenizerSpec
 
 def parse(kind: str, values: dict[str, Any]) -> Any:
     """The validated spec of an entry. Plugins named in it are made known first. Errors: ``ValueError``, at most two lines."""
-    for module in values.get("plugins") or ():
+    listed = values.get("plugins") or ()
+    for module in listed if isinstance(listed, list | tuple) else ():  # what is no list is refused with the rest
         add_plugin(module)
     return checked(SPECS[kind], values)
 

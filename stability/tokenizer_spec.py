@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from stability.neutral import without_neutral
-from stability.parts import CrossOfEach, Part, cross_choice, lengths_fit, one_part, part
+from stability.parts import CrossOfEach, Part, cross_choice, lengths_fit, named, one_part, part
 from stability.registry import Registry
 from stability.validation import Settings, checked
 
@@ -29,7 +29,7 @@ def _single(family: str) -> Any:
         if len(value) != 1:
             noun = Registry(family).noun
             raise ValueError(f"{noun}=[{','.join(value)}]: a tokenizer has one {noun}" + "; patterns over layers are mechanism=mix" * (noun == "mechanism"))
-        return part(family, *({"name": name, **(settings or {})} for name, settings in value.items()))
+        return part(family, *(named(family, name, settings) for name, settings in value.items()))
 
     return BeforeValidator(read)
 

@@ -32,7 +32,8 @@ MOST_CHARACTERS = 1200
 LIMIT_S = 20  # of CPU and waiting; a line takes a tenth of a second
 # how Hydra, OmegaConf, ANTLR, Python and numpy put it
 FOREIGN = ("mismatched input", "no viable", "extraneous input", "token recognition", "Overflow", "Config group override", "full_key", "object_type", "hydra.cc")
-FOREIGN += ("LexerNoViable", "struct", "Traceback", "multirun", "NoneType", "object has no", "not supported between", "embedded null", "primitive type", "Interpolation")
+FOREIGN += ("LexerNoViable", "in struct", "Traceback", "multirun", "NoneType", "object has no", "not supported between", "embedded null", "primitive type", "Interpolation")
+REACHED = re.compile(r"error: (no checkpoint at /|no study '.*' in /|no studies in /)", re.DOTALL)  # the folder of `random_words.BASES`
 SECRET = "a-secret-of-the-environment"
 
 
@@ -174,7 +175,9 @@ def fault(line: Line, outcome: Outcome) -> str | None:
         return "control characters"
     if foreign := next((words for words in FOREIGN if words in _without(outcome.err, line)), None):
         return f"a library's words: {foreign}"
-    if not any(is_named(word, outcome.err) for word in (*line.drawn, *(() if line.entry == "sweep" else ("ckpt=nowhere", "name=nowhere")))):
+    if REACHED.match(outcome.err):  # the words were understood
+        return None
+    if not any(is_named(word, outcome.err) for word in line.drawn):
         return "no word named"
     return None
 
@@ -191,10 +194,12 @@ def _key_of(word: str) -> str:
 
 
 def is_named(word: str, text: str) -> bool:
-    """Whether the key stands in the text by itself, or the whole word, as written (of a long one its beginning, of odd characters those before)."""
+    """Whether the key, or the group of settings that it lies in, stands in the text by itself (of a long one its beginning, of odd characters those before)."""
     key, value = _key_of(word), word.partition("=")[2]
     if start := _plain(key):
-        return re.search(rf"(?<![\w.]){re.escape(start)}{'' if len(start) < len(key) else r'(?![a-z_0-9])'}", text) is not None
+        holders = [".".join(start.split(".")[:depth]) for depth in range(1, start.count(".") + 1)]
+        ends = [re.escape(start) + ("" if len(start) < len(key) else r"(?![a-z_0-9])"), *(rf"{re.escape(holder)}(?![a-z_0-9])" for holder in holders if holder)]
+        return re.search(rf"(?<![\w.])({'|'.join(ends)})", text) is not None
     return _plain(value) in text if _plain(value) else "'" in text
 
 

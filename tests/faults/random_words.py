@@ -40,6 +40,7 @@ HOSTILE += ("${now:%Y}", "${oc.decode:1}", "[${oc.env:HOME}]", "a${oc.env:HOME}b
 HOSTILE += ("..", "~", "~root", "/dev/null", "/proc/self/mem", "-", "--help", "*", "os", "os.system", "stability.sweep", "a..b", ".a", "a.", "0.5.1", "..")
 ODD = ("é", "名前", "ä" * 300, "x" * 5000, "a\nb", "\n", "a\tb", "\x1b[31mred", "\x07", "\r", "a\x7f", "\u2028", "\udc80", "\ufeff", "\u202eabc", "🙂", " ", "  a  ")
 VALUES = (NUMBERS, NUMBERS, NUMBERS, WORDS, WORDS, NESTED, NESTED, BROKEN, HOSTILE, HOSTILE, ODD)
+PLAIN = ("1", "2", "3", "16", "0.5", "true", "false", "null", "[1,2]", "[sa]", "1e-3", "99999999", "10000000000", "9" * 30, "-1", "abc", "1e18", "1e300")
 ABSURD_KEYS = ("", ".", "..", "a.b.c", "hydra.run.dir", "hydra.verbose", "hydra/launcher", "hydra.searchpath", "study/../x", "model@x", "@", "@model", "model@a.b")
 ABSURD_KEYS += ("__class__", "_target_", "0", "[0]", "mechanism[0]", "model.", ".model", "model..width", "é", "x" * 400, "a b", "--config-name", "-m", "'name'")
 ABSURD_KEYS += ("mechanism.0", "seeds.a", "model.width.x", "lr.values.0", "ablate", "ablate.sc", "ablate.sc.window", "ablate.xx.y", "ablate.sc.window.x", "a[")
@@ -65,6 +66,8 @@ def draw(random: Random) -> Line:
 
 
 def _word(random: Random, entry: str) -> str:
+    if random.random() < 0.35:  # well written, so that it gets far
+        return f"{random.choice(keys(entry))}={random.choice(PLAIN)}"
     key, value = _key(random, entry), random.choice(random.choice(VALUES))
     if random.random() < 0.15 and key in GROUPS:
         value = random.choice((*choices(key), *choices(random.choice(GROUPS)), f"[{','.join(choices(key)[:3])}]", f"../{key}/{choices(key)[0]}"))
