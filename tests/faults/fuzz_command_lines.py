@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from stability.command_line import run_entry
-from tests.faults.random_words import Line, draw
+from tests.faults.random_words import GROUPS, Line, draw
 
 MOST_LINES = 3
 MOST_CHARACTERS = 1200
@@ -177,6 +177,8 @@ def fault(line: Line, outcome: Outcome) -> str | None:
         return f"a library's words: {foreign}"
     if REACHED.match(outcome.err):  # the words were understood
         return None
+    if "a value is missing; give " in outcome.err and any(_key_of(word) in GROUPS for word in line.drawn):
+        return None  # of what was chosen, or of what is no longer
     if not any(is_named(word, outcome.err) for word in line.drawn):
         return "no word named"
     return None

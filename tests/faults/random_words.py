@@ -67,7 +67,7 @@ def draw(random: Random) -> Line:
 
 def _word(random: Random, entry: str) -> str:
     if random.random() < 0.35:  # well written, so that it gets far
-        return f"{random.choice(keys(entry))}={random.choice(PLAIN)}"
+        return f"{random.choice(chosen_keys(entry))}={random.choice(PLAIN)}"
     key, value = _key(random, entry), random.choice(random.choice(VALUES))
     if random.random() < 0.15 and key in GROUPS:
         value = random.choice((*choices(key), *choices(random.choice(GROUPS)), f"[{','.join(choices(key)[:3])}]", f"../{key}/{choices(key)[0]}"))
@@ -100,6 +100,12 @@ def _misspelt(random: Random, key: str) -> str:
 
 
 GROUPS = tuple(sorted(path.name for path in conf_dir().iterdir() if path.is_dir()))
+
+
+@cache
+def chosen_keys(entry: str) -> tuple[str, ...]:
+    """Every dotted key of an entry's composed config."""
+    return tuple(_of_values(compose(entry, BASES[entry])))
 
 
 @cache
