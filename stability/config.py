@@ -35,6 +35,8 @@ ABLATED = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "opt
 
 
 def _axis_of_names(value: Any) -> Any:
+    if isinstance(value, dict) and (given := [f"{name}={item!r}" for name, item in value.items() if item]):
+        raise ValueError(f"norm.{given[0]}: a norm has no settings; leave it out")
     return tuple(value) if isinstance(value, dict) else value
 
 
@@ -42,11 +44,11 @@ class ModelSpec(Settings):
     """The size of the transformer."""
 
     name: str = Field(description="the size's name in tables, e.g. nano")
-    layers: int = Field(ge=1, description="number of blocks")
-    width: int = Field(ge=2, description="model width d")
+    layers: int = Field(ge=1, le=10_000, description="number of blocks")
+    width: int = Field(ge=2, le=2**20, description="model width d")
     heads: int = Field(ge=1, description="number of heads H")
-    positions: int = Field(ge=2, description="sequence length N that is trained on")
-    ffn_multiple: float = Field(default=4.0, gt=0, description="hidden width of the MLP as a multiple of d")
+    positions: int = Field(ge=2, le=2**24, description="sequence length N that is trained on")
+    ffn_multiple: float = Field(default=4.0, gt=0, le=1024, description="hidden width of the MLP as a multiple of d")
     qk_bias: float = Field(default=0.0, description="where attention's query and key biases start; equal ones make the first pattern local (RoPE)")
 
     @model_validator(mode="after")
@@ -88,7 +90,7 @@ class AbstractRecipe(Settings):
     data: Annotated[Part, one_part("data"), AfterValidator(read_by)] = Field(description="what is read")
     schedule: ScheduleSpec = Field(description="learning-rate schedule")
     steps: int = Field(ge=1, description="optimizer steps")
-    batch: int = Field(ge=1, description="sequences per step")
+    batch: int = Field(ge=1, le=2**24, description="sequences per step")
     microbatch: int | None = Field(default=None, ge=1, description="sequences whose activations exist at once; a step adds up their gradients; null: all")
     clip_norm: float = Field(gt=0, description="largest global gradient norm that reaches the optimizer")
     evaluation: EvaluationSpec = Field(default=EvaluationSpec(), description="validation cadence and size")
@@ -96,7 +98,7 @@ class AbstractRecipe(Settings):
     verdict: VerdictSpec = Field(default=VerdictSpec(), description="what counts as a spike")
     guards: GuardSpec = Field(default=GuardSpec(), description="what a step does whose numbers are not finite")
     log: LogSpec = Field(default=LogSpec(), description="what is logged beside the metrics")
-    threads: int = Field(default=1, ge=1, description="CPU threads per run; part of a run's identity, since sums depend on it")
+    threads: int = Field(default=1, ge=1, le=4096, description="CPU threads per run; part of a run's identity, since sums depend on it")
     plugins: tuple[str, ...] = Field(default=(), description="importable modules that add parts of your own")
 
     @model_validator(mode="after")
@@ -181,7 +183,7 @@ class SweepSpec(AbstractRecipe):
     lr: LearningRates = Field(description="peak learning rates")
     search: Annotated[SearchSpec | None, BeforeValidator(chosen)] = Field(default=None, description="fields that vary beside the product; null: none")
     halving: Annotated[HalvingSpec | None, BeforeValidator(halving_asked_for)] = Field(default=None, description="runs left early; reduction=null: none")
-    seeds: int = Field(ge=1, description="number of seeds, counted from 0")
+    seeds: int = Field(ge=1, le=1000, description="number of seeds, counted from 0")
     ablate: Annotated[tuple[Ablation, ...], BeforeValidator(read_ablations)] = Field(
         default=(), description="settings of parts that vary one at a time around the base, e.g. ablate.sc.window=[2,4,8]"
     )

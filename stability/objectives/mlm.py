@@ -28,7 +28,7 @@ class MaskedLanguageModel(AbstractObjective):
         corruption: Literal["mask", "bert"] = Field(
             default="mask", description="what stands at a position to predict: the mask, or for 10 % of them each a random token and their own (bert)"
         )
-        context: int = Field(default=0, ge=0, description="tokens before each sequence, given whole as what a cross mechanism reads (cross=auto)")
+        context: int = Field(default=0, ge=0, le=2**24, description="tokens before each sequence, given whole as what a cross mechanism reads (cross=auto)")
 
         @model_validator(mode="after")
         def _rate_is_read(self) -> MaskedLanguageModel.Config:
