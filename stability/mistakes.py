@@ -10,7 +10,7 @@ from stability.choices import AXES, choices, conf_dir, defaults, unknown_key
 from stability.registry import near_misses
 
 LONGEST_SHOWN = 80  # characters of a word that are shown
-LONGEST_LINE = 600
+LONGEST_PART, LONGEST_LINE = 300, 600  # of a message: of what it repeats from the command line, a path mostly; of a line
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 MORE = "(-h shows more)"
 
@@ -23,9 +23,9 @@ def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
 
 def printable(message: str, argv: Sequence[str]) -> str:
     """A message as a terminal can show it: what of it comes from the command line as `shown` does it, and no line longer than a few rows."""
-    parts = {part for word in argv for part in (word, *word.partition("=")[::2]) if len(part) > LONGEST_SHOWN or CONTROL.search(part)}
+    parts = {part for word in argv for part in (word, *word.partition("=")[::2]) if len(part) > LONGEST_PART or CONTROL.search(part)}
     for part in sorted(parts, key=len, reverse=True):
-        message = message.replace(part, shown(part))
+        message = message.replace(part, shown(part, LONGEST_PART))
     return "\n".join(shown(line, LONGEST_LINE) for line in message.split("\n"))
 
 
