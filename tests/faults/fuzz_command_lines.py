@@ -32,7 +32,8 @@ MOST_CHARACTERS = 1200
 LIMIT_S = 20  # of CPU; a line takes a tenth of a second
 # how Hydra, OmegaConf, ANTLR, Python and numpy put it
 FOREIGN = ("mismatched input", "no viable", "extraneous input", "token recognition", "Overflow", "Config group override", "full_key", "object_type", "hydra.cc")
-FOREIGN += ("LexerNoViable", "in struct", "Traceback", "multirun", "NoneType", "object has no", "not supported between", "embedded null", "primitive type", "Interpolation")
+FOREIGN += ("LexerNoViable", "in struct", "Traceback", "multirun", "NoneType", "object has no", "not supported between", "embedded null", "primitive type")
+FOREIGN += ("Interpolation",)
 REACHED = re.compile(r"error: (no checkpoint at /|no study '.*' in /|no studies in /)", re.DOTALL)  # the folder of `random_words.BASES`
 SECRET = "a-secret-of-the-environment"
 

@@ -38,10 +38,11 @@ BROKEN = ("[", "]", "{", "}", "(", ")", "a(b", "[1,2", "{a:", "'", '"', "'abc", 
 HOSTILE = ("_target_=os.system", "{_target_:os.system}", "${oc.env:HOME}", "${oc.env:NO_SUCH_VARIABLE}", "${steps}", "${nothing}", "${", "${}", "$HOME", "}${{")
 HOSTILE += ("${now:%Y}", "${oc.decode:1}", "[${oc.env:HOME}]", "a${oc.env:HOME}b", "\\${oc.env:HOME}", "../../etc", "../../../../etc/passwd", "/etc", "/", ".")
 HOSTILE += ("..", "~", "~root", "/dev/null", "/proc/self/mem", "-", "--help", "*", "os", "os.system", "stability.sweep", "a..b", ".a", "a.", "0.5.1", "..")
-ODD = ("é", "名前", "ä" * 300, "x" * 5000, "a\nb", "\n", "a\tb", "\x1b[31mred", "\x07", "\r", "a\x7f", "\u2028", "\udc80", "\ufeff", "\u202eabc", "🙂", " ", "  a  ")
+ODD = ("é", "名前", "ä" * 300, "x" * 5000, "a\nb", "\n", "a\tb", "\x1b[31mred", "\x07", "\r", "a\x7f", "\u2028", "\udc80", "\ufeff", "\u202eabc", "🙂")
+ODD += (" ", "  a  ")
 VALUES = (NUMBERS, NUMBERS, NUMBERS, WORDS, WORDS, NESTED, NESTED, BROKEN, HOSTILE, HOSTILE, ODD)
 PLAIN = ("1", "2", "3", "16", "0.5", "true", "false", "null", "[1,2]", "[sa]", "1e-3", "99999999", "10000000000", "9" * 30, "-1", "abc", "1e18", "1e300")
-ABSURD_KEYS = ("", ".", "..", "a.b.c", "hydra.run.dir", "hydra.verbose", "hydra/launcher", "hydra.searchpath", "study/../x", "model@x", "@", "@model", "model@a.b")
+ABSURD_KEYS = ("", ".", "..", "a.b.c", "hydra.run.dir", "hydra.verbose", "hydra/launcher", "hydra.searchpath", "study/../x", "model@x", "@", "@model")
 ABSURD_KEYS += ("__class__", "_target_", "0", "[0]", "mechanism[0]", "model.", ".model", "model..width", "é", "x" * 400, "a b", "--config-name", "-m", "'name'")
 ABSURD_KEYS += ("mechanism.0", "seeds.a", "model.width.x", "lr.values.0", "ablate", "ablate.sc", "ablate.sc.window", "ablate.xx.y", "ablate.sc.window.x", "a[")
 ABSURD_KEYS += ("search.space.lr_peak", "search.space.mechanism.sc.step_size", "search.space", "search.space.x", "search.space.seed", "a\nb", "a:b", "_self_")
@@ -96,7 +97,8 @@ def _key(random: Random, entry: str) -> str:
 
 def _misspelt(random: Random, key: str) -> str:
     place = random.randrange(len(key))
-    return random.choice((key[:place] + key[place + 1 :], key[:place] + key[place] * 2 + key[place + 1 :], key[:place] + "z" + key[place:], key.upper(), f"{key}s"))
+    before, letter, after = key[:place], key[place], key[place + 1 :]
+    return random.choice((before + after, before + 2 * letter + after, f"{before}z{letter}{after}", key.upper(), f"{key}s"))
 
 
 GROUPS = tuple(sorted(path.name for path in conf_dir().iterdir() if path.is_dir()))

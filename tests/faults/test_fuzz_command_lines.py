@@ -51,7 +51,7 @@ def test_two_thousand_random_command_lines_end_with_0_or_2_and_name_the_word_and
         ("sweep", "lr=true", "lr=true: no such choice; choices: "),
         ("sweep", "cross=-1", "cross=-1: no such choice; choices: "),
         ("sweep", "norm=_target_=os.system", "norm=_target_=os.system: no such choice; "),
-        ("sweep", "batch=a(b", "batch=a(b: this value cannot be read; give a number, a name or a list like [1,2], or in quotes if it is meant as it stands: \"batch='"),
+        ("sweep", "batch=a(b", "batch=a(b: this value cannot be read; give a number, a name or a list like [1,2], or in quotes if it"),
         ("sweep", "batch=[1,2", "batch=[1,2: this value cannot be read"),
         ("sweep", "batch=1,2", "batch=1,2: takes one value; a list is written in brackets"),
         ("sweep", f"threads={'9' * 30}", f"threads={'9' * 30}: input should be "),
