@@ -94,7 +94,7 @@ def compose(root: str, argv: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    check_words(argv, root)
+    check_words(argv, root, hydra_overrides)
     _refuse_repetitions(argv)
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):

@@ -13,6 +13,7 @@ LONGEST_SHOWN = 80  # characters of a word that are shown
 LONGEST_PART, LONGEST_LINE = 300, 600  # of a message: of what it repeats from the command line, a path mostly; of a line
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 MORE = "(-h shows more)"
+Overrides = Callable[[Sequence[str]], list[str]]  # of words, what Hydra gets for them
 
 
 def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
@@ -29,7 +30,7 @@ def printable(message: str, argv: Sequence[str]) -> str:
     return "\n".join(shown(line, LONGEST_LINE) for line in message.split("\n"))
 
 
-def check_words(argv: Sequence[str], root: str) -> None:
+def check_words(argv: Sequence[str], root: str, overrides: Overrides) -> None:
     """Refuse what Hydra would take without a word, or raise something else about than `HydraException`. Errors: ``ValueError`` of one line."""
     for word in argv:
         key, equals, value = word.lstrip("+~").partition("=")
@@ -41,8 +42,10 @@ def check_words(argv: Sequence[str], root: str) -> None:
             raise ValueError(f"'{shown(word)}' has no key that could be read; keys are names joined by dots, e.g. mechanism.sc.window=4 {MORE}")
         if key.split(".")[0] == "hydra":
             raise ValueError(f"{shown(word)}: settings of Hydra itself are not read here; leave it out {MORE}")
-        if key in _groups(root) and equals:
-            _check_choice(word, key, value, root)
+        for chosen in overrides([word]) if key in _groups(root) and equals else ():  # of lr=1e-3: lr=values lr.values=[1e-3]
+            group, _, choice = chosen.lstrip("+~").partition("=")
+            if group == key:
+                _check_choice(chosen, group, choice, root)
 
 
 @cache
@@ -55,7 +58,7 @@ def _check_choice(word: str, group: str, value: str, root: str) -> None:
     """Errors: ``ValueError`` where a word that chooses of a group names nothing that the group has."""
     if word.startswith("+"):
         raise ValueError(f"{shown(word)}: {group} is chosen already, and nothing can be added to it; write {group}={shown(value)}")
-    if word.startswith("~") or (value in ("null", "") and _groups(root)[group] is None):
+    if word.startswith("~"):
         return
     names = _names(value)
     if group not in AXES and names != [value.strip()]:
@@ -82,8 +85,8 @@ def _of_plugins(group: str) -> tuple[str, ...]:
     return tuple(name.removesuffix(".yaml") for name in ConfigStore.instance().repo.get(group, {}))
 
 
-def explained(error: Exception, root: str, argv: Sequence[str], overrides: Callable[[Sequence[str]], list[str]]) -> str:
-    """What Hydra could not read or compose. ``overrides``: of words, what Hydra gets for them."""
+def explained(error: Exception, root: str, argv: Sequence[str], overrides: Overrides) -> str:
+    """What Hydra could not read or compose."""
     for word in argv:
         if reason := _unreadable(word, overrides):
             return reason
@@ -98,7 +101,7 @@ def explained(error: Exception, root: str, argv: Sequence[str], overrides: Calla
     return f"{shown(_at_fault(root, argv, overrides))}: {_reason(text)}"
 
 
-def _unreadable(word: str, overrides: Callable[[Sequence[str]], list[str]]) -> str | None:
+def _unreadable(word: str, overrides: Overrides) -> str | None:
     """What is wrong with the way in which a word is written; None: nothing."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -115,7 +118,7 @@ def _unreadable(word: str, overrides: Callable[[Sequence[str]], list[str]]) -> s
     return f"{shown(word)}: takes one value; a list is written in brackets, e.g. [1,2]" if several else None
 
 
-def _at_fault(root: str, argv: Sequence[str], overrides: Callable[[Sequence[str]], list[str]]) -> str:
+def _at_fault(root: str, argv: Sequence[str], overrides: Overrides) -> str:
     """The first word with which the command line cannot be composed, while it can with those before it."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
