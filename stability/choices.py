@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,24 +35,7 @@ def defaults(config: str) -> dict[str, str]:
     return found
 
 
-def explained(error: Exception, root: str, given: Mapping[str, str]) -> str:
-    """What Hydra could not compose. ``given``: the words of the command line by key, as Hydra got them."""
-    text = str(error).strip()
-    if match := re.search(r"Could not (?:find|load) '([\w/]+)/([^']*)'", text):
-        group, name = match.groups()
-        if group == "mechanism" and name in set(choices("cross")) - {"auto", "none"}:
-            return f"mechanism={name} is a cross mechanism, it needs a context: cross={name} objective.context=64"
-        return f"{group}={name}: no such choice; {near_misses(name, choices(group))}"
-    if match := re.search(r"Could not override '([^']+)'", text):
-        return _unknown_key(match.group(1), root, {key: value for key, value in given.items() if (conf_dir() / key).is_dir()})
-    if "Missing mandatory value" in text:
-        key = getattr(error, "full_key", "") or text.rsplit(" ", 1)[-1]
-        return f"{key}: a value is missing; give {key}=…"
-    lines = [line.strip() for line in text.splitlines() if line.strip() and "hydra.cc" not in line]
-    return "cannot read the command line: " + " ".join(lines[:2])
-
-
-def _unknown_key(key: str, root: str, chosen: Mapping[str, str]) -> str:
+def unknown_key(key: str, root: str, chosen: Mapping[str, str]) -> str:
     """``chosen``: the choices that the command line makes, by group. What another choice has is named as that choice's, not as a slip of the pen."""
     group, _, setting = key.partition(".")
     name, known = setting.partition(".")[0], _keys(root, chosen)

@@ -15,9 +15,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stability.choices import AXES, conf_dir, defaults, explained
+from stability.choices import AXES, conf_dir, defaults
 from stability.config import ModelSpec, parse
 from stability.imports import uncollected
+from stability.mistakes import check_words, explained, printable
 from stability.places import places_in, quoted
 from stability.registry import Registry, add_plugin
 from stability.runs.directory import RunDirectory
@@ -46,13 +47,13 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
     try:
         sys.exit(main(argv))
     except (ValueError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error), argv)}", file=sys.stderr)
         sys.exit(USAGE)
     except BrokenPipeError:  # whoever read our output has left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:  # an unwritable folder, a full disk
-        print(f"error: {error.strerror or error}: {error.filename or ''}", file=sys.stderr)
+        print("error: " + printable(f"{error.strerror or error}: {error.filename or ''}", argv), file=sys.stderr)
         sys.exit(USAGE)
     except KeyboardInterrupt as stop:
         print("stopped; the same command goes on from here", file=sys.stderr)
@@ -80,7 +81,10 @@ def _read_spec(kind: str, argv: Sequence[str], into: str | None, composed: Calla
         own = {key: values[key] for key in HESSIAN_KEYS if key in values}  # data and lr are there where they were chosen
         values = own | {into: {key: value for key, value in values.items() if key not in HESSIAN_KEYS}}
     composed(values)
-    return parse(kind, values)
+    try:
+        return parse(kind, values)
+    except ValueError as error:  # the keys are written without `into`
+        raise ValueError(str(error) if into is None else re.sub(rf"(?m)^{into}\.", "", str(error))) from None
 
 
 def compose(root: str, argv: Sequence[str]) -> dict[str, Any]:
@@ -91,9 +95,7 @@ def compose(root: str, argv: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    for word in argv:
-        if "=" not in word and not word.startswith("~"):
-            raise ValueError(f"'{word}' is not of the form key=value; e.g. mechanism=sc lr=range (-h shows more)")
+    check_words(argv, root, hydra_overrides)
     _refuse_repetitions(argv)
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
@@ -103,8 +105,8 @@ def compose(root: str, argv: Sequence[str]) -> dict[str, Any]:
                 for group in anew:  # of an axis, the parts that are still chosen keep what the preset says of them
                     config[group] = {name: config[group][name] for name in own[group]} if group in AXES else own[group]
         return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(explained(error, root, _given(argv))) from None
+    except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:  # ValueError: Hydra's own, e.g. for ~model=7
+        raise ValueError(explained(error, root, argv, hydra_overrides)) from None
 
 
 def _refuse_repetitions(argv: Sequence[str]) -> None:
@@ -148,8 +150,10 @@ def store_plugins(argv: Sequence[str]) -> None:
     """Make ``plugins=[my_pkg.my_mechanism]`` known to the registry, and its Config's defaults to Hydra, so that it is chosen like a yaml of ours."""
     from hydra.core.config_store import ConfigStore
 
-    listed = next((word.partition("=")[2] for word in argv if word.startswith("plugins=")), "")
-    for module in re.findall(r"[\w.]+", listed):
+    listed = next((word.partition("=")[2] for word in argv if word.startswith("plugins=")), "[]")
+    if not re.fullmatch(r"\s*\[.*\]\s*|null", listed, re.DOTALL):
+        raise ValueError(f"plugins={listed}: must be a list of modules, e.g. plugins=[my_pkg.my_mechanism]")
+    for module in re.findall(r"[^\s,\[\]'\"]+", listed.removeprefix("null")):
         family, name = add_plugin(module)
         exported = Registry(family).load(name)
         group = "cross" if getattr(exported, "cross", False) else {"data": "data"}.get(family, family.removesuffix("s"))

@@ -34,6 +34,8 @@ ABLATED = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "opt
 
 
 def _axis_of_names(value: Any) -> Any:
+    if isinstance(value, dict) and (given := [f"{name}={item!r}" for name, item in value.items() if item]):
+        raise ValueError(f"norm.{given[0]}: a norm has no settings; leave it out")
     return tuple(value) if isinstance(value, dict) else value
 
 
@@ -41,11 +43,11 @@ class ModelSpec(Settings):
     """The size of the transformer."""
 
     name: Annotated[str, Label()] = Field(description="the size's name in tables, e.g. nano")
-    layers: int = Field(ge=1, description="number of blocks")
-    width: int = Field(ge=2, description="model width d")
+    layers: int = Field(ge=1, le=10_000, description="number of blocks")
+    width: int = Field(ge=2, le=2**20, description="model width d")
     heads: int = Field(ge=1, description="number of heads H")
-    positions: int = Field(ge=2, description="sequence length N that is trained on")
-    ffn_multiple: float = Field(default=4.0, gt=0, description="hidden width of the MLP as a multiple of d")
+    positions: int = Field(ge=2, le=2**24, description="sequence length N that is trained on")
+    ffn_multiple: float = Field(default=4.0, gt=0, le=1024, description="hidden width of the MLP as a multiple of d")
     qk_bias: float = Field(default=0.0, description="where attention's query and key biases start; equal ones make the first pattern local (RoPE)")
     embedding_std: Annotated[float, Since(1.0)] = Field(default=1.0, gt=0, description="standard deviation that token embeddings start with")
 
@@ -89,7 +91,7 @@ class AbstractRecipe(Settings):
     data: Annotated[Part, one_part("data"), AfterValidator(read_by)] = Field(description="what is read")
     schedule: ScheduleSpec = Field(description="learning-rate schedule")
     steps: int = Field(ge=1, description="optimizer steps")
-    batch: int = Field(ge=1, description="sequences per step")
+    batch: int = Field(ge=1, le=2**24, description="sequences per step")
     microbatch: Annotated[int | None, Since(None)] = Field(
         default=None, ge=1, description="sequences whose activations exist at once; a step adds up their gradients; null: all"
     )
@@ -99,7 +101,7 @@ class AbstractRecipe(Settings):
     verdict: VerdictSpec = Field(default=VerdictSpec(), description="what counts as a spike")
     guards: Annotated[GuardSpec, Since({})] = Field(default=GuardSpec(), description="what a step does whose numbers are not finite")
     log: Annotated[LogSpec, Since({})] = Field(default=LogSpec(), description="what is logged beside the metrics")
-    threads: int = Field(default=1, ge=1, description="CPU threads per run; part of a run's identity, since sums depend on it")
+    threads: int = Field(default=1, ge=1, le=4096, description="CPU threads per run; part of a run's identity, since sums depend on it")
     plugins: tuple[str, ...] = Field(default=(), description="importable modules that add parts of your own")
 
     @model_validator(mode="after")
@@ -186,7 +188,7 @@ class SweepSpec(AbstractRecipe):
     lr: LearningRates = Field(description="peak learning rates")
     search: Annotated[SearchSpec | None, BeforeValidator(chosen)] = Field(default=None, description="fields that vary beside the product; null: none")
     halving: Annotated[HalvingSpec | None, BeforeValidator(halving_asked_for)] = Field(default=None, description="runs left early; reduction=null: none")
-    seeds: int = Field(ge=1, description="number of seeds, counted from 0")
+    seeds: int = Field(ge=1, le=1000, description="number of seeds, counted from 0")
     ablate: Annotated[tuple[Ablation, ...], BeforeValidator(read_ablations)] = Field(
         default=(), description="settings of parts that vary one at a time around the base, e.g. ablate.sc.window=[2,4,8]"
     )
@@ -274,7 +276,8 @@ SPECS["train_tokenizer"] = TokenizerSpec
 
 def parse(kind: str, values: dict[str, Any]) -> Any:
     """The validated spec of an entry. Plugins named in it are made known first. Errors: ``ValueError``, at most two lines."""
-    for module in values.get("plugins") or ():
+    listed = values.get("plugins") or ()
+    for module in listed if isinstance(listed, list | tuple) else ():  # what is no list is refused with the rest
         add_plugin(module)
     return checked(SPECS[kind], values)
 

@@ -108,7 +108,7 @@ class ProbeSpec(Settings):
     probes: int = Field(default=4, ge=2, description="random vectors of a spectral density (spectra); their scatter is its error bar")
     products: int = Field(default=32, ge=1, description="products with L̄ for each of them (spectra)")
     seed: int = Field(default=0, ge=0, description="seed of the random vectors (spectra) or of the networks and of who acts (pdmm)")
-    nodes: int = Field(default=8, ge=3, description="nodes of each network (pdmm)")
+    nodes: int = Field(default=8, ge=3, le=1024, description="nodes of each network (pdmm)")
     constraints: Literal["consensus", "general"] = Field(default="consensus", description="x_i = x_j on every edge, or random A_ij, A_ji and b_ij (pdmm)")
     rho: float = Field(default=1.0, gt=0, description="weight ρ of PDMM's quadratic penalty (pdmm)")
     averaging: float = Field(default=1.0, gt=0, le=1, description="share of the new message in what a node sends: 1 is PDMM, 0.5 is ADMM (pdmm)")

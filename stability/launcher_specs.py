@@ -36,6 +36,8 @@ def check_shards(devices: int, batch: int, whole: Sequence[str]) -> int:
 
 def check_devices(devices: int, batch: int, parts: int, gpus: int) -> None:
     """Errors: ``ValueError`` where a run's devices would have nothing to do (of a batch in ``parts``), or where a job has fewer ``gpus`` (0: none)."""
+    if devices > batch:
+        raise ValueError(f"devices_per_trial={devices} share out the sequences of a step, of which there are batch={batch}; give no more devices than these")
     if devices > parts:
         most = -(-batch // devices)
         while -(-batch // most) < devices:

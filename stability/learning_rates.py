@@ -20,10 +20,10 @@ class EdgeSettings(Settings):
 class LearningRates(Settings):
     """Either ``values``, or ``num`` rates from ``low`` to ``high`` in equal ratios, rounded to three digits; with ``edge`` these are only the first."""
 
-    values: tuple[float, ...] | None = Field(default=None, min_length=1, description="the rates themselves")
+    values: tuple[float, ...] | None = Field(default=None, min_length=1, max_length=500, description="the rates themselves")
     low: float | None = Field(default=None, gt=0, description="smallest rate of a range")
     high: float | None = Field(default=None, gt=0, description="largest rate of a range")
-    num: int | None = Field(default=None, ge=2, description="number of rates of a range")
+    num: int | None = Field(default=None, ge=2, le=500, description="number of rates of a range")
     edge: EdgeSettings | None = Field(default=None, description="further rates around the best one and the edges of stability (lr=edge); null: none")
 
     @model_validator(mode="after")

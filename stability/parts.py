@@ -116,6 +116,13 @@ def lengths_fit(cross: Part, num_positions: int, num_context: int, key: str) -> 
         raise ValueError(str(error).replace("cross.", key)) from None
 
 
+def named(family: str, name: str, settings: Any) -> dict[str, Any]:
+    """One part of an axis as Hydra composes it, ``sc: {window: 2}`` → ``{"name": "sc", "window": 2}``. Errors: ``ValueError`` where it holds no settings."""
+    if settings is not None and not isinstance(settings, dict):
+        raise ValueError(f"{Registry(family).noun}.{name}={settings!r}: must hold settings of {name}, e.g. {Registry(family).noun}.{name}.SETTING=VALUE")
+    return {"name": name, **{str(key): item for key, item in (settings or {}).items()}}
+
+
 def _of_auto(name: str, settings: Any) -> Part:
     if not isinstance(settings, dict):
         raise ValueError(f"cross.{name}={settings!r}: must hold settings of {name}")
@@ -169,7 +176,7 @@ def some_parts(family: str) -> Any:
 
     def read(value: Any) -> Any:
         if isinstance(value, dict):  # as Hydra composes an axis: {"sa": {…}, "sc": {…}}
-            value = [{"name": name, **(settings or {})} for name, settings in value.items()]
+            value = [named(family, name, settings) for name, settings in value.items()]
         return agreeing(family, tuple(part(family, item) for item in value))
 
     return _PartsOf(read, family=family)

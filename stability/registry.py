@@ -64,6 +64,8 @@ def add_plugin(module: str) -> tuple[str, str]:
     Parameters: ``module``, an importable dotted path whose ``EXPORT`` is a class with a ``family`` (every ``Abstract*`` base has one).
     Returns: (family, name). Errors: ``ValueError`` where the module is missing, exports nothing, or takes a name that exists.
     """
+    if not all(step.isidentifier() for step in str(module).split(".")):
+        raise ValueError(f"plugins: '{module}' is no module's name; give one that can be imported, e.g. plugins=[my_pkg.my_mechanism]")
     try:
         export = importlib.import_module(module).EXPORT
     except ModuleNotFoundError as error:

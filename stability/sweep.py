@@ -52,9 +52,12 @@ def main(argv: list[str]) -> int:
 
 def _begin_ray(begun: ExitStack, values: dict[str, Any]) -> None:
     """Ray on this machine starts while torch is imported, where as far as the study's folder tells it will be needed. ``values`` are not validated yet."""
-    study, num_threads = StudyFolder.of(str(values["runs_dir"]), str(values["name"])), values["threads"]
-    if values["launcher"] != "ray" or values["ray"]["address"] is not None or values["dry_run"] or not isinstance(num_threads, int):
+    num_threads, settings = values.get("threads"), values.get("ray")
+    if values.get("launcher") != "ray" or values.get("dry_run") or not isinstance(num_threads, int) or not isinstance(settings, dict):
         return
+    if settings.get("address") is not None:
+        return
+    study = StudyFolder.of(str(values.get("runs_dir")), str(values.get("name")))
     if study.file.exists() and all(run.finished for run in study.runs()):
         return
     from sweeps import ray_head

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from stability.identity import Family, Fingerprinted, Place
 from stability.identity import tokenizer_id as tokenizer_id
-from stability.parts import CrossOfEach, Part, cross_choice, lengths_fit, one_part, part
+from stability.parts import CrossOfEach, Part, cross_choice, lengths_fit, named, one_part, part
 from stability.registry import Registry
 from stability.validation import Settings, checked
 
@@ -28,7 +28,7 @@ def _single(family: str) -> Any:
         if len(value) != 1:
             noun = Registry(family).noun
             raise ValueError(f"{noun}=[{','.join(value)}]: a tokenizer has one {noun}" + "; patterns over layers are mechanism=mix" * (noun == "mechanism"))
-        return part(family, *({"name": name, **(settings or {})} for name, settings in value.items()))
+        return part(family, *(named(family, name, settings) for name, settings in value.items()))
 
     return BeforeValidator(read)
 
@@ -36,8 +36,8 @@ def _single(family: str) -> Any:
 class StackSize(Settings):
     """The size of one transformer."""
 
-    layers: int = Field(ge=1, description="number of blocks")
-    width: int = Field(ge=2, description="model width d")
+    layers: int = Field(ge=1, le=10_000, description="number of blocks")
+    width: int = Field(ge=2, le=2**20, description="model width d")
     heads: int = Field(ge=1, description="number of heads H")
 
     @model_validator(mode="after")
@@ -63,19 +63,19 @@ class AbstractTokenizerRecipe(Settings):
     encoder: StackSize = Field(description="stage 1: the encoder's transformer")
     decoder: StackSize = Field(description="stage 1: the light decoder's, to N, CA and C")
     atom_decoder: StackSize = Field(description="stage 2: the decoder's to all heavy atoms")
-    kernel: int = Field(ge=1, description="residues that a convolution sees at once, an odd number")
-    ffn_multiple: float = Field(default=4.0, gt=0, description="hidden width of the MLPs as a multiple of the width")
-    positions: int = Field(ge=4, description="residues of a training crop, and of the part of a held-out chain that is measured")
+    kernel: int = Field(ge=1, le=10_001, description="residues that a convolution sees at once, an odd number")
+    ffn_multiple: float = Field(default=4.0, gt=0, le=1024, description="hidden width of the MLPs as a multiple of the width")
+    positions: int = Field(ge=4, le=2**24, description="residues of a training crop, and of the part of a held-out chain that is measured")
     steps: int = Field(ge=1, description="optimizer steps of stage 1")
     atom_steps: int = Field(ge=0, description="optimizer steps of stage 2; 0: no stage 2")
-    batch: int = Field(ge=1, description="crops per step")
+    batch: int = Field(ge=1, le=2**24, description="crops per step")
     lr_peak: float = Field(gt=0, description="learning rate after warm-up, from which it decays along a cosine to a tenth; the same in both stages")
     warmup_steps: int = Field(ge=0, description="steps of linear warm-up of each stage")
     clip_norm: float = Field(gt=0, description="largest global gradient norm that reaches the optimizer")
     every_steps: int = Field(ge=1, description="steps between validations, each of which writes a checkpoint")
     chains: int = Field(ge=1, description="held-out chains of a validation during training, the first; the end measures all of them")
     seed: int = Field(ge=0, description="seed of initialisation, crops and rotations")
-    threads: int = Field(default=1, ge=1, description="CPU threads; part of the identity, since sums depend on it")
+    threads: int = Field(default=1, ge=1, le=4096, description="CPU threads; part of the identity, since sums depend on it")
 
     @model_validator(mode="after")
     def _mechanism_fits(self) -> AbstractTokenizerRecipe:

@@ -5,21 +5,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 
 from stability.registry import near_misses
 
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$"  # a folder under runs/studies, a PDF under reports
+LARGEST_INTEGER = 2**53  # up to here every reader of JSON has the same number, and sizes made of a few such numbers fit 64 bits
+LONGEST_INPUT = 80  # characters of a wrong value that are shown
 
 
 class Settings(BaseModel):
-    """Base of every spec and of every part's own Config: frozen, no unknown keys, no NaN, tuples for lists.
+    """Base of every spec and of every part's own Config: frozen, no unknown keys, no NaN, no integer beyond 2^53, tuples for lists.
 
     ``same_for_all``: the fields in which the parts of one sweep's axis must agree, as far as they have them.
     """
 
     same_for_all: ClassVar[tuple[str, ...]] = ()
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    @field_validator("*")
+    @classmethod
+    def _countable(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+            raise PydanticCustomError("countable", "Input should be at most 2^53 = 9,007,199,254,740,992 in size")
+        return value
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
@@ -57,7 +67,9 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
         return f"{path}: unknown key; {near_misses(str(item['loc'][-1]), _fields_at(model, item['loc'][:-1]))}"
     if item["type"] == "missing":
         return f"{path}: a value is missing; give {path}=…"
-    return f"{path}={item['input']!r}: {item['msg'][0].lower()}{item['msg'][1:]}"
+    given = repr(item["input"])
+    short = given if len(given) <= LONGEST_INPUT else f"{given[:LONGEST_INPUT]}…"
+    return f"{path}={short}: {item['msg'][0].lower()}{item['msg'][1:]}"
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, ...]:

@@ -128,7 +128,7 @@ def test_the_shim_touches_nothing_else():
         (["data=text", "data.path=/no/such,file"], "data.path=/no/such,file: no such file or folder"),
         (["foo"], "'foo' is not of the form key=value"),
         (["name=../up"], "name='../up'"),
-        (["lr=[1e-3,"], "cannot read the command line"),
+        (["lr=[1e-3,"], "lr=[1e-3,: this value cannot be read"),
         (["lr=-1e-3"], "must be positive"),
         (["lr=nan"], "lr.values"),
         (["lr=[]"], "lr.values"),

@@ -123,7 +123,7 @@ class Corpus(AbstractCorpus):
             tokens, borders = self._side(split)
             if _windows.capacity(len(tokens), borders, positions + more) < 2:
                 stretches = "" if borders is None else f" in stretches of at most {int(np.diff(borders).max()):,}"
-                windows = f"two windows{f' of {positions + more:,}' if more else ''}"
+                windows = f"two windows{f' of {positions + more:,}' if more else ''}{' with objective.context' if more > 1 else ''}"
                 raise ValueError(
                     f"data: {side} has {len(tokens):,} tokens{stretches}; model.positions={positions} needs at least {2 * (positions + more):,} ({windows}).\n"
                     f"Give more or longer documents{remedy}{self._shorter(more)}. Read: {self.description}"

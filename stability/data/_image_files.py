@@ -72,7 +72,8 @@ def _opened(file: Path) -> Any:
     try:
         found = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"data.path: {file} is cut short or no .npz file ({error}); fetch it again") from None
+        size = f"{file.stat().st_size:,} bytes" if file.is_file() else error.strerror if isinstance(error, OSError) else "no file"
+        raise ValueError(f"data.path: {file} is cut short or no .npz file ({size}); fetch it again") from None
     if isinstance(found, np.ndarray):
         raise ValueError(f"data.path: {file} holds one array without labels, as np.save writes it; np.savez(file, x=images, y=labels) writes both")
     return found

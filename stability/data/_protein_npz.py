@@ -61,7 +61,8 @@ def read_npz(file: Path, min_residues: int = 0) -> tuple[list[ProteinChain], lis
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as error:
-        raise ValueError(f"data.path: {file} is cut short or no .npz file ({str(error).splitlines()[0] if str(error) else type(error).__name__})") from None
+        size = f"{file.stat().st_size:,} bytes" if file.is_file() else error.strerror if isinstance(error, OSError) else "no file"
+        raise ValueError(f"data.path: {file} is cut short or no .npz file ({size}); fetch it again") from None
     missing = {"ids", "offsets"} - set(arrays)
     if missing or not ({"coords", "seq"} <= set(arrays) or {"ca", "seq"} <= set(arrays) or "format" in arrays):
         raise ValueError(f"data.path: {file} holds {', '.join(arrays) or 'nothing'}; proteins need ids, offsets, seq and coords or ca, or a prepared shard")

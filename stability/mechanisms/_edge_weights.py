@@ -25,8 +25,8 @@ class ConsensusSettings(Settings):
     """The settings of the edge MLP and of the step, the same in self- and cross-consensus."""
 
     window: int = Field(default=2, ge=1, description="w: positions on each side that share an edge with a position; cut at the ends")
-    rank: int = Field(default=4, ge=0, description="r: rows of Λ, the rank of an edge's anisotropic part; 0: scalar weights, R = α I")
-    edge_hidden: int = Field(default=16, ge=1, description="ξ: hidden width of the edge MLP")
+    rank: int = Field(default=4, ge=0, le=2**16, description="r: rows of Λ, the rank of an edge's anisotropic part; 0: scalar weights, R = α I")
+    edge_hidden: int = Field(default=16, ge=1, le=2**20, description="ξ: hidden width of the edge MLP")
     # One η for each iteration, not for each position too (as an earlier implementation learns): a parameter for each position would tie the layer to
     # one sequence length, and lengths vary here.
     step_size: float = Field(default=0.1, gt=0, description="η: step along the gradient of the disagreement energy; where a learned step starts")

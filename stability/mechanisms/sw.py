@@ -42,7 +42,7 @@ class SlidingWindowAttention(AbstractMechanism):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        one_side = sum(max(num_positions - offset, 0) for offset in range(1, config.window + 1))
+        one_side = sum(max(num_positions - offset, 0) for offset in range(1, min(config.window, num_positions) + 1))
         pairs = num_positions + one_side * (1 if shape.direction == CAUSAL else 2)
         return float(4 * num_positions * shape.width**2 + 2 * pairs * shape.width)
 

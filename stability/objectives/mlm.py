@@ -30,7 +30,7 @@ class MaskedLanguageModel(AbstractObjective):
             default="mask", description="what stands at a position to predict: the mask, or for 10 % of them each a random token and their own (bert)"
         )
         context: Annotated[int, Since(0, of=("mlm",))] = Field(
-            default=0, ge=0, description="tokens before each sequence, given whole as what a cross mechanism reads (cross=auto)"
+            default=0, ge=0, le=2**24, description="tokens before each sequence, given whole as what a cross mechanism reads (cross=auto)"
         )
 
         @model_validator(mode="after")

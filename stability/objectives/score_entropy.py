@@ -33,8 +33,8 @@ class ScoreEntropy(AbstractObjective):
         sigma_min: float = Field(default=1e-4, gt=0, description="σ at t = 0 (noise=geometric)")
         sigma_max: float = Field(default=20.0, gt=0, description="σ at t = 1 (noise=geometric)")
 
-        condition_width: int = Field(default=128, ge=1, description="width C of what the blocks are told about σ")
-        sinusoids: int = Field(default=256, ge=2, multiple_of=2, description="cosines and sines of σ that it is made from")
+        condition_width: int = Field(default=128, ge=1, le=2**20, description="width C of what the blocks are told about σ")
+        sinusoids: int = Field(default=256, ge=2, le=2**20, multiple_of=2, description="cosines and sines of σ that it is made from")
 
         @model_validator(mode="after")
         def _noise_reads_it(self) -> ScoreEntropy.Config:

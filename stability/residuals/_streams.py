@@ -15,7 +15,7 @@ INITIAL_SCALE = 0.01  # a of every dynamic part
 
 
 class StreamSettings(Settings):
-    streams: int = Field(default=4, ge=1, description="number n of residual streams")
+    streams: int = Field(default=4, ge=1, le=256, description="number n of residual streams")
     same_for_all: ClassVar[tuple[str, ...]] = ("decay_static",)
     decay_static: bool = Field(
         default=False,

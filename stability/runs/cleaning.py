@@ -46,10 +46,10 @@ def listed(pool: Path) -> set[str]:
     for folder in sorted(path for path in (pool / "studies").glob("*") if path.is_dir()):
         if not (study := StudyFolder(folder)).file.exists():
             raise ValueError(f"{folder} has no study.json, so which runs it lists is not known; nothing is removed until it is repaired or moved away")
-        run_ids = study.read().get("run_ids")
-        if not isinstance(run_ids, list) or not all(isinstance(run_id, str) for run_id in run_ids):
-            raise ValueError(f"{study.file} is damaged (it has no run_ids); nothing is removed until it is repaired or moved away")
-        ids.update(run_ids)
+        try:
+            ids.update(study.read()["run_ids"])
+        except ValueError as error:
+            raise ValueError(f"{error}.\nNothing is removed until it is repaired or moved away") from None
     return ids
 
 

@@ -52,13 +52,21 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Parsed JSON. ``ValueError`` names the file where it is missing or damaged."""
+    """The object of a JSON file. ``ValueError`` names the file where it is missing, damaged, or holds something else."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"no {path.name} in {path.parent}; is this a folder that a sweep wrote?") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); move it away and run the sweep again") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise damaged(path, str(error)) from None
+    if not isinstance(found, dict):
+        raise damaged(path, f"it holds a {type(found).__name__} instead of an object")
+    return found
+
+
+def damaged(path: Path, why: str) -> ValueError:
+    """What is said of a file of ours that is not as it was written."""
+    return ValueError(f"{path} is damaged ({why}); move it away and run the sweep again")
 
 
 class RunDirectory:
@@ -102,7 +110,12 @@ class RunDirectory:
 
     def status(self) -> dict[str, Any]:
         """The last status; ``{"state": "queued"}`` where none was written yet."""
-        return read_json(self.status_file) if self.status_file.exists() else {"state": "queued", "step": 0}
+        if not self.status_file.exists():
+            return {"state": "queued", "step": 0}
+        found = read_json(self.status_file)
+        if found.get("state") not in STATES or not isinstance(found.get("step"), int):
+            raise damaged(self.status_file, "it names no state and step of a run")
+        return found
 
     def set_status(self, state: str, *, step: int, reason: str = "", **more: Any) -> None:
         assert state in STATES, state

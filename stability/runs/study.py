@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stability.registry import near_misses
-from stability.runs.directory import RunDirectory, read_json, write_json
+from stability.runs.directory import RunDirectory, damaged, read_json, write_json
 from stability.runs.leftovers import remove_abandoned
 
 
@@ -45,11 +45,18 @@ class StudyFolder:
         write_json(self.file, {"name": self.path.name, "run_ids": list(run_ids), **more})
 
     def read(self) -> dict[str, Any]:
-        """The study's record. ``ValueError`` where there is none, naming the studies that there are."""
+        """The study's record. ``ValueError`` where there is none, naming the studies that there are, or where it is damaged."""
         if not self.file.exists():
             there = sorted(path.parent.name for path in self.path.parent.glob("*/study.json"))
             raise ValueError(f"no study at {self.path}; " + (f"studies there: {', '.join(there)}" if there else "run python -m stability.sweep first"))
-        return read_json(self.file)
+        record = read_json(self.file)
+        run_ids = record.get("run_ids")
+        if not isinstance(run_ids, list) or not all(isinstance(run_id, str) for run_id in run_ids):
+            raise damaged(self.file, "it has no list run_ids")
+        for key in ("spec", "provenance", "variants", "stopped"):
+            if not isinstance(record.get(key, {}), dict):
+                raise damaged(self.file, f"its '{key}' is no object")
+        return record
 
     def runs(self) -> list[RunDirectory]:
         return [RunDirectory(self.pool, run_id) for run_id in self.read()["run_ids"]]
