@@ -6,13 +6,18 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # no more threads than cores; each of the jobs first reads all tests, so more than 4 save nothing
 JOBS ?= $(shell jobs=$$(( $(CORES) / $(OMP_NUM_THREADS) )); echo $$(( jobs < 1 ? 1 : jobs > 4 ? 4 : jobs )))
 
-.PHONY: sweep test slow check benchmarks clean
+.PHONY: sweep test rounding slow check benchmarks clean
 
 sweep: .venv/installed
 	$(BIN)/python -m stability.sweep $(ARGS)
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+rounding:  # the suite as processors of other instruction sets and numbers of threads round
+	ATEN_CPU_CAPABILITY=default $(MAKE) test
+	ATEN_CPU_CAPABILITY=avx2 $(MAKE) test
+	OMP_NUM_THREADS=2 $(MAKE) test
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow $(ARGS)

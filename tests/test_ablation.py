@@ -119,9 +119,9 @@ def test_the_preset_at_the_papers_size_is_written_in_its_header_with_the_papers_
     assert spec.lr.rates() == tuple(float(rate) for rate in yaml.safe_load((CONF / "lr" / "paper_medium.yaml").read_text())["values"])
 
 
-def test_a_studys_runs_carry_their_variant_and_another_study_calls_the_same_run_its_base(lab, tmp_path, capsys):
+def test_a_studys_runs_carry_their_variant_and_another_study_calls_the_same_run_its_base(lab, capsys):
     words = [
-        f"runs_dir={lab.pool}", f"reports_dir={tmp_path / 'reports'}", "data=text", f"data.path={lab.text}", "launcher=serial", "device=cpu", "lr=1e-3",
+        f"runs_dir={lab.pool}", "report=false", "data=text", f"data.path={lab.text}", "launcher=serial", "device=cpu", "lr=1e-3",
         "mechanism=sc", "seeds=1", "steps=3", "batch=4", "hessian=false", "evaluation.sequences=8", "model.layers=2", "model.width=16", "model.heads=2",
         "model.positions=16",
     ]  # fmt: skip
@@ -130,7 +130,7 @@ def test_a_studys_runs_carry_their_variant_and_another_study_calls_the_same_run_
     assert "sc window=1 lr=0.001 seed=0" in out and "Ablation of sc" in out
     runs = collect(lab.pool / "studies" / "varied").runs
     assert list(runs.variant) == ["", "window=1"]
-    assert sweep.main([*words, "mechanism.sc.window=1", "name=plain", "report=false"]) == 0
+    assert sweep.main([*words, "mechanism.sc.window=1", "name=plain"]) == 0
     assert "skips 1 finished run, trains none" in capsys.readouterr().out
     plain = collect(lab.pool / "studies" / "plain").runs
     assert (plain.run_id[0], plain.variant[0]) == (runs.run_id[1], "")

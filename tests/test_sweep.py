@@ -107,6 +107,7 @@ def test_a_crashed_run_does_not_stop_the_others_and_keeps_its_traceback(lab, wor
         raise ArithmeticError("planted")
 
     monkeypatch.setattr(SelfConsensus, "forward", broken)
+    words = [*words, "report=false"]
     assert sweep.main(words) == 1
     out = capsys.readouterr().out
     assert "ArithmeticError: planted" in out

@@ -42,7 +42,7 @@ def test_one_command_finds_the_edges_and_again_trains_nothing(lab, words, tmp_pa
 
 def test_one_command_searches_and_more_points_go_on_from_there(lab, words, tmp_path, capsys):
     words = [*words, "search=optuna", "search.startup=2", "search.space.model.ffn_multiple={low:1,high:4}"]
-    assert sweep.main([*words, "search.num=2"]) == 0
+    assert sweep.main([*words, "search.num=2", "report=false"]) == 0
     assert "Search over lr_peak, model.ffn_multiple: sa" in capsys.readouterr().out
     assert sweep.main([*words, "search.num=3"]) == 0
     assert "round 3\ntrains 1\n" in capsys.readouterr().out
