@@ -12,10 +12,11 @@ recorded steps are stable. Rules that keep the sentences honest:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, cast
+from dataclasses import dataclass, replace
+from typing import cast
 
 from analysis import recipe, rivals
+from analysis.claim import Claim, Verdict
 from analysis.compare import Comparison, compare_stable_steps, compare_windows
 from analysis.learning import Learned, little, most_learned
 from analysis.load import FINISHED, Study
@@ -25,17 +26,6 @@ from analysis.tables import width_text
 
 WINDOW_CLAIM = "the paper's claim, a wider stable window of sc than of sa,"
 STATE_WORDS = {"checkpoint": "from the runs' own optimizer state", "paper": "in the paper's literal protocol"}
-
-Verdict = Literal["holds", "contradicted", "undecided", "no claim", "not judged"]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One or two sentences with what they amount to."""
-
-    subject: str
-    verdict: Verdict
-    text: str
 
 
 @dataclass(frozen=True)
@@ -67,9 +57,9 @@ def judge(study: Study) -> tuple[Claim, ...]:
         if rivals.another_question(study):
             continue  # than the consensus paper's
         prefix = f"Setting {setting}: " if setting else ""
-        claims += [Claim(claim.subject, claim.verdict, prefix + claim.text) for claim in _judge_setting(study, sides)]
+        claims += [replace(claim, text=prefix + claim.text) for claim in _judge_setting(study, sides)]
     claims += _rival_claims(study, found)
-    return tuple(Claim(claim.subject, claim.verdict, recipe.worded(study, claim.text)) for claim in (*claims, *_coverage(study), _scale(study)))
+    return tuple(replace(claim, text=recipe.worded(study, claim.text)) for claim in (*claims, *_coverage(study), _scale(study)))
 
 
 def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
