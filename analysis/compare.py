@@ -13,7 +13,7 @@ from typing import Literal
 from analysis.load import Frame, Study
 from analysis.spread import mean_interval
 from analysis.stability_window import SeriesWindows
-from analysis.tables import stable_steps
+from analysis.step_shares import DIVERGED, MISSING, TERMINAL, counted
 
 HIGHEST_LRS = 2
 # Two windows that differ by less are one: a hundredth of a decade is 2.3 % of a learning rate.
@@ -34,12 +34,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class StepShares:
-    """% stable of two series at the highest LRs that both were measured at."""
+    """% stable of two series at the highest LRs that both have results at: means over seeds. ``left_out``: seeds that lack one of the runs; ``diverged``:
+    how many of the first's and of the second's runs there diverged."""
 
     lrs: tuple[float, ...]
     first: float
     second: float
     result: Comparison
+    left_out: tuple[int, ...] = ()
+    diverged: tuple[int, int] = (0, 0)
 
 
 def decide(lows: list[float], highs: list[float], tie: float = 0.0) -> tuple[int, tuple[float, float]]:
@@ -80,22 +83,31 @@ def _undecided(n: int) -> str:
     return "the seeds disagree, or edges next to diverged or missing runs leave too much room"
 
 
-def compare_stable_steps(study: Study, first: str, second: str, state: str) -> StepShares | None:
-    """% stable of two series at the two highest LRs at which both have recorded steps of terminal checkpoints; None where there is none."""
-    rows = study.with_run(study.curvature)
-    rows = rows[(rows["phase"] == "terminal") & (rows["state"] == state)]
-    parts = [rows[rows["series"] == series] for series in (first, second)]
-    lrs = sorted(set(parts[0]["run_lr"]) & set(parts[1]["run_lr"]))[-HIGHEST_LRS:]
-    shares = [_shares(part[part["run_lr"].isin(lrs)]) for part in parts]
-    seeds = sorted(shares[0].keys() & shares[1].keys())
+def compare_stable_steps(study: Study, first: str, second: str, state: str, phase: str = TERMINAL) -> StepShares | None:
+    """% stable of two series at the two highest LRs at which a seed has a result of both, diverged runs counted (`step_shares`); None where there is none.
+
+    Seed by seed both are taken at the same LRs: a seed that lacks one of the runs is left out.
+    """
+    count = counted(study, phase, state)
+    count = count[count["outcome"] != MISSING]
+    hits, steps = ([_by_rate_and_seed(count[count["series"] == name], column) for name in (first, second)] for column in ("hits", "steps"))
+    both = steps[0].notna() & steps[1].reindex_like(steps[0]).notna()
+    lrs = sorted(both.index[both.any(axis=1)])[-HIGHEST_LRS:]
+    seeds = [seed for seed in both.columns if lrs and both.loc[lrs, seed].all()]
     if not seeds:
         return None
-    differences = [shares[0][seed] - shares[1][seed] for seed in seeds]
+    shares = [100 * part.loc[lrs, seeds].sum() / whole.loc[lrs, seeds].sum() for part, whole in zip(hits, steps, strict=True)]
+    differences = (shares[0] - shares[1]).tolist()
     direction, interval = decide(differences, differences)
-    means = [sum(share[seed] for seed in seeds) / len(seeds) for share in shares]
-    return StepShares(tuple(lrs), means[0], means[1], Comparison(direction, len(seeds), "whole", interval))
+    left_out = sorted({*hits[0].columns, *hits[1].columns} - set(seeds))
+    diverged = [_num_diverged(count[(count["series"] == name) & count["run_lr"].isin(lrs) & count["seed"].isin(seeds)]) for name in (first, second)]
+    result = Comparison(direction, len(seeds), "whole", interval)
+    return StepShares(tuple(lrs), float(shares[0].mean()), float(shares[1].mean()), result, tuple(map(int, left_out)), (diverged[0], diverged[1]))
 
 
-def _shares(rows: Frame) -> dict[int, float]:
-    """% stable of each seed."""
-    return {int(seed): float(stable_steps(part).mean() * 100) for seed, part in rows.groupby("seed")}
+def _by_rate_and_seed(count: Frame, column: str) -> Frame:
+    return count.pivot_table(index="run_lr", columns="seed", values=column, aggfunc="first")
+
+
+def _num_diverged(count: Frame) -> int:
+    return int((count["outcome"] == DIVERGED).sum())

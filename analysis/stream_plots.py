@@ -15,9 +15,10 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.load import Column, Frame, Study
 from analysis.spread import lr_text, power
+from analysis.step_shares import PHASES
 from analysis.stream_tables import NAME, iteration_count, iterations_of, ordered, phases, study_tables, token_count
 from analysis.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors
-from analysis.tables import PHASES, captioned, chunks
+from analysis.tables import captioned, chunks
 from analysis.typeset import heading
 
 SERIES_PER_FIGURE = 4

@@ -95,7 +95,9 @@ class ProbeSpec(Settings):
         description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of residual streams, or the plain graphs' λ_1"
     )
     ckpt: str | None = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
-    phase: Literal["terminal", "earliest", "all"] = Field(default="terminal", description="which checkpoints of a run are measured")
+    phase: Literal["terminal", "earliest", "last", "all"] = Field(
+        default="terminal", description="which checkpoints of a run are measured: of its last planned step, the first, the last before a divergence"
+    )
     sequences: int = Field(default=2, ge=1, description="held-out sequences that the layers are measured on (spectra, pdmm, streams)")
     probes: int = Field(default=4, ge=2, description="random vectors of a spectral density (spectra); their scatter is its error bar")
     products: int = Field(default=32, ge=1, description="products with L̄ for each of them (spectra)")

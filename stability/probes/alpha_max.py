@@ -18,7 +18,8 @@ from stability.data._cache import load, prepare
 from stability.objectives._base import Examples
 from stability.probes.descent import Descent, Step
 from stability.protocol import SpectraSpec
-from stability.runs.directory import RunDirectory
+from stability.runs.directory import RunDirectory, step_of
+from stability.runs.phases import file_of, phases, wanted
 from stability.runs.results import CURVATURE_COLUMNS, PROTOCOL
 from stability.runs.tables import read_metadata, write_parquet
 from stability.structure.tokens import as_read
@@ -30,15 +31,6 @@ from stability.training.schedule import lr_factor
 PARITY = "parity_steps"
 
 
-def phases(directory: RunDirectory, phase: str) -> dict[str, Path]:
-    """Checkpoints to measure by the name of their phase: ``earliest`` and ``terminal`` are a run's first and last."""
-    found = directory.checkpoints()
-    if not found:
-        return {}
-    both = {"earliest": found[0], "terminal": found[-1]}
-    return both if phase == "all" else {phase: both[phase]}
-
-
 def is_measured(directory: RunDirectory, curvature: CurvatureSpec) -> bool:
     """Whether every phase and table that was asked for is on disk under the same protocol."""
     return not missing_phases(directory, curvature) and not _spectra().missing_tables(directory, curvature)
@@ -48,7 +40,8 @@ def missing_phases(directory: RunDirectory, curvature: CurvatureSpec) -> list[st
     """The phases asked for whose steps are not on disk under the same protocol (a critical learning rate more than was asked for does no harm)."""
     if not {"alpha_max", "critical_lr"} & set(curvature.measure):
         return []
-    return [name for name in wanted_phases(curvature) if set(curvature.state) - set(stored_states(directory.curvature_file(name), curvature))]
+    stored = {name: stored_states(file_of(directory.curvature_file, name), curvature) for name in wanted(directory, curvature.phase)}
+    return [name for name, states in stored.items() if set(curvature.state) - set(states)]
 
 
 def stored_states(path: Path, curvature: CurvatureSpec) -> tuple[str, ...]:
@@ -63,10 +56,6 @@ def stored_states(path: Path, curvature: CurvatureSpec) -> tuple[str, ...]:
     same = curvature.model_copy(update={"state": states})
     accepted = {protocol_of(same), protocol_of(same.model_copy(update={"measure": ("alpha_max", "critical_lr")}))}
     return states if stored in accepted else ()
-
-
-def wanted_phases(curvature: CurvatureSpec) -> tuple[str, ...]:
-    return ("earliest", "terminal") if curvature.phase == "all" else (curvature.phase,)
 
 
 def _spectra() -> Any:
@@ -96,7 +85,7 @@ def stored_protocol(path: Path) -> str | None:
 
 
 def measure(directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
-    """Measure what is missing, yielding after every optimizer step. A run without a checkpoint (diverged before the first) leaves an empty table.
+    """Measure what is missing, yielding after every optimizer step. A run without such a checkpoint (diverged before it) leaves an empty table.
 
     ``ValueError`` for a run that has not reached its verdict: what its last checkpoint gives now would pass for its terminal one later.
     """
@@ -144,7 +133,7 @@ def _measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, cach
             continue  # the paper's warm-up sets Adam's m and v; other optimizers have only the run's own state
         for row in probe.rows(state):
             if row is not None:
-                rows.append({"run_id": run_id, "phase": phase, "state": state, **row})
+                rows.append({"run_id": run_id, "phase": phase, "state": state, "checkpoint_step": step_of(folder), **row})
             yield
 
 

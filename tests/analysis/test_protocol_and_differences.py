@@ -8,11 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from analysis.alpha_tables import alpha_tables
 from analysis.block_shares import block_figures, blocks_table, kind_of, layer_of
 from analysis.differences import differences_table, other_sign, relative_difference
 from analysis.load import load
 from analysis.protocol import sentence, stated
-from analysis.tables import alpha_tables
 from stability.config import CurvatureSpec
 from tests.analysis.synthetic import quickstart_alpha, write_study
 
