@@ -10,12 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from analysis.load import Frame, Study
-from analysis.spread import mean_interval
-from analysis.stability_window import SeriesWindows
-from analysis.step_shares import DIVERGED, MISSING, TERMINAL, counted
+import numpy as np
 
-HIGHEST_LRS = 2
+from analysis.load import Study
+from analysis.spread import mean_interval
+from analysis.stability_window import VALIDATION, SeriesWindows, outcomes
+
 # Two windows that differ by less are one: a hundredth of a decade is 2.3 % of a learning rate.
 TIE_DECADES = 0.01
 EVERYTHING = (-math.inf, math.inf)
@@ -23,26 +23,16 @@ EVERYTHING = (-math.inf, math.inf)
 
 @dataclass(frozen=True)
 class Comparison:
-    """Which of two is greater (+1 the first, -1 the second, 0 undecided), on how many paired seeds, over which scope, and the interval."""
+    """Which of two is greater (+1 the first, -1 the second, 0 undecided), on how many paired seeds, over which scope, and the interval.
+
+    ``differences``: by seed, where every one is known exactly; () where only bounds are."""
 
     direction: int
     n: int
     scope: Literal["whole", "range", "none"] = "none"
     interval: tuple[float, float] = EVERYTHING
     why_undecided: str = ""
-
-
-@dataclass(frozen=True)
-class StepShares:
-    """% stable of two series at the highest LRs that both have results at: means over seeds. ``left_out``: seeds that lack one of the runs; ``diverged``:
-    how many of the first's and of the second's runs there diverged."""
-
-    lrs: tuple[float, ...]
-    first: float
-    second: float
-    result: Comparison
-    left_out: tuple[int, ...] = ()
-    diverged: tuple[int, int] = (0, 0)
+    differences: tuple[float, ...] = ()
 
 
 def decide(lows: list[float], highs: list[float], tie: float = 0.0) -> tuple[int, tuple[float, float]]:
@@ -74,7 +64,8 @@ def compare_windows(first: SeriesWindows, second: SeriesWindows) -> Comparison:
         return Comparison(part, len(pairs), "range", interval)
     if all(a.fills_grid and b.fills_grid for a, b in known):
         return Comparison(0, len(pairs), "none", interval, "both windows fill the whole sweep, a wider range of learning rates would tell")
-    return Comparison(0, len(pairs), "none", interval, _undecided(len(pairs)))
+    exact = all(math.isclose(each.width, each.width_max) for pair in known for each in pair)
+    return Comparison(0, len(pairs), "none", interval, _undecided(len(pairs)), tuple(a.width - b.width for a, b in known) if exact else ())
 
 
 def _undecided(n: int) -> str:
@@ -83,31 +74,30 @@ def _undecided(n: int) -> str:
     return "the seeds disagree, or edges next to diverged or missing runs leave too much room"
 
 
-def compare_stable_steps(study: Study, first: str, second: str, state: str, phase: str = TERMINAL) -> StepShares | None:
-    """% stable of two series at the two highest LRs at which a seed has a result of both, diverged runs counted (`step_shares`); None where there is none.
+@dataclass(frozen=True)
+class Bests:
+    """The best NLL of two series: medians over seeds, each seed's over the rates at which it has both; ``differences``: first − second by seed, as a share
+    of the second; ``result``: of these."""
 
-    Seed by seed both are taken at the same LRs: a seed that lacks one of the runs is left out.
-    """
-    count = counted(study, phase, state)
-    count = count[count["outcome"] != MISSING]
-    hits, steps = ([_by_rate_and_seed(count[count["series"] == name], column) for name in (first, second)] for column in ("hits", "steps"))
-    both = steps[0].notna() & steps[1].reindex_like(steps[0]).notna()
-    lrs = sorted(both.index[both.any(axis=1)])[-HIGHEST_LRS:]
-    seeds = [seed for seed in both.columns if lrs and both.loc[lrs, seed].all()]
-    if not seeds:
+    first: float
+    second: float
+    result: Comparison
+    differences: tuple[float, ...]
+
+
+def compare_bests(study: Study, first: str, second: str, column: str = VALIDATION) -> Bests | None:
+    """The best NLL of two series seed by seed; None where no seed has a finite one of both."""
+    tables = [outcomes(study, name, column) for name in (first, second)]
+    lrs, seeds = (sorted(set(getattr(tables[0], axis)) & set(getattr(tables[1], axis))) for axis in ("index", "columns"))
+    pairs = []
+    for seed in seeds:
+        values = [table.loc[lrs, seed] for table in tables]
+        both = values[0].notna() & values[1].notna()
+        bests = [float(each[both].min()) for each in values] if both.any() else [math.inf]
+        pairs += [bests] if all(map(math.isfinite, bests)) else []
+    if not pairs:
         return None
-    shares = [100 * part.loc[lrs, seeds].sum() / whole.loc[lrs, seeds].sum() for part, whole in zip(hits, steps, strict=True)]
-    differences = (shares[0] - shares[1]).tolist()
+    differences = [(a - b) / abs(b) for a, b in pairs]
     direction, interval = decide(differences, differences)
-    left_out = sorted({*hits[0].columns, *hits[1].columns} - set(seeds))
-    diverged = [_num_diverged(count[(count["series"] == name) & count["run_lr"].isin(lrs) & count["seed"].isin(seeds)]) for name in (first, second)]
-    result = Comparison(direction, len(seeds), "whole", interval)
-    return StepShares(tuple(lrs), float(shares[0].mean()), float(shares[1].mean()), result, tuple(map(int, left_out)), (diverged[0], diverged[1]))
-
-
-def _by_rate_and_seed(count: Frame, column: str) -> Frame:
-    return count.pivot_table(index="run_lr", columns="seed", values=column, aggfunc="first")
-
-
-def _num_diverged(count: Frame) -> int:
-    return int((count["outcome"] == DIVERGED).sum())
+    medians = np.median(pairs, axis=0)
+    return Bests(float(medians[0]), float(medians[1]), Comparison(direction, len(pairs), "whole", interval), tuple(differences))

@@ -101,7 +101,8 @@ def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str
     parts = [table.text() for table in [*general, *generation_tables(study), *generative.generative_windows(study), *ablation.ablation_tables(study)]]
     parts += ablation.directions(study)
     parts += [table.text(details=False) for table in alpha_tables(study, phases=phases)]
-    parts.append(claims.paragraph(study))
+    judged = claims.claims_table(study)
+    parts += ([] if judged is None else [judged.text()]) + [claims.paragraph(study)]
     return "\n\n".join(_wrapped(part) for part in parts) + "\n"
 
 
@@ -197,7 +198,9 @@ def _subtitle(study: Study) -> str:
 
 
 def _claims(study: Study) -> str:
-    return typeset.heading("Does the paper's claim hold here?") + typeset.boxed([claim.text for claim in claims.judge(study)])
+    table = claims.claims_table(study)
+    sentences = typeset.boxed([claim.text for claim in claims.judge(study)])
+    return typeset.heading("Do the paper's claims hold here?") + ("" if table is None else table.typst()) + sentences
 
 
 def _nll(study: Study, figures: dict[str, Path | None]) -> str:

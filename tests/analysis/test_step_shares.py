@@ -11,7 +11,7 @@ import pytest
 from analysis import curvature_plots, report
 from analysis.alpha_plots import alpha_figures
 from analysis.alpha_tables import alpha_tables, last_table
-from analysis.compare import compare_stable_steps
+from analysis.compare_steps import compare_stable_steps
 from analysis.curvature_tables import fallen_tables
 from analysis.load import load
 from analysis.step_shares import counted, phases_and_states
