@@ -23,7 +23,7 @@ DIVERGED_HEIGHT = 0.15  # in axes fractions, above the strip of what is no point
 EDGES = (
     ("∞ (no positive curvature)", "^", 0.97, lambda values: np.isposinf(values)),
     ("0 (no descent direction)", "v", 0.085, lambda values: values == 0),
-    ("lost to a non-finite loss", "x", 0.03, lambda values: np.isnan(values)),
+    ("lost to a non-finite loss", "+", 0.03, lambda values: np.isnan(values)),
 )
 
 
@@ -69,7 +69,7 @@ def _limits(rows: Frame, lrs: list[float]) -> tuple[float, float]:
     values = np.concatenate([positive.to_numpy(dtype=float), lrs])
     low, high = math.log10(values.min()), math.log10(values.max())
     room = max(high - low, 1.0)
-    return 10 ** (low - 0.28 * room), 10 ** (high + 0.14 * room)
+    return 10 ** (low - 0.34 * room), 10 ** (high + 0.14 * room)
 
 
 def _panel(ax: Axes, part: Frame, count: Frame, style: Look, lrs: list[float], limits: tuple[float, float]) -> None:

@@ -87,13 +87,14 @@ def claims_table(study: Study) -> Table | None:
     judged = [claim for claim in judge(study) if claim.statement]
     if not judged:
         return None
-    rows = tuple((Cell(claim.statement), Cell(str(claim.n)), Cell(claim.effect or "--", claim.interval), Cell(VERDICTS[claim.verdict])) for claim in judged)
+    short = {claim.interval: claim.interval.replace("95 % interval", "95 %").replace("range of 2 seeds", "range") for claim in judged}
+    rows = tuple((Cell(each.statement), Cell(str(each.n)), Cell(each.effect or "--", short[each.interval]), Cell(VERDICTS[each.verdict])) for each in judged)
     caption = (
         "The papers' statements as they make them, and what this study says of each. n: paired seeds (of runs of suboptimal loss: runs). Below the effect the "
         "interval that decides, of the paired difference: it must exclude 0, or lie within the margin where equality is claimed; of a comparison with several "
-        f"mechanisms that with the closest. {_elsewhere(study)} {source(study)}"
+        f"mechanisms that with the closest. A run that diverged ranks below every median α_max recorded. {_elsewhere(study)} {source(study)}"
     )
-    widths = ("2.1fr", "auto", "2.4fr", "auto")
+    widths = ("2.5fr", "auto", "2.2fr", "auto")
     return Table(
         "What the papers claim, and what was found here", caption, ("statement", "n", "effect", "verdict"), rows, (), ("left", "right", "left", "left"), widths
     )

@@ -38,7 +38,7 @@ def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequen
     claims = []
     for kind, compare in (("stable steps", compare_stable_steps), ("median α_max", compare_medians)):
         what = "share of stable steps" if kind == "stable steps" else kind
-        statement = f"{LEADER} has the largest {what} of all ({PHASES[phase]}, state {state})"
+        statement = f"{LEADER} has the largest {'% stable' if kind == 'stable steps' else kind} of all ({phase}, state {state})"
         results = {side.mechanism: compare(study, leader.series, side.series, state, phase, lrs) if lrs else None for side in others}
         found = [(name, result) for name, result in results.items() if result is not None]
         if len(found) < len(others) or not found:
@@ -104,12 +104,12 @@ def _interval(each: StepShares | Medians) -> str:
 
 def _notes(found: Sequence[Found]) -> str:
     """How many runs there diverged, and which seeds were left out."""
-    shares = [(name, each) for name, each in found if isinstance(each, StepShares)]
-    diverged = {LEADER: shares[0][1].diverged[0]} | {name: each.diverged[1] for name, each in shares} if shares else {}
+    diverged = {LEADER: found[0][1].diverged[0]} | {name: each.diverged[1] for name, each in found}
+    how = "counted as 0 %" if isinstance(found[0][1], StepShares) else "ranked below all that was recorded"
     told = [f"{plural(number, 'run')} of {name}" for name, number in diverged.items() if number]
     left_out = sorted({seed for _, each in found for seed in each.left_out})
     seeds = f"; seed{'s' * (len(left_out) > 1)} {listed(map(str, left_out))} left out, for lack of a result of both at each rate" if left_out else ""
-    return (f"; diverged, counted as 0 %: {listed(told)}" if told else "") + seeds
+    return (f"; diverged, {how}: {listed(told)}" if told else "") + seeds
 
 
 def suboptimal_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,12 +32,13 @@ class StepShares:
 @dataclass(frozen=True)
 class Medians:
     """Median α_max of two series at the same LRs: of the finite medians of the runs measured there (NaN where none is); ``result``: of log10 of their
-    ratio, by bounds, and ``differences`` the same by seed (NaN where only a bound is known)."""
+    ratio, by bounds, and ``differences`` the same by seed (NaN where only a bound is known). ``left_out`` and ``diverged``: as in `StepShares`."""
 
     first: float
     second: float
     result: Comparison
     left_out: tuple[int, ...]
+    diverged: tuple[int, int]
     differences: tuple[float, ...]
 
 
@@ -66,10 +67,9 @@ def compare_stable_steps(study: Study, first: str, second: str, state: str, phas
         shares.append(100 * sums["hits"] / sums["steps"])
     differences = (shares[0] - shares[1]).tolist()
     direction, interval = decide(differences, differences)
-    diverged = [int((part[part["seed"].isin(seeds)]["outcome"] == DIVERGED).sum()) for part in parts]
     result = Comparison(direction, len(seeds), "whole", interval)
     means = [float(each.mean()) for each in shares]
-    return StepShares(lrs, means[0], means[1], result, left_out, (diverged[0], diverged[1]), tuple(differences))
+    return StepShares(lrs, means[0], means[1], result, left_out, _num_diverged(parts, seeds), tuple(differences))
 
 
 def _at(count: Frame, series: str, lrs: Sequence[float]) -> Frame:
@@ -84,11 +84,17 @@ def _paired_seeds(parts: Sequence[Frame], lrs: Sequence[float]) -> tuple[list[in
     return seeds, tuple(sorted(some - set(seeds)))
 
 
+def _num_diverged(parts: Sequence[Frame], seeds: Collection[int]) -> tuple[int, int]:
+    first, second = (int((part[part["seed"].isin(seeds)]["outcome"] == DIVERGED).sum()) for part in parts)
+    return first, second
+
+
 def compare_medians(study: Study, first: str, second: str, state: str, phase: str = TERMINAL, lrs: Sequence[float] = ()) -> Medians | None:
     """log10 of the ratio of two series' median α_max, seed by seed at the same LRs (mean over these); None as in `compare_stable_steps`.
 
-    A run that diverged has no α_max. For the comparison alone it is taken to have been below the learning rate, at which it diverged: an upper bound, no
-    value. A median of 0 is below every positive one of the study. Where neither run of a seed and LR was measured that LR says nothing of the seed.
+    A run that diverged has no α_max. For the comparison alone it is taken to lie below every median that was recorded at this phase and below the rate at
+    which it diverged: a rank, as its dash has in the paper's tables, and no value. A median of 0 lies below every positive one, too. Where neither run of
+    a seed and LR was measured that LR says nothing of the seed.
     """
     count = counted(study, phase, state)
     lrs = tuple(lrs) or highest_lrs(study, (first, second), state, phase)
@@ -104,7 +110,8 @@ def compare_medians(study: Study, first: str, second: str, state: str, phase: st
     exact = tuple(low if low == high else math.nan for low, high in zip(lows, highs, strict=True))
     medians = [part.loc[part["seed"].isin(known) & (part["outcome"] == MEASURED), "median"].median() for part in parts]
     silent = tuple(sorted({*left_out, *(set(seeds) - known.keys())}))
-    return Medians(float(medians[0]), float(medians[1]), Comparison(direction, len(known), "whole", interval), silent, exact)
+    result = Comparison(direction, len(known), "whole", interval)
+    return Medians(float(medians[0]), float(medians[1]), result, silent, _num_diverged(parts, list(known)), exact)
 
 
 def _seed_bounds(parts: Sequence[Frame], seed: int, lrs: Sequence[float], floor: float) -> tuple[float, float] | None:
@@ -121,7 +128,7 @@ def _seed_bounds(parts: Sequence[Frame], seed: int, lrs: Sequence[float], floor:
 def _log_bounds(run: Frame, floor: float) -> tuple[float, float]:
     """Of log10 α_max of one run."""
     if run["outcome"] == DIVERGED:
-        return -math.inf, math.log10(run["run_lr"])
+        return -math.inf, math.log10(min(run["run_lr"], floor))
     if math.isnan(run["median"]):  # no finite α_max at all: nothing is known of a median of finite ones
         return -math.inf, math.inf
     return (math.log10(run["median"]),) * 2 if run["median"] > 0 else (-math.inf, math.log10(floor))

@@ -66,8 +66,8 @@ def _step_figure(rows: Frame, counts: dict[str, Frame], lrs: Sequence[str], styl
             part = rows[(rows["state"] == state) & (rows["run_lr"] == lr)]
             _step_panel(ax, part, present, styles, limits)
             ax.axhline(lr, zorder=2, **TRAINING)
-            _say_diverged(ax, counts[state][counts[state]["run_lr"] == lr])
             if line == 0:
+                _say_diverged(ax, counts[state][counts[state]["run_lr"] == lr])
                 ax.set_title(f"$\\alpha$ = {lr_text(lr)}", loc="left")
         grid[line, 0].set_ylabel(f"state “{state}”\n$\\alpha_\\mathrm{{max}}$")
     for ax in grid[-1]:
@@ -81,14 +81,13 @@ def _step_figure(rows: Frame, counts: dict[str, Frame], lrs: Sequence[str], styl
 
 
 def _say_diverged(ax: Axes, count: Frame) -> None:
-    """Which series' runs have no line because they diverged, at the panel's lower left."""
+    """Above a panel, which series' runs have no line because they diverged (in every state alike)."""
     told = []
     for name, runs in count.groupby("series", sort=False):
         diverged = int((runs["outcome"] == DIVERGED).sum())
         told += [f"{name} {diverged}/{len(runs)}"] if diverged else []
     if told:
-        text = textwrap.fill(f"diverged: {', '.join(told)}", 30)
-        ax.annotate(text, (0.03, 0.1), xycoords="axes fraction", ha="left", va="bottom", fontsize=6, color=INK, zorder=6)
+        ax.set_title(textwrap.fill(f"diverged: {', '.join(told)}", 22), loc="right", fontsize=6, color=INK)
 
 
 def _marker(marker: str, label: str) -> Line2D:

@@ -22,7 +22,7 @@ TERMINAL, EARLIEST, LAST = "terminal", "earliest", "last"
 MEASURED, DIVERGED, MISSING = "measured", "diverged", "not measured"
 PHASES = {TERMINAL: "terminal checkpoint", EARLIEST: "earliest checkpoint", LAST: "last checkpoint before the end"}
 RULE = {
-    TERMINAL: "A run that diverged has no terminal checkpoint and counts as 0 % over the {steps} that it would have recorded; medians: over what was",
+    TERMINAL: "A run that diverged has no terminal checkpoint and counts as 0 % over the {steps} that it would have recorded; no α_max is made up for it",
     EARLIEST: "A run counts with what was measured at its earliest checkpoint, whatever became of it; one that diverged before it counts as 0 % over {steps}",
 }
 

@@ -99,7 +99,7 @@ def test_sc_must_have_the_largest_of_all_in_both_phases_and_states(tmp_path):
     subjects = [f"{kind} {state}{phase}" for phase in ("", " earliest") for state in ("checkpoint", "paper") for kind in kinds]
     assert [subject for subject in claims if subject.startswith(kinds)] == subjects
     assert {claims[subject].verdict for subject in subjects} == {"holds"}
-    assert claims["median α_max paper earliest"].statement == "sc has the largest median α_max of all (earliest checkpoint, state paper)"
+    assert claims["median α_max paper earliest"].statement == "sc has the largest median α_max of all (earliest, state paper)"
     assert "(sc 2.2e1, sa 2.2e-3, mix 1.1e-2, sw 1.1e-3;" in claims["median α_max paper"].text
     assert "against mix +3.3 to +3.3 decades" in claims["median α_max paper"].text
 
@@ -129,7 +129,7 @@ def test_survivors_do_not_turn_the_claim_of_the_largest_share_around(tmp_path):
     assert judged(worse)["stable steps paper"].verdict == "holds"
 
 
-def test_the_median_of_a_run_that_diverged_is_bounded_by_its_rate_and_not_made_up(tmp_path):
+def test_a_run_that_diverged_ranks_below_its_rate_and_below_every_recorded_median_and_has_none_of_its_own(tmp_path):
     gone = [("sa", lr, seed) for lr in (1e-1, 1.0) for seed in range(3)]
     study = study_of(tmp_path, mechanisms=("sa", "sc"), nll=diverging(*gone), alpha=alpha_of({"sc": 20.0, "sa": 1.0}))
     found = compare_medians(study, "sc", "sa", "paper")
@@ -137,9 +137,14 @@ def test_the_median_of_a_run_that_diverged_is_bounded_by_its_rate_and_not_made_u
     lows = np.log10([20, 22, 24]) + 0.5
     half = 4.3027 * lows.std(ddof=1) / math.sqrt(3)
     assert found.result.interval == pytest.approx((lows.mean() - half, math.inf), rel=1e-3) and found.result.direction == 1
-    assert math.isnan(found.second) and "(sc 2.2e1, sa --;" in judged(study)["median α_max paper"].text
+    assert (
+        math.isnan(found.second) and "(sc 2.2e1, sa --; diverged, ranked below all that was recorded: 6 runs of sa;" in judged(study)["median α_max paper"].text
+    )
     low = study_of(tmp_path / "low", mechanisms=("sa", "sc"), nll=diverging(*gone), alpha=alpha_of({"sc": 1e-3, "sa": 1.0}))
-    assert compare_medians(low, "sc", "sa", "paper").result.direction == 0, "a run whose α_max lies below its rate is not known to beat one that diverged"
+    assert compare_medians(low, "sc", "sa", "paper").result.direction == 0, "sc's own are the smallest that were recorded"
+    lower = study_of(tmp_path / "lower", mechanisms=("sa", "sc", "mix"), nll=diverging(*gone), alpha=alpha_of({"sc": 1e-3, "sa": 1.0, "mix": 1e-5}))
+    found = compare_medians(lower, "sc", "sa", "paper")
+    assert found.result.direction == 1 and found.result.interval[0] == pytest.approx(2 + np.log10([1, 1.1, 1.2]).mean(), abs=0.1)
 
 
 def test_a_rate_at_which_both_diverged_says_nothing_of_the_medians(tmp_path):
