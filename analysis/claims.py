@@ -1,56 +1,30 @@
-"""From the numbers to sentences: does the paper's claim hold in this study?
+"""From the numbers to sentences and a table: do the papers' claims hold in this study?
 
-The claims of papers/000 (5.1, 5.2): sc's stable window is wider than sa's, mix's lies between, and at high learning rates more of sc's
-recorded steps are stable. Rules that keep the sentences honest:
+The claims of papers/000 as it makes them, in `claims_window` (5.1) and `claims_steps` (5.2.1), those of other papers in `rivals`. Rules that keep them honest:
 
 - A mechanism that did not learn is "untrained" (`learning` says what that takes); nothing is claimed about it. One that learned little is named.
 - One seed: no claim. Two: "indications", and only where both seeds agree. Three or more: "results", and only where the Student-t 95 %
-  interval of the paired differences excludes 0.
-- An open window is a lower bound; see `compare` for what that leaves undecided.
+  interval of the paired differences excludes 0, or for equality lies within the margin as a whole. Else it cannot be told, and how many seeds would be
+  needed is said where the spread of the differences says it.
+- An open window is a lower bound; see `compare` for what that leaves undecided. Runs that diverged count (`step_shares`).
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Literal, cast
+from dataclasses import replace
 
 from analysis import recipe, rivals
-from analysis.compare import Comparison, compare_stable_steps, compare_windows
+from analysis.claim import Claim
+from analysis.claims_steps import steps_claims, suboptimal_claims
+from analysis.claims_window import Side, unjudged_window, window_claims
 from analysis.learning import Learned, little, most_learned
 from analysis.load import FINISHED, Study
-from analysis.spread import count_range, listed, lr_text, plural
+from analysis.spread import count_range, listed, plural
 from analysis.stability_window import TOLERANCE, SeriesWindows, windows
-from analysis.tables import width_text
+from analysis.tables import source
+from analysis.typeset import Cell, Table
 
-WINDOW_CLAIM = "the paper's claim, a wider stable window of sc than of sa,"
-STATE_WORDS = {"checkpoint": "from the runs' own optimizer state", "paper": "from the paper's warm-up"}
-
-Verdict = Literal["holds", "contradicted", "undecided", "no claim", "not judged"]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One or two sentences with what they amount to."""
-
-    subject: str
-    verdict: Verdict
-    text: str
-
-
-@dataclass(frozen=True)
-class Side:
-    """One mechanism of one setting: its windows, what it learned, and why that is too little to speak about ("" where it is not)."""
-
-    mechanism: str
-    series: str
-    found: SeriesWindows
-    learned: Learned
-    shortfall: str
-
-    @property
-    def trained(self) -> bool:
-        return not self.shortfall
+VERDICTS = {"holds": "holds", "contradicted": "contradicted", "undecided": "cannot tell", "no claim": "too few seeds", "not judged": "not judged"}
 
 
 def paragraph(study: Study) -> str:
@@ -67,9 +41,9 @@ def judge(study: Study) -> tuple[Claim, ...]:
         if rivals.another_question(study):
             continue  # than the consensus paper's
         prefix = f"Setting {setting}: " if setting else ""
-        claims += [Claim(claim.subject, claim.verdict, prefix + claim.text) for claim in _judge_setting(study, sides)]
+        claims += [replace(claim, text=prefix + claim.text, statement=claim.statement and prefix + claim.statement) for claim in _judge_setting(study, sides)]
     claims += _rival_claims(study, found)
-    return tuple(Claim(claim.subject, claim.verdict, recipe.worded(study, claim.text)) for claim in (*claims, *_coverage(study), _scale(study)))
+    return tuple(replace(claim, text=recipe.worded(study, claim.text)) for claim in (*claims, *_coverage(study), _scale(study)))
 
 
 def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
@@ -79,7 +53,7 @@ def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
     learned = {name: Learned.of(study, each) for name, each in found.items()}
     most = most_learned(list(learned.values()))
     shortfalls = {name: each.shortfall(most) for name, each in learned.items()}
-    return [Claim(subject, cast(Verdict, verdict), text) for subject, verdict, text in rivals.sentences(study, found, shortfalls)]
+    return rivals.claims(study, found, shortfalls)
 
 
 def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
@@ -93,15 +67,43 @@ def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
     claims = [Claim(f"trained {name}", "not judged", f"{name} {side.shortfall}: no claim is made about it.") for name, side in sides.items() if side.shortfall]
     absent = [name for name in ("sa", "sc") if name not in sides]
     if absent:
-        return [*claims, Claim("window", "not judged", f"The study has no {listed(absent)} runs: {WINDOW_CLAIM} cannot be judged.")]
+        return [*claims, unjudged_window(f"The study has no {listed(absent)} runs:")]
     if not (sides["sa"].trained and sides["sc"].trained):
-        return [*claims, Claim("window", "not judged", f"{_sentence(WINDOW_CLAIM)} cannot be judged here.")]
-    claims.append(_window_claim(sides["sc"], sides["sa"]))
-    if "mix" not in sides:
-        claims.append(Claim("mix", "not judged", "The study has no mix runs: whether its window lies between cannot be judged."))
-    elif sides["mix"].trained:
-        claims.append(_mix_claim(sides["mix"], sides["sa"], sides["sc"]))
-    return [*claims, *_limits({name: side for name, side in sides.items() if side.trained}), *_steps_claims(study, sides["sc"], sides["sa"])]
+        return [*claims, unjudged_window("")]
+    claims += window_claims(study, sides)
+    if others := [name for name in ("mix", "sw") if name not in sides]:
+        claims.append(Claim("absent", "not judged", f"The study has no {listed(others)} runs: what the paper says of {_them(others)} cannot be judged."))
+    claims += _limits({name: side for name, side in sides.items() if side.trained})
+    return [*claims, *steps_claims(study, sides), *suboptimal_claims(study, sides)]
+
+
+def _them(names: list[str]) -> str:
+    return "it" if len(names) == 1 else "them"
+
+
+def claims_table(study: Study) -> Table | None:
+    """Every statement of a paper's that the study was asked about: n, effect with its interval, verdict; None where there is none."""
+    judged = [claim for claim in judge(study) if claim.statement]
+    if not judged:
+        return None
+    short = {claim.interval: claim.interval.replace("95 % interval", "95 %").replace("range of 2 seeds", "range") for claim in judged}
+    rows = tuple((Cell(each.statement), Cell(str(each.n)), Cell(each.effect or "--", short[each.interval]), Cell(VERDICTS[each.verdict])) for each in judged)
+    caption = (
+        "The papers' statements as they make them, and what this study says of each. n: paired seeds (of runs of suboptimal loss: runs). Below the effect the "
+        "interval that decides, of the paired difference: it must exclude 0, or lie within the margin where equality is claimed; of a comparison with several "
+        f"mechanisms that with the closest. A run that diverged ranks below every median α_max recorded. {_elsewhere(study)} {source(study)}"
+    )
+    widths = ("2.5fr", "auto", "2.2fr", "auto")
+    return Table(
+        "What the papers claim, and what was found here", caption, ("statement", "n", "effect", "verdict"), rows, (), ("left", "right", "left", "left"), widths
+    )
+
+
+def _elsewhere(study: Study) -> str:
+    """In what the runs differ from the paper's."""
+    runs = study.runs
+    asked = f"{listed(sorted(set(runs['objective'])))} on {listed(sorted(set(runs['data'])))} with {listed(sorted(set(runs['optimizer'])))}"
+    return f"Not the papers' runs: here {count_range(runs['num_params'])} parameters, {asked}; {rivals.scale_of_the_papers(study)}."
 
 
 def _limits(trained: dict[str, Side]) -> list[Claim]:
@@ -116,72 +118,6 @@ def _limits(trained: dict[str, Side]) -> list[Claim]:
         )
         claims.append(Claim("lenient windows", "no claim", text))
     return claims
-
-
-def _window_claim(sc: Side, sa: Side) -> Claim:
-    result = compare_windows(sc.found, sa.found)
-    numbers = _widths(sc, sa)
-    if result.n < 2:
-        return Claim("window", "no claim", f"{_too_few(result.n)} on {WINDOW_CLAIM} is made; {numbers}.")
-    if result.n >= 3:
-        numbers += f"; 95 % interval of the paired difference {_bounds(result)} decades"
-    if result.direction == 0:
-        text = f"Whether sc's stable window is wider than sa's stays undecided: {result.why_undecided} ({numbers})."
-        return Claim("window", "undecided", text)
-    relation, verdict, stance = ("wider", "holds", "as") if result.direction > 0 else ("narrower", "contradicted", "unlike what")
-    text = f"{_weight(result.n)} that sc's stable window is {relation} than sa's{_within(result)}, {stance} the paper claims ({numbers})."
-    return Claim("window", verdict, text + _open_note(result, sc, sa))
-
-
-def _mix_claim(mix: Side, sa: Side, sc: Side) -> Claim:
-    above = {"sa": compare_windows(mix.found, sa.found), "sc": compare_windows(mix.found, sc.found)}
-    n, numbers = min(result.n for result in above.values()), _widths(mix)
-    if n < 2:
-        return Claim("mix", "no claim", f"{_too_few(n)} on whether mix's window lies between is made; {numbers}.")
-    directions = {result.direction for result in above.values()}
-    if 0 in directions:
-        return Claim("mix", "undecided", f"Whether mix's window lies between stays undecided: {_half_known(above)} ({numbers}).")
-    within = _within(*above.values())
-    if directions == {1, -1}:
-        return Claim("mix", "holds", f"{_weight(n)} that mix's window lies between the two{within} ({numbers}).")
-    relation = "wider" if directions == {1} else "narrower"
-    return Claim("mix", "contradicted", f"{_weight(n)} that mix's window is {relation} than both{within}, not between them ({numbers}).")
-
-
-def _half_known(above: dict[str, Comparison]) -> str:
-    known = {name: "wider" if result.direction > 0 else "narrower" for name, result in above.items() if result.direction}
-    if not known:
-        return "it cannot be told from either"
-    [(name, relation)] = known.items()
-    return f"it is {relation} than {name}'s but cannot be told from {'sc' if name == 'sa' else 'sa'}'s"
-
-
-def _steps_claims(study: Study, sc: Side, sa: Side) -> list[Claim]:
-    """% stable at the highest rates, one claim per state: the run's own state first, it is the one that describes the training."""
-    rows = study.curvature[study.curvature["phase"] == "terminal"]
-    states = sorted(set(rows["state"]), key=lambda state: (state != "checkpoint", state))
-    if not states:
-        return [Claim("stable steps", "not judged", "No α_max was measured at terminal checkpoints: the share of stable steps cannot be judged.")]
-    return [_steps_claim(study, state, sc, sa) for state in states]
-
-
-def _steps_claim(study: Study, state: str, sc: Side, sa: Side) -> Claim:
-    subject, how = f"stable steps {state}", STATE_WORDS.get(state, f"in state {state}")
-    shares = compare_stable_steps(study, sc.series, sa.series, state)
-    if shares is None:
-        text = f"{_sentence(how)}, sc and sa share no learning rate with recorded steps: the share of stable steps cannot be judged."
-        return Claim(subject, "not judged", text)
-    result, where = shares.result, f"at the highest learning rate{'s' * (len(shares.lrs) > 1)} ({listed(map(lr_text, shares.lrs))})"
-    numbers = f"sc {shares.first:.0f} %, sa {shares.second:.0f} %"
-    if result.n < 2:
-        return Claim(subject, "no claim", f"{_too_few(result.n)} on the share of stable steps {where}, {how}, is made; measured: {numbers}.")
-    if result.n >= 3:
-        numbers += f"; 95 % interval of the paired difference {_signed(result.interval[0], 0)} to {_signed(result.interval[1], 0)} points"
-    if result.direction == 0:
-        return Claim(subject, "undecided", f"{_sentence(how)}, the shares of stable steps {where} cannot be told apart ({numbers}).")
-    relation, verdict, stance = ("more", "holds", "as") if result.direction > 0 else ("fewer", "contradicted", "unlike what")
-    text = f"{_weight(result.n)} that sc has {relation} stable steps than sa {where}, {how} ({numbers}), {stance} the paper claims."
-    return Claim(subject, verdict, text)
 
 
 def _coverage(study: Study) -> list[Claim]:
@@ -202,58 +138,3 @@ def _scale(study: Study) -> Claim:
         f"tokens per run, {plural(study.runs['seed'].nunique(), 'seed')}; {rivals.scale_of_the_papers(study)}."
     )
     return Claim("scale", "not judged", text)
-
-
-def _weight(n: int) -> str:
-    """How firmly n ≥ 2 seeds let one speak."""
-    return f"There are indications ({n} seeds)" if n < 3 else f"The results ({n} seeds) show"
-
-
-def _too_few(n: int) -> str:
-    return "A single run each: no claim" if n == 1 else "No seed has results of both: no claim"
-
-
-def _widths(*sides: Side) -> str:
-    """``measured: sc 1.32 decades, single seeds 1.25–1.40; sa …``: of the median line's window, and the range of the seeds'."""
-    parts = []
-    for side in sides:
-        assert side.found.median is not None, "an untrained mechanism has no widths"
-        widths = side.found.seed_widths
-        spread = f", single seeds {min(widths):.2f}–{max(widths):.2f}" if len(widths) > 1 else ""
-        parts.append(f"{side.mechanism} {width_text(side.found.median).replace('≥', 'at least')} decades{spread}")
-    return f"measured: {'; '.join(parts)}"
-
-
-def _within(*results: Comparison) -> str:
-    return " within the swept range" if any(result.scope == "range" for result in results) else ""
-
-
-def _open_note(result: Comparison, *sides: Side) -> str:
-    """A window that reaches the end of the sweep was not seen to end there."""
-    opened = []
-    for side in sides:
-        assert side.found.median is not None
-        ends = [end for end, is_open in (("low", side.found.median.open_low), ("high", side.found.median.open_high)) if is_open]
-        opened += [f"{side.mechanism}'s at the {listed(ends)} end{'s' * (len(ends) > 1)}"] if ends else []
-    if not opened:
-        return ""
-    caveat = "" if result.scope == "whole" else ", and beyond the sweep the order may be another"
-    return f" Open windows are lower bounds ({listed(opened)}){caveat}."
-
-
-def _bounds(result: Comparison) -> str:
-    low, high = result.interval
-    if math.isinf(low) and math.isinf(high):
-        return "unbounded"
-    if math.isinf(high):
-        return f"at least {_signed(low)}"
-    return f"at most {_signed(high)}" if math.isinf(low) else f"{_signed(low)} to {_signed(high)}"
-
-
-def _signed(value: float, digits: int = 2) -> str:
-    """+0.46, −0.07: with a real minus sign."""
-    return f"{value:+.{digits}f}".replace("-", "−")
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]

@@ -10,12 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from analysis.load import Frame, Study
-from analysis.spread import mean_interval
-from analysis.stability_window import SeriesWindows
-from analysis.tables import stable_steps
+import numpy as np
 
-HIGHEST_LRS = 2
+from analysis.load import Study
+from analysis.spread import mean_interval
+from analysis.stability_window import VALIDATION, SeriesWindows, outcomes
+
 # Two windows that differ by less are one: a hundredth of a decade is 2.3 % of a learning rate.
 TIE_DECADES = 0.01
 EVERYTHING = (-math.inf, math.inf)
@@ -23,23 +23,16 @@ EVERYTHING = (-math.inf, math.inf)
 
 @dataclass(frozen=True)
 class Comparison:
-    """Which of two is greater (+1 the first, -1 the second, 0 undecided), on how many paired seeds, over which scope, and the interval."""
+    """Which of two is greater (+1 the first, -1 the second, 0 undecided), on how many paired seeds, over which scope, and the interval.
+
+    ``differences``: by seed, where every one is known exactly; () where only bounds are."""
 
     direction: int
     n: int
     scope: Literal["whole", "range", "none"] = "none"
     interval: tuple[float, float] = EVERYTHING
     why_undecided: str = ""
-
-
-@dataclass(frozen=True)
-class StepShares:
-    """% stable of two series at the highest LRs that both were measured at."""
-
-    lrs: tuple[float, ...]
-    first: float
-    second: float
-    result: Comparison
+    differences: tuple[float, ...] = ()
 
 
 def decide(lows: list[float], highs: list[float], tie: float = 0.0) -> tuple[int, tuple[float, float]]:
@@ -71,7 +64,8 @@ def compare_windows(first: SeriesWindows, second: SeriesWindows) -> Comparison:
         return Comparison(part, len(pairs), "range", interval)
     if all(a.fills_grid and b.fills_grid for a, b in known):
         return Comparison(0, len(pairs), "none", interval, "both windows fill the whole sweep, a wider range of learning rates would tell")
-    return Comparison(0, len(pairs), "none", interval, _undecided(len(pairs)))
+    exact = all(math.isclose(each.width, each.width_max) for pair in known for each in pair)
+    return Comparison(0, len(pairs), "none", interval, _undecided(len(pairs)), tuple(a.width - b.width for a, b in known) if exact else ())
 
 
 def _undecided(n: int) -> str:
@@ -80,22 +74,30 @@ def _undecided(n: int) -> str:
     return "the seeds disagree, or edges next to diverged or missing runs leave too much room"
 
 
-def compare_stable_steps(study: Study, first: str, second: str, state: str) -> StepShares | None:
-    """% stable of two series at the two highest LRs at which both have recorded steps of terminal checkpoints; None where there is none."""
-    rows = study.with_run(study.curvature)
-    rows = rows[(rows["phase"] == "terminal") & (rows["state"] == state)]
-    parts = [rows[rows["series"] == series] for series in (first, second)]
-    lrs = sorted(set(parts[0]["run_lr"]) & set(parts[1]["run_lr"]))[-HIGHEST_LRS:]
-    shares = [_shares(part[part["run_lr"].isin(lrs)]) for part in parts]
-    seeds = sorted(shares[0].keys() & shares[1].keys())
-    if not seeds:
+@dataclass(frozen=True)
+class Bests:
+    """The best NLL of two series: medians over seeds, each seed's over the rates at which it has both; ``differences``: first − second by seed, as a share
+    of the second; ``result``: of these."""
+
+    first: float
+    second: float
+    result: Comparison
+    differences: tuple[float, ...]
+
+
+def compare_bests(study: Study, first: str, second: str, column: str = VALIDATION) -> Bests | None:
+    """The best NLL of two series seed by seed; None where no seed has a finite one of both."""
+    tables = [outcomes(study, name, column) for name in (first, second)]
+    lrs, seeds = (sorted(set(getattr(tables[0], axis)) & set(getattr(tables[1], axis))) for axis in ("index", "columns"))
+    pairs = []
+    for seed in seeds:
+        values = [table.loc[lrs, seed] for table in tables]
+        both = values[0].notna() & values[1].notna()
+        bests = [float(each[both].min()) for each in values] if both.any() else [math.inf]
+        pairs += [bests] if all(map(math.isfinite, bests)) else []
+    if not pairs:
         return None
-    differences = [shares[0][seed] - shares[1][seed] for seed in seeds]
+    differences = [(a - b) / abs(b) for a, b in pairs]
     direction, interval = decide(differences, differences)
-    means = [sum(share[seed] for seed in seeds) / len(seeds) for share in shares]
-    return StepShares(tuple(lrs), means[0], means[1], Comparison(direction, len(seeds), "whole", interval))
-
-
-def _shares(rows: Frame) -> dict[int, float]:
-    """% stable of each seed."""
-    return {int(seed): float(stable_steps(part).mean() * 100) for seed, part in rows.groupby("seed")}
+    medians = np.median(pairs, axis=0)
+    return Bests(float(medians[0]), float(medians[1]), Comparison(direction, len(pairs), "whole", interval), tuple(differences))

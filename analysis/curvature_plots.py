@@ -16,6 +16,7 @@ from matplotlib.transforms import blended_transform_factory
 
 from analysis.load import Frame, Study
 from analysis.spread import lr_text
+from analysis.step_shares import DIVERGED, counted, phases_and_states, recorded, shown_series
 from analysis.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_colors
 from analysis.tables import chunks
 
@@ -29,7 +30,7 @@ FLOOR = 0.1  # of one eigenvalue's share 1/n, over the density's top: what lies 
 CAPTIONS = {
     "steps": (
         "α_max step by step, {phase}: median over seeds; red dashes: the training LR α (as the paper's Figure 6). ▲: no positive curvature (∞), ▼: no "
-        "descent direction (0); the line breaks there."
+        "descent direction (0); the line breaks there. A run that diverged has no such checkpoint and no line; how many did is said."
     ),
     "profile": (
         "Batch loss along the step direction u at the first recorded step, {phase}, first seed: the loss itself, its quadratic model, α_max where the model "
@@ -44,17 +45,18 @@ CAPTIONS = {
 
 def step_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     """α_max against recorded step, a panel per LR and state, a line per series (paper, Figure 6); one figure for every four LRs, none without rows."""
-    rows = study.with_run(study.curvature)
-    rows = rows[rows["phase"] == phase]
-    if rows.empty:
+    rows, counts = recorded(study, phase), {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase}
+    with_result = {state: count[count["series"].isin(shown_series(study, count))] for state, count in counts.items()}
+    lrs = [float(lr) for lr in sorted({lr for count in with_result.values() for lr in count["run_lr"]})]
+    if not lrs:
         return []
-    lrs, styles = [float(lr) for lr in sorted(set(rows["run_lr"]))], looks(study)
-    limits = _positive_limits(rows)
-    return [_step_figure(rows, part, styles, limits) for part in chunks([str(lr) for lr in lrs], PANELS_PER_ROW)]
+    limits = _positive_limits(rows, lrs)
+    return [_step_figure(rows, with_result, part, looks(study), limits) for part in chunks([str(lr) for lr in lrs], PANELS_PER_ROW)]
 
 
-def _step_figure(rows: Frame, lrs: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]) -> Figure:
-    states = sorted(set(rows["state"]), key=lambda state: (state != "paper", state))
+def _step_figure(rows: Frame, counts: dict[str, Frame], lrs: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]) -> Figure:
+    """``counts``: by state, what `counted` says of the runs."""
+    states = list(counts)
     figure = Figure(figsize=(panels_width(len(lrs)), 0.7 + 1.55 * len(states)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(states), len(lrs), sharex=True, sharey=True, squeeze=False))
     present = [name for name in styles if name in set(rows["series"])]
@@ -65,6 +67,7 @@ def _step_figure(rows: Frame, lrs: Sequence[str], styles: dict[str, Look], limit
             _step_panel(ax, part, present, styles, limits)
             ax.axhline(lr, zorder=2, **TRAINING)
             if line == 0:
+                _say_diverged(ax, counts[state][counts[state]["run_lr"] == lr])
                 ax.set_title(f"$\\alpha$ = {lr_text(lr)}", loc="left")
         grid[line, 0].set_ylabel(f"state “{state}”\n$\\alpha_\\mathrm{{max}}$")
     for ax in grid[-1]:
@@ -75,6 +78,16 @@ def _step_figure(rows: Frame, lrs: Sequence[str], styles: dict[str, Look], limit
     handles += [Line2D([], [], color=MUTED, marker="^", markersize=3.5, linestyle="none", label="∞"), _marker("v", "0")]
     fitting_legend(figure, handles, 4, handlelength=1.8, columnspacing=1.2)
     return figure
+
+
+def _say_diverged(ax: Axes, count: Frame) -> None:
+    """Above a panel, which series' runs have no line because they diverged (in every state alike)."""
+    told = []
+    for name, runs in count.groupby("series", sort=False):
+        diverged = int((runs["outcome"] == DIVERGED).sum())
+        told += [f"{name} {diverged}/{len(runs)}"] if diverged else []
+    if told:
+        ax.set_title(textwrap.fill(f"diverged: {', '.join(told)}", 22), loc="right", fontsize=6, color=INK)
 
 
 def _marker(marker: str, label: str) -> Line2D:
@@ -97,9 +110,9 @@ def _step_panel(ax: Axes, part: Frame, names: Sequence[str], styles: dict[str, L
                 ax.plot(steps, [height] * len(steps), marker, color=styles[name].color, markersize=2.6, transform=strip)
 
 
-def _positive_limits(rows: Frame) -> tuple[float, float]:
+def _positive_limits(rows: Frame, lrs: Sequence[float]) -> tuple[float, float]:
     positive = rows["alpha_max"][np.isfinite(rows["alpha_max"]) & (rows["alpha_max"] > 0)]
-    values = np.log10(np.concatenate([positive.to_numpy(dtype=float), rows["run_lr"].to_numpy(dtype=float)]))
+    values = np.log10(np.concatenate([positive.to_numpy(dtype=float), lrs]))
     room = max(float(values.max() - values.min()), 1.0)
     return 10 ** (float(values.min()) - 0.1 * room), 10 ** (float(values.max()) + 0.1 * room)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from analysis.alpha_tables import ALPHA_COLUMNS, counting_rule, share_cell
 from analysis.load import Column, Frame, Study
 from analysis.spread import lr_text, plural, power
-from analysis.tables import ALPHA_COLUMNS, PHASES, chunks, phases_and_states, source
+from analysis.step_shares import LAST, PHASES, counted, phases_and_states, recorded, shown_series
+from analysis.tables import chunks, source
 from analysis.typeset import Cell, Table
 
 
@@ -17,25 +19,25 @@ def fallen_steps(rows: Frame) -> Column:
 
 def fallen_tables(study: Study) -> list[Table]:
     """One table per phase, state and at most four series: share of steps whose loss fell and, where it was measured, critical LR over α_max."""
-    rows = study.with_run(study.curvature)
     tables = []
     for phase, state in phases_and_states(study):
-        recorded = rows[(rows["phase"] == phase) & (rows["state"] == state)]
-        present = tuple(name for name in study.series if name in set(recorded["series"]))
-        tables += [_fallen_table(study, recorded, phase, state, part) for part in chunks(present, ALPHA_COLUMNS)]
+        if phase != LAST:
+            rows, count = recorded(study, phase, state), counted(study, phase, state, fallen_steps)
+            tables += [_fallen_table(study, rows, count, phase, state, part) for part in chunks(shown_series(study, count), ALPHA_COLUMNS) if part]
     return tables
 
 
-def _fallen_table(study: Study, recorded: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
-    critical = bool(recorded["critical_lr"].notna().any())
+def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
+    critical = bool(rows["critical_lr"].notna().any())
+    count, rows = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
     body = []
-    for lr in sorted(set(recorded["run_lr"])):
-        parts = [recorded[(recorded["run_lr"] == lr) & (recorded["series"] == name)] for name in series]
-        cells = [_share(part) for part in parts] + ([_ratio(part) for part in parts] if critical else [])
+    for lr in sorted(set(count["run_lr"])):
+        cells = [share_cell(count[(count["run_lr"] == lr) & (count["series"] == name)]) for name in series]
+        cells += [_ratio(rows[(rows["run_lr"] == lr) & (rows["series"] == name)]) for name in series] if critical else []
         body.append((Cell(lr_text(lr)), *cells))
     caption = (
         "Share of recorded steps after which the loss of the step's own batch was lower than before, in %; below it the range over runs, and n, the steps. "
-        f"{beyond_alpha_max(recorded[recorded['series'].isin(series)])}"
+        f"{counting_rule(study, rows, phase)} (survivors: the share without them). {beyond_alpha_max(rows)}"
         + (" Right: median over steps of critical LR / α_max, where both are finite and positive; below it the quartiles and n." if critical else "")
         + f" {source(study)}"
     )
@@ -51,15 +53,6 @@ def beyond_alpha_max(rows: Frame) -> str:
         return "α_max is a threshold of second order; no step went beyond it here."
     fell = int(fallen_steps(beyond).sum())
     return f"α_max is a threshold of second order: of the {plural(len(beyond), 'step')} beyond it, {fell} lowered the loss nevertheless."
-
-
-def _share(part: Frame) -> Cell:
-    if part.empty:
-        return Cell("--")
-    fell = fallen_steps(part)
-    by_run = fell.groupby(part["run_id"]).mean() * 100
-    interval = f"{by_run.min():.0f}–{by_run.max():.0f}, " if len(by_run) > 1 else ""
-    return Cell(f"{fell.mean() * 100:.0f}", f"{interval}n={len(part)}")
 
 
 def _ratio(part: Frame) -> Cell:

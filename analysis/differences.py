@@ -7,7 +7,8 @@ import numpy as np
 from analysis.load import Column, Frame, Study
 from analysis.protocol import methods
 from analysis.spread import plural, power
-from analysis.tables import finite_median, phases_and_states, source
+from analysis.step_shares import finite_median, phases_and_states
+from analysis.tables import source
 from analysis.typeset import Cell, Table
 
 HEADER = ("mechanism", "pairs", "|difference|", "other sign", "exact", "paper's", "exact", "paper's")
@@ -86,7 +87,8 @@ def differences_table(study: Study) -> Table | None:
     caption = (
         "The recorded steps measured both exactly and by the paper's central difference of gradients, (∇L(θ+εu) − ∇L(θ−εu))/2ε with raw ε = 1e-4, at the "
         "same θ and along the same u. Difference: median of |a − b| / max(|a|, |b|), below it the largest; other sign: share of pairs in which one of "
-        f"the two is positive and the other is not. α_max: median of the finite ones. % stable: share of the pairs with α_max above the training LR."
+        f"the two is positive and the other is not. α_max: median of the finite ones. % stable: share of the pairs with α_max above the training LR (runs that "
+        "diverged have no pairs at a terminal checkpoint)."
         f"{_papers_error(rows)}{SW if 'sw' in set(rows['mechanism']) else ''} {source(study)}"
     )
     return Table("Exact and finite differences", caption, HEADER, tuple(body), GROUPS)

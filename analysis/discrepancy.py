@@ -17,8 +17,9 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from analysis.load import Column, Frame, Study
 from analysis.probe_tables import spread_cell
 from analysis.spread import INTERVAL_RULE, INTERVAL_RULES, POSITIVE, Spread, listed, lr_text, power
+from analysis.step_shares import PHASES
 from analysis.style import FIXED, INK, MUTED, OTHERS, WIDTH_INCHES, fitting_legend, lr_colors
-from analysis.tables import PHASES, captioned, chunks, source
+from analysis.tables import captioned, chunks, source
 from analysis.typeset import Cell, Table, paragraph, picture
 
 OWN, UNSCALED = "own", "unscaled"

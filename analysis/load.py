@@ -27,12 +27,12 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "num_params",
         "lr", "seed", "status", "reason", "val_nll", "init_nll", "unigram_nll", "val_accuracy",
         "val_nll_sequence", "val_nll_structure", "unigram_nll_sequence", "unigram_nll_structure", "gen_nll", "gen_nll_sequence", "gen_nll_structure",
-        "gen_oracle", "num_steps", "num_tokens", "wall_s", "skipped_steps", "restores", "undefined_states",
+        "gen_oracle", "num_steps", "num_tokens", "wall_s", "skipped_steps", "restores", "undefined_states", "planned_steps", "last_checkpoint_step",
     ),
     "curvature": (
         "run_id", "phase", "state", "step", "slope", "curvature", "alpha_max", "lr", "loss_before", "loss_after", "method", "rel_error",
         "critical_lr", "parity_curvature", "parity_alpha_max", "note", "gradient",
-        "difference_curvature", "float64_curvature", "protocol",
+        "difference_curvature", "float64_curvature", "checkpoint_step", "protocol",
     ),
     "curves": ("run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"),
 }  # fmt: skip

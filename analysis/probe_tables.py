@@ -9,7 +9,8 @@ import numpy as np
 
 from analysis.load import Column, Frame, Study, phase_rank
 from analysis.spread import INTERVAL_RULES, POSITIVE, SHARE, Scale, Spread, lr_text, power
-from analysis.tables import PHASES, source
+from analysis.step_shares import PHASES
+from analysis.tables import source
 from analysis.typeset import Cell, Table
 
 CONSENSUS, ATTENTION = "consensus", "attention"

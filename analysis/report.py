@@ -37,6 +37,7 @@ from analysis import (
     typeset,
 )
 from analysis.alpha_plots import alpha_figures
+from analysis.alpha_tables import alpha_tables
 from analysis.generation_tables import generation_tables
 from analysis.load import Study, load
 from analysis.overview import overview
@@ -44,6 +45,7 @@ from analysis.plots import nll_figure, window_figure
 from analysis.protocol import states_explained, undefined_states
 from analysis.sensitivity import sensitivity_table
 from analysis.spread import listed, plural
+from analysis.step_shares import LAST, PHASES, phases_and_states, recorded
 from analysis.style import RC
 from analysis.throughput import throughput_table
 
@@ -58,7 +60,8 @@ WINDOW_CAPTION = (
 )
 ALPHA_CAPTION = (
     "α_max of the recorded steps against learning rate, {phase}. Above the dashed line (shaded) the training's own step lowers its batch's loss to "
-    "second order; the small numbers count steps."
+    "second order; the small numbers count steps. Filled crosses: runs that diverged and have no such checkpoint, of all runs there; they count as 0 % "
+    "stable, and no α_max is made up for them."
 )
 NLL, WINDOW = "nll", "window"
 
@@ -93,9 +96,10 @@ def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str
     general += accuracy.accuracy_tables(study) + components.component_tables(study)
     parts = [table.text() for table in [*general, *generation_tables(study), *generative.generative_windows(study), *ablation.ablation_tables(study)]]
     parts += ablation.directions(study)
-    parts += [table.text(details=False) for table in tables.alpha_tables(study, phases=phases)]
+    parts += [table.text(details=False) for table in alpha_tables(study, phases=phases)]
     parts += [absent] if (absent := undefined_states(study)) else []
-    parts.append(claims.paragraph(study))
+    judged = claims.claims_table(study)
+    parts += ([] if judged is None else [judged.text()]) + [claims.paragraph(study)]
     return "\n\n".join(_wrapped(part) for part in parts) + "\n"
 
 
@@ -132,12 +136,18 @@ def _draw(study: Study, folder: Path, suffix: str, prefix: str = "") -> dict[str
         figures |= curve_plots.curve_figures(study)
         figures |= ablation_plots.ablation_figures(study)
         figures |= edge.edge_figures(study)
-        for phase in dict.fromkeys([phase for phase, _ in tables.phases_and_states(study)] + [p for each in study.spectra.values() for p in each["phase"]]):
+        for phase in _drawn_phases(study):
             figures |= curvature_plots.curvature_figures(study, phase)
             figures |= {f"blocks-{phase}-{index}": figure for index, figure in enumerate(block_shares.block_figures(study, phase))}
             figures |= {f"alpha-{phase}-{index}": figure for index, figure in enumerate(alpha_figures(study, phase))}
         figures |= probe_plots.probe_figures(study) | discrepancy.figures(study) | stream_plots.stream_figures(study) | structure_plots.structure_figures(study)
         return {name: _save(figure, folder / f"{prefix}{name}.{suffix}") for name, figure in figures.items()}
+
+
+def _drawn_phases(study: Study) -> list[str]:
+    """All but the last checkpoints of runs that ended early: these stand at as many different steps, each in a row of its own table."""
+    found = [phase for phase, _ in phases_and_states(study)] + [phase for each in study.spectra.values() for phase in each["phase"]]
+    return [phase for phase in dict.fromkeys(found) if phase != LAST]
 
 
 def _save(figure: Figure | None, path: Path) -> Path | None:
@@ -186,7 +196,9 @@ def _subtitle(study: Study) -> str:
 
 
 def _claims(study: Study) -> str:
-    return typeset.heading("Does the paper's claim hold here?") + typeset.boxed([claim.text for claim in claims.judge(study)])
+    table = claims.claims_table(study)
+    sentences = typeset.boxed([claim.text for claim in claims.judge(study)])
+    return typeset.heading("Do the paper's claims hold here?") + ("" if table is None else table.typst()) + sentences
 
 
 def _nll(study: Study, figures: dict[str, Path | None]) -> str:
@@ -209,16 +221,16 @@ def _nll(study: Study, figures: dict[str, Path | None]) -> str:
 
 def _alpha(study: Study, figures: dict[str, Path | None]) -> str:
     head = typeset.heading("Maximum stable learning rate α_max along the optimizer's step")
-    if study.curvature.empty:
-        why = undefined_states(study) or "α_max was not measured in this study (hessian=false, or no run left a checkpoint)."
-        return head + typeset.paragraph(why)
     absent = undefined_states(study)
+    if not phases_and_states(study):
+        why = absent or "α_max was not measured in this study (hessian=false, or no run left a checkpoint)."
+        return head + typeset.paragraph(why)
     body = [head, typeset.paragraph(states_explained(study.curvature) + state_ratio(study)), *([typeset.paragraph(absent)] if absent else [])]
     for name in (name for name in figures if name.startswith("alpha-")):
         phase = name.removeprefix("alpha-").rpartition("-")[0]
-        body.append(tables.captioned(study, figures, name, ALPHA_CAPTION.format(phase=tables.PHASES.get(phase, phase)), ""))
+        body.append(tables.captioned(study, figures, name, ALPHA_CAPTION.format(phase=PHASES.get(phase, phase)), ""))
     body.append(typeset.paragraph(differences.verification(study)))
-    return "".join(body + [table.typst() for table in tables.alpha_tables(study)])
+    return "".join(body + [table.typst() for table in alpha_tables(study)])
 
 
 def _steps_and_spectra(study: Study, figures: dict[str, Path | None]) -> str:
@@ -227,7 +239,7 @@ def _steps_and_spectra(study: Study, figures: dict[str, Path | None]) -> str:
     for kind, caption in (curvature_plots.CAPTIONS | block_shares.CAPTIONS).items():
         for name in (name for name in figures if name.startswith(f"{kind}-")):
             phase = name.removeprefix(f"{kind}-").rpartition("-")[0]
-            body.append(tables.captioned(study, figures, name, caption.format(phase=tables.PHASES.get(phase, phase)), ""))
+            body.append(tables.captioned(study, figures, name, caption.format(phase=PHASES.get(phase, phase)), ""))
     single = (differences.differences_table(study), curvature_tables.sharpness_table(study), block_shares.blocks_table(study))
     body += [table.typst() for table in (*curvature_tables.fallen_tables(study), *single) if table is not None]
     return "".join(body)
@@ -244,7 +256,7 @@ def _probes(study: Study, figures: dict[str, Path | None]) -> str:
     for kind, what in (("filter", ""), ("energy", "spectra"), ("qk", "qk")):
         for name in (name for name in figures if name.startswith(f"{kind}-")):
             phase = name.removeprefix(f"{kind}-").rpartition("-")[0]
-            body.append(tables.captioned(study, figures, name, probe_plots.CAPTIONS[kind].format(phase=tables.PHASES.get(phase, phase)), ""))
+            body.append(tables.captioned(study, figures, name, probe_plots.CAPTIONS[kind].format(phase=PHASES.get(phase, phase)), ""))
         body += [table.typst() for table in probe_tables.study_tables(study, what)]
     body += [discrepancy.section(study, figures), stream_plots.section(study, figures)]
     return "".join(body)
@@ -252,7 +264,8 @@ def _probes(study: Study, figures: dict[str, Path | None]) -> str:
 
 def state_ratio(study: Study) -> str:
     """How α_max under the paper's state compares with that under the run's own, from the runs that have finite medians of both; "" without any."""
-    finite = study.curvature[np.isfinite(study.curvature["alpha_max"]) & (study.curvature["phase"] == "terminal")]
+    rows = recorded(study, "terminal")
+    finite = rows[np.isfinite(rows["alpha_max"])]
     medians = finite.groupby(["run_id", "state"])["alpha_max"].median().unstack()
     if not {"paper", "checkpoint"} <= set(medians.columns):
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -151,3 +151,41 @@ def listed(words: Iterable[str]) -> str:
     """a, b and c."""
     items = list(words)
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""
+
+
+MOST_SEEDS = 100
+
+
+def seeds_needed(differences: Sequence[float], margin: float = math.nan) -> int | None:
+    """The smallest number of seeds whose Student-t 95 % interval, at the observed mean and spread of paired differences, excludes 0 or, with a ``margin``,
+    lies below it. None: more than `MOST_SEEDS`, or no number would do. Fewer than two differences have no spread: None."""
+    values = np.asarray(differences, dtype=float)
+    if len(values) < 2 or not np.isfinite(values).all():
+        return None
+    mean, deviation = float(values.mean()), float(values.std(ddof=1))
+    room = abs(mean) if math.isnan(margin) else margin - mean
+    return next((n for n in range(3, MOST_SEEDS + 1) if room > t_975(n - 1) * deviation / math.sqrt(n)), None)
+
+
+def share_interval(hits: int, number: int) -> tuple[float, float]:
+    """The exact (Clopper–Pearson) 95 % interval of a share of which ``hits`` of ``number`` independent draws were seen, by bisection of binomial tails."""
+    assert 0 <= hits <= number and number > 0
+
+    def at_least(share: float) -> float:  # P(X ≥ hits), rising in the share
+        return math.fsum(math.comb(number, k) * share**k * (1 - share) ** (number - k) for k in range(hits, number + 1))
+
+    def at_most(share: float) -> float:  # P(X ≤ hits), falling
+        return math.fsum(math.comb(number, k) * share**k * (1 - share) ** (number - k) for k in range(hits + 1))
+
+    low = 0.0 if hits == 0 else _bisect(lambda share: at_least(share) > 0.025)
+    high = 1.0 if hits == number else _bisect(lambda share: at_most(share) <= 0.025)
+    return low, high
+
+
+def _bisect(is_above: Callable[[float], bool]) -> float:
+    """Where a condition on [0, 1] that holds from some point on begins to hold."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if is_above(middle) else (middle, high)
+    return high

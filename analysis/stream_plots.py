@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.load import Column, Frame, Study
 from analysis.spread import lr_text, power
+from analysis.step_shares import PHASES
 from analysis.stream_tables import (
     NAME,
     PRECISION,
@@ -29,7 +30,7 @@ from analysis.stream_tables import (
     token_count,
 )
 from analysis.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors
-from analysis.tables import PHASES, captioned, chunks
+from analysis.tables import captioned, chunks
 from analysis.typeset import heading, paragraph
 
 SERIES_PER_FIGURE = 4

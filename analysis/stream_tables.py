@@ -9,7 +9,8 @@ import pandas as pd
 
 from analysis.load import Column, Frame, Study
 from analysis.spread import EXTREME, INTERVAL_RULES, Spread, listed, lr_text, plural, power
-from analysis.tables import PHASES, source
+from analysis.step_shares import PHASES
+from analysis.tables import source
 from analysis.typeset import Cell, Table
 
 NAME = "streams"

@@ -1,4 +1,4 @@
-"""The report's tables: NLL, stable windows, α_max in the layout of the paper's Table 5, and the runs that went wrong."""
+"""The report's tables of NLL and stable windows, and of the runs that went wrong."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from analysis import recipe
-from analysis.load import FINISHED, PENDING, Column, Frame, Study, phase_rank
-from analysis.protocol import stated
+from analysis.load import FINISHED, PENDING, Frame, Study
 from analysis.spread import INTERVAL_RULE, Spread, count_range, lr_text, plural, power
 from analysis.stability_window import VALIDATION, SeriesWindows, Window, median_line, outcomes, windows
 from analysis.typeset import Cell, Table, paragraph, picture
 
-NLL_COLUMNS, ALPHA_COLUMNS = 6, 4
-PHASES = {"terminal": "terminal checkpoint", "earliest": "earliest checkpoint"}
+NLL_COLUMNS = 6
 TROUBLES_SHOWN = 60
 
 
@@ -146,90 +144,6 @@ def edge_words(found: Window) -> str:
         elif edge.kind == "diverged":
             words.append(f"{power(edge.furthest_lr)} diverged")
     return ", ".join(words)
-
-
-def alpha_tables(study: Study, phases: Sequence[str] | None = None, states: Sequence[str] | None = None) -> list[Table]:
-    """Table-5-style α_max tables, one per phase, state and at most four series; none where nothing was recorded."""
-    rows = study.with_run(study.curvature)
-    tables = []
-    for phase, state in phases_and_states(study):
-        if (phases is None or phase in phases) and (states is None or state in states):
-            recorded = rows[(rows["phase"] == phase) & (rows["state"] == state)]
-            present = tuple(name for name in study.series if name in set(recorded["series"]))
-            tables += [_alpha_table(study, recorded, phase, state, part) for part in chunks(present, ALPHA_COLUMNS)]
-    return tables
-
-
-def phases_and_states(study: Study) -> list[tuple[str, str]]:
-    """What was recorded: terminal before earliest, paper before checkpoint."""
-    pairs = set(study.curvature[["phase", "state"]].itertuples(index=False, name=None))
-    return sorted(pairs, key=lambda pair: (phase_rank(pair[0]), pair[1] != "paper", pair[1]))
-
-
-def stable_steps(rows: Frame) -> Column:
-    """Which recorded steps have α_max above the LR in force: ∞ does, 0 and NaN (a step lost to a non-finite loss) do not."""
-    return rows["alpha_max"] > rows["lr"].fillna(rows["run_lr"])
-
-
-def _lost(shown: Frame) -> str:
-    """How many steps were lost to a number that is not finite, and where the first of them says that it came from."""
-    lost = shown[shown["alpha_max"].isna()]
-    origins = [note for note in lost["note"] if note]
-    return (f", {len(lost)} of {len(shown)} lost to a non-finite loss" if len(lost) else "") + (f" (the first: {origins[0]})" if origins else "")
-
-
-def _alpha_table(study: Study, recorded: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
-    lrs = sorted(set(recorded["run_lr"]))
-    body = tuple(_alpha_row(recorded[recorded["run_lr"] == lr], lr, series) for lr in lrs)
-    shown = recorded[recorded["series"].isin(series)]
-    lost, how = _lost(shown), stated(shown)
-    steps = shown.groupby("run_id").size()
-    caption = (
-        f"Left: median of the finite α_max (bold: above the training LR), below it the range of the single runs' medians, and n, the runs. Right: "
-        f"share of recorded steps with α_max above the training LR in % (bold: highest of the row), below it the range over runs, and n, the steps. "
-        f"{count_range(steps)} steps recorded per run"
-        f"{lost}; -- where there is none. {how} {source(study)}"
-    )
-    title = f"Median α_max and % stable steps, state “{state}”, {PHASES.get(phase, phase)}"
-    groups = (("", 1), ("median α_max", len(series)), ("% stable", len(series)))
-    widths = ("auto", *("1.3fr",) * len(series), *("1fr",) * len(series)) if len(series) > 2 else ()
-    cells = shown.groupby(["series", "run_lr"])
-    brief = (
-        "Median of the finite α_max (bold: above the training LR), and the share of steps with α_max above the training LR (bold: highest of the "
-        f"row); each cell over {count_range(cells['run_id'].nunique())} runs, {count_range(cells.size())} steps. {how} {source(study)}"
-    )
-    return Table(title, caption, ("LR", *series, *series), body, groups, (), widths, brief)
-
-
-def _alpha_row(recorded: Frame, lr: float, series: tuple[str, ...]) -> tuple[Cell, ...]:
-    parts = [recorded[recorded["series"] == name] for name in series]
-    shares = [stable_steps(part).mean() if len(part) else math.nan for part in parts]
-    top = max((share for share in shares if not math.isnan(share)), default=math.nan)
-    return (Cell(lr_text(lr)), *(_median_cell(part, lr) for part in parts), *(_share_cell(part, top) for part in parts))
-
-
-def finite_median(values: Column) -> float:
-    """Median over the finite α_max (zeros are finite); NaN where there is none."""
-    finite = values[np.isfinite(values)]
-    return float(finite.median()) if len(finite) else math.nan
-
-
-def _median_cell(part: Frame, lr: float) -> Cell:
-    if part.empty:
-        return Cell("--")
-    median, runs = finite_median(part["alpha_max"]), part["run_id"].nunique()
-    by_run = [value for _, rows in part.groupby("run_id") if not math.isnan(value := finite_median(rows["alpha_max"]))]
-    interval = f"{power(min(by_run))}–{power(max(by_run))}, " if len(by_run) > 1 else ""
-    return Cell(power(median), f"{interval}n={runs}", bool(median > lr))
-
-
-def _share_cell(part: Frame, top: float) -> Cell:
-    if part.empty:
-        return Cell("--")
-    stable = stable_steps(part)
-    by_run = stable.groupby(part["run_id"]).mean() * 100
-    interval = f"{by_run.min():.0f}–{by_run.max():.0f}, " if len(by_run) > 1 else ""
-    return Cell(f"{stable.mean() * 100:.0f}", f"{interval}n={len(part)}", bool(stable.mean() == top > 0))
 
 
 def trouble_table(study: Study) -> Table | None:

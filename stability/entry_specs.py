@@ -100,7 +100,9 @@ class ProbeSpec(Settings):
         description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of residual streams, or the plain graphs' λ_1"
     )
     ckpt: Annotated[str | None, Place()] = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
-    phase: Literal["terminal", "earliest", "all"] = Field(default="terminal", description="which checkpoints of a run are measured")
+    phase: Literal["terminal", "earliest", "last", "all"] = Field(
+        default="terminal", description="which checkpoints of a run are measured: of its last planned step, the first, the last before a divergence"
+    )
     sequences: int = Field(default=2, ge=1, description="held-out sequences that the layers are measured on (spectra, pdmm, streams)")
     outlier_log_range: float = Field(
         default=30.0, gt=0, description="ln(1/ν) above which what Sinkhorn's iterations are given counts as an outlier, ν the relative range (streams)"

@@ -23,7 +23,8 @@ ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a ch
   contexts=empty | given   whether the model is shown what is known of protein i beside its sequence and structure (objective.contexts)
   oracle=ckpt:FOLDER  a run with objective=multitrack, the same sources and tokenizer: its masked NLL of each sample, total and by track, as in validation,
                       a mean over oracle_draws=8 drawn masks
-  phase=terminal | earliest | all   which checkpoints       batch=32  sequences at a time       device=auto | cpu | cuda
+  phase=terminal | earliest | last | all   which checkpoints (last: of a run that diverged before its end)
+  batch=32            sequences at a time       device=auto | cpu | cuda
 
 Samples: runs/<run_id>/samples/<phase>.jsonl (DNA: .fasta; proteins: .fasta and <phase>/sample_<i>.cif beside it, decoded by the structure tokenizer);
 scores: runs/<run_id>/generation/<phase>.parquet, nats per token of the oracle and per byte.
@@ -36,6 +37,7 @@ SHOWN, WIDTH = 3, 110  # samples that are printed, and how much of each
 def main(argv: list[str]) -> int:
     spec = read_spec("generate", argv)
     from stability.runs.directory import RunDirectory
+    from stability.runs.phases import phases
     from stability.runs.study import StudyFolder
 
     folder = Path(spec.ckpt).resolve()
@@ -46,10 +48,10 @@ def main(argv: list[str]) -> int:
     if (folder / "spec.json").exists():
         directory = RunDirectory.at(folder)
         _generate_runs([directory], spec)
-        phases = ["earliest", "terminal"] if spec.phase == "all" else [spec.phase]
+        shown = list(phases(directory, spec.phase))
     else:
-        directory, phases = _generate_checkpoint(folder, spec)
-    for phase in phases:
+        directory, shown = _generate_checkpoint(folder, spec)
+    for phase in shown:
         _print_samples(directory, phase, SHOWN)
         _print_scores(directory, phase)
     return 0
@@ -76,11 +78,11 @@ def _generate_runs(directories: Sequence, spec) -> None:
 
 
 def _generate_checkpoint(folder: Path, spec):
-    """A single checkpoint: earliest and terminal keep their names, any other is a phase of its own."""
+    """A single checkpoint: earliest, terminal and last keep their names, any other is a phase of its own."""
     from stability.config import parse_run
-    from stability.probes.alpha_max import phases
     from stability.probes.generation import generate_checkpoint, is_done, refuse_to_replace, replaced, steps_of_a_phase
     from stability.runs.directory import RunDirectory
+    from stability.runs.phases import phases
     from stability.training.checkpoint import verified_manifest
 
     run = parse_run(verified_manifest(folder)["spec"])
@@ -111,10 +113,11 @@ def _publish(study, spec) -> int:
     from analysis.components import generative_component_tables
     from analysis.generation_tables import generation_tables
     from analysis.load import load
+    from stability.runs.phases import phases
     from stability.runs.results import collect, write
 
     for directory in study.runs():
-        for phase in ("earliest", "terminal") if spec.phase == "all" else (spec.phase,):
+        for phase in phases(directory, spec.phase):
             _print_samples(directory, phase, 1)
     write(collect(study.path), study.results)
     loaded = load(study.path)

@@ -16,7 +16,8 @@ Measure α_max by the paper's protocol.
 ckpt: a checkpoint (…/checkpoints/step_000200), a run (runs/<run_id>) or a study (runs/studies/<name>: prints its Tables 5 to 8).
 hf:   any causal language model of transformers: which learning rate does its curvature bear on this text? Nothing is written to it.
 
-  phase=terminal | earliest | all   which checkpoints of a run      state=[paper,checkpoint]   optimizer state to start from
+  phase=terminal | earliest | last | all   which checkpoints of a run: of its last planned step, the first, the last of a run that diverged before its end
+  state=[paper,checkpoint]          optimizer state to start from
   batch=512 microbatch=16           sequences per step; at a time   recorded_steps=25 warmup_steps=5 warmup_batches=5
   gradient=auto | true | clipped    whose slope enters the formula  clip_norm=1.0              null: the run's own
   weight_decay=true | false         whether u holds weight decay    device=auto | cpu | cuda
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> int:
     if (folder / "study.json").exists():
         study = StudyFolder(folder)
         _measure_runs(study.runs(), spec)
-        publish(study, None, ("terminal", "earliest") if spec.curvature.phase == "all" else (spec.curvature.phase,))
+        publish(study, None, ("terminal", "last", "earliest") if spec.curvature.phase == "all" else (spec.curvature.phase,))
         print(f"protocol: {sentence(spec.curvature.model_dump(mode='json'))}")
     elif (folder / "spec.json").exists():
         _measure_runs([RunDirectory.at(folder)], spec)
@@ -76,14 +77,15 @@ def _measure_runs(directories: Sequence, spec) -> None:
 def _tell_single_checkpoints(directories: Sequence, phase: str) -> None:
     single = sum(len(directory.checkpoints()) == 1 for directory in directories)
     if phase == "all" and single:
-        whose = "run has one checkpoint only: its earliest is its" if single == 1 else "runs have one checkpoint only: their earliest is their"
-        print(f"{single} {whose} terminal one")
+        whose = "run has one checkpoint only, which is measured under one name" if single == 1 else "runs have one checkpoint only, measured under one name"
+        print(f"{single} {whose}: terminal where the run came to its end, else earliest")
 
 
 def _measure_checkpoint(folder: Path, spec) -> None:
-    """A single checkpoint: earliest and terminal keep their names, any other is a phase of its own."""
-    from stability.probes.alpha_max import measure_checkpoint, phases
+    """A single checkpoint: earliest, terminal and last keep their names, any other is a phase of its own."""
+    from stability.probes.alpha_max import measure_checkpoint
     from stability.runs.directory import RunDirectory
+    from stability.runs.phases import phases
     from stability.training.checkpoint import verified_manifest
 
     verified_manifest(folder)
@@ -113,18 +115,13 @@ def _steps_of_a_phase(spec) -> int:
 
 def _print_table(directory) -> None:
     """Median α_max and share of stable steps of one run, a line a phase and state."""
-    import pandas as pd
+    from stability.runs.results import read_steps, read_undefined
 
-    from stability.runs.results import step_tables
-    from stability.runs.steps import undefined_states
-    from stability.runs.tables import read_table
-
-    for path in step_tables(directory):
-        table = pd.read_parquet(path)
+    for table in read_steps(directory):
         for phase, state in table[["phase", "state"]].drop_duplicates().itertuples(index=False):
             _print_state(table[(table.phase == phase) & (table.state == state)], phase, state)
-        for state in undefined_states(read_table(path)):
-            print(f"{path.stem:10} state={state:10} is not defined for this run's optimizer")
+    for phase, state in read_undefined(directory):
+        print(f"{phase:10} state={state:10} is not defined for this run's optimizer")
     print(f"rows: {directory.path / 'curvature'}")
 
 

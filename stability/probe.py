@@ -25,7 +25,7 @@ ckpt: a study (runs/studies/<name>: all its runs), a run (runs/<run_id>) or a ch
   what=streams        per token, how doubly stochastic the mixing matrices of residual streams are (hc, mhc, mhc_lite), one by one and multiplied through
                       depth: relative range ν before Sinkhorn, column and row sums, spectral norms, gains of the signal and of its gradient
 
-  phase=terminal | earliest | all   which checkpoints of a run
+  phase=terminal | earliest | last | all   which checkpoints of a run (last: of one that diverged before its end)
   sequences=2                       held-out sequences                      (spectra, pdmm, streams)
   outlier_log_range=30              ln(1/ν) above which a token is an outlier       (streams)
   probes=4 products=32 seed=0       random vectors of a density, products   (spectra)
@@ -102,10 +102,10 @@ def _subject_of(run, what: str) -> str:
 
 
 def _measure_checkpoint(folder: Path, spec):
-    """A single checkpoint: earliest and terminal keep their names, any other is a phase of its own."""
-    from stability.probes.alpha_max import phases
+    """A single checkpoint: earliest, terminal and last keep their names, any other is a phase of its own."""
     from stability.probes.spectra_of_layers import has_subject, measure_checkpoint
     from stability.runs.directory import RunDirectory
+    from stability.runs.phases import phases
     from stability.training.checkpoint import verified_manifest
 
     verified_manifest(folder)

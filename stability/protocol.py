@@ -34,7 +34,9 @@ class SpectraSpec(Settings):
 class CurvatureSpec(Settings):
     """The protocol of the paper's section 5.2.1; every number of it is a field."""
 
-    phase: Literal["terminal", "earliest", "all"] = Field(default="terminal", description="which checkpoints of a run are measured")
+    phase: Literal["terminal", "earliest", "last", "all"] = Field(
+        default="terminal", description="which checkpoints of a run are measured: of its last planned step, the first, the last before a divergence"
+    )
     state: tuple[Literal["paper", "checkpoint"], ...] = Field(
         default=("paper", "checkpoint"), min_length=1, description="optimizer state the steps start from: the paper's warm-up, or the run's own"
     )

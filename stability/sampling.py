@@ -67,7 +67,9 @@ class GenerateSpec(GenerationSpec):
     """Samples of checkpoints that exist."""
 
     ckpt: Annotated[str, Place()] = Field(min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
-    phase: Literal["terminal", "earliest", "all"] = Field(default="terminal", description="which checkpoints of a run are sampled from")
+    phase: Literal["terminal", "earliest", "last", "all"] = Field(
+        default="terminal", description="which checkpoints of a run are sampled from: of its last planned step, the first, the last before a divergence"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
 
 

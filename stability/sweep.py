@@ -34,7 +34,7 @@ Without arguments: the preset quickstart. The same command again trains only wha
   name=NAME runs_dir=DIR               launcher=ray | serial | slurm        logger=files | wandb
   hessian=false                        leave α_max out                      dry_run=true            print plan and cost only
   generate.num=32                      samples of each run                  generate.oracle=ckpt:FOLDER | hf:NAME   who scores them
-  curvature.phase=all                  earliest checkpoints, too            device=auto | cpu | cuda
+  curvature.phase=all                  earliest and last checkpoints, too   device=auto | cpu | cuda
   cross=auto objective.context=32      a cross mechanism in every block (ca, cc) reads the 32 tokens before each sequence
   ablate.sc.window=[2,4,8]             settings one at a time around the base; study=ablation_consensus is the paper's Table 9
   log.gradients=20                     norms of each block's gradient       checkpoint.every_steps=50 checkpoint.keep_last=2 checkpoint.keep_best=1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stability.runs.directory import INTERRUPTED, RunDirectory, read_json
+from stability.runs.phases import file_of, wanted
 from stability.runs.study import StudyFolder
 from sweeps.board import best_line, counts_line, left_text, run_table, runs
 from sweeps.progress import STALLED, Progress, Row
@@ -115,8 +116,8 @@ def is_complete(trial: Trial) -> bool:
 
 
 def has_alpha_max(trial: Trial) -> bool:
-    phase = (trial.curvature or {})["phase"]
-    return all(trial.directory.curvature_file(name).exists() for name in (("earliest", "terminal") if phase == "all" else (phase,)))
+    file = trial.directory.curvature_file
+    return all(file_of(file, name).exists() for name in wanted(trial.directory, (trial.curvature or {})["phase"]))
 
 
 def _has_samples(directory: RunDirectory, generate: dict[str, Any]) -> bool:

@@ -241,7 +241,7 @@ def test_on_a_terminal_there_is_a_bar(capsys, monkeypatch):
 def test_runs_with_one_checkpoint_only_are_told_where_both_ends_are_asked_for(lab, capsys):
     run = lab.train(lab.spec())
     words = [f"ckpt={run.path}", "measure=[alpha_max]", "state=[checkpoint]", "warmup_batches=1", "warmup_steps=1", "recorded_steps=1", "device=cpu"]
-    told = "1 run has one checkpoint only: its earliest is its terminal one"
+    told = "1 run has one checkpoint only, which is measured under one name: terminal where the run came to its end, else earliest"
     assert len(run.checkpoints()) > 1
     hessian.main([*words, "phase=all"])
     assert told not in capsys.readouterr().out

@@ -19,7 +19,8 @@ from stability.data._cache import load, prepare
 from stability.objectives._base import Examples
 from stability.probes.descent import Descent, LossSum, Step
 from stability.protocol import SpectraSpec
-from stability.runs.directory import RunDirectory
+from stability.runs.directory import RunDirectory, step_of
+from stability.runs.phases import file_of, phases, wanted
 from stability.runs.results import CURVATURE_COLUMNS
 from stability.runs.steps import PROTOCOL, UNDEFINED
 from stability.runs.tables import holds_columns, read_metadata, write_parquet
@@ -33,15 +34,6 @@ PARITY = "parity_steps"
 BEFORE = {"gradient": "true"}  # where a default is not what was done before there was the field
 
 
-def phases(directory: RunDirectory, phase: str) -> dict[str, Path]:
-    """Checkpoints to measure by the name of their phase: ``earliest`` and ``terminal`` are a run's first and last."""
-    found = directory.checkpoints()
-    if not found:
-        return {}
-    both = {"earliest": found[0], "terminal": found[-1]}
-    return both if phase == "all" else {phase: both[phase]}
-
-
 def is_measured(directory: RunDirectory, curvature: CurvatureSpec) -> bool:
     """Whether every phase and table that was asked for is on disk under the same protocol."""
     return not missing_phases(directory, curvature) and not _spectra().missing_tables(directory, curvature)
@@ -51,11 +43,11 @@ def missing_phases(directory: RunDirectory, curvature: CurvatureSpec) -> list[st
     """The phases asked for whose steps are not on disk under the same protocol (a critical learning rate more than was asked for does no harm)."""
     if not {"alpha_max", "critical_lr"} & set(curvature.measure):
         return []
-    return [name for name in wanted_phases(curvature) if _missing_states(directory, name, curvature)]
+    return [name for name in wanted(directory, curvature.phase) if _missing_states(directory, name, curvature)]
 
 
 def _missing_states(directory: RunDirectory, phase: str, curvature: CurvatureSpec) -> tuple[str, ...]:
-    stored = stored_states(directory.curvature_file(phase), curvature)
+    stored = stored_states(file_of(directory.curvature_file, phase), curvature)
     return tuple(state for state in curvature.state if state not in stored)
 
 
@@ -81,10 +73,6 @@ def _protocol_in(state: str, curvature: CurvatureSpec) -> str:
 def _accepted(state: str, curvature: CurvatureSpec) -> set[str]:
     alone = curvature.model_copy(update={"state": (state,)})
     return {protocol_of(alone), protocol_of(alone.model_copy(update={"measure": ("alpha_max", "critical_lr")}))}
-
-
-def wanted_phases(curvature: CurvatureSpec) -> tuple[str, ...]:
-    return ("earliest", "terminal") if curvature.phase == "all" else (curvature.phase,)
 
 
 def _spectra() -> Any:
@@ -122,7 +110,7 @@ def stored_spec(path: Path) -> CurvatureSpec | None:
 
 
 def measure(directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
-    """Measure what is missing, yielding after every optimizer step. A run without a checkpoint (diverged before the first) leaves an empty table.
+    """Measure what is missing, yielding after every optimizer step. A run without such a checkpoint (diverged before it) leaves an empty table.
 
     ``ValueError`` for a run that has not reached its verdict: what its last checkpoint gives now would pass for its terminal one later.
     """
@@ -172,7 +160,7 @@ def _measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, cach
             continue
         for row in probe.rows(state):
             if row is not None:
-                rows.append({"run_id": run_id, "phase": phase, "state": state, **row})
+                rows.append({"run_id": run_id, "phase": phase, "state": state, "checkpoint_step": step_of(folder), **row})
             yield
     write_rows(rows, target, curvature, undefined)
 

@@ -14,12 +14,13 @@ from torch import nn
 from stability.build import build_objective, resolve_device
 from stability.config import RunSpec, parse_run
 from stability.probes import samples as stored_samples
-from stability.probes.alpha_max import corpus_of, phases
+from stability.probes.alpha_max import corpus_of
 from stability.probes.kinds import Kind, kind_of
 from stability.probes.oracle import key_of, weights_sha256
 from stability.probes.samplers import NonFinite
 from stability.registry import Registry
 from stability.runs.directory import RunDirectory, read_json, step_of
+from stability.runs.phases import phases
 from stability.runs.results import PROTOCOL
 from stability.runs.tables import read_metadata, write_parquet
 from stability.sampling import STEPPED, GenerationSpec
@@ -28,7 +29,7 @@ from stability.training.machine import prepare_torch
 
 
 def missing_phases(directory: RunDirectory, spec: GenerationSpec, phase: str = "terminal") -> list[str]:
-    """The phases asked for (terminal, earliest, all) that have a checkpoint, and lack samples or their scores under the same settings."""
+    """The phases asked for (terminal, earliest, last, all) that have a checkpoint, and lack samples or their scores under the same settings."""
     return [name for name, folder in phases(directory, phase).items() if not is_done(directory, folder, name, spec)]
 
 

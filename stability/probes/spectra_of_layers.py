@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from stability.config import RunSpec
 from stability.entry_specs import ProbeSpec
 from stability.models.backbone import Backbone
 from stability.objectives._base import Examples
-from stability.probes.alpha_max import PROTOCOL, corpus_of, phases
+from stability.probes.alpha_max import PROTOCOL, corpus_of
 from stability.probes.consensus_spectra import consensus_spectra, is_consensus
 from stability.probes.discrepancy import discrepancies
 from stability.probes.low_pass import is_attention, low_pass
@@ -25,6 +26,7 @@ from stability.probes.qk import qk_singular_values
 from stability.probes.streams import connections, stream_statistics
 from stability.registry import Registry
 from stability.runs.directory import RunDirectory
+from stability.runs.phases import file_of, phases, wanted
 from stability.runs.results import PROBE_COLUMNS
 from stability.runs.tables import read_metadata, write_parquet
 from stability.training import checkpoint
@@ -43,17 +45,20 @@ def protocol_of(probe: ProbeSpec) -> str:
 
 def missing_phases(directory: RunDirectory, probe: ProbeSpec) -> list[str]:
     """The phases asked for whose tables are not on disk under the same protocol."""
-    wanted = ("earliest", "terminal") if probe.phase == "all" else (probe.phase,)
-    return [phase for phase in wanted if not _is_measured(directory, phase, probe)]
+    return [phase for phase in wanted(directory, probe.phase) if not _is_measured(directory, phase, probe)]
 
 
 def _is_measured(directory: RunDirectory, phase: str, probe: ProbeSpec) -> bool:
-    files = [directory.probe_file(phase, table) for table in TABLES[probe.what]]
+    files = [file_of(partial(_file, directory, table), phase) for table in TABLES[probe.what]]
     return all(file.exists() and read_metadata(file).get(PROTOCOL) == protocol_of(probe) for file in files)
 
 
+def _file(directory: RunDirectory, table: str, phase: str) -> Path:
+    return directory.probe_file(phase, table)
+
+
 def measure(directory: RunDirectory, probe: ProbeSpec, *, cache_dir: Path) -> Iterator[None]:
-    """Measure the missing phases, yielding after each layer of each sequence. A run without a checkpoint leaves empty tables."""
+    """Measure the missing phases, yielding after each layer of each sequence. A run without such a checkpoint leaves empty tables."""
     for phase in missing_phases(directory, probe):
         folder = phases(directory, phase).get(phase)
         yield from measure_checkpoint(directory, folder, phase, probe, cache_dir=cache_dir)

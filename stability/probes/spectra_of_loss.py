@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ from stability.curvature.critical import CriticalLR, critical_lr, loss_along
 from stability.curvature.decompose import block_shares, gauss_newton, gradient_noise_scale
 from stability.curvature.spectrum import spectral_density, top_eigenvalue, trace
 from stability.models.backbone import block_of
-from stability.probes.alpha_max import Probe, corpus_of, phases, protocol_of, stored_protocol, wanted_phases
+from stability.probes.alpha_max import Probe, corpus_of, protocol_of, stored_protocol
 from stability.probes.attention import attention_statistics
 from stability.probes.descent import Step
 from stability.protocol import SpectraSpec
 from stability.runs.directory import RunDirectory
+from stability.runs.phases import file_of, phases, wanted
 from stability.runs.results import PROTOCOL, SPECTRA, SPECTRA_COLUMNS
 from stability.runs.tables import holds_columns, write_parquet
 from stability.training import checkpoint
@@ -66,9 +68,9 @@ def missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> list[tu
         return stored is not None and _said(stored) == _said(protocols[name]) and holds_columns(path, SPECTRA_COLUMNS[name])
 
     def lacking(phase: str) -> tuple[str, ...]:
-        return tuple(name for name in protocols if not measured(_file(directory, phase, name), name))
+        return tuple(name for name in protocols if not measured(file_of(partial(_file, directory, name), phase), name))
 
-    missing = [(phase, lacking(phase)) for phase in wanted_phases(curvature)]
+    missing = [(phase, lacking(phase)) for phase in wanted(directory, curvature.phase)]
     return [(phase, names) for phase, names in missing if names]
 
 
@@ -91,7 +93,7 @@ def measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, *, ca
         yield from _measure(RunDirectory.at(folder.parent.parent), folder, phase, names, curvature, cache_dir, device)
 
 
-def _file(directory: RunDirectory, phase: str, name: str) -> Path:
+def _file(directory: RunDirectory, name: str, phase: str) -> Path:
     return directory.curvature_file(f"{phase}_{name}")
 
 
@@ -114,7 +116,7 @@ def _measure(
         for _ in probe.rows(state):
             yield
     for name, rows in tables.items():
-        write_parquet(pd.DataFrame(rows, columns=SPECTRA_COLUMNS[name]), _file(directory, phase, name), {PROTOCOL: protocol_of(first, READS[name])})
+        write_parquet(pd.DataFrame(rows, columns=SPECTRA_COLUMNS[name]), _file(directory, name, phase), {PROTOCOL: protocol_of(first, READS[name])})
 
 
 def _collector(probe: Probe, tables: dict[str, list[dict[str, Any]]], labels: dict[str, Any]) -> Callable[[Step], dict[str, Any]]:

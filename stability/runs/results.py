@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 
-from stability.runs.directory import RunDirectory, read_json
+from stability.runs.directory import RunDirectory
+from stability.runs.phases import TERMINAL
+from stability.runs.run_files import RunFiles, parquet_files
 from stability.runs.samples import SAMPLES_COLUMNS, sample_rows
 from stability.runs.searches import SEARCH_COLUMNS, search_tables
-from stability.runs.steps import PROTOCOL, undefined_of, with_protocol
+from stability.runs.steps import PROTOCOL, undefined_of, undefined_states, with_protocol
 from stability.runs.study import StudyFolder
 from stability.runs.tables import joined, read_curves, read_table, write_parquet
 
@@ -54,7 +57,10 @@ RUNS_COLUMNS = [
     "skipped_steps",
     "restores",
     "undefined_states",  # optimizer states asked for in which the run's optimizer has no α_max
+    "planned_steps",  # that the run was to take; num_steps is how far it came
+    "last_checkpoint_step",  # missing where it left none
 ]
+CHECKPOINT_STEP = "checkpoint_step"  # of the run: where the measured checkpoint stands
 CURVATURE_COLUMNS = [
     "run_id",
     "phase",
@@ -75,6 +81,7 @@ CURVATURE_COLUMNS = [
     "gradient",  # whose slope entered α_max: "true" (the loss's own) or "clipped"
     "difference_curvature",  # what the central difference behind rel_error gave
     "float64_curvature",  # the curvature once more in float64, where the two did not agree
+    CHECKPOINT_STEP,
 ]
 COLLECTED_CURVATURE_COLUMNS = [*CURVATURE_COLUMNS, PROTOCOL]
 # What `stability.hessian measure=…` adds beside <phase>.parquet, as <phase>_<name>.parquet; collected where a run has it.
@@ -165,22 +172,20 @@ def collect(study: str | Path) -> Results:
     folder = StudyFolder(study)
     record = folder.read()
     variants = record.get("variants", {})  # a run's name for what it changes is the study's: another study may call it the base
-    files = [_Files.of(RunDirectory(folder.pool, run_id)) for run_id in record["run_ids"]]
-    spectra = {name: joined([read_table(path) for each in files for path in each.spectra(name)], columns) for name, columns in SPECTRA_COLUMNS.items()}
-    probes = {name: joined([read_table(path) for each in files for path in each.probed(name)], columns) for name, columns in PROBE_COLUMNS.items()}
-    scores = {path: read_table(path) for each in files for path in each.generation}
-    probes["generation"] = joined(scores.values(), PROTEIN_GENERATION_COLUMNS)
-    samples = [row for each in files for row in sample_rows(each.directory, "terminal", scores.get(each.terminal))]
-    probes["samples"] = pd.DataFrame(samples, columns=SAMPLES_COLUMNS)
+    files = [RunFiles.of(RunDirectory(folder.pool, run_id)) for run_id in record["run_ids"]]
+    spectra = {name: joined(chain.from_iterable(each.read(_named(name, each.curvature)) for each in files), SPECTRA_COLUMNS[name]) for name in SPECTRA}
+    probes = {name: joined(chain.from_iterable(each.read(_named(name, each.probes)) for each in files), PROBE_COLUMNS[name]) for name in PROBE_COLUMNS}
+    scores = {each.directory.run_id: list(each.read(each.generation)) for each in files}
+    probes["generation"] = joined(chain.from_iterable(scores.values()), PROTEIN_GENERATION_COLUMNS)
+    probes["samples"] = pd.DataFrame([row for each in files for row in _sample_rows(each, scores[each.directory.run_id])], columns=SAMPLES_COLUMNS)
     probes["gradients"] = read_curves([(each.directory.run_id, each.directory.gradients_file) for each in files], GRADIENT_COLUMNS[1:])
     stopped = record.get("stopped", {})  # of a search: why it left a run
-    steps = {each.directory.run_id: [read_table(path) for path in each.steps()] for each in files}
-    runs = [_run_row(folder.path.name, each, scores) | {"variant": variants.get(each.directory.run_id, "")} for each in files]
-    runs = [row | undefined_of(steps[row["run_id"]]) for row in runs]
+    runs = [_run_row(folder.path.name, each, scores[each.directory.run_id]) | {"variant": variants.get(each.directory.run_id, "")} for each in files]
+    runs = [row | undefined_of([read_table(path) for path in _of_steps(each.curvature)]) for row, each in zip(runs, files, strict=True)]
     runs = [row | ({"reason": stopped[row["run_id"]]} if row["run_id"] in stopped else {}) for row in runs]
     return Results(
         runs=pd.DataFrame(runs, columns=RUNS_COLUMNS),
-        curvature=joined([with_protocol(table, each.spec) for each in files for table in steps[each.directory.run_id]], COLLECTED_CURVATURE_COLUMNS),
+        curvature=joined(chain.from_iterable(map(_steps, files)), COLLECTED_CURVATURE_COLUMNS),
         curves=read_curves([(each.directory.run_id, each.directory.metrics_file) for each in files], CURVES_COLUMNS[1:]),
         spectra={name: frame for name, frame in spectra.items() if len(frame)},
         probes={name: frame for name, frame in probes.items() if len(frame)},
@@ -207,44 +212,23 @@ def write_graphs(name: str, frame: pd.DataFrame, folder: Path) -> None:
     write_parquet(frame, folder / f"{name}.parquet", {"schema_version": str(SCHEMA_VERSION)})
 
 
-@dataclass(frozen=True)
-class _Files:
-    """A run's spec ({} before it has one) and the tables in its folder, each folder listed once."""
-
-    directory: RunDirectory
-    spec: dict[str, Any]
-    curvature: tuple[Path, ...]
-    probes: tuple[Path, ...]
-    generation: tuple[Path, ...]
-
-    @classmethod
-    def of(cls, directory: RunDirectory) -> _Files:
-        spec = read_json(directory.spec_file) if directory.spec_file.exists() else {}
-        folders = [path.parent for path in (directory.curvature_file(""), directory.probe_file("", ""), directory.generation_file(""))]
-        return cls(directory, spec, *(tuple(_parquet_files(folder)) for folder in folders))
-
-    @property
-    def terminal(self) -> Path:
-        """The scores of the terminal checkpoint's samples, whether or not there are any."""
-        return self.directory.generation_file("terminal")
-
-    def steps(self) -> list[Path]:
-        return _of_steps(self.curvature)
-
-    def spectra(self, name: str) -> list[Path]:
-        return _named(name, self.curvature)
-
-    def probed(self, name: str) -> list[Path]:
-        return _named(name, self.probes)
+def _sample_rows(files: RunFiles, scores: Sequence[pa.Table]) -> list[dict[str, Any]]:
+    """The first sample of the run's last checkpoint that a report shows: the terminal one."""
+    return [] if files.ended_early else sample_rows(files.directory, TERMINAL, _of_phase(scores, TERMINAL))
 
 
-def _run_row(study: str, files: _Files, scores: dict[Path, pa.Table]) -> dict[str, Any]:
-    status = files.directory.status()
+def _of_phase(tables: Sequence[pa.Table], phase: str) -> pa.Table | None:
+    return next((table for table in tables if table["phase"][0].as_py() == phase), None)
+
+
+def _run_row(study: str, files: RunFiles, scores: Sequence[pa.Table]) -> dict[str, Any]:
+    status = files.status
     row: dict[str, Any] = {"study": study, "run_id": files.directory.run_id, "status": status["state"], "reason": status.get("reason", "")}
     row["num_steps"] = status.get("step", 0)
+    row["last_checkpoint_step"] = files.checkpoint_steps[-1] if files.checkpoint_steps else None
     row |= _spec_columns(files.spec) if files.spec else {}
     result = {key: value for key, value in status.get("result", {}).items() if key in RUNS_COLUMNS}
-    return row | result | _generative_nll(scores.get(files.terminal))
+    return row | result | _generative_nll(_of_phase(scores, TERMINAL))
 
 
 def _generative_nll(table: pa.Table | None) -> dict[str, Any]:
@@ -260,23 +244,36 @@ def _generative_nll(table: pa.Table | None) -> dict[str, Any]:
 
 def generation_tables(directory: RunDirectory) -> list[Path]:
     """The files of scored samples, a file a phase."""
-    return _parquet_files(directory.generation_file("").parent)
+    return parquet_files(directory.generation_file("").parent)
 
 
 def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
     named = {key: spec[key]["name"] for key in ("mechanism", "residual", "optimizer", "objective", "data", "model")}
     cross = spec.get("cross") or {"name": ""}  # a run older than cross mechanisms has none
-    return named | {"norm": spec["norm"], "cross": cross["name"], "lr": spec["lr_peak"], "seed": spec["seed"], "data_fingerprint": spec["data_fingerprint"]}
+    rest = {"norm": spec["norm"], "cross": cross["name"], "lr": spec["lr_peak"], "seed": spec["seed"], "planned_steps": spec.get("steps")}
+    return named | rest | {"data_fingerprint": spec["data_fingerprint"]}
 
 
 def step_tables(directory: RunDirectory) -> list[Path]:
     """The files of recorded steps, a file a phase, without the spectra beside them."""
-    return _of_steps(_parquet_files(directory.curvature_file("").parent))
+    return _of_steps(parquet_files(directory.curvature_file("").parent))
+
+
+def read_steps(directory: RunDirectory) -> list[pd.DataFrame]:
+    """One run's recorded steps, a table a phase; a phase without any has none."""
+    files = RunFiles.of(directory)
+    return [table.to_pandas() for table in _steps(files)]
+
+
+def read_undefined(directory: RunDirectory) -> list[tuple[str, str]]:
+    """The phases and optimizer states that were asked for and that one run's optimizer does not define."""
+    return [(path.stem, state) for path in _of_steps(RunFiles.of(directory).curvature) for state in undefined_states(read_table(path))]
 
 
 def read_probe(directory: RunDirectory, name: str) -> pd.DataFrame:
     """One run's table of `PROBE_COLUMNS`, all its phases."""
-    return joined([read_table(path) for path in _named(name, _parquet_files(directory.probe_file("", "").parent))], PROBE_COLUMNS[name])
+    files = RunFiles.of(directory)
+    return joined(files.read(_named(name, files.probes)), PROBE_COLUMNS[name])
 
 
 def _named(table: str, paths: Sequence[Path]) -> list[Path]:
@@ -287,9 +284,14 @@ def _of_steps(paths: Sequence[Path]) -> list[Path]:
     return [path for path in paths if not path.stem.endswith(tuple(f"_{name}" for name in SPECTRA))]
 
 
-def _parquet_files(folder: Path) -> list[Path]:
-    """By name; [] where there is no folder."""
-    try:
-        return sorted(path for path in folder.iterdir() if path.suffix == ".parquet")
-    except FileNotFoundError:
-        return []
+def _steps(files: RunFiles) -> Iterator[pa.Table]:
+    """The run's recorded steps, a table a phase, with the step of the checkpoint and the protocol beside each row; neither where nothing is left to say it."""
+    for table in files.read(_of_steps(files.curvature)):
+        yield with_protocol(_with_step(files, table), files.spec)
+
+
+def _with_step(files: RunFiles, table: pa.Table) -> pa.Table:
+    """What was measured before there was the column has its step from the checkpoints that are there."""
+    if CHECKPOINT_STEP in table.column_names:
+        return table
+    return table.append_column(CHECKPOINT_STEP, pa.repeat(pa.scalar(files.step_of_phase(table["phase"][0].as_py()), pa.int64()), len(table)))

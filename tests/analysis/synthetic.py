@@ -116,6 +116,7 @@ def _run(
         "norm": "layernorm", "cross": "", "optimizer": "adamw", "objective": "mlm", "data": "docstrings", "data_fingerprint": FINGERPRINT, "model": "nano",
         "num_params": parameters, "lr": lr, "seed": seed, "status": status, "reason": reason, "val_nll": value if finished else None,
         "init_nll": INIT, "unigram_nll": unigram, "gen_nll": None, "num_steps": steps, "num_tokens": steps * 512, "wall_s": 7.5 * steps / 200,
+        "planned_steps": 200,
     } | setting  # fmt: skip
 
 
@@ -134,7 +135,7 @@ def quickstart_alpha(mechanism: str, lr: float, seed: int, state: str) -> list[f
 
 
 def _steps(run: dict[str, Any], phase: str, state: str, alpha) -> list[dict[str, Any]]:
-    if alpha is None or run["status"] in ("failed", "queued", "running"):
+    if alpha is None or run["status"] in ("failed", "queued", "running") or (run["status"] == "diverged" and phase == "terminal"):
         return []
     return [
         {

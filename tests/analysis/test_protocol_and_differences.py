@@ -10,12 +10,12 @@ import pypdf
 import pytest
 
 from analysis.alpha_plots import alpha_figures
+from analysis.alpha_tables import alpha_tables
 from analysis.block_shares import block_figures, blocks_table, kind_of, layer_of
 from analysis.differences import differences_table, other_sign, relative_difference, verification
 from analysis.load import load
 from analysis.protocol import gradient_of, gradients, is_literal, sentence, stated, states_explained, undefined_states
 from analysis.report import build, summary
-from analysis.tables import alpha_tables
 from stability.config import CurvatureSpec
 from tests.analysis.synthetic import quickstart_alpha, write_study, write_table
 

@@ -55,7 +55,7 @@ def test_the_report_holds_the_numbers_and_the_claims(quickstart, quickstart_text
     assert f"{best:.3f}" in quickstart_text and "diverged 2/2" in quickstart_text
     assert "There are indications (2 seeds) that sc’s stable window is wider than sa’s" in quickstart_text
     assert "times that under “checkpoint”" in quickstart_text and "non-finite loss at step 57" in quickstart_text
-    assert "Methods: taylor (1800 steps) and finite_difference (600 steps)" in quickstart_text and "largest 2.0e-5" in quickstart_text
+    assert "Methods: taylor (1700 steps) and finite_difference (500 steps)" in quickstart_text and "largest 2.0e-5" in quickstart_text
     assert quickstart_text.count(f"Data fingerprint {FINGERPRINT[:12]}") == 15
     assert all(f"Figure {n}:" in quickstart_text for n in range(1, 8)) and "Figure 8:" not in quickstart_text
 
@@ -148,7 +148,7 @@ def test_figures_are_written_as_files_twice_the_same(tmp_path):
 
 
 def test_verification_without_a_check_says_so(tmp_path, quickstart):
-    assert "in 96 steps the curvature was compared" in verification(quickstart)
+    assert "in 88 steps the curvature was compared" in verification(quickstart)
     study = load(write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3], alpha=lambda *_: [1.0]))
     study.curvature["rel_error"] = math.nan
     assert verification(study) == "Methods: taylor (4 steps). No curvature was compared with central differences."

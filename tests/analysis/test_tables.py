@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from analysis import recipe, tables
+from analysis.alpha_tables import alpha_tables
 from analysis.load import load
 from analysis.stability_window import window
 from analysis.typeset import Cell, Table
@@ -88,7 +89,7 @@ def test_captions_name_objective_tokens_and_unit_and_the_overview_size_and_steps
 
 
 def test_every_caption_carries_the_fingerprint(quickstart):
-    every = [*tables.nll_tables(quickstart), tables.window_table(quickstart), *tables.alpha_tables(quickstart), tables.trouble_table(quickstart)]
+    every = [*tables.nll_tables(quickstart), tables.window_table(quickstart), *alpha_tables(quickstart), tables.trouble_table(quickstart)]
     assert len(every) == 5 and all(FINGERPRINT[:12] in table.caption for table in every)
     assert all(FINGERPRINT[:12] in table.text() and FINGERPRINT[:12] in table.text(details=False) for table in every)
 
@@ -117,7 +118,7 @@ def test_window_rows(tmp_path):
 
 
 def alpha_row(tmp_path, alpha, lr=1e-3, **settings):
-    found = table_of(tmp_path, tables.alpha_tables, lrs=(lr,), alpha=alpha, states=["paper"], **settings)
+    found = table_of(tmp_path, alpha_tables, lrs=(lr,), alpha=alpha, states=["paper"], **settings)
     return found.rows[0], found
 
 
@@ -137,8 +138,8 @@ def test_alpha_dashes(tmp_path):
     (_, sa, sa_share), table = alpha_row(tmp_path, alpha)
     assert table.header == ("LR", "sa", "sa") and (sa.text, sa_share.text) == ("--", "100")
     alpha = lambda m, lr, *_: [1.0] if m == "sa" or lr == 1e-3 else []  # noqa: E731
-    row = table_of(tmp_path / "x", tables.alpha_tables, alpha=alpha, states=["paper"]).rows[1]
-    assert (row[2], row[4]) == (Cell("--"), Cell("--"))
+    row = table_of(tmp_path / "x", alpha_tables, alpha=alpha, states=["paper"]).rows[1]
+    assert (row[2], row[4]) == (Cell("--", "not measured 2/2"), Cell("--", "not measured 2/2"))
 
 
 def test_ties_are_all_bold_and_zero_is_never(tmp_path):
@@ -170,15 +171,15 @@ def test_a_single_run_has_n_and_no_interval(tmp_path):
 
 def test_one_table_per_phase_state_and_four_series(tmp_path):
     study = load(write_study(tmp_path, lrs=(1e-3,), mechanisms=list("abcdef"), alpha=lambda *_: [1.0], phases=("earliest", "terminal")))
-    found = tables.alpha_tables(study)
+    found = alpha_tables(study)
     assert len(found) == 8 and [table.title.partition(", state")[2] for table in found[::2]] == [
         " “paper”, terminal checkpoint", " “checkpoint”, terminal checkpoint", " “paper”, earliest checkpoint", " “checkpoint”, earliest checkpoint"
     ]  # fmt: skip
-    assert len(tables.alpha_tables(study, phases=("terminal",), states=("paper",))) == 2
+    assert len(alpha_tables(study, phases=("terminal",), states=("paper",))) == 2
 
 
 def test_no_curvature_no_alpha_table(tmp_path):
-    assert tables.alpha_tables(load(write_study(tmp_path, lrs=LRS))) == []
+    assert alpha_tables(load(write_study(tmp_path, lrs=LRS))) == []
 
 
 def test_trouble_table_lists_what_is_not_stable_with_its_reason(tmp_path):

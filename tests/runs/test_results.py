@@ -34,7 +34,7 @@ def study(tmp_path_factory):
     for directory, curvature in zip(directories, (CURVATURE, CURVATURE.model_copy(update={"parity_steps": 0, "phase": "all"}), CURVATURE), strict=False):
         list(measure(directory, curvature, cache_dir=lab.cache, device="cpu"))
     old = directories[2].curvature_file("terminal")
-    tables.write_parquet(pd.read_parquet(old).drop(columns=["critical_lr", "parity_curvature", "note"]), old, {})
+    tables.write_parquet(pd.read_parquet(old).drop(columns=["critical_lr", "parity_curvature", "note", "checkpoint_step"]), old, {})
     list(measure(directories[4], CURVATURE, cache_dir=lab.cache, device="cpu"))
     with open(directories[3].metrics_file, "a") as file:
         file.write('{"step": 8, "lo')
@@ -52,6 +52,8 @@ def slow_curvature(directory):
         if protocol is not None:
             values, spec = json.loads(protocol), read_json(directory.spec_file)
             protocol = json.dumps(values | {key: spec[key] for key in ("batch", "clip_norm") if values.get(key) is None}, sort_keys=True)
+        if "checkpoint_step" not in frame:
+            frame = frame.assign(checkpoint_step=12)
         if len(frame):
             yield frame.assign(protocol=protocol)
 
@@ -59,11 +61,20 @@ def slow_curvature(directory):
 def slow_run(study, directory):
     status = directory.status()
     row = {"study": study.path.name, "run_id": directory.run_id, "status": status["state"], "reason": status.get("reason", "")}
+    steps = sorted(int(path.name[5:]) for path in (directory.path / "checkpoints").glob("step_*"))
+    row |= {"last_checkpoint_step": steps[-1] if steps else None}
     row |= {"num_steps": status["step"], "variant": study.read()["variants"].get(directory.run_id, "")}
     if directory.spec_file.exists():
         spec = read_json(directory.spec_file)
         row |= {key: spec[key]["name"] for key in ("mechanism", "residual", "optimizer", "objective", "data", "model")}
-        row |= {"norm": spec["norm"], "cross": "", "lr": spec["lr_peak"], "seed": spec["seed"], "data_fingerprint": spec["data_fingerprint"]}
+        row |= {
+            "norm": spec["norm"],
+            "cross": "",
+            "planned_steps": 12,
+            "lr": spec["lr_peak"],
+            "seed": spec["seed"],
+            "data_fingerprint": spec["data_fingerprint"],
+        }
     row |= {key: value for key, value in status.get("result", {}).items() if key in RUNS_COLUMNS}
     if directory.generation_file("terminal").exists():
         scores = pd.read_parquet(directory.generation_file("terminal"))

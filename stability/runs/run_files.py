@@ -1,0 +1,97 @@
+"""The tables in a run's folder, read with the phase that their checkpoints are of. No torch.
+
+Code that knew no phase `last` took a run's last checkpoint for its terminal one, however far it came, and a single checkpoint for both phases. Files that
+it left stay as they are; their rows are read under the phase that they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from stability.runs.directory import FINISHED, RunDirectory, read_json, step_of
+from stability.runs.phases import EARLIEST, LAST, TERMINAL
+from stability.runs.tables import read_table
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """A run's spec ({} before it has one), its status, and the tables in its folder, each folder listed once; steps of its checkpoints in order."""
+
+    directory: RunDirectory
+    spec: dict[str, Any]
+    status: dict[str, Any]
+    checkpoint_steps: tuple[int, ...]
+    curvature: tuple[Path, ...]
+    probes: tuple[Path, ...]
+    generation: tuple[Path, ...]
+
+    @classmethod
+    def of(cls, directory: RunDirectory) -> RunFiles:
+        spec = read_json(directory.spec_file) if directory.spec_file.exists() else {}
+        folders = [path.parent for path in (directory.curvature_file(""), directory.probe_file("", ""), directory.generation_file(""))]
+        steps = tuple(step_of(path) for path in directory.checkpoints())
+        return cls(directory, spec, directory.status(), steps, *(tuple(parquet_files(folder)) for folder in folders))
+
+    @property
+    def ended_early(self) -> bool:
+        """Whether the run stopped before its last planned step: by its verdict or, where it has none, by its checkpoints."""
+        if self.status["state"] in FINISHED:
+            return self.status["state"] == "diverged"
+        planned = self.spec.get("steps")
+        return planned is not None and bool(self.checkpoint_steps) and self.checkpoint_steps[-1] < planned
+
+    def step_of_phase(self, phase: str) -> int | None:
+        """The step that a phase's checkpoint stands at; None where no checkpoint is left to tell."""
+        if phase == TERMINAL:
+            return self.spec.get("steps")
+        if phase.startswith("step_"):
+            return int(phase.removeprefix("step_"))
+        return {EARLIEST: self.checkpoint_steps[0], LAST: self.checkpoint_steps[-1]}.get(phase) if self.checkpoint_steps else None
+
+    def read(self, paths: Sequence[Path]) -> Iterator[pa.Table]:
+        """Those of the tables that have rows, each under the phase of its checkpoint; one checkpoint's once."""
+        for path in paths:
+            table = read_table(path)
+            phase = self._phase(path, table) if len(table) else None
+            if phase is not None:
+                yield table.set_column(table.column_names.index("phase"), "phase", pa.repeat(pa.scalar(phase), len(table)))
+
+    def _phase(self, path: Path, table: pa.Table) -> str | None:
+        """The phase that a table's rows belong to; None: they are another table's once more."""
+        written, early = table["phase"][0].as_py(), self.ended_early
+        if written not in (TERMINAL, EARLIEST):
+            return written
+        if early and written == TERMINAL and _beside(path, written, LAST).exists():
+            return None
+        right, wrong = (EARLIEST, TERMINAL) if early else (TERMINAL, EARLIEST)
+        if written == wrong and self._is_twice(table, _beside(path, written, right)):
+            return None
+        return LAST if early and written == TERMINAL else written
+
+    def _is_twice(self, table: pa.Table, other: Path) -> bool:
+        """Whether another phase's table is of the same checkpoint: the only one, or, where none is left, one that gave the same numbers."""
+        if len(self.checkpoint_steps) > 1 or not other.exists():
+            return False
+        found = read_table(other)
+        if self.checkpoint_steps or not len(found):
+            return bool(len(found))
+        frames = [each.to_pandas().drop(columns="phase") for each in (table, found)]
+        return list(frames[0]) == list(frames[1]) and frames[0].equals(frames[1])
+
+
+def parquet_files(folder: Path) -> list[Path]:
+    """By name; [] where there is no folder."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".parquet")
+    except FileNotFoundError:
+        return []
+
+
+def _beside(path: Path, written: str, phase: str) -> Path:
+    """The same table of another phase."""
+    return path.with_name(phase + path.name.removeprefix(written))
