@@ -86,9 +86,10 @@ def _asked(study: Study) -> set[tuple[str, str]]:
 def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Column] = stable_steps) -> Frame:
     """A row a run: ``run_id series mechanism setting seed run_lr outcome steps hits median``.
 
-    ``outcome``: measured, diverged, not defined (no step has an α_max), or not measured (no result); of the last two ``steps`` is 0. ``steps``: recorded, or that a diverged run would have recorded;
-    ``hits``: those of them that ``which`` picks, by default the stable ones; ``median``: of the run's finite α_max, NaN where there is none. A series whose
-    optimizer has no such state is left out. Of phases other than terminal and earliest only the runs that were measured.
+    ``outcome``: measured, diverged, not defined (no step has an α_max), or not measured (no result); of the last two ``steps`` is 0. ``steps``: recorded,
+    or that a diverged run would have recorded; ``hits``: those of them that ``which`` picks, by default the stable ones; ``median``: of the run's finite
+    α_max, NaN where there is none. A series whose optimizer has no such state is left out. Of phases other than terminal and earliest only the runs that
+    were measured.
     """
     rows = recorded(study, phase, state)
     columns = ["run_id", "series", "mechanism", "setting", "seed", "lr", "status", "optimizer", "last_checkpoint_step"]
