@@ -186,7 +186,7 @@ def test_the_table_of_claims_has_a_row_a_statement(tmp_path):
     table, claims = claims_table(study), [claim for claim in judge(study) if claim.statement]
     assert table is not None and [row[0].text for row in table.rows] == [claim.statement for claim in claims] and len(claims) == 10
     row = next(row for row in table.rows if row[0].text.startswith("sc's stable window is wider than sa's"))
-    assert [cell.text for cell in row[1:]] == ["3", "sc 1.98, sa 1.00 decades", "holds"] and row[2].detail.endswith("95 % interval")
+    assert [cell.text for cell in row[1:]] == ["3", "sc 1.98, sa 1.00 decades", "holds"] and row[2].detail.endswith("decades, 95 %")
     assert "mlm on docstrings with adamw; the paper's models have 35 to 385 million parameters" in table.caption
     assert claims_table(load(write_study(tmp_path / "x", mechanisms=("fox",), lrs=(1e-3,)))) is not None, "what cannot be judged is a row, too"
 
