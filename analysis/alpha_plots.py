@@ -13,7 +13,6 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import blended_transform_factory
 
 from analysis.load import Frame, Study
-from analysis.protocol import NOT_DEFINED
 from analysis.step_shares import DIVERGED, counted, finite_median, phases_and_states, recorded, shown_series
 from analysis.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.tables import chunks
@@ -31,7 +30,6 @@ EDGES = (
 def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     """One figure for every four series, states as rows; empty where nothing was recorded in this phase."""
     rows, counts = recorded(study, phase), {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase}
-    rows = rows[rows["method"] != NOT_DEFINED]
     shown = {name for count in counts.values() for name in shown_series(study, count)}
     present = [name for name in study.series if name in shown]
     if not present:

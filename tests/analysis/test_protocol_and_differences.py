@@ -183,7 +183,7 @@ def test_the_papers_difference_is_judged_by_float64_where_there_is_one(study):
 
 def test_steps_without_an_alpha_max_are_no_lost_steps_in_the_figure(study):
     def marked(study):
-        return [line.get_marker() for ax in alpha_figures(study)[0].axes for line in ax.get_lines()].count("x")
+        return [line.get_marker() for ax in alpha_figures(study)[0].axes for line in ax.get_lines()].count("+")
 
     rows = study.curvature
     rows["alpha_max"] = rows["alpha_max"].where(np.isfinite(rows["alpha_max"]), 1e-3)

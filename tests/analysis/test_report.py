@@ -56,7 +56,7 @@ def test_the_report_holds_the_numbers_and_the_claims(quickstart, quickstart_text
     assert "There are indications (2 seeds) that sc’s stable window is wider than sa’s" in quickstart_text
     assert "times that under “checkpoint”" in quickstart_text and "non-finite loss at step 57" in quickstart_text
     assert "Methods: taylor (1700 steps) and finite_difference (500 steps)" in quickstart_text and "largest 2.0e-5" in quickstart_text
-    assert quickstart_text.count(f"Data fingerprint {FINGERPRINT[:12]}") == 15
+    assert quickstart_text.count(f"Data fingerprint {FINGERPRINT[:12]}") == 16
     assert all(f"Figure {n}:" in quickstart_text for n in range(1, 8)) and "Figure 8:" not in quickstart_text
 
 

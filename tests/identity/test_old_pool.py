@@ -30,7 +30,8 @@ def pool(tmp_path, monkeypatch):
 
 
 def command(pool: Path) -> list[str]:
-    return json.loads((pool / "studies" / "old" / "study.json").read_text())["command"].split()[3:]
+    """What made the pool, with the slope that was the default at the time: state "paper" has the clipped gradient's since then."""
+    return [*json.loads((pool / "studies" / "old" / "study.json").read_text())["command"].split()[3:], "curvature.gradient='true'"]
 
 
 def files_of_runs(pool: Path) -> dict[str, bytes]:
@@ -52,6 +53,18 @@ def test_the_same_command_trains_nothing_and_collects_what_the_old_code_collecte
     measured = pd.read_parquet(OLD / "pool" / "studies" / "old" / "results" / "curvature.parquet")
     assert len(measured) == 8
     assert list(results.curvature.alpha_max.dropna()) == list(measured.alpha_max)
+
+
+def test_todays_protocol_trains_nothing_either_and_measures_only_the_state_whose_slope_it_takes_from_another_gradient(pool, capsys):
+    trained = {name: content for name, content in files_of_runs(pool).items() if "curvature" not in name}
+    measured = pd.read_parquet(OLD / "pool" / "studies" / "old" / "results" / "curvature.parquet")
+    assert sweep.main(command(pool)[:-1]) == 0
+    assert "trains" not in capsys.readouterr().out.splitlines()[0]
+    assert {name: content for name, content in files_of_runs(pool).items() if "curvature" not in name} == trained
+    now = collect(pool / "studies" / "old").curvature
+    own, before = (frame[frame["state"] == "checkpoint"].sort_values(["run_id", "step"]) for frame in (now, measured))
+    assert list(own["alpha_max"]) == list(before["alpha_max"]) and set(own["gradient"]) == {"true"}
+    assert set(now.loc[now["state"] == "paper", "gradient"]) == {"clipped"}
 
 
 def test_so_does_the_same_command_after_its_text_has_been_moved(pool, capsys):
