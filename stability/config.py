@@ -16,7 +16,7 @@ from stability.ablation import Ablation, Variant, require_swept
 from stability.ablation import read as read_ablations
 from stability.entry_specs import HessianSpec, ProbeSpec, ReportSpec, StatusSpec
 from stability.guards import CheckpointSpec, GuardSpec, LogSpec
-from stability.identity import Family, Label, Place, Since
+from stability.identity import Family, Label, Place, Since, filled
 from stability.identity import run_id as run_id
 from stability.launcher_specs import GpuShare, RaySpec, SlurmSpec, check_devices, check_launcher, check_shards
 from stability.learning_rates import LearningRates
@@ -283,7 +283,7 @@ def parse(kind: str, values: dict[str, Any]) -> Any:
 
 
 def parse_run(values: dict[str, Any]) -> RunSpec:
-    """The `RunSpec` behind a ``spec.json`` (or a checkpoint's manifest), plugins included."""
+    """The `RunSpec` behind a ``spec.json`` (or a checkpoint's manifest), plugins included. A field younger than the file has its neutral value."""
     for module in values.get("plugins") or ():
         add_plugin(module)
-    return checked(RunSpec, values)
+    return checked(RunSpec, filled(values, RunSpec))

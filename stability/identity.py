@@ -99,6 +99,32 @@ def same_run(on_disk: Mapping[str, Any], values: Mapping[str, Any], schema: type
     return first == second
 
 
+def filled(values: Mapping[str, Any], schema: type[BaseModel] | None, part: str = "", family: str | None = None) -> dict[str, Any]:
+    """A spec's plain JSON values with the neutral value of every `Since` field that is not there: what an older file means, whatever defaults are today.
+
+    ``schema``: the class that declares them; None: nobody here knows, and nothing is added. ``part``, ``family``: whose settings these are.
+    """
+    whole = dict(values)
+    for key, field in ({} if schema is None else schema.model_fields).items():
+        since = next((marker for marker in field.metadata if isinstance(marker, Since) and (not marker.of or part in marker.of)), None)
+        if since is not None:
+            whole.setdefault(key, since.neutral)
+        if key in whole:
+            whole[key] = _filled_inside(whole[key], field.annotation, family_of(field.metadata) or (family if key == "parts" else None))
+    return whole
+
+
+def _filled_inside(value: Any, annotation: Any, family: str | None) -> Any:
+    if isinstance(value, list | tuple) and family is not None:
+        return [_filled_inside(item, annotation, family) for item in value]
+    if not isinstance(value, dict):
+        return value
+    name = value.get("name", "")
+    if family is None or not name:
+        return filled(value, group_of(annotation), name)
+    return {"name": name, **filled({key: item for key, item in value.items() if key != "name"}, _config(family, name), name, family)}
+
+
 def reduced(values: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
     """A spec's plain JSON values less what is outside of its id. ``schema``: the class that declares them; None: nobody here knows."""
     return _reduced(values, schema)

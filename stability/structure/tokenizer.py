@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from stability.data._protein_tables import NUM_ATOMS
+from stability.identity import filled
 from stability.models.fsq import FSQ
 from stability.runs.directory import RunDirectory
 from stability.structure.crops import BACKBONE
@@ -98,7 +99,7 @@ def directory_of(pool: str | Path, identity: str) -> RunDirectory:
 def load_checkpoint(folder: Path) -> StructureTokenizer:
     """In eval mode on the CPU. ``ValueError`` where the folder is no checkpoint of a tokenizer, or a file is not what its manifest vouches for."""
     manifest = checkpoint.verified_manifest(folder)
-    tokenizer = build_tokenizer(checked(TokenizerRunSpec, manifest["spec"]), manifest["vocab_size"])
+    tokenizer = build_tokenizer(checked(TokenizerRunSpec, filled(manifest["spec"], TokenizerRunSpec)), manifest["vocab_size"])
     try:
         tokenizer.load_state_dict(load_file(folder / checkpoint.MODEL))
     except (SafetensorError, RuntimeError) as error:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from stability import registry
 from stability.config import RunSpec, Settings, parse_run, run_id
-from stability.identity import UNMARKED, Bare, Family, Fingerprinted, Place, Since, essence, family_of, group_of, reduced, same_run
+from stability.identity import UNMARKED, Bare, Family, Fingerprinted, Place, Since, essence, family_of, filled, group_of, reduced, same_run
 from stability.parts import Part, one_part
 from stability.registry import FAMILIES, Registry
 from stability.runs.directory import RunDirectory, read_json, write_json
@@ -248,3 +248,32 @@ def test_the_fields_say_what_is_in_them():
     }
     parts = {key for spec in (RunSpec, TokenizerRunSpec) for key, field in spec.model_fields.items() if group_of(field.annotation) is Part}
     assert parts == set(found)
+
+
+def test_an_old_file_has_the_neutral_values_whatever_the_defaults_are_today():
+    class Group(Settings):
+        old: int = 1
+        young: Annotated[int, Since(2)] = 3
+
+    class Whole(Settings):
+        group: Group = Group()
+        younger: Annotated[Group, Since({})] = Group(young=4)
+        own: Annotated[int, Since(5, of=("other",))] = 6
+
+    assert filled({"group": {"old": 7}}, Whole) == {"group": {"old": 7, "young": 2}, "younger": {"young": 2}}
+    assert filled({"group": {"young": 8}, "younger": {"young": 9}}, Whole) == {"group": {"young": 8}, "younger": {"young": 9}}
+
+
+def test_a_run_s_file_from_before_a_setting_is_read_as_what_it_did(monkeypatch):
+    config = Registry("mechanisms").load("sc").Config
+    field = config.model_fields["iterations"]
+    monkeypatch.setattr(field, "default", 3)
+    config.model_rebuild(force=True)
+    try:
+        sc = {"name": "sc", "window": 2}
+        assert parse_run(BASE | {"mechanism": sc}).mechanism.settings.iterations == 1
+        assert parse_run(BASE | {"mechanism": {"name": "mix", "pattern": ["sc"], "parts": [sc]}}).mechanism.settings.parts[0].settings.iterations == 1
+        assert config().iterations == 3
+    finally:
+        monkeypatch.undo()
+        config.model_rebuild(force=True)
