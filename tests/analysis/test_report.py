@@ -63,7 +63,7 @@ def test_the_report_holds_the_numbers_and_the_claims(quickstart, quickstart_text
 SMALL = {"mechanisms": ["sa", "sc"], "lrs": [1e-3, 1e-1]}  # what a shape that is about something else is drawn for: axes cost the most
 SHAPES = {
     "one_run": {"mechanisms": ["sc"], "lrs": [1e-3], "seeds": 1},
-    "one_mechanism": {"mechanisms": ["sc"], "alpha": quickstart_alpha},
+    "one_mechanism": {**SMALL, "mechanisms": ["sc"], "alpha": quickstart_alpha},
     "all_diverged": {**SMALL, "nll": lambda *_: math.inf, "alpha": lambda *_: [math.nan, 0.0, math.inf]},
     "all_failed": {"statuses": {(m, lr, s): ("failed", "x") for m in ("sa", "sc") for lr in (1e-3, 1e-2) for s in (0, 1)}, "mechanisms": ["sa", "sc"],
                    "lrs": [1e-3, 1e-2], "curves": False},
