@@ -74,7 +74,7 @@ def _limits(rows: Frame, lrs: list[float]) -> tuple[float, float]:
 
 def _panel(ax: Axes, part: Frame, count: Frame, style: Look, lrs: list[float], limits: tuple[float, float]) -> None:
     ax.set_yscale("log")
-    lr_axis(ax, lrs, most=4)
+    lr_axis(ax, lrs, most=3)
     ax.set_ylim(*limits)
     ends = np.array(ax.get_xlim())
     ax.fill_between(ends, ends, limits[1], color="#f2f5f0", zorder=0, linewidth=0)
