@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from stability import registry
 from stability.command_line import run_entry
 from stability.config import RunSpec, checked, run_id
 from stability.data._cache import prepare
@@ -43,6 +44,12 @@ TINY: dict[str, Any] = {
     "lr_peak": 1e-3,
     "seed": 0,
 }
+
+
+@pytest.fixture(autouse=True)
+def plugins_of_a_test_alone(monkeypatch):
+    """What a test registers is known to it alone: no test depends on which came before."""
+    monkeypatch.setattr(registry, "_plugins", dict(registry._plugins))
 
 
 class Lab:

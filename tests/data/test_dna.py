@@ -152,7 +152,7 @@ def test_too_long_windows_are_refused_with_the_longest_that_fits():
     corpus = of([letters(1000, 0), letters(900, 1)])
     corpus.require(9)
     corpus.require(7, 2)
-    with pytest.raises(ValueError, match=r"model\.positions=8 needs at least 20 \(two windows of 10\)\.\n.*model\.positions=7 or less"):
+    with pytest.raises(ValueError, match=r"model\.positions=8 needs at least 20 \(two windows of 10 with objective\.context\)\.\n.*model\.positions=7 or less"):
         corpus.require(8, 2)
     with pytest.raises(ValueError, match=r"the held-out 1 % has 19 tokens in stretches of at most 10; model\.positions=10 .*\n.*model\.positions=9 or less"):
         corpus.require(10)
