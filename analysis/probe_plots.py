@@ -257,7 +257,7 @@ def qk_figure(study: Study, phase: str) -> Figure | None:
     for ax, column, label in zip(figure.subplots(1, 2), ("norm", "condition"), ("spectral norm", "condition number"), strict=True):
         for name in present:
             _qk_line(ax, heads[heads["series"] == name], column, styles[name])
-        lr_axis(ax, study.runs["lr"])
+        lr_axis(ax, study.runs["lr"], most=4)
         ax.set_yscale("log")
         _log_ticks(ax.yaxis)
         ax.set_xlabel("learning rate")
