@@ -191,19 +191,20 @@ def load_tokenizer(name: str) -> Any | None:
 def answer(rows: pd.DataFrame) -> str:
     """The table, a line a rate and state, and what it says: whether nine steps in ten stay below α_max at each rate that was asked about, what
     diverged, and by how much the two states differ."""
-    undefined, rows = rows[rows["method"] == NOT_DEFINED], rows[rows["method"] != NOT_DEFINED]
+    undefined: Any = rows[rows["method"] == NOT_DEFINED]
+    defined: Any = rows[rows["method"] != NOT_DEFINED]
     lines = [f"{'lr':>9}  {'state':6} {'median α_max':>12} {'10 % quantile':>14} {'stable':>7} {'loss fell':>10}  method, against differences"]
-    states, verdicts = list(dict.fromkeys(rows["state"])), []
-    for lr in sorted(set(rows["lr"])):
+    states, verdicts = list(dict.fromkeys(defined["state"])), []
+    for lr in sorted(set(defined["lr"])):
         for state in states:
-            part: Any = rows[(rows["lr"] == lr) & (rows["state"] == state)]
+            part: Any = defined[(defined["lr"] == lr) & (defined["state"] == state)]
             lines.append(_line(part, lr, state))
             if state == "plain" or "plain" not in states:
                 verdicts.append(_verdict(part, lr))
             elif part["alpha_max"].isna().any():
                 verdicts.append(_divergence(part, f"lr={lr:g}, state {state}"))
     verdicts += [f"{len(undefined)} steps have no α_max and are left out: {undefined['note'].iloc[0]}"] if len(undefined) else []
-    return "\n".join([*lines, "", *verdicts, *_ratios(rows)])
+    return "\n".join([*lines, "", *verdicts, *_ratios(defined)])
 
 
 def _line(part: Any, lr: float, state: str) -> str:
