@@ -27,7 +27,7 @@ from stability.registry import Registry, add_plugin
 from stability.sampling import GenerateSpec, GenerationSpec, asked_for
 from stability.search_space import HalvingSpec, SearchSpec, chosen, halving_asked_for
 from stability.tokenizer_spec import TokenizerSpec
-from stability.validation import STUDY_NAME, Settings, checked
+from stability.validation import STUDY_NAME, Settings, check_heads, checked
 
 BEHAVIOUR_VERSION = 1  # raised when the same spec would train differently: old runs then keep their ids and are not taken for new ones
 ABLATED = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers"}  # axes whose parts' settings can vary, and their families
@@ -53,9 +53,7 @@ class ModelSpec(Settings):
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> ModelSpec:
-        if self.width % self.heads or (self.width // self.heads) % 2:
-            valid = [h for h in range(1, self.width + 1) if self.width % h == 0 and (self.width // h) % 2 == 0]
-            raise ValueError(f"model.heads={self.heads} must divide model.width={self.width} into even head widths (RoPE turns pairs); valid: {valid}")
+        check_heads(self.heads, self.width, "model.")
         return self
 
 

@@ -11,7 +11,7 @@ from stability.identity import Family, Fingerprinted, Place
 from stability.identity import tokenizer_id as tokenizer_id
 from stability.parts import CrossOfEach, Part, cross_choice, lengths_fit, named, one_part, part
 from stability.registry import Registry
-from stability.validation import Settings, checked
+from stability.validation import Settings, check_heads, checked
 
 # Raised when the same recipe would train a different tokenizer.
 TOKENIZER_VERSION = 1
@@ -39,13 +39,6 @@ class StackSize(Settings):
     layers: int = Field(ge=1, le=10_000, description="number of blocks")
     width: int = Field(ge=2, le=2**20, description="model width d")
     heads: int = Field(ge=1, description="number of heads H")
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> StackSize:
-        if self.width % self.heads or self.width // self.heads % 2:
-            valid = [heads for heads in range(1, self.width + 1) if self.width % heads == 0 and self.width // heads % 2 == 0]
-            raise ValueError(f"heads={self.heads} must divide width={self.width} into even head widths (RoPE turns pairs); valid: {valid}")
-        return self
 
 
 class AbstractTokenizerRecipe(Settings):
@@ -98,6 +91,8 @@ class AbstractTokenizerRecipe(Settings):
 
     @model_validator(mode="after")
     def _numbers_fit(self) -> AbstractTokenizerRecipe:
+        for name in ("encoder", "decoder", "atom_decoder"):
+            check_heads(getattr(self, name).heads, getattr(self, name).width, f"{name}.")
         if self.kernel % 2 == 0:
             raise ValueError(f"kernel={self.kernel} must be odd, so that a convolution has a middle; e.g. kernel={self.kernel + 1}")
         if self.warmup_steps >= self.steps or (self.atom_steps and self.warmup_steps >= self.atom_steps):

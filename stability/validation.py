@@ -72,6 +72,17 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
     return f"{path}={short}: {item['msg'][0].lower()}{item['msg'][1:]}"
 
 
+def check_heads(heads: int, width: int, at: str) -> None:
+    """Refuses a number of heads that does not split the model's width into even head widths, as RoPE needs, which turns pairs.
+
+    ``at``: where the two are written, e.g. ``model.``. Errors: ``ValueError`` of one line with the numbers that would do.
+    """
+    if width % heads or width // heads % 2:
+        valid = [number for number in range(1, width + 1) if width % number == 0 and width // number % 2 == 0]
+        remedy = f"valid: {valid}" if valid else f"{at}width must be even"
+        raise ValueError(f"{at}heads={heads} must divide {at}width={width} into even head widths (RoPE turns pairs); {remedy}")
+
+
 def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, ...]:
     """Names of the fields of the nested model at a location."""
     for step in loc:

@@ -180,6 +180,8 @@ def fault(line: Line, outcome: Outcome) -> str | None:
         return None
     if "a value is missing; give " in outcome.err and any(_key_of(word) in GROUPS for word in line.drawn):
         return None  # of what was chosen, or of what is no longer
+    if re.search(r"needs \w+\.\w+=", outcome.err) and any(_key_of(word) == "study" for word in line.drawn):
+        return None  # a preset that cannot do without something of the user's own, which the message names
     if not any(is_named(word, outcome.err) for word in line.drawn):
         return "no word named"
     return None
