@@ -14,7 +14,7 @@ from analysis import recipe
 from analysis.compare import decide
 from analysis.learning import LITTLE_SHARE
 from analysis.load import Column, Frame, Study
-from analysis.spread import INTERVAL_RULE, Spread, listed, lr_text, plural, short_count
+from analysis.spread import INTERVAL_RULE, Spread, interval, listed, lr_text, plural, short_count
 from analysis.stability_window import median_line, outcomes
 from analysis.tables import nll_cell, source
 from analysis.typeset import Cell, Table
@@ -44,6 +44,12 @@ class Value:
         """Of the seeds' NLLs at ``lr``, a divergence counting as ∞; NaN without any."""
         known = self.by_seed.dropna()
         return float(np.median(known)) if len(known) else math.nan
+
+    @property
+    def diverged(self) -> str:
+        """How many seeds diverged at ``lr``, e.g. diverged 2/4; "" where none did."""
+        number = int(np.isinf(self.by_seed).sum())
+        return f"diverged {number}/{len(self.by_seed)}" if number else ""
 
     @property
     def learned_nats(self) -> float:
@@ -171,7 +177,8 @@ def _narrow(cell: Cell) -> Cell:
 
 def _generative(column: Value) -> Cell:
     spread = Spread.of(column.runs.loc[column.runs["lr"] == column.lr, "gen_nll"])
-    return _narrow(Cell(f"{spread.median:.3f}", spread.detail())) if spread.n else Cell("--")
+    detail = "\n".join(filter(None, (spread.detail() if spread.n else "", column.diverged)))
+    return _narrow(Cell(f"{spread.median:.3f}" if spread.n else "--", detail))
 
 
 def _size(column: Value) -> Cell:
@@ -181,29 +188,49 @@ def _size(column: Value) -> Cell:
 
 
 def directions(study: Study) -> list[str]:
-    """A sentence for each numeric setting: does the NLL fall or rise from its smallest value to its largest? Seeds are paired."""
+    """A sentence for each numeric setting: does the NLL fall or rise from its smallest value to its largest? Seeds are paired, diverged ones among them."""
     return [
         recipe.worded(study, _direction(each.base, group)) for each in ablations(study) for group in each.groups if group.numeric and len(group.columns) > 1
     ]
 
 
 def _direction(base: str, group: Group) -> str:
+    """On pairs of one seed; a run that diverged is infinitely bad, so that a seed that diverged at one of the two tells as much as any other."""
     low, high = min(group.columns, key=lambda column: column.value), max(group.columns, key=lambda column: column.value)
-    differences = (high.by_seed - low.by_seed).replace([math.inf, -math.inf], math.nan).dropna()
+    pairs = (high.by_seed - low.by_seed).dropna()  # ∞ − ∞ among it: what diverged at both tells nothing
+    both = pairs[np.isfinite(pairs)]
     what = f"{base}, {group.setting} from {low.text} to {high.text}"
-    if differences.empty:
-        return f"{what}: no seed finished at both."
-    sign, interval = decide(list(differences), list(differences)) if len(differences) > 1 else (0, None)
-    change = f"{what}: the validation NLL changes by {np.median(differences):+.3f} nats"
-    seeds = plural(len(differences), "paired seed")
-    if interval is not None:
-        rule = "range" if len(differences) == 2 else "95 % interval of the mean"
-        seeds = f"median of {seeds}; {rule} {interval[0]:+.3f} to {interval[1]:+.3f}"
+    lost = " and ".join(f"{column.text} {note}" for column in (low, high) if (note := column.diverged))
+    if pairs.empty:
+        return f"{what}: no seed has a result that tells the two apart{f' ({lost})' if lost else ''}."
+    change = f"{what}: {_change(both, lost)}"
     learned, unigram = max(low.learned_nats, high.learned_nats), float(high.runs["unigram_nll"].median())
     if not learned > 0:
-        return f"{change} ({seeds}); neither learned more than token frequencies, nothing is claimed."
-    weight = "two seeds indicate that it" if len(differences) < 3 else "it"
-    verdict = {0: "no direction can be claimed", 1: f"{weight} rises", -1: f"{weight} falls"}[sign]
+        return f"{change}; neither learned more than token frequencies, nothing is claimed."
+    weight = "two seeds indicate that it" if len(pairs) < 3 else "it"
+    verdict = {0: "no direction can be claimed", 1: f"{weight} rises", -1: f"{weight} falls"}[_sign(list(pairs))]
     verdict += "; in the paper it falls (Table 9)" if group.in_paper else ""
     little = f" Little was learned: the better of the two lies {learned:.3f} nats below the token-frequency NLL." if learned < LITTLE_SHARE * unigram else ""
-    return f"{change} ({seeds}): {verdict}.{little}"
+    return f"{change}: {verdict}.{little}"
+
+
+def _sign(pairs: list[float]) -> int:
+    """As `decide`, one pair deciding nothing. Where every seed diverged at the same one of the two and finished at the other there is no spread to judge by:
+    they agree."""
+    if len(pairs) < 2:
+        return 0
+    if all(each == pairs[0] for each in pairs) and math.isinf(pairs[0]):
+        return 1 if pairs[0] > 0 else -1
+    return decide(pairs, pairs)[0]
+
+
+def _change(both: Column, lost: str) -> str:
+    """By how much the NLL changes over the seeds that finished at both values, and, where runs diverged, that these are not all."""
+    counted = f"; {lost}, which counts as infinitely bad" if lost else ""
+    if both.empty:
+        return f"no seed finished at both{counted}"
+    seeds = plural(len(both), "paired seed") + (" that finished at both" if lost else "")
+    if len(both) > 1:
+        bounds, rule = interval(both), "range" if len(both) == 2 else "95 % interval of the mean"
+        seeds = f"median of {seeds}; {rule} {bounds[0]:+.3f} to {bounds[1]:+.3f}"
+    return f"the validation NLL changes by {np.median(both):+.3f} nats ({seeds}{counted})"

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from analysis.curvature_plots import panels_width, shown
+from analysis.curvature_tables import spectrum_rows
 from analysis.load import Frame, Study
 from analysis.spread import lr_text
 from analysis.style import MUTED, fitting_legend
@@ -59,16 +60,17 @@ def blocks_table(study: Study) -> Table | None:
     """Shares by kind, a row for each phase, state, series and LR, and what lies off the diagonal blocks; None where it was not measured."""
     if "blocks" not in study.spectra or study.spectra["blocks"].empty:
         return None
-    rows = with_kinds(study.with_run(study.spectra["blocks"]))
-    rows = rows.assign(order=rows["series"].map(study.series.index)).sort_values(["phase", "state", "order", "run_lr"], kind="stable")
-    kinds = tuple(kind for kind in KINDS if kind in set(rows["kind"]))
+    present = set(study.spectra["blocks"]["block"].map(kind_of))
+    kinds = tuple(kind for kind in KINDS if kind in present)
     body = []
-    for (phase, state, series, lr), part in rows.groupby(["phase", "state", "series", "run_lr"], sort=False):
-        shares, own = medians(part, ["kind"])["percent"], _off_diagonal(part)
+    for phase, state, series, lr, rows, lost in spectrum_rows(study, "blocks"):
+        part, detail = with_kinds(rows), "\n".join(filter(None, (f"{phase}, {state}, n={rows['run_id'].nunique()}", lost)))
+        shares, own = (medians(part, ["kind"])["percent"], _off_diagonal(part)) if len(part) else ({}, "--")
         cells = [Cell(_whole(float(shares.get(kind, math.nan)))) for kind in kinds]
-        body.append((Cell(series, f"{phase}, {state}, n={part['run_id'].nunique()}"), Cell(lr_text(lr)), *cells, Cell(own)))
+        body.append((Cell(series, detail), Cell(lr_text(lr)), *cells, Cell(own)))
     caption = (
-        "At the first recorded step: u_b·(Hu)_b of all blocks of a kind, in % of |uᵀHu|; median over the seeds. Coupling: what lies off the diagonal "
+        "At the first recorded step: u_b·(Hu)_b of all blocks of a kind, in % of |uᵀHu|; median over the n runs measured (a run that diverged left no "
+        "terminal checkpoint to measure). Coupling: what lies off the diagonal "
         f"blocks, uᵀHu − Σ u_b·H u_b over the single blocks of each layer, in % of |uᵀHu|. {source(study)}"
     )
     return Table("Which parameters bend the loss along u", caption, ("mechanism", "LR", *kinds, "coupling"), tuple(body))

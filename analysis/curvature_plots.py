@@ -14,6 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
+from analysis.curvature_tables import of_trained
 from analysis.load import Frame, Study
 from analysis.spread import lr_text
 from analysis.step_shares import DIVERGED, counted, phases_and_states, recorded, shown_series
@@ -137,7 +138,7 @@ def shown(study: Study, name: str, phase: str) -> Frame | None:
     """One spectrum's rows of a phase, of state “checkpoint” where it is there; None where nothing is."""
     if name not in study.spectra:
         return None
-    rows = study.with_run(study.spectra[name])
+    rows = of_trained(study, study.with_run(study.spectra[name]))
     rows = rows[rows["phase"] == phase]
     if rows.empty:
         return None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from analysis.alpha_tables import ALPHA_COLUMNS, counting_rule, share_cell
 from analysis.load import Column, Frame, Study
 from analysis.spread import lr_text, plural, power
-from analysis.step_shares import LAST, PHASES, counted, phases_and_states, recorded, shown_series
+from analysis.step_shares import DIVERGED, LAST, PHASES, TERMINAL, counted, phases_and_states, recorded, shown_series
 from analysis.tables import chunks, source
 from analysis.typeset import Cell, Table
 
@@ -64,19 +66,46 @@ def _ratio(part: Frame) -> Cell:
     return Cell(power(float(np.median(ratios))), f"{power(float(low))}–{power(float(high))}, n={len(ratios)}")
 
 
+def of_trained(study: Study, rows: Frame) -> Frame:
+    """``rows`` (of the curvature or a spectrum) without the terminal ones of runs that diverged: as in `step_shares.recorded` those have no terminal
+    checkpoint, whatever results of an older version say."""
+    diverged = study.runs.loc[study.runs["status"] == "diverged", "run_id"]
+    return rows[(rows["phase"] != TERMINAL) | ~rows["run_id"].isin(diverged)]
+
+
+def diverged_note(count: Frame) -> str:
+    """How many of the runs of ``count`` (see `counted`) diverged without a checkpoint to measure, e.g. diverged 2/3; "" where none did."""
+    number = int((count["outcome"] == DIVERGED).sum())
+    return f"diverged {number}/{len(count)}" if number else ""
+
+
+def spectrum_rows(study: Study, name: str) -> Iterator[tuple[str, str, str, float, Frame, str]]:
+    """The rows of a spectrum by ``(phase, state, series, LR)``, and how many runs are missing there because they diverged. A series and LR of which every run
+    diverged comes with no rows."""
+    rows = of_trained(study, study.with_run(study.spectra[name]))
+    pairs = set(study.spectra[name][["phase", "state"]].itertuples(index=False, name=None))
+    for phase, state in sorted(pairs | {(TERMINAL, state) for phase, state in pairs if phase == LAST}):
+        count, part = counted(study, phase, state), rows[(rows["phase"] == phase) & (rows["state"] == state)]
+        for series in study.series:
+            for lr in sorted(set(study.of(series)["lr"])):
+                own = part[(part["series"] == series) & (part["run_lr"] == lr)]
+                note = diverged_note(count[(count["series"] == series) & (count["run_lr"] == lr)])
+                if note or len(own):
+                    yield phase, state, series, lr, own, note
+
+
 def sharpness_table(study: Study) -> Table | None:
     """Medians over seeds of each series, LR, phase and state; None where sharpness was not measured."""
     if "sharpness" not in study.spectra or study.spectra["sharpness"].empty:
         return None
-    rows = study.with_run(study.spectra["sharpness"])
-    rows = rows.assign(order=rows["series"].map(study.series.index)).sort_values(["phase", "state", "order", "run_lr"], kind="stable")
     columns = ("sharpness", "adam_ratio", "trace", "gauss_newton_share", "noise_scale", "attention_logit_max", "attention_entropy")
     body = []
-    for (phase, state, series, lr), group in rows.groupby(["phase", "state", "series", "run_lr"], sort=False):
-        cells = [_median(group[column]) for column in columns]
-        body.append((Cell(f"{series}", f"{phase}, {state}, n={len(group)}"), Cell(lr_text(lr)), *cells))
+    for phase, state, series, lr, group, lost in spectrum_rows(study, "sharpness"):
+        detail = "\n".join(filter(None, (f"{phase}, {state}, n={len(group)}", lost)))
+        body.append((Cell(series, detail), Cell(lr_text(lr)), *(_median(group[column]) for column in columns)))
     caption = (
-        "At the first recorded step; median over the seeds, below it their range. λ_max: largest Hessian eigenvalue (Lanczos). Adam ratio: λ_max of the "
+        "At the first recorded step; median over the n runs measured, below it their range; a run that diverged left no terminal checkpoint to measure and is "
+        "counted under the name. λ_max: largest Hessian eigenvalue (Lanczos). Adam ratio: λ_max of the "
         "preconditioned Hessian over its threshold (2+2β₁)/((1−β₁)η), unstable above 1 (Cohen et al. 2022). Trace: Hutch++. GN: share of uᵀHu that the "
         f"Gauss–Newton part makes up. Noise: gradient noise scale in sequences. Attention: largest logit, and mean entropy in nats. {source(study)}"
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from analysis.curvature_tables import diverged_note, of_trained
 from analysis.load import Column, Frame, Study
 from analysis.protocol import methods
 from analysis.spread import plural, power
-from analysis.step_shares import finite_median, phases_and_states
+from analysis.step_shares import counted, finite_median, phases_and_states, recorded
 from analysis.tables import source
 from analysis.typeset import Cell, Table
 
@@ -18,8 +19,9 @@ DOUBTFUL = 1e-3  # relative error beyond which a reader asks which side erred (`
 
 def verification(study: Study) -> str:
     """How the curvatures were computed, how far one of each run and state lies from central differences, and which of the two is off where that is far."""
-    used = f"Methods: {methods(study.curvature)}."
-    checked = study.curvature[study.curvature["rel_error"].notna()]
+    rows = of_trained(study, study.curvature)
+    used = f"Methods: {methods(rows)}."
+    checked = rows[rows["rel_error"].notna()]
     if checked.empty:
         return f"{used} No curvature was compared with central differences."
     worst = checked.loc[checked["rel_error"].idxmax()]
@@ -77,18 +79,19 @@ def other_sign(exact: Column, other: Column) -> Column:
 
 def differences_table(study: Study) -> Table | None:
     """One row per phase, state and series; None where no step was measured by both."""
-    rows = pairs(study.with_run(study.curvature))
+    rows = pairs(of_trained(study, study.with_run(study.curvature)))
     body = []
     for phase, state in phases_and_states(study):
-        of_state = rows[(rows["phase"] == phase) & (rows["state"] == state)]
-        body += [_row(of_state[of_state["series"] == name], name, f"{phase}, {state}") for name in study.series if name in set(of_state["series"])]
+        of_state, count = pairs(recorded(study, phase, state)), counted(study, phase, state)
+        for name in (name for name in study.series if name in set(of_state["series"])):
+            body.append(_row(of_state[of_state["series"] == name], name, f"{phase}, {state}", diverged_note(count[count["series"] == name])))
     if not body:
         return None
     caption = (
         "The recorded steps measured both exactly and by the paper's central difference of gradients, (∇L(θ+εu) − ∇L(θ−εu))/2ε with raw ε = 1e-4, at the "
         "same θ and along the same u. Difference: median of |a − b| / max(|a|, |b|), below it the largest; other sign: share of pairs in which one of "
-        f"the two is positive and the other is not. α_max: median of the finite ones. % stable: share of the pairs with α_max above the training LR (runs that "
-        "diverged have no pairs at a terminal checkpoint)."
+        f"the two is positive and the other is not. α_max: median of the finite ones. % stable: share of the pairs with α_max above the training LR (a run "
+        "that diverged has no pairs at a terminal checkpoint and is counted under them)."
         f"{_papers_error(rows)}{SW if 'sw' in set(rows['mechanism']) else ''} {source(study)}"
     )
     return Table("Exact and finite differences", caption, HEADER, tuple(body), GROUPS)
@@ -98,7 +101,7 @@ def differences_table(study: Study) -> Table | None:
 SW = " For sw the paper has differences only: its band-masked implementation gave numerically unstable Hessian-vector products. Here sw is exact as well."
 
 
-def _row(part: Frame, name: str, where: str) -> tuple[Cell, ...]:
+def _row(part: Frame, name: str, where: str, lost: str) -> tuple[Cell, ...]:
     exact, other = part["curvature"], part["parity_curvature"]
     difference, rate = relative_difference(exact, other), part["lr"].fillna(part["run_lr"])
     signs = other_sign(exact, other)
@@ -106,7 +109,7 @@ def _row(part: Frame, name: str, where: str) -> tuple[Cell, ...]:
     shares = [100 * (part[column] > rate).mean() for column in ("alpha_max", "parity_alpha_max")]
     return (
         Cell(name, where),
-        Cell(str(len(part)), f"{part['run_id'].nunique()} runs" if part["run_id"].nunique() > 1 else "1 run"),
+        Cell(str(len(part)), "\n".join(filter(None, (plural(part["run_id"].nunique(), "run"), lost)))),
         Cell(power(float(difference.median())), f"≤ {power(float(difference.max()))}"),
         Cell(f"{100 * signs.mean():.0f} %", f"{int(signs.sum())} of {len(part)}"),
         *(Cell("--" if np.isnan(median) else power(median)) for median in medians),

@@ -199,15 +199,27 @@ def _best(study: Study, about: str, subject: str, pair: Pair) -> Claim:
     numbers += f"; paired difference {known}, n={len(pairs)}{', 95 % interval' if len(pairs) > 2 else ''}{_lost(pairs, other, plain)}"
     wanted = "lower" if better < 0 else "higher"
     interval = f"{known}, {'range' if len(pairs) < 3 else '95 % interval of the mean paired difference'}"
-    if direction == 0 and "on par" in statement and high < PAR_NATS:
-        text = f"{_weight(len(pairs))} that {other}'s {word} is on par with {plain}'s, at most {PAR_NATS:g} nats above it, each at its best rate ({numbers})."
-        return Claim(about, "holds", text, statement, len(pairs), effect, interval)
+    if "on par" in statement:
+        verdict, text = _on_par(low, high, other, plain, len(pairs), numbers)
+        return Claim(about, verdict, pair.remark + text, statement, len(pairs), effect, interval)
     if direction == 0:
         text = f"Whether {other} reaches a {wanted} {word} than {plain} at its best rate stays undecided ({numbers})."
         return Claim(about, "undecided", pair.remark + text, statement, len(pairs), effect, interval)
     relation, verdict = ("lower" if direction < 0 else "higher"), ("holds" if direction * better > 0 else "contradicted")
     text = f"{_weight(len(pairs))} that {other} reaches a {relation} {word} than {plain}, each at its best rate ({numbers})."
     return Claim(about, verdict, pair.remark + text, statement, len(pairs), effect, interval)
+
+
+def _on_par(low: float, high: float, other: str, plain: str, n: int, numbers: str) -> tuple[Verdict, str]:
+    """Verdict and text on "on par or lower", from the interval of the difference in nats: whole below the margin, whole above it, or neither. A difference
+    that is certain, but lies within the margin, is on par."""
+    if high < 0:
+        return "holds", f"{_weight(n)} that {other} reaches a lower NLL than {plain}, each at its best rate ({numbers})."
+    if high < PAR_NATS:
+        return "holds", f"{_weight(n)} that {other}'s NLL is on par with {plain}'s, at most {PAR_NATS:g} nats above it, each at its best rate ({numbers})."
+    if low > PAR_NATS:
+        return "contradicted", f"{_weight(n)} that {other}'s NLL lies more than {PAR_NATS:g} nats above {plain}'s, each at its best rate ({numbers})."
+    return "undecided", f"Whether {other}'s NLL is on par with {plain}'s, at most {PAR_NATS:g} nats above it, or lower stays undecided ({numbers})."
 
 
 def _lost(pairs: list[tuple[float, float]], other: str, plain: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.load import FINISHED, Frame, Study
-from analysis.spread import POSITIVE, Spread
+from analysis.spread import EXTREME, Spread
 from analysis.tables import source
 from analysis.typeset import Cell, Table
 
@@ -36,7 +36,9 @@ def sensitivity(study: Study, series: str) -> Sensitivity:
         if len(losses):
             by_seed[int(seed)] = float(np.mean(losses) - np.min(losses))
             rates.append(len(losses))
-    return Sensitivity(series, by_seed, Spread.of(by_seed.values(), POSITIVE), min(rates, default=0))
+    # Smallest and largest: no seed can lose more than its initial NLL lies above its best, and where some seeds diverged at a rate and others did not there
+    # are two clusters, for which an interval on logarithms ends far beyond what is possible.
+    return Sensitivity(series, by_seed, Spread.of(by_seed.values(), EXTREME), min(rates, default=0))
 
 
 def _capped(runs: Frame) -> list[float]:
@@ -58,7 +60,7 @@ def sensitivity_table(study: Study) -> Table | None:
     )
     caption = (
         "Mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL, in nats (Wortsman et al. 2024): 0 where the learning rate does not "
-        "matter. Median over seeds, below it n and their range (n = 2, or a sensitivity of 0) or the 95 % interval of their geometric mean. It depends on the "
+        "matter; a diverged run counts as the NLL at initialisation. Median over seeds, below it the smallest and largest of them, and n. It depends on the "
         f"range swept. Bold: the lowest. {source(study)}"
     )
     return Table("Learning-rate sensitivity", caption, ("mechanism", "sensitivity (nats)", "rates"), rows)

@@ -141,7 +141,45 @@ def test_directions_claim_nothing_from_one_seed_disagreeing_seeds_or_untrained_m
     little = ablation.directions(load(write_ablation(tmp_path / "6", nll=lambda label, lr, seed: UNIGRAM - 0.1 + SHIFTS[label])))
     assert "it falls; in the paper it falls (Table 9). Little was learned: the better of the two lies 0.100 nats below" in little[0]
     gone = ablation.directions(load(write_ablation(tmp_path / "5", nll=lambda label, lr, seed: math.inf if label == "window=4" else 2.5)))
-    assert gone[2].endswith("no seed finished at both.")
+    assert "no seed finished at both; 4 diverged 3/3, which counts as infinitely bad: it rises; in the paper it falls" in gone[2]
+
+
+@pytest.mark.parametrize(
+    ("lost", "seeds", "said", "verdict"),
+    [
+        ({("window=4", 1), ("window=4", 3)}, 4, "4 diverged 2/4", "no direction can be claimed"),
+        ({("window=4", 1)}, 2, "4 diverged 1/2", "no direction can be claimed"),
+        ({("window=4", seed) for seed in range(3)}, 3, "4 diverged 3/3", "it rises"),
+        ({("", seed) for seed in range(3)}, 3, "2 diverged 3/3", "it falls"),
+        ({("", 0), ("window=4", 0)}, 4, "2 diverged 1/4 and 4 diverged 1/4", "it falls"),
+        ({("", 0), ("window=4", 1)}, 4, "2 diverged 1/4 and 4 diverged 1/4", "no direction can be claimed"),
+    ],
+)
+def test_a_diverged_run_counts_as_infinitely_bad_in_a_direction(tmp_path, lost, seeds, said, verdict):
+    """The survivors of window=4 lie 0.1 nats below the base in every seed, give or take 0.01."""
+
+    def nll(label, lr, seed):
+        return math.inf if (label, seed) in lost else 2.5 - (0.1 + 0.01 * (seed % 2)) * (label == "window=4")
+
+    text = ablation.directions(load(write_ablation(tmp_path, nll=nll, seeds=seeds)))[2]
+    assert said in text and text.endswith(f"{verdict}; in the paper it falls (Table 9).")
+    survivors = seeds - len({seed for _, seed in lost})
+    assert (f"{survivors} paired seed" in text and "that finished at both" in text) if survivors else "no seed finished at both" in text
+
+
+def test_where_every_seed_diverged_at_both_nothing_tells_them_apart(tmp_path):
+    study = load(write_ablation(tmp_path, nll=lambda label, lr, seed: math.inf if label in ("", "window=4") else 2.5))
+    assert ablation.directions(study)[2].endswith("no seed has a result that tells the two apart (2 diverged 3/3 and 4 diverged 3/3).")
+
+
+def test_the_generative_cell_says_how_many_of_its_runs_diverged(tmp_path):
+    def nll(label, lr, seed):
+        return math.inf if label == "" and seed == 0 else 2.5
+
+    study = load(write_ablation(tmp_path, nll=nll, gen_nll=lambda label, seed: 5.5 if label == "" and seed else None))
+    (table,) = ablation.ablation_tables(study)
+    cell = next(row for row in table.rows if row[0].text == "Generative NLL")[2]
+    assert cell.text == "5.500" and cell.detail.endswith("n=2\ndiverged\n1/3")
 
 
 def test_summary_and_pdf_hold_the_table_once_and_the_general_ones_only_where_they_say_more(tmp_path):

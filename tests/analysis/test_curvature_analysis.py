@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.curvature_plots import curvature_figures, density_figures, profile_figures, smoothed, step_figures
+from analysis.block_shares import blocks_table
+from analysis.curvature_plots import curvature_figures, density_figures, profile_figures, shown, smoothed, step_figures
 from analysis.curvature_tables import fallen_steps, fallen_tables, sharpness_table
 from analysis.load import SPECTRA_COLUMNS, load
 from analysis.report import build
@@ -81,6 +82,30 @@ def test_sharpness_has_a_row_for_each_series_and_rate_and_a_dash_where_there_is_
     assert [(row[0].text, row[1].text) for row in table.rows] == [("sa", "1e-3"), ("sa", "1e-2"), ("sc", "1e-3"), ("sc", "1e-2")]
     assert (table.rows[0][2].text, table.rows[0][2].detail) == ("1.5e0", "1.0e0–2.0e0")
     assert table.rows[2][-1].text == "--"
+
+
+def with_stale_rows(folder):
+    """`with_spectra`, of whose runs two of sa at 1e-2 and one at 1e-3 diverged; their rows still call themselves terminal, as old results do."""
+    path = with_spectra(folder)
+    table = path / "results" / "runs.parquet"
+    runs = pd.read_parquet(table)
+    lost = (runs["mechanism"] == "sa") & ((runs["lr"] == 1e-2) | (runs["seed"] == 1))
+    runs.loc[lost, ["status", "val_nll"]] = ["diverged", None]
+    results.write_parquet(runs, table, {"schema_version": str(results.SCHEMA_VERSION)})
+    return path
+
+
+def test_spectra_of_diverged_runs_are_never_terminal_and_the_runs_are_counted(tmp_path):
+    study = load(with_stale_rows(tmp_path))
+    for table in (sharpness_table(study), blocks_table(study)):
+        details = {(row[0].text, row[1].text): row[0].detail for row in table.rows}
+        assert details["sa", "1e-3"] == "terminal, checkpoint, n=1\ndiverged 1/2" and details["sa", "1e-2"] == "terminal, checkpoint, n=0\ndiverged 2/2"
+        assert details["sc", "1e-2"] == "terminal, checkpoint, n=2"
+        assert {cell.text for cell in table.rows[1][2:]} == {"--"} and "a run that diverged" in table.caption
+    assert (sharpness_table(study).rows[0][2].text, sharpness_table(study).rows[0][2].detail) == ("1.0e0", ""), "the seed that is left"
+    for name in ("profile", "density", "blocks"):
+        rows = shown(study, name, "terminal")
+        assert set(rows.loc[rows["series"] == "sa", "run_lr"]) == {1e-3} and rows.loc[rows["series"] == "sa", "run_id"].nunique() == 1
 
 
 def test_a_panel_of_steps_shows_medians_and_the_training_rate(spectra_dir):

@@ -80,6 +80,20 @@ def test_differences_compare_only_the_steps_that_hold_both(study):
     assert "1e-4" in table.caption and "For sw the paper has differences only" in table.caption
 
 
+def test_stale_terminal_rows_of_a_diverged_run_are_no_pairs_and_the_run_is_counted(study):
+    study.curvature["parity_curvature"], study.curvature["parity_alpha_max"] = study.curvature["curvature"], study.curvature["alpha_max"]
+    study.curvature["rel_error"] = 1e-5
+    lost = study.runs.query("lr == 1e-2 and mechanism == 'sa'")["run_id"].item()
+    study.curvature.loc[study.curvature["run_id"] == lost, "rel_error"] = 0.5
+    study.runs.loc[study.runs["run_id"] == lost, "status"] = "diverged"
+    table = differences_table(study)
+    finite = study.curvature[np.isfinite(study.curvature["curvature"])].groupby("run_id").size()
+    of_sa = study.runs.query("lr == 1e-3 and mechanism == 'sa'")["run_id"].item()
+    assert [(row[0].text, row[1].detail) for row in table.rows] == [("sa", "1 run\ndiverged 1/2"), ("sw", "2 runs")]
+    assert table.rows[0][1].text == str(finite[of_sa])
+    assert "taylor (25 steps)" in verification(study) and "in 75 steps" in verification(study) and "largest 1.0e-5" in verification(study)
+
+
 def test_a_study_without_differences_has_no_table_of_them(study):
     assert differences_table(study) is None
     assert blocks_table(study) is None
