@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from analysis.load import Frame, Study
-from analysis.protocol import NOT_DEFINED, stated
+from analysis.protocol import NOT_DEFINED, stated, stated_in
 from analysis.spread import count_range, listed, lr_text, plural, power
 from analysis.step_shares import (
     COUNTED,
@@ -73,7 +73,7 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
     count, shown = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
     lrs = sorted(set(count.loc[~count["series"].isin(undefined), "run_lr"]))
     body = tuple(_alpha_row(shown[shown["run_lr"] == lr], count[count["run_lr"] == lr], lr, series) for lr in lrs)
-    lost, how, rule = _lost(shown) + _undefined(study, phase, state, series), stated(shown), counting_rule(study, rows, phase)
+    lost, how, rule = _lost(shown) + _undefined(study, phase, state, series), stated_in(study, shown, state), counting_rule(study, rows, phase)
     absent = f" Not measured at all: {listed(unmeasured)}." if unmeasured else ""
     absent += f" Not defined here: {listed(undefined)}." if undefined else ""
     caption = (

@@ -43,8 +43,21 @@ NOUNS = {
     "warmup_steps": ("warm-up step", "warm-up steps"),
     "recorded_steps": ("recorded step", "recorded steps"),
 }
+WHOLE = {*NOUNS, "batch", "method"}  # that every record of a protocol has
 # Fields younger than some files, and what was done before there were these.
 BEFORE = {"microbatch": None, "gradient": "true", "weight_decay": True, "clip_norm": None}
+
+
+def stated_in(study: Study, rows: Frame, state: str) -> str:
+    """As `stated`; where a table of an optimizer state has no row, the protocol by which the state was measured elsewhere in the study, or was to be."""
+    if len(rows):
+        return stated(rows)
+    others = study.curvature.loc[study.curvature["state"] == state, "protocol"]
+    asked = asked_protocol(study)
+    whole = [BEFORE | asked] if asked.keys() >= WHOLE else []
+    known = [BEFORE | json.loads(text) for text in sorted(set(others) - {""})] or whole
+    lines = [sentence(protocol, {state: gradient_of(protocol, state)}) for protocol in known]
+    return f"Protocol: {' / '.join(dict.fromkeys(lines)) or 'not recorded'}. No step was recorded."
 
 
 def stated(rows: Frame) -> str:

@@ -18,6 +18,7 @@ from analysis.load import load
 from analysis.protocol import NO_ADAM, undefined_states
 from analysis.step_shares import counted, phases_and_states
 from analysis.typeset import Cell
+from stability.config import CurvatureSpec
 from stability.registry import Registry
 from tests.analysis.synthetic import write_study
 
@@ -90,6 +91,31 @@ def test_a_study_in_which_every_run_diverged_prints_what_its_sweep_asked_for(tmp
     study = replace(study, study=study.study | {"spec": asked})
     assert phases_and_states(study) == [("terminal", "paper"), ("earliest", "paper")]
     assert row_of(alpha_tables(study)[0], "3e-2")[3] == Cell("0", "0–0, n=21\ndiverged 3/3")
+
+
+def test_a_table_without_a_row_states_the_protocol_by_which_its_runs_were_to_be_measured(tmp_path):
+    study = study_of(tmp_path, EVERY)
+    protocol = CurvatureSpec(state=("paper", "checkpoint"), recorded_steps=7, warmup_steps=3).model_dump(mode="json")
+    asked = {"hessian": True, "curvature": protocol, "batch": 4, "clip_norm": 2.0}
+    paper, checkpoint = alpha_tables(replace(study, study=study.study | {"spec": asked}))
+    how = "Protocol: 5 warm-up batches, 3 warm-up steps, 7 recorded steps of 4 sequences; slope of the {} gradient; weight decay included in u; clipping norm 2"
+    for table, gradient in ((paper, "clipped"), (checkpoint, "true")):
+        for text in (table.caption, table.brief):
+            assert f"{how.format(gradient)}; method auto. No step was recorded." in text
+
+
+def test_a_table_without_a_row_states_the_protocol_of_the_studys_other_rows_of_that_state_before_the_one_asked_for(tmp_path):
+    """Diverged after the earliest checkpoint, which was measured later by other settings than the sweep's."""
+    study = study_of(tmp_path, EVERY)
+    study = early(study, 3e-2, 0, STABLE, step=0)
+    measured_by = CurvatureSpec(state=("paper",), recorded_steps=25, gradient="true", batch=9, clip_norm=1.0).model_dump(mode="json")
+    asked = {"hessian": True, "curvature": CurvatureSpec(state=("paper",), recorded_steps=7).model_dump(mode="json")}
+    study = replace(study, curvature=study.curvature.assign(protocol=json.dumps(measured_by)), study=study.study | {"spec": asked})
+    terminal = alpha_tables(study, phases=("terminal",))[0]
+    assert "25 recorded steps of 9 sequences; slope of the true gradient" in terminal.caption and "No step was recorded." in terminal.caption
+    bare = study_of(tmp_path / "bare", EVERY)
+    bare = replace(bare, study=bare.study | {"spec": {"hessian": True, "curvature": {"phase": "terminal", "state": ["paper"]}}})
+    assert "Protocol: not recorded" in alpha_tables(bare)[0].caption, "a record of states alone says nothing of how"
 
 
 def early(study, lr, seed, steps, step=4900):
