@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import blended_transform_factory
 
 from analysis.load import Frame, Study
+from analysis.protocol import NOT_DEFINED
 from analysis.step_shares import DIVERGED, counted, finite_median, phases_and_states, recorded, shown_series
 from analysis.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
 from analysis.tables import chunks
@@ -83,7 +84,8 @@ def _panel(ax: Axes, part: Frame, count: Frame, style: Look, lrs: list[float], l
     if part.empty:
         if (count["outcome"] == DIVERGED).any():
             return
-        ax.annotate("not recorded", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=MUTED, fontsize=8)
+        why = NOT_DEFINED if len(count) and (count["outcome"] == NOT_DEFINED).all() else "not recorded"
+        ax.annotate(why, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=MUTED, fontsize=8)
         return
     finite = part[np.isfinite(part["alpha_max"]) & (part["alpha_max"] > 0)]
     ax.plot(finite["run_lr"], finite["alpha_max"], ".", color=style.color, markersize=3.2, alpha=0.4, markeredgewidth=0, zorder=3)

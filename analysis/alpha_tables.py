@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from analysis.load import Frame, Study
-from analysis.protocol import stated
+from analysis.protocol import NOT_DEFINED, stated, stated_in
 from analysis.spread import count_range, listed, lr_text, plural, power
 from analysis.step_shares import (
     COUNTED,
@@ -24,6 +24,7 @@ from analysis.step_shares import (
     share,
     shown_series,
     stable_steps,
+    undefined_series,
     undefined_steps,
 )
 from analysis.tables import chunks, source
@@ -40,9 +41,16 @@ def alpha_tables(study: Study, phases: Sequence[str] | None = None, states: Sequ
         if phase == LAST or (phases is not None and phase not in phases) or (states is not None and state not in states):
             continue
         rows, count = recorded(study, phase, state), counted(study, phase, state)
-        tables += [_alpha_table(study, rows, count, phase, state, part) for part in chunks(shown_series(study, count), ALPHA_COLUMNS) if part]
+        tables += [_alpha_table(study, rows, count, phase, state, part) for part in _columns(study, count)]
     last = last_table(study) if phases is None or LAST in phases else None
     return tables if last is None else [*tables, last]
+
+
+def _columns(study: Study, count: Frame) -> list[tuple[str, ...]]:
+    """The series of each table: those that have a result or can have none; a table has one that has a result."""
+    result = shown_series(study, count)
+    named = [name for name in study.series if name in {*result, *undefined_series(study, count)}]
+    return [part for part in chunks(named, ALPHA_COLUMNS) if set(part) & set(result)]
 
 
 def _lost(shown: Frame) -> str:
@@ -60,12 +68,14 @@ def _undefined(study: Study, phase: str, state: str, series: Sequence[str]) -> s
 
 
 def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
-    unmeasured = [name for name in study.series if name in set(count["series"]) - set(shown_series(study, count))]
+    undefined = undefined_series(study, count)
+    unmeasured = [name for name in study.series if name in set(count["series"]) - {*shown_series(study, count), *undefined}]
     count, shown = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
-    lrs = sorted(set(count["run_lr"]))
+    lrs = sorted(set(count.loc[~count["series"].isin(undefined), "run_lr"]))
     body = tuple(_alpha_row(shown[shown["run_lr"] == lr], count[count["run_lr"] == lr], lr, series) for lr in lrs)
-    lost, how, rule = _lost(shown) + _undefined(study, phase, state, series), stated(shown), counting_rule(study, rows, phase)
+    lost, how, rule = _lost(shown) + _undefined(study, phase, state, series), stated_in(study, shown, state), counting_rule(study, rows, phase)
     absent = f" Not measured at all: {listed(unmeasured)}." if unmeasured else ""
+    absent += f" Not defined here: {listed(undefined)}." if undefined else ""
     caption = (
         "Left: median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), below it the range of the single runs' "
         "medians, and n, the runs measured. Right: share of steps with α_max above the training LR in % (bold: highest of the row), below it the range over "
@@ -108,6 +118,8 @@ def _alpha_row(rows: Frame, count: Frame, lr: float, series: tuple[str, ...]) ->
 
 def _median_cell(rows: Frame, count: Frame, lr: float) -> Cell:
     measured, beside = count[count["outcome"] == MEASURED], notes(count)
+    if _is_undefined(count):
+        return Cell(NOT_DEFINED)
     if measured.empty:
         return Cell("--", "\n".join(beside))
     median, by_run = finite_median(rows["alpha_max"]), measured["median"].dropna()
@@ -116,9 +128,15 @@ def _median_cell(rows: Frame, count: Frame, lr: float) -> Cell:
     return Cell(power(median), "\n".join([f"{interval}n={len(measured)}", *beside]), bool(median > lr and few_diverged))
 
 
+def _is_undefined(count: Frame) -> bool:
+    return len(count) > 0 and bool((count["outcome"] == NOT_DEFINED).all())
+
+
 def share_cell(count: Frame, top: float = math.nan) -> Cell:
     """The share of hits in % over all that counts, bold where it is ``top`` and above 0; below it the range over runs, n, and what became of the others."""
     known, survivors, beside = count[count["outcome"].isin(COUNTED)], count[count["outcome"] == MEASURED], notes(count)
+    if _is_undefined(count):
+        return Cell(NOT_DEFINED)
     if known.empty:
         return Cell("--", "\n".join(beside))
     by_run, value = known["hits"] / known["steps"] * 100, share(known)

@@ -12,16 +12,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.load import Column, Frame, Study, phase_rank
-from analysis.protocol import NOT_DEFINED
+from analysis.protocol import NOT_DEFINED, asked_protocol, lacks_state
 
 TERMINAL, EARLIEST, LAST = "terminal", "earliest", "last"
-MEASURED, DIVERGED, MISSING = "measured", "diverged", "not measured"  # beside NOT_DEFINED: none of its steps has an α_max
+MEASURED, DIVERGED, MISSING = "measured", "diverged", "not measured"  # beside NOT_DEFINED: it can have no α_max
 COUNTED = (MEASURED, DIVERGED)  # the outcomes that shares are made of
 PHASES = {TERMINAL: "terminal checkpoint", EARLIEST: "earliest checkpoint", LAST: "last checkpoint before the end"}
 RULE = {
@@ -76,44 +75,36 @@ def phases_and_states(study: Study) -> list[tuple[str, str]]:
 
 
 def _asked(study: Study) -> set[tuple[str, str]]:
-    """The phases and states that the sweep itself was to measure."""
-    spec: dict[str, Any] = study.study.get("spec") or {}
-    curvature: dict[str, Any] = (spec.get("curvature") or {}) if spec.get("hessian") else {}
+    """The phases and states that the sweep itself was to measure, without states that no run's optimizer defines."""
+    curvature = asked_protocol(study)
     phases = (TERMINAL, EARLIEST) if curvature.get("phase") == "all" else (curvature.get("phase"),)
-    return {(phase, state) for phase in phases if phase in RULE for state in curvature.get("state") or ()}
+    states = [state for state in curvature.get("state") or () if not lacks_state(study, state).all()]
+    return {(phase, state) for phase in phases if phase in RULE for state in states}
 
 
 def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Column] = stable_steps) -> Frame:
     """A row a run: ``run_id series mechanism setting seed run_lr outcome steps hits median``.
 
-    ``outcome``: measured, diverged, not defined (no step has an α_max), or not measured (no result); of the last two ``steps`` is 0. ``steps``: recorded,
-    or that a diverged run would have recorded; ``hits``: those of them that ``which`` picks, by default the stable ones; ``median``: of the run's finite
-    α_max, NaN where there is none. A series whose optimizer has no such state is left out. Of phases other than terminal and earliest only the runs that
-    were measured.
+    ``outcome``: measured, diverged, not defined (the run's optimizer has no such state, whatever became of the run, or no step has an α_max), or not
+    measured (no result); of the last two ``steps`` is 0. ``steps``: recorded, or that a diverged run would have recorded; ``hits``: those of them that
+    ``which`` picks, by default the stable ones; ``median``: of the run's finite α_max, NaN where there is none. Of phases other than terminal and earliest
+    only the runs that were measured.
     """
     rows = recorded(study, phase, state)
     columns = ["run_id", "series", "mechanism", "setting", "seed", "lr", "status", "optimizer", "last_checkpoint_step"]
     frame = study.runs[columns].rename(columns={"lr": "run_lr"})
-    frame = frame[~frame["optimizer"].isin(_optimizers_without(study, phase, state))]
     by_run = rows.groupby("run_id")
     sizes, hits = by_run.size(), which(rows).groupby(rows["run_id"]).sum()
     medians = by_run["alpha_max"].apply(finite_median) if len(rows) else pd.Series(dtype="float64")
     left_nothing = (frame["status"] == "diverged") & ((phase == TERMINAL) | (frame["last_checkpoint_step"].isna() & (phase == EARLIEST)))
-    measured = frame["run_id"].isin(sizes.index)
+    measured, lacking = frame["run_id"].isin(sizes.index), lacks_state(study, state)
     without = frame["run_id"].isin(undefined_steps(study, phase, state)["run_id"])
-    frame["outcome"] = np.select([measured, left_nothing, without], [MEASURED, DIVERGED, NOT_DEFINED], MISSING)
+    frame["outcome"] = np.select([measured, lacking, left_nothing, without], [MEASURED, NOT_DEFINED, DIVERGED, NOT_DEFINED], MISSING)
     would_be = frame["outcome"].map({DIVERGED: planned_count(study, rows)}).fillna(0)
     frame["steps"] = frame["run_id"].map(sizes).fillna(would_be).astype(int)
     frame["hits"] = frame["run_id"].map(hits).fillna(0).astype(int)
     frame["median"] = frame["run_id"].map(medians).astype(float)
     return frame if phase in RULE else frame[measured | without]
-
-
-def _optimizers_without(study: Study, phase: str, state: str) -> set[str]:
-    """Those whose runs have rows of this phase, but none in this state: it is not defined for them (the paper's, for an optimizer that is no Adam)."""
-    rows = study.curvature.merge(study.runs[["run_id", "optimizer"]], on="run_id")
-    rows = rows[rows["phase"] == phase]
-    return set(rows["optimizer"]) - set(rows.loc[rows["state"] == state, "optimizer"])
 
 
 def planned_count(study: Study, rows: Frame) -> int:
@@ -130,6 +121,12 @@ def planned_count(study: Study, rows: Frame) -> int:
 def shown_series(study: Study, count: Frame) -> tuple[str, ...]:
     """The series that have a result, in the study's order."""
     return tuple(name for name in study.series if name in set(count.loc[count["outcome"].isin(COUNTED), "series"]))
+
+
+def undefined_series(study: Study, count: Frame) -> tuple[str, ...]:
+    """The series of which no run can have a result, since its optimizer has no such state or its steps no α_max, in the study's order."""
+    can = set(count.loc[count["outcome"] != NOT_DEFINED, "series"])
+    return tuple(name for name in study.series if name in set(count["series"]) - can)
 
 
 def share(count: Frame) -> float:

@@ -48,6 +48,7 @@ def main(argv: list[str]) -> int:
         print(f"protocol: {sentence(spec.curvature.model_dump(mode='json'))}")
     elif (folder / "spec.json").exists():
         _measure_runs([RunDirectory.at(folder)], spec)
+        _tell_divergence(RunDirectory.at(folder))
         _print_table(RunDirectory.at(folder))
     else:
         _measure_checkpoint(folder, spec)
@@ -79,6 +80,15 @@ def _tell_single_checkpoints(directories: Sequence, phase: str) -> None:
     if phase == "all" and single:
         whose = "run has one checkpoint only, which is measured under one name" if single == 1 else "runs have one checkpoint only, measured under one name"
         print(f"{single} {whose}: terminal where the run came to its end, else earliest")
+
+
+def _tell_divergence(directory) -> None:
+    """Why a run has no terminal checkpoint, in a line; nothing of one that has."""
+    from stability.runs.phases import TERMINAL, phases, planned_steps
+
+    status, found = directory.status(), directory.checkpoints()
+    if status["state"] == "diverged" and TERMINAL not in phases(directory, "all"):
+        print(f"diverged at step {status['step']} of {planned_steps(directory)}: no {'terminal ' if found else ''}checkpoint")
 
 
 def _measure_checkpoint(folder: Path, spec) -> None:

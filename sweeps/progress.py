@@ -24,6 +24,7 @@ STALLED = "stalled"  # its status says running, and no process works on it
 class Row:
     """One trial as it was last seen. Times in seconds since the epoch; ``state`` is "running" until α_max is measured and samples are scored, too.
     ``owner``: "host:pid" of the process that works on it, as seen from outside.
+    ``trained``: whether an earlier launch trained it, so that this one only measures or samples it.
     ``held_by``: the same of a process that works on it for another sweep, as seen by a launch that waits for it.
     """
 
@@ -45,6 +46,7 @@ class Row:
     reason: str = ""
     owner: str = ""
     held_by: str = ""
+    trained: bool = False
     signature: tuple[int, int] | None = field(default=None, repr=False)
 
     @property
@@ -74,6 +76,7 @@ class Progress:
         self._earlier = [_ended_row(trial, variant) for trial, variant in named[len(trials) :]]
         for row in self.rows:
             row.signature = _signature(row.trial)
+            row.trained = not from_outside and row.trial.measures and _has_verdict(row.trial)
         self.most_at_once = 0
         self._began_at = time.time()
         self._speeds: dict[str, tuple[float | None, float]] = {}
@@ -91,6 +94,8 @@ class Progress:
     def _look_at(self, row: Row) -> None:
         row.held_by = str(row.trial.held_by_another() or "")
         signature = _signature(row.trial)
+        if row.trained and row.started_at is None and not row.held_by and row.trial.lock.owner():
+            row.state, row.started_at = "running", time.time()  # its status says nothing of it: that was written when it had been trained
         if signature == row.signature and not row.running:
             return
         row.signature = signature
@@ -146,7 +151,8 @@ class Progress:
         row.ended_at = changed_at
         if row.trial.measures and row.trained_at:
             row.ended_at = max(changed_at, (row.signature or (0, 0))[1] / 1e9)
-            row.curvature_s = row.ended_at - row.trained_at if row.started_at or self._from_outside else None
+            began_at = row.started_at if row.trained else row.trained_at if row.started_at or self._from_outside else None
+            row.curvature_s = None if began_at is None else max(0.0, row.ended_at - began_at)
 
     def counts(self) -> Counter[str]:
         return Counter("done" if row.state in FINISHED else row.state for row in self.rows)
@@ -164,11 +170,14 @@ class Progress:
         return {variant: min(points) for variant, points in medians.items() if math.isfinite(min(points)[0])}
 
     def row_eta_s(self, row: Row) -> float | None:
-        """Seconds until a trial ends, once its steps (or a sister's) have been timed."""
+        """Seconds until a trial ends, once its steps (or a sister's) have been timed; of one that was trained before, what follows the training."""
         step_s, curvature_s = self._speeds[row.variant]
         step_s = row.step_s or step_s
-        if row.phase in (CURVATURE, SAMPLES):
-            return max(0.0, curvature_s - (time.time() - (row.trained_at or time.time())))
+        if row.trained and not self.is_timed_whole:
+            return None
+        if row.trained or row.phase in (CURVATURE, SAMPLES):
+            began_at = row.started_at if row.trained else row.trained_at
+            return max(0.0, curvature_s - (time.time() - (began_at or time.time())))
         return None if step_s is None else (row.num_steps - row.step) * step_s + curvature_s
 
     @property
@@ -183,6 +192,13 @@ class Progress:
         if len(known) < len(etas) or not self.most_at_once:
             return None
         return max(sum(known) / self.most_at_once, max(known, default=0.0))
+
+
+def _has_verdict(trial: Trial) -> bool:
+    try:
+        return trial.directory.finished
+    except ValueError:  # a damaged status: the trial itself will say so
+        return False
 
 
 def _ended_row(trial: Trial, variant: str) -> Row:

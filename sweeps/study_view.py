@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stability.runs.directory import INTERRUPTED, RunDirectory, read_json
-from stability.runs.phases import file_of, wanted
+from stability.runs.phases import TERMINAL, file_of, phases, wanted
 from stability.runs.study import StudyFolder
 from sweeps.board import best_line, counts_line, left_text, run_table, runs
 from sweeps.progress import STALLED, Progress, Row
@@ -97,11 +97,14 @@ class StudyView:
         return "; ".join(filter(None, (left, self._unreadable())))
 
     def _coverage(self) -> str:
-        """``"α_max measured: 28 of 30 runs with a verdict"``; "" where it was not asked for or nothing has a verdict."""
+        """``"α_max measured: 28 of 30 runs with a verdict (2 diverged: nothing to measure)"``; "" where it was not asked for or nothing has a verdict."""
         with_verdict = [row for row in self.progress.rows if row.trained_at]
         if not self.has_curvature or not with_verdict:
             return ""
-        return f"α_max measured: {sum(has_alpha_max(row.trial) for row in with_verdict)} of {runs(len(with_verdict))} with a verdict"
+        left_nothing = [row for row in with_verdict if row.state == "diverged" and not _has_checkpoint(row.trial)]
+        measured = sum(has_alpha_max(row.trial) for row in with_verdict if row not in left_nothing)
+        why = f" ({len(left_nothing)} diverged: nothing to measure)" if left_nothing else ""
+        return f"α_max measured: {measured} of {runs(len(with_verdict))} with a verdict{why}"
 
     def _unreadable(self) -> str:
         if not self.unreadable:
@@ -120,7 +123,15 @@ def has_alpha_max(trial: Trial) -> bool:
     return all(file_of(file, name).exists() for name in wanted(trial.directory, (trial.curvature or {})["phase"]))
 
 
+def _has_checkpoint(trial: Trial) -> bool:
+    """Whether a run left any checkpoint of those at which α_max was asked for."""
+    return bool(phases(trial.directory, (trial.curvature or {})["phase"]))
+
+
 def _has_samples(directory: RunDirectory, generate: dict[str, Any]) -> bool:
+    """Samples are drawn at terminal checkpoints: of a run that diverged before its end there are none to wait for."""
+    if directory.status()["state"] == "diverged" and not phases(directory, TERMINAL):
+        return True
     scores = directory.generation_file("terminal")
     return scores.exists() if generate["oracle"] is not None else (directory.path / "samples").is_dir()
 

@@ -85,7 +85,7 @@ def test_a_study_is_told_by_verdict_with_what_runs_stalled_and_failed(pool, said
     lines = said("mine")
     assert lines[0] == "mine: 6 runs: 2 done (1 stable, 1 diverged), 1 running, 1 stalled, 1 failed, 1 queued"
     assert re.fullmatch(r"\d+ s left", lines[1])
-    assert lines[2:4] == ["best val NLL so far: sa 2.500 at lr=0.01", "α_max measured: 1 of 2 runs with a verdict"]
+    assert lines[2:4] == ["best val NLL so far: sa 2.500 at lr=0.01", "α_max measured: 1 of 2 runs with a verdict (1 diverged: nothing to measure)"]
     row = next(line for line in lines if line.startswith("sa "))
     assert row.split() == ["sa", "0.01", "2", "4/8", "1.250", "512", "2", "s", "training", "on", str(lock.owner())]
     text = "\n".join(lines)
@@ -141,6 +141,35 @@ def test_a_trained_run_is_running_while_its_curvature_is_measured_and_has_its_ve
     lock.release()
     view.progress.poll()
     assert (row.state, row.val_nll) == ("stable", 2.5)
+
+
+def test_the_empty_tables_of_runs_that_diverged_are_no_measurements(pool, said):
+    """Of three that diverged one left an earliest checkpoint, which was asked for and is measured; its terminal table is empty like the others'."""
+    trials = make_study(pool, count=4)
+    StudyFolder.of(pool, "mine").write([trial.run_id for trial in trials], spec=ASKED | {"curvature": ASKED["curvature"] | {"phase": "all"}})
+    for trial in trials:
+        measured(trial)
+        write_parquet(fakes_frame(), trial.directory.curvature_file("earliest"), {})
+    for trial in trials[1:]:
+        trial.directory.set_status("diverged", step=3, num_steps=8)
+    (trials[1].directory.path / "checkpoints" / "step_000002").mkdir(parents=True)
+    assert "α_max measured: 2 of 4 runs with a verdict (2 diverged: nothing to measure)" in said("mine")
+
+
+def test_a_run_that_diverged_before_its_end_is_not_waited_for_to_be_sampled(pool):
+    """Seen while somebody still holds the run: one that came to its end is at its samples."""
+    trials = make_study(pool, count=2)
+    StudyFolder.of(pool, "mine").write([trial.run_id for trial in trials], spec={"hessian": False, "generate": {"oracle": "hf:x"}})
+    for trial, verdict, step in zip(trials, ("diverged", "stable"), (3, 8), strict=True):
+        fakes.finish(trial.directory, verdict, step=step, val_nll=2.5)
+        (trial.directory.path / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
+    locks = [RunLock(trial.directory.path) for trial in trials]
+    assert all(lock.acquire() for lock in locks)
+    view = StudyView.of(StudyFolder.of(pool, "mine"))
+    view.progress.poll()
+    assert [(row.state, row.phase) for row in view.progress.rows] == [("diverged", ""), ("running", "samples")]
+    for lock in locks:
+        lock.release()
 
 
 def test_a_failed_run_that_is_tried_again_is_running(pool):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from analysis import curvature_plots, report
 from analysis.alpha_plots import alpha_figures
@@ -14,8 +15,11 @@ from analysis.alpha_tables import alpha_tables, last_table
 from analysis.compare_steps import compare_stable_steps
 from analysis.curvature_tables import fallen_tables
 from analysis.load import load
+from analysis.protocol import NO_ADAM, undefined_states
 from analysis.step_shares import counted, phases_and_states
 from analysis.typeset import Cell
+from stability.config import CurvatureSpec
+from stability.registry import Registry
 from tests.analysis.synthetic import write_study
 
 LRS = (1e-3, 3e-2)
@@ -89,6 +93,31 @@ def test_a_study_in_which_every_run_diverged_prints_what_its_sweep_asked_for(tmp
     assert row_of(alpha_tables(study)[0], "3e-2")[3] == Cell("0", "0–0, n=21\ndiverged 3/3")
 
 
+def test_a_table_without_a_row_states_the_protocol_by_which_its_runs_were_to_be_measured(tmp_path):
+    study = study_of(tmp_path, EVERY)
+    protocol = CurvatureSpec(state=("paper", "checkpoint"), recorded_steps=7, warmup_steps=3).model_dump(mode="json")
+    asked = {"hessian": True, "curvature": protocol, "batch": 4, "clip_norm": 2.0}
+    paper, checkpoint = alpha_tables(replace(study, study=study.study | {"spec": asked}))
+    how = "Protocol: 5 warm-up batches, 3 warm-up steps, 7 recorded steps of 4 sequences; slope of the {} gradient; weight decay included in u; clipping norm 2"
+    for table, gradient in ((paper, "clipped"), (checkpoint, "true")):
+        for text in (table.caption, table.brief):
+            assert f"{how.format(gradient)}; method auto. No step was recorded." in text
+
+
+def test_a_table_without_a_row_states_the_protocol_of_the_studys_other_rows_of_that_state_before_the_one_asked_for(tmp_path):
+    """Diverged after the earliest checkpoint, which was measured later by other settings than the sweep's."""
+    study = study_of(tmp_path, EVERY)
+    study = early(study, 3e-2, 0, STABLE, step=0)
+    measured_by = CurvatureSpec(state=("paper",), recorded_steps=25, gradient="true", batch=9, clip_norm=1.0).model_dump(mode="json")
+    asked = {"hessian": True, "curvature": CurvatureSpec(state=("paper",), recorded_steps=7).model_dump(mode="json")}
+    study = replace(study, curvature=study.curvature.assign(protocol=json.dumps(measured_by)), study=study.study | {"spec": asked})
+    terminal = alpha_tables(study, phases=("terminal",))[0]
+    assert "25 recorded steps of 9 sequences; slope of the true gradient" in terminal.caption and "No step was recorded." in terminal.caption
+    bare = study_of(tmp_path / "bare", EVERY)
+    bare = replace(bare, study=bare.study | {"spec": {"hessian": True, "curvature": {"phase": "terminal", "state": ["paper"]}}})
+    assert "Protocol: not recorded" in alpha_tables(bare)[0].caption, "a record of states alone says nothing of how"
+
+
 def early(study, lr, seed, steps, step=4900):
     """The study with rows of sa's run at its earliest (step 250) and, for ``step``, its last checkpoint."""
     run = study.runs[(study.runs["mechanism"] == "sa") & (study.runs["lr"] == lr) & (study.runs["seed"] == seed)].run_id.iloc[0]
@@ -142,13 +171,68 @@ def test_runs_that_crashed_wait_or_were_not_measured_are_no_results_and_said(tmp
     assert median.detail.endswith("n=2\nnot measured 1/3") and sc.detail == "100–100, n=50\nnot measured 1/3"
 
 
-def test_a_state_that_an_optimizer_does_not_have_makes_no_run_diverge_in_it(tmp_path):
-    settings = ({"optimizer": "adamw"}, {"optimizer": "sgd"})
-    study = study_of(tmp_path, {("sa", 3e-2, 0)}, settings=settings, states=("paper", "checkpoint"))
+def with_sgd(tmp_path, diverged, settings=({"optimizer": "adamw"}, {"optimizer": "sgd"}), **more):
+    """A study of which no run with sgd has a row in state "paper", nor any that a file says is not defined."""
+    study = study_of(tmp_path, diverged, settings=settings, states=("paper", "checkpoint"), **more)
     sgd = set(study.runs[study.runs["optimizer"] == "sgd"].run_id)
-    study = replace(study, curvature=study.curvature[~((study.curvature["state"] == "paper") & study.curvature["run_id"].isin(sgd))])
-    assert set(counted(study, "terminal", "paper")["series"]) == {"sa adamw", "sc adamw"}
-    assert set(counted(study, "terminal", "checkpoint")["series"]) == {"sa adamw", "sc adamw", "sa sgd", "sc sgd"}
+    asked = {"hessian": True, "curvature": {"phase": "terminal", "state": ["paper", "checkpoint"], "recorded_steps": 25}}
+    rows = study.curvature[~((study.curvature["state"] == "paper") & study.curvature["run_id"].isin(sgd))]
+    return replace(study, curvature=rows, study=study.study | {"spec": asked})
+
+
+EVERY = {(m, lr, seed) for m in ("sa", "sc") for lr in LRS for seed in range(3)}
+
+
+def test_a_state_that_an_optimizer_does_not_have_makes_no_run_diverge_in_it(tmp_path):
+    study = with_sgd(tmp_path, {("sa", 3e-2, 0)})
+    for state, expected in (("paper", {"not defined"}), ("checkpoint", {"diverged", "measured"})):
+        count = counted(study, "terminal", state)
+        assert set(count.loc[count["optimizer"] == "sgd", "outcome"]) == expected
+        assert set(count.loc[count["optimizer"] == "adamw", "outcome"]) == {"diverged", "measured"}
+
+
+def test_a_table_with_other_optimizers_says_where_a_state_is_not_defined(tmp_path):
+    """In the cells of the runs with sgd, of which one of three diverged, and in the caption; the figure's panels say it too."""
+    study = with_sgd(tmp_path, {("sa", 3e-2, 0)})
+    paper, checkpoint = alpha_tables(study)
+    names = ("sa adamw", "sc adamw", "sa sgd", "sc sgd")
+    assert paper.header == checkpoint.header == ("LR", *names, *names)
+    row = row_of(paper, "3e-2")
+    assert row[3] == row[4] == row[7] == row[8] == Cell("not defined")
+    assert row[5] == Cell("67", "0–100, n=75\ndiverged 1/3\nsurvivors 100") == row_of(checkpoint, "3e-2")[7]
+    for text in (paper.caption, paper.brief):
+        assert "Not defined here: sa sgd and sc sgd." in text and "Diverged: sa sgd" not in text and "Not measured at all" not in text
+    panels = [[text.get_text() for text in ax.texts] for ax in alpha_figures(study)[0].axes]
+    assert panels[:4] == [["1/3"], [], ["not defined"], ["not defined"]]
+
+
+def test_where_every_run_of_an_optimizer_that_is_no_adam_diverged_there_is_no_table_of_the_papers_state(tmp_path):
+    """No file says that the state is not defined: none of the runs left a checkpoint. Zeroes belong into the table of the runs' own state alone."""
+    study = with_sgd(tmp_path, EVERY, settings=({"optimizer": "sgd"},))
+    assert phases_and_states(study) == [("terminal", "checkpoint")]
+    (table,) = alpha_tables(study)
+    assert "“checkpoint”" in table.title and row_of(table, "3e-2")[3] == Cell("0", "0–0, n=75\ndiverged 3/3")
+    assert undefined_states(study).startswith("State “paper” is not defined for sgd (12 runs): its warm-up sets the averages m and v of Adam")
+    mixed = with_sgd(tmp_path / "mixed", EVERY)
+    assert row_of(alpha_tables(mixed)[0], "3e-2")[5:] == (Cell("0", "0–0, n=75\ndiverged 3/3"),) * 2 + (Cell("not defined"),) * 2
+
+
+def test_an_optimizer_of_a_plugin_lacks_a_state_in_all_its_runs_where_the_file_of_one_says_so(tmp_path):
+    study = with_sgd(tmp_path, {("sa", 3e-2, 0)}, settings=({"optimizer": "lion"},))
+    assert (counted(study, "terminal", "paper")["outcome"] != "not defined").all()
+    runs = study.runs.assign(undefined_states=["paper"] + [""] * (len(study.runs) - 1))
+    rows = study.curvature[study.curvature["state"] != "paper"]
+    count = counted(replace(study, runs=runs, curvature=rows), "terminal", "paper")
+    assert (count["outcome"] == "not defined").all()
+
+
+def test_the_optimizers_that_are_no_adam_are_those_of_the_project():
+    """By what each of them builds, as the measurement itself asks it."""
+    registry = Registry("optimizers")
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    parts = {name: registry.load(name) for name in registry.names()}
+    no_adam = [name for name, part in parts.items() if not isinstance(part.build(part.Config(), [weight], 1e-3), torch.optim.Adam)]
+    assert tuple(sorted(no_adam)) == NO_ADAM
 
 
 def test_the_steps_of_a_run_that_diverged_are_those_of_the_protocol(tmp_path):

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from stability import hessian
 from stability.config import CurvatureSpec
 from stability.probes.alpha_max import is_measured, measure, missing_phases
 from stability.runs.directory import RunDirectory, checkpoint_name, write_json
@@ -54,6 +55,21 @@ def test_only_the_last_planned_step_is_terminal_and_one_checkpoint_has_one_name(
     assert named(directory) == {name: checkpoint_name(step) for name, step in expected.items()}
     for phase in ("terminal", "earliest", "last"):
         assert set(named(directory, phase)) == {phase} & expected.keys()
+
+
+@pytest.mark.parametrize(
+    ("steps", "line"), [((250, 4900), "diverged at step 4901 of 5000: no terminal checkpoint"), ((), "diverged at step 1 of 5000: no checkpoint")]
+)
+def test_the_measurement_of_a_run_that_diverged_says_why_it_has_no_terminal_checkpoint(tmp_path, capsys, steps, line):
+    directory = run_at(tmp_path, "diverged", steps)
+    assert hessian.main([f"ckpt={directory.path}", "phase=terminal"]) == 0
+    assert capsys.readouterr().out.splitlines().count(line) == 1
+
+
+@pytest.mark.parametrize(("state", "steps"), [("stable", (250, 5000)), ("diverged", (250, 5000)), ("stopped", (250,))])
+def test_nothing_is_said_of_a_divergence_where_none_took_the_terminal_checkpoint(tmp_path, capsys, state, steps):
+    hessian._tell_divergence(run_at(tmp_path, state, steps))
+    assert capsys.readouterr().out == ""
 
 
 def rows(directory, phase, loss=2.0):

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import pytest
+
+from stability.runs.lock import RunLock
 from sweeps.board import left_text
 from sweeps.progress import TAIL_BYTES, Progress, tail, variants
 from sweeps.trial import several_of
@@ -112,6 +115,45 @@ def test_the_time_left_is_of_the_training_alone_until_what_follows_it_has_been_t
     measured.append(trials[0].run_id)
     progress.poll()
     assert left_text(progress).endswith(" s left")
+
+
+def test_runs_that_were_trained_before_have_no_training_left(tmp_path):
+    """Three are only measured, none of 1,000 steps at a second each; what that takes is unknown until one was timed, and counts alone from then on."""
+    trials, measured = [replace(fakes.make_trial(tmp_path, index, steps=1000, curvature={}), launch="now") for index in range(3)], []
+    for trial in trials:
+        trial.directory.set_status("stable", step=1000, num_steps=1000, result={"val_nll": 2.5, "wall_s": 1000.0})
+    progress = Progress(trials, is_done=lambda trial: trial.run_id in measured)
+    progress.poll()
+    assert left_text(progress) == "time left unknown yet"
+    locks = [trial.lock for trial in trials]
+    assert locks[0].acquire()
+    progress.poll()
+    row = progress.rows[0]
+    assert (row.state, row.phase, progress.most_at_once) == ("running", "curvature", 1)
+    assert left_text(progress) == "time left unknown yet" and progress.row_eta_s(row) is None
+    assert row.started_at is not None
+    row.started_at -= 40  # as if it had been seen to begin so long ago
+    trials[0].directory.curvature_file("terminal").parent.mkdir()
+    measured.append(trials[0].run_id)
+    locks[0].release()
+    progress.poll()
+    assert row.state == "stable" and row.curvature_s == pytest.approx(40, abs=5)
+    assert progress.eta_s() == pytest.approx(2 * row.curvature_s, rel=1e-6)
+    assert locks[1].acquire()
+    progress.poll()
+    assert progress.row_eta_s(progress.rows[1]) == pytest.approx(row.curvature_s, abs=5) and left_text(progress).endswith(" s left")
+    locks[1].release()
+
+
+def test_a_run_that_was_trained_before_and_that_another_sweep_works_on_is_not_running_here(tmp_path):
+    trial = replace(fakes.make_trial(tmp_path, curvature={}), launch="now")
+    list(fakes.run_fake(trial))
+    progress = Progress([trial], is_done=lambda trial: False)
+    other = RunLock(trial.directory.path, "another")
+    assert other.acquire()
+    progress.poll()
+    assert progress.counts() == {"queued": 1} and progress.rows[0].held_by
+    other.release()
 
 
 def test_what_is_best_counts_the_runs_that_had_ended_before_and_no_count_does(tmp_path):
