@@ -3,14 +3,15 @@ its window is wider than sa's; on the validation NLL and, where samples were sco
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from analysis.claim import Claim
 from analysis.claim_words import bounds, interval_text, sentence, too_few, weight, would_tell
-from analysis.compare import Comparison, compare_bests, compare_windows
+from analysis.compare import Bests, Comparison, compare_bests, compare_windows
 from analysis.learning import Learned
 from analysis.load import Study
-from analysis.spread import listed
+from analysis.spread import listed, plural
 from analysis.stability_window import GENERATIVE, VALIDATION, SeriesWindows, windows
 from analysis.tables import width_text
 
@@ -92,12 +93,12 @@ def _best_claim(study: Study, mix: Side, sa: Side, column: str) -> Claim:
     bests = compare_bests(study, mix.series, sa.series, column)
     if bests is None or bests.result.n < 2:
         n = 0 if bests is None else bests.result.n
-        numbers = "" if bests is None else f"; measured: mix {bests.first:.3f}, sa {bests.second:.3f}"
+        numbers = "" if bests is None else f"; measured: {_best_words(bests)}{_lost(bests)}"
         return Claim(subject, "no claim", f"{too_few(n)} on whether mix reaches sa's best {KIND[column]} is made{numbers}.", statement, n)
     low, high = (100 * bound for bound in bests.result.interval)
-    limit, n, effect = 100 * MARGIN, bests.result.n, f"mix {bests.first:.3f}, sa {bests.second:.3f}"
+    limit, n, effect = 100 * MARGIN, bests.result.n, _best_words(bests)
     known = {"statement": statement, "n": n, "effect": effect, "interval": interval_text((low, high), n, "%")}
-    numbers = f"medians: {effect}; paired difference {known['interval']}, margin {limit:g} %"
+    numbers = f"medians: {effect}; paired difference {known['interval']}, margin {limit:g} %{_lost(bests)}"
     if low > limit:
         return Claim(subject, "contradicted", f"{weight(n)} that mix stays behind sa's best {KIND[column]}, unlike what the paper claims ({numbers}).", **known)
     if high < limit:
@@ -111,6 +112,18 @@ def _best_claim(study: Study, mix: Side, sa: Side, column: str) -> Claim:
         return Claim(subject, "holds", f"{weight(n)} that mix's best {KIND[column]} {how}, as the paper claims ({numbers}).", **known)
     text = f"Whether mix reaches sa's best {KIND[column]} cannot be told: the paired differences do not lie within the margin as a whole ({numbers})."
     return Claim(subject, "undecided", text + would_tell([100 * each for each in bests.differences], limit), **known)
+
+
+def _best_words(bests: Bests) -> str:
+    return ", ".join(f"{name} {f'{nll:.3f}' if math.isfinite(nll) else '∞'}" for name, nll in (("mix", bests.first), ("sa", bests.second)))
+
+
+def _lost(bests: Bests) -> str:
+    """In how many seeds a series diverged at every rate, its best NLL counting as infinitely bad; "" where in none."""
+    told = [
+        f"{name} diverged at every rate in {count} of {plural(bests.result.n, 'seed')}" for name, count in zip(("mix", "sa"), bests.lost, strict=True) if count
+    ]
+    return "".join(f"; {each}" for each in told)
 
 
 def _effect(*named: tuple[str, SeriesWindows]) -> str:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from analysis.load import Study
+from analysis.load import Column, Study
 from analysis.spread import mean_interval
 from analysis.stability_window import VALIDATION, SeriesWindows, outcomes
 
@@ -77,27 +77,37 @@ def _undecided(n: int) -> str:
 @dataclass(frozen=True)
 class Bests:
     """The best NLL of two series: medians over seeds, each seed's over the rates at which it has both; ``differences``: first − second by seed, as a share
-    of the second; ``result``: of these."""
+    of the second (±∞ where one of the two diverged at every rate, so that its best is infinitely bad); ``result``: of these; ``lost``: in how many seeds
+    the first, and the second, diverged at every rate."""
 
     first: float
     second: float
     result: Comparison
     differences: tuple[float, ...]
+    lost: tuple[int, int] = (0, 0)
 
 
 def compare_bests(study: Study, first: str, second: str, column: str = VALIDATION) -> Bests | None:
-    """The best NLL of two series seed by seed; None where no seed has a finite one of both."""
+    """The best NLL of two series seed by seed; None where no seed makes a pair (`_bests_of_seed`)."""
     tables = [outcomes(study, name, column) for name in (first, second)]
     lrs, seeds = (sorted(set(getattr(tables[0], axis)) & set(getattr(tables[1], axis))) for axis in ("index", "columns"))
-    pairs = []
-    for seed in seeds:
-        values = [table.loc[lrs, seed] for table in tables]
-        both = values[0].notna() & values[1].notna()
-        bests = [float(each[both].min()) for each in values] if both.any() else [math.inf]
-        pairs += [bests] if all(map(math.isfinite, bests)) else []
+    pairs = [pair for seed in seeds if (pair := _bests_of_seed(*(table.loc[lrs, seed] for table in tables))) is not None]
     if not pairs:
         return None
-    differences = [(a - b) / abs(b) for a, b in pairs]
+    differences = [math.inf if math.isinf(a) else -math.inf if math.isinf(b) else (a - b) / abs(b) for a, b in pairs]
     direction, interval = decide(differences, differences)
     medians = np.median(pairs, axis=0)
-    return Bests(float(medians[0]), float(medians[1]), Comparison(direction, len(pairs), "whole", interval), tuple(differences))
+    lost = (sum(math.isinf(a) for a, _ in pairs), sum(math.isinf(b) for _, b in pairs))
+    return Bests(float(medians[0]), float(medians[1]), Comparison(direction, len(pairs), "whole", interval), tuple(differences), lost)
+
+
+def _bests_of_seed(first: Column, second: Column) -> tuple[float, float] | None:
+    """The lower NLL of each over the rates at which both have a result, ∞ of a series that diverged at all of its rates.
+
+    None where this is no pair: both diverged everywhere, or one has nothing finite at the rates they share while runs of it that are missing, or at other
+    rates, may have it.
+    """
+    both = first.notna() & second.notna()
+    bests = (float(first[both].min()), float(second[both].min())) if both.any() else (math.inf, math.inf)
+    known = [math.isfinite(best) or bool(np.isposinf(each).all()) for best, each in zip(bests, (first, second), strict=True)]
+    return bests if all(known) and any(map(math.isfinite, bests)) else None

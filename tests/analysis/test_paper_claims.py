@@ -87,6 +87,31 @@ def test_best_nlls_are_paired_at_rates_that_both_have(tmp_path):
     assert bests.differences == pytest.approx(((2.15 - 2.2) / 2.2, 0, 0)) and bests.result.n == 3
 
 
+def lost_in(*lost):
+    """The vee with every run of (mechanism, seed) diverged."""
+    nll = vee()
+    return lambda m, lr, seed: math.inf if (m, seed) in lost else nll(m, lr, seed)
+
+
+def test_a_seed_in_which_mix_diverged_at_every_rate_counts_against_it(tmp_path):
+    claim = judged(study_of(tmp_path, nll=lost_in(("mix", 2)), seeds=3))["mix best NLL"]
+    assert (claim.verdict, claim.n) == ("undecided", 3) and "; mix diverged at every rate in 1 of 3 seeds)" in claim.text
+    bests = compare_bests(study_of(tmp_path / "2", nll=lost_in(("mix", 1)), seeds=2), "mix", "sa")
+    assert bests.differences == (0, math.inf) and bests.lost == (1, 0)
+
+
+def test_a_seed_in_which_sa_diverged_at_every_rate_counts_for_mix(tmp_path):
+    bests = compare_bests(study_of(tmp_path, nll=lost_in(("sa", 2))), "mix", "sa")
+    assert bests.differences == (0, 0, -math.inf) and bests.result.n == 3 and bests.lost == (0, 1)
+
+
+def test_a_seed_of_divergences_and_missing_runs_is_no_pair_and_neither_is_one_that_both_lost(tmp_path):
+    missing = study_of(tmp_path, nll=lost_in(("mix", 2)), statuses={("mix", 1e-4, 2): ("failed", "x")})
+    assert compare_bests(missing, "mix", "sa").result.n == 2
+    both = study_of(tmp_path / "b", nll=lost_in(("mix", 2), ("sa", 2)))
+    assert compare_bests(both, "mix", "sa").result.n == 2
+
+
 def alpha_of(medians, top=5e-2):
     """All α_max of a run at one value per mechanism above ``top``, seeds 10 % apart; far above every rate below it."""
     return lambda m, lr, seed, _: [medians[m] * (1 + 0.1 * seed)] * 5 if lr > top else [100.0] * 5
