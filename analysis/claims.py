@@ -123,7 +123,7 @@ def _limits(trained: dict[str, Side]) -> list[Claim]:
 def _coverage(study: Study) -> list[Claim]:
     """What a reader must know of runs that are no results; nothing where all are."""
     counts = study.runs["status"].value_counts()
-    missing = [f"{counts[status]} {status}" for status in ("failed", "running", "interrupted", "queued") if status in counts]
+    missing = [f"{counts[status]} {status}" for status in ("failed", "running", "interrupted", "stopped", "queued") if status in counts]
     if not missing:
         return []
     text = f"Of {plural(len(study.runs), 'run')}, {listed(missing)}: these are no results, and a window next to one counts as open."

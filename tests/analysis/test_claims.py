@@ -303,6 +303,8 @@ def test_runs_without_results_are_counted(tmp_path):
     claims = judged(tmp_path, mechanisms=("sa", "sc"), nll=lambda *_: 2.0, statuses=statuses)
     assert claims["coverage"].text.startswith("Of 20 runs, 1 failed, 1 running and 1 queued: these are no results")
     assert "coverage" not in judged(tmp_path / "clean", nll=lambda *_: 2.0)
+    left = judged(tmp_path / "left", mechanisms=("sa", "sc"), nll=lambda *_: 2.0, statuses={("sa", 1e-4, 0): ("stopped", "rung 1")})
+    assert left["coverage"].text.startswith("Of 20 runs, 1 stopped: these are no results"), "left by a search"
 
 
 def test_the_scale_is_stated(tmp_path):

@@ -172,6 +172,30 @@ def test_a_run_that_diverged_ranks_below_its_rate_and_below_every_recorded_media
     assert found.result.direction == 1 and found.result.interval[0] == pytest.approx(2 + np.log10([1, 1.1, 1.2]).mean(), abs=0.1)
 
 
+def test_where_all_diverged_shares_are_0_for_each_and_nobody_is_said_to_lack_results(tmp_path):
+    gone = [(m, lr, seed) for m in ("sa", "sc") for lr in (1e-1, 1.0) for seed in range(3)]
+    claims = judged(study_of(tmp_path, mechanisms=("sa", "sc"), nll=diverging(*gone), alpha=alpha_of({"sc": 20.0, "sa": 1.0})))
+    assert "(sc 0 %, sa 0 %; diverged, counted as 0 %: 6 runs of sc and 6 runs of sa;" in claims["stable steps paper"].text
+    text = claims["median α_max paper"].text
+    assert "every run of sc and sa diverged at the highest learning rates that all have (1e-1 and 1e0), which leaves no α_max to compare" in text
+    assert "share no learning rate" not in text and claims["median α_max paper"].verdict == "not judged"
+
+
+def test_the_closest_is_the_one_of_the_smallest_effect_not_of_the_widest_interval(tmp_path):
+    """sa lies a little above sc, by the same share in each seed; sw below, but its seeds scatter over four decades."""
+    medians = {"sc": (1.0, 1.0, 1.0), "sa": (1.5, 1.5, 1.5), "mix": (0.5, 0.5, 0.5), "sw": (1e-4, 0.9, 0.95)}
+    study = study_of(tmp_path, alpha=lambda m, lr, seed, _: [medians[m][seed]] * 5)
+    claim = judged(study)["median α_max paper"]
+    assert claim.interval == "against sa −0.2 to −0.2 decades, 95 % interval"
+
+
+def test_an_interval_of_more_seeds_than_the_sentence_names_says_its_own(tmp_path):
+    statuses = {("mix", 1.0, 2): ("failed", "x")}
+    claim = judged(study_of(tmp_path, alpha=alpha_of({"sc": 20.0, "sa": 2e-3, "mix": 1e-2, "sw": 1e-3}), statuses=statuses))["median α_max paper"]
+    assert claim.n == 2 and "indications (2 seeds)" in claim.text and "95 % interval of 3 seeds" in claim.text
+    assert "decades, range of 2 seeds;" in claim.text and "of 2 seeds of" not in claim.text
+
+
 def test_a_rate_at_which_both_diverged_says_nothing_of_the_medians(tmp_path):
     gone = [(m, 1.0, seed) for m in ("sa", "sc") for seed in range(3)]
     study = study_of(tmp_path, mechanisms=("sa", "sc"), nll=diverging(*gone), alpha=alpha_of({"sc": 1.0, "sa": 0.1}))
