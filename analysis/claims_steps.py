@@ -22,9 +22,10 @@ Found = tuple[str, StepShares | Medians]
 
 
 def steps_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    """Two claims per phase and state on the mechanisms that learned; the run's own state first, it is the one that describes the training."""
+    """Two claims per phase and state on the mechanisms that learned, and on those of which every run diverged (0 % stable); the run's own state first, it
+    is the one that describes the training."""
     pairs = [pair for pair in phases_and_states(study) if pair[0] in (TERMINAL, EARLIEST)]
-    others = [side for name, side in sides.items() if name != LEADER and side.trained]
+    others = [side for name, side in sides.items() if name != LEADER and (side.trained or side.only_diverged)]
     if not pairs:
         return [Claim("stable steps", "not judged", "No α_max was measured at terminal checkpoints: the share of stable steps cannot be judged.")]
     pairs.sort(key=lambda pair: (pair[0] != TERMINAL, pair[1] != "checkpoint", pair[1]))

@@ -32,6 +32,7 @@ class Side:
     found: SeriesWindows
     learned: Learned
     shortfall: str
+    only_diverged: bool = False  # every run of it did, none is missing
 
     @property
     def trained(self) -> bool:

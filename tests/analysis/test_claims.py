@@ -240,6 +240,10 @@ def test_an_untrained_sa_or_sc_makes_the_claim_unjudgeable(tmp_path):
 
 def test_a_mechanism_that_only_diverged_or_has_no_unigram_is_untrained(tmp_path):
     claims = judged(tmp_path, nll=lambda m, *_: math.inf if m == "sa" else 2.0)
+    said = "sa diverged in every run: no claim is made about its window and its NLL, and its steps count as 0 % stable."
+    assert claims["trained sa"].text == said
+    failed = {("sa", 1e-4, 0): ("failed", "x")}
+    claims = judged(tmp_path / "failed", nll=lambda m, *_: math.inf if m == "sa" else 2.0, statuses=failed)
     assert claims["trained sa"].text == "sa has no learning rate at which most of its runs finished: no claim is made about it."
     claims = judged(tmp_path, nll=lambda *_: 2.0, unigram=math.nan)
     assert claims["trained sc"].text == "sc cannot be said to have learned, the token-frequency NLL was not recorded: no claim is made about it."

@@ -172,6 +172,17 @@ def test_a_run_that_diverged_ranks_below_its_rate_and_below_every_recorded_media
     assert found.result.direction == 1 and found.result.interval[0] == pytest.approx(2 + np.log10([1, 1.1, 1.2]).mean(), abs=0.1)
 
 
+def test_a_baseline_that_diverged_in_every_run_silences_no_claim_about_the_others(tmp_path):
+    gone = [("sa", lr, seed) for lr in LRS for seed in range(3)]
+    claims = judged(study_of(tmp_path, nll=diverging(*gone), alpha=alpha_of({"sc": 20.0, "sa": 1.0, "mix": 1e-2, "sw": 1e-3})))
+    assert claims["window"].verdict == "not judged" and claims["window sw"].verdict == "holds"
+    assert not {"mix window", "mix best NLL"} & claims.keys(), "neither has anything of sa's to stand beside"
+    for state in ("checkpoint", "paper"):
+        assert claims[f"stable steps {state}"].verdict == claims[f"median α_max {state}"].verdict == "holds"
+        assert "sa 0 %" in claims[f"stable steps {state}"].text and "diverged, counted as 0 %: 6 runs of sa" in claims[f"stable steps {state}"].text
+        assert f"suboptimal runs {state}" in claims
+
+
 def test_where_all_diverged_shares_are_0_for_each_and_nobody_is_said_to_lack_results(tmp_path):
     gone = [(m, lr, seed) for m in ("sa", "sc") for lr in (1e-1, 1.0) for seed in range(3)]
     claims = judged(study_of(tmp_path, mechanisms=("sa", "sc"), nll=diverging(*gone), alpha=alpha_of({"sc": 20.0, "sa": 1.0})))
