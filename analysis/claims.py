@@ -59,22 +59,33 @@ def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
 def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
     learned = [Learned.of(study, each) for each in found]
     most = most_learned(learned)
-    sides = [Side(str(study.of(a.series)["mechanism"].iloc[0]), a.series, a, b, b.shortfall(most)) for a, b in zip(found, learned, strict=True)]
+    sides = [
+        Side(str(study.of(a.series)["mechanism"].iloc[0]), a.series, a, b, b.shortfall(most), bool((study.of(a.series)["status"] == "diverged").all()))
+        for a, b in zip(found, learned, strict=True)
+    ]
     return {side.mechanism: side for side in sides}
 
 
 def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    claims = [Claim(f"trained {name}", "not judged", f"{name} {side.shortfall}: no claim is made about it.") for name, side in sides.items() if side.shortfall]
+    claims = [Claim(f"trained {name}", "not judged", f"{name} {_said_of(side)}.") for name, side in sides.items() if side.shortfall]
     absent = [name for name in ("sa", "sc") if name not in sides]
     if absent:
         return [*claims, unjudged_window(f"The study has no {listed(absent)} runs:")]
-    if not (sides["sa"].trained and sides["sc"].trained):
+    if not sides["sc"].trained or not (sides["sa"].trained or sides["sa"].only_diverged):
         return [*claims, unjudged_window("")]
+    claims += [] if sides["sa"].trained else [unjudged_window("")]
     claims += window_claims(study, sides)
     if others := [name for name in ("mix", "sw") if name not in sides]:
         claims.append(Claim("absent", "not judged", f"The study has no {listed(others)} runs: what the paper says of {_them(others)} cannot be judged."))
     claims += _limits({name: side for name, side in sides.items() if side.trained})
     return [*claims, *steps_claims(study, sides), *suboptimal_claims(study, sides)]
+
+
+def _said_of(side: Side) -> str:
+    """What becomes of a mechanism that did not learn; that all its runs diverged is a result of its stable steps."""
+    if side.only_diverged:
+        return "diverged in every run: no claim is made about its window and its NLL, and its steps count as 0 % stable"
+    return f"{side.shortfall}: no claim is made about it"
 
 
 def _them(names: list[str]) -> str:
@@ -123,7 +134,7 @@ def _limits(trained: dict[str, Side]) -> list[Claim]:
 def _coverage(study: Study) -> list[Claim]:
     """What a reader must know of runs that are no results; nothing where all are."""
     counts = study.runs["status"].value_counts()
-    missing = [f"{counts[status]} {status}" for status in ("failed", "running", "interrupted", "queued") if status in counts]
+    missing = [f"{counts[status]} {status}" for status in ("failed", "running", "interrupted", "stopped", "queued") if status in counts]
     if not missing:
         return []
     text = f"Of {plural(len(study.runs), 'run')}, {listed(missing)}: these are no results, and a window next to one counts as open."

@@ -14,7 +14,7 @@ from analysis.compare_steps import Medians, StepShares, compare_medians, compare
 from analysis.load import FINISHED, Frame, Study
 from analysis.spread import listed, lr_text, plural, power, share_interval
 from analysis.stability_window import TOLERANCE
-from analysis.step_shares import EARLIEST, MEASURED, PHASES, TERMINAL, counted, phases_and_states
+from analysis.step_shares import DIVERGED, EARLIEST, MEASURED, PHASES, TERMINAL, counted, phases_and_states
 
 STATE_WORDS = {"checkpoint": "from the runs' own optimizer state", "paper": "from the paper's warm-up state"}
 LEADER = "sc"
@@ -22,9 +22,10 @@ Found = tuple[str, StepShares | Medians]
 
 
 def steps_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    """Two claims per phase and state on the mechanisms that learned; the run's own state first, it is the one that describes the training."""
+    """Two claims per phase and state on the mechanisms that learned, and on those of which every run diverged (0 % stable); the run's own state first, it
+    is the one that describes the training."""
     pairs = [pair for pair in phases_and_states(study) if pair[0] in (TERMINAL, EARLIEST)]
-    others = [side for name, side in sides.items() if name != LEADER and side.trained]
+    others = [side for name, side in sides.items() if name != LEADER and (side.trained or side.only_diverged)]
     if not pairs:
         return [Claim("stable steps", "not judged", "No α_max was measured at terminal checkpoints: the share of stable steps cannot be judged.")]
     pairs.sort(key=lambda pair: (pair[0] != TERMINAL, pair[1] != "checkpoint", pair[1]))
@@ -42,23 +43,35 @@ def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequen
         results = {side.mechanism: compare(study, leader.series, side.series, state, phase, lrs) if lrs else None for side in others}
         found = [(name, result) for name, result in results.items() if result is not None]
         if len(found) < len(others) or not found:
-            lacking = listed(name for name, result in results.items() if result is None)
-            text = (
-                f"{sentence(where)}, {LEADER} and {lacking} share no learning rate with results of a seed of both: who has the largest {what} cannot be judged."
-            )
+            lacking = [side for side in others if results[side.mechanism] is None]
+            text = f"{sentence(where)}, {_why_none(study, leader, lacking, lrs, state, phase)}: who has the largest {what} cannot be judged."
             claims.append(Claim(f"{kind} {tail}", "not judged", text, statement))
         else:
             claims.append(_largest(f"{kind} {tail}", what, where, lrs, found, statement))
     return claims
 
 
+def _why_none(study: Study, leader: Side, lacking: Sequence[Side], lrs: Sequence[float], state: str, phase: str) -> str:
+    """Why there is nothing to compare: no rate, no seed that has it all, or divergences alone, which are results without an α_max."""
+    names = f"{leader.mechanism} and {listed(side.mechanism for side in lacking)}"
+    if not lrs:
+        return f"{names} share no learning rate with results of a seed of both"
+    rates = f"at the highest learning rate{'s' * (len(lrs) > 1)} that all have ({listed(map(lr_text, lrs))})"
+    count = counted(study, phase, state)
+    there = count[count["series"].isin([leader.series, *(side.series for side in lacking)]) & count["run_lr"].isin(lrs)]
+    if (there["outcome"] == DIVERGED).all():
+        return f"every run of {names} diverged {rates}, which leaves no α_max to compare"
+    return f"no seed of {names} has results that can be compared at each {rates.removeprefix('at ').replace('the highest', 'of the highest', 1)}"
+
+
 def _largest(subject: str, what: str, where: str, lrs: Sequence[float], found: Sequence[Found], statement: str) -> Claim:
     """Largest of all: where it is larger than each, by that one's own interval (as strict as one test, since all must hold)."""
     n = min(each.result.n for _, each in found)
     rates = f"at the highest learning rate{'s' * (len(lrs) > 1)} that all have ({listed(map(lr_text, lrs))})"
-    closest, nearest = min(found, key=lambda pair: pair[1].result.interval[0])
+    closest, _ = min(found, key=lambda pair: (_effect(pair[1]), pair[1].result.interval[0]))
     numbers = _numbers(found)
-    known: dict[str, Any] = {"statement": statement, "n": n, "effect": numbers, "interval": f"against {closest} {_interval(nearest)}" if n > 1 else ""}
+    told = {name: _interval(each) + (f" of {plural(each.result.n, 'seed')}" if each.result.n != n else "") for name, each in found}
+    known: dict[str, Any] = {"statement": statement, "n": n, "effect": numbers, "interval": f"against {closest} {told[closest]}" if n > 1 else ""}
     said = f"{numbers}{_notes(found)}"
     if n < 2:
         return Claim(subject, "no claim", f"{too_few(n)} on who has the largest {what} {rates}, {where}, is made; measured: {said}.", **known)
@@ -69,12 +82,20 @@ def _largest(subject: str, what: str, where: str, lrs: Sequence[float], found: S
         return Claim(subject, "contradicted", text, **known)
     if open_:
         names = listed([name for name, _ in open_])
-        room = f"against {closest} {_interval(nearest)}"
+        room = f"against {closest} {told[closest]}"
         text = f"Whether {LEADER} has the largest {what} {rates}, {where}, cannot be told: not apart from {names} ({said}; {room})."
         return Claim(subject, "undecided", text + would_tell(_hardest(open_)), **known)
-    details = "; ".join(f"against {name} {_interval(each)}" for name, each in found)
+    details = "; ".join(f"against {name} {told[name]}" for name, _ in found)
     text = f"{weight(n)} that {LEADER} has the largest {what} {rates}, {where} ({said}; {details}), as the paper claims."
     return Claim(subject, "holds", text, **known)
+
+
+def _effect(each: StepShares | Medians) -> float:
+    """By how much the leader lies above: points, or decades; ∞ above one that has no median because all its runs diverged, or a median of 0."""
+    if isinstance(each, StepShares):
+        return each.first - each.second
+    first, second = (math.log10(value) if value > 0 else -math.inf for value in (each.first, each.second))
+    return 0.0 if first == second else first - second
 
 
 def _has(names: Sequence[str]) -> str:

@@ -3,15 +3,16 @@ its window is wider than sa's; on the validation NLL and, where samples were sco
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from analysis.claim import Claim
 from analysis.claim_words import bounds, interval_text, sentence, too_few, weight, would_tell
-from analysis.compare import Comparison, compare_bests, compare_windows
+from analysis.compare import Bests, Comparison, Lost, compare_bests, compare_windows, diverged_everywhere
 from analysis.learning import Learned
 from analysis.load import Study
-from analysis.spread import listed
-from analysis.stability_window import GENERATIVE, VALIDATION, SeriesWindows, windows
+from analysis.spread import listed, plural
+from analysis.stability_window import GENERATIVE, VALIDATION, SeriesWindows, Window, windows
 from analysis.tables import width_text
 
 # Which window is wider than which, by the paper.
@@ -31,6 +32,7 @@ class Side:
     found: SeriesWindows
     learned: Learned
     shortfall: str
+    only_diverged: bool = False  # every run of it did, none is missing
 
     @property
     def trained(self) -> bool:
@@ -43,7 +45,7 @@ def window_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
     for column in (VALIDATION, GENERATIVE) if scored_by_one(study) else (VALIDATION,):
         found = {name: side.found for name, side in sides.items()} if column == VALIDATION else _generative(study, sides)
         trained = {name for name, side in sides.items() if side.trained}
-        claims += [_window_claim(subject, wide, narrow, found, column) for subject, wide, narrow in WIDER if {wide, narrow} <= trained]
+        claims += [_window_claim(study, (subject, wide, narrow), found, column) for subject, wide, narrow in WIDER if {wide, narrow} <= trained]
         claims += [_best_claim(study, sides["mix"], sides["sa"], column)] if {"mix", "sa"} <= trained else []
     return claims
 
@@ -64,9 +66,12 @@ def wider(wide: str, narrow: str) -> str:
     return f"the paper's claim, a wider stable window of {wide} than of {narrow},"
 
 
-def _window_claim(subject: str, wide: str, narrow: str, found: dict[str, SeriesWindows], column: str) -> Claim:
+def _window_claim(study: Study, claimed: tuple[str, str, str], found: dict[str, SeriesWindows], column: str) -> Claim:
+    subject, wide, narrow = claimed
     first, second = found[wide], found[narrow]
-    result, numbers = compare_windows(first, second), _widths((wide, first), (narrow, second))
+    lost = diverged_everywhere(study, first.series, column), diverged_everywhere(study, second.series, column)
+    result, numbers = compare_windows(first, second, lost), _widths((wide, first), (narrow, second))
+    numbers += _only_one_diverged((wide, first, lost[0]), (narrow, second, lost[1]))
     statement = f"{wide}'s stable window is wider than {narrow}'s ({KIND[column]})"
     known = {"statement": statement, "n": result.n, "effect": _effect((wide, first), (narrow, second))}
     known |= {"interval": interval_text(result.interval, result.n, "decades")}
@@ -92,12 +97,12 @@ def _best_claim(study: Study, mix: Side, sa: Side, column: str) -> Claim:
     bests = compare_bests(study, mix.series, sa.series, column)
     if bests is None or bests.result.n < 2:
         n = 0 if bests is None else bests.result.n
-        numbers = "" if bests is None else f"; measured: mix {bests.first:.3f}, sa {bests.second:.3f}"
+        numbers = "" if bests is None else f"; measured: {_best_words(bests)}{_lost(bests)}"
         return Claim(subject, "no claim", f"{too_few(n)} on whether mix reaches sa's best {KIND[column]} is made{numbers}.", statement, n)
     low, high = (100 * bound for bound in bests.result.interval)
-    limit, n, effect = 100 * MARGIN, bests.result.n, f"mix {bests.first:.3f}, sa {bests.second:.3f}"
+    limit, n, effect = 100 * MARGIN, bests.result.n, _best_words(bests)
     known = {"statement": statement, "n": n, "effect": effect, "interval": interval_text((low, high), n, "%")}
-    numbers = f"medians: {effect}; paired difference {known['interval']}, margin {limit:g} %"
+    numbers = f"medians: {effect}; paired difference {known['interval']}, margin {limit:g} %{_lost(bests)}"
     if low > limit:
         return Claim(subject, "contradicted", f"{weight(n)} that mix stays behind sa's best {KIND[column]}, unlike what the paper claims ({numbers}).", **known)
     if high < limit:
@@ -113,6 +118,18 @@ def _best_claim(study: Study, mix: Side, sa: Side, column: str) -> Claim:
     return Claim(subject, "undecided", text + would_tell([100 * each for each in bests.differences], limit), **known)
 
 
+def _best_words(bests: Bests) -> str:
+    return ", ".join(f"{name} {f'{nll:.3f}' if math.isfinite(nll) else '∞'}" for name, nll in (("mix", bests.first), ("sa", bests.second)))
+
+
+def _lost(bests: Bests) -> str:
+    """In how many seeds a series diverged at every rate, its best NLL counting as infinitely bad; "" where in none."""
+    told = [
+        f"{name} diverged at every rate in {count} of {plural(bests.result.n, 'seed')}" for name, count in zip(("mix", "sa"), bests.lost, strict=True) if count
+    ]
+    return "".join(f"; {each}" for each in told)
+
+
 def _effect(*named: tuple[str, SeriesWindows]) -> str:
     return ", ".join(f"{name} {width_text(found.median)}" for name, found in named if found.median is not None) + " decades"
 
@@ -125,6 +142,22 @@ def _widths(*named: tuple[str, SeriesWindows]) -> str:
         spread = f", single seeds {min(widths):.2f}–{max(widths):.2f}" if len(widths) > 1 else ""
         parts.append(f"{name} no window" if found.median is None else f"{name} {width_text(found.median).replace('≥', 'at least')} decades{spread}")
     return f"measured: {'; '.join(parts)}"
+
+
+def _only_one_diverged(*named: tuple[str, SeriesWindows, Lost]) -> str:
+    """In how many seeds the one diverged at a rate within the other's window, or at every rate; "" where in none."""
+    told, seeds = "", sorted(named[0][1].by_seed.keys() & named[1][1].by_seed.keys())
+    for (name, found, lost), (other, others, _) in (named, named[::-1]):
+        inside = sum(_breaks_within(found.by_seed[seed], others.by_seed[seed]) for seed in seeds)
+        told += f"; {name} diverged at a rate inside {other}'s window in {inside} of {plural(len(seeds), 'seed')}" if inside else ""
+        told += f"; {name} diverged at every rate in {len(lost)} of {plural(len(seeds), 'seed')}, a window of width 0" if lost else ""
+    return told
+
+
+def _breaks_within(one: Window | None, other: Window | None) -> bool:
+    """Whether an edge of the one lies next to a divergence at a rate that the other's window holds."""
+    edges = [edge for edge in (one.low, one.high) if edge.kind == "diverged"] if one is not None else []
+    return other is not None and any(other.low.lr <= edge.furthest_lr <= other.high.lr for edge in edges)
 
 
 def within(*results: Comparison) -> str:

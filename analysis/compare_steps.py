@@ -66,7 +66,7 @@ def compare_stable_steps(study: Study, first: str, second: str, state: str, phas
         sums = part[part["seed"].isin(seeds)].groupby("seed")[["hits", "steps"]].sum()
         shares.append(100 * sums["hits"] / sums["steps"])
     differences = (shares[0] - shares[1]).tolist()
-    direction, interval = decide(differences, differences)
+    direction, interval = decide(differences, differences, limit=100)  # points
     result = Comparison(direction, len(seeds), "whole", interval)
     means = [float(each.mean()) for each in shares]
     return StepShares(lrs, means[0], means[1], result, left_out, _num_diverged(parts, seeds), tuple(differences))

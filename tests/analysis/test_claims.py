@@ -134,10 +134,36 @@ def test_edges_next_to_divergences_that_leave_too_much_room_decide_nothing(tmp_p
     assert claim.verdict == "undecided" and "sc 1.00–2.00 decades" in claim.text and "leave too much room" in claim.text
 
 
-def test_a_seed_without_any_finished_run_decides_nothing(tmp_path):
+def test_a_seed_that_diverged_at_every_rate_has_a_window_of_width_0_and_one_that_is_missing_none(tmp_path):
     nll = lambda m, lr, seed: math.inf if m == "sa" and seed == 2 else vee({"sa": NARROW, "sc": WIDE})(m, lr, 0)  # noqa: E731
-    claim = judged(tmp_path, nll=nll, mechanisms=("sa", "sc"), seeds=3)["window"]
+    study = {"mechanisms": ("sa", "sc"), "seeds": 3, "nll": nll}
+    claim = judged(tmp_path / "a", **study)["window"]
+    # widths 2, 2, 2 against 1, 1, 0: differences 1, 1, 2, mean 4/3, ± 4.3027 · 0.577 / √3 = ± 1.434
+    assert claim.verdict == "undecided" and "−0.10 to +2.77 decades" in claim.text and "seeds would be needed to tell" in claim.text
+    assert "sa diverged at every rate in 1 of 3 seeds, a window of width 0" in claim.text
+    claim = judged(tmp_path / "b", **study, statuses={("sa", 1e-4, 2): ("failed", "x")})["window"]
     assert claim.verdict == "undecided" and "in one seed or more a mechanism has no finished run" in claim.text
+
+
+def test_an_edge_below_a_rate_that_only_the_second_diverged_at_is_strictly_lower(tmp_path):
+    """sc's window holds the highest rate, sa diverged there in every seed; at 1e-2 only in the last, which alone makes the bounds spread."""
+    worse = lambda m, lr, seed: math.inf if m == "sa" and (lr > 0.5 or (lr > 5e-2 and seed == 2)) else 2.0  # noqa: E731
+    claim = judged(tmp_path, mechanisms=("sa", "sc"), seeds=3, nll=worse)["window"]
+    assert claim.verdict == "holds" and "wider than sa's within the swept range" in claim.text
+    assert "sa diverged at a rate inside sc's window in 3 of 3 seeds" in claim.text
+    other = {"sa": "sc", "sc": "sa"}
+    mirror = judged(tmp_path / "m", mechanisms=("sa", "sc"), seeds=3, nll=lambda m, lr, seed: worse(other[m], lr, seed))["window"]
+    assert mirror.verdict == "contradicted" and "sc diverged at a rate inside sa's window in 3 of 3 seeds" in mirror.text
+    once = lambda m, lr, seed: math.inf if m == "sa" and lr > 0.5 and seed else 2.0  # noqa: E731
+    assert judged(tmp_path / "o", mechanisms=("sa", "sc"), seeds=3, nll=once)["window"].verdict == "undecided"
+
+
+def test_no_interval_passes_what_the_sweep_or_a_share_allows():
+    assert decide([100.0, 100.0, 0.0], [100.0, 100.0, 0.0], limit=100)[1][1] == 100
+    lrs = (1e-3, 1e-2, 1e-1)
+    wide, narrow, broken = [2.0, 2.0, 2.0], [3.0, 2.0, 3.0], [math.inf, 2.0, math.inf]
+    result = compare_windows(windows_of(broken, wide, narrow, lrs=lrs), windows_of(narrow, broken, wide, lrs=lrs))
+    assert result.direction == 0 and result.interval == (-2, 2), "two decades were swept"
 
 
 def test_different_grids_are_not_compared_within_a_range():
@@ -214,6 +240,10 @@ def test_an_untrained_sa_or_sc_makes_the_claim_unjudgeable(tmp_path):
 
 def test_a_mechanism_that_only_diverged_or_has_no_unigram_is_untrained(tmp_path):
     claims = judged(tmp_path, nll=lambda m, *_: math.inf if m == "sa" else 2.0)
+    said = "sa diverged in every run: no claim is made about its window and its NLL, and its steps count as 0 % stable."
+    assert claims["trained sa"].text == said
+    failed = {("sa", 1e-4, 0): ("failed", "x")}
+    claims = judged(tmp_path / "failed", nll=lambda m, *_: math.inf if m == "sa" else 2.0, statuses=failed)
     assert claims["trained sa"].text == "sa has no learning rate at which most of its runs finished: no claim is made about it."
     claims = judged(tmp_path, nll=lambda *_: 2.0, unigram=math.nan)
     assert claims["trained sc"].text == "sc cannot be said to have learned, the token-frequency NLL was not recorded: no claim is made about it."
@@ -277,6 +307,8 @@ def test_runs_without_results_are_counted(tmp_path):
     claims = judged(tmp_path, mechanisms=("sa", "sc"), nll=lambda *_: 2.0, statuses=statuses)
     assert claims["coverage"].text.startswith("Of 20 runs, 1 failed, 1 running and 1 queued: these are no results")
     assert "coverage" not in judged(tmp_path / "clean", nll=lambda *_: 2.0)
+    left = judged(tmp_path / "left", mechanisms=("sa", "sc"), nll=lambda *_: 2.0, statuses={("sa", 1e-4, 0): ("stopped", "rung 1")})
+    assert left["coverage"].text.startswith("Of 20 runs, 1 stopped: these are no results"), "left by a search"
 
 
 def test_the_scale_is_stated(tmp_path):

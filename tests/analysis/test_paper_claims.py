@@ -87,6 +87,31 @@ def test_best_nlls_are_paired_at_rates_that_both_have(tmp_path):
     assert bests.differences == pytest.approx(((2.15 - 2.2) / 2.2, 0, 0)) and bests.result.n == 3
 
 
+def lost_in(*lost):
+    """The vee with every run of (mechanism, seed) diverged."""
+    nll = vee()
+    return lambda m, lr, seed: math.inf if (m, seed) in lost else nll(m, lr, seed)
+
+
+def test_a_seed_in_which_mix_diverged_at_every_rate_counts_against_it(tmp_path):
+    claim = judged(study_of(tmp_path, nll=lost_in(("mix", 2)), seeds=3))["mix best NLL"]
+    assert (claim.verdict, claim.n) == ("undecided", 3) and "; mix diverged at every rate in 1 of 3 seeds)" in claim.text
+    bests = compare_bests(study_of(tmp_path / "2", nll=lost_in(("mix", 1)), seeds=2), "mix", "sa")
+    assert bests.differences == (0, math.inf) and bests.lost == (1, 0)
+
+
+def test_a_seed_in_which_sa_diverged_at_every_rate_counts_for_mix(tmp_path):
+    bests = compare_bests(study_of(tmp_path, nll=lost_in(("sa", 2))), "mix", "sa")
+    assert bests.differences == (0, 0, -math.inf) and bests.result.n == 3 and bests.lost == (0, 1)
+
+
+def test_a_seed_of_divergences_and_missing_runs_is_no_pair_and_neither_is_one_that_both_lost(tmp_path):
+    missing = study_of(tmp_path, nll=lost_in(("mix", 2)), statuses={("mix", 1e-4, 2): ("failed", "x")})
+    assert compare_bests(missing, "mix", "sa").result.n == 2
+    both = study_of(tmp_path / "b", nll=lost_in(("mix", 2), ("sa", 2)))
+    assert compare_bests(both, "mix", "sa").result.n == 2
+
+
 def alpha_of(medians, top=5e-2):
     """All α_max of a run at one value per mechanism above ``top``, seeds 10 % apart; far above every rate below it."""
     return lambda m, lr, seed, _: [medians[m] * (1 + 0.1 * seed)] * 5 if lr > top else [100.0] * 5
@@ -145,6 +170,41 @@ def test_a_run_that_diverged_ranks_below_its_rate_and_below_every_recorded_media
     lower = study_of(tmp_path / "lower", mechanisms=("sa", "sc", "mix"), nll=diverging(*gone), alpha=alpha_of({"sc": 1e-3, "sa": 1.0, "mix": 1e-5}))
     found = compare_medians(lower, "sc", "sa", "paper")
     assert found.result.direction == 1 and found.result.interval[0] == pytest.approx(2 + np.log10([1, 1.1, 1.2]).mean(), abs=0.1)
+
+
+def test_a_baseline_that_diverged_in_every_run_silences_no_claim_about_the_others(tmp_path):
+    gone = [("sa", lr, seed) for lr in LRS for seed in range(3)]
+    claims = judged(study_of(tmp_path, nll=diverging(*gone), alpha=alpha_of({"sc": 20.0, "sa": 1.0, "mix": 1e-2, "sw": 1e-3})))
+    assert claims["window"].verdict == "not judged" and claims["window sw"].verdict == "holds"
+    assert not {"mix window", "mix best NLL"} & claims.keys(), "neither has anything of sa's to stand beside"
+    for state in ("checkpoint", "paper"):
+        assert claims[f"stable steps {state}"].verdict == claims[f"median α_max {state}"].verdict == "holds"
+        assert "sa 0 %" in claims[f"stable steps {state}"].text and "diverged, counted as 0 %: 6 runs of sa" in claims[f"stable steps {state}"].text
+        assert f"suboptimal runs {state}" in claims
+
+
+def test_where_all_diverged_shares_are_0_for_each_and_nobody_is_said_to_lack_results(tmp_path):
+    gone = [(m, lr, seed) for m in ("sa", "sc") for lr in (1e-1, 1.0) for seed in range(3)]
+    claims = judged(study_of(tmp_path, mechanisms=("sa", "sc"), nll=diverging(*gone), alpha=alpha_of({"sc": 20.0, "sa": 1.0})))
+    assert "(sc 0 %, sa 0 %; diverged, counted as 0 %: 6 runs of sc and 6 runs of sa;" in claims["stable steps paper"].text
+    text = claims["median α_max paper"].text
+    assert "every run of sc and sa diverged at the highest learning rates that all have (1e-1 and 1e0), which leaves no α_max to compare" in text
+    assert "share no learning rate" not in text and claims["median α_max paper"].verdict == "not judged"
+
+
+def test_the_closest_is_the_one_of_the_smallest_effect_not_of_the_widest_interval(tmp_path):
+    """sa lies a little above sc, by the same share in each seed; sw below, but its seeds scatter over four decades."""
+    medians = {"sc": (1.0, 1.0, 1.0), "sa": (1.5, 1.5, 1.5), "mix": (0.5, 0.5, 0.5), "sw": (1e-4, 0.9, 0.95)}
+    study = study_of(tmp_path, alpha=lambda m, lr, seed, _: [medians[m][seed]] * 5)
+    claim = judged(study)["median α_max paper"]
+    assert claim.interval == "against sa −0.2 to −0.2 decades, 95 % interval"
+
+
+def test_an_interval_of_more_seeds_than_the_sentence_names_says_its_own(tmp_path):
+    statuses = {("mix", 1.0, 2): ("failed", "x")}
+    claim = judged(study_of(tmp_path, alpha=alpha_of({"sc": 20.0, "sa": 2e-3, "mix": 1e-2, "sw": 1e-3}), statuses=statuses))["median α_max paper"]
+    assert claim.n == 2 and "indications (2 seeds)" in claim.text and "95 % interval of 3 seeds" in claim.text
+    assert "decades, range of 2 seeds;" in claim.text and "of 2 seeds of" not in claim.text
 
 
 def test_a_rate_at_which_both_diverged_says_nothing_of_the_medians(tmp_path):
