@@ -25,6 +25,7 @@ from analysis.tables import source
 from analysis.typeset import Cell, Table
 
 VERDICTS = {"holds": "holds", "contradicted": "contradicted", "undecided": "cannot tell", "no claim": "too few seeds", "not judged": "not judged"}
+INDICATED = {"holds": "indications for", "contradicted": "indications against"}  # with two seeds, which make no result
 
 
 def paragraph(study: Study) -> str:
@@ -98,7 +99,7 @@ def claims_table(study: Study) -> Table | None:
     if not judged:
         return None
     short = {claim.interval: claim.interval.replace("95 % interval", "95 %").replace("range of 2 seeds", "range") for claim in judged}
-    rows = tuple((Cell(each.statement), Cell(str(each.n)), Cell(each.effect or "--", short[each.interval]), Cell(VERDICTS[each.verdict])) for each in judged)
+    rows = tuple((Cell(each.statement), Cell(str(each.n)), Cell(each.effect or "--", short[each.interval]), Cell(_verdict(each))) for each in judged)
     caption = (
         "The papers' statements as they make them, and what this study says of each. n: paired seeds (of runs of suboptimal loss: runs). Below the effect the "
         "interval that decides, of the paired difference: it must exclude 0, or lie within the margin where equality is claimed; of a comparison with several "
@@ -108,6 +109,11 @@ def claims_table(study: Study) -> Table | None:
     return Table(
         "What the papers claim, and what was found here", caption, ("statement", "n", "effect", "verdict"), rows, (), ("left", "right", "left", "left"), widths
     )
+
+
+def _verdict(claim: Claim) -> str:
+    """The verdict in words; two seeds give indications only, whatever they agree on."""
+    return INDICATED.get(claim.verdict, VERDICTS[claim.verdict]) if claim.n == 2 else VERDICTS[claim.verdict]
 
 
 def _elsewhere(study: Study) -> str:

@@ -131,4 +131,6 @@ def _log_bounds(run: Frame, floor: float) -> tuple[float, float]:
         return -math.inf, math.log10(min(run["run_lr"], floor))
     if math.isnan(run["median"]):  # no finite α_max at all: nothing is known of a median of finite ones
         return -math.inf, math.inf
-    return (math.log10(run["median"]),) * 2 if run["median"] > 0 else (-math.inf, math.log10(floor))
+    if run["median"] <= 0:
+        return -math.inf, math.log10(floor)
+    return math.log10(run["median"]), math.log10(run["median"])
