@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis import residual_claims
 from analysis.claim import Claim, Verdict
-from analysis.compare import Comparison, compare_windows, decide
+from analysis.compare import Comparison, compare_windows, decide, diverged_everywhere
 from analysis.load import FINISHED, SETTING_AXES, Frame, Study
 from analysis.masks import sees_itself
 from analysis.spread import listed, plural
@@ -98,7 +98,7 @@ def _about(study: Study, pair: Pair, named: str, found: Mapping[str, SeriesWindo
     for subject, (column, *_) in COMPARED.items():
         if study.runs[column].notna().any():
             yield _best(study, f"{subject} {named}", subject, pair)
-    verdict, text = _window(found[pair.other], found[pair.plain])
+    verdict, text = _window(study, found[pair.other], found[pair.plain])
     yield Claim(f"window {named}", verdict, pair.remark + text, n=len(found[pair.other].by_seed.keys() & found[pair.plain].by_seed.keys()))
 
 
@@ -234,9 +234,10 @@ def _outcomes(runs: Frame, column: str, diverged: float) -> Frame:
     return runs.assign(value=value).pivot_table(index="lr", columns="seed", values="value", aggfunc="first")
 
 
-def _window(other: SeriesWindows, plain: SeriesWindows) -> tuple[Verdict, str]:
-    """Verdict and text."""
-    result: Comparison = compare_windows(other, plain)
+def _window(study: Study, other: SeriesWindows, plain: SeriesWindows) -> tuple[Verdict, str]:
+    """Verdict and text; a seed that diverged at every rate has a window of width 0."""
+    lost = diverged_everywhere(study, other.series), diverged_everywhere(study, plain.series)
+    result: Comparison = compare_windows(other, plain, lost)
     widths = [f"{each.series} {width_text(each.median).replace('≥', 'at least')} decades" for each in (other, plain) if each.median is not None]
     numbers = "; ".join(widths)
     both = f"{other.series}'s stable window is {{}} than {plain.series}'s"

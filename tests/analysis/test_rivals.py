@@ -52,6 +52,12 @@ def test_attentionx_is_compared_with_attention(tmp_path, gain, verdict, word):
     assert "no sc runs" not in text and "385 million" not in text and "ViT-small and GPT-2" in text
 
 
+def test_a_seed_in_which_attention_diverged_at_every_rate_has_no_window_at_all(tmp_path):
+    nll = lambda mechanism, lr, seed: math.inf if mechanism == "sa" and seed == 2 else 2.0 + abs(math.log10(lr / 1e-2))  # noqa: E731
+    claims = {claim.subject: claim for claim in judge(load(write_study(tmp_path, mechanisms=("sa", "attentionx"), lrs=LRS, seeds=3, nll=nll)))}
+    assert "no finished run" not in claims["window attentionx"].text and claims["window attentionx"].n == 3
+
+
 def test_accuracy_is_compared_where_there_is_one_and_higher_is_better(tmp_path):
     claims = {claim.subject: claim for claim in judge(load(study_of(tmp_path, 0.1, accuracy={"sa": 0.5, "attentionx": 0.4})))}
     assert claims["best accuracy attentionx"].verdict == "contradicted"
