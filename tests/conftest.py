@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from hydra.core.config_store import ConfigStore
 
 from stability import registry
 from stability.command_line import run_entry
@@ -27,6 +28,9 @@ if "OMP_NUM_THREADS" not in os.environ and "PYTEST_XDIST_WORKER_COUNT" in os.env
     torch.set_num_threads(threads)
 
 SENTENCE = "the window of a stable step is wide where the graph is smooth and narrow where the scores are sharp"
+
+
+PLUGGED = ("mechanism", "cross", "residual", "optimizer", "objective", "data")  # the groups of Hydra's that plugins are stored in
 
 
 # What a run of a second consists of beside its data and objective.
@@ -49,7 +53,12 @@ TINY: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def plugins_of_a_test_alone(monkeypatch):
     """What a test registers is known to it alone: no test depends on which came before."""
+    stored = ConfigStore.instance().repo
+    before = {group: dict(stored.get(group, {})) for group in PLUGGED}
     monkeypatch.setattr(registry, "_plugins", dict(registry._plugins))
+    yield
+    for group, names in before.items():
+        stored[group] = names
 
 
 class Lab:

@@ -279,7 +279,7 @@ def test_pairs_are_taken_at_the_same_rates_where_every_seeds_edge_is_another(tmp
     assert shares.lrs == (1e-2, 3e-2) and shares.diverged == (0, 5) and shares.left_out == ()
     assert (shares.first, shares.second) == pytest.approx((96, 100 / 6)) and (sc.mean(), sa.mean()) == pytest.approx((96, 100 / 6))
     half = 4.3027 * (sc - sa).std(ddof=1) / math.sqrt(3)
-    assert shares.result.interval == pytest.approx(((sc - sa).mean() - half, (sc - sa).mean() + half), rel=1e-4)
+    assert shares.result.interval == pytest.approx(((sc - sa).mean() - half, 100), rel=1e-4), "151 points are more than there can be"
     assert shares.result.direction == 1 and shares.result.n == 3
 
 
