@@ -29,7 +29,6 @@ STATEMENTS = {
     ("attentionx", "sa", "NLL"): "AttentionX's validation loss is lower than attention's of the same mask (4.2, Figure 1)",
     ("attentionx", "sa", "accuracy"): "AttentionX's validation accuracy is higher than attention's of the same mask (4.1, Table 1)",
 }
-Sentence = tuple[str, str, str]  # subject, verdict, text
 
 
 class Pair(NamedTuple):
@@ -70,11 +69,6 @@ def scale_of_the_papers(study: Study) -> str:
         else []
     )
     return "; ".join(papers + (["AttentionX's are a ViT-small and GPT-2"] if compares_mechanisms(study) else []))
-
-
-def sentences(study: Study, found: Mapping[str, SeriesWindows], shortfalls: Mapping[str, str]) -> Iterator[Sentence]:
-    """As `claims`, without what stands beside the sentences."""
-    yield from ((claim.subject, claim.verdict, claim.text) for claim in claims(study, found, shortfalls))
 
 
 def claims(study: Study, found: Mapping[str, SeriesWindows], shortfalls: Mapping[str, str]) -> list[Claim]:
