@@ -1,6 +1,8 @@
 # make sweep, make test: both set up .venv on first use. make check: what CI checks besides. JOBS: tests at a time, each with OMP_NUM_THREADS threads.
 PYTHON ?= python3
 BIN := .venv/bin
+# --no-compile: Python compiles what it imports, a small part of what is installed
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-compile
 export OMP_NUM_THREADS ?= 1
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 # no more threads than cores; each of the jobs first reads all tests, so more than 4 save nothing
@@ -8,7 +10,7 @@ JOBS ?= $(shell jobs=$$(( $(CORES) / $(OMP_NUM_THREADS) )); echo $$(( jobs < 1 ?
 
 .PHONY: sweep test rounding slow check benchmarks clean
 
-sweep: .venv/installed
+sweep: .venv/runnable
 	$(BIN)/python -m stability.sweep $(ARGS)
 
 test: .venv/installed
@@ -34,10 +36,15 @@ benchmarks: .venv/installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[peers]'
 	$(BIN)/python -m benchmarks.curvature
 
-.venv/installed: constraints.txt pyproject.toml
+# what a sweep needs; what the tests need beside it is half as much again, which nobody should wait for who only wants to sweep
+.venv/runnable: constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) --editable .
+	touch $@
+
+.venv/installed: .venv/runnable
+	$(INSTALL) --editable '.[dev]'
 	touch $@
 
 clean:

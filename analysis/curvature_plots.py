@@ -34,12 +34,14 @@ CAPTIONS = {
         "descent direction (0); the line breaks there. A run that diverged has no such checkpoint and no line; how many did is said."
     ),
     "profile": (
-        "Batch loss along the step direction u at the first recorded step, {phase}, first seed: the loss itself, its quadratic model, α_max where the model "
-        "comes back to the loss at θ (thin line), the critical LR where the loss does, and the training LR."
+        "Batch loss along the step direction u at the first recorded step, {phase}, first seed measured: the loss itself, its quadratic model, α_max where the "
+        "model comes back to the loss at θ (thin line), the critical LR where the loss does, and the training LR. A run that diverged has no such "
+        "checkpoint; how many did is said above the panel."
     ),
     "density": (
         "Spectral density of the Hessian at the first recorded step, {phase}, by stochastic Lanczos quadrature; nodes widened by 1/200 of the range. "
-        "Mean over seeds; the axis ends at a tenth of what a single eigenvalue makes."
+        "Mean over the seeds measured; the axis ends at a tenth of what a single eigenvalue makes. A run that diverged has no such checkpoint; how many did is "
+        "said by LR above the panel."
     ),
 }
 
@@ -68,7 +70,7 @@ def _step_figure(rows: Frame, counts: dict[str, Frame], lrs: Sequence[str], styl
             _step_panel(ax, part, present, styles, limits)
             ax.axhline(lr, zorder=2, **TRAINING)
             if line == 0:
-                _say_diverged(ax, counts[state][counts[state]["run_lr"] == lr])
+                _say_diverged(ax, counts[state][counts[state]["run_lr"] == lr], "series")
                 ax.set_title(f"$\\alpha$ = {lr_text(lr)}", loc="left")
         grid[line, 0].set_ylabel(f"state “{state}”\n$\\alpha_\\mathrm{{max}}$")
     for ax in grid[-1]:
@@ -81,11 +83,11 @@ def _step_figure(rows: Frame, counts: dict[str, Frame], lrs: Sequence[str], styl
     return figure
 
 
-def _say_diverged(ax: Axes, count: Frame) -> None:
-    """Above a panel, which series' runs have no line because they diverged (in every state alike)."""
+def _say_diverged(ax: Axes, count: Frame, by: str) -> None:
+    """Above a panel, how many runs have no line because they diverged (in every state alike), ``by`` series or run_lr: sa 2/3, sw 3/3."""
     told = []
-    for name, runs in count.groupby("series", sort=False):
-        diverged = int((runs["outcome"] == DIVERGED).sum())
+    for key, runs in count.groupby(by, sort=False):
+        diverged, name = int((runs["outcome"] == DIVERGED).sum()), key if isinstance(key, str) else lr_text(float(key))
         told += [f"{name} {diverged}/{len(runs)}"] if diverged else []
     if told:
         ax.set_title(textwrap.fill(f"diverged: {', '.join(told)}", 22), loc="right", fontsize=6, color=INK)
@@ -128,10 +130,17 @@ def profile_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     rows = shown(study, "profile", phase)
     if rows is None:
         return []
-    present = [name for name in study.series if name in set(rows["series"])]
-    lrs = sorted(set(rows["run_lr"]))
+    count = _counted_beside(study, rows)
+    lost = count[count["outcome"] == DIVERGED]
+    present = [name for name in study.series if name in {*rows["series"], *lost["series"]}]
+    lrs = sorted({*rows["run_lr"], *lost["run_lr"]})
     chosen = sorted({lrs[0], lrs[len(lrs) // 2], lrs[-1]})[:PROFILE_ROWS]
-    return [_profile_figure(rows, part, chosen) for part in chunks(present, PANELS_PER_ROW)]
+    return [_profile_figure(rows, count, part, chosen) for part in chunks(present, PANELS_PER_ROW)]
+
+
+def _counted_beside(study: Study, rows: Frame) -> Frame:
+    """What `counted` says of the runs at the phase and state of a spectrum's ``rows``."""
+    return counted(study, str(rows["phase"].iloc[0]), str(rows["state"].iloc[0]))
 
 
 def shown(study: Study, name: str, phase: str) -> Frame | None:
@@ -145,16 +154,19 @@ def shown(study: Study, name: str, phase: str) -> Frame | None:
     return rows[rows["state"] == ("checkpoint" if "checkpoint" in set(rows["state"]) else rows["state"].iloc[0])]
 
 
-def _profile_figure(rows: Frame, series: Sequence[str], lrs: Sequence[float]) -> Figure:
+def _profile_figure(rows: Frame, count: Frame, series: Sequence[str], lrs: Sequence[float]) -> Figure:
     figure = Figure(figsize=(panels_width(len(series)), 0.7 + 1.5 * len(lrs)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(lrs), len(series), squeeze=False))
     for line, lr in enumerate(lrs):
         for column, name in enumerate(series):
             ax = grid[line, column]
             part = rows[(rows["series"] == name) & (rows["run_lr"] == lr)]
-            _profile_panel(ax, part[part["seed"] == part["seed"].min()], lr)
+            runs = count[(count["series"] == name) & (count["run_lr"] == lr)]
+            _profile_panel(ax, part[part["seed"] == part["seed"].min()], lr, bool((runs["outcome"] == DIVERGED).any()))
             if line == 0:
                 ax.set_title(textwrap.fill(name, 22), loc="left", fontweight="bold")
+            if len(part):
+                _say_diverged(ax, runs, "series")
         grid[line, 0].set_ylabel(f"$\\alpha$ = {lr_text(lr)}\nloss (nats)")
     for ax in grid[-1]:
         ax.set_xlabel("step length along $u$")
@@ -169,13 +181,14 @@ def _profile_figure(rows: Frame, series: Sequence[str], lrs: Sequence[float]) ->
     return figure
 
 
-def _profile_panel(ax: Axes, part: Frame, lr: float) -> None:
+def _profile_panel(ax: Axes, part: Frame, lr: float, diverged: bool) -> None:
+    """``diverged``: whether runs are missing from ``part`` because they did."""
     ax.xaxis.set_major_locator(MaxNLocator(3))
     ax.yaxis.set_major_locator(MaxNLocator(4))
     ax.ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
     ax.xaxis.get_offset_text().set_fontsize(7)
     if part.empty:
-        ax.annotate("not measured", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=MUTED, fontsize=8)
+        ax.annotate("diverged" if diverged else "not measured", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=MUTED, fontsize=8)
         return
     part, first = part.sort_values("alpha"), part.iloc[0]
     finite = part[np.isfinite(part["loss"])]
@@ -204,18 +217,21 @@ def density_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     rows = shown(study, "density", phase)
     if rows is None:
         return []
-    present = [name for name in study.series if name in set(rows["series"])]
-    return [_density_figure(rows, part) for part in chunks(present, PANELS_PER_ROW)]
+    count = _counted_beside(study, rows)
+    present = [name for name in study.series if name in {*rows["series"], *count.loc[count["outcome"] == DIVERGED, "series"]}]
+    return [_density_figure(rows, count, part) for part in chunks(present, PANELS_PER_ROW)]
 
 
-def _density_figure(rows: Frame, series: Sequence[str]) -> Figure:
+def _density_figure(rows: Frame, count: Frame, series: Sequence[str]) -> Figure:
     columns = min(2, len(series))
     lines = math.ceil(len(series) / columns)
     figure = Figure(figsize=(WIDTH_INCHES if columns == 2 else 3.6, 0.75 + 1.6 * lines), layout="constrained")
     axes = np.atleast_1d(figure.subplots(lines, columns, squeeze=False)).ravel()
     colors = lr_colors(rows["run_lr"])
     for ax, name in zip(axes, series, strict=False):
-        _density_panel(ax, rows[rows["series"] == name], colors)
+        runs = count[count["series"] == name]
+        _density_panel(ax, rows[rows["series"] == name], colors, bool((runs["outcome"] == DIVERGED).any()))
+        _say_diverged(ax, runs, "run_lr")
         ax.set_title(textwrap.fill(name, 40), loc="left", fontweight="bold")
         ax.set_xlabel("eigenvalue of the Hessian")
     for ax in axes[len(series) :]:
@@ -227,10 +243,12 @@ def _density_figure(rows: Frame, series: Sequence[str]) -> Figure:
     return figure
 
 
-def _density_panel(ax: Axes, rows: Frame, colors: dict[float, Any]) -> None:
+def _density_panel(ax: Axes, rows: Frame, colors: dict[float, Any], diverged: bool) -> None:
+    """``diverged``: whether runs are missing from ``rows`` because they did."""
     known = rows[np.isfinite(rows["node"])]
     if known.empty:
-        ax.annotate("lost to a non-finite loss", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=MUTED, fontsize=8)
+        why = "diverged" if diverged and rows.empty else "lost to a non-finite loss"
+        ax.annotate(why, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=MUTED, fontsize=8)
         return
     low, high = float(known["node"].min()), float(known["node"].max())
     width = (high - low or abs(high) or 1.0) / 200

@@ -8,8 +8,8 @@ import numpy as np
 
 from analysis.alpha_tables import ALPHA_COLUMNS, counting_rule, share_cell
 from analysis.load import Column, Frame, Study
-from analysis.spread import lr_text, plural, power
-from analysis.step_shares import DIVERGED, LAST, PHASES, TERMINAL, counted, phases_and_states, recorded, shown_series
+from analysis.spread import listed, lr_text, plural, power
+from analysis.step_shares import DIVERGED, LAST, PHASES, TERMINAL, counted, phases_and_states, recorded, shown_series, undefined_series
 from analysis.tables import chunks, source
 from analysis.typeset import Cell, Table
 
@@ -30,7 +30,7 @@ def fallen_tables(study: Study) -> list[Table]:
 
 
 def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
-    critical = bool(rows["critical_lr"].notna().any())
+    critical, undefined = bool(rows["critical_lr"].notna().any()), undefined_series(study, count)
     count, rows = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
     body = []
     for lr in sorted(set(count["run_lr"])):
@@ -41,6 +41,7 @@ def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: st
         "Share of recorded steps after which the loss of the step's own batch was lower than before, in %; below it the range over runs, and n, the steps. "
         f"{counting_rule(study, rows, phase)} (survivors: the share without them). {beyond_alpha_max(rows)}"
         + (" Right: median over steps of critical LR / α_max, where both are finite and positive; below it the quartiles and n." if critical else "")
+        + (f" Not defined in this state: {listed(undefined)}." if undefined else "")
         + f" {source(study)}"
     )
     groups = (("", 1), ("% of steps that lowered the loss", len(series)), *((("critical LR / α_max", len(series)),) if critical else ()))

@@ -117,7 +117,10 @@ def read(value: Any) -> Any:
         if isinstance(node, dict):
             for key, item in node.items():
                 walk(item, (*path, str(key)))
-        elif len(path) < 2 or not isinstance(node, list | tuple) or not node:
+        elif len(path) < 2:
+            part, given = path[0] if path else "sc", value_text(node)
+            raise ValueError(f"ablate{'.' * bool(path)}{'.'.join(path)}={given}: names no setting; e.g. ablate.{part}.SETTING=[2,4,8]")
+        elif not isinstance(node, list | tuple) or not node:
             raise ValueError(f"{'.'.join(('ablate', *path))}={value_text(node)}: must be a list of one setting's values, e.g. ablate.sc.window=[2,4,8]")
         else:
             found.append({"part": path[0], "setting": ".".join(path[1:]), "values": node})

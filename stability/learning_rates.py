@@ -33,7 +33,7 @@ class LearningRates(Settings):
         if not (all(given) if self.values is None else not any(given)):
             raise ValueError("lr takes either values, or low, high and num together; e.g. lr=1e-3, lr=[1e-4,1e-3] or lr=range lr.num=9")
         if self.values is not None and (min(self.values) <= 0 or len(set(self.values)) < len(self.values)):
-            raise ValueError(f"lr.values={list(self.values)} must be positive and distinct")
+            raise ValueError(f"lr.values={list(self.values)} must be positive, distinct numbers of 64 bits (smaller ones than 5e-324 are 0)")
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError(f"lr.low={self.low:g} must be below lr.high={self.high:g}")
         if self.edge is not None and self.values is not None:

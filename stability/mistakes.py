@@ -67,6 +67,8 @@ def _check_choice(word: str, group: str, value: str, root: str) -> None:
     wrong = next((name for name in names if name not in known), None)
     if group == "mechanism" and wrong in set(choices("cross")) - {"auto", "none"}:
         raise ValueError(f"mechanism={wrong} is a cross mechanism, it needs a context: cross={wrong} objective.context=64")
+    if group in AXES and "," in value and not value.strip().startswith("["):
+        raise ValueError(f"{group}={shown(value)}: a list is written in brackets: {group}=[{shown(value)}]")
     if wrong is not None or not names:
         raise ValueError(f"{group}={shown(value if wrong is None else wrong)}: no such choice; {near_misses(shown(wrong or value), known)}")
 

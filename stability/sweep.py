@@ -81,7 +81,7 @@ def _main(spec: Any) -> int:
     if is_read and (short := _short_validation(spec, corpus, objective)):
         print(short)
     trials = _trials(spec, pool, spec.points(corpus.fingerprint))
-    _check_generation(spec, corpus, trials)
+    _check_generation(spec, corpus, trials, is_read)
     if spec.dry_run:
         return _print_plan(spec, corpus, trials if is_read else None)
     study = StudyFolder.of(pool, spec.name)
@@ -103,16 +103,17 @@ def _short_validation(spec, corpus, objective) -> str:
     return f"validation: on all {num:,} held-out examples, fewer than {asked} asks for" if num < spec.evaluation.sequences else ""
 
 
-def _check_generation(spec, corpus, trials) -> None:
+def _check_generation(spec, corpus, trials, is_read: bool) -> None:
     """Errors: ``ValueError`` for a sampler that does not fit the objective, for an oracle that cannot score it, and for finished samples that would be
-    replaced: now, not after an hour of training. A plan asks for no oracle, which may have to be downloaded."""
+    replaced: now, not after an hour of training. A plan asks for no oracle that may have to be downloaded, nor for one where the data was not read."""
     if spec.generate is None:
         return
     from stability.probes.generation import check_kept, check_oracle, resolved_sampler
 
     run = spec.points(corpus.fingerprint)[0][1]
     resolved_sampler(run, spec.generate)
-    if spec.generate.oracle is not None and not spec.dry_run:
+    oracle = spec.generate.oracle
+    if oracle is not None and (not spec.dry_run or (is_read and not oracle.startswith("hf:"))):
         check_oracle(run, spec.generate, corpus)
     check_kept((trial.directory for trial in trials), spec.generate)
 

@@ -67,6 +67,8 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
         return f"{path}: unknown key; {near_misses(str(item['loc'][-1]), _fields_at(model, item['loc'][:-1]))}"
     if item["type"] == "missing":
         return f"{path}: a value is missing; give {path}=…"
+    if item["type"] == "tuple_type":
+        return f"{path}={item['input']}: must be a list, written in brackets, e.g. {path}=[{item['input']}]"
     given = repr(item["input"])
     short = given if len(given) <= LONGEST_INPUT else f"{given[:LONGEST_INPUT]}…"
     return f"{path}={short}: {item['msg'][0].lower()}{item['msg'][1:]}"

@@ -84,7 +84,7 @@ def test_the_base_value_stands_in_its_place_among_the_columns():
         (["ablate.sc.window=[0]"], r"ablate\.sc\.window: mechanism\.sc\.window=0: input should be greater than or equal to 1"),
         (["ablate.sc.window=4"], r"ablate\.sc\.window=4: must be a list of one setting's values, e\.g\. ablate\.sc\.window=\[2,4,8\]"),
         (["ablate.sc.window=[]"], r"ablate\.sc\.window=\[\]: must be a list"),
-        (["ablate.sc=[4]"], r"ablate\.sc=\[4\]: must be a list of one setting's values"),
+        (["ablate.sc=[4]"], r"ablate\.sc=\[4\]: names no setting; e\.g\. ablate\.sc\.SETTING=\[2,4,8\]"),
         (["ablate.sc.window.of=[4]"], r"ablate\.sc\.window: holds no settings of its own$"),
         (["ablate.sc.name=[sa]"], r"ablate\.sc\.name: unknown key"),
         (["mechanism=mix", "ablate.mix.sd.window=[4]"], r"ablate\.mix\.sd: holds no settings of its own; did you mean 'sc'\?"),

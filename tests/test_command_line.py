@@ -109,6 +109,9 @@ def test_the_shim_touches_nothing_else():
     [
         (["mechanism=scc"], "mechanism=scc: no such choice; did you mean 'sc'?"),
         (["lr=abc"], "lr=abc: no such choice"),
+        (["mechanism=sa,sc"], "mechanism=sa,sc: a list is written in brackets: mechanism=[sa,sc]"),
+        (["curvature.state=paper"], "curvature.state=paper: must be a list, written in brackets, e.g. curvature.state=[paper]"),
+        (["lr=1e-400"], "lr.values=[0.0] must be positive, distinct numbers of 64 bits"),
         (["steps=abc"], "steps='abc': input should be a valid integer"),
         (["steps=1.5"], "steps=1.5: input should be a valid integer"),
         (["stepz=3"], "stepz: unknown key; did you mean 'steps'?"),

@@ -108,6 +108,8 @@ def test_an_oracle_s_folder_is_absolute_for_the_workers_and_a_name_stays(tmp_pat
     assert GenerationSpec(num=1, oracle="hf:gpt2-large").absolute().oracle == "hf:gpt2-large"
 
 
-def test_a_plan_asks_for_no_oracle(words, capsys):
-    assert sweep.main([*words, "generate.oracle=ckpt:/nothing/there", "dry_run=true"]) == 0
+def test_a_plan_asks_for_no_oracle_of_the_hub_but_for_one_on_the_disk(words, capsys):
+    assert sweep.main([*words, "generate.oracle=hf:nobody/nothing", "dry_run=true"]) == 0
     assert "kind of run" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no checkpoint at /nothing/there"):
+        sweep.main([*words, "generate.oracle=ckpt:/nothing/there", "dry_run=true"])

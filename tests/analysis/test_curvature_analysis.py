@@ -108,6 +108,14 @@ def test_spectra_of_diverged_runs_are_never_terminal_and_the_runs_are_counted(tm
         assert set(rows.loc[rows["series"] == "sa", "run_lr"]) == {1e-3} and rows.loc[rows["series"] == "sa", "run_id"].nunique() == 1
 
 
+def test_profile_and_density_say_how_many_runs_diverged(tmp_path):
+    study = load(with_stale_rows(tmp_path))
+    (profile,), (density,) = profile_figures(study), density_figures(study)
+    panels = [(ax.get_title(loc="right"), [text.get_text() for text in ax.texts]) for ax in profile.axes]
+    assert panels == [("diverged: sa 1/2", []), ("", []), ("", ["diverged"]), ("", [])], "sa and sc at 1e-3, then at 1e-2, where both of sa's runs diverged"
+    assert [ax.get_title(loc="right").replace("\n", " ") for ax in density.axes] == ["diverged: 1e-3 1/2, 1e-2 2/2", ""]
+
+
 def test_a_panel_of_steps_shows_medians_and_the_training_rate(spectra_dir):
     study = load(spectra_dir)
     (figure,) = step_figures(study)

@@ -202,6 +202,7 @@ def test_a_table_with_other_optimizers_says_where_a_state_is_not_defined(tmp_pat
     assert row[5] == Cell("67", "0–100, n=75\ndiverged 1/3\nsurvivors 100") == row_of(checkpoint, "3e-2")[7]
     for text in (paper.caption, paper.brief):
         assert "Not defined here: sa sgd and sc sgd." in text and "Diverged: sa sgd" not in text and "Not measured at all" not in text
+    assert ["Not defined in this state: sa sgd and sc sgd." in table.caption for table in fallen_tables(study)] == [True, False]
     panels = [[text.get_text() for text in ax.texts] for ax in alpha_figures(study)[0].axes]
     assert panels[:4] == [["1/3"], [], ["not defined"], ["not defined"]]
 
