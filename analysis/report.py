@@ -13,41 +13,30 @@ import numpy as np
 import typst
 from matplotlib.figure import Figure
 
-from analysis import (
-    ablation,
-    ablation_plots,
-    accuracy,
-    block_shares,
-    claims,
-    components,
-    curvature_plots,
-    curvature_tables,
-    curve_plots,
-    differences,
-    discrepancy,
-    edge,
-    generative,
-    probe_plots,
-    probe_tables,
-    sample_tables,
-    search,
-    stream_plots,
-    structure_plots,
-    tables,
-    typeset,
-)
-from analysis.alpha_plots import alpha_figures
-from analysis.alpha_tables import alpha_tables
-from analysis.generation_tables import generation_tables
-from analysis.load import Study, load
-from analysis.overview import overview
-from analysis.plots import nll_figure, window_figure
-from analysis.protocol import states_explained, undefined_states
-from analysis.sensitivity import sensitivity_table
-from analysis.spread import listed, plural
-from analysis.step_shares import LAST, PHASES, phases_and_states, recorded
-from analysis.style import RC
-from analysis.throughput import throughput_table
+from analysis.claims import judging as claims
+from analysis.drawing import tables, typeset
+from analysis.drawing.style import RC
+from analysis.numbers.step_shares import LAST, PHASES, phases_and_states, recorded
+from analysis.sections import ablation, accuracy, block_shares, components, differences, discrepancy, edge, generative, nll, search, troubles
+from analysis.sections import ablation_figure as ablation_plots
+from analysis.sections import curves as curve_plots
+from analysis.sections import layer_figures as probe_plots
+from analysis.sections import layers as probe_tables
+from analysis.sections import samples as sample_tables
+from analysis.sections import step_figures as curvature_plots
+from analysis.sections import steps as curvature_tables
+from analysis.sections import stream_figures as stream_plots
+from analysis.sections import structure as structure_plots
+from analysis.sections.alpha_figures import alpha_figures
+from analysis.sections.alpha_tables import alpha_tables
+from analysis.sections.generation import generation_tables
+from analysis.sections.nll_figures import nll_figure, window_figure
+from analysis.sections.overview import overview
+from analysis.sections.sensitivity import sensitivity_table
+from analysis.sections.throughput import throughput_table
+from analysis.study.load import Study, load
+from analysis.study.protocol import states_explained, undefined_states
+from analysis.words import listed, lr_text, plural
 
 NLL_CAPTION = (
     "Validation NLL at the end of training against learning rate. Points: seeds; line: their median, broken where half of them or more diverged; "
@@ -92,7 +81,7 @@ def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str
     study = load(study_dir)
     if search.is_search(study):
         return "\n\n".join(table.text() for table in search.search_tables(study)) + "\n"
-    general = [*edge.edge_tables(study), *([] if ablation.tells_all(study) else [*_nll_tables(study), tables.window_table(study)])]
+    general = [*edge.edge_tables(study), *([] if ablation.tells_all(study) else [*_nll_tables(study), nll.window_table(study)])]
     general += accuracy.accuracy_tables(study) + components.component_tables(study)
     parts = [table.text() for table in [*general, *generation_tables(study), *generative.generative_windows(study), *ablation.ablation_tables(study)]]
     parts += ablation.directions(study)
@@ -185,12 +174,12 @@ def _sections(study: Study, folder: Path, prefix: str) -> str:
 
 def _nll_tables(study: Study) -> list[typeset.Table]:
     """None where every mechanism chose rates of its own: such a table is mostly holes, and the edges' figure shows them all."""
-    return [] if edge.edge_tables(study) else tables.nll_tables(study)
+    return [] if edge.edge_tables(study) else nll.nll_tables(study)
 
 
 def _subtitle(study: Study) -> str:
     lrs = sorted(set(study.runs["lr"]))
-    span = tables.lr_text(lrs[0]) if len(lrs) == 1 else f"{tables.lr_text(lrs[0])} to {tables.lr_text(lrs[-1])}"
+    span = lr_text(lrs[0]) if len(lrs) == 1 else f"{lr_text(lrs[0])} to {lr_text(lrs[-1])}"
     counts = f"{plural(study.runs['seed'].nunique(), 'seed')} · {plural(len(study.runs), 'run')}"
     return f"{listed(study.series)} · {plural(len(lrs), 'learning rate')}, {span} · {counts}"
 
@@ -209,7 +198,7 @@ def _nll(study: Study, figures: dict[str, Path | None]) -> str:
     )
     body = [typeset.heading("Validation NLL and the stable window"), tables.captioned(study, figures, NLL, NLL_CAPTION, missing)]
     body += [table.typst() for table in _nll_tables(study)]
-    body += [tables.window_table(study).typst()]
+    body += [nll.window_table(study).typst()]
     if figures[WINDOW] is not None:
         body.append(tables.captioned(study, figures, WINDOW, WINDOW_CAPTION, ""))
     speed = throughput_table(study)
@@ -279,7 +268,7 @@ def state_ratio(study: Study) -> str:
 
 
 def _troubles(study: Study) -> str:
-    table = tables.trouble_table(study)
+    table = troubles.trouble_table(study)
     head = typeset.heading("Runs that diverged, failed, or learned nothing")
     return head + (typeset.paragraph("None: every run ended stable.") if table is None else table.typst())
 

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from stability.build import build_model, build_objective
-from stability.config import parse_run
+from stability.config.parse import parse_run
 
 WIDTH, LAYERS, HEADS, VOCABULARY = 256, 4, 4, 1000
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from stability.data._image_corpus import ImageBatch
+from stability.corpora.images.corpus import ImageBatch
 from stability.models.images import ImageFormat
 from stability.registry import Registry
 

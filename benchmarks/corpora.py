@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 
 from benchmarks._machine import machine
-from stability.config import part
+from stability.config.parts import part
+from stability.corpora.cache import prepare
 from stability.data import stdlib
-from stability.data._cache import prepare
 
 LINES_PER_WRITE = 100_000
 

@@ -24,11 +24,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks._machine import machine
-from stability.command_line import read_spec
-from stability.config import CurvatureSpec, RunSpec, SweepSpec, run_id
-from stability.data._base import Corpus
-from stability.data._cache import prepare
-from stability.probes.alpha_max import write_rows
+from stability.cli.compose import read_spec
+from stability.config.curvature import CurvatureSpec
+from stability.config.identity import run_id
+from stability.config.run import RunSpec
+from stability.config.sweep import SweepSpec
+from stability.corpora.cache import prepare
+from stability.corpora.tokens.corpus import Corpus
+from stability.probes.curvature.alpha_max import write_rows
 from stability.runs.directory import RunDirectory, write_json
 from stability.runs.log import RunLog
 from stability.runs.provenance import provenance

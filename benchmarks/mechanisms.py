@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from stability.build import build_model, build_objective, build_optimizer
-from stability.config import parse_run
+from stability.config.parse import parse_run
 
 BATCH, LAYERS, HEADS, BYTES = 8, 4, 4, 257
 # name, positions, width, ξ of sc, the most that a step of sc may cost in steps of sa

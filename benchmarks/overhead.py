@@ -24,11 +24,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks._machine import machine
-from stability.command_line import read_spec
-from stability.config import parse_run, run_id
-from stability.data._cache import prepare
+from stability.cli.compose import read_spec
+from stability.config.identity import run_id
+from stability.config.parse import parse_run
+from stability.corpora.cache import prepare
 from stability.runs.directory import RunDirectory, read_jsonl
-from stability.training.loop import train
+from stability.training.run import train
 
 MOST = 1.15
 CALIBRATION_STEPS = 150

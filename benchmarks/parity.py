@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.differences import other_sign, relative_difference
+from analysis.sections.differences import other_sign, relative_difference
 from benchmarks._machine import machine
 from stability.build import resolve_device
-from stability.config import CurvatureSpec
+from stability.config.curvature import CurvatureSpec
 from stability.curvature import directional
-from stability.probes.alpha_max import Probe, corpus_of, phases
-from stability.probes.descent import Step
+from stability.probes.curvature.alpha_max import Probe, corpus_of, phases
+from stability.probes.curvature.descent import Step
 from stability.runs.directory import RunDirectory, read_json
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint

@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks._machine import machine
 from stability.build import build_model, build_objective, build_optimizer
-from stability.config import parse_run
+from stability.config.parse import parse_run
 from stability.models.backbone import num_parameters
 
 BYTES = 257

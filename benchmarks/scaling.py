@@ -89,7 +89,7 @@ def draw(lengths: tuple[int, ...], table: Table, path: Path) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    from analysis.style import RC, WIDTH_INCHES, mechanism_looks
+    from analysis.drawing.style import RC, WIDTH_INCHES, mechanism_looks
 
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(WIDTH_INCHES, 2.5), layout="constrained")

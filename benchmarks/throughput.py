@@ -14,16 +14,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from analysis.load import load
+from analysis.study.load import load
 from benchmarks._machine import machine
 from benchmarks.residuals import Training, interleaved
 from stability.build import build_model, build_objective, build_optimizer
-from stability.config import RunSpec, parse_run
+from stability.config.parse import parse_run
+from stability.config.run import RunSpec
 from stability.models.backbone import num_parameters
-from stability.probes.alpha_max import corpus_of
+from stability.probes.curvature.alpha_max import corpus_of
 from stability.runs.directory import read_json
 from stability.runs.study import StudyFolder
-from stability.training.examples import training_examples
+from stability.training.draws import training_examples
 
 VERSION = 1
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from benchmarks._machine import machine
 from stability.build import build_model, build_objective
-from stability.config import parse_run
+from stability.config.parse import parse_run
 from stability.curvature import directional
 
 VOCABULARY, BATCH, POSITIONS = 50_258, 8, 128

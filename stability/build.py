@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from stability.config import AbstractRecipe, RunSpec
-from stability.data._corpus import AbstractCorpus
+from stability.config.cross import contexts_of
+from stability.config.run import AbstractRecipe, RunSpec
+from stability.config.tokenizer import TokenizerRunSpec
+from stability.corpora.base import AbstractCorpus
 from stability.mechanisms._base import MixerShape
 from stability.models.backbone import Backbone, num_parameters
 from stability.models.block import Block, CrossBranch
@@ -20,9 +22,7 @@ from stability.models.norm import build_norm
 from stability.models.tracks import Conditioned
 from stability.objectives._base import AbstractObjective
 from stability.optimizers._groups import parameter_groups
-from stability.parts import contexts_of
 from stability.registry import Registry
-from stability.tokenizer_spec import TokenizerRunSpec
 
 
 def build_objective(spec: AbstractRecipe, data_format: Any) -> AbstractObjective:

@@ -6,7 +6,10 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from stability.command_line import follow, locked, read_spec, run_entry, with_verdict
+from stability.cli.compose import read_spec
+from stability.cli.entry import run_entry
+from stability.cli.progress import follow
+from stability.cli.subjects import locked, with_verdict
 
 HELP = """
 python -m stability.generate ckpt=FOLDER num=1000 [key=value …]
@@ -59,8 +62,8 @@ def main(argv: list[str]) -> int:
 
 def _generate_runs(directories: Sequence, spec) -> None:
     """Sample and score what is missing under one bar; a run's phase is written whole or not at all. A run asked for alone must have a checkpoint."""
-    from stability.config import parse_run
-    from stability.probes.generation import check_kept, generate, missing_phases, num_steps
+    from stability.config.parse import parse_run
+    from stability.probes.generation.generating import check_kept, generate, missing_phases, num_steps
     from stability.runs.directory import read_json
 
     alone = len(directories) == 1
@@ -79,8 +82,8 @@ def _generate_runs(directories: Sequence, spec) -> None:
 
 def _generate_checkpoint(folder: Path, spec):
     """A single checkpoint: earliest, terminal and last keep their names, any other is a phase of its own."""
-    from stability.config import parse_run
-    from stability.probes.generation import generate_checkpoint, is_done, refuse_to_replace, replaced, steps_of_a_phase
+    from stability.config.parse import parse_run
+    from stability.probes.generation.generating import generate_checkpoint, is_done, refuse_to_replace, replaced, steps_of_a_phase
     from stability.runs.directory import RunDirectory
     from stability.runs.phases import phases
     from stability.training.checkpoint import verified_manifest
@@ -102,7 +105,7 @@ def _generate_checkpoint(folder: Path, spec):
 
 
 def _warn_of_equal_samples(runs: Sequence, spec) -> None:
-    from stability.probes.generation import equal_samples
+    from stability.probes.generation.generating import equal_samples
 
     for which in sorted({equal_samples(run, spec) for run in runs} - {""}):
         print(f"warning: sampler=top_prob with temperature=0 leaves nothing to chance: {which} will be equal")
@@ -110,9 +113,9 @@ def _warn_of_equal_samples(runs: Sequence, spec) -> None:
 
 def _publish(study, spec) -> int:
     """Collect the study's runs into parquet, print a sample of each and the tables."""
-    from analysis.components import generative_component_tables
-    from analysis.generation_tables import generation_tables
-    from analysis.load import load
+    from analysis.sections.components import generative_component_tables
+    from analysis.sections.generation import generation_tables
+    from analysis.study.load import load
     from stability.runs.phases import phases
     from stability.runs.results import collect, write
 
@@ -128,7 +131,7 @@ def _publish(study, spec) -> int:
 
 
 def _print_samples(directory, phase: str, num: int) -> None:
-    from stability.probes.samples import lines_beside
+    from stability.probes.generation.samples import lines_beside
     from stability.runs.samples import first_texts, meta_file
 
     if not meta_file(directory, phase).exists():

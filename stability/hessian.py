@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stability.command_line import follow, locked, publish, read_spec, run_entry, with_verdict
+from stability.cli.compose import read_spec
+from stability.cli.entry import run_entry
+from stability.cli.progress import follow
+from stability.cli.publish import publish
+from stability.cli.subjects import locked, with_verdict
 
 HELP = """
 python -m stability.hessian ckpt=FOLDER [key=value …]
@@ -36,7 +40,7 @@ def main(argv: list[str]) -> int:
     spec = read_spec("hessian", argv, into="curvature")
     if spec.hf is not None:
         return _measure_hugging_face(spec)
-    from analysis.protocol import sentence
+    from analysis.study.protocol import sentence
     from stability.runs.directory import RunDirectory
     from stability.runs.study import StudyFolder
 
@@ -57,8 +61,8 @@ def main(argv: list[str]) -> int:
 
 def _measure_runs(directories: Sequence, spec) -> None:
     """Measure what is missing under one bar, a run's phase being written whole or not at all: the same command goes on where it was stopped."""
-    from stability.probes.alpha_max import is_measured, measure, missing_phases
-    from stability.probes.spectra_of_loss import missing_tables
+    from stability.probes.curvature.alpha_max import is_measured, measure, missing_phases
+    from stability.probes.curvature.spectra import missing_tables
 
     directories = with_verdict(directories)
     _tell_single_checkpoints(directories, spec.curvature.phase)
@@ -93,7 +97,7 @@ def _tell_divergence(directory) -> None:
 
 def _measure_checkpoint(folder: Path, spec) -> None:
     """A single checkpoint: earliest, terminal and last keep their names, any other is a phase of its own."""
-    from stability.probes.alpha_max import measure_checkpoint
+    from stability.probes.curvature.alpha_max import measure_checkpoint
     from stability.runs.directory import RunDirectory
     from stability.runs.phases import phases
     from stability.training.checkpoint import verified_manifest

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stability.command_line import follow, locked, read_spec, run_entry, with_verdict
+from stability.cli.compose import read_spec
+from stability.cli.entry import run_entry
+from stability.cli.progress import follow
+from stability.cli.subjects import locked, with_verdict
 
 HELP = """
 python -m stability.probe what=spectra|qk|streams ckpt=FOLDER [key=value …]
@@ -60,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 def _measure_runs(directories: Sequence, spec) -> None:
     """Measure what is missing under one bar; a run's phase is written whole or not at all. A run that is asked for alone must have something to measure."""
-    from stability.probes.spectra_of_layers import has_subject, measure, missing_phases
+    from stability.probes.layers.measuring import has_subject, measure, missing_phases
 
     alone = len(directories) == 1
     directories = with_verdict(directories)
@@ -103,7 +106,7 @@ def _subject_of(run, what: str) -> str:
 
 def _measure_checkpoint(folder: Path, spec):
     """A single checkpoint: earliest, terminal and last keep their names, any other is a phase of its own."""
-    from stability.probes.spectra_of_layers import has_subject, measure_checkpoint
+    from stability.probes.layers.measuring import has_subject, measure_checkpoint
     from stability.runs.directory import RunDirectory
     from stability.runs.phases import phases
     from stability.training.checkpoint import verified_manifest
@@ -123,7 +126,7 @@ def _measure_checkpoint(folder: Path, spec):
 
 
 def _spec_of(directory):
-    from stability.config import parse_run
+    from stability.config.parse import parse_run
     from stability.runs.directory import read_json
 
     return parse_run(read_json(directory.spec_file))
@@ -143,8 +146,10 @@ def _steps_of_a_phase(run, spec) -> int:
 
 def _publish(study, spec) -> int:
     """Collect the study's runs into parquet and print the tables."""
-    from analysis import discrepancy, probe_tables, stream_tables
-    from analysis.load import load
+    from analysis.sections import discrepancy
+    from analysis.sections import layers as probe_tables
+    from analysis.sections import streams as stream_tables
+    from analysis.study.load import load
     from stability.runs.results import collect, write, write_graphs
 
     write(collect(study.path), study.results)
@@ -160,9 +165,11 @@ def _publish(study, spec) -> int:
 
 def _print_tables(directory, spec) -> None:
     """One run's numbers by phase; nothing where it has none."""
-    from analysis import discrepancy, probe_tables, stream_tables
-    from stability.probes.consensus_spectra import ropes_of
-    from stability.probes.spectra_of_layers import TABLES
+    from analysis.sections import discrepancy
+    from analysis.sections import layers as probe_tables
+    from analysis.sections import streams as stream_tables
+    from stability.probes.layers.consensus import ropes_of
+    from stability.probes.layers.measuring import TABLES
     from stability.runs.results import read_probe
 
     run, rows = _spec_of(directory), read_probe(directory, TABLES[spec.what][0])
@@ -181,8 +188,8 @@ def _print_tables(directory, spec) -> None:
 
 def _graph_frame(spec):
     """The rows of what=connectivity and of what=pdmm's networks, which no run has a part in."""
-    from stability.probes.graphs import connectivity_rows
-    from stability.probes.pdmm import pdmm_rows
+    from stability.probes.graphs.connectivity import connectivity_rows
+    from stability.probes.graphs.pdmm import pdmm_rows
     from stability.runs.results import graph_frame
 
     if spec.what == "connectivity":
@@ -193,7 +200,9 @@ def _graph_frame(spec):
 
 def _graphs(spec) -> int:
     """Compute, print, and keep: among a study's results, or as a figure of its own."""
-    from analysis import discrepancy, probe_plots, probe_tables
+    from analysis.sections import discrepancy
+    from analysis.sections import layer_figures as probe_plots
+    from analysis.sections import layers as probe_tables
     from stability.runs.results import write_graphs
     from stability.runs.study import StudyFolder
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from stability.command_line import publish, read_spec, run_entry
+from stability.cli.compose import read_spec
+from stability.cli.entry import run_entry
+from stability.cli.publish import publish
 
 HELP = """
 python -m stability.report name=NAME_OR_FOLDER [runs_dir=runs] [reports_dir=reports]

@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from stability.command_line import read_spec, run_entry
+from stability.cli.compose import read_spec
+from stability.cli.entry import run_entry
 from stability.runs.study import StudyFolder
 
 HELP = """
@@ -53,7 +54,7 @@ def _console() -> Console:
 
 
 def _print_all(pool: Path, console: Console) -> int:
-    from sweeps.study_view import StudyView
+    from sweeps.view.study_view import StudyView
 
     studies = StudyFolder.all_of(pool)
     if not studies:
@@ -70,7 +71,7 @@ def _print_all(pool: Path, console: Console) -> int:
 
 
 def _print_study(study: StudyFolder, console: Console) -> None:
-    from sweeps.study_view import StudyView
+    from sweeps.view.study_view import StudyView
 
     view = StudyView.of(study)
     view.progress.poll()
@@ -83,8 +84,8 @@ def _print_study(study: StudyFolder, console: Console) -> None:
 
 def _watch(study: StudyFolder, interval_s: float, console: Console) -> None:
     """Until every run has ended, nobody has worked on the study for a minute, or Ctrl-C."""
-    from sweeps.board import Lines, board
-    from sweeps.study_view import StudyView
+    from sweeps.view.board import Lines, board
+    from sweeps.view.study_view import StudyView
 
     lines = Lines(lambda line: _say(console, line), known=True)
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None

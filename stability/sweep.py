@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stability.command_line import check_writable, publish, read_spec, run_entry
+from stability.cli.compose import read_spec
+from stability.cli.entry import check_writable, run_entry
+from stability.cli.publish import publish
 from stability.registry import Registry
 from stability.runs.study import StudyFolder
 
@@ -60,13 +62,13 @@ def _begin_ray(begun: ExitStack, values: dict[str, Any]) -> None:
     study = StudyFolder.of(str(values.get("runs_dir")), str(values.get("name")))
     if study.file.exists() and all(run.finished for run in study.runs()):
         return
-    from sweeps import ray_head
+    from sweeps.launchers.ray import head as ray_head
 
     begun.enter_context(ray_head.early(num_threads))
 
 
 def _main(spec: Any) -> int:
-    from stability.data._cache import prepare, prepare_for_plan
+    from stability.corpora.cache import prepare, prepare_for_plan
     from stability.structure.tokens import as_read
 
     pool = Path(spec.runs_dir).resolve()
@@ -108,7 +110,7 @@ def _check_generation(spec, corpus, trials, is_read: bool) -> None:
     replaced: now, not after an hour of training. A plan asks for no oracle that may have to be downloaded, nor for one where the data was not read."""
     if spec.generate is None:
         return
-    from stability.probes.generation import check_kept, check_oracle, resolved_sampler
+    from stability.probes.generation.generating import check_kept, check_oracle, resolved_sampler
 
     run = spec.points(corpus.fingerprint)[0][1]
     resolved_sampler(run, spec.generate)
@@ -119,7 +121,7 @@ def _check_generation(spec, corpus, trials, is_read: bool) -> None:
 
 
 def _trials(spec, pool, points):
-    from stability.config import run_id
+    from stability.config.identity import run_id
     from stability.runs.provenance import command_line
     from sweeps.trial import AXES, Trial, several_of
 
@@ -134,14 +136,14 @@ def _print_plan(spec, corpus, trials) -> int:
     """``trials``: None where the data was not read, which decides which runs they are."""
     from sweeps.launch import slots
     from sweeps.plan import describe
-    from sweeps.rounds import search_of
+    from sweeps.search.rounds import search_of
 
     print(describe(spec, corpus, slots(spec), trials, search_of(spec, corpus.fingerprint, {})))
     return 0
 
 
 def _run(spec, trials, study, corpus) -> int:
-    from sweeps.rounds import search_of
+    from sweeps.search.rounds import search_of
 
     before = study.read() if study.file.exists() else {}
     started, record = time.time(), _record(spec, corpus)
@@ -179,7 +181,7 @@ def _run_grid(spec, trials, study, record):
 
 def _run_rounds(spec, search, study, record):
     """Round by round; the study lists what was asked for so far. Returns the outcome and all trials."""
-    from sweeps.rounds import run_rounds
+    from sweeps.search.rounds import run_rounds
 
     def write(trials):
         study.write([trial.run_id for trial in trials], **record | _variants(spec, trials) | search.record())

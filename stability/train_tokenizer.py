@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stability.command_line import check_writable, follow, locked, read_spec, run_entry
+from stability.cli.compose import read_spec
+from stability.cli.entry import check_writable, run_entry
+from stability.cli.progress import follow
+from stability.cli.subjects import locked
 
 HELP = """
 python -m stability.train_tokenizer [data=protein data.path=FOLDER_OR_FILE] [key=value …]
@@ -30,11 +33,11 @@ def main(argv: list[str]) -> int:
     spec = read_spec("train_tokenizer", argv)
     check_writable("runs_dir", spec.runs_dir)
     check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
-    from stability.data._cache import prepare
-    from stability.data._protein_corpus import ProteinCorpus
+    from stability.config.identity import tokenizer_id
+    from stability.corpora.cache import prepare
+    from stability.corpora.proteins.corpus import ProteinCorpus
     from stability.structure.tokenizer import directory_of
     from stability.structure.training import train_tokenizer
-    from stability.tokenizer_spec import tokenizer_id
 
     corpus: Any = prepare(spec.data, Path(spec.runs_dir) / "cache")
     if not isinstance(corpus, ProteinCorpus):
@@ -67,7 +70,7 @@ def _train(run: Any, directory: Any, steps: Iterator[None]) -> None:
 
 def _report(spec: Any, directory: Any, train: Any, held_out: Any) -> None:
     """Measure what is not measured yet under these settings; table and figure."""
-    from analysis.structure_plots import table, write
+    from analysis.sections.structure import table, write
     from stability.structure.measure import is_measured, measure
     from stability.structure.tokenizer import load_tokenizer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stability.runs.leftovers import remove, temporary
-from sweeps.serial_launcher import RunTrial
+from sweeps.launchers.serial import RunTrial
 from sweeps.trial import Trial, run_trial
 
 MARGIN = 1.15  # over the measured peak: batches differ in what they mask, and allocators fragment

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from stability.config import SweepSpec
+from stability.config.sweep import SweepSpec
 from stability.runs.leftovers import remove_abandoned
 from stability.runs.study import StudyFolder
 from sweeps.interrupt import Interrupt
-from sweeps.live import LiveView
-from sweeps.serial_launcher import RunTrial
-from sweeps.shared_runs import work_through
+from sweeps.launchers.ray.shared_runs import work_through
+from sweeps.launchers.serial import RunTrial
 from sweeps.trial import IsMeasured, Trial, is_done, run_trial, tidy
+from sweeps.view.live import LiveView
 
 STOPPING = "stopping: the steps under way end and are saved; Ctrl-C again stops at once"
 HINT = "interrupted: run the same command again, it goes on where this one stopped"
@@ -113,8 +113,8 @@ def _work(
 def require(spec: SweepSpec) -> None:
     """Errors: ``RuntimeError`` where a trial of the sweep finds no room on this machine, or no Ray cluster answers at ``ray.address``."""
     if spec.launcher == "ray":
-        from sweeps import ray_launcher
-        from sweeps.ray_workers import Share
+        from sweeps.launchers.ray import launcher as ray_launcher
+        from sweeps.launchers.ray.workers import Share
 
         ray_launcher.require(Share(cpus_per_trial(spec), gpus_per_trial(spec)), spec.ray.address)
 
@@ -139,14 +139,14 @@ def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
 def _launcher(spec: SweepSpec, say: Callable[[str], None]) -> Callable[..., None]:
     """``say`` takes a line that the launcher has for the user."""
     if spec.launcher == "serial":
-        from sweeps.serial_launcher import launch
+        from sweeps.launchers.serial import launch
 
         return launch
     if spec.launcher == "slurm":
-        from sweeps import slurm_launcher
+        from sweeps.launchers.slurm import launcher as slurm_launcher
 
         return partial(slurm_launcher.launch, slurm=spec.slurm, folder=_jobs_folder(spec), say=say)
-    from sweeps import ray_launcher
+    from sweeps.launchers.ray import launcher as ray_launcher
 
     share = {"cpus_per_trial": cpus_per_trial(spec), "gpus_per_trial": spec.gpus_per_trial}
     return partial(ray_launcher.launch, **share, address=spec.ray.address, node_retries=spec.ray.node_retries, say=say)
@@ -158,7 +158,7 @@ def _jobs_folder(spec: SweepSpec) -> Path:
 
 def _stop_jobs(spec: SweepSpec, trials: Sequence[Trial], on_tick: Callable[[], None], say: Callable[[str], None]) -> None:
     """Those of an earlier driver, too: their runs are waited for, not handed out."""
-    from sweeps import slurm_launcher
+    from sweeps.launchers.slurm import launcher as slurm_launcher
 
     slurm_launcher.stop(trials, slurm=spec.slurm, folder=_jobs_folder(spec), on_tick=on_tick, say=say)
 
@@ -180,10 +180,10 @@ def slots(spec: SweepSpec) -> int:
     if spec.launcher == "serial":
         return 1
     if spec.launcher == "slurm":
-        from sweeps.slurm_launcher import most_at_once
+        from sweeps.launchers.slurm.launcher import most_at_once
 
         return most_at_once(spec.slurm, spec.threads * spec.devices_per_trial)
-    from sweeps.ray_workers import Share
+    from sweeps.launchers.ray.workers import Share
 
     return max(1, Share(cpus_per_trial(spec), gpus_per_trial(spec)).fits({"CPU": os.cpu_count() or 1, "GPU": _num_gpus()}))
 
@@ -198,7 +198,7 @@ def wandb_mode(spec: SweepSpec, console: Console) -> str:
     """With ``logger=wandb`` whether there is a server, which is looked for once a command, and told; "" without."""
     if spec.logger != "wandb":
         return ""
-    from stability.runs.log import probe_wandb
+    from stability.runs.wandb_sink import probe_wandb
 
     mode, message = probe_wandb()
     _say(console, message.replace("RUNS_DIR", spec.runs_dir))
@@ -227,7 +227,7 @@ def _report(console: Console, outcome: Outcome, retry: str) -> None:
 
 def _report_wandb(console: Console, trials: Sequence[Trial]) -> None:
     """What W&B raised in the workers, which have no terminal: once, with the number of runs."""
-    from stability.runs.log import wandb_failure_file
+    from stability.runs.wandb_sink import wandb_failure_file
 
     failed = [path for path in (wandb_failure_file(trial.directory) for trial in trials) if path.exists()]
     if failed:

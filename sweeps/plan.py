@@ -13,16 +13,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from stability.config import CurvatureSpec, RunSpec, SweepSpec
-from stability.data._base import Corpus
-from stability.protocol import SpectraSpec
+from stability.config.curvature import CurvatureSpec, SpectraSpec
+from stability.config.generation import GenerationSpec
+from stability.config.run import RunSpec
+from stability.config.sweep import SweepSpec
+from stability.corpora.tokens.corpus import Corpus
 from stability.runs.directory import RunDirectory, step_of
-from stability.sampling import GenerationSpec
-from stability.training.loop import Trainer
 from stability.training.machine import peak_memory_mb
-from sweeps.board import duration, runs
-from sweeps.rounds import Search
+from stability.training.trainer import Trainer
+from sweeps.search.rounds import Search
 from sweeps.trial import Trial, is_done
+from sweeps.view.board import duration, runs
 
 # In units of a training step, roughly. A recorded step: a gradient with its graph, a product along the direction and a forward pass. A Hessian-vector
 # product goes twice through the graph; one curvature takes a forward pass of three terms; the paper's difference takes gradients at θ ± εu, and at θ once more.
@@ -174,7 +175,7 @@ def curvature_steps(curvature: CurvatureSpec, layers: int) -> float:
 
 def generation_steps(run: RunSpec, generation: GenerationSpec) -> float:
     """Cost of sampling in training steps: a forward pass of a batch of samples for each step of the sampler. An oracle's own cost is not in it."""
-    from stability.probes.generation import steps_of_a_phase
+    from stability.probes.generation.generating import steps_of_a_phase
 
     return FORWARD * steps_of_a_phase(run, generation) * min(generation.batch, generation.num) / run.batch
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stability.config import CurvatureSpec, checked
+from stability.config.base import checked
+from stability.config.curvature import CurvatureSpec
+from stability.config.generation import GenerationSpec
 from stability.runs.directory import RunDirectory
 from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock, Owner, RunLock
-from stability.sampling import GenerationSpec
 
 IsMeasured = Callable[[RunDirectory, CurvatureSpec], bool]
 AXES = ("mechanism", "residual", "optimizer", "norm")
@@ -90,12 +91,12 @@ def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:
         return False
     if trial.curvature is not None:
         if is_measured is None:
-            from stability.probes.alpha_max import is_measured
+            from stability.probes.curvature.alpha_max import is_measured
         if not is_measured(trial.directory, checked(CurvatureSpec, trial.curvature)):
             return False
     if trial.generate is None:
         return True
-    from stability.probes.generation import is_generated
+    from stability.probes.generation.generating import is_generated
 
     return is_generated(trial.directory, checked(GenerationSpec, trial.generate))
 
@@ -151,8 +152,8 @@ def mark_failed(trial: Trial, reason: str, account: str) -> None:
 
 
 def _train_and_measure(trial: Trial) -> Iterator[None]:
-    from stability.config import parse_run
-    from stability.training.loop import train
+    from stability.config.parse import parse_run
+    from stability.training.run import train
 
     spec, cache_dir = parse_run(trial.spec), Path(trial.pool) / "cache"
     how = {"wandb": trial.wandb, "command": trial.command, "devices": trial.devices, "shard": trial.shard, "stop_at": trial.stop_at}
@@ -160,10 +161,10 @@ def _train_and_measure(trial: Trial) -> Iterator[None]:
     if not trial.directory.finished:  # stopped at a rung
         return
     if trial.curvature is not None:
-        from stability.probes.alpha_max import measure
+        from stability.probes.curvature.alpha_max import measure
 
         yield from measure(trial.directory, checked(CurvatureSpec, trial.curvature), cache_dir=cache_dir, device=trial.device)
     if trial.generate is not None:
-        from stability.probes.generation import generate
+        from stability.probes.generation.generating import generate
 
         yield from generate(trial.directory, checked(GenerationSpec, trial.generate), cache_dir=cache_dir, device=trial.device)

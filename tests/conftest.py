@@ -16,9 +16,11 @@ import torch
 from hydra.core.config_store import ConfigStore
 
 from stability import registry
-from stability.command_line import run_entry
-from stability.config import RunSpec, checked, run_id
-from stability.data._cache import prepare
+from stability.cli.entry import run_entry
+from stability.config.base import checked
+from stability.config.identity import run_id
+from stability.config.run import RunSpec
+from stability.corpora.cache import prepare
 from stability.runs.directory import RunDirectory
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored, and tests of it would wait for ever
@@ -87,7 +89,7 @@ class Lab:
 
     def train(self, spec: RunSpec, steps: int | None = None) -> RunDirectory:
         """Run to the end, or leave after ``steps`` steps as an interrupted launcher does."""
-        from stability.training.loop import train
+        from stability.training.run import train
 
         directory = self.directory(spec)
         generator = train(spec, directory, cache_dir=self.cache, device="cpu")

@@ -10,8 +10,8 @@ import yaml
 
 from stability import sweep
 from stability.build import build_model, count_parameters
-from stability.command_line import read_spec
-from stability.config import run_id
+from stability.cli.compose import read_spec
+from stability.config.identity import run_id
 from stability.models.backbone import num_parameters
 from stability.runs.results import collect
 

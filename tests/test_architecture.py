@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from stability.command_line import compose
-from stability.config import LearningRates, ModelSpec, checked, parse
+from stability.cli.compose import compose
+from stability.config.base import checked
+from stability.config.parse import parse
+from stability.config.rates import LearningRates
+from stability.config.run import ModelSpec
 from stability.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,11 +28,14 @@ TORCH_FREE = [
     "stability.runs.provenance",
     "stability.training.verdict",
     "stability.training.schedule",
-    "stability.command_line",
+    "stability.cli.entry",
+    "stability.cli.compose",
+    "stability.cli.publish",
+    "stability.cli.subjects",
     "stability.sweep",
     "stability.status",
     "analysis.report",
-    "sweeps.edge",
+    "sweeps.search.edge",
 ]
 
 
@@ -49,6 +57,44 @@ def test_curvature_stands_on_torch_alone():
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
     assert "pydantic" not in out
     assert all(name.startswith(("stability.curvature", "stability'")) or name == "stability" for name in eval(out))
+
+
+ALLOWED = {
+    "stability/curvature": {"torch", "stability.curvature"},
+    "kernels": {"torch", "triton"},
+}
+# what joins curvature to other people's training loops, which are imported when an adapter is asked for
+ADAPTERS = {"transformers", "lightning"}
+
+
+@pytest.mark.parametrize("folder", ALLOWED)
+def test_what_stands_alone_imports_only_what_it_may(folder):
+    """An allow-list, in functions too: import-linter has none, and a list of what is forbidden forgets the next package."""
+    allowed = ALLOWED[folder] | (ADAPTERS if folder == "stability/curvature" else set())
+    for file in sorted((ROOT / folder).rglob("*.py")):
+        for name in imported(file):
+            assert name.split(".")[0] in sys.stdlib_module_names or any(name == each or name.startswith(f"{each}.") for each in allowed), (
+                f"{file} imports {name}"
+            )
+
+
+def imported(file):
+    """The modules that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None and node.level == 0, f"{file} imports relatively"
+            yield node.module
+
+
+def test_every_package_is_installed_with_the_others():
+    """The list in pyproject.toml, from which a wheel is built: a folder that it forgets is missing for everyone but us."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {
+        ".".join(file.parent.relative_to(ROOT).parts) for name in ("stability", "sweeps", "analysis", "kernels") for file in (ROOT / name).rglob("__init__.py")
+    }
+    assert set(listed) == found | {"stability.conf"}
 
 
 def test_kernels_package_is_empty():

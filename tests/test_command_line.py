@@ -11,8 +11,11 @@ import pytest
 from rich.console import Console
 
 from stability import hessian
-from stability.command_line import compose, follow, hydra_overrides, read_spec, store_plugins, study_name
-from stability.config import parse
+from stability.cli.compose import compose, read_spec, store_plugins
+from stability.cli.progress import follow
+from stability.cli.study_name import study_name
+from stability.cli.words import hydra_overrides
+from stability.config.parse import parse
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -168,7 +171,7 @@ def is_refused(out, message, tmp_path):
 
 WAITS = """
 import signal, time
-from stability.command_line import run_entry
+from stability.cli.entry import run_entry
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell starts with it ignored
 

@@ -7,7 +7,11 @@ import pytest
 from pydantic import BaseModel
 
 from stability import config
-from stability.config import CurvatureSpec, LearningRates, checked, parse, parse_run, run_id
+from stability.config.base import checked
+from stability.config.curvature import CurvatureSpec
+from stability.config.identity import run_id
+from stability.config.parse import parse, parse_run
+from stability.config.rates import LearningRates
 from stability.registry import FAMILIES, Registry
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,12 +10,13 @@ from torch import nn
 
 from stability import sweep
 from stability.build import build_model, build_objective
-from stability.command_line import read_spec
+from stability.cli.compose import read_spec
+from stability.config.cross import cross_choice
+from stability.config.parts import part
 from stability.mechanisms import build
 from stability.mechanisms._base import AbstractMechanism
 from stability.models.backbone import Backbone, num_parameters
 from stability.models.block import Block, CrossBranch
-from stability.parts import cross_choice, part
 from stability.registry import Registry
 from stability.residuals import build as build_residual
 from stability.runs.results import collect

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stability.command_line import read_spec
+from stability.cli.compose import read_spec
 from stability.mechanisms import build
 from tests.mechanisms import checks
 

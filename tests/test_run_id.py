@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stability.config import RunSpec, parse_run, run_id
-from stability.identity import reduced
+from stability.config.identity import reduced, run_id
+from stability.config.parse import parse_run
+from stability.config.run import RunSpec
 from stability.runs.directory import RunDirectory
 
 BASE = {

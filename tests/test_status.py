@@ -18,10 +18,10 @@ from stability import status
 from stability.runs import cleaning
 from stability.runs.leftovers import temporary
 from stability.runs.lock import RunLock
+from stability.runs.parquet import write_parquet
 from stability.runs.study import StudyFolder
-from stability.runs.tables import write_parquet
 from sweeps.progress import STALLED
-from sweeps.study_view import StudyView
+from sweeps.view.study_view import StudyView
 from tests.sweeps import fakes
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ import pytest
 from stability import hessian, report, sweep
 from stability.runs.results import COLLECTED_CURVATURE_COLUMNS, CURVES_COLUMNS, RUNS_COLUMNS, collect
 from stability.runs.study import StudyFolder
-from sweeps.study_view import StudyView
+from sweeps.view.study_view import StudyView
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_a_crashed_run_does_not_stop_the_others_and_keeps_its_traceback(lab, wor
 
 
 def test_a_crash_in_alpha_max_keeps_what_training_gave(lab, words, monkeypatch):
-    from stability.probes import descent
+    from stability.probes.curvature import descent
 
     def broken(*_args, **_kwargs):
         raise ArithmeticError("planted")

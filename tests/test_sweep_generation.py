@@ -8,13 +8,13 @@ import pandas as pd
 import pytest
 
 from stability import sweep
-from stability.command_line import read_spec
-from stability.config import RunSpec
-from stability.probes.generation import steps_of_a_phase
+from stability.cli.compose import read_spec
+from stability.config.generation import GenerationSpec
+from stability.config.run import RunSpec
+from stability.probes.generation.generating import steps_of_a_phase
 from stability.runs.directory import RunDirectory
-from stability.sampling import GenerationSpec
-from sweeps import serial_launcher
 from sweeps.interrupt import Interrupt
+from sweeps.launchers import serial as serial_launcher
 from sweeps.plan import FORWARD, generation_steps
 from sweeps.progress import Progress
 from sweeps.trial import run_trial

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from stability import sweep
-from stability.data import _synthetic_proteins
+from stability.corpora.proteins import synthetic as _synthetic_proteins
 from stability.runs.study import StudyFolder
 from tests.structure.small import spec
 from tests.structure.small import train as train_tokenizer

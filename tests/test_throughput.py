@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.load import THROUGHPUT_VERSION, load
-from analysis.side_by_side import ratio
-from analysis.throughput import throughput_table
+from analysis.numbers.side_by_side import ratio
+from analysis.sections.throughput import throughput_table
+from analysis.study.load import THROUGHPUT_VERSION, load
 from benchmarks import throughput
 from stability.runs.results import collect, write
 from stability.runs.study import StudyFolder

@@ -8,8 +8,8 @@ import signal
 import numpy as np
 import pytest
 
-from stability.command_line import compose
-from stability.config import parse
+from stability.cli.compose import compose
+from stability.config.parse import parse
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.runs.lock import RunLock
 from stability.structure import training

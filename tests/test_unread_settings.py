@@ -4,8 +4,9 @@ import json
 
 import pytest
 
-from stability.command_line import read_spec
-from stability.config import SweepSpec, checked
+from stability.cli.compose import read_spec
+from stability.config.base import checked
+from stability.config.sweep import SweepSpec
 
 NONE_READS = "read by launcher={} only, and this is launcher={}; "
 

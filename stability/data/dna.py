@@ -9,16 +9,17 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from stability.config import Settings
-from stability.data import _synthetic_genome as synthetic
-from stability.data._base import AbstractDataSource, Corpus
-from stability.data._fasta import SUFFIXES, records
-from stability.data._files import find_files, origin_of, sha256_of_file, total_bytes
-from stability.data._nucleotides import encode
-from stability.data._progress import bar
-from stability.data._records import VERSION as RECORDS_VERSION
-from stability.data._records import HoldOut, split_records
-from stability.data.text import SUFFIXES as TEXT_SUFFIXES
-from stability.identity import Place
+from stability.config.identity import Place
+from stability.corpora.io.files import find_files, origin_of, sha256_of_file, total_bytes
+from stability.corpora.io.progress import bar
+from stability.corpora.tokens import synthetic_genome as synthetic
+from stability.corpora.tokens.corpus import Corpus
+from stability.corpora.tokens.fasta import SUFFIXES, records
+from stability.corpora.tokens.nucleotides import encode
+from stability.corpora.tokens.records import VERSION as RECORDS_VERSION
+from stability.corpora.tokens.records import HoldOut, split_records
+from stability.corpora.tokens.text_files import SUFFIXES as TEXT_SUFFIXES
+from stability.data._base import AbstractDataSource
 
 # Raised when the same files (or no file) would give other records.
 VERSION = 1

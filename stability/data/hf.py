@@ -17,18 +17,19 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from stability.config import Settings
-from stability.data._arrays import token_dtype
-from stability.data._base import AbstractDataSource, Corpus
-from stability.data._files import sha256_of_file
-from stability.data._gpt2 import GPT2_SIZE
-from stability.data._nucleotides import CODES, INVALID, encode
-from stability.data._progress import bar
-from stability.data._records import VERSION as RECORDS_VERSION
-from stability.data._records import split_records
-from stability.data._split import split_documents
-from stability.data._tokenizers import AbstractTokenized
-from stability.data.text import checked_text
-from stability.identity import Fingerprinted, Place
+from stability.config.identity import Fingerprinted, Place
+from stability.corpora.io.arrays import token_dtype
+from stability.corpora.io.files import sha256_of_file
+from stability.corpora.io.progress import bar
+from stability.corpora.tokens.corpus import Corpus
+from stability.corpora.tokens.gpt2 import GPT2_SIZE
+from stability.corpora.tokens.nucleotides import CODES, INVALID, encode
+from stability.corpora.tokens.records import VERSION as RECORDS_VERSION
+from stability.corpora.tokens.records import split_records
+from stability.corpora.tokens.settings import AbstractTokenized
+from stability.corpora.tokens.split import split_documents
+from stability.corpora.tokens.text_files import checked_text
+from stability.data._base import AbstractDataSource
 
 # Raised when the same dataset would give other documents.
 VERSION = 1

@@ -13,14 +13,14 @@ import numpy as np
 from pydantic import Field
 
 from stability.config import Settings
-from stability.data import _synthetic_images as synthetic
-from stability.data._arrays import TokenFile
+from stability.config.identity import Place
+from stability.corpora.base import AbstractCorpus
+from stability.corpora.images import synthetic
+from stability.corpora.images.corpus import ImageCorpus, Side
+from stability.corpora.images.files import find, key_of
+from stability.corpora.io.arrays import TokenFile
+from stability.corpora.io.progress import bar, step
 from stability.data._base import AbstractDataSource
-from stability.data._corpus import AbstractCorpus
-from stability.data._image_corpus import ImageCorpus, Side
-from stability.data._image_files import find, key_of
-from stability.data._progress import bar, step
-from stability.identity import Place
 
 # Raised when the same files (or no file) would give other images.
 VERSION = 1

@@ -16,20 +16,20 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from stability.config import Settings
-from stability.data import _synthetic_proteins as synthetic
+from stability.config.identity import Fingerprinted, Place
+from stability.corpora.io.files import find_files, origin_of, sha256_of_file, suffix_of
+from stability.corpora.io.progress import bar
+from stability.corpora.proteins import synthetic
+from stability.corpora.proteins.annotations import check_annotations, read_annotations
+from stability.corpora.proteins.chain import ProteinChain
+from stability.corpora.proteins.corpus import VERSION as CORPUS_VERSION
+from stability.corpora.proteins.corpus import ProteinCorpus
+from stability.corpora.proteins.npz import read_npz
+from stability.corpora.proteins.parsing import SUFFIXES
+from stability.corpora.proteins.shards import TAR_SUFFIXES, shards
+from stability.corpora.proteins.split import corpus_of
+from stability.corpora.tokens.text_files import SUFFIXES as TEXT_SUFFIXES
 from stability.data._base import AbstractDataSource
-from stability.data._files import find_files, origin_of, sha256_of_file, suffix_of
-from stability.data._progress import bar
-from stability.data._protein_annotations import check_annotations, read_annotations
-from stability.data._protein_chain import ProteinChain
-from stability.data._protein_corpus import VERSION as CORPUS_VERSION
-from stability.data._protein_corpus import ProteinCorpus
-from stability.data._protein_npz import read_npz
-from stability.data._protein_parse import SUFFIXES
-from stability.data._protein_shards import TAR_SUFFIXES, shards
-from stability.data._protein_split import corpus_of
-from stability.data.text import SUFFIXES as TEXT_SUFFIXES
-from stability.identity import Fingerprinted, Place
 from stability.runs.lock import RunLock
 
 # Raised when the same files (or no file) would give other chains, or another split of them.

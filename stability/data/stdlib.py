@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from stability.config import Settings
-from stability.data._base import AbstractDataSource, Corpus
-from stability.data._split import split_documents
+from stability.corpora.tokens.corpus import Corpus
+from stability.corpora.tokens.split import split_documents
+from stability.data._base import AbstractDataSource
 
 # Raised when the same installation would give other documents.
 VERSION = 1

@@ -12,7 +12,7 @@ def build(name: str, *, width: int, heads: int, direction: str = "bidirectional"
     ``settings`` are the fields of the mechanism's Config, e.g. ``window=4``. Errors: ``ValueError`` for an unknown name, an unknown or
     ill-typed setting, a width that the heads do not divide, a direction that the mechanism cannot do.
     """
-    from stability.config import settings_of
+    from stability.config.parts import settings_of
     from stability.mechanisms._base import MixerShape
     from stability.registry import Registry
 

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from stability.identity import Since
+from stability.config.base import Settings
+from stability.config.identity import Since
 from stability.mechanisms._base import MixerShape
-from stability.validation import Settings
 
 
 class ConsensusSettings(Settings):

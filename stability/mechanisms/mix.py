@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from stability.config import Part, Settings, part
-from stability.identity import Family
+from stability.config import Settings
+from stability.config.identity import Family
+from stability.config.parts import Part, part
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
 from stability.registry import Registry, near_misses
 

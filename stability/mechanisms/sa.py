@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.identity import Since
+from stability.config.identity import Since
 from stability.mechanisms._attention import attended, visible_pairs
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape, without_padding
 from stability.models.position import rope

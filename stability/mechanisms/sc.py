@@ -11,7 +11,7 @@ from jaxtyping import Float, Int64
 from pydantic import Field
 from torch import Tensor, nn
 
-from stability.identity import Since
+from stability.config.identity import Since
 from stability.mechanisms._base import BIDIRECTIONAL, AbstractMechanism, MixerShape, without_padding
 from stability.mechanisms._edge_list import EdgeList
 from stability.mechanisms._edge_weights import ConsensusSettings, EdgeNetwork, EdgeWeights, cost_per_edge, mlps_of

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from stability.config import Settings
-from stability.identity import Since
+from stability.config.identity import Since
 from stability.models.backbone import Pool
 from stability.models.condition import ConditionShape
 from stability.objectives._chunks import chunked_sum

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from stability.identity import Since
+from stability.config.identity import Since
 from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, weighted_cross_entropy, wide
 from stability.objectives._mask_rates import ScheduleName, mask_rates, random_mask
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import nn
 
 from stability.config import Settings
-from stability.identity import Since
+from stability.config.identity import Since
 from stability.optimizers._base import AbstractOptimizer, Parameters
 
 

@@ -17,15 +17,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from stability.build import resolve_device
-from stability.config import CurvatureSpec, Part
+from stability.config.curvature import CurvatureSpec
+from stability.config.entries import HessianSpec
+from stability.config.parts import Part
+from stability.corpora.tokens.corpus import Corpus
+from stability.corpora.tokens.tokenizers import ByteTokenizer
 from stability.curvature import NOT_DEFINED
-from stability.data._base import Corpus
-from stability.data._tokenizers import ByteTokenizer
-from stability.entry_specs import HessianSpec
 from stability.objectives._base import Examples
-from stability.probes.descent import Descent
+from stability.probes.curvature.descent import Descent
 from stability.registry import Registry
-from stability.training.seeds import generator_for
+from stability.training.draws import generator_for
 
 BATCH, POSITIONS, CLIP_NORM = 8, 128, 1.0  # where the spec is silent; 1.0 is the paper's and the Trainer's own
 COLUMNS = ("state", "step", "lr", "slope", "curvature", "alpha_max", "method", "rel_error", "loss_before", "loss_after")

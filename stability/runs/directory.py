@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stability.config import RunSpec
-from stability.identity import same_run
+from stability.config.base import Settings
+from stability.config.identity import same_run
+from stability.config.run import RunSpec
 from stability.runs.leftovers import temporary
-from stability.validation import Settings
 
 FINISHED = ("stable", "spiked", "plateaued", "diverged")
 TAIL_BYTES = 8192

@@ -12,13 +12,13 @@ import pandas as pd
 import pyarrow as pa
 
 from stability.runs.directory import RunDirectory
+from stability.runs.parquet import joined, read_curves, read_table, write_parquet
 from stability.runs.phases import TERMINAL
 from stability.runs.run_files import RunFiles, parquet_files
 from stability.runs.samples import SAMPLES_COLUMNS, sample_rows
 from stability.runs.searches import SEARCH_COLUMNS, search_tables
 from stability.runs.steps import PROTOCOL, undefined_of, undefined_states, with_protocol
 from stability.runs.study import StudyFolder
-from stability.runs.tables import joined, read_curves, read_table, write_parquet
 
 SCHEMA_VERSION = 1
 RUNS_COLUMNS = [

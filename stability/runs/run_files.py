@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from stability.runs.directory import FINISHED, RunDirectory, read_json, step_of
+from stability.runs.parquet import read_table
 from stability.runs.phases import EARLIEST, LAST, TERMINAL
-from stability.runs.tables import read_table
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stability.data._protein_chain import ProteinChain
+from stability.corpora.proteins.chain import ProteinChain
 
 BACKBONE = 3  # N, CA, C
 FEWEST_RESIDUES = 4  # valid ones, which a superposition says something about

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stability.data._protein_chain import ProteinChain
+from stability.corpora.proteins.chain import ProteinChain
 
 LONGEST_BOND = 2.0  # Å: a longer C–N distance is a gap in the chain
 PERIOD = 3  # N, CA, C

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from stability.data._protein_chain import ProteinChain
+from stability.corpora.proteins.chain import ProteinChain
 from stability.runs.directory import RunDirectory, read_json, write_atomically, write_json
 from stability.structure.crops import BACKBONE, Residues, first_parts, padded
 from stability.structure.frames import in_frame, random_rotations, turned
@@ -21,7 +21,7 @@ from stability.structure.ideal_chain import ideal_backbone, mean_geometry
 from stability.structure.kabsch import aligned_squared_error, superposed
 from stability.structure.mmcif import mmcif
 from stability.structure.tokenizer import StructureTokenizer
-from stability.training.seeds import generator_for
+from stability.training.draws import generator_for
 
 SCHEMA = 1
 SHIFT_ANGSTROM = 50.0

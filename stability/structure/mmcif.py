@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stability.data._protein_tables import ATOM14, BACKBONE, ONE_TO_THREE, decode
+from stability.corpora.proteins.alphabets import ATOM14, BACKBONE, ONE_TO_THREE, decode
 
 COLUMNS = (
     "group_PDB", "id", "type_symbol", "label_atom_id", "label_alt_id", "label_comp_id", "label_asym_id", "label_entity_id", "label_seq_id",

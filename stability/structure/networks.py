@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from stability.config.parts import Part
+from stability.config.tokenizer import StackSize, TokenizerRunSpec
 from stability.mechanisms._base import MixerShape, without_padding
 from stability.models.block import Block, Context, CrossBranch
 from stability.models.ffn import FeedForward
 from stability.models.init import initialise
 from stability.models.norm import build_norm
-from stability.parts import Part
 from stability.registry import Registry
-from stability.tokenizer_spec import StackSize, TokenizerRunSpec
 
 NUM_CONVOLUTIONS = 2
 ANGSTROM_PER_UNIT = 10.0  # coordinates enter and leave the networks in nanometres, which are of order 1

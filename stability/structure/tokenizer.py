@@ -9,16 +9,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from stability.data._protein_tables import NUM_ATOMS
-from stability.identity import filled
-from stability.models.fsq import FSQ
+from stability.config.base import checked
+from stability.config.identity import filled, tokenizer_id
+from stability.config.tokenizer import TokenizerRunSpec
+from stability.corpora.proteins.alphabets import NUM_ATOMS
 from stability.runs.directory import RunDirectory
 from stability.structure.crops import BACKBONE
 from stability.structure.frames import in_frame
+from stability.structure.fsq import FSQ
 from stability.structure.networks import Decoder, Encoder
-from stability.tokenizer_spec import TokenizerRunSpec, tokenizer_id
 from stability.training import checkpoint
-from stability.validation import checked
 
 PADDING = -1  # the token of a residue that has none
 FOLDER = "tokenizers"

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from stability.data._cache import load
-from stability.data._corpus import AbstractCorpus
-from stability.data._progress import bar, step
-from stability.data._protein_corpus import ProteinCorpus
-from stability.parts import Part
+from stability.config.parts import Part
+from stability.corpora.base import AbstractCorpus
+from stability.corpora.cache import load
+from stability.corpora.io.progress import bar, step
+from stability.corpora.proteins.corpus import ProteinCorpus
 from stability.registry import Registry
 from stability.runs.directory import write_atomically
 from stability.structure.crops import padded

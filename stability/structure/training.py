@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from stability.build import build_optimizer, resolve_device
-from stability.config import ScheduleSpec
-from stability.data._protein_chain import ProteinChain
-from stability.data._protein_tables import VOCAB_SIZE
+from stability.config.tokenizer import TokenizerRunSpec
+from stability.config.training import ScheduleSpec
+from stability.corpora.proteins.alphabets import VOCAB_SIZE
+from stability.corpora.proteins.chain import ProteinChain
 from stability.models.backbone import num_parameters
 from stability.runs.directory import INTERRUPTED, RunDirectory, checkpoint_name, read_jsonl, step_of, write_json
 from stability.runs.leftovers import leftovers, remove
@@ -25,11 +26,10 @@ from stability.structure.crops import FEWEST_RESIDUES, Residues, first_parts, pa
 from stability.structure.frames import random_rotations, turned
 from stability.structure.kabsch import aligned_squared_error
 from stability.structure.tokenizer import StructureTokenizer, build_tokenizer, load_checkpoint
-from stability.tokenizer_spec import TokenizerRunSpec
 from stability.training import checkpoint
+from stability.training.draws import generator_for
 from stability.training.machine import prepare_torch
 from stability.training.schedule import lr_factor
-from stability.training.seeds import generator_for
 
 AT_ONCE = 32  # held-out chains
 KEPT = 2  # checkpoints while it trains: should the newest prove damaged, it goes on from the one before

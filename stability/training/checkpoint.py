@@ -13,11 +13,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from stability.build import build_model
-from stability.config import RunSpec, parse_run
+from stability.config.base import Settings
+from stability.config.parse import parse_run
+from stability.config.run import RunSpec
 from stability.models.backbone import Backbone
 from stability.runs.directory import fsync
 from stability.runs.leftovers import temporary
-from stability.validation import Settings
 
 MODEL, TRAINER, MANIFEST = "model.safetensors", "trainer.pt", "manifest.json"
 

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from stability.config import RunSpec
-from stability.data._corpus import AbstractCorpus
+from stability.config.run import RunSpec
+from stability.corpora.base import AbstractCorpus
 from stability.objectives._base import AbstractObjective, Examples
-from stability.training.seeds import generator_for
+from stability.training.draws import generator_for
 
 VALIDATION_SEED = 0
 CHUNK = 64

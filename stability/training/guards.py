@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from stability.guards import GuardSpec
+from stability.config.training import GuardSpec
 
 Answer = Literal["stop", "skip", "restore"]
 

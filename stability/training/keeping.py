@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stability.config import RunSpec
+from stability.config.run import RunSpec
 
 
 class Keeper:

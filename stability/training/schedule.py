@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from stability.config import ScheduleSpec
+from stability.config.training import ScheduleSpec
 
 
 def lr_factor(schedule: ScheduleSpec, step: int, num_steps: int) -> float:

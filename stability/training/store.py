@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stability.config import RunSpec, run_id
+from stability.config.identity import run_id
+from stability.config.run import RunSpec
 from stability.runs.directory import RunDirectory, checkpoint_name, step_of
 from stability.training import checkpoint
 from stability.training.keeping import Keeper

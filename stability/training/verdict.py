@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from stability.config import VerdictSpec
+from stability.config.training import VerdictSpec
 
 
 @dataclass

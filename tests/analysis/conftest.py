@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.load import Study, load
+from analysis.study.load import Study, load
 from tests.analysis.synthetic import quickstart_alpha, write_study
 
 

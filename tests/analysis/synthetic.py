@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from analysis.load import COLUMNS, SCHEMA_VERSION
+from analysis.study.load import COLUMNS, SCHEMA_VERSION
 
 QUICKSTART_LRS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 UNIGRAM, INIT = 3.20, 5.60

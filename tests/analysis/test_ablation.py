@@ -8,11 +8,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import ablation, claims
-from analysis.ablation_plots import ablation_figures
-from analysis.load import load
+from analysis.claims import judging as claims
+from analysis.drawing.style import RC
 from analysis.report import build, summary
-from analysis.style import RC
+from analysis.sections import ablation
+from analysis.sections.ablation_figure import ablation_figures
+from analysis.study.load import load
 from tests.analysis.synthetic import UNIGRAM, write_study, write_table
 from tests.analysis.test_report import text_of
 

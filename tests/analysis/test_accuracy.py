@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 from pypdf import PdfReader
 
-from analysis import accuracy, report
-from analysis.load import load
+from analysis import report
+from analysis.sections import accuracy
+from analysis.study.load import load
 from tests.analysis.synthetic import quickstart_alpha, write_study, write_table
 
 LRS = (1e-3, 1e-2)

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from analysis.claims import judge, paragraph
-from analysis.compare import compare_windows, decide
-from analysis.load import load
-from analysis.stability_window import SeriesWindows, window
+from analysis.claims.judging import judge, paragraph
+from analysis.numbers.comparison import compare_windows, decide
+from analysis.numbers.windows import SeriesWindows, window
+from analysis.study.load import load
 from tests.analysis.synthetic import UNIGRAM, write_study
 
 LRS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from analysis import components
-from analysis.load import load
+from analysis.sections import components
+from analysis.study.load import load
 from tests.analysis.synthetic import quickstart_alpha, write_study, write_table
 
 LRS = (1e-3, 1e-2)

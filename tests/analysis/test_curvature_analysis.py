@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.block_shares import blocks_table
-from analysis.curvature_plots import curvature_figures, density_figures, profile_figures, shown, smoothed, step_figures
-from analysis.curvature_tables import fallen_steps, fallen_tables, sharpness_table
-from analysis.load import SPECTRA_COLUMNS, load
 from analysis.report import build
+from analysis.sections.block_shares import blocks_table
+from analysis.sections.step_figures import curvature_figures, density_figures, profile_figures, shown, smoothed, step_figures
+from analysis.sections.steps import fallen_steps, fallen_tables, sharpness_table
+from analysis.study.load import SPECTRA_COLUMNS, load
 from stability.runs import results
 from tests.analysis.synthetic import quickstart_alpha, write_study
 from tests.analysis.test_report import text_of

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.curve_plots import curve_figures, median_curve, smoothed
-from analysis.load import load
-from analysis.style import lr_colors
+from analysis.drawing.style import lr_colors
+from analysis.sections.curves import curve_figures, median_curve, smoothed
+from analysis.study.load import load
 from tests.analysis.synthetic import INIT, QUICKSTART_LRS, write_study
 
 

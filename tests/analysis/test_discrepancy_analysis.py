@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 from pypdf import PdfReader
 
-from analysis.discrepancy import (
+from analysis.report import build
+from analysis.sections.discrepancy import (
     depth_figures,
     direction,
     figures,
@@ -23,8 +24,7 @@ from analysis.discrepancy import (
     slopes,
     study_tables,
 )
-from analysis.load import load
-from analysis.report import build
+from analysis.study.load import load
 from stability.runs import results
 from tests.analysis.synthetic import write_study
 

@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from analysis import edge, search
-from analysis.load import SEARCH_COLUMNS, load
+from analysis.drawing.style import RC, lr_axis
 from analysis.report import build, summary
-from analysis.style import RC, lr_axis
+from analysis.sections import edge, search
+from analysis.study.load import SEARCH_COLUMNS, load
 from stability.runs import results, searches
 from tests.analysis.synthetic import run_id, write_study
 from tests.analysis.test_report import text_of

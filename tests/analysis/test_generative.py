@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from analysis import generative, recipe
-from analysis.load import load
-from analysis.plots import nll_figure
+from analysis.sections import generative
+from analysis.sections.nll_figures import nll_figure
+from analysis.study import wording as recipe
+from analysis.study.load import load
 from tests.analysis.synthetic import UNIGRAM, write_study
 
 LRS = (1e-4, 1e-3, 1e-2, 1e-1)

@@ -10,8 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import curve_plots, gradient_plots, tables
-from analysis.load import GRADIENT_COLUMNS, SCHEMA_VERSION, load
+from analysis.sections import curves as curve_plots
+from analysis.sections import gradients as gradient_plots
+from analysis.sections import nll, troubles
+from analysis.study.load import GRADIENT_COLUMNS, SCHEMA_VERSION, load
 from tests.analysis.synthetic import write_study, write_table
 
 LRS = (1e-3, 1e-2, 1e-1)
@@ -32,21 +34,21 @@ def guarded_study(folder, **counts):
 
 def test_tables_mark_the_runs_that_needed_guards(tmp_path):
     study = guarded_study(tmp_path, counts={("sa", 1e-2, 0): (3, 0), ("sc", 1e-1, 1): (0, 1)})
-    (table,) = tables.nll_tables(study)
+    (table,) = nll.nll_tables(study)
     marked = {(row[0].text, name) for row in table.rows for name, cell in zip(("sa", "sc"), row[1:], strict=True) if "guarded 1/2" in cell.detail}
     assert marked == {("1e-2", "sa"), ("1e-1", "sc")}
     note = "Guarded: 2 of 12 runs, in which guards answered what ends a run as diverged (3 skipped steps, 1 restore)."
-    trouble = tables.trouble_table(study)
+    trouble = troubles.trouble_table(study)
     assert trouble is not None and trouble.title == "Runs that did not end stable by themselves"
     assert [(row[1].text, row[4].text, row[6].text) for row in trouble.rows] == [("sa", "stable", "3 steps skipped"), ("sc", "stable", "1 restore")]
-    for each in (table, tables.window_table(study), trouble):
+    for each in (table, nll.window_table(study), trouble):
         assert note in each.caption
 
 
 def test_runs_that_needed_none_are_not_spoken_of(tmp_path):
     for study in (guarded_study(tmp_path / "new", counts={}), load(write_study(tmp_path / "old", lrs=LRS, nll=lambda *_: 2.0))):
-        assert tables.trouble_table(study) is None
-        assert all("uarded" not in table.text() for table in (*tables.nll_tables(study), tables.window_table(study)))
+        assert troubles.trouble_table(study) is None
+        assert all("uarded" not in table.text() for table in (*nll.nll_tables(study), nll.window_table(study)))
 
 
 def with_gradients(folder, norm, **options):

@@ -6,12 +6,12 @@ import matplotlib
 import pandas as pd
 import pytest
 
-from analysis.alpha_plots import alpha_figures
-from analysis.block_shares import block_figures
-from analysis.curvature_plots import curvature_figures
-from analysis.load import SPECTRA_COLUMNS, load
-from analysis.probe_plots import probe_figures
-from analysis.style import RC, WIDTH_INCHES
+from analysis.drawing.style import RC, WIDTH_INCHES
+from analysis.sections.alpha_figures import alpha_figures
+from analysis.sections.block_shares import block_figures
+from analysis.sections.layer_figures import probe_figures
+from analysis.sections.step_figures import curvature_figures
+from analysis.study.load import SPECTRA_COLUMNS, load
 from stability.runs import results
 from tests.analysis.synthetic import QUICKSTART_LRS, write_study
 from tests.analysis.test_probe_analysis import filter_rows, spectra_row

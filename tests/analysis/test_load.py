@@ -7,8 +7,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from analysis import load as module
-from analysis.load import COLUMNS, GENERATION_COLUMNS, SCHEMA_VERSION, load
+from analysis.study import load as module
+from analysis.study.load import COLUMNS, GENERATION_COLUMNS, SCHEMA_VERSION, load
 from stability.runs import results
 from tests.analysis.synthetic import FINGERPRINT, write_study, write_table
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.claims import claims_table, judge
-from analysis.compare import compare_bests
-from analysis.compare_steps import compare_medians
-from analysis.load import load
-from analysis.spread import seeds_needed, share_interval
+from analysis.claims.judging import claims_table, judge
+from analysis.numbers.comparison import compare_bests
+from analysis.numbers.spread import seeds_needed, share_interval
+from analysis.numbers.step_comparison import compare_medians
+from analysis.study.load import load
 from tests.analysis.synthetic import write_study
 
 LRS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)

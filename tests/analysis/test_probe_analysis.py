@@ -11,9 +11,8 @@ import pytest
 from matplotlib.figure import Figure
 from pypdf import PdfReader
 
-from analysis import load as load_module
-from analysis.load import load
-from analysis.probe_plots import (
+from analysis.report import build
+from analysis.sections.layer_figures import (
     CAPTIONS,
     QUANTILES,
     _log_ticks,
@@ -26,8 +25,9 @@ from analysis.probe_plots import (
     response_curve,
     write_figure,
 )
-from analysis.probe_tables import connectivity_table, layer_and_filter, qk_heads, run_tables, slope, study_tables
-from analysis.report import build
+from analysis.sections.layers import connectivity_table, layer_and_filter, qk_heads, run_tables, slope, study_tables
+from analysis.study import load as load_module
+from analysis.study.load import load
 from stability.runs import results
 from tests.analysis.synthetic import write_study
 

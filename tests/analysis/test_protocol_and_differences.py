@@ -9,14 +9,14 @@ import pandas as pd
 import pypdf
 import pytest
 
-from analysis.alpha_plots import alpha_figures
-from analysis.alpha_tables import alpha_tables
-from analysis.block_shares import block_figures, blocks_table, kind_of, layer_of
-from analysis.differences import differences_table, other_sign, relative_difference, verification
-from analysis.load import load
-from analysis.protocol import gradient_of, gradients, is_literal, sentence, stated, states_explained, undefined_states
 from analysis.report import build, summary
-from stability.config import CurvatureSpec
+from analysis.sections.alpha_figures import alpha_figures
+from analysis.sections.alpha_tables import alpha_tables
+from analysis.sections.block_shares import block_figures, blocks_table, kind_of, layer_of
+from analysis.sections.differences import differences_table, other_sign, relative_difference, verification
+from analysis.study.load import load
+from analysis.study.protocol import gradient_of, gradients, is_literal, sentence, stated, states_explained, undefined_states
+from stability.config.curvature import CurvatureSpec
 from tests.analysis.synthetic import quickstart_alpha, write_study, write_table
 
 PROTOCOL = {

@@ -13,11 +13,13 @@ import pypdf
 import pytest
 import typst
 
-from analysis import curve_plots, plots, style, typeset
-from analysis.alpha_plots import alpha_figures
-from analysis.differences import verification
-from analysis.load import load
+from analysis.drawing import style, typeset
 from analysis.report import build, build_together, state_ratio, summary, write_figures
+from analysis.sections import curves as curve_plots
+from analysis.sections import nll_figures
+from analysis.sections.alpha_figures import alpha_figures
+from analysis.sections.differences import verification
+from analysis.study.load import load
 from tests.analysis.synthetic import FINGERPRINT, UNIGRAM, quickstart_alpha, write_study
 
 NASTY = 'a #b *c* _d_ $e$ `f` <g> @h \\ "i" [j] // k ' + "x" * 200
@@ -155,7 +157,7 @@ def test_verification_without_a_check_says_so(tmp_path, quickstart):
 
 
 def test_the_nll_figure_marks_divergences_and_the_token_frequencies(quickstart):
-    figure = plots.nll_figure(quickstart)
+    figure = nll_figures.nll_figure(quickstart)
     main, bars = figure.axes
     texts = [text.get_text() for text in main.texts]
     assert texts.count("2/2") == 2 and "token\nfrequencies" in texts
@@ -165,9 +167,9 @@ def test_the_nll_figure_marks_divergences_and_the_token_frequencies(quickstart):
 
 
 def test_a_far_line_of_token_frequencies_is_named_above_the_axis_and_a_bad_run_does_not_stretch_it(tmp_path):
-    far = plots.nll_figure(load(write_study(tmp_path / "far", **SHAPES["far_below_unigram"]))).axes[0]
+    far = nll_figures.nll_figure(load(write_study(tmp_path / "far", **SHAPES["far_below_unigram"]))).axes[0]
     assert far.get_ylim()[1] < 2 and "token\nfrequencies\n4.20 ↑" in [text.get_text() for text in far.texts]
-    assert plots.nll_figure(load(write_study(tmp_path / "above", **SHAPES["above_axis"]))).axes[0].get_ylim()[1] < 4
+    assert nll_figures.nll_figure(load(write_study(tmp_path / "above", **SHAPES["above_axis"]))).axes[0].get_ylim()[1] < 4
 
 
 def test_the_alpha_figure_counts_what_has_no_place_on_a_log_axis(tmp_path):
@@ -185,7 +187,7 @@ def test_a_state_that_a_series_lacks_says_so_in_its_panel(tmp_path):
 def test_no_label_is_clipped_or_overlaps_another_axis(quickstart):
     with matplotlib.rc_context(style.RC):
         curves = curve_plots.curve_figures(quickstart).values()
-        for figure in (plots.nll_figure(quickstart), plots.window_figure(quickstart), *curves, *alpha_figures(quickstart)):
+        for figure in (nll_figures.nll_figure(quickstart), nll_figures.window_figure(quickstart), *curves, *alpha_figures(quickstart)):
             figure.savefig(io.BytesIO(), format="png", dpi=72)
             page = figure.bbox
             for ax in figure.axes:

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import rivals
-from analysis.load import load
-from analysis.stability_window import windows
+from analysis.claims import rivals
+from analysis.numbers.windows import windows
+from analysis.study.load import load
 from stability.runs import results
-from stability.runs.tables import write_parquet
+from stability.runs.parquet import write_parquet
 from tests.analysis.synthetic import write_study
 
 SCHEMES = ("identity", "hc", "mhc", "mhc_lite")

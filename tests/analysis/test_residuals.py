@@ -8,13 +8,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import gradient_norms, stream_plots, stream_tables, tables
-from analysis.claims import judge
-from analysis.load import PROBE_COLUMNS, load
+from analysis.claims.judging import judge
+from analysis.drawing.style import looks
 from analysis.report import write_figures
-from analysis.style import looks
+from analysis.sections import gradient_norms, nll
+from analysis.sections import stream_figures as stream_plots
+from analysis.sections import streams as stream_tables
+from analysis.study.load import PROBE_COLUMNS, load
 from stability.runs import results
-from stability.runs.tables import write_parquet
+from stability.runs.parquet import write_parquet
 from tests.analysis.synthetic import write_study
 
 SCHEMES = ("hc", "identity", "mhc_lite")
@@ -44,7 +46,7 @@ def test_columns_are_those_that_results_writes():
 def test_every_scheme_is_a_series_of_its_own_the_plain_one_first(tmp_path):
     study = load(study_of(tmp_path))
     assert study.series == ("sa identity", "sa hc", "sa mhc_lite")
-    assert tables.nll_tables(study)[0].header == ("LR", "sa identity", "sa hc", "sa mhc_lite")
+    assert nll.nll_tables(study)[0].header == ("LR", "sa identity", "sa hc", "sa mhc_lite")
     found = looks(study)
     assert len({look.color for look in found.values()}) == len({look.marker for look in found.values()}) == 3
 

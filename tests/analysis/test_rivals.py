@@ -10,17 +10,17 @@ import pandas as pd
 import pypdf
 import pytest
 
-from analysis import rivals
-from analysis.claims import judge
-from analysis.load import load
-from analysis.masks import BIDIRECTIONAL, CAUSAL
+from analysis.claims import rivals
+from analysis.claims.judging import judge
+from analysis.numbers.side_by_side import ratio
+from analysis.numbers.windows import windows
 from analysis.report import build
-from analysis.side_by_side import ratio
-from analysis.stability_window import windows
-from analysis.throughput import throughput_table
+from analysis.sections.throughput import throughput_table
+from analysis.study.load import load
+from analysis.study.masks import BIDIRECTIONAL, CAUSAL
 from stability.registry import Registry
 from stability.runs import results
-from stability.runs.tables import write_parquet
+from stability.runs.parquet import write_parquet
 from tests.analysis.synthetic import write_study
 
 LRS = (1e-3, 1e-2, 1e-1)

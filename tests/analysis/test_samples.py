@@ -11,16 +11,16 @@ import pypdf
 import pytest
 import typst
 
-from analysis import typeset
-from analysis.load import GENERATION_COLUMNS, load
+from analysis.drawing import typeset
 from analysis.report import build, summary
-from analysis.sample_tables import sample_tables, section, visible
+from analysis.sections.samples import sample_tables, section, visible
+from analysis.study.load import GENERATION_COLUMNS, load
 from stability.runs.directory import RunDirectory
+from stability.runs.parquet import read_table, write_parquet
 from stability.runs.results import GENERATION_COLUMNS as SCORES
 from stability.runs.results import collect, write
 from stability.runs.samples import SAMPLES_COLUMNS, sample_rows
 from stability.runs.study import StudyFolder
-from stability.runs.tables import read_table, write_parquet
 from tests.analysis.synthetic import write_study
 
 NASTY = "# Head *bold* _low_ $x^2$ `raw` <tag> @ref \\ back \"quote\" 'one' [c] {d} // no ~ = - + / 1. #let a = 1; ]#"

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from analysis.load import load
-from analysis.sensitivity import sensitivity, sensitivity_table
+from analysis.sections.sensitivity import sensitivity, sensitivity_table
+from analysis.study.load import load
 from tests.analysis.synthetic import INIT, write_study
 
 NLLS = {1e-4: 3.5, 1e-3: 3.0, 1e-2: 4.0, 1e-1: math.inf}

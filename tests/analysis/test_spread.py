@@ -5,22 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from analysis.spread import (
-    EXTREME,
-    POSITIVE,
-    SHARE,
-    Spread,
-    count_range,
-    duration,
-    interval,
-    listed,
-    lr_text,
-    mean_interval,
-    plural,
-    power,
-    short_count,
-    t_975,
-)
+from analysis.numbers.spread import EXTREME, POSITIVE, SHARE, Spread, interval, mean_interval, t_975
+from analysis.words import count_range, duration, listed, lr_text, plural, power, short_count
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 5, 17, 30, 31, 60, 1000])

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from analysis.load import load
-from analysis.stability_window import median_line, outcomes, window, windows
+from analysis.numbers.windows import median_line, outcomes, window, windows
+from analysis.study.load import load
 from tests.analysis.synthetic import write_study
 
 LRS = (1e-4, 1e-3, 1e-2, 1e-1)

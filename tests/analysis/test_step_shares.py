@@ -9,16 +9,17 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis import curvature_plots, report
-from analysis.alpha_plots import alpha_figures
-from analysis.alpha_tables import alpha_tables, last_table
-from analysis.compare_steps import compare_stable_steps
-from analysis.curvature_tables import fallen_tables
-from analysis.load import load
-from analysis.protocol import NO_ADAM, undefined_states
-from analysis.step_shares import counted, phases_and_states
-from analysis.typeset import Cell
-from stability.config import CurvatureSpec
+from analysis import report
+from analysis.drawing.typeset import Cell
+from analysis.numbers.step_comparison import compare_stable_steps
+from analysis.numbers.step_shares import counted, phases_and_states
+from analysis.sections import step_figures as curvature_plots
+from analysis.sections.alpha_figures import alpha_figures
+from analysis.sections.alpha_tables import alpha_tables, last_table
+from analysis.sections.steps import fallen_tables
+from analysis.study.load import load
+from analysis.study.protocol import NO_ADAM, undefined_states
+from stability.config.curvature import CurvatureSpec
 from stability.registry import Registry
 from tests.analysis.synthetic import write_study
 

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.load import load
 from analysis.report import build
-from analysis.structure_plots import TOKENIZER, load_results, section, structure_figure, structure_figures, table, write
+from analysis.sections.structure import TOKENIZER, load_results, section, structure_figure, structure_figures, table, write
+from analysis.study.load import load
 from tests.analysis.synthetic import write_study
 
 

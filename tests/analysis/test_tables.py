@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from analysis import recipe, tables
-from analysis.alpha_tables import alpha_tables
-from analysis.load import load
-from analysis.stability_window import window
-from analysis.typeset import Cell, Table
+from analysis.drawing import tables
+from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.windows import window
+from analysis.sections import nll, troubles
+from analysis.sections.alpha_tables import alpha_tables
+from analysis.study import wording as recipe
+from analysis.study.load import load
 from tests.analysis.synthetic import FINGERPRINT, write_study
 
 LRS = (1e-3, 1e-2)
@@ -25,18 +27,18 @@ def nlls(*values):
 
 
 def test_nll_cells_carry_median_interval_and_n(tmp_path):
-    two = table_of(tmp_path / "2", tables.nll_tables, nll=nlls(2.0, 3.0))
+    two = table_of(tmp_path / "2", nll.nll_tables, nll=nlls(2.0, 3.0))
     assert two.rows[0][1] == Cell("2.500", "2.000–3.000, n=2", bold=True)
-    one = table_of(tmp_path / "1", tables.nll_tables, nll=nlls(2.0), seeds=1)
+    one = table_of(tmp_path / "1", nll.nll_tables, nll=nlls(2.0), seeds=1)
     assert one.rows[0][1].detail == "n=1"
-    three = table_of(tmp_path / "3", tables.nll_tables, nll=nlls(1.0, 2.0, 3.0), seeds=3)
+    three = table_of(tmp_path / "3", nll.nll_tables, nll=nlls(1.0, 2.0, 3.0), seeds=3)
     assert three.rows[0][1].text == "2.000" and three.rows[0][1].detail == "-0.484–4.484, n=3"
 
 
 def test_nll_cells_count_the_runs_that_ended_badly(tmp_path):
     statuses = {("sa", 1e-3, 0): ("failed", "x"), ("sc", 1e-3, 0): ("queued", ""), ("sc", 1e-3, 1): ("running", ""), ("sc", 1e-2, 0): ("plateaued", "")}
-    nll = lambda m, lr, seed: math.inf if (m, lr) == ("sa", 1e-2) else 2.0  # noqa: E731
-    (low_lr, sa_low, sc_low), (_, sa_high, sc_high) = table_of(tmp_path, tables.nll_tables, nll=nll, statuses=statuses).rows
+    val_nll = lambda m, lr, seed: math.inf if (m, lr) == ("sa", 1e-2) else 2.0  # noqa: E731
+    (low_lr, sa_low, sc_low), (_, sa_high, sc_high) = table_of(tmp_path, nll.nll_tables, nll=val_nll, statuses=statuses).rows
     assert low_lr.text == "1e-3" and sa_low.detail == "n=1\nfailed 1/2"
     assert (sc_low.text, sc_low.detail) == ("queued 1/2", "running 1/2")
     assert sa_high == Cell("diverged 2/2") and sc_high.detail == "2.000–2.000, n=2\nplateaued 1/2"
@@ -44,17 +46,17 @@ def test_nll_cells_count_the_runs_that_ended_badly(tmp_path):
 
 def test_a_finished_run_without_a_finite_nll_is_called_so(tmp_path):
     statuses = {("sa", 1e-3, seed): ("stable", "") for seed in (0, 1)}
-    assert table_of(tmp_path, tables.nll_tables, nll=nlls(math.inf, math.inf), statuses=statuses).rows[0][1].text == "non-finite 2/2"
+    assert table_of(tmp_path, nll.nll_tables, nll=nlls(math.inf, math.inf), statuses=statuses).rows[0][1].text == "non-finite 2/2"
 
 
 def test_a_rate_that_a_mechanism_was_not_run_at_is_a_dash(tmp_path):
     study = load(write_study(tmp_path, lrs=LRS, mechanisms=("sa", "sc")))
     study = replace(study, runs=study.runs[(study.runs["mechanism"] != "sc") | (study.runs["lr"] != 1e-2)])
-    assert tables.nll_tables(study)[0].rows[1][2] == Cell("--")
+    assert nll.nll_tables(study)[0].rows[1][2] == Cell("--")
 
 
 def test_only_the_best_rate_of_a_column_is_bold(quickstart):
-    table = tables.nll_tables(quickstart)[0]
+    table = nll.nll_tables(quickstart)[0]
     assert [sum(row[column].bold for row in table.rows) for column in range(1, 5)] == [1, 1, 1, 1]
 
 
@@ -74,10 +76,10 @@ SPEC = {
 
 
 def test_captions_name_objective_tokens_and_unit_and_the_overview_size_and_steps(quickstart):
-    assert "Nats per predicted token at the end" in tables.nll_tables(quickstart)[0].caption
+    assert "Nats per predicted token at the end" in nll.nll_tables(quickstart)[0].caption
     assert tables.source(quickstart).endswith("Objective: mlm.")
     bounded = replace(quickstart, runs=quickstart.runs.assign(objective="score_entropy"), study=quickstart.study | {"spec": SPEC})
-    (table,) = tables.nll_tables(bounded)
+    (table,) = nll.nll_tables(bounded)
     assert table.caption.startswith("Upper bound, nats per token at the end of training")
     assert table.caption.endswith("; gpt2, 4,096 kept). Objective: score_entropy, absorbing graph, loglinear noise.")
     facts = dict(recipe.facts(bounded))
@@ -89,7 +91,7 @@ def test_captions_name_objective_tokens_and_unit_and_the_overview_size_and_steps
 
 
 def test_every_caption_carries_the_fingerprint(quickstart):
-    every = [*tables.nll_tables(quickstart), tables.window_table(quickstart), *alpha_tables(quickstart), tables.trouble_table(quickstart)]
+    every = [*nll.nll_tables(quickstart), nll.window_table(quickstart), *alpha_tables(quickstart), troubles.trouble_table(quickstart)]
     assert len(every) == 5 and all(FINGERPRINT[:12] in table.caption for table in every)
     assert all(FINGERPRINT[:12] in table.text() and FINGERPRINT[:12] in table.text(details=False) for table in every)
 
@@ -106,11 +108,11 @@ def test_every_caption_carries_the_fingerprint(quickstart):
 )
 def test_widths_and_edges_in_words(nlls, width, words):
     found = window([1e-3, 1e-2, 1e-1], nlls)
-    assert (tables.width_text(found), tables.edge_words(found)) == (width, words)
+    assert (tables.width_text(found), nll.edge_words(found)) == (width, words)
 
 
 def test_window_rows(tmp_path):
-    table = table_of(tmp_path, tables.window_table, nll=lambda m, lr, _: math.inf if m == "sc" else {1e-3: 2.2, 1e-2: 2.0}[lr])
+    table = table_of(tmp_path, nll.window_table, nll=lambda m, lr, _: math.inf if m == "sc" else {1e-3: 2.2, 1e-2: 2.0}[lr])
     sa, sc = table.rows
     assert [cell.text for cell in sa] == ["sa", "1e-2", "2.000", "3.200", "3.2e-3 to 1.0e-2", "≥ 0.50", "0.50 to 0.50"]
     assert sa[0].detail == "248 k parameters" and sa[2].detail == "2.000–2.000, n=2" and sa[6].detail == "n=2"
@@ -184,7 +186,7 @@ def test_no_curvature_no_alpha_table(tmp_path):
 
 def test_trouble_table_lists_what_is_not_stable_with_its_reason(tmp_path):
     statuses = {("sc", 1e-3, 0): ("failed", "see runs/x/traceback.txt"), ("sa", 1e-2, 1): ("spiked", "")}
-    table = table_of(tmp_path, tables.trouble_table, nll=lambda *_: 2.0, statuses=statuses)
+    table = table_of(tmp_path, troubles.trouble_table, nll=lambda *_: 2.0, statuses=statuses)
     assert [[cell.text for cell in row[1:]] for row in table.rows] == [
         ["sa", "1e-2", "1", "spiked", "200", "--"],
         ["sc", "1e-3", "0", "failed", "11", "see runs/x/traceback.txt"],
@@ -192,9 +194,9 @@ def test_trouble_table_lists_what_is_not_stable_with_its_reason(tmp_path):
 
 
 def test_no_trouble_no_table_and_much_trouble_is_cut(tmp_path):
-    assert tables.trouble_table(load(write_study(tmp_path / "good", lrs=LRS, nll=lambda *_: 2.0))) is None
-    table = table_of(tmp_path / "bad", tables.trouble_table, nll=lambda *_: math.inf, seeds=20)
-    assert len(table.rows) == tables.TROUBLES_SHOWN and "20 further runs not shown" in table.caption
+    assert troubles.trouble_table(load(write_study(tmp_path / "good", lrs=LRS, nll=lambda *_: 2.0))) is None
+    table = table_of(tmp_path / "bad", troubles.trouble_table, nll=lambda *_: math.inf, seeds=20)
+    assert len(table.rows) == troubles.TROUBLES_SHOWN and "20 further runs not shown" in table.caption
 
 
 SMALL = Table("Title", "Bold: best.", ("LR", "sa"), ((Cell("1e-3"), Cell("2.0", "n=1\nfailed 1/2", True)),), (("", 1), ("a wide group", 1)), brief="Short.")

@@ -2,7 +2,7 @@
 
 import math
 
-from analysis.compare import compare_windows, decide
+from analysis.numbers.comparison import compare_windows, decide
 from tests.analysis.test_claims import NARROW, WIDE, judged, vee, windows_of
 
 

@@ -15,9 +15,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks._examples import drawn, format_of, objectives
 from stability.build import build_model, build_objective, build_optimizer
-from stability.config import RunSpec, checked
+from stability.config.base import checked
+from stability.config.run import RunSpec
 from stability.curvature import GradientWithGraph, directional, hvp, paper_state, step_direction
-from stability.probes.attention import attention_statistics
+from stability.probes.layers.attention import attention_statistics
 from stability.registry import Registry
 
 from .nets import dense_gradient_and_hessian, flatten, random_direction, row_of_hessian

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stability.data._protein_tables import ONE_TO_THREE
-from stability.data._synthetic_proteins import backbone
+from stability.corpora.proteins.alphabets import ONE_TO_THREE
+from stability.corpora.proteins.synthetic import backbone
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "protein"
 ATOMS = ("N", "CA", "C", "O", "CB")

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stability.config import part
+from stability.config.parts import part
+from stability.corpora.cache import load, prepare
+from stability.corpora.tokens.corpus import Corpus
 from stability.data import stdlib, text
-from stability.data._base import Corpus
-from stability.data._cache import load, prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTENT = "".join(f"line {index} of a text\n" for index in range(2000))
@@ -108,8 +108,8 @@ def test_an_unwritable_cache_is_the_machines_fault(source, tmp_path):
 RACER = """
 import sys, time
 from pathlib import Path
-from stability.config import part
-from stability.data._cache import prepare
+from stability.config.parts import part
+from stability.corpora.cache import prepare
 
 folder, me = Path(sys.argv[1]), sys.argv[2]
 sources = [part("data", {"name": "text", "path": str(file)}) for file in sorted(folder.glob("*.txt"))]

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from stability.data import _arrays, _split
-from stability.data._arrays import token_dtype
-from stability.data._base import Corpus
-from stability.data._split import split_documents
-from stability.data._tokenizers import ByteTokenizer
+from stability.corpora.io import arrays as _arrays
+from stability.corpora.io.arrays import token_dtype
+from stability.corpora.tokens import split as _split
+from stability.corpora.tokens.corpus import Corpus
+from stability.corpora.tokens.split import split_documents
+from stability.corpora.tokens.tokenizers import ByteTokenizer
 
 
 def texts(num=250, seed=0):

@@ -12,14 +12,14 @@ import pyarrow
 import pytest
 import torch
 
-from stability.config import part
-from stability.data import _fasta
-from stability.data import _synthetic_genome as synthetic
-from stability.data._base import Corpus
-from stability.data._cache import prepare
-from stability.data._fasta import records
-from stability.data._nucleotides import CODES, VOCABULARY, encode, reverse_complement
-from stability.data._records import split_records
+from stability.config.parts import part
+from stability.corpora.cache import prepare
+from stability.corpora.tokens import fasta as _fasta
+from stability.corpora.tokens import synthetic_genome as synthetic
+from stability.corpora.tokens.corpus import Corpus
+from stability.corpora.tokens.fasta import records
+from stability.corpora.tokens.nucleotides import CODES, VOCABULARY, encode, reverse_complement
+from stability.corpora.tokens.records import split_records
 from stability.data.dna import Dna, DnaConfig
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "dna"

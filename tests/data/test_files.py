@@ -8,11 +8,14 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from stability.config import parse_run, part, run_id
-from stability.data._cache import prepare
-from stability.data._files import opened
-from stability.data._split import split_documents
-from stability.data.text import Text, TextConfig, documents
+from stability.config.identity import run_id
+from stability.config.parse import parse_run
+from stability.config.parts import part
+from stability.corpora.cache import prepare
+from stability.corpora.io.files import opened
+from stability.corpora.tokens.split import split_documents
+from stability.corpora.tokens.text_files import documents
+from stability.data.text import Text, TextConfig
 
 TEXTS = [f"document {index} says é and 日本\n" * (1 + index % 7) for index in range(600)]
 JSONL = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
@@ -145,7 +148,7 @@ def test_a_full_disk_is_the_machines_fault(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stability.data._arrays.TokenFile.append", full)
+    monkeypatch.setattr("stability.corpora.io.arrays.TokenFile.append", full)
     with pytest.raises(RuntimeError, match="cannot prepare data beside .*cache: .*No space left on device"):
         prepare(part("data", {"name": "text", "path": str(tmp_path / "a.jsonl")}), tmp_path / "cache")
 

@@ -9,12 +9,12 @@ import pytest
 
 datasets = pytest.importorskip("datasets")
 
-from stability.config import part  # noqa: E402
+from stability.config.parts import part  # noqa: E402
+from stability.corpora.cache import prepare  # noqa: E402
+from stability.corpora.tokens.nucleotides import encode  # noqa: E402
+from stability.corpora.tokens.records import split_records  # noqa: E402
+from stability.corpora.tokens.split import split_documents  # noqa: E402
 from stability.data import hf  # noqa: E402
-from stability.data._cache import prepare  # noqa: E402
-from stability.data._nucleotides import encode  # noqa: E402
-from stability.data._records import split_records  # noqa: E402
-from stability.data._split import split_documents  # noqa: E402
 from stability.data.hf import HuggingFaceConfig, HuggingFaceDataset  # noqa: E402
 
 TEXTS = [f"row {index} of a dataset, é" for index in range(50)]

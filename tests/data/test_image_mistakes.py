@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from stability.data import _cifar
+from stability.corpora.images import cifar as _cifar
 from stability.data.images import Images, ImagesConfig
 
 

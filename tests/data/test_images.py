@@ -13,12 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
-from stability.config import part
-from stability.data import _cifar, _pictures
-from stability.data import _synthetic_images as synthetic
-from stability.data._base import Corpus
-from stability.data._cache import load, prepare
-from stability.data._image_corpus import ImageCorpus
+from stability.config.parts import part
+from stability.corpora.cache import load, prepare
+from stability.corpora.images import cifar as _cifar
+from stability.corpora.images import decoding as _pictures
+from stability.corpora.images import synthetic
+from stability.corpora.images.corpus import ImageCorpus
+from stability.corpora.tokens.corpus import Corpus
 from stability.data.images import Images, ImagesConfig
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "images"
@@ -209,7 +210,7 @@ def test_the_cache_gives_back_what_was_prepared(tmp_path):
 def test_a_folder_of_a_kind_that_nobody_prepares_says_so(tmp_path):
     corpus = prepare(part("data", {"name": "images", "path": str(write_npz(tmp_path / "a.npz"))}), tmp_path / "cache")
     meta = tmp_path / "cache" / corpus.fingerprint / "corpus.json"
-    from stability.data import _disk
+    from stability.corpora.io import disk as _disk
 
     values = json.loads(meta.read_text())
     values.pop("sha256")

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from stability.config import part
-from stability.data import _protein_shards as sharding
-from stability.data import _synthetic_proteins as synthetic
+from stability.config.parts import part
+from stability.corpora.cache import prepare
+from stability.corpora.proteins import shards as sharding
+from stability.corpora.proteins import synthetic
+from stability.corpora.proteins.alphabets import NO_SS, NUM_SASA_BINS, PAD, SASA_EDGES, SS_CLASSES, plddt_bins, sasa_bins
+from stability.corpora.proteins.batch import batch_of
+from stability.corpora.proteins.corpus import ProteinCorpus
+from stability.corpora.proteins.npz import read_npz, write_shard
+from stability.corpora.proteins.parsing import parse
+from stability.corpora.proteins.split import corpus_of
 from stability.data import protein
-from stability.data._cache import prepare
-from stability.data._protein_batch import batch_of
-from stability.data._protein_corpus import ProteinCorpus
-from stability.data._protein_npz import read_npz, write_shard
-from stability.data._protein_parse import parse
-from stability.data._protein_split import corpus_of
-from stability.data._protein_tables import NO_SS, NUM_SASA_BINS, PAD, SASA_EDGES, SS_CLASSES, plddt_bins, sasa_bins
 from tests.data.protein_files import cif, helix, pdb, residue_lines, shared
 from tests.data.test_protein_split import chain, letters
 

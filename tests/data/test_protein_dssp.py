@@ -4,9 +4,9 @@ import numpy as np
 import pydssp
 import pytest
 
-from stability.data import _protein_dssp as dssp
-from stability.data._protein_parse import PROLINE, parse
-from stability.data._protein_tables import NO_SS, SS_CLASSES, encode_ss
+from stability.corpora.proteins import dssp
+from stability.corpora.proteins.alphabets import NO_SS, SS_CLASSES, encode_ss
+from stability.corpora.proteins.parsing import PROLINE, parse
 from tests.data.protein_files import helix, members
 
 MODELS = ("P04629.pdb", "test_af.pdb", "P00520-F1-model_v3.cif", "Q15772-F3-model_v4.cif", "Q15772-F11-model_v4.cif")

@@ -11,8 +11,8 @@ import pytest
 
 from stability import sweep
 from stability.build import described
-from stability.data._protein_npz import FORMAT, read_npz, write_shard
-from stability.data._protein_split import corpus_of
+from stability.corpora.proteins.npz import FORMAT, read_npz, write_shard
+from stability.corpora.proteins.split import corpus_of
 from tests.data.protein_files import atom_line, cif, helix, pdb, residue_lines
 from tests.data.test_protein_corpus import write_structures
 from tests.data.test_protein_split import chain, letters
@@ -161,7 +161,7 @@ def test_annotations_that_cannot_be_used_are_told_as_annotations(tmp_path, name,
 
 
 def test_an_entry_is_annotated_by_its_four_letter_code_in_either_case():
-    from stability.data._protein_annotations import Annotation
+    from stability.corpora.proteins.annotations import Annotation
 
     table = {"1ABC": Annotation(descriptions=("Kinase",)), "2xyz": Annotation(descriptions=("Kinase",)), "P1": Annotation()}
     chains = [chain("1abc_A", letters(30, 0), "1abc"), chain("2xyz_A", letters(30, 1), "2xyz"), *(chain(f"c{seed}", letters(30, seed)) for seed in range(2, 9))]

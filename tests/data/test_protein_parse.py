@@ -9,8 +9,8 @@ from biotite import structure
 from biotite.structure.io import pdb as biotite_pdb
 from biotite.structure.io import pdbx
 
-from stability.data._protein_parse import group_of, parse
-from stability.data._protein_tables import ATOM14, NO_SS, SS_CLASSES
+from stability.corpora.proteins.alphabets import ATOM14, NO_SS, SS_CLASSES
+from stability.corpora.proteins.parsing import group_of, parse
 from tests.data.protein_files import atom_line, cif, helix, members, pdb, residue_lines, seqres
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*elements were guessed")  # biotite's own, where a test reads raw files by it

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from biotite.structure.info import one_letter_code
 
-from stability.config import part
-from stability.data._cache import prepare
-from stability.data._protein_annotations import read_annotations
-from stability.data._protein_batch import batch_of
-from stability.data._protein_split import corpus_of
-from stability.data._protein_tables import UNK
+from stability.config.parts import part
+from stability.corpora.cache import prepare
+from stability.corpora.proteins.alphabets import UNK
+from stability.corpora.proteins.annotations import read_annotations
+from stability.corpora.proteins.batch import batch_of
+from stability.corpora.proteins.split import corpus_of
 from tests.data.protein_files import members, shared
 from tests.data.test_protein_split import chain
 

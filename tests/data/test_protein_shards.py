@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from stability.data import _protein_shards as sharding
-from stability.data._protein_parse import parse
+from stability.corpora.proteins import shards as sharding
+from stability.corpora.proteins.parsing import parse
 from tests.data.test_protein_corpus import write_structures
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys
 from pathlib import Path
-from stability.data import _protein_shards as sharding
+from stability.corpora.proteins import shards as sharding
 sharding.FILES_PER_SHARD = sharding.FEWEST_FILES = 1
 sharding.os.sched_getaffinity = lambda _: {0, 1}
 list(sharding.shards(sorted(Path(sys.argv[1]).iterdir()), Path(sys.argv[2]), "auto", 10))

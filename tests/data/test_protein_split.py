@@ -10,11 +10,11 @@ import pytest
 from biotite.sequence import ProteinSequence as align_sequence
 from biotite.sequence import align
 
-from stability.data import _protein_clusters as clustering
-from stability.data._protein_annotations import Annotation, read_annotations
-from stability.data._protein_chain import ProteinChain
-from stability.data._protein_split import corpus_of
-from stability.data._protein_tables import NO_SS, SPECIALS, UNK, decode, encode
+from stability.corpora.proteins import clusters as clustering
+from stability.corpora.proteins.alphabets import NO_SS, SPECIALS, UNK, decode, encode
+from stability.corpora.proteins.annotations import Annotation, read_annotations
+from stability.corpora.proteins.chain import ProteinChain
+from stability.corpora.proteins.split import corpus_of
 from tests.data.protein_files import shared
 
 ACIDS = "ACDEFGHIKLMNPQRSTVWY"

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stability.config import part
-from stability.data._split import split_documents
-from stability.data.text import BLOCK_CHARACTERS, Text, TextConfig, blocks, documents, text_files
+from stability.config.parts import part
+from stability.corpora.tokens.split import split_documents
+from stability.corpora.tokens.text_files import BLOCK_CHARACTERS, blocks, documents, text_files
+from stability.data.text import Text, TextConfig
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "text"
 NO_TOKENIZER = {"tokenizer": "bytes", "ranks": None, "keep": None}
@@ -51,7 +52,7 @@ def test_blocks_do_not_depend_on_the_pieces_that_were_read(step):
 
 
 def test_characters_on_the_border_of_two_reads_stay_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("stability.data.text.BYTES_PER_READ", 5)
+    monkeypatch.setattr("stability.corpora.tokens.text_files.BYTES_PER_READ", 5)
     (tmp_path / "a.txt").write_text(LINES[:2000])
     assert "".join(documents(tmp_path / "a.txt", "text")) == LINES[:2000]
     (tmp_path / "a.txt").write_bytes("日本".encode() + b"ab\xe6\x97c")
@@ -193,7 +194,7 @@ def test_unreadable_files_and_folders_are_named(tmp_path, monkeypatch):
     def forbidden(root, onerror, followlinks):
         onerror(PermissionError(13, "Permission denied", root))
 
-    monkeypatch.setattr("stability.data._files.os.walk", forbidden)
+    monkeypatch.setattr("stability.corpora.io.files.os.walk", forbidden)
     assert f"cannot read the folder {tmp_path}: Permission denied" in refusal(tmp_path)
 
 

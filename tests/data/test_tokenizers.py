@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stability.config import part
-from stability.data import _gpt2
-from stability.data._base import Corpus
-from stability.data._cache import prepare
-from stability.data._gpt2 import Gpt2Tokenizer, read_ranks
-from stability.data._split import split_documents
-from stability.data._vocabulary import Vocabulary
+from stability.config.parts import part
+from stability.corpora.cache import prepare
+from stability.corpora.tokens import gpt2 as _gpt2
+from stability.corpora.tokens.corpus import Corpus
+from stability.corpora.tokens.gpt2 import Gpt2Tokenizer, read_ranks
+from stability.corpora.tokens.split import split_documents
+from stability.corpora.tokens.vocabulary import Vocabulary
 from stability.data.text import Text, TextConfig
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"

@@ -24,7 +24,7 @@ from random import Random
 from typing import Any, NamedTuple
 from unittest import mock
 
-from stability.command_line import run_entry
+from stability.cli.entry import run_entry
 from tests.faults.random_words import GROUPS, Line, draw
 
 MOST_LINES = 3
@@ -85,10 +85,10 @@ class Sandbox:
     def _without_work(self) -> Iterator[None]:
         """Nothing is trained, measured, drawn, asked over the network or prepared."""
         replaced: dict[str, Any] = {
-            "stability.data._cache.prepare": self._prepare,
-            "stability.data._cache.prepare_for_plan": lambda part, cache_dir: (self._prepare(part, cache_dir), True),
+            "stability.corpora.cache.prepare": self._prepare,
+            "stability.corpora.cache.prepare_for_plan": lambda part, cache_dir: (self._prepare(part, cache_dir), True),
             "sweeps.plan.describe": lambda *args: "a plan",
-            "sweeps.ray_head.early": _never,
+            "sweeps.launchers.ray.head.early": _never,
             "stability.sweep._run": _never,
             "stability.hessian._measure_hugging_face": _accept,
             "stability.probe._graph_frame": _accept,
@@ -132,8 +132,8 @@ class Sandbox:
 
 
 def _corpus(root: Path) -> Any:
-    from stability.config import Part, settings_of
-    from stability.data._cache import prepare
+    from stability.config.parts import Part, settings_of
+    from stability.corpora.cache import prepare
 
     page = root / "page.txt"
     page.write_text("\n".join(f"a line of the page that stands for the library, number {number * number % 997}" for number in range(3000)))

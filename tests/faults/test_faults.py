@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from stability import command_line, sweep
+from stability import sweep
+from stability.cli.entry import run_entry
 from stability.runs import log
 from stability.runs.directory import read_jsonl
 from stability.training import checkpoint
 from sweeps.interrupt import Interrupt
-from sweeps.serial_launcher import launch
+from sweeps.launchers.serial import launch
 from sweeps.trial import run_trial
 from tests.sweeps.real import make_sweep
 
@@ -133,7 +134,7 @@ def test_a_runs_folder_that_cannot_be_written_is_two_lines_and_exit_code_2(tmp_p
     words = ["data=text", f"data.path={tmp_path / 'text.txt'}", f"runs_dir={tmp_path / 'file' / 'runs'}", "launcher=serial", "report=false"]
     monkeypatch.setattr(sys, "argv", ["sweep", *words])
     with pytest.raises(SystemExit) as ended:
-        command_line.run_entry(sweep.main, "")
+        run_entry(sweep.main, "")
     assert ended.value.code == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ") and len(printed.err.splitlines()) <= 2 and "Traceback" not in printed.err

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from stability.config import parse_run, run_id
+from stability.config.identity import run_id, tokenizer_id
+from stability.config.parse import parse_run
 from stability.registry import add_plugin
-from stability.tokenizer_spec import tokenizer_id
 from tests.identity import golden_ids
 from tests.identity.golden_ids import BASE, GOLDEN, PLUGINS, TOKENIZER_BASE
 

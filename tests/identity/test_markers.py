@@ -9,13 +9,30 @@ import pytest
 from pydantic import BaseModel
 
 from stability import registry
-from stability.config import RunSpec, Settings, parse_run, run_id
-from stability.identity import UNMARKED, Bare, Family, Fingerprinted, Place, Since, essence, family_of, filled, group_of, reduced, same_run
-from stability.parts import Part, one_part
+from stability.config import Settings
+from stability.config.identity import (
+    UNMARKED,
+    Bare,
+    Family,
+    Fingerprinted,
+    Place,
+    Since,
+    essence,
+    family_of,
+    filled,
+    group_of,
+    reduced,
+    run_id,
+    same_run,
+    tokenizer_id,
+)
+from stability.config.parse import parse_run
+from stability.config.parts import Part, one_part
+from stability.config.run import RunSpec
+from stability.config.tokenizer import TokenizerRunSpec
 from stability.registry import FAMILIES, Registry
 from stability.runs.directory import RunDirectory, read_json, write_json
 from stability.structure.tokenizer import directory_of
-from stability.tokenizer_spec import TokenizerRunSpec, tokenizer_id
 from tests.identity.golden_ids import BASE, TOKENIZER_BASE, tokenizer_of
 
 ELSEWHERE = "/an/absolute/place (of 1, or 2)"
@@ -229,7 +246,7 @@ class WithNorms(Settings):
 
 def test_norm_could_become_a_part_of_a_family_of_its_own(monkeypatch):
     """From ``"layernorm"`` to ``{"name": "layernorm", …settings}``, and no id moves."""
-    monkeypatch.setattr("stability.identity.Registry", Norms)
+    monkeypatch.setattr("stability.config.identity.Registry", Norms)
     assert reduced({"norm": {"name": "layernorm", "epsilon": 1e-5}}, WithNorms) == {"norm": "layernorm"} == reduced({"norm": "layernorm"}, WithNorms)
     assert reduced({"norm": {"name": "layernorm", "epsilon": 1e-6}}, WithNorms) == {"norm": {"name": "layernorm", "epsilon": 1e-6}}
     assert reduced({"norm": {"name": "unknown", "epsilon": 1e-5}}, WithNorms) == {"norm": {"name": "unknown", "epsilon": 1e-5}}

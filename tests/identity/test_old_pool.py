@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 
 from stability import sweep
-from stability.config import parse_run, run_id
+from stability.config.identity import run_id
+from stability.config.parse import parse_run
 from stability.runs.results import collect
 from stability.training.checkpoint import load
 

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from stability.command_line import compose, hydra_overrides, read_spec, study_name
-from stability.config import run_id
-from stability.places import places_in, quoted
+from stability.cli.compose import compose, read_spec
+from stability.cli.places import places_in, quoted
+from stability.cli.study_name import study_name
+from stability.cli.words import hydra_overrides
+from stability.config.identity import run_id
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTEIN = ["data=protein", "objective=multitrack", "cross=auto", "objective.sources=[sequence]"]
@@ -159,5 +161,5 @@ def test_a_sweep_is_named_after_the_last_part_of_a_path(argv, name):
 
 def test_a_command_line_without_numbers_for_the_data_is_read_without_torch():
     words = ["data=text", "data.path=/a(b)/c", "data.field=body", "data.tokenizer=gpt2", "runs_dir=x(1)"]
-    code = f"import sys; from stability.command_line import compose; compose('sweep', {words!r}); print('torch' in sys.modules)"
+    code = f"import sys; from stability.cli.compose import compose; compose('sweep', {words!r}); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip() == "False"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stability.config import settings_of
+from stability.config.parts import settings_of
 from stability.curvature import directional
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape

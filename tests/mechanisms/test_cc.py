@@ -9,7 +9,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from stability.config import settings_of
+from stability.config.parts import settings_of
 from stability.mechanisms import build, cc
 from stability.mechanisms._base import MixerShape
 from tests.mechanisms.checks import HEADS, WIDTH, build_seeded, inputs, padding

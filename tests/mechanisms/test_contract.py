@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stability.config import settings_of
+from stability.config.parts import settings_of
 from stability.mechanisms import build
 from stability.registry import Registry
 from tests.mechanisms import checks, faults

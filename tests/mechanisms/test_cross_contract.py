@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stability.config import settings_of
+from stability.config.parts import settings_of
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.registry import Registry

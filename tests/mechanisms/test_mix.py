@@ -8,7 +8,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from stability.config import part, settings_of
+from stability.config.parts import part, settings_of
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.mix import Mix

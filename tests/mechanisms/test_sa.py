@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stability.config import settings_of
+from stability.config.parts import settings_of
 from stability.curvature import directional
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from stability.build import build_model
-from stability.command_line import read_spec
-from stability.config import parse_run, run_id
+from stability.cli.compose import read_spec
+from stability.config.identity import run_id
+from stability.config.parse import parse_run
 from tests.objectives.test_multitrack import SIZES, run_spec
 
 VOCAB = 256

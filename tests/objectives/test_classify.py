@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from stability.build import build_model, build_objective
-from stability.command_line import compose
-from stability.config import parse, run_id, settings_of
-from stability.data._cache import load
-from stability.data._image_corpus import ImageBatch
+from stability.cli.compose import compose
+from stability.config.curvature import CurvatureSpec
+from stability.config.identity import run_id
+from stability.config.parse import parse
+from stability.config.parts import settings_of
+from stability.corpora.cache import load
+from stability.corpora.images.corpus import ImageBatch
 from stability.models.images import ImageFormat
 from stability.objectives.classify import Classification, cropped
-from stability.probes.alpha_max import measure
-from stability.protocol import CurvatureSpec
+from stability.probes.curvature.alpha_max import measure
 from stability.runs.directory import read_jsonl
 from stability.runs.results import RUNS_COLUMNS
 from stability.training.checkpoint import load as load_checkpoint
@@ -218,8 +220,8 @@ def test_every_mechanism_trains_on_patches_and_alpha_max_is_that_of_differences(
 def test_probes_of_layers_read_images_too(lab, image_file, what):
     import pandas as pd
 
-    from stability.entry_specs import ProbeSpec
-    from stability.probes import spectra_of_layers
+    from stability.config.entries import ProbeSpec
+    from stability.probes.layers import measuring as spectra_of_layers
 
     spec = image_spec(lab, image_file, mechanism={"name": "mix", "pattern": ["sa", "sc"]}, steps=2)
     directory = lab.train(spec)
@@ -280,8 +282,8 @@ def test_positions_that_are_no_patches_are_refused_before_anything_is_built(lab,
 
 
 def test_nothing_is_sampled_from_a_classifier(lab, image_file):
-    from stability.probes.generation import resolved_sampler
-    from stability.sampling import GenerationSpec
+    from stability.config.generation import GenerationSpec
+    from stability.probes.generation.generating import resolved_sampler
 
     with pytest.raises(ValueError, match="objective=classify predicts nothing that could be sampled"):
         resolved_sampler(image_spec(lab, image_file), GenerationSpec(num=2))

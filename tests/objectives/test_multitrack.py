@@ -9,10 +9,12 @@ import torch
 from torch import nn
 
 from stability.build import build_model
-from stability.config import RunSpec, checked, settings_of
-from stability.data._protein_batch import batch_of
-from stability.data._protein_chain import ProteinChain
-from stability.data._protein_tables import BOS, EOS, LETTERS, MASK, NO_SS, PAD, UNK, encode
+from stability.config.base import checked
+from stability.config.parts import settings_of
+from stability.config.run import RunSpec
+from stability.corpora.proteins.alphabets import BOS, EOS, LETTERS, MASK, NO_SS, PAD, UNK, encode
+from stability.corpora.proteins.batch import batch_of
+from stability.corpora.proteins.chain import ProteinChain
 from stability.models.tracks import SummedEmbedding, Track, TrackEmbedding, TrackInputs
 from stability.objectives.multitrack import MultitrackMaskedModel
 

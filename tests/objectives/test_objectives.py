@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from scipy import optimize, stats
 
-from stability.config import settings_of
+from stability.config.parts import settings_of
 from stability.objectives._base import Examples, weighted_cross_entropy
 from stability.objectives._mask_rates import mask_rates, random_mask
 from stability.objectives.ar import Autoregressive

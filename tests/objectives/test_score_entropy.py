@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stability.build import build_model, build_objective
-from stability.config import settings_of
+from stability.config.parts import settings_of
 from stability.objectives._graph import Absorbing, Uniform
 from stability.objectives._noise import Geometric, LogLinear, times
 from stability.objectives.score_entropy import ScoreEntropy

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stability.build import build_model, build_objective
-from stability.data._cache import load
+from stability.corpora.cache import load
 from stability.runs.directory import read_jsonl
 from stability.training.evaluate import Validation
 

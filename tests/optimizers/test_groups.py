@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from stability.build import build_model, build_optimizer
-from stability.data._cache import load
+from stability.corpora.cache import load
 from stability.training import checkpoint
-from stability.training.loop import Trainer
 from stability.training.schedule import lr_factor
+from stability.training.trainer import Trainer
 from tests.conftest import Lab
 
 STATIC = {"hc": ("static_read", "static_post"), "mhc": ("bias_pre", "bias_post", "bias_mix"), "mhc_lite": ("bias_pre", "bias_post", "bias_mix")}

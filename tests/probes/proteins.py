@@ -10,12 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from stability.config import GenerateSpec, RunSpec, checked, part, run_id
-from stability.data._protein_split import corpus_of
-from stability.probes.generation import generate
+from stability.config.base import checked
+from stability.config.generation import GenerateSpec
+from stability.config.identity import run_id
+from stability.config.parts import part
+from stability.config.run import RunSpec
+from stability.corpora.proteins.split import corpus_of
+from stability.probes.generation.generating import generate
 from stability.runs.directory import RunDirectory
 from stability.structure.tokens import as_read
-from stability.training.loop import train
+from stability.training.run import train
 from tests.conftest import TINY
 from tests.structure.small import chain, spec
 from tests.structure.small import train as train_tokenizer

@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stability.config import CurvatureSpec
-from stability.data._cache import load
-from stability.probes.alpha_max import is_measured, measure, measure_checkpoint
+from stability.config.curvature import CurvatureSpec
+from stability.corpora.cache import load
+from stability.probes.curvature.alpha_max import is_measured, measure, measure_checkpoint
 from stability.runs.directory import read_jsonl
 from stability.runs.results import CURVATURE_COLUMNS
 from stability.training import checkpoint
-from stability.training.seeds import generator_for
+from stability.training.draws import generator_for
 
 SHORT = CurvatureSpec(warmup_batches=3, warmup_steps=2, recorded_steps=4)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from stability.mechanisms import build
 from stability.models.position import rope
-from stability.probes.attention import attention_statistics
+from stability.probes.layers.attention import attention_statistics
 
 
 def by_loops(layer, x, mask, sees):

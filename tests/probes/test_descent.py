@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from stability.config import CurvatureSpec
+from stability.config.curvature import CurvatureSpec
 from stability.objectives._base import Examples
-from stability.probes import descent as descents
-from stability.probes.descent import Descent
+from stability.probes.curvature import descent as descents
+from stability.probes.curvature.descent import Descent
 
 PROTOCOL = CurvatureSpec(warmup_batches=4, warmup_steps=0, recorded_steps=1)
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from stability.mechanisms import build
 from stability.probe import main
-from stability.probes.attention import attention_statistics
-from stability.probes.discrepancy import discrepancies
-from stability.probes.low_pass import low_pass
-from stability.probes.spectra_of_layers import held_out, layer_inputs
+from stability.probes.layers.attention import attention_statistics
+from stability.probes.layers.discrepancy import discrepancies
+from stability.probes.layers.low_pass import low_pass
+from stability.probes.layers.measuring import held_out, layer_inputs
 from stability.runs.results import GRAPH_COLUMNS, PROBE_COLUMNS, collect, write
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint

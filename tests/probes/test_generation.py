@@ -11,17 +11,18 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.generation_tables import generation_tables
-from analysis.load import load
-from stability.config import GenerateSpec, checked
-from stability.data._vocabulary import BYTES, Vocabulary
+from analysis.sections.generation import generation_tables
+from analysis.study.load import load
+from stability.config.base import checked
+from stability.config.generation import GenerateSpec
+from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
 from stability.generate import main
-from stability.probes import samples
-from stability.probes.alpha_max import corpus_of
-from stability.probes.generation import check_kept, generate, is_generated, missing_phases, num_steps, resolved_sampler
-from stability.probes.oracle import Score, load_oracle, oracle_checkpoint
-from stability.probes.samples import Sample
-from stability.probes.token_samples import Source, score_row
+from stability.probes.curvature.alpha_max import corpus_of
+from stability.probes.generation import samples
+from stability.probes.generation.generating import check_kept, generate, is_generated, missing_phases, num_steps, resolved_sampler
+from stability.probes.generation.samples import Sample
+from stability.probes.generation.text_oracle import Score, load_oracle, oracle_checkpoint
+from stability.probes.generation.tokens import Source, score_row
 from stability.runs.directory import read_json
 from stability.runs.results import GENERATION_COLUMNS, collect, write
 from stability.runs.study import StudyFolder
@@ -266,7 +267,7 @@ def test_samples_of_weights_that_have_changed_are_replaced_unasked(trained):
 def test_an_unknown_token_leaves_no_nats_per_byte(trained, monkeypatch, capsys):
     lab, runs, study = trained
     monkeypatch.setattr(Vocabulary, "unknown", 7)
-    monkeypatch.setattr("stability.probes.generation.corpus_of", lambda *given: replace(corpus_of(*given), vocabulary=BYTES))
+    monkeypatch.setattr("stability.probes.generation.generating.corpus_of", lambda *given: replace(corpus_of(*given), vocabulary=BYTES))
     assert main([f"ckpt={runs['mlm'].path}", "num=3", "device=cpu", f"oracle=ckpt:{runs['ar'].path}"]) == 0
     assert table(runs["mlm"]).nll_per_byte.isna().all() and set(table(runs["mlm"]).num_bytes) == {0} and table(runs["mlm"]).nll.notna().all()
     said = capsys.readouterr().out
@@ -278,7 +279,7 @@ def test_an_unknown_token_leaves_no_nats_per_byte(trained, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("keep", "unknown"), [(3, 3), (None, None)])
 def test_a_vocabulary_knows_its_unknown_token(keep, unknown):
-    from stability.data._split import Sorted, kept_tokens
+    from stability.corpora.tokens.split import Sorted, kept_tokens
 
     side = Sorted(np.array([65, 66, 66, 67], dtype=np.uint16), np.array([0]), np.array([4]), np.array([4]), 0)
     vocabulary = BYTES if keep is None else kept_tokens((side, side), BYTES, keep)[0]

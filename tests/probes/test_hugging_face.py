@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from stability import hessian
-from stability.command_line import read_spec
+from stability.cli.compose import read_spec
 from stability.probes import hugging_face
 from stability.probes.hugging_face import HuggingFaceProbe, answer, load_tokenizer, quantile
 

@@ -8,9 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from stability.probes import laplacian as module
-from stability.probes.graphs import complete, connectivity_rows, cycle, cycle_connectivity, path_bounds, window_path
-from stability.probes.laplacian import BlockLaplacian, connectivity
+from stability.probes.graphs.connectivity import complete, connectivity_rows, cycle, cycle_connectivity, path_bounds, window_path
+from stability.probes.layers import laplacian as module
+from stability.probes.layers.laplacian import BlockLaplacian, connectivity
 
 
 def random_edges(num_nodes, width, density=0.3, seed=0):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from stability.config.parts import part
 from stability.mechanisms import build
-from stability.parts import part
-from stability.probes import low_pass as low_pass_module
-from stability.probes.consensus_spectra import consensus_spectra, filter_response, is_consensus, largest_factor, ropes_of, step_sizes
-from stability.probes.low_pass import is_attention, low_pass
-from stability.probes.qk import qk_singular_values
+from stability.probes.layers import low_pass as low_pass_module
+from stability.probes.layers.consensus import consensus_spectra, filter_response, is_consensus, largest_factor, ropes_of, step_sizes
+from stability.probes.layers.low_pass import is_attention, low_pass
+from stability.probes.layers.qk import qk_singular_values
 from tests.mechanisms.oracles import rotated
 from tests.probes.test_laplacian import dense_laplacian
 
@@ -177,7 +177,7 @@ def test_the_density_is_exact_from_enough_products_and_follows_its_options():
 
 
 def test_too_large_factors_leave_the_share_to_the_quadrature(monkeypatch):
-    from stability.probes import laplacian
+    from stability.probes.layers import laplacian
 
     layer, x_BND = layer_of("sc")
     exact = spectra_of(layer, x_BND)[0].numbers["non_oscillating"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stability.probes.pdmm import GRAPHS, SCHEDULES, WIDTH, Network, network, optimum, pdmm, pdmm_rows
+from stability.probes.graphs.pdmm import GRAPHS, SCHEDULES, WIDTH, Network, network, optimum, pdmm, pdmm_rows
 
 NODES = 5
 KINDS = ("consensus", "general")

@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 import torch
 
-from stability.config import checked
-from stability.entry_specs import ProbeSpec
+from stability.config.base import checked
+from stability.config.entries import ProbeSpec
 from stability.probe import main
-from stability.probes.alpha_max import corpus_of
-from stability.probes.consensus_spectra import consensus_spectra
-from stability.probes.spectra_of_layers import held_out, layer_inputs, measure, missing_phases, mixers
+from stability.probes.curvature.alpha_max import corpus_of
+from stability.probes.layers.consensus import consensus_spectra
+from stability.probes.layers.measuring import held_out, layer_inputs, measure, missing_phases, mixers
 from stability.runs.results import PROBE_COLUMNS, collect, write
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
@@ -193,7 +193,7 @@ def test_mistakes_are_told_in_a_line(argv, message):
 
 
 def test_a_run_with_neither_consensus_nor_attention_is_refused(trained, monkeypatch):
-    from stability.probes import spectra_of_layers
+    from stability.probes.layers import measuring as spectra_of_layers
 
     monkeypatch.setattr(spectra_of_layers, "is_attention", lambda mixer: False)
     with pytest.raises(ValueError, match="sa has neither consensus nor softmax-attention layers"):

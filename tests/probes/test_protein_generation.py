@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from stability.build import build_model
-from stability.data._protein_tables import LETTERS
+from stability.corpora.proteins.alphabets import LETTERS
 from stability.generate import main
 from stability.models.specials import BOS, EOS, MASK
 from stability.models.tracks import TrackInputs
-from stability.probes import samples as stored_samples
-from stability.probes.alpha_max import corpus_of
-from stability.probes.generation import equal_samples, generate, is_generated, missing_phases, num_steps
-from stability.probes.protein_source import ProteinSource
+from stability.probes.curvature.alpha_max import corpus_of
+from stability.probes.generation import samples as stored_samples
+from stability.probes.generation.generating import equal_samples, generate, is_generated, missing_phases, num_steps
+from stability.probes.generation.protein_source import ProteinSource
 from stability.runs.directory import read_json
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
-from stability.training.seeds import generator_for
+from stability.training.draws import generator_for
 from tests.probes.proteins import POSITIONS, ProteinLab, forget, generate_spec, sample
 
 

@@ -10,20 +10,20 @@ import pandas as pd
 import pytest
 import torch
 
-from stability.data._protein_batch import batch_of
-from stability.data._protein_tables import encode
+from stability.corpora.proteins.alphabets import encode
+from stability.corpora.proteins.batch import batch_of
 from stability.generate import main
 from stability.models.specials import MASK
 from stability.models.tracks import TrackInputs
 from stability.objectives.multitrack import MultitrackMaskedModel
-from stability.probes.alpha_max import corpus_of
-from stability.probes.generation import check_oracle, is_generated
-from stability.probes.kinds import kind_of
-from stability.probes.protein_oracle import load_protein_oracle
+from stability.probes.curvature.alpha_max import corpus_of
+from stability.probes.generation.generating import check_oracle, is_generated
+from stability.probes.generation.kinds import kind_of
+from stability.probes.generation.protein_oracle import load_protein_oracle
 from stability.runs.results import PROTEIN_GENERATION_COLUMNS, collect
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
-from stability.training.seeds import generator_for
+from stability.training.draws import generator_for
 from tests.conftest import Lab
 from tests.probes.proteins import ProteinLab, forget, generate_spec, sample
 
@@ -166,7 +166,7 @@ def test_a_model_s_own_held_out_proteins_cost_its_validation_nll(trained):
     lab, runs = trained
     run, _ = checkpoint.load(runs["run"].checkpoints()[-1])
     corpus = corpus_of(run, lab.cache)
-    from stability.probes.protein_source import ProteinSample
+    from stability.probes.generation.protein_source import ProteinSample
 
     chains = [chain.crop(0, run.model.positions - 2) for chain in corpus.chains("val")]
     spec = generate_spec(oracle=f"ckpt:{runs['run'].path}", num=len(chains), contexts="given", oracle_draws=200)
@@ -197,7 +197,7 @@ def test_words_of_other_data_are_not_shown_to_an_oracle(trained, monkeypatch):
     lab, runs = trained
     run, corpus = checkpoint.load(runs["words"].checkpoints()[-1])[0], lab.corpus
     others = replace(corpus, tables=replace(corpus.tables, domains=(*corpus.tables.domains, "PF00001")))
-    monkeypatch.setattr("stability.probes.protein_oracle.corpus_of", lambda *_: others)
+    monkeypatch.setattr("stability.probes.generation.protein_oracle.corpus_of", lambda *_: others)
     elsewhere = run.model_copy(update={"data_fingerprint": "elsewhere"})
     given = generate_spec(oracle=f"ckpt:{runs['judge'].path}", contexts="given")
     with pytest.raises(ValueError, match="numbers its domains otherwise than these samples' data, and contexts=given shows it theirs;\ntrain one on the same"):
@@ -264,7 +264,7 @@ def test_the_command_ends_with_exit_code_2_and_no_traceback(trained, entered):
 
 
 def test_whoever_only_asks_keeps_no_oracle_in_memory(trained):
-    from stability.probes.protein_oracle import _loaded
+    from stability.probes.generation.protein_oracle import _loaded
 
     lab, runs = trained
     run = lab.spec()

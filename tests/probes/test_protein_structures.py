@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from stability.data._protein_split import corpus_of
-from stability.data._protein_tables import ONE_TO_THREE, encode
+from stability.corpora.proteins.alphabets import ONE_TO_THREE, encode
+from stability.corpora.proteins.split import corpus_of
 from stability.generate import main
-from stability.probes import samples as stored_samples
+from stability.probes.generation import samples as stored_samples
 from stability.runs.directory import read_json
 from stability.structure.mmcif import atom_names
 from stability.structure.tokenizer import load_tokenizer

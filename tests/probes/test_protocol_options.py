@@ -8,15 +8,15 @@ import math
 import pandas as pd
 import pytest
 
-from analysis.load import load
-from analysis.protocol import undefined_states
+from analysis.study.load import load
+from analysis.study.protocol import undefined_states
 from stability import hessian
 from stability.models.backbone import Backbone
-from stability.probes.alpha_max import is_measured, measure, protocol_of
-from stability.probes.spectra_of_loss import missing_tables
+from stability.probes.curvature.alpha_max import is_measured, measure, protocol_of
+from stability.probes.curvature.spectra import missing_tables
+from stability.runs.parquet import read_metadata, write_parquet
 from stability.runs.results import PROTOCOL, collect, write
 from stability.runs.study import StudyFolder
-from stability.runs.tables import read_metadata, write_parquet
 
 from .test_alpha_max import SHORT, ByHand, measured
 
@@ -219,7 +219,7 @@ def test_a_study_is_measured_and_tabulated_by_one_command_that_resumes(lab, caps
 
 
 def test_gradient_true_reads_as_written_and_a_wrong_word_is_refused(lab):
-    from stability.command_line import read_spec
+    from stability.cli.compose import read_spec
 
     assert read_spec("hessian", ["ckpt=x", "gradient=true"], into="curvature").curvature.gradient == "true"
     assert read_spec("hessian", ["ckpt=x", "gradient=clipped"], into="curvature").curvature.gradient == "clipped"

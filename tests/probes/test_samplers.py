@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from stability.objectives._noise import Geometric, LogLinear
-from stability.probes.samplers import Draws, NonFinite, categorical, left_to_right, reverse_diffusion, step_probs, tempered, unmask, unmask_tracks
+from stability.probes.generation.samplers import Draws, NonFinite, categorical, left_to_right, reverse_diffusion, step_probs, tempered, unmask, unmask_tracks
 
 V, N = 3, 2
 MASK = V

@@ -11,14 +11,15 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from stability.config import CurvatureSpec, checked
+from stability.config.base import checked
+from stability.config.curvature import CurvatureSpec, SpectraSpec
+from stability.config.entries import HessianSpec
 from stability.curvature.critical import loss_along
 from stability.curvature.products import hvp
 from stability.curvature.spectrum import top_eigenvalue
-from stability.entry_specs import HessianSpec
-from stability.probes.alpha_max import Probe, corpus_of, is_measured, measure, measure_checkpoint
-from stability.probes.spectra_of_loss import READS, missing_tables
-from stability.protocol import SpectraSpec
+from stability.probes.curvature.alpha_max import Probe, corpus_of, is_measured, measure, measure_checkpoint
+from stability.probes.curvature.spectra import READS, missing_tables
+from stability.runs.parquet import read_metadata, write_parquet
 from stability.runs.results import (
     COLLECTED_CURVATURE_COLUMNS,
     CURVATURE_COLUMNS,
@@ -29,7 +30,6 @@ from stability.runs.results import (
     step_tables,
     write,
 )
-from stability.runs.tables import read_metadata, write_parquet
 from stability.training import checkpoint
 
 EVERYTHING = ("alpha_max", "critical_lr", *SPECTRA)

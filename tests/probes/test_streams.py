@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from stability.probe import main
-from stability.probes.spectra_of_layers import held_out
-from stability.probes.streams import QUANTILES, connections, stream_statistics
+from stability.probes.layers.measuring import held_out
+from stability.probes.layers.streams import QUANTILES, connections, stream_statistics
 from stability.runs.results import PROBE_COLUMNS
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stability.curvature import step_direction, step_without_decay
-from stability.probes.descent import Descent
+from stability.probes.curvature.descent import Descent
 
 from .test_descent import PROTOCOL, adam, examples, first_step, gradient, loss
 

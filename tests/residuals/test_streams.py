@@ -10,8 +10,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from stability.config import settings_of
-from stability.parts import Part, some_parts
+from stability.config.parts import Part, settings_of, some_parts
 from stability.residuals import build
 from stability.residuals._permutations import permutation_matrices, permutations
 from stability.residuals._sinkhorn import sinkhorn

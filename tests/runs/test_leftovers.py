@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 
-from stability.config import part
-from stability.data._cache import prepare
+from stability.config.parts import part
+from stability.corpora.cache import prepare
 from stability.runs.directory import RunDirectory
 from stability.runs.leftovers import ABANDONED_S, leftovers, remove_abandoned, temporary
 from stability.runs.processes import machine

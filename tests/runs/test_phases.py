@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 
 from stability import hessian
-from stability.config import CurvatureSpec
-from stability.probes.alpha_max import is_measured, measure, missing_phases
+from stability.config.curvature import CurvatureSpec
+from stability.probes.curvature.alpha_max import is_measured, measure, missing_phases
 from stability.runs.directory import RunDirectory, checkpoint_name, write_json
+from stability.runs.parquet import write_parquet
 from stability.runs.phases import phases
 from stability.runs.results import CURVATURE_COLUMNS, collect, read_steps
 from stability.runs.study import StudyFolder
-from stability.runs.tables import write_parquet
 
 ALL = CurvatureSpec(phase="all", state=("checkpoint",), warmup_batches=1, warmup_steps=1, recorded_steps=2)
 SPEC: dict[str, Any] = {

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from stability.runs.published import Published
 from stability.runs.study import StudyFolder
+from stability.runs.up_to_date import Published
 from tests.sweeps import fakes
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from stability.config import CurvatureSpec
-from stability.probes.alpha_max import measure
-from stability.runs import tables
+from stability.config.curvature import CurvatureSpec
+from stability.probes.curvature.alpha_max import measure
+from stability.runs import parquet as tables
 from stability.runs.directory import read_json, read_jsonl
+from stability.runs.parquet import read_curves, read_metadata
 from stability.runs.results import COLLECTED_CURVATURE_COLUMNS, CURVES_COLUMNS, GENERATION_COLUMNS, RUNS_COLUMNS, collect, write
 from stability.runs.study import StudyFolder
-from stability.runs.tables import read_curves, read_metadata
 
 EQUAL = {"check_exact": True}
 CURVATURE = CurvatureSpec(warmup_batches=2, warmup_steps=1, recorded_steps=3)

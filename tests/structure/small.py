@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from stability.data._protein_chain import ProteinChain
-from stability.data._protein_tables import NO_SS, NUM_ATOMS, decode, encode
+from stability.config.base import checked
+from stability.config.identity import tokenizer_id
+from stability.config.tokenizer import TokenizerRunSpec
+from stability.corpora.proteins.alphabets import NO_SS, NUM_ATOMS, decode, encode
+from stability.corpora.proteins.chain import ProteinChain
 from stability.runs.directory import RunDirectory
 from stability.structure.mmcif import atom_names
 from stability.structure.tokenizer import directory_of
 from stability.structure.training import train_tokenizer
-from stability.tokenizer_spec import TokenizerRunSpec, tokenizer_id
-from stability.validation import checked
 
 
 def chain(seed: int, num: int) -> ProteinChain:

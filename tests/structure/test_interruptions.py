@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from safetensors.torch import load_file
 
+from stability.config.identity import tokenizer_id
 from stability.runs.directory import INTERRUPTED
 from stability.runs.lock import LostLock
 from stability.structure import training
 from stability.structure.tokenizer import directory_of, load_tokenizer
 from stability.structure.training import train_tokenizer
-from stability.tokenizer_spec import tokenizer_id
 from stability.training import checkpoint
 from tests.structure.small import chain, chains, spec, train
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from stability.data._protein_tables import decode
+from stability.corpora.proteins.alphabets import decode
 from stability.structure.crops import first_parts, padded
 from stability.structure.measure import is_measured, mean_backbone, measure, same_tokens
 from stability.structure.mmcif import atom_names, mmcif

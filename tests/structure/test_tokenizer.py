@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from stability.data._protein_tables import VOCAB_SIZE
+from stability.corpora.proteins.alphabets import VOCAB_SIZE
 from stability.structure.crops import first_parts, padded, random_crops
 from stability.structure.kabsch import aligned_squared_error
 from stability.structure.tokenizer import PADDING, build_tokenizer

@@ -10,17 +10,21 @@ import pytest
 import torch
 
 from stability.build import build_objective
-from stability.config import CurvatureSpec, RunSpec, checked, part, run_id
-from stability.data._cache import load
-from stability.data._protein_corpus import ProteinCorpus
-from stability.data._protein_split import corpus_of
-from stability.probes.alpha_max import measure
+from stability.config.base import checked
+from stability.config.curvature import CurvatureSpec
+from stability.config.identity import run_id
+from stability.config.parts import part
+from stability.config.run import RunSpec
+from stability.corpora.cache import load
+from stability.corpora.proteins.corpus import ProteinCorpus
+from stability.corpora.proteins.split import corpus_of
+from stability.probes.curvature.alpha_max import measure
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.structure.tokenizer import load_tokenizer
 from stability.structure.tokens import as_read
+from stability.training.draws import training_examples
 from stability.training.evaluate import Validation
-from stability.training.examples import training_examples
-from stability.training.loop import train
+from stability.training.run import train
 from tests.conftest import TINY
 from tests.structure.small import chain, spec
 from tests.structure.small import train as train_tokenizer

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from stability.config.identity import tokenizer_id
 from stability.structure.tokenizer import directory_of, load_tokenizer
 from stability.structure.training import TokenizerTrainer
-from stability.tokenizer_spec import tokenizer_id
 from tests.structure.small import chains, spec, train
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stability.command_line import read_spec
-from stability.config import SweepSpec, run_id
-from stability.data._cache import prepare
+from stability.cli.compose import read_spec
+from stability.config.identity import run_id
+from stability.config.sweep import SweepSpec
+from stability.corpora.cache import prepare
 from sweeps.trial import Trial
 
 TINY = """

@@ -7,10 +7,10 @@ import signal
 
 from rich.console import Console
 
-from stability.command_line import read_spec
-from stability.config import run_id
+from stability.cli.compose import read_spec
+from stability.config.identity import run_id
 from stability.runs.study import StudyFolder
-from sweeps.rounds import run_rounds, search_of
+from sweeps.search.rounds import run_rounds, search_of
 from sweeps.trial import Trial
 from tests.sweeps import fakes
 from tests.sweeps.real import TINY

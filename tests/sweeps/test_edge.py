@@ -1,12 +1,12 @@
-"""`sweeps.edge` against curves whose best rate and edges are known."""
+"""`sweeps.search.edge` against curves whose best rate and edges are known."""
 
 import math
 import random
 
 import pytest
 
-from stability.learning_rates import EdgeSettings, LearningRates
-from sweeps.edge import Curve, Outcome, most_rates
+from stability.config.rates import EdgeSettings, LearningRates
+from sweeps.search.edge import Curve, Outcome, most_rates
 
 SETTINGS = EdgeSettings()
 GRID = LearningRates(low=3e-4, high=1e-1, num=9).rates()

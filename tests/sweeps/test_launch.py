@@ -7,8 +7,9 @@ import signal
 import pytest
 from rich.console import Console
 
-from stability.runs import log
-from sweeps import launch, slurm_launcher
+from stability.runs import wandb_sink
+from sweeps import launch
+from sweeps.launchers.slurm import launcher as slurm_launcher
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep
 
@@ -105,14 +106,14 @@ def test_a_run_that_is_listed_twice_is_trained_once(tmp_path):
 
 def test_wandb_is_asked_for_once_and_every_trial_carries_the_answer(tmp_path, monkeypatch):
     asked, seen = [], []
-    monkeypatch.setattr(log, "probe_wandb", lambda: asked.append(1) or ("offline", "W&B: offline"))
+    monkeypatch.setattr(wandb_sink, "probe_wandb", lambda: asked.append(1) or ("offline", "W&B: offline"))
     sweep = Sweep(tmp_path, "logger=wandb", "name=my-study")
 
     def run(trial):
         seen.append(trial.wandb)
         yield from fakes.run_fake(trial)
         if trial.spec["seed"]:
-            log.wandb_failure_file(trial.directory).write_text("CommError: planted\n")
+            wandb_sink.wandb_failure_file(trial.directory).write_text("CommError: planted\n")
 
     sweep.run(run)
     assert sweep.printed.endswith("W&B failed in 3 of 4 runs, their numbers are in metrics.jsonl: CommError: planted\n")

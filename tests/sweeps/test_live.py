@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from analysis import spread
-from sweeps.board import duration
-from sweeps.live import LiveView
+from analysis import words
+from sweeps.view.board import duration
+from sweeps.view.live import LiveView
 from tests.sweeps import fakes
 
 
@@ -137,7 +137,7 @@ def test_a_log_hears_of_the_whole_when_another_twentieth_has_ended(tmp_path):
 
 
 def test_a_log_hears_of_the_whole_when_a_minute_has_passed(tmp_path, monkeypatch):
-    monkeypatch.setattr("sweeps.board.PROGRESS_S", 0.0)
+    monkeypatch.setattr("sweeps.view.board.PROGRESS_S", 0.0)
     trial, console = fakes.make_trial(tmp_path, steps=9), plain_console()
     with LiveView([trial], console=console) as view:
         running(trial)
@@ -160,7 +160,7 @@ def test_what_opens_the_table_goes_when_a_trial_runs(tmp_path):
 
 
 def test_the_table_refreshes_by_itself_while_the_launcher_is_busy(tmp_path, monkeypatch):
-    monkeypatch.setattr("sweeps.live.POLL_S", 0.01)
+    monkeypatch.setattr("sweeps.view.live.POLL_S", 0.01)
     trial, console = fakes.make_trial(tmp_path), terminal(20)
     with LiveView([trial], console=console) as view:
         running(trial)
@@ -197,7 +197,7 @@ def test_the_terminal_is_given_back_after_an_error(tmp_path):
 
 def test_a_report_tells_durations_in_the_same_words():
     """Of `analysis`, which imports nothing of ours."""
-    assert all(duration(seconds) == spread.duration(seconds) for seconds in np.geomspace(0.1, 1e6, 400))
+    assert all(duration(seconds) == words.duration(seconds) for seconds in np.geomspace(0.1, 1e6, 400))
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 00 s"), (252, "4 min 12 s"), (7500, "2 h 05 min")])

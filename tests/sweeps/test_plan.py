@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from stability.config import CurvatureSpec
-from stability.data._cache import prepare
+from stability.config.curvature import CurvatureSpec
+from stability.corpora.cache import prepare
 from sweeps import plan
 from sweeps.plan import PRODUCT, RECORDED_STEP, Timing, curvature_steps, left_of
 from tests.sweeps import fakes

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from stability.runs.lock import RunLock
-from sweeps.board import left_text
 from sweeps.progress import TAIL_BYTES, Progress, tail, variants
 from sweeps.trial import several_of
+from sweeps.view.board import left_text
 from tests.sweeps import fakes
 
 

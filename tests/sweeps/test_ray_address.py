@@ -8,7 +8,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from sweeps import launch, ray_address
+from sweeps import launch
+from sweeps.launchers.ray import address as ray_address
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep
 from tests.sweeps.searching import Sweep

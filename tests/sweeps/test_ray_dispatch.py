@@ -8,10 +8,11 @@ import types
 
 import pytest
 
-from sweeps import ray_dispatch, shared_folder
 from sweeps.interrupt import Interrupt
-from sweeps.ray_dispatch import Dispatch
-from sweeps.ray_workers import Held, Share
+from sweeps.launchers.ray import dispatch as ray_dispatch
+from sweeps.launchers.ray import shared_folder
+from sweeps.launchers.ray.dispatch import Dispatch
+from sweeps.launchers.ray.workers import Held, Share
 from tests.sweeps import fakes
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from stability.command_line import read_spec
+from stability.cli.compose import read_spec
 from stability.runs.study import StudyFolder
 from stability.sweep import _begin_ray
-from sweeps import ray_head, ray_launcher
 from sweeps.interrupt import Interrupt
+from sweeps.launchers.ray import head as ray_head
+from sweeps.launchers.ray import launcher as ray_launcher
 from sweeps.reaper import session
 from tests.sweeps import fakes
 

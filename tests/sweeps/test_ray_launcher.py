@@ -22,8 +22,10 @@ from torch.func import functional_call
 
 from stability.curvature import AlphaMaxMonitor, parallel_directional
 from sweeps import launch as launching
-from sweeps import ray_address, ray_launcher, serial_launcher
 from sweeps.interrupt import Interrupt
+from sweeps.launchers import serial as serial_launcher
+from sweeps.launchers.ray import address as ray_address
+from sweeps.launchers.ray import launcher as ray_launcher
 from sweeps.trial import run_trial
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from stability.runs.processes import Process, started
-from sweeps.ray_workers import Worker
+from sweeps.launchers.ray.workers import Worker
 from tests.sweeps import fakes
 
 ROOT = Path(__file__).resolve().parents[2]

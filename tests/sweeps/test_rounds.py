@@ -5,13 +5,13 @@ import math
 
 import pytest
 
-from stability.command_line import read_spec
-from stability.config import run_id
-from stability.search_space import Dimension, HalvingSpec, SearchSpec
+from stability.cli.compose import read_spec
+from stability.config.identity import run_id
+from stability.config.search import Dimension, HalvingSpec, SearchSpec
 from sweeps import launch
-from sweeps.edge import most_rates
-from sweeps.optuna_search import OptunaSearch, propose
-from sweeps.rounds import search_of
+from sweeps.search.edge import most_rates
+from sweeps.search.optuna import OptunaSearch, propose
+from sweeps.search.rounds import search_of
 from tests.sweeps.searching import EDGES, Sweep, cut_at
 
 
@@ -34,7 +34,7 @@ def test_the_edge_of_every_curve_is_found_with_all_seeds_and_nothing_is_trained_
 
 def test_wandb_s_server_is_looked_for_once_in_all_rounds_and_not_where_nothing_is_trained(tmp_path, monkeypatch):
     asked, seen = [], []
-    monkeypatch.setattr("stability.runs.log.probe_wandb", lambda: asked.append(1) or ("offline", "W&B: offline"))
+    monkeypatch.setattr("stability.runs.wandb_sink.probe_wandb", lambda: asked.append(1) or ("offline", "W&B: offline"))
     sweep = Sweep(tmp_path, "lr=edge", "logger=wandb")
 
     def train(trial):

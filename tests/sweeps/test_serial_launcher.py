@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from sweeps import serial_launcher
 from sweeps.interrupt import Interrupt
+from sweeps.launchers import serial as serial_launcher
 from tests.sweeps import fakes
 
 

@@ -15,11 +15,12 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from stability.command_line import locked
+from stability.cli.subjects import locked
 from stability.runs import lock as lock_module
 from stability.runs.lock import Owner, RunLock
 from stability.runs.processes import Process
-from sweeps import launch, shared_runs
+from sweeps import launch
+from sweeps.launchers.ray import shared_runs
 from sweeps.trial import mark_failed, run_trial
 from tests.sweeps import fakes
 

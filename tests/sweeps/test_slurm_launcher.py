@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stability.launcher_specs import SlurmSpec
-from sweeps import slurm_jobs, slurm_launcher
+from stability.config.launchers import SlurmSpec
 from sweeps.interrupt import Interrupt
+from sweeps.launchers.slurm import jobs as slurm_jobs
+from sweeps.launchers.slurm import launcher as slurm_launcher
 from tests.sweeps import fakes
 
 LOCAL = SlurmSpec(executor="local", max_parallel=2, cpus=1)

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from stability.runs import log
+from stability.runs import wandb_sink
 from stability.runs.directory import RunDirectory
-from stability.runs.log import RunLog, WandbSink, probe_wandb, wandb_failure_file
+from stability.runs.log import RunLog
+from stability.runs.wandb_sink import WandbSink, probe_wandb, wandb_failure_file
 
 KEY = "0123456789" * 4
 
@@ -31,7 +32,7 @@ def no_account(tmp_path, monkeypatch):
 
 def probe(environment):
     """`probe_wandb` in a process of its own, since W&B reads its settings once."""
-    script = "from stability.runs.log import probe_wandb; print(*probe_wandb(1.0), sep='|')"
+    script = "from stability.runs.wandb_sink import probe_wandb; print(*probe_wandb(1.0), sep='|')"
     root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": root, **environment}
     printed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
@@ -62,7 +63,7 @@ def test_online_needs_a_server_that_takes_a_connection():
 def test_a_name_that_is_slow_to_resolve_holds_nobody_up(monkeypatch):
     resolved = threading.Event()
     monkeypatch.setattr(socket, "create_connection", lambda *_, **__: resolved.wait() and socket.socket())
-    assert not log._reachable("https://example.invalid", 0.2)  # waiting for the name would never end
+    assert not wandb_sink._reachable("https://example.invalid", 0.2)  # waiting for the name would never end
     resolved.set()
 
 
@@ -70,7 +71,7 @@ def test_the_proxy_is_asked_where_there_is_one(monkeypatch):
     asked = []
     monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
     monkeypatch.setattr(socket, "create_connection", lambda address, timeout: asked.append(address) or socket.socket())
-    assert log._reachable("https://example.invalid", 1.0)
+    assert wandb_sink._reachable("https://example.invalid", 1.0)
     assert asked == [("proxy.example", 3128)]
 
 
@@ -148,7 +149,7 @@ def broken_init(fails_at, calls):
 )
 def test_whatever_wandb_raises_is_said_once_and_the_run_goes_on(tmp_path, monkeypatch, capsys, fails_at, calls):
     seen = []
-    monkeypatch.setattr(log, "_init_wandb", broken_init(fails_at, seen))
+    monkeypatch.setattr(wandb_sink, "_init_wandb", broken_init(fails_at, seen))
     directory = RunDirectory(tmp_path, "0123456789ab")
     write_run(directory, [1, 2], mode="online")
     assert seen == calls
@@ -161,7 +162,7 @@ def test_whatever_wandb_raises_is_said_once_and_the_run_goes_on(tmp_path, monkey
 
 def test_after_one_timeout_the_trials_that_follow_in_the_process_stay_offline(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(log, "_init_wandb", broken_init("online", seen))
+    monkeypatch.setattr(wandb_sink, "_init_wandb", broken_init("online", seen))
     for index in range(3):
         write_run(RunDirectory(tmp_path, f"{index:012x}"), [], mode="online")
     assert [mode for mode in seen if mode != "finish"] == ["online", "offline", "offline", "offline"]

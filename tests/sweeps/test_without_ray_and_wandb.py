@@ -15,7 +15,7 @@ class Refuse:
             raise ImportError(f"{name} is not here")
 
 sys.meta_path.insert(0, Refuse())
-from stability.command_line import run_entry
+from stability.cli.entry import run_entry
 from tests.sweeps.real import make_sweep
 from sweeps.launch import run
 from pathlib import Path
@@ -25,7 +25,7 @@ outcome = run(spec, trials)
 assert outcome.num_trained == 4 and not outcome.failures, outcome
 found = {name.partition(".")[0] for name in sys.modules} & {"ray", "wandb", "optuna"}
 assert not found, found
-from sweeps import ray_launcher
+from sweeps.launchers.ray import launcher
 spec, trials = make_sweep(Path(sys.argv[1]), "launcher=ray", pool="other")
 try:
     run(spec, trials)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from stability.build import build_model, build_objective, build_optimizer
-from stability.data._cache import load
+from stability.corpora.cache import load
 from stability.runs.directory import read_jsonl
-from stability.training.examples import training_examples
+from stability.training import run
+from stability.training.draws import training_examples
 
 
 def rows(directory):
@@ -55,7 +56,7 @@ def test_they_change_nothing_of_the_run_they_watch(lab):
 
 
 def test_what_is_not_finite_is_null(lab, monkeypatch):
-    from stability.training import loop
+    from stability.training import trainer as loop
 
     real = loop.Trainer._backward
 
@@ -75,7 +76,6 @@ def test_what_is_not_finite_is_null(lab, monkeypatch):
 
 def test_weights_and_biases_gets_them_under_the_block_s_name_at_their_step(lab, monkeypatch):
     from stability.runs import log
-    from stability.training import loop
 
     sent = []
 
@@ -91,7 +91,7 @@ def test_weights_and_biases_gets_them_under_the_block_s_name_at_their_step(lab, 
 
     monkeypatch.setattr(log, "WandbSink", Sink)
     spec = lab.spec(steps=6, log={"gradients": 3}, guards={"on_nonfinite": "skip_step", "retries": 1})
-    list(loop.train(spec, lab.directory(spec), cache_dir=lab.cache, device="cpu", wandb={"mode": "offline"}))
+    list(run.train(spec, lab.directory(spec), cache_dir=lab.cache, device="cpu", wandb={"mode": "offline"}))
     assert [row["step"] for row in sent] == [0, 1, 2, 3, 3, 4, 5, 6, 6], "W&B takes no step that lies behind"
     (row,) = [row for row in rows(lab.directory(spec)) if row["step"] == 3 and row["block"] == "blocks.1.ffn"]
     (logged,) = [row for row in sent if row["step"] == 3 and "loss" not in row]

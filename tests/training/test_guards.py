@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from stability.build import build_model, build_objective, build_optimizer
-from stability.data._cache import load
+from stability.corpora.cache import load
 from stability.runs.directory import RunDirectory, read_jsonl
-from stability.training import checkpoint, loop
-from stability.training.examples import training_examples
+from stability.training import checkpoint, run
+from stability.training import trainer as loop
+from stability.training.draws import training_examples
 
 NAN = float("nan")
 SKIP = {"on_nonfinite": "skip_step", "retries": 9}
@@ -179,14 +180,14 @@ def test_a_guarded_run_interrupted_or_killed_resumes_bit_for_bit(lab, poison, gu
     spec = lab.spec(guards=guards, checkpoint=kept, log={"gradients": 2}, lr_peak=1e-2)
     directory = lab.directory(spec)
     killed = []
-    for number, _ in enumerate(loop.train(spec, directory, cache_dir=lab.cache, device="cpu"), 1):
+    for number, _ in enumerate(run.train(spec, directory, cache_dir=lab.cache, device="cpu"), 1):
         if number in killed_at:
             killed.append(shutil.copytree(directory.path, tmp_path / f"killed_{number}" / directory.run_id))
     whole = everything(directory)
     assert whole["result"]["skipped_steps"] + whole["result"]["restores"] == 3
     for path in killed:
         copy = RunDirectory.at(path)
-        list(loop.train(spec, copy, cache_dir=lab.cache, device="cpu"))
+        list(run.train(spec, copy, cache_dir=lab.cache, device="cpu"))
         assert everything(copy) == whole, path
     for stop_at in left_at:
         shutil.rmtree(directory.path)

@@ -79,7 +79,7 @@ def test_a_whole_checkpoint_stands_at_every_moment_after_the_first(lab, monkeypa
 
 
 def test_a_diverged_run_keeps_its_newest_rolling_checkpoints(lab, monkeypatch):
-    from stability.training import loop
+    from stability.training import trainer as loop
 
     update = loop.Trainer.update
     monkeypatch.setattr(loop.Trainer, "update", lambda self, step: {**update(self, step), **({"loss": float("nan")} if step == 12 else {})})

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from stability.runs.directory import read_jsonl
-from stability.training import checkpoint, loop
+from stability.training import checkpoint, run
+from stability.training import trainer as loop
 
 
 def final_weights(directory):
@@ -71,7 +72,7 @@ def test_a_finished_run_is_not_trained_again(lab):
     spec = lab.spec()
     directory = lab.train(spec)
     before = directory.metrics_file.stat().st_mtime_ns
-    assert list(loop.train(spec, directory, cache_dir=lab.cache)) == []
+    assert list(run.train(spec, directory, cache_dir=lab.cache)) == []
     assert directory.metrics_file.stat().st_mtime_ns == before
 
 
@@ -126,7 +127,7 @@ def test_the_first_batch_depends_on_the_seed_and_on_nothing_that_ran_before(lab)
 
 
 def test_validation_is_the_same_for_every_mechanism_and_seed(lab):
-    from stability.data._cache import load
+    from stability.corpora.cache import load
     from stability.training.evaluate import Validation
 
     chunks = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stability.config import run_id
-from stability.data._cache import load
+from stability.config.identity import run_id
+from stability.corpora.cache import load
 from stability.runs.directory import RunDirectory, read_jsonl
-from stability.training.loop import Trainer
+from stability.training.trainer import Trainer
 
 MASKED = {"name": "mlm", "mask_rate": "sqrt"}
 

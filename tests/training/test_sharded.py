@@ -13,12 +13,14 @@ import torch
 
 from stability import registry
 from stability.build import build_model, build_objective, build_optimizer
-from stability.command_line import read_spec
-from stability.data._cache import load
+from stability.cli.compose import read_spec
+from stability.corpora.cache import load
 from stability.runs.directory import RunDirectory, read_jsonl
-from stability.training import checkpoint, loop
-from stability.training.examples import training_examples
-from stability.training.sharded import Shards
+from stability.training import checkpoint
+from stability.training import trainer as loop
+from stability.training.devices.sharded import Shards
+from stability.training.draws import training_examples
+from stability.training.run import train
 from sweeps.trial import Trial, run_trial
 from tests.conftest import Lab
 
@@ -31,7 +33,7 @@ LUCK = 5
 def run(lab, spec, folder, *, shards=0, steps=None):
     """To the end, or left after ``steps`` steps as an interrupted launcher does."""
     directory = RunDirectory(folder, lab.directory(spec).run_id)
-    generator = loop.train(spec, directory, cache_dir=lab.cache, device="cpu", devices=shards or 1, shard=bool(shards))
+    generator = train(spec, directory, cache_dir=lab.cache, device="cpu", devices=shards or 1, shard=bool(shards))
     for number, _ in enumerate(generator, 1):
         if number == steps:
             generator.close()
@@ -221,7 +223,7 @@ def test_a_device_that_cannot_begin_says_why(lab, tmp_path):
 def test_signals_to_all_processes_leave_a_run_that_goes_on(lab, tmp_path):
     """A terminal's Ctrl-C, a batch system's SIGTERM: the run's own process ends the step and closes, for which it needs its helpers."""
     spec = lab.spec()
-    generator = loop.train(spec, lab.directory(spec), cache_dir=lab.cache, device="cpu", devices=2, shard=True)
+    generator = train(spec, lab.directory(spec), cache_dir=lab.cache, device="cpu", devices=2, shard=True)
     next(generator)
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(helpers()[0], number)

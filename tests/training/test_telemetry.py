@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stability.runs.directory import read_jsonl
-from stability.training import loop
+from stability.training import trainer as loop
 from stability.training.telemetry import EVERY_S, Telemetry
 
 CUDA = torch.device("cuda", 0)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from stability.config import settings_of
+from stability.config.parts import settings_of
 from stability.registry import Registry
 from stability.training.evaluate import Validation
 

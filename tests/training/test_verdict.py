@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from stability.config import ScheduleSpec, VerdictSpec
+from stability.config.training import ScheduleSpec, VerdictSpec
 from stability.training.schedule import lr_factor
 from stability.training.verdict import SpikeWatch, judge
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stability.config import Part, Settings, part
+from stability.config import Settings
+from stability.config.parts import Part, part
 from stability.mechanisms.mix import Mix
 
 

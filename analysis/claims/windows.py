@@ -1,0 +1,184 @@
+"""The paper's claims on learning rates and NLL (papers/000, section 5.1): sc's stable window is wider than sa's and than sw's, mix reaches sa's best NLL, and
+its window is wider than sa's; on the validation NLL and, where samples were scored, on the generative one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from analysis.claims.claim import Claim
+from analysis.claims.words import bounds, interval_text, sentence, too_few, weight, would_tell
+from analysis.drawing.tables import width_text
+from analysis.numbers.comparison import Bests, Comparison, Lost, compare_bests, compare_windows, diverged_everywhere
+from analysis.numbers.learning import Learned
+from analysis.numbers.windows import GENERATIVE, VALIDATION, SeriesWindows, Window, windows
+from analysis.study.load import Study
+from analysis.words import listed, plural
+
+# Which window is wider than which, by the paper.
+WIDER = (("window", "sc", "sa"), ("window sw", "sc", "sw"), ("mix window", "mix", "sa"))
+# Best NLLs count as equal within this share of sa's: the largest gap that the paper calls mirrored is 1.2 % (Table 4, structure: 3.754 against 3.711).
+MARGIN = 0.015
+WORDS = {VALIDATION: "", GENERATIVE: " on the generative NLL"}
+KIND = {VALIDATION: "validation NLL", GENERATIVE: "generative NLL"}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One mechanism of one setting: its windows, what it learned, and why that is too little to speak about ("" where it is not)."""
+
+    mechanism: str
+    series: str
+    found: SeriesWindows
+    learned: Learned
+    shortfall: str
+    only_diverged: bool = False  # every run of it did, none is missing
+
+    @property
+    def trained(self) -> bool:
+        return not self.shortfall
+
+
+def window_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
+    """Of every two mechanisms that both learned, and of both NLLs as far as the study has them."""
+    claims = []
+    for column in (VALIDATION, GENERATIVE) if scored_by_one(study) else (VALIDATION,):
+        found = {name: side.found for name, side in sides.items()} if column == VALIDATION else _generative(study, sides)
+        trained = {name for name, side in sides.items() if side.trained}
+        claims += [_window_claim(study, (subject, wide, narrow), found, column) for subject, wide, narrow in WIDER if {wide, narrow} <= trained]
+        claims += [_best_claim(study, sides["mix"], sides["sa"], column)] if {"mix", "sa"} <= trained else []
+    return claims
+
+
+def scored_by_one(study: Study) -> bool:
+    """Whether there are generative NLLs, all by one oracle: those of several make no common line."""
+    scored = study.runs[study.runs["gen_nll"].notna()]
+    return scored["gen_oracle"].nunique() == 1
+
+
+def _generative(study: Study, sides: dict[str, Side]) -> dict[str, SeriesWindows]:
+    found = windows(study, column=GENERATIVE)
+    return {name: found[side.series] for name, side in sides.items()}
+
+
+def wider(wide: str, narrow: str) -> str:
+    """``"the paper's claim, a wider stable window of sc than of sa,"``."""
+    return f"the paper's claim, a wider stable window of {wide} than of {narrow},"
+
+
+def _window_claim(study: Study, claimed: tuple[str, str, str], found: dict[str, SeriesWindows], column: str) -> Claim:
+    subject, wide, narrow = claimed
+    first, second = found[wide], found[narrow]
+    lost = diverged_everywhere(study, first.series, column), diverged_everywhere(study, second.series, column)
+    result, numbers = compare_windows(first, second, lost), _widths((wide, first), (narrow, second))
+    numbers += _only_one_diverged((wide, first, lost[0]), (narrow, second, lost[1]))
+    statement = f"{wide}'s stable window is wider than {narrow}'s ({KIND[column]})"
+    known = {"statement": statement, "n": result.n, "effect": _effect((wide, first), (narrow, second))}
+    known |= {"interval": interval_text(result.interval, result.n, "decades")}
+    subject += "" if column == VALIDATION else " generative"
+    if result.n < 2 or first.median is None or second.median is None:
+        return Claim(subject, "no claim", f"{too_few(result.n)} on {wider(wide, narrow)}{WORDS[column]} is made; {numbers}.", **known)
+    if result.n >= 3:
+        numbers += f"; 95 % interval of the paired difference {bounds(result.interval)} decades"
+    if result.direction == 0:
+        text = f"Whether {wide}'s stable window{WORDS[column]} is wider than {narrow}'s stays undecided: {result.why_undecided} ({numbers})."
+        return Claim(subject, "undecided", text + would_tell(result.differences), **known)
+    relation, verdict, stance = ("wider", "holds", "as") if result.direction > 0 else ("narrower", "contradicted", "unlike what")
+    text = (
+        f"{weight(result.n)} that {wide}'s stable window{WORDS[column]} is {relation} than {narrow}'s{within(result)}, {stance} the paper claims ({numbers})."
+    )
+    return Claim(subject, verdict, text + _open_note(result, (wide, first), (narrow, second)), **known)
+
+
+def _best_claim(study: Study, mix: Side, sa: Side, column: str) -> Claim:
+    """Equality is shown where the whole interval lies within the margin (two one-sided tests), not where a difference could not be shown."""
+    subject = "mix best NLL" + ("" if column == VALIDATION else " generative")
+    statement = f"mix reaches sa's best {KIND[column]} (within {100 * MARGIN:g} %)"
+    bests = compare_bests(study, mix.series, sa.series, column)
+    if bests is None or bests.result.n < 2:
+        n = 0 if bests is None else bests.result.n
+        numbers = "" if bests is None else f"; measured: {_best_words(bests)}{_lost(bests)}"
+        return Claim(subject, "no claim", f"{too_few(n)} on whether mix reaches sa's best {KIND[column]} is made{numbers}.", statement, n)
+    low, high = (100 * bound for bound in bests.result.interval)
+    limit, n, effect = 100 * MARGIN, bests.result.n, _best_words(bests)
+    known = {"statement": statement, "n": n, "effect": effect, "interval": interval_text((low, high), n, "%")}
+    numbers = f"medians: {effect}; paired difference {known['interval']}, margin {limit:g} %{_lost(bests)}"
+    if low > limit:
+        return Claim(subject, "contradicted", f"{weight(n)} that mix stays behind sa's best {KIND[column]}, unlike what the paper claims ({numbers}).", **known)
+    if high < limit:
+        how = (
+            "reaches sa's"
+            if low > -limit
+            else "reaches sa's, and may well lie below it"
+            if high > -limit
+            else "lies below sa's by more than the margin, so reaches it:"
+        )
+        return Claim(subject, "holds", f"{weight(n)} that mix's best {KIND[column]} {how}, as the paper claims ({numbers}).", **known)
+    text = f"Whether mix reaches sa's best {KIND[column]} cannot be told: the paired differences do not lie within the margin as a whole ({numbers})."
+    return Claim(subject, "undecided", text + would_tell([100 * each for each in bests.differences], limit), **known)
+
+
+def _best_words(bests: Bests) -> str:
+    return ", ".join(f"{name} {f'{nll:.3f}' if math.isfinite(nll) else '∞'}" for name, nll in (("mix", bests.first), ("sa", bests.second)))
+
+
+def _lost(bests: Bests) -> str:
+    """In how many seeds a series diverged at every rate, its best NLL counting as infinitely bad; "" where in none."""
+    told = [
+        f"{name} diverged at every rate in {count} of {plural(bests.result.n, 'seed')}" for name, count in zip(("mix", "sa"), bests.lost, strict=True) if count
+    ]
+    return "".join(f"; {each}" for each in told)
+
+
+def _effect(*named: tuple[str, SeriesWindows]) -> str:
+    return ", ".join(f"{name} {width_text(found.median)}" for name, found in named if found.median is not None) + " decades"
+
+
+def _widths(*named: tuple[str, SeriesWindows]) -> str:
+    """``measured: sc 1.32 decades, single seeds 1.25–1.40; sa …``: of the median line's window, and the range of the seeds'."""
+    parts = []
+    for name, found in named:
+        widths = found.seed_widths
+        spread = f", single seeds {min(widths):.2f}–{max(widths):.2f}" if len(widths) > 1 else ""
+        parts.append(f"{name} no window" if found.median is None else f"{name} {width_text(found.median).replace('≥', 'at least')} decades{spread}")
+    return f"measured: {'; '.join(parts)}"
+
+
+def _only_one_diverged(*named: tuple[str, SeriesWindows, Lost]) -> str:
+    """In how many seeds the one diverged at a rate within the other's window, or at every rate; "" where in none."""
+    told, seeds = "", sorted(named[0][1].by_seed.keys() & named[1][1].by_seed.keys())
+    for (name, found, lost), (other, others, _) in (named, named[::-1]):
+        inside = sum(_breaks_within(found.by_seed[seed], others.by_seed[seed]) for seed in seeds)
+        told += f"; {name} diverged at a rate inside {other}'s window in {inside} of {plural(len(seeds), 'seed')}" if inside else ""
+        told += f"; {name} diverged at every rate in {len(lost)} of {plural(len(seeds), 'seed')}, a window of width 0" if lost else ""
+    return told
+
+
+def _breaks_within(one: Window | None, other: Window | None) -> bool:
+    """Whether an edge of the one lies next to a divergence at a rate that the other's window holds."""
+    edges = [edge for edge in (one.low, one.high) if edge.kind == "diverged"] if one is not None else []
+    return other is not None and any(other.low.lr <= edge.furthest_lr <= other.high.lr for edge in edges)
+
+
+def within(*results: Comparison) -> str:
+    return " within the swept range" if any(result.scope == "range" for result in results) else ""
+
+
+def _open_note(result: Comparison, *named: tuple[str, SeriesWindows]) -> str:
+    """A window that reaches the end of the sweep was not seen to end there."""
+    opened = []
+    for name, found in named:
+        assert found.median is not None
+        ends = [end for end, is_open in (("low", found.median.open_low), ("high", found.median.open_high)) if is_open]
+        opened += [f"{name}'s at the {listed(ends)} end{'s' * (len(ends) > 1)}"] if ends else []
+    if not opened:
+        return ""
+    caveat = "" if result.scope == "whole" else ", and beyond the sweep the order may be another"
+    return f" Open windows are lower bounds ({listed(opened)}){caveat}."
+
+
+def unjudged_window(reason: str) -> Claim:
+    """The first claim where sa or sc is missing or untrained."""
+    claimed = wider("sc", "sa")
+    text = f"{reason} {claimed} cannot be judged." if reason else f"{sentence(claimed)} cannot be judged here."
+    return Claim("window", "not judged", text, "sc's stable window is wider than sa's (validation NLL)")

@@ -1,0 +1,154 @@
+"""How figures look: one colour and marker per mechanism, the same in every figure and every study; sizes for the width of an A4 column."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib import colormaps
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+
+from analysis.study.load import Study, paper_rank
+from analysis.words import lr_text
+
+WIDTH_INCHES = 6.53
+LEGEND_MARGIN, LEGEND_ROW = 0.06, 0.17  # inches: left and right of a legend together; what a row of it takes
+INK, MUTED, GRID = "#1d232b", "#5b6470", "#e3e6ea"
+
+# Okabe and Ito's palette, told apart with every common colour blindness; the marker says the same once more.
+FIXED = {"sa": ("#0072B2", "o"), "sc": ("#D55E00", "s"), "mix": ("#CC79A7", "D"), "sw": ("#009E73", "^")}
+OTHERS = (
+    ("#E69F00", "v"), ("#56B4E9", "P"), ("#332288", "X"), ("#999933", "<"), ("#882255", ">"), ("#44AA99", "p"), ("#661100", "h"), ("#6B6B6B", "d"),
+)  # fmt: skip
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
+
+RC: dict[Any, Any] = {
+    "font.family": "STIXGeneral",
+    "mathtext.fontset": "stix",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.6,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 3,
+    "ytick.major.size": 3,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "lines.linewidth": 1.4,
+    "pdf.fonttype": 42,
+    # Paths, and a fixed salt: the same study gives the same bytes on every machine.
+    "svg.fonttype": "path",
+    "svg.hashsalt": "stability",
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one series is drawn."""
+
+    color: str
+    marker: str
+    dashes: Any
+
+
+def mechanism_looks(mechanisms: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each mechanism: fixed for sa sc mix sw; for another the slot of its name's checksum, or the next free one."""
+    looks, taken = {}, set()
+    for name in sorted(set(mechanisms), key=paper_rank):
+        if name in FIXED:
+            looks[name] = FIXED[name]
+            continue
+        slot = zlib.crc32(name.encode()) % len(OTHERS)
+        # With more mechanisms than slots the colours repeat; the legend still names each line.
+        free = [(slot + offset) % len(OTHERS) for offset in range(len(OTHERS)) if (slot + offset) % len(OTHERS) not in taken]
+        chosen = free[0] if free else slot
+        taken.add(chosen)
+        looks[name] = OTHERS[chosen]
+    return looks
+
+
+def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **options: Any) -> None:
+    """A legend above the panels, at most ``most`` entries in a row and fewer where they are wider than the figure; further rows make it taller."""
+    for columns in range(min(most, len(handles)), 0, -1):
+        legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns, **options)
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width - LEGEND_MARGIN * figure.dpi:
+            break
+        legend.remove()
+    further = math.ceil(len(handles) / columns) - math.ceil(len(handles) / most)
+    figure.set_figheight(figure.get_figheight() + LEGEND_ROW * further)
+
+
+def looks(study: Study) -> dict[str, Look]:
+    """Each series' look: the mechanism's colour and marker, the setting's dashes. Where one mechanism is compared with itself under several settings, as
+    residual schemes are, each setting has a colour and marker of its own."""
+    by_mechanism = mechanism_looks(study.runs["mechanism"])
+    settings = sorted(set(study.runs["setting"]))
+    if len(by_mechanism) == 1 < len(settings) and not study.runs["variant"].any():
+        palette = [*FIXED.values(), *OTHERS]
+        return {name: Look(*palette[place % len(palette)], DASHES[place % len(DASHES)]) for place, name in enumerate(study.series)}
+    pairs = study.runs[["series", "mechanism", "setting"]].drop_duplicates().itertuples(index=False)
+    return {
+        pair.series: Look(*by_mechanism[pair.mechanism], DASHES[settings.index(pair.setting) % len(DASHES)])
+        for pair in sorted(pairs, key=lambda pair: study.series.index(pair.series))
+    }
+
+
+def lr_colors(lrs: Iterable[float]) -> dict[float, Any]:
+    """One colour per learning rate along one ordered ramp, dark to bright; its pale end is left out, it vanishes on white."""
+    ordered = sorted(set(lrs))
+    ramp = colormaps["plasma"]
+    return {lr: ramp(0.02 + 0.84 * index / max(1, len(ordered) - 1)) for index, lr in enumerate(ordered)}
+
+
+def _apart(lrs: Sequence[float], gap: float) -> list[float]:
+    """The rates in order, without those nearer than ``gap`` (of ln LR) to the one kept before."""
+    kept = list(lrs[:1])
+    for lr in lrs[1:]:
+        if math.log(lr / kept[-1]) >= gap:
+            kept.append(lr)
+    return kept
+
+
+def _round_rates(low: float, high: float, most: int) -> list[float]:
+    """1 and 3 of each decade from ``low`` to ``high``, or 1 alone where those are more than ``most``."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    both = [rate for decade in decades for digit in (1, 3) if low <= (rate := float(f"{digit}e{decade}")) <= high]
+    return both if len(both) <= most else [rate for rate in both if lr_text(rate).startswith("1e")]
+
+
+def lr_axis(ax: Axes, lrs: Iterable[float], most: int = 8) -> None:
+    """A log axis whose ticks are the swept rates themselves (every k-th where they are many, and none on another), or round numbers where they are more
+    than a grid has, as a search's are; with room on both sides."""
+    ordered = sorted(set(lrs))
+    gap = math.log(ordered[-1] / ordered[0]) / (2 * most) if len(ordered) > most else 0.0
+    rounded = _round_rates(ordered[0], ordered[-1], most) if len(ordered) > 2 * most else []
+    shown = rounded if len(rounded) > 1 else _apart(ordered[:: -(-len(ordered) // most)], gap)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(FixedLocator(shown))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xticks(shown, [lr_text(lr) for lr in shown])
+    room = (ordered[-1] / ordered[0]) ** 0.05 if len(ordered) > 1 else 2.0
+    ax.set_xlim(ordered[0] / room, ordered[-1] * room)

@@ -1,0 +1,67 @@
+"""What the report's tables share: how they are cut, where their numbers come from, and which runs went wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from analysis.drawing.typeset import paragraph, picture
+from analysis.numbers.windows import Window
+from analysis.study import wording
+from analysis.study.load import FINISHED, PENDING, Frame, Study
+from analysis.words import plural
+
+
+def chunks(items: Sequence[str], size: int) -> list[tuple[str, ...]]:
+    """As even as possible, none longer than ``size``: seven columns become 4 + 3, not 6 + 1."""
+    count = max(1, math.ceil(len(items) / size))
+    return [tuple(part) for part in np.array_split(np.asarray(items, dtype=object), count)]
+
+
+def source(study: Study) -> str:
+    """The end of every caption: which data, in which tokens, and which objective the numbers are about."""
+    description = str(study.study.get("provenance", {}).get("data_description") or "")
+    origin = description.partition(":")[0]  # what was read; counts follow
+    named, objective = "; ".join(filter(None, (origin, wording.tokens(study)))), wording.objective(study)
+    return f"Data fingerprint {study.fingerprint}{f' ({named})' if named else ''}.{f' Objective: {objective}.' if objective else ''}"
+
+
+def ended_badly(runs: Frame) -> list[str]:
+    """``["diverged 1/2", "plateaued 1/2"]``: every verdict of a cell's runs but the good ones."""
+    finite = np.isfinite(runs["val_nll"])
+    labels = runs["status"].where(~(runs["status"].isin(FINISHED) & ~finite), "non-finite")
+    counts = dict(labels[~labels.isin(("stable", "spiked"))].value_counts()) | {"guarded": len(guarded(runs))}
+    order = ("diverged", "non-finite", "failed", *PENDING, "plateaued", "guarded")
+    return [f"{label} {counts[label]}/{len(runs)}" for label in order if counts.get(label)]
+
+
+def guarded(runs: Frame) -> Frame:
+    """The runs in which guards skipped a step or restored a checkpoint."""
+    return runs[runs["skipped_steps"].fillna(0) + runs["restores"].fillna(0) > 0]
+
+
+def guarded_note(study: Study) -> str:
+    """What guards did in this study; "" where they did nothing."""
+    runs = guarded(study.runs)
+    if runs.empty:
+        return ""
+    steps, restores = (plural(int(runs[column].sum()), word) for column, word in (("skipped_steps", "skipped step"), ("restores", "restore")))
+    return f" Guarded: {len(runs)} of {plural(len(study.runs), 'run')}, in which guards answered what ends a run as diverged ({steps}, {restores})."
+
+
+def width_text(found: Window) -> str:
+    """1.32, ≥ 1.32 or 1.20–1.68: what is known of the width in decades."""
+    if math.isinf(found.width_max):
+        return f"≥ {found.width:.2f}"
+    if found.width_max > found.width + 0.005:
+        return f"{found.width:.2f}–{found.width_max:.2f}"
+    return f"{found.width:.2f}"
+
+
+def captioned(study: Study, figures: Mapping[str, Path | None], name: str, caption: str, missing: str = "") -> str:
+    """A drawn figure with its caption and the data that it shows; where nothing was drawn, what is missing."""
+    path = figures.get(name)
+    return paragraph(missing) if path is None else picture(path, f"{caption} {source(study)}")

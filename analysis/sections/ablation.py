@@ -1,0 +1,238 @@
+"""Settings varied one at a time around a base (`ablate.sc.window=[…]`): a table in the form of the paper's Table 9, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from analysis.drawing.tables import source
+from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.comparison import decide
+from analysis.numbers.learning import LITTLE_SHARE
+from analysis.numbers.spread import INTERVAL_RULE, Spread, interval
+from analysis.numbers.windows import median_line, outcomes
+from analysis.sections.nll import nll_cell
+from analysis.study import wording
+from analysis.study.load import Column, Frame, Study
+from analysis.words import listed, lr_text, plural, short_count
+
+# How the paper heads the columns of Table 9; every other setting goes by its own name. All three lower its validation NLL as they rise.
+PAPER_HEADINGS = {"edge_hidden": "Edge hidden dimension (ξ)", "rank": "Rank (r)", "window": "Window size (w)"}
+PAPER_PART = "sc"
+MOST_COLUMNS = 12
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of a setting and its runs. ``lr``: the rate with the best median NLL; NaN where no rate has one."""
+
+    value: Any
+    series: str
+    runs: Frame
+    lr: float
+    by_seed: Column
+
+    @property
+    def text(self) -> str:
+        return value_text(self.value)
+
+    @property
+    def median(self) -> float:
+        """Of the seeds' NLLs at ``lr``, a divergence counting as ∞; NaN without any."""
+        known = self.by_seed.dropna()
+        return float(np.median(known)) if len(known) else math.nan
+
+    @property
+    def diverged(self) -> str:
+        """How many seeds diverged at ``lr``, e.g. diverged 2/4; "" where none did."""
+        number = int(np.isinf(self.by_seed).sum())
+        return f"diverged {number}/{len(self.by_seed)}" if number else ""
+
+    @property
+    def learned_nats(self) -> float:
+        """How far the median lies below the token-frequency NLL; NaN where either is missing."""
+        return float(self.runs["unigram_nll"].median()) - self.median
+
+
+@dataclass(frozen=True)
+class Group:
+    """One setting: a column for each value, the base's among them."""
+
+    part: str
+    setting: str
+    columns: tuple[Value, ...]
+    base_value: Any
+
+    @property
+    def heading(self) -> str:
+        return PAPER_HEADINGS[self.setting] if self.in_paper else f"{self.part} {self.setting}"
+
+    @property
+    def in_paper(self) -> bool:
+        return self.part == PAPER_PART and self.setting in PAPER_HEADINGS
+
+    @property
+    def best(self) -> float:
+        """The lowest median of its columns; NaN where none is finite."""
+        return min((column.median for column in self.columns if math.isfinite(column.median)), default=math.nan)
+
+    @property
+    def numeric(self) -> bool:
+        return all(isinstance(column.value, int | float) and not isinstance(column.value, bool) for column in self.columns)
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """The groups around one base; ``base``: its series."""
+
+    base: str
+    groups: tuple[Group, ...]
+
+
+def ablations(study: Study) -> tuple[Ablation, ...]:
+    """One for each series that settings were varied around; none in a study without `ablate`."""
+    described = study.study.get("ablations") or []
+    found = []
+    for base in dict.fromkeys(study.runs["base"]):
+        runs = study.runs[study.runs["base"] == base]
+        groups = tuple(_group(study, runs, item) for item in described if set(runs[item["axis"]]) == {item["part"]})
+        found += [Ablation(base, groups)] if groups else []
+    return tuple(found)
+
+
+def _group(study: Study, runs: Frame, item: dict[str, Any]) -> Group:
+    columns = [_column(study, runs[runs["variant"] == each["variant"]], each["value"]) for each in item["values"]]
+    base = next(each["value"] for each in item["values"] if not each["variant"])
+    return Group(item["part"], item["setting"], tuple(columns), base)
+
+
+def _column(study: Study, runs: Frame, value: Any) -> Value:
+    series = str(runs["series"].iloc[0])
+    table = outcomes(study, series)
+    line = median_line(table).dropna()
+    lr = float(line.idxmin()) if len(line) else math.nan
+    return Value(value, series, runs, lr, table.loc[lr] if len(line) else table.iloc[0] * math.nan)
+
+
+def value_text(value: Any) -> str:
+    """As on the command line: 4, 0.1, true, [sa,sc]."""
+    if isinstance(value, list):
+        return f"[{','.join(map(value_text, value))}]"
+    return f"{value:.9g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+
+
+def tells_all(study: Study) -> bool:
+    """Whether the ablations' tables hold every series at its only learning rate: the tables against learning rate would say the same once more."""
+    shown = {column.series for each in ablations(study) for group in each.groups for column in group.columns}
+    return study.runs["lr"].nunique() == 1 and shown == set(study.series)
+
+
+def ablation_tables(study: Study) -> list[Table]:
+    """The paper's Table 9 for each base, over several tables where it has more than twelve columns."""
+    return [_table(study, each.base, groups) for each in ablations(study) for groups in _fitting(each.groups)]
+
+
+def _fitting(groups: Sequence[Group]) -> list[tuple[Group, ...]]:
+    """Groups together as long as they fit a page's width."""
+    pages: list[tuple[Group, ...]] = [()]
+    for group in groups:
+        room = MOST_COLUMNS - sum(len(each.columns) for each in pages[-1])
+        pages = [*pages[:-1], (*pages[-1], group)] if len(group.columns) <= room or not pages[-1] else [*pages, (group,)]
+    return pages
+
+
+def _table(study: Study, base: str, groups: tuple[Group, ...]) -> Table:
+    columns = [column for group in groups for column in group.columns]
+    best = {id(column) for group in groups for column in group.columns if column.median == group.best}
+    rows = [(Cell("Validation NLL"), *(_narrow(nll_cell(column.runs, column.lr, id(column) in best)) for column in columns))]
+    if study.runs["lr"].nunique() > 1:
+        rows.append((Cell("at LR"), *(Cell("--" if math.isnan(column.lr) else lr_text(column.lr)) for column in columns)))
+    if any(np.isfinite(column.runs["gen_nll"]).any() for column in columns):
+        rows.append((Cell("Generative NLL"), *(_generative(column) for column in columns)))
+    rows.append((Cell("Model size"), *(_size(column) for column in columns)))
+    widths = ("auto", *("1fr",) * len(columns))
+    heads = (("", 1), *((group.heading, len(group.columns)) for group in groups))
+    return Table(f"Ablation of {base}", _caption(study, base, groups), ("", *(column.text for column in columns)), tuple(rows), heads, (), widths)
+
+
+def _caption(study: Study, base: str, groups: tuple[Group, ...]) -> str:
+    settings = listed(f"{group.setting}={value_text(group.base_value)}" for group in groups)
+    chosen = "; each column at its own best learning rate" if study.runs["lr"].nunique() > 1 else ""
+    rule = INTERVAL_RULE.replace("Second line", "Below")
+    return (
+        f"One setting at a time, the others at the base's {settings}: the base's own runs stand under each setting. Validation NLL, "
+        f"{wording.unit(study)}: median over the seeds that finished{chosen}. {rule}. Bold: best of its setting. Model size: true parameter counts. "
+        f"{source(study)}"
+    )
+
+
+def _narrow(cell: Cell) -> Cell:
+    """Its interval on two lines and its n and what ended badly below: twelve of these stand side by side."""
+    text, *below = (f"{cell.text}\n{cell.detail}").replace("–", "–\n").replace(", ", "\n").replace(" ", "\n").split("\n")
+    return Cell(text, "\n".join(filter(None, below)), cell.bold)
+
+
+def _generative(column: Value) -> Cell:
+    spread = Spread.of(column.runs.loc[column.runs["lr"] == column.lr, "gen_nll"])
+    detail = "\n".join(filter(None, (spread.detail() if spread.n else "", column.diverged)))
+    return _narrow(Cell(f"{spread.median:.3f}" if spread.n else "--", detail))
+
+
+def _size(column: Value) -> Cell:
+    """The paper's short form, and the count itself."""
+    known = column.runs["num_params"].dropna()
+    return Cell(short_count(known.iloc[0]), f"{known.iloc[0]:,.0f}") if len(known) else Cell("--")
+
+
+def directions(study: Study) -> list[str]:
+    """A sentence for each numeric setting: does the NLL fall or rise from its smallest value to its largest? Seeds are paired, diverged ones among them."""
+    return [
+        wording.worded(study, _direction(each.base, group)) for each in ablations(study) for group in each.groups if group.numeric and len(group.columns) > 1
+    ]
+
+
+def _direction(base: str, group: Group) -> str:
+    """On pairs of one seed; a run that diverged is infinitely bad, so that a seed that diverged at one of the two tells as much as any other."""
+    low, high = min(group.columns, key=lambda column: column.value), max(group.columns, key=lambda column: column.value)
+    pairs = (high.by_seed - low.by_seed).dropna()  # ∞ − ∞ among it: what diverged at both tells nothing
+    both = pairs[np.isfinite(pairs)]
+    what = f"{base}, {group.setting} from {low.text} to {high.text}"
+    lost = " and ".join(f"{column.text} {note}" for column in (low, high) if (note := column.diverged))
+    if pairs.empty:
+        return f"{what}: no seed has a result that tells the two apart{f' ({lost})' if lost else ''}."
+    change = f"{what}: {_change(both, lost)}"
+    learned, unigram = max(low.learned_nats, high.learned_nats), float(high.runs["unigram_nll"].median())
+    if not learned > 0:
+        return f"{change}; neither learned more than token frequencies, nothing is claimed."
+    weight = "two seeds indicate that it" if len(pairs) < 3 else "it"
+    verdict = {0: "no direction can be claimed", 1: f"{weight} rises", -1: f"{weight} falls"}[_sign(list(pairs))]
+    verdict += "; in the paper it falls (Table 9)" if group.in_paper else ""
+    little = f" Little was learned: the better of the two lies {learned:.3f} nats below the token-frequency NLL." if learned < LITTLE_SHARE * unigram else ""
+    return f"{change}: {verdict}.{little}"
+
+
+def _sign(pairs: list[float]) -> int:
+    """As `decide`, one pair deciding nothing. Where every seed diverged at the same one of the two and finished at the other there is no spread to judge by:
+    they agree."""
+    if len(pairs) < 2:
+        return 0
+    if all(each == pairs[0] for each in pairs) and math.isinf(pairs[0]):
+        return 1 if pairs[0] > 0 else -1
+    return decide(pairs, pairs)[0]
+
+
+def _change(both: Column, lost: str) -> str:
+    """By how much the NLL changes over the seeds that finished at both values, and, where runs diverged, that these are not all."""
+    counted = f"; {lost}, which counts as infinitely bad" if lost else ""
+    if both.empty:
+        return f"no seed finished at both{counted}"
+    seeds = plural(len(both), "paired seed") + (" that finished at both" if lost else "")
+    if len(both) > 1:
+        bounds, rule = interval(both), "range" if len(both) == 2 else "95 % interval of the mean"
+        seeds = f"median of {seeds}; {rule} {bounds[0]:+.3f} to {bounds[1]:+.3f}"
+    return f"the validation NLL changes by {np.median(both):+.3f} nats ({seeds}{counted})"

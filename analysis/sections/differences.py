@@ -1,0 +1,120 @@
+"""Exact curvatures beside central differences: how far they lie apart, and, by float64, which of the two is off."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.drawing.tables import source
+from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.step_shares import counted, finite_median, phases_and_states, recorded
+from analysis.sections.steps import diverged_note, of_trained
+from analysis.study.load import Column, Frame, Study
+from analysis.study.protocol import methods
+from analysis.words import plural, power
+
+HEADER = ("mechanism", "pairs", "|difference|", "other sign", "exact", "paper's", "exact", "paper's")
+GROUPS = (("", 2), ("uᵀHu", 2), ("median α_max", 2), ("% stable", 2))
+DOUBTFUL = 1e-3  # relative error beyond which a reader asks which side erred (`stability.probes.curvature.descent.DOUBTFUL`)
+
+
+def verification(study: Study) -> str:
+    """How the curvatures were computed, how far one of each run and state lies from central differences, and which of the two is off where that is far."""
+    rows = of_trained(study, study.curvature)
+    used = f"Methods: {methods(rows)}."
+    checked = rows[rows["rel_error"].notna()]
+    if checked.empty:
+        return f"{used} No curvature was compared with central differences."
+    worst = checked.loc[checked["rel_error"].idxmax()]
+    return (
+        f"{used} Verification: in {plural(len(checked), 'step')} the curvature was compared with central differences of the gradient; relative "
+        f"error: median {power(float(np.median(checked['rel_error'])))}, largest {power(float(worst['rel_error']))} "
+        f"(run {worst['run_id']}, state {worst['state']}).{_which_erred(checked)}"
+    )
+
+
+def _which_erred(checked: Frame) -> str:
+    """Of the steps beyond `DOUBTFUL`: how far the difference, and the curvature that is used, lie from the curvature in float64; "" without such steps."""
+    doubtful = checked[checked["rel_error"] > DOUBTFUL]
+    judged = doubtful[np.isfinite(doubtful["float64_curvature"])]
+    if doubtful.empty:
+        return ""
+    beyond = f" Beyond {DOUBTFUL:g}: {plural(len(doubtful), 'step')}"
+    if judged.empty:
+        return f"{beyond}, none of them computed in float64: which of the two is off is not known there."
+    off, error = (float(relative_difference(judged[name], judged["float64_curvature"]).max()) for name in ("difference_curvature", "curvature"))
+    others = f"; of the other {len(doubtful) - len(judged)} it is not known which is off" if len(judged) < len(doubtful) else ""
+    return (
+        f"{beyond}, {'all' if not others else len(judged)} of them computed once more in float64: there the difference was off by up to {power(off)}, the "
+        f"value that is used by up to {power(error)}{others}."
+    )
+
+
+def _papers_error(rows: Frame) -> str:
+    """The same of the paper's difference; "" where no pair was computed in float64."""
+    judged = rows[np.isfinite(rows["float64_curvature"])]
+    if judged.empty:
+        return ""
+    off, error = (float(relative_difference(judged[name], judged["float64_curvature"]).max()) for name in ("parity_curvature", "curvature"))
+    return (
+        f" In {plural(len(judged), 'pair')} uᵀHu was computed once more in float64: there the paper's difference was off by up to {power(off)}, the exact "
+        f"value by up to {power(error)}."
+    )
+
+
+def pairs(rows: Frame) -> Frame:
+    """The recorded steps that hold both curvatures, each a number."""
+    return rows[np.isfinite(rows["curvature"]) & np.isfinite(rows["parity_curvature"])]
+
+
+def relative_difference(exact: Column, other: Column) -> Column:
+    """|a − b| / max(|a|, |b|), row by row; 0 where both are 0."""
+    larger = np.maximum(exact.abs(), other.abs())
+    return ((exact - other).abs() / larger.where(larger > 0, 1.0)).rename("difference")
+
+
+def other_sign(exact: Column, other: Column) -> Column:
+    """Where one curvature is positive and the other is not: Eq. 18 then gives a finite step to one and none to the other."""
+    return (exact > 0) != (other > 0)
+
+
+def differences_table(study: Study) -> Table | None:
+    """One row per phase, state and series; None where no step was measured by both."""
+    rows = pairs(of_trained(study, study.with_run(study.curvature)))
+    body = []
+    for phase, state in phases_and_states(study):
+        of_state, count = pairs(recorded(study, phase, state)), counted(study, phase, state)
+        for name in (name for name in study.series if name in set(of_state["series"])):
+            body.append(_row(of_state[of_state["series"] == name], name, f"{phase}, {state}", diverged_note(count[count["series"] == name])))
+    if not body:
+        return None
+    caption = (
+        "The recorded steps measured both exactly and by the paper's central difference of gradients, (∇L(θ+εu) − ∇L(θ−εu))/2ε with raw ε = 1e-4, at the "
+        "same θ and along the same u. Difference: median of |a − b| / max(|a|, |b|), below it the largest; other sign: share of pairs in which one of "
+        f"the two is positive and the other is not. α_max: median of the finite ones. % stable: share of the pairs with α_max above the training LR (a run "
+        "that diverged has no pairs at a terminal checkpoint and is counted under them)."
+        f"{_papers_error(rows)}{SW if 'sw' in set(rows['mechanism']) else ''} {source(study)}"
+    )
+    return Table("Exact and finite differences", caption, HEADER, tuple(body), GROUPS)
+
+
+# Section 5.2.1 and Eq. 20
+SW = " For sw the paper has differences only: its band-masked implementation gave numerically unstable Hessian-vector products. Here sw is exact as well."
+
+
+def _row(part: Frame, name: str, where: str, lost: str) -> tuple[Cell, ...]:
+    exact, other = part["curvature"], part["parity_curvature"]
+    difference, rate = relative_difference(exact, other), part["lr"].fillna(part["run_lr"])
+    signs = other_sign(exact, other)
+    medians = [finite_median(part[column]) for column in ("alpha_max", "parity_alpha_max")]
+    shares = [100 * (part[column] > rate).mean() for column in ("alpha_max", "parity_alpha_max")]
+    return (
+        Cell(name, where),
+        Cell(str(len(part)), "\n".join(filter(None, (plural(part["run_id"].nunique(), "run"), lost)))),
+        Cell(power(float(difference.median())), f"≤ {power(float(difference.max()))}"),
+        Cell(f"{100 * signs.mean():.0f} %", f"{int(signs.sum())} of {len(part)}"),
+        *(Cell("--" if np.isnan(median) else power(median)) for median in medians),
+        *(Cell(f"{share:.0f}") for share in shares),
+    )
+
+
+__all__ = ("differences_table", "verification", "other_sign", "pairs", "relative_difference")

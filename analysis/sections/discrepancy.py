@@ -1,0 +1,257 @@
+"""Attention's consensus discrepancy by depth beside PDMM's by iteration (`stability.probe what=pdmm`): tables, figures, and whether it falls."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+from analysis.drawing.style import FIXED, INK, MUTED, OTHERS, WIDTH_INCHES, fitting_legend, lr_colors
+from analysis.drawing.tables import captioned, chunks, source
+from analysis.drawing.typeset import Cell, Table, paragraph, picture
+from analysis.numbers.spread import INTERVAL_RULE, INTERVAL_RULES, POSITIVE, Spread
+from analysis.numbers.step_shares import PHASES
+from analysis.sections.layers import spread_cell
+from analysis.study.load import Column, Frame, Study
+from analysis.words import listed, lr_text, power
+
+OWN, UNSCALED = "own", "unscaled"
+PANELS_PER_ROW = 4
+REACHED = 1e-6  # relative distance from the optimum that counts as reached
+ROUNDING = 1e-12  # below it an error is rounding
+FIGURE, PDMM = "discrepancy", "pdmm"
+MEASURED = (
+    "Root mean square of V − γAV over that of V, over heads, positions and held-out sequences, A the layer's softmax; own γ: the layer's (1 for sa and sw), "
+    "γ = 1: V − AV."
+)
+CAPTIONS = {
+    FIGURE: (
+        f"Consensus discrepancy of softmax attention by depth, {{phase}}. {MEASURED} Lines: medians over seeds, bands: their range; solid: own γ, dotted: "
+        "γ = 1 where that is another."
+    ),
+    PDMM: (
+        "PDMM on networks of {nodes} quadratic nodes ({recipe}): distance from the optimum of the KKT system, and the consensus discrepancy, the root mean "
+        "square of the constraints' residuals b_ij − A_ij x_i − A_ji x_j that enter the multipliers (Eqs. 3 and 4). Solid: synchronous; dotted: "
+        "asynchronous, where an iteration is as many updates of one random node as there are nodes."
+    ),
+}
+
+
+def relative(rows: Frame, which: str) -> Column:
+    """Root mean square of Φ over that of V, by the rows' grouping keys (series … layer), pooled over heads and sequences of equal size."""
+    keys = ["order", "series", "run_lr", "seed", "layer"]
+    squares = rows.assign(part=rows[f"{which}_rms"] ** 2, value=rows["value_rms"] ** 2).groupby(keys)[["part", "value"]].mean()
+    return np.sqrt(squares["part"] / squares["value"])
+
+
+def slopes(by_layer: Column) -> Column:
+    """By series, LR and seed the least-squares slope of the relative discrepancy against the layer's number; NaN below two layers."""
+
+    def fit(one_seed: Column) -> float:
+        layers = one_seed.index.get_level_values("layer").to_numpy(dtype=float)
+        return float(np.polyfit(layers, one_seed.to_numpy(dtype=float), 1)[0]) if len(layers) > 1 else float("nan")
+
+    return by_layer.groupby(level=["order", "series", "run_lr", "seed"]).apply(fit)
+
+
+def direction(per_seed: Sequence[float]) -> str:
+    """What three or more seeds say of a slope by the 95 % interval of its mean; fewer seeds say nothing."""
+    spread = Spread.of(per_seed)
+    if spread.n < 3:
+        return "too few seeds" if spread.n else "--"
+    return "falls" if spread.high < 0 else "rises" if spread.low > 0 else "undecided"
+
+
+def study_tables(study: Study) -> list[Table]:
+    """Discrepancy by layer and its slope for each phase, then PDMM's; what the study does not have is left out."""
+    made = []
+    if FIGURE in study.probes:
+        made = _depth_tables(_ordered(study), source(study))
+    return made + ([pdmm_table(study.probes[PDMM])] if PDMM in study.probes else [])
+
+
+def run_tables(frame: Frame, mechanism: str) -> list[Table]:
+    """The same of one run's own rows."""
+    return _depth_tables(frame.assign(series=mechanism, run_lr=frame["lr"], seed=0, order=0), "One run.")
+
+
+def _ordered(study: Study) -> Frame:
+    rows = study.with_run(study.probes[FIGURE])
+    return rows.assign(order=rows["series"].map({name: place for place, name in enumerate(study.series)}))
+
+
+def _phases(rows: Frame) -> list[str]:
+    return sorted(set(rows["phase"]), key=lambda phase: (phase != "terminal", phase))
+
+
+def _depth_tables(rows: Frame, origin: str) -> list[Table]:
+    return [make(rows[rows["phase"] == phase], PHASES.get(phase, phase), origin) for phase in _phases(rows) for make in (_layer_table, _slope_table)]
+
+
+def _layer_table(rows: Frame, phase: str, origin: str) -> Table:
+    by_layer = {which: relative(rows, which) for which in (OWN, UNSCALED)}
+    levels = ["order", "series", "run_lr", "layer"]
+    gammas, body = rows.groupby(levels)["gamma"].first(), []
+    for place, part in by_layer[OWN].groupby(level=levels):
+        cells = [spread_cell(values, "{:.3f}".format, POSITIVE) for values in (part, by_layer[UNSCALED].loc[part.index])]
+        _, series, lr, layer = place
+        body.append((Cell(str(series)), Cell(lr_text(lr)), Cell(f"{layer:.0f}"), Cell(f"{gammas[place]:g}"), *cells))
+    header = ("mechanism", "LR", "layer", "γ", "own γ", "γ = 1")
+    return Table(f"Consensus discrepancy of softmax attention, {phase}", f"{MEASURED} {INTERVAL_RULES[POSITIVE]}. {origin}", header, tuple(body))
+
+
+def _slope_table(rows: Frame, phase: str, origin: str) -> Table:
+    of = {which: slopes(relative(rows, which)) for which in (OWN, UNSCALED)}
+    body = []
+    for (_, series, lr), own in of[OWN].groupby(level=["order", "series", "run_lr"]):
+        both = (own, of[UNSCALED].loc[own.index])
+        cells = [cell for values in both for cell in (_slope_cell(values), Cell(direction(values)))]
+        body.append((Cell(str(series)), Cell(lr_text(lr)), *cells))
+    caption = (
+        "Slope per layer of the relative discrepancy, by least squares over a run's attention layers; median over seeds. The paper expects it to fall with "
+        f"depth. Falls or rises: the 95 % interval of the mean over three seeds or more lies below or above 0. {INTERVAL_RULE}. {origin}"
+    )
+    groups = (("", 2), ("own γ", 2), ("γ = 1", 2))
+    return Table(f"Does the discrepancy fall with depth, {phase}", caption, ("mechanism", "LR", "slope", "depth", "slope", "depth"), tuple(body), groups)
+
+
+def _slope_cell(per_seed: Column) -> Cell:
+    spread = Spread.of(per_seed)
+    interval = f"{spread.low:+.3f} to {spread.high:+.3f}, " if spread.n > 1 else ""
+    return Cell("--") if spread.n == 0 else Cell(f"{spread.median:+.4f}", f"{interval}n={spread.n}")
+
+
+def pdmm_table(frame: Frame) -> Table:
+    """A row a graph and schedule: how fast PDMM reached the optimum, and its discrepancy at the first and the last iteration."""
+    body = []
+    for (graph, schedule), part in frame.groupby(["graph", "schedule"], sort=False):
+        ordered = part.sort_values("iteration")
+        reached = ordered[ordered["error"] <= REACHED]["iteration"]
+        first, last = ordered.iloc[0], ordered.iloc[-1]
+        numbers = [power(value) for value in (last["error"], first["discrepancy"], last["discrepancy"])]
+        steps = Cell(f"{reached.iloc[0]:.0f}" if len(reached) else "not reached")
+        body.append((Cell(graph), Cell(schedule), Cell(f"{first['edges']:.0f}"), steps, Cell(f"{shrinkage(ordered):.3f}"), *map(Cell, numbers)))
+    header = ("graph", "schedule", "edges", f"to {power(REACHED, 1)}", "factor", "last error", "first", "last")
+    last = int(frame["iteration"].max())
+    caption = (
+        f"{frame['nodes'].iloc[0]:.0f} quadratic nodes, {recipe(frame)}; {last} iterations, an asynchronous one being as many updates of one random node as "
+        f"there are nodes. To {power(REACHED, 1)}: iterations until ‖x − x*‖ is that share of ‖x*‖, x* from the KKT system. Factor: mean per iteration of "
+        f"that error. Discrepancy: root mean square of the constraints' residuals at the first and the last iteration."
+    )
+    return Table("PDMM on small networks", caption, header, tuple(body), (("", 6), ("discrepancy", 2)))
+
+
+def shrinkage(ordered: Frame) -> float:
+    """Mean factor per iteration of the error, up to the last that is above rounding; NaN where that is the first."""
+    errors = ordered["error"].to_numpy(dtype=float)
+    above = np.flatnonzero(errors > ROUNDING)
+    return float((errors[above[-1]] / errors[0]) ** (1 / above[-1])) if len(above) and above[-1] > 0 else float("nan")
+
+
+def recipe(frame: Frame) -> str:
+    """How the networks of a table were made and solved."""
+    row = frame.iloc[0]
+    averaged = "" if row["averaging"] == 1 else f", θ = {row['averaging']:g}"
+    return f"{row['constraints']} constraints, ρ = {row['rho']:g}{averaged}"
+
+
+def pdmm_figure(frame: Frame) -> Figure:
+    """Error and discrepancy against the iteration, both logarithmic; a colour a graph."""
+    figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
+    axes = figure.subplots(1, 2)
+    colors = dict(zip(frame["graph"].unique(), itertools.cycle(color for color, _ in (*FIXED.values(), *OTHERS)), strict=False))
+    for ax, column, label in zip(axes, ("error", "discrepancy"), ("$\\|x - x^*\\| / \\|x^*\\|$", "consensus discrepancy"), strict=True):
+        for (graph, schedule), part in frame.groupby(["graph", "schedule"], sort=False):
+            above = part[part[column] > ROUNDING].sort_values("iteration")
+            ax.plot(above["iteration"], above[column], color=colors[graph], linestyle=_dashes(schedule == "synchronous"), linewidth=1.1)
+        ax.set_yscale("log")
+        ax.yaxis.set_major_locator(LogLocator(numticks=7))
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.set_xlabel("iteration")
+        ax.set_ylabel(label)
+    handles = [Line2D([], [], color=color, linewidth=1.8, label=graph) for graph, color in colors.items()]
+    schedules = [Line2D([], [], color=INK, linestyle=_dashes(name == "synchronous"), label=name) for name in dict.fromkeys(frame["schedule"])]
+    fitting_legend(figure, [*handles, *schedules], 6)
+    return figure
+
+
+def _dashes(solid: bool) -> Any:
+    return "-" if solid else ":"
+
+
+def depth_figures(study: Study, phase: str) -> list[Figure]:
+    """Relative discrepancy against layer, a panel a series, a line an LR."""
+    rows = _ordered(study)
+    rows = rows[rows["phase"] == phase]
+    present = [name for name in study.series if name in set(rows["series"])]
+    return [_depth_figure(rows, names) for names in chunks(present, PANELS_PER_ROW)] if present else []
+
+
+def _depth_figure(rows: Frame, names: Sequence[str]) -> Figure:
+    figure = Figure(figsize=(max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.24 * len(names))), 2.5), layout="constrained")
+    axes, colors = figure.subplots(1, len(names), sharey=True, squeeze=False)[0], lr_colors(rows["run_lr"])
+    for ax, name in zip(axes, names, strict=True):
+        _depth_panel(ax, rows[rows["series"] == name], colors)
+        ax.set_title(textwrap.fill(name, 22), loc="left", fontweight="bold")
+    axes[0].set_ylim(bottom=0)
+    axes[0].set_ylabel("discrepancy / values")
+    handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
+    fitting_legend(figure, handles, 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3)
+    return figure
+
+
+def _depth_panel(ax: Axes, part: Frame, colors: Mapping[float, Any]) -> None:
+    ax.axhline(1, color=MUTED, linewidth=0.5, zorder=1)
+    for lr, at_lr in part.groupby("run_lr"):
+        for which in (OWN, UNSCALED) if (at_lr["gamma"] != 1).any() else (OWN,):
+            line = relative(at_lr, which).groupby(level="layer").agg(["median", "min", "max"])
+            ax.plot(line.index, line["median"], color=colors[lr], linestyle=_dashes(which == OWN), linewidth=1.1, marker="o", markersize=2.5)
+            ax.fill_between(line.index, line["min"], line["max"], color=colors[lr], alpha=0.13, linewidth=0)
+    ax.set_xlabel("layer")
+    ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+
+
+def figures(study: Study) -> dict[str, Figure | None]:
+    """By name: ``pdmm``, and ``discrepancy-<phase>-<number>``."""
+    made: dict[str, Figure | None] = {PDMM: pdmm_figure(study.probes[PDMM])} if PDMM in study.probes else {}
+    for phase in _phases(study.probes[FIGURE]) if FIGURE in study.probes else []:
+        made |= {f"{FIGURE}-{phase}-{index}": figure for index, figure in enumerate(depth_figures(study, phase))}
+    return made
+
+
+def section(study: Study, drawn: Mapping[str, Path | None]) -> str:
+    """The report's part: figures, what they say of the hypothesis, tables; "" without any."""
+    body = []
+    for name in (name for name in drawn if name.startswith(f"{FIGURE}-")):
+        phase = name.removeprefix(f"{FIGURE}-").rpartition("-")[0]
+        body.append(captioned(study, drawn, name, CAPTIONS[FIGURE].format(phase=PHASES.get(phase, phase))))
+    if (path := drawn.get(PDMM)) is not None:
+        frame = study.probes[PDMM]  # of no run and no data: the caption names none
+        body.append(picture(path, CAPTIONS[PDMM].format(nodes=f"{frame['nodes'].iloc[0]:.0f}", recipe=recipe(frame))))
+    said = hypothesis(study)
+    return "".join([*body, *([paragraph(said)] if said else []), *(table.typst() for table in study_tables(study))])
+
+
+def hypothesis(study: Study) -> str:
+    """The paper's expectation against the terminal checkpoints; "" where none was measured."""
+    if FIGURE not in study.probes:
+        return ""
+    rows = _ordered(study)
+    found = [direction(part) for _, part in slopes(relative(rows[rows["phase"] == "terminal"], OWN)).groupby(level=["series", "run_lr"])]
+    counts = [f"{found.count(word)} {said}" for word, said in _OUTCOMES.items() if word in found]
+    return (
+        f"Does attention's discrepancy fall with depth, as the paper supposes? Of {len(found)} pairs of mechanism and learning rate: {listed(counts)}."
+        if counts
+        else ""
+    )
+
+
+_OUTCOMES = {"falls": "fall", "rises": "rise", "undecided": "undecided at 95 %", "too few seeds": "with fewer than three seeds, which decide nothing"}

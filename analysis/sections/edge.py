@@ -1,0 +1,163 @@
+"""What `lr=edge` found: each curve's best learning rate and its edges of stability with their brackets, and what that took against a grid."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
+from analysis.drawing.tables import captioned, source
+from analysis.drawing.typeset import Cell, Table, heading
+from analysis.numbers.spread import POSITIVE, Spread
+from analysis.study import wording
+from analysis.study.load import Study
+from analysis.words import lr_text, plural
+
+NAME = "edges"
+ROW_INCHES = 0.34
+STATES = {
+    "failed": "a run failed, the same command tries it again",
+    "unfinished": "the same command goes on",
+    "used up": "too noisy for narrow brackets in as many rates",
+}
+CAPTION = (
+    "Every learning rate that was tried, a row a mechanism. Filled: every seed ended stable; hollow: some seed spiked or learned nothing; ×: some seed "
+    "diverged. Star: the best rate; solid and dashed upright: the middles of the brackets of the edges by verdict and by NLL, arrows where an edge lies beyond."
+)
+
+
+def _curves(study: Study) -> list[tuple[str, Any]]:
+    """(series, row of the table), in the study's order."""
+    if "edges" not in study.searches:
+        return []
+    series = dict(zip(study.runs["run_id"], study.runs["series"], strict=True))
+    rows = [(series[row.run_id], row) for row in study.searches["edges"].itertuples() if row.run_id in series]
+    return sorted(rows, key=lambda pair: study.series.index(pair[0]))
+
+
+def edge_tables(study: Study) -> list[Table]:
+    """One, in a study with `lr=edge`."""
+    curves = _curves(study)
+    if not curves:
+        return []
+    rows = tuple(_row(study, series, row) for series, row in curves)
+    found = curves[0][1]
+    unfinished = [f"{series} ({STATES[row.state]})" for series, row in curves if row.state != "found"]
+    caption = (
+        f"Best: the lowest median NLL over seeds ({wording.unit(study)}); below it the neighbouring rates, between which the true best lies. By verdict: "
+        f"the largest rate at which every seed ended stable; by NLL: the largest whose median NLL is within {100 * found.nll_tolerance:g} % of the best, a "
+        f"divergence counting as infinite; below each the next rate tried, which no longer is: the edge lies in between, to {found.resolution_decades:g} "
+        f"decades. ≥: still so at the largest rate tried; <: not even at the smallest; none: at no rate, and the smallest learned too little rather than "
+        "diverged. Not at: rates below the edge that are beyond it all the same. Runs: how many there are, and how many a grid of the same resolution takes "
+        f"over the range that was tried. {_stopped(study)}" + (f"Not found to the end: {', '.join(unfinished)}. " if unfinished else "") + source(study)
+    )
+    header = ("mechanism", "best LR", "NLL", "edge by verdict", "edge by NLL", "runs", "of a grid")
+    return [Table("Best learning rates and edges of stability", caption, header, rows)]
+
+
+def _stopped(study: Study) -> str:
+    """What diverged ended there: the share of the steps that it did not take."""
+    diverged = study.runs[study.runs["status"] == "diverged"]["num_steps"]
+    whole = study.runs["num_steps"].max()
+    if diverged.empty or not diverged.sum() < len(diverged) * whole:
+        return ""
+    return f"{plural(len(diverged), 'run')} diverged and stopped there, after {100 * diverged.sum() / (len(diverged) * whole):.0f} % of their steps. "
+
+
+def _row(study: Study, series: str, row: Any) -> tuple[Cell, ...]:
+    at_best = study.of(series).query("lr == @row.best_lr")["val_nll"]
+    seeds = Spread.of(at_best, POSITIVE) if math.isfinite(row.best_lr) else None
+    return (
+        Cell(series, "" if row.state == "found" else row.state),
+        Cell("--") if math.isnan(row.best_lr) else Cell(lr_text(row.best_lr), f"{_end(row.best_low)}–{_end(row.best_high)}"),
+        Cell("--") if seeds is None else Cell(f"{row.best_nll:.3f}", seeds.detail()),
+        _edge(row.verdict_lr, row.verdict_next_lr, row.verdict_exceptions, learned=not _only_plateaued(study.of(series))),
+        _edge(row.nll_lr, row.nll_next_lr, row.nll_exceptions),
+        Cell(f"{row.num_runs:.0f}", f"{plural(int(row.num_rates), 'rate')}, {plural(int(row.num_rounds), 'round')}"),
+        Cell(f"{row.num_grid_runs:.0f}", f"n={row.num_seeds:.0f}"),
+    )
+
+
+def _end(lr: float) -> str:
+    """One end of a bracket; nothing was tried beyond it."""
+    return "…" if math.isnan(lr) else lr_text(lr)
+
+
+def _only_plateaued(runs: Any) -> bool:
+    """Whether the smallest rate is too small rather than too large: none of its seeds diverged or spiked."""
+    ended = set(runs[runs["lr"] == runs["lr"].min()]["status"])
+    return "plateaued" in ended and ended <= {"plateaued", "stable"}
+
+
+def _edge(lr: float, next_lr: float, exceptions: str, learned: bool = True) -> Cell:
+    if math.isnan(lr):
+        return Cell(f"< {lr_text(next_lr)}" if learned else "none")
+    others = [f"not at {' '.join(lr_text(float(each)) for each in exceptions.split())}"] if exceptions else []
+    if math.isnan(next_lr):
+        return Cell(f"≥ {lr_text(lr)}", "\n".join(others))
+    return Cell(lr_text(lr), "\n".join([f"below {lr_text(next_lr)}", *others]))
+
+
+def edge_figures(study: Study) -> dict[str, Figure | None]:
+    """One, in a study with `lr=edge`."""
+    curves = _curves(study)
+    return {NAME: _figure(study, curves)} if curves else {}
+
+
+def _figure(study: Study, curves: list[tuple[str, Any]]) -> Figure:
+    figure = Figure(figsize=(WIDTH_INCHES, 0.9 + ROW_INCHES * len(curves)), layout="constrained")
+    ax, styles = figure.subplots(), looks(study)
+    for place, (series, row) in enumerate(curves):
+        _track(ax, study, series, row, place, styles[series])
+    lr_axis(ax, study.runs["lr"])
+    ax.set_yticks(range(len(curves)), [series for series, _ in curves])
+    ax.set_ylim(len(curves) - 0.4, -0.6)
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel("learning rate")
+    fitting_legend(figure, _legend(), 6)
+    return figure
+
+
+def _track(ax: Axes, study: Study, series: str, row: Any, place: int, look: Look) -> None:
+    for lr, runs in study.of(series).groupby("lr"):
+        ended = set(runs["status"])
+        if "diverged" in ended:
+            ax.plot(lr, place, "x", color=look.color, markersize=4, markeredgewidth=1)
+        else:
+            ax.plot(lr, place, "o", color=look.color, markersize=4, markerfacecolor=look.color if ended == {"stable"} else "white", markeredgewidth=0.8)
+    if math.isfinite(row.best_lr):
+        ax.plot(row.best_lr, place, "*", color=look.color, markersize=10, markeredgecolor=INK, markeredgewidth=0.6, zorder=5)
+    for lr, next_lr, dashes in ((row.verdict_lr, row.verdict_next_lr, "-"), (row.nll_lr, row.nll_next_lr, (0, (2, 1.4)))):
+        if math.isfinite(lr) and math.isfinite(next_lr):
+            middle = math.sqrt(lr * next_lr)
+            ax.plot([middle, middle], [place - 0.38, place + 0.38], color=INK, linewidth=1.2, linestyle=dashes, zorder=4)
+        elif math.isfinite(lr):
+            ax.annotate("", (lr * 1.25, place), (lr, place), arrowprops={"arrowstyle": "->", "color": INK, "linestyle": dashes}, annotation_clip=False)
+
+
+def _legend() -> list[Line2D]:
+    return [
+        _mark("stable"),
+        _mark("spiked, plateaued", markerfacecolor="white"),
+        _mark("diverged", marker="x"),
+        _mark("best", marker="*", markersize=9),
+        Line2D([], [], label="edge by verdict", color=INK, linewidth=1.2),
+        Line2D([], [], label="by NLL", color=INK, linewidth=1.2, linestyle=(0, (2, 1.4))),
+    ]
+
+
+def _mark(label: str, marker: str = "o", markersize: float = 4, **more: Any) -> Line2D:
+    return Line2D([], [], label=label, marker=marker, markersize=markersize, linestyle="none", color=MUTED, **more)
+
+
+def section(study: Study, figures: dict[str, Path | None]) -> str:
+    """The report's part on the edges; "" in a study without."""
+    found = edge_tables(study)
+    if not found:
+        return ""
+    return heading("Best learning rates and edges of stability") + "".join(table.typst() for table in found) + captioned(study, figures, NAME, CAPTION)

@@ -1,0 +1,74 @@
+"""The generative NLL of the terminal checkpoints' samples, learning rate × mechanism; every table names the oracle that scored them."""
+
+from __future__ import annotations
+
+from analysis.drawing.tables import chunks, source
+from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
+from analysis.sections.nll import NLL_COLUMNS
+from analysis.study.load import Frame, Study
+from analysis.words import count_range, lr_text
+
+
+def generation_tables(study: Study) -> list[Table]:
+    """One for each oracle and six series; none where nothing was scored. Runs that different oracles scored never share a table."""
+    if "generation" not in study.generation:
+        return []
+    scored = study.with_run(study.generation["generation"].query("phase == 'terminal'").drop(columns="seed"))
+    tables = []
+    for oracle in sorted(set(scored["oracle"])):
+        rows = scored[scored["oracle"] == oracle]
+        present = [name for name in study.series if name in set(rows["series"])]
+        tables += [_table(study, rows, oracle, part) for part in chunks(present, NLL_COLUMNS)]
+    return tables
+
+
+def _table(study: Study, scored: Frame, oracle: str, series: tuple[str, ...]) -> Table:
+    shown = scored[scored["series"].isin(series)]
+    by_run = shown.groupby(["series", "run_lr", "run_id"])[["nll", "nll_per_byte"]].mean()
+    lrs = sorted(set(shown["run_lr"]))
+    rows = tuple((Cell(lr_text(lr)), *(_cell(by_run, name, lr) for name in series)) for lr in lrs)
+    caption = (
+        f"Oracle: {oracle} (weights {shown['oracle_sha256'].iloc[0][:12]}). {_unit(shown)}; mean over "
+        f"{count_range(shown.groupby('run_id').size())} samples of the terminal checkpoint, median over seeds. {INTERVAL_RULES[POSITIVE]}"
+        f"{_per_byte(shown)}. {_how(shown)} Low is not good by itself: repetition scores low. {source(study)}"
+    )
+    return Table("Generative NLL against learning rate", caption, ("LR", *series), rows)
+
+
+def _cell(by_run: Frame, series: str, lr: float) -> Cell:
+    if (series, lr) not in by_run.index:
+        return Cell("--")
+    values = by_run.loc[(series, lr)]
+    spread, per_byte = Spread.of(values["nll"], POSITIVE), Spread.of(values["nll_per_byte"])
+    if spread.n == 0:
+        return Cell("--")
+    other_unit = [f"{per_byte.median:.3f} per byte"] if per_byte.n and per_byte.median != spread.median else []
+    return Cell(f"{spread.median:.3f}", "\n".join([spread.detail(), *other_unit]))
+
+
+def _unit(shown: Frame) -> str:
+    draws = shown["oracle_draws"].dropna()
+    if len(draws):
+        return f"Its masked NLL in nats per residue, a sample's tracks added up, each averaged over {count_range(draws)} draws of masks"
+    return "Nats per token of the oracle, the first token of a sample given"
+
+
+def _per_byte(shown: Frame) -> str:
+    """What the caption says of nats per byte: of proteins nothing."""
+    if shown["oracle_draws"].notna().any():
+        return ""
+    if shown["nll_per_byte"].isna().all():
+        return "; none per byte, since the samples' tokens (an unknown one among them) do not say how many bytes they stand for"
+    return "; below it, where the oracle's tokens are no bytes, nats per byte"
+
+
+def _how(shown: Frame) -> str:
+    """``"Sampler: top_prob, temperature 1."``; of several each."""
+    kinds = shown[["sampler", "steps", "temperature", "contexts"]].drop_duplicates().itertuples(index=False)
+    return f"Sampler: {'; '.join(map(_in_words, kinds))}."
+
+
+def _in_words(kind) -> str:
+    steps = f" in {kind.steps:g} steps" if kind.steps == kind.steps else ""
+    return f"{kind.sampler}{steps}, temperature {kind.temperature:g}{f', contexts {kind.contexts}' if kind.contexts else ''}"

@@ -1,0 +1,293 @@
+"""Figures of what `stability.probe` measured: λ_1 of the plain graphs, the layers as filters, energies before and after, σ(W_qᵀW_k) against LR."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FormatStrFormatter, LogLocator, MaxNLocator, NullLocator
+
+from analysis.drawing.style import INK, MUTED, RC, WIDTH_INCHES, fitting_legend, looks, lr_axis, lr_colors
+from analysis.drawing.tables import chunks
+from analysis.numbers.spread import POSITIVE, Spread
+from analysis.sections.layers import layer_and_filter, qk_heads, slope
+from analysis.study.load import Frame, Study
+from analysis.words import lr_text
+
+PANELS_PER_ROW, QUANTILES = 4, np.linspace(0, 1, 201)
+CAPTIONS = {
+    "filter": (
+        "Layers as filters, {phase}: factors in falling order. Consensus: those of the learned graph alone, 1 − 2ηλ over the spectrum of L̄, over T iterations "
+        "their product Π(1 − 2η_tλ) (below 0 it oscillates; band: two standard errors of the quadrature). " + layer_and_filter(()) + " Softmax attention: "
+        "singular values of A on the signals without a mean. Mean over heads, sequences and seeds. Triangles: what the layer itself left, the root of its "
+        "measured variance after over before, medians as in the next figure."
+    ),
+    "energy": (
+        "What one update leaves, {phase}: after over before, medians over heads and sequences, then over seeds. Solid: variance around the mean, ‖u − ū‖² "
+        "(consensus) or ‖v − v̄‖² (attention); dotted: consensus's own disagreement energy. Thin line: 1, nothing changed."
+    ),
+    "qk": (
+        "Spectral norm and condition number of W_qᵀW_k against learning rate, {phase}: medians over layers and heads; line: median over seeds, bars: their "
+        "interval; dotted: the largest of any layer and head."
+    ),
+}
+CONNECTIVITY_CAPTION = (
+    "Algebraic connectivity. Circles: window-path graph, computed; shaded: its bounds (Eq. 16); crosses: cycle, computed, on its closed form (Eq. 15, dashed); "
+    "squares: complete graph, computed, on λ_1 = N (dotted). "
+    "Numbers: fitted exponents of the window path, upper half of the points."
+)
+
+
+def connectivity_figure(frame: Frame) -> Figure:
+    """λ_1 against N at each w, and against w at each N, both logarithmic, with closed form, bounds and fitted slopes."""
+    figure = Figure(figsize=(WIDTH_INCHES, 3.0), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    _connectivity_panel(left, frame, across="positions", fixed="window", names=("number of positions $N$", "w", "N"))
+    _connectivity_panel(right, frame, across="window", fixed="positions", names=("window $w$", "N", "w"))
+    left.set_ylabel("$\\lambda_1$")
+    handles = [
+        Line2D([], [], color=INK, marker="o", markersize=3.5, label="window path"),
+        Line2D([], [], color=MUTED, linewidth=5, alpha=0.35, label="bounds"),
+        Line2D([], [], color=MUTED, linestyle="--", marker="x", markersize=4, linewidth=0.8, label="cycle and closed form"),
+    ]
+    whole = frame[frame["graph"] == "complete"].sort_values("positions")
+    if len(whole):
+        left.plot(whole["positions"], whole["bound_low"], color=MUTED, linestyle=":", linewidth=0.8)
+        left.plot(whole["positions"], whole["connectivity"], "s", color=MUTED, markersize=3.5, markerfacecolor="none")
+        handles.append(Line2D([], [], color=MUTED, linestyle=":", marker="s", markersize=3.5, markerfacecolor="none", linewidth=0.8, label="complete, and N"))
+    fitting_legend(figure, handles, 4)
+    return figure
+
+
+def _connectivity_panel(ax: Axes, frame: Frame, *, across: str, fixed: str, names: tuple[str, str, str]) -> None:
+    label, held, base = names
+    colors = lr_colors(frame[frame["graph"] == "window"][fixed])
+    for value, color in colors.items():
+        path, ring = (frame[(frame["graph"] == graph) & (frame[fixed] == value)].sort_values(across) for graph in ("window", "cycle"))
+        ax.fill_between(path[across], path["bound_low"], path["bound_high"], color=color, alpha=0.18, linewidth=0)
+        ax.plot(path[across], path["connectivity"], "o-", color=color, markersize=3, linewidth=0.9)
+        ax.plot(ring[across], ring["bound_low"], color=color, linestyle="--", linewidth=0.6)
+        ax.plot(ring[across], ring["connectivity"], "x", color=color, markersize=3.5, markeredgewidth=0.8)
+        if len(path) > 2:
+            text = f"${held}={value:.0f}$: ${base}^{{{slope(list(path[across]), list(path['connectivity'])):.2f}}}$"
+            end, side, away = (-1, "left", 4) if across == "positions" else (0, "right", -4)  # where all lines end together
+            place = (path[across].iloc[end], path["connectivity"].iloc[end])
+            ax.annotate(text, place, (away, 0), textcoords="offset points", fontsize=7, color=color, va="center", ha=side)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel(label)
+    low, high = ax.get_xlim()
+    ax.xaxis.set_major_locator(FixedLocator(sorted(set(frame[frame["graph"] == "window"][across]))))
+    room = (high / low) ** 0.36  # for the exponents
+    ax.set_xlim((low, high * room) if across == "positions" else (low / room, high))
+
+
+def write_figure(draw: Callable[[Frame], Figure], frame: Frame, path: Path) -> Path:
+    """A table's figure as a file of its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(RC):
+        draw(frame).savefig(path, metadata={"CreationDate": None})
+    return path
+
+
+def filter_figures(study: Study, phase: str) -> list[Figure]:
+    """Factor against share of the signal space: a row a series, a column a layer (four at most, evenly chosen), a line an LR; four rows a figure."""
+    rows = _of_phase(study, "filter", phase)
+    if rows is None:
+        return []
+    layers = _chosen(sorted(set(rows["layer"])), PANELS_PER_ROW)
+    present = [name for name in study.series if name in set(rows["series"])]
+    left = _of_phase(study, "spectra", phase)
+    return [_filter_figure(rows, left, names, layers) for names in chunks(present, PANELS_PER_ROW)]
+
+
+def _of_phase(study: Study, name: str, phase: str) -> Frame | None:
+    """One table's rows of a phase with their runs beside them; None where there is none."""
+    if name not in study.probes:
+        return None
+    rows = study.with_run(study.probes[name])
+    rows = rows[rows["phase"] == phase]
+    return None if rows.empty else rows
+
+
+def _chosen(items: Sequence[float], most: int) -> list[float]:
+    """At most so many, evenly spaced, first and last among them."""
+    return [items[place] for place in sorted({round(place) for place in np.linspace(0, len(items) - 1, min(most, len(items)))})]
+
+
+def _filter_figure(rows: Frame, spectra: Frame | None, names: Sequence[str], layers: Sequence[float]) -> Figure:
+    figure = Figure(figsize=(_width(len(layers)), 0.75 + 1.45 * len(names)), layout="constrained")
+    grid = np.atleast_2d(figure.subplots(len(names), len(layers), sharex=True, sharey="row", squeeze=False))
+    colors = lr_colors(rows["run_lr"])
+    for line, name in enumerate(names):
+        for column, layer in enumerate(layers):
+            ax = grid[line, column]
+            part = rows[(rows["series"] == name) & (rows["layer"] == layer)]
+            _filter_panel(ax, part, colors)
+            if spectra is not None:
+                _mark_what_is_left(ax, spectra[(spectra["series"] == name) & (spectra["layer"] == layer)], colors)
+            mixer = "" if part.empty else f" ({part['mixer'].iloc[0]})"
+            ax.set_title(f"layer {layer:.0f}{mixer}", loc="left")
+        _factor_ticks(grid[line, 0])
+        grid[line, 0].set_ylabel(f"{textwrap.fill(name, 18)}\nfactor")
+    for ax in grid[-1]:
+        ax.set_xlabel("share of directions")
+    _lr_legend(figure, colors)
+    return figure
+
+
+def _width(columns: int) -> float:
+    return max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.24 * columns))
+
+
+def _lr_legend(figure: Figure, colors: dict[float, Any], more: Sequence[Line2D] = ()) -> None:
+    handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
+    fitting_legend(figure, [*handles, *more], 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3)
+
+
+def _filter_panel(ax: Axes, part: Frame, colors: dict[float, Any]) -> None:
+    ax.axhline(0, color=MUTED, linewidth=0.5, zorder=1)
+    ax.axhline(1, color=MUTED, linewidth=0.5, zorder=1)
+    for lr, rows in part.groupby("run_lr"):
+        middle, error = response_curve(rows)
+        ax.plot(QUANTILES, middle, color=colors[lr], linewidth=1.1, zorder=3)
+        ax.fill_between(QUANTILES, middle - 2 * error, middle + 2 * error, color=colors[lr], alpha=0.2, linewidth=0)
+
+
+def _mark_what_is_left(ax: Axes, spectra: Frame, colors: dict[float, Any]) -> None:
+    """At the right edge, per LR, √(variance after / before): the factor, in the root mean square, by which the layer itself multiplied differences."""
+    for lr, at_lr in spectra.groupby("run_lr"):
+        ax.plot([1.04] * len(kept(at_lr, "variance")), np.sqrt(kept(at_lr, "variance")), "<", color=colors[lr], markersize=3.5, zorder=4, clip_on=False)
+
+
+def _factor_ticks(ax: Axes) -> None:
+    """About four ticks, 1 among them: where nothing is changed."""
+    low, high = ax.get_ylim()
+    chosen = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
+    gap = min(np.diff(chosen), default=1.0)
+    ax.set_yticks(sorted({1.0, *(float(tick) for tick in chosen if abs(tick - 1) > gap / 2)}))
+
+
+def _log_ticks(axis: Axis) -> None:
+    """Decades, and between them 2 and 5 where the data span less than two: a single tick is no scale. Below a factor of two, even steps."""
+    low, high = axis.get_view_interval()
+    if high / low >= 100:
+        axis.set_major_locator(LogLocator(numticks=6))
+    elif high / low >= 4:
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+        axis.set_major_formatter(FormatStrFormatter("%g"))
+    else:
+        axis.set_major_locator(MaxNLocator(4))
+        axis.set_major_formatter(FormatStrFormatter("%g"))
+    axis.set_minor_locator(NullLocator())
+
+
+def response_curve(rows: Frame) -> tuple[np.ndarray, np.ndarray]:
+    """Factors at `QUANTILES` in falling order, mean over heads, sequences and runs, and the standard error that comes from the quadrature's probes (0 for
+    singular values, which are exact)."""
+    curves, squares = [], []
+    for _, head in rows.groupby(["run_id", "head", "sequence"]):
+        by_probe = [_falling(probe) for _, probe in head.groupby("probe")]
+        curves.append(np.mean(by_probe, axis=0))
+        squares.append(np.var(by_probe, axis=0, ddof=1) / len(by_probe) if len(by_probe) > 1 else np.zeros(len(QUANTILES)))
+    return np.mean(curves, axis=0), np.sqrt(np.mean(squares, axis=0) / len(squares))
+
+
+def _falling(rows: Frame) -> np.ndarray:
+    """The quantile function of one quadrature, from the largest factor to the smallest: each node stands in the middle of its weight."""
+    ordered = rows.sort_values("response", ascending=False)
+    weights = ordered["weight"].to_numpy(dtype=float)
+    middle = np.cumsum(weights) - weights / 2
+    return np.interp(QUANTILES * weights.sum(), middle, ordered["response"].to_numpy(dtype=float))
+
+
+def energy_figures(study: Study, phase: str) -> list[Figure]:
+    """After over before against layer, a panel a series, a line an LR."""
+    rows = _of_phase(study, "spectra", phase)
+    if rows is None:
+        return []
+    present = [name for name in study.series if name in set(rows["series"])]
+    return [_energy_figure(rows, names) for names in chunks(present, PANELS_PER_ROW)]
+
+
+def _energy_figure(rows: Frame, names: Sequence[str]) -> Figure:
+    figure = Figure(figsize=(_width(len(names)), 2.5), layout="constrained")
+    axes, colors = figure.subplots(1, len(names), sharey=True, squeeze=False)[0], lr_colors(rows["run_lr"])
+    for ax, name in zip(axes, names, strict=True):
+        part = rows[rows["series"] == name]
+        for lr, at_lr in part.groupby("run_lr"):
+            for quantity, dashes in (("variance", "-"), ("energy", ":")):
+                line = kept(at_lr, quantity)
+                ax.plot(line.index, line, color=colors[lr], linestyle=dashes, linewidth=1.1, marker="o", markersize=2.5)
+        ax.set_title(textwrap.fill(name, 22), loc="left", fontweight="bold")
+        ax.set_xlabel("layer")
+        ax.axhline(1, color=MUTED, linewidth=0.5, zorder=1)
+        ax.set_yscale("log")
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    _log_ticks(axes[0].yaxis)
+    axes[0].set_ylabel("after / before")
+    _lr_legend(figure, colors, [Line2D([], [], color=INK, label="variance"), Line2D([], [], color=INK, linestyle=":", label="energy")])
+    return figure
+
+
+def kept(rows: Frame, quantity: str) -> Any:
+    """By layer the median over seeds of each seed's median over heads and sequences of after / before; layers that do not have it are left out."""
+    ratio = rows[f"{quantity}_after"] / rows[f"{quantity}_before"]
+    known = rows.assign(ratio=ratio)[ratio.notna()]
+    return known.groupby(["layer", "seed"])["ratio"].median().groupby("layer").median()
+
+
+def qk_figure(study: Study, phase: str) -> Figure | None:
+    """Spectral norm and condition number against LR, a line a series; None without queries and keys."""
+    rows = _of_phase(study, "qk", phase)
+    if rows is None:
+        return None
+    heads, styles = qk_heads(rows.assign(order=0)), looks(study)
+    present = [name for name in styles if name in set(heads["series"])]
+    figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
+    for ax, column, label in zip(figure.subplots(1, 2), ("norm", "condition"), ("spectral norm", "condition number"), strict=True):
+        for name in present:
+            _qk_line(ax, heads[heads["series"] == name], column, styles[name])
+        lr_axis(ax, study.runs["lr"], most=4)
+        ax.set_yscale("log")
+        _log_ticks(ax.yaxis)
+        ax.set_xlabel("learning rate")
+        ax.set_ylabel(f"{label} of $W_q^\\top W_k$")
+    handles = [Line2D([], [], color=styles[name].color, marker=styles[name].marker, markersize=4, label=textwrap.fill(name, 30)) for name in present]
+    fitting_legend(figure, handles, 4)
+    return figure
+
+
+def _qk_line(ax: Axes, heads: Frame, column: str, look: Any) -> None:
+    finite = heads[np.isfinite(heads[column])]
+    per_seed = finite.groupby(["run_lr", "seed"])[column].agg(["median", "max"])
+    spreads = {lr: Spread.of(part["median"], POSITIVE) for lr, part in per_seed.groupby("run_lr")}
+    lrs = list(spreads)
+    middle = np.array([spread.median for spread in spreads.values()])
+    reach = np.array([[s.median - s.low, s.high - s.median] if s.n > 1 and math.isfinite(s.low) else [0.0, 0.0] for s in spreads.values()]).T
+    bars = {"color": look.color, "linestyle": look.dashes, "linewidth": 1.2, "marker": look.marker, "markersize": 4}
+    # The interval is of the mean: of skewed values it may end short of the median.
+    ax.errorbar(lrs, middle, yerr=np.maximum(reach, 0.0), capsize=2, **bars)
+    ax.plot(lrs, per_seed["max"].groupby("run_lr").median(), color=look.color, linestyle=":", linewidth=0.9)
+
+
+def probe_figures(study: Study) -> dict[str, Figure | None]:
+    """All figures of this file by name: `connectivity`, and `<kind>-<phase>-<number>` for the kinds of `CAPTIONS`."""
+    made: dict[str, Figure | None] = {}
+    if "connectivity" in study.probes:
+        made["connectivity"] = connectivity_figure(study.probes["connectivity"])
+    phases = dict.fromkeys(phase for name in ("spectra", "filter", "qk") if name in study.probes for phase in study.probes[name]["phase"])
+    for phase in phases:
+        kinds = {"filter": filter_figures(study, phase), "energy": energy_figures(study, phase), "qk": [qk_figure(study, phase)]}
+        made |= {f"{kind}-{phase}-{index}": figure for kind, figures in kinds.items() for index, figure in enumerate(figures)}
+    return made

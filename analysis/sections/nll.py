@@ -1,0 +1,97 @@
+"""Validation NLL by learning rate, and the stable windows: the report's tables."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analysis.drawing.tables import chunks, ended_badly, guarded_note, source, width_text
+from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.spread import INTERVAL_RULE, Spread
+from analysis.numbers.windows import VALIDATION, SeriesWindows, Window, median_line, outcomes, windows
+from analysis.study import wording
+from analysis.study.load import FINISHED, Frame, Study
+from analysis.words import count_range, lr_text, power
+
+NLL_COLUMNS = 6
+
+
+def nll_tables(study: Study) -> list[Table]:
+    """Learning rate × mechanism: median validation NLL, its interval and n, and how many runs diverged."""
+    return [_nll_table(study, series) for series in chunks(study.series, NLL_COLUMNS)]
+
+
+def _nll_table(study: Study, series: tuple[str, ...]) -> Table:
+    lines = {name: median_line(outcomes(study, name)) for name in series}
+    best = {name: line.idxmin() for name, line in lines.items() if np.isfinite(line).any()}
+    lrs = sorted({lr for line in lines.values() for lr in line.index})
+    rows = [(Cell(lr_text(lr)), *(nll_cell(study.of(name), lr, best.get(name) == lr) for name in series)) for lr in lrs]
+    caption = (
+        f"{wording.unit(study).capitalize()} at the end of training; median over the seeds that finished. "
+        f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each column.{guarded_note(study)} {source(study)}"
+    )
+    return Table("Validation NLL against learning rate", caption, ("LR", *series), tuple(rows))
+
+
+def nll_cell(runs: Frame, lr: float, bold: bool) -> Cell:
+    runs = runs[runs["lr"] == lr]
+    if runs.empty:
+        return Cell("--")
+    usable = runs[runs["status"].isin(FINISHED) & np.isfinite(runs["val_nll"])]
+    spread, troubles = Spread.of(usable["val_nll"]), ended_badly(runs)
+    if spread.n == 0:
+        return Cell(troubles[0], "\n".join(troubles[1:]))
+    return Cell(f"{spread.median:.3f}", "\n".join([spread.detail(), *troubles]), bold)
+
+
+def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Table:
+    """One row per series: its best learning rate, and the range of rates within 5 % of the best NLL (validation, or generative; ``oracle``: by whom)."""
+    found = windows(study, column=column)
+    rows = tuple(_window_row(study, found[name], column) for name in study.series)
+    lenient = any(each.median is not None and each.median.is_lenient for each in found.values())
+    half = " Half lost: the NLL within the window where half of what was learned beyond token frequencies is lost." if lenient else ""
+    reach = " Frequencies: what the training tokens' frequencies reach on the same validation examples." if column == VALIDATION else ""
+    caption = (
+        "The range of learning rates whose NLL is within 5 % of the mechanism's best, around the best one, on the median over seeds (a divergence "
+        "counting as infinite); edges interpolated in log10 LR. ≥: the window reaches the end of the sweep, or a rate without a result, and is a "
+        "lower bound. A range a–b: the neighbouring rate diverged and the edge lies in between. Last column: the range of the windows of the "
+        f"single seeds.{reach}{half}{guarded_note(study)} {oracle}{source(study)}"
+    )
+    caption = wording.worded(study, caption)
+    header = ("mechanism", "best LR", "best NLL", "frequencies", "window", "decades", "single seeds")
+    return Table("Stable windows" if column == VALIDATION else "Stable windows on the generative NLL", caption, header, rows)
+
+
+def _window_row(study: Study, found: SeriesWindows, column: str) -> tuple[Cell, ...]:
+    runs = study.of(found.series)
+    unigram = Spread.of(runs["unigram_nll"])
+    half = f"half lost at {found.median.half_nll:.3f}" if found.median is not None and found.median.is_lenient else ""
+    unigram_cell = Cell("--") if column != VALIDATION else Cell(f"{unigram.median:.3f}" if unigram.n else "not recorded", half)
+    name = Cell(found.series, f"{count_range(runs['num_params'])} parameters")
+    if found.median is None:
+        return (name, Cell("--"), Cell("no run finished"), unigram_cell, Cell("--"), Cell("--"), Cell("--"))
+    at_best = outcomes(study, found.series, column).loc[found.median.best_lr]
+    best = Spread.of(at_best)
+    widths = found.seed_widths
+    seeds = Cell(f"{min(widths):.2f} to {max(widths):.2f}", f"n={len(found.by_seed)}") if len(widths) > 1 else Cell("--", f"n={len(found.by_seed)}")
+    return (
+        name,
+        Cell(lr_text(found.median.best_lr)),
+        Cell(f"{best.median:.3f}", best.detail()),
+        unigram_cell,
+        Cell(f"{power(found.median.low.lr)} to {power(found.median.high.lr)}", edge_words(found.median)),
+        Cell(width_text(found.median)),
+        seeds,
+    )
+
+
+def edge_words(found: Window) -> str:
+    """Why a window ends where it does, empty where both edges are interpolated."""
+    words = []
+    for side, edge in (("low", found.low), ("high", found.high)):
+        if edge.kind == "open":
+            words.append(f"open {side}")
+        elif edge.kind == "unmeasured":
+            words.append(f"no result {side}")
+        elif edge.kind == "diverged":
+            words.append(f"{power(edge.furthest_lr)} diverged")
+    return ", ".join(words)

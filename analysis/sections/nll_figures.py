@@ -1,0 +1,185 @@
+"""Validation NLL against learning rate, and the stable windows: the report's figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.transforms import ScaledTranslation, blended_transform_factory
+
+from analysis.drawing.legends import mechanism_legend
+from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
+from analysis.drawing.tables import width_text
+from analysis.numbers.windows import TOLERANCE, VALIDATION, SeriesWindows, median_line, outcomes, windows
+from analysis.study import wording
+from analysis.study.load import Frame, Study
+
+# A count such as 2/2 needs this much room beside its neighbour.
+MARK_POINTS = 9.0
+CROSS = {"marker": "x", "markersize": 5.5, "markeredgewidth": 1.5, "linestyle": "none", "clip_on": False}
+
+
+def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
+    """NLL (validation, or generative) against LR with the stable windows as bars beneath; None where no run has a finite NLL, or for a single LR."""
+    tables = {name: outcomes(study, name, column) for name in study.series}
+    if study.runs["lr"].nunique() < 2 or not any(np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values()):
+        return None
+    styles, found = looks(study), windows(study, column=column)
+    figure = Figure(figsize=(WIDTH_INCHES, 2.5 + 0.15 * len(tables)), layout="constrained")
+    ax, bars = figure.subplots(2, 1, sharex=True, height_ratios=(2.15, 0.2 + 0.15 * len(tables)))
+    _nll_limits(ax, tables, unigram := float(study.runs["unigram_nll"].median()) if column == VALIDATION else math.nan)
+    for name, table in tables.items():
+        _nll_line(ax, table, styles[name])
+    if math.isfinite(unigram):
+        _unigram(ax, study)
+    _window_bars(bars, found, styles)
+    lr_axis(bars, study.runs["lr"])
+    ax.tick_params(axis="x", length=0, labelbottom=False)
+    what = "generative NLL" if column != VALIDATION else "cross entropy" if wording.is_classification(study) else "validation NLL"
+    ax.set_ylabel(f"{what} (nats)")
+    bars.set_xlabel("learning rate")
+    _top_marks(ax, tables, styles)
+    mechanism_legend(figure, styles, _nll_extras(tables, ax))
+    return figure
+
+
+def _nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
+    """From the best run to the worst or, where one is far off, to twice the distance from the best to the token-frequency NLL; and that line."""
+    finite = np.concatenate([table.to_numpy(dtype=float).ravel() for table in tables.values()])
+    finite = finite[np.isfinite(finite)]
+    low, high = float(finite.min()), float(finite.max())
+    if math.isfinite(unigram):
+        least = 0.15 if unigram - low > TOLERANCE * abs(low) else TOLERANCE  # where little was learned the differences are small, too
+        high = min(high, low + max(2 * (unigram - low), least * abs(low)))
+        # Models far better than token frequencies: its line would flatten their curves, and is named above the axis instead.
+        high = max(high, unigram) if unigram < low + 3 * (high - low) else high
+    room = max(high - low, 0.02)
+    # The strip at the top belongs to the crosses.
+    ax.set_ylim(low - 0.06 * room, high + 0.16 * room)
+
+
+def _nll_line(ax: Axes, table: Frame, style: Look) -> None:
+    line = median_line(table)
+    inside = line.where(np.isfinite(line))
+    ax.plot(inside.index, inside, color=style.color, linestyle=style.dashes, zorder=3)
+    top = ax.get_ylim()[1]
+    for lr, row in table.iterrows():
+        shown = [value for value in row if math.isfinite(value) and value <= top]
+        ax.plot([lr] * len(shown), shown, style.marker, color=style.color, markersize=4.2, markeredgecolor="white", markeredgewidth=0.5, zorder=4)
+
+
+def _top_marks(ax: Axes, tables: dict[str, Frame], styles: dict[str, Look]) -> None:
+    """At the top edge, side by side: a cross where runs of a series diverged, with their count; an open triangle where runs lie above the axis."""
+    strip, top = blended_transform_factory(ax.transData, ax.transAxes), ax.get_ylim()[1]
+    lrs = sorted({lr for table in tables.values() for lr in table.index})
+    for lr in lrs:
+        rows = {name: table.loc[lr].dropna() for name, table in tables.items() if lr in table.index}
+        marked = {name: row for name, row in rows.items() if (row > top).any()}
+        step = min(12.5, _points_between(ax, lrs) / max(len(marked), 1))
+        for index, (name, row) in enumerate(marked.items()):
+            color, diverged = styles[name].color, int(np.isinf(row).sum())
+            place = strip + ScaledTranslation((index - (len(marked) - 1) / 2) * step / 72, 0, ax.figure.dpi_scale_trans)
+            if diverged:
+                ax.plot(lr, 0.965, color=color, transform=place, zorder=5, **CROSS)
+            else:
+                ax.plot(lr, 0.965, marker="^", color=color, markersize=5, markerfacecolor="none", linestyle="none", transform=place, clip_on=False)
+            if diverged and step >= MARK_POINTS:
+                ax.text(lr, 0.93, f"{diverged}/{len(row)}", transform=place, ha="center", va="top", fontsize=6, color=color)
+
+
+def _points_between(ax: Axes, lrs: Sequence[float]) -> float:
+    """The smallest distance between two neighbouring rates on paper, in points; the axes take about 0.85 of the figure's width."""
+    low, high = np.log10(ax.get_xlim())
+    return float(np.diff(np.log10(lrs)).min() / (high - low)) * 0.85 * WIDTH_INCHES * 72
+
+
+def _unigram(ax: Axes, study: Study) -> None:
+    """What the training tokens' frequencies reach on the validation examples, as a model that ignores its context can: a line for each value."""
+    low, high = ax.get_ylim()
+    for unigram in sorted({round(value, 3) for value in study.runs["unigram_nll"] if math.isfinite(value)}):
+        inside = low < unigram < high
+        if inside:
+            ax.axhline(unigram, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.9, zorder=2)
+        # Outside the axes, where no curve can run into it.
+        label = wording.baseline(study).replace(" ", "\n") + ("" if inside else f"\n{unigram:.2f} {'↑' if unigram > high else '↓'}")
+        at = min(max(unigram, low), high)
+        side = "center" if inside else "top" if unigram > high else "bottom"
+        spot: dict[str, Any] = {"xy": (1.008, at), "xycoords": ("axes fraction", "data"), "annotation_clip": False}
+        ax.annotate(label, **spot, fontsize=7.5, color=MUTED, linespacing=0.95, va=side)
+
+
+def _window_bars(ax: Axes, found: dict[str, SeriesWindows], styles: dict[str, Look]) -> None:
+    """One bar per series over the rates of its window, thin lines for the seeds' own; an arrow where it is open, dots up to a rate that diverged."""
+    for row, (name, each) in enumerate(found.items()):
+        ax.axhline(row, color="#eef0f2", linewidth=0.8, zorder=0)
+        if each.median is None:
+            continue
+        low, high, color = each.median.low, each.median.high, styles[name].color
+        ax.plot([low.lr, high.lr], [row, row], color=color, linewidth=5, solid_capstyle="butt", alpha=0.85)
+        for edge in (low, high):
+            if edge.kind == "diverged":
+                ax.plot([edge.lr, edge.furthest_lr], [row, row], color=color, linewidth=1, linestyle=(0, (1, 1.5)))
+        for is_open, edge, marker in ((each.median.open_low, low, "<"), (each.median.open_high, high, ">")):
+            if is_open:
+                ax.plot(edge.lr, row, marker=marker, color=color, markersize=6.5, clip_on=False, linestyle="none", zorder=4)
+        for offset, seed in enumerate(filter(None, each.by_seed.values())):
+            at = row + (0.30 if offset % 2 else -0.30)
+            ax.plot([seed.low.lr, seed.high.lr], [at, at], color=color, linewidth=0.8, alpha=0.8)
+    ax.set_yticks(range(len(found)), list(found))
+    ax.set_ylim(len(found) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(False, axis="y")
+    ax.set_ylabel("stable\nwindow", fontsize=8)
+
+
+def _nll_extras(tables: dict[str, Frame], ax: Axes) -> list[Line2D]:
+    values = np.concatenate([table.to_numpy(dtype=float).ravel() for table in tables.values()])
+    extras = []
+    if np.isinf(values).any():
+        extras.append(Line2D([], [], color=MUTED, label="diverged", **CROSS))
+    if (values[np.isfinite(values)] > ax.get_ylim()[1]).any():
+        extras.append(Line2D([], [], color=MUTED, marker="^", markerfacecolor="none", markersize=5, linestyle="none", label="above the axis"))
+    return extras
+
+
+def window_figure(study: Study) -> Figure | None:
+    """Widths of the stable windows in decades, the seeds' own as points; None where no series has one, or for a single LR."""
+    found = {name: each for name, each in windows(study).items() if each.median is not None}
+    if not found or study.runs["lr"].nunique() < 2:
+        return None
+    styles = looks(study)
+    figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 0.3 * len(found)), layout="constrained")
+    ax = figure.subplots()
+    bounds = [bound for each in found.values() if each.median for bound in (each.median.width, each.median.width_max) if math.isfinite(bound)]
+    span = max(1.08 * max([*bounds, *(width for each in found.values() for width in each.seed_widths)]), 0.3)
+    for row, (name, each) in enumerate(found.items()):
+        _width_bar(ax, row, each, styles[name])
+    ax.set_yticks(range(len(found)), list(found))
+    ax.set_ylim(len(found) - 0.45, -0.55)
+    ax.set_xlim(0, span)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(False, axis="y")
+    ax.set_xlabel("width of the stable window (decades of learning rate)")
+    return figure
+
+
+def _width_bar(ax: Axes, row: int, each: SeriesWindows, style: Look) -> None:
+    found = each.median
+    assert found is not None, "series without a window are left out"
+    ax.barh(row, found.width, height=0.56, color=style.color, alpha=0.8, zorder=2)
+    if math.isfinite(found.width_max) and found.width_max > found.width:
+        unsure = {"facecolor": "none", "edgecolor": style.color, "hatch": "////", "linewidth": 0.6}
+        ax.barh(row, found.width_max - found.width, left=found.width, height=0.56, zorder=2, **unsure)
+    seeds = sorted(each.seed_widths) if len(each.by_seed) > 1 else []
+    spots = np.linspace(-0.14, 0.14, len(seeds)) if len(seeds) > 1 else [0.0] * len(seeds)
+    dots = {"markersize": 3, "markeredgecolor": "white", "markeredgewidth": 0.4, "clip_on": False}
+    ax.plot(seeds, [row + spot for spot in spots], "o", color=INK, zorder=4, **dots)
+    if math.isinf(found.width_max):
+        arrow = {"arrowstyle": "<-", "color": style.color, "linewidth": 1.6}
+        ax.annotate("", (found.width, row), xytext=(16, 0), textcoords="offset points", arrowprops=arrow, zorder=3)
+    ax.annotate(width_text(found), (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, color=INK, annotation_clip=False)

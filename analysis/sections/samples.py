@@ -1,0 +1,66 @@
+"""Generated samples of the terminal checkpoints side by side, learning rate × mechanism: the first of each, as it begins (consensus paper D.4)."""
+
+from __future__ import annotations
+
+from analysis.drawing.tables import chunks, source
+from analysis.drawing.typeset import Cell, Table, heading
+from analysis.study.load import Frame, Study
+from analysis.words import listed, lr_text
+
+SAMPLE_COLUMNS = 4
+ENDS = {"\n": "↵", "\r": "↵", "\t": "→", "\u2028": "↵", "\u2029": "↵"}
+UNSHOWN = "\ufffd"
+
+
+def section(study: Study) -> str:
+    """The report's part on samples; "" where nothing was sampled."""
+    found = sample_tables(study)
+    return heading("What the models write") + "".join(table.typst() for table in found) if found else ""
+
+
+def sample_tables(study: Study) -> list[Table]:
+    """One for each four series; none where nothing was sampled. A cell holds the sample of its runs' lowest seed."""
+    if "samples" not in study.generation:
+        return []
+    rows = study.with_run(study.generation["samples"].query("phase == 'terminal'"))
+    present = [name for name in study.series if name in set(rows["series"])]
+    return [_table(study, rows, part) for part in chunks(present, SAMPLE_COLUMNS)] if present else []
+
+
+def _table(study: Study, rows: Frame, series: tuple[str, ...]) -> Table:
+    shown = rows[rows["series"].isin(series)].sort_values("seed").drop_duplicates(["series", "run_lr"])
+    lrs = sorted(set(study.runs.loc[study.runs["series"].isin(series), "lr"]))
+    body = tuple((Cell(lr_text(lr)), *(_cell(shown[(shown["series"] == name) & (shown["run_lr"] == lr)]) for name in series)) for lr in lrs)
+    oracles = sorted(set(shown["oracle"]) - {""})
+    scored = f"nll: nats per token of the oracle {listed(oracles)}, of the whole sample. " if oracles else "No oracle has scored them. "
+    how = sorted({f"{row.sampler}, temperature {row.temperature:g}" for row in shown.itertuples() if row.sampler})
+    caption = (
+        f"The first sample of each run's terminal checkpoint as it begins, of each cell's lowest seed ({_seeds(shown)}); … where it goes on. Nothing was "
+        f"picked. {scored}Sampler: {listed(how)}. ↵ a line's end, → a tab, {UNSHOWN} what is no printable character; --: the run left no sample. "
+        f"{source(study)}"
+    )
+    align, widths = ("left",) * (1 + len(series)), ("auto", *("1fr",) * len(series))
+    return Table("Samples against learning rate", caption, ("LR", *series), body, (), align, widths)
+
+
+def _seeds(shown: Frame) -> str:
+    seeds = sorted({f"{seed:g}" for seed in shown["seed"]})
+    return f"seed{'s' * (len(seeds) > 1)} {listed(seeds)}"
+
+
+def _cell(part: Frame) -> Cell:
+    if part.empty:
+        return Cell("--")
+    row = part.iloc[0]
+    if row["num_characters"] != row["num_characters"]:  # NaN: there was nothing to sample from
+        return Cell("--", row["reason"])
+    score = f"nll {row['nll']:.3f}" if row["nll"] == row["nll"] else "not scored"
+    return Cell(score, visible(row["text"]) + ("…" if row["num_characters"] > len(row["text"]) else "") or "(empty)")
+
+
+def visible(text: str) -> str:
+    """A sample on one line, every character of it seen: ends of lines and tabs as arrows, what cannot be printed as one sign."""
+    return "".join(ENDS.get(character, character if character.isprintable() else UNSHOWN) for character in text)
+
+
+__all__ = ("sample_tables", "section", "visible")

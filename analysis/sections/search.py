@@ -1,0 +1,102 @@
+"""What `search=optuna` tried: the best points of each kind of run, and how the best so far fell."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from analysis.drawing.style import WIDTH_INCHES, fitting_legend, mechanism_looks
+from analysis.drawing.tables import captioned, source
+from analysis.drawing.typeset import Cell, Table, heading
+from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
+from analysis.study import wording
+from analysis.study.load import Frame, Study
+from analysis.words import plural
+
+NAME, SHOWN = "search", 8
+CAPTION = "The search, point by point: each point's objective, and the lowest so far as a line. Points of one round were chosen together."
+
+
+def points(study: Study) -> Frame:
+    """A row a point: series, mechanism, number, round, score, its runs' own (`by_seed`), and a column for each field; empty without a search."""
+    table = study.searches.get("search")
+    if table is None:
+        return study.runs.iloc[:0]
+    runs = study.runs.set_index("run_id")
+    runs["own"] = runs[["val_nll", "init_nll"]].min(axis=1)
+    wide = table.pivot_table(index=["run_id", "number", "round"], columns="field", values="value").reset_index().join(runs[["series", "own"]], on="run_id")
+    wide = wide.join(table.drop_duplicates("run_id").set_index("run_id")["score"], on="run_id").join(runs["mechanism"], on="run_id")
+    whole = wide.drop_duplicates(["series", "number"]).set_index(["series", "number"])
+    whole["by_seed"] = wide.groupby(["series", "number"])["own"].agg(list)
+    order = sorted(whole.index, key=lambda key: (study.series.index(key[0]), key[1]))
+    return whole.loc[order].reset_index()
+
+
+def is_search(study: Study) -> bool:
+    """Then every run has settings of its own, and tables of learning rate against mechanism mean nothing."""
+    return "search" in study.searches
+
+
+def search_tables(study: Study) -> list[Table]:
+    """One for each kind of run."""
+    found = points(study)
+    return [_table(study, str(series), part) for series, part in found.groupby("series", sort=False)] if len(found) else []
+
+
+def _fields(study: Study, part: Frame) -> list[str]:
+    return [name for name in dict.fromkeys(study.searches["search"]["field"]) if part[name].notna().any()]
+
+
+def _table(study: Study, series: str, part: Frame) -> Table:
+    fields = _fields(study, part)
+    best = part[part["score"].notna()].sort_values(["score", "number"]).head(SHOWN)
+    unknown = int(part["score"].isna().sum())
+    rows = tuple(_row(row, fields, place == 0) for place, row in enumerate(best.to_dict("records")))
+    caption = (
+        f"The {plural(len(best), 'best point')} of {len(part)}{f' ({unknown} without a result)' if unknown else ''}, by the mean over seeds of the smaller "
+        f"of the validation NLL at the end and at initialisation ({wording.unit(study)}), which is finite where a run diverged. {INTERVAL_RULES[POSITIVE]}. "
+        f"Point and round: when it was tried. {source(study)}"
+    )
+    return Table(f"Search over {', '.join(fields)}: {series}", caption, ("point", "objective", *fields), rows)
+
+
+def _row(row, fields: list[str], first: bool) -> tuple[Cell, ...]:
+    return (
+        Cell(f"{row['number']:.0f}", f"round {row['round']:.0f}"),
+        Cell(f"{row['score']:.3f}", Spread.of(row["by_seed"], POSITIVE).detail(), bold=first),
+        *(Cell(f"{row[name]:.4g}") for name in fields),
+    )
+
+
+def search_figures(study: Study) -> dict[str, Figure | None]:
+    """The history of every kind of run; none without a search, nothing drawn where no point has a result."""
+    found = points(study)
+    if not len(found):
+        return {}
+    return {NAME: _figure(found) if found["score"].notna().any() else None}
+
+
+def _figure(found: Frame) -> Figure:
+    figure = Figure(figsize=(WIDTH_INCHES, 2.5), layout="constrained")
+    ax, styles = figure.subplots(), mechanism_looks(found["mechanism"])
+    handles = []
+    for series, part in found.groupby("series", sort=False):
+        color, marker = styles[part["mechanism"].iloc[0]]
+        values = part["score"].to_numpy(dtype=float)
+        lowest = np.fmin.accumulate(np.where(np.isnan(values), math.inf, values))
+        ax.plot(part["number"], values, marker, color=color, markersize=4, markeredgecolor="white", markeredgewidth=0.5, alpha=0.8)
+        handles += ax.plot(part["number"], np.where(np.isinf(lowest), np.nan, lowest), color=color, drawstyle="steps-post", label=str(series))
+    ax.set_xlabel("point")
+    ax.set_ylabel("objective (nats)")
+    fitting_legend(figure, handles, 6)
+    return figure
+
+
+def section(study: Study, figures: dict[str, Path | None]) -> str:
+    """The report's part on the search; "" in a study without."""
+    found = search_tables(study)
+    missing = "No point of the search has a result yet."
+    return heading("The search") + "".join(table.typst() for table in found) + captioned(study, figures, NAME, CAPTION, missing) if found else ""

@@ -1,0 +1,131 @@
+"""Figures of the mixing matrices of residual streams (`stability.probe what=streams`), after mHC-lite's Figures 3 and 4; the report's part with its table."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors
+from analysis.drawing.tables import captioned, chunks
+from analysis.drawing.typeset import heading, paragraph
+from analysis.numbers.step_shares import PHASES
+from analysis.numbers.stream_mixing import NAME, iterations_of, ordered, thresholds
+from analysis.sections.streams import PRECISION, example_text, iteration_count, phases, study_tables, threshold_text, token_count
+from analysis.study.load import Column, Frame, Study
+from analysis.words import lr_text, power
+
+SERIES_PER_FIGURE = 4
+BAND = (0.05, 0.95)
+ROUNDING = 1e-9
+STEEP = 30.0  # a ratio above which an axis is logarithmic
+PANELS = (
+    ("ln 1/ν before Sinkhorn", ("single", "log_range"), None),
+    ("column sums of A", ("single", "column_sum"), None),
+    ("column sums of A_1 ⋯ A_l", ("product", "column_sum"), None),
+    ("gain forward, backward", ("product", "forward_gain"), ("rest", "backward_gain")),
+)
+CAPTION = (
+    "Mixing matrices A of residual streams (X' = AᵀX + …) by connection l, {phase}, over every token of held-out sequences ({tokens}). First three columns, "
+    "the first as mHC-lite's Figure 4, the others as its Figure 3: median (solid), 90 % of the values (shade), smallest and largest (dotted), over the seeds "
+    "of a rate. ν: smallest over largest entry of what Sinkhorn's iterations are given{iterations}; grey line: ln 1/ν = {threshold}, above which a token "
+    "counts as an outlier. Last: the most that mixing alone multiplies the largest entry of a signal by up to connection l (solid), and of its gradient from "
+    "the head back to it (dashed). {precision}"
+)
+
+
+def stream_figures(study: Study) -> dict[str, Figure | None]:
+    """``streams-<phase>-<number>``: a row a series, a column a quantity, a line an LR; {} where no run was probed."""
+    if NAME not in study.probes:
+        return {}
+    rows, made = ordered(study), {}
+    rows = rows[rows["connection"].notna()]
+    for phase in phases(rows):
+        part = rows[rows["phase"] == phase]
+        present = [name for name in study.series if name in set(part["series"])]
+        for index, names in enumerate(chunks(present, SERIES_PER_FIGURE)):
+            made[f"{NAME}-{phase}-{index}"] = _figure(part, names)
+    return made
+
+
+def section(study: Study, drawn: Mapping[str, Path | None]) -> str:
+    """The report's part; "" where no run was probed."""
+    if NAME not in study.probes:
+        return ""
+    body, rows = [heading("How doubly stochastic the mixing of residual streams is")], ordered(study)
+    for name in (name for name in drawn if name.startswith(f"{NAME}-")):
+        phase = name.removeprefix(f"{NAME}-").rpartition("-")[0]
+        shown = rows[rows["phase"] == phase]
+        counts = {"tokens": token_count(shown), "iterations": iteration_count(shown), "threshold": threshold_text(shown), "precision": PRECISION}
+        body.append(captioned(study, drawn, name, CAPTION.format(phase=PHASES.get(phase, phase), **counts)))
+    said = example_text(iterations_of(rows))
+    return "".join([*body, *([paragraph(said)] if said else []), *(table.typst() for table in study_tables(study))])
+
+
+def _figure(rows: Frame, names: Sequence[str]) -> Figure:
+    figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 1.5 * len(names)), layout="constrained")
+    axes, colors = figure.subplots(len(names), len(PANELS), sharex=True, squeeze=False), lr_colors(rows["run_lr"])
+    for line, name in zip(axes, names, strict=True):
+        part = rows[rows["series"] == name]
+        for ax, (_, first, second) in zip(line, PANELS, strict=True):
+            for at in sorted(set(thresholds(part).values())) if first[1] == "log_range" else [1]:
+                ax.axhline(at, color=MUTED, linewidth=0.6, zorder=1)
+            _panel(ax, _of(part, first), None if second is None else _of(part, second), colors)
+        line[0].set_ylabel(textwrap.fill(name, 18), fontweight="bold")
+    for ax, (title, _, _) in zip(axes[0], PANELS, strict=True):
+        ax.set_title(title.replace("A_1 ⋯ A_l", "$A_1 ⋯ A_l$"), loc="left", fontsize=8.5)
+    for ax in axes[-1]:
+        ax.set_xlabel("connection")
+        ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
+    spread = [Line2D([], [], color=INK, linestyle=":", label="smallest, largest")]
+    fitting_legend(figure, [*handles, *spread], 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3)
+    return figure
+
+
+def _of(rows: Frame, key: tuple[str, str]) -> Frame:
+    return rows[(rows["matrix"] == key[0]) & (rows["quantity"] == key[1])]
+
+
+def _panel(ax: Axes, rows: Frame, beside: Frame | None, colors: Mapping[float, Any]) -> None:
+    """Quantiles by connection; with ``beside`` the largest values of both alone."""
+    if rows.empty:
+        ax.text(0.5, 0.5, "no iterations", transform=ax.transAxes, ha="center", va="center", fontsize=8, color=MUTED)
+        ax.set_yticks([])
+        return
+    for lr, at_lr in rows.groupby("run_lr"):
+        if beside is None:
+            _band(ax, at_lr, colors[lr])
+            continue
+        for part, dashes in ((at_lr, "-"), (beside[beside["run_lr"] == lr], (0, (5, 2)))):
+            line = quantile(part, 1.0, "max")
+            ax.plot(line.index, line, color=colors[lr], linestyle=dashes, linewidth=1.1)
+    values = rows["value"] if beside is None else [*rows["value"], *beside["value"]]
+    if np.max(np.abs(np.subtract(values, 1))) < ROUNDING:  # exact: the axis would show the rounding
+        ax.set_ylim(0.9, 1.1)
+        ax.text(0.5, 0.62, f"all within {power(float(np.max(np.abs(np.subtract(values, 1)))))}", transform=ax.transAxes, ha="center", fontsize=7.5, color=MUTED)
+    if np.min(values) > 0 and np.max(values) / np.min(values) > STEEP and rows["quantity"].iloc[0] != "log_range":
+        ax.set_yscale("log")
+    elif np.max(np.abs(values)) > STEEP and rows["quantity"].iloc[0] != "log_range":
+        ax.set_yscale("symlog", linthresh=1)
+
+
+def _band(ax: Axes, rows: Frame, color: Any) -> None:
+    middle, low, high = (quantile(rows, at, "median") for at in (0.5, *BAND))
+    ax.fill_between(middle.index, low, high, color=color, alpha=0.2, linewidth=0)
+    ax.plot(middle.index, middle, color=color, linewidth=1.1)
+    for at, over in ((0.0, "min"), (1.0, "max")):
+        line = quantile(rows, at, over)
+        ax.plot(line.index, line, color=color, linewidth=0.8, linestyle=":")
+
+
+def quantile(rows: Frame, at: float, over_seeds: str) -> Column:
+    """By connection a quantile of each run, then ``over_seeds`` ("median", "min", "max") of them."""
+    return rows[np.isclose(rows["quantile"], at)].groupby("connection")["value"].agg(over_seeds)

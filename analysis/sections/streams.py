@@ -1,0 +1,110 @@
+"""Table of how doubly stochastic the mixing matrices of residual streams are (`stability.probe what=streams`)."""
+
+from __future__ import annotations
+
+from analysis.drawing.tables import source
+from analysis.drawing.typeset import Cell, Table
+from analysis.numbers.spread import EXTREME, INTERVAL_RULES, Spread
+from analysis.numbers.step_shares import PHASES
+from analysis.numbers.stream_mixing import NAME, by_run, example, iterations_of, ordered, thresholds
+from analysis.study.load import Column, Frame, Study
+from analysis.words import listed, lr_text, plural, power
+
+# heading, matrix, quantity, whether of the last product through all depth, what stands for a run
+COLUMNS: tuple[tuple[str, str, str, str], ...] = (
+    ("ln 1/ν", "single", "log_range", "largest"),
+    ("outliers", "single", "beyond", "share"),
+    ("columns", "single", "column_sum", "error"),
+    ("rows", "single", "row_sum", "error"),
+    ("columns", "product", "column_sum", "error"),
+    ("rows", "product", "row_sum", "error"),
+    ("spectral", "product", "spectral_norm", "largest"),
+    ("forward", "product", "forward_gain", "largest"),
+    ("backward", "rest", "backward_gain", "largest"),
+)
+GROUPS = (("", 2), ("before Sinkhorn", 2), ("A, sums off by", 2), ("A_1 ⋯ A_L, off by", 2), ("norm", 1), ("gain", 2))
+CAPTION = (
+    "Of every token on held-out data ({tokens}), the worst; then the median over seeds. A: the mixing matrix of a connection, X' = AᵀX + …, over all "
+    "connections; A_1 ⋯ A_L: their product through the depth. ν: the smallest over the largest entry before Sinkhorn's iterations{iterations}, ln 1/ν the "
+    "logarithm of its inverse; outliers: the share of tokens and connections where that exceeds {threshold}. Off by: largest distance of a column's or "
+    "row's sum from 1. Norm: largest "
+    "spectral norm of the product. Gain: by how much mixing alone may multiply the largest entry of a signal through all connections (forward, at most the "
+    "column sums) or of its gradient (backward, the row sums). {precision}"
+)
+PRECISION = (
+    "Computed in float64 from the trained weights: what is exact here is so to 1e-15. It is not in the precision of training; with coefficients in bfloat16, "
+    "mHC-lite's columns sum to 0.9982 at initialisation."
+)
+
+
+def study_tables(study: Study) -> list[Table]:
+    """A table for each phase; [] where no run was probed."""
+    if NAME not in study.probes:
+        return []
+    return _tables(ordered(study), source(study))
+
+
+def run_tables(frame: Frame, residual: str) -> list[Table]:
+    """The same of one run's own rows."""
+    return _tables(frame.assign(series=residual, run_lr=frame["lr"], seed=0, order=0), "One run.")
+
+
+def phases(rows: Frame) -> list[str]:
+    return sorted(set(rows["phase"]), key=lambda phase: (phase != "terminal", phase))
+
+
+def _tables(rows: Frame, origin: str) -> list[Table]:
+    return [_table(rows[rows["phase"] == phase], PHASES.get(phase, phase), origin) for phase in phases(rows)]
+
+
+def _table(rows: Frame, phase: str, origin: str) -> Table:
+    columns = [by_run(rows, matrix, quantity, which) for _, matrix, quantity, which in COLUMNS]
+    body = []
+    for key in rows[["order", "series", "run_lr"]].drop_duplicates().sort_values(["order", "run_lr"]).itertuples(index=False):
+        cells = [_cell(values.xs(tuple(key)) if tuple(key) in values.index else values.iloc[:0], which) for values, which in _named(columns)]
+        body.append((Cell(str(key.series)), Cell(lr_text(key.run_lr)), *cells))
+    header = ("mechanism", "LR", *(heading for heading, _, _, _ in COLUMNS))
+    caption = CAPTION.format(tokens=token_count(rows), iterations=iteration_count(rows), threshold=threshold_text(rows), precision=PRECISION)
+    return Table(f"Mixing of residual streams, {phase}", f"{caption} {INTERVAL_RULES[EXTREME]}. {origin}", header, tuple(body), GROUPS)
+
+
+def token_count(rows: Frame) -> str:
+    """Of a run; a connection has one spectral norm a token."""
+    counts = rows.loc[(rows["quantity"] == "spectral_norm") & rows["connection"].notna(), "num_values"]
+    return f"{listed(f'{count:,.0f}' for count in sorted(set(counts)))} tokens a run"
+
+
+def iteration_count(rows: Frame) -> str:
+    """As ``, K = 20``; "" where no run has iterations."""
+    counts = [f"{number:.0f}" for number in iterations_of(rows)]
+    return f", K = {listed(counts)}" if counts else ""
+
+
+def threshold_text(rows: Frame) -> str:
+    """``30``; of runs that an older probe measured what it took for them; "a threshold" where no run has iterations."""
+    known = set(rows.loc[rows["quantity"] == "threshold", "run_id"])
+    found = thresholds(rows)
+    own, older = ([found[run_id] for run_id in found if (run_id in known) == is_own] for is_own in (True, False))
+    parts = [f"{value:g}" for value in sorted(set(own))]
+    if older:
+        parts.append(f"{listed(f'{value:g}' for value in sorted(set(older)))} ({plural(len(older), 'run')} measured before the threshold was a setting: K)")
+    return listed(parts) or "a threshold"
+
+
+def example_text(iterations: list[float]) -> str:
+    """A sentence on that example for every number K of the study; "" without any."""
+    said = []
+    for number in iterations:
+        log_range, sums = example(int(number))
+        said.append(f"{number:.0f} iterations leave columns that sum to {listed(f'{total:.3f}' for total in sums)} (ln 1/ν = {log_range:.1f})")
+    return f"Of the example in mHC-lite's Section 1, rows (1, d, d), (1, d, d) and (d, 1, 1) with d = 1e-13, {listed(said)}." if said else ""
+
+
+def _named(columns: list[Column]) -> list[tuple[Column, str]]:
+    return [(values, which) for values, (_, _, _, which) in zip(columns, COLUMNS, strict=True)]
+
+
+def _cell(per_seed: Column, which: str) -> Cell:
+    form = {"largest": lambda value: f"{value:.4g}", "share": lambda value: f"{100 * value:.3g} %", "error": power}[which]
+    spread = Spread.of(per_seed, EXTREME)
+    return Cell("--") if spread.n == 0 else Cell(form(spread.median), spread.detail(form))

@@ -1,0 +1,56 @@
+"""The shell of an entry: what the user or the machine got wrong becomes two lines and exit code 2."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from stability.cli.mistakes import printable
+
+USAGE = 2
+
+
+def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
+    """Run an entry's ``main`` on the command line: ``-h``, and what the user or the machine got wrong as two lines with exit code 2."""
+    argv = sys.argv[1:]
+    if any(flag in argv for flag in ("-h", "--help", "help")):
+        print(help_text.strip())
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, _stop)
+    atexit.register(gc.freeze)  # else the interpreter looks through all of torch for garbage before it ends
+    try:
+        sys.exit(main(argv))
+    except (ValueError, RuntimeError) as error:
+        print(f"error: {printable(str(error), argv)}", file=sys.stderr)
+        sys.exit(USAGE)
+    except BrokenPipeError:  # whoever read our output has left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except OSError as error:  # an unwritable folder, a full disk
+        print("error: " + printable(f"{error.strerror or error}: {error.filename or ''}", argv), file=sys.stderr)
+        sys.exit(USAGE)
+    except KeyboardInterrupt as stop:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """SIGTERM, from `kill` or a machine that shuts down, ends an entry as Ctrl-C does. (A sweep's launch has a handler of its own, `sweeps.interrupt`.)"""
+    raise KeyboardInterrupt(number)
+
+
+def check_writable(key: str, folder: str) -> None:
+    """Leave nothing behind. Errors: ``RuntimeError`` where ``key=folder`` can neither be written to nor made."""
+    try:
+        nearest = next(path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists())
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise RuntimeError(f"{key}={folder}: nothing can be written there ({error.strerror or error}); give a folder of your own") from None

@@ -1,0 +1,88 @@
+"""Paths on the command line: which keys hold them (the fields that `stability.config.identity.Place` marks), and how Hydra takes them whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+from pydantic import BaseModel
+
+from stability.cli.conf import AXES, conf_dir
+from stability.config.identity import Place, group_of
+from stability.config.parse import SPECS
+from stability.registry import FAMILIES, Registry, plugins_of
+
+QUOTES = ("'", '"')
+# what Hydra reads as the same text with quotes and without: asking which part has the key would import torch
+WORD = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_][\w.-]*", re.IGNORECASE)
+ELEMENT = re.compile(r"""\s*('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^,]+)\s*(?:,|$)""")
+
+
+def quoted(key: str, value: str) -> str | None:
+    """The value of ``key=value`` in Hydra's quotes, where it is to be taken as it was written; None where Hydra reads it as it is.
+
+    Quoted is what a place's field holds (of ``[…]`` in a field of several places each one), and any other text with a ``/`` in it, since no number and
+    no name of a choice has one. Not quoted is what has quotes, brackets or a backslash of its own, and ``null``.
+    """
+    if value[:1] in QUOTES or value == "null" or WORD.fullmatch(value):
+        return None
+    if "/" in value and "\\" not in value and not _in_brackets(value) and not (conf_dir() / key.lstrip("+~")).is_dir():
+        return _in_quotes(value)
+    holds = places_in(key)
+    if holds == "several" and _in_brackets(value):
+        elements = [found.group(1).strip() for found in ELEMENT.finditer(value[1:-1])]
+        return f"[{','.join(item if item[:1] in QUOTES else _in_quotes(item) for item in elements)}]"
+    return None if holds is None else _in_quotes(value)
+
+
+def places_in(key: str) -> str | None:
+    """``one`` or ``several``: what a key of the command line holds, as its field says; None for what is no place."""
+    key = key.lstrip("+~")
+    return _entries_places().get(key) or next((found for config, field in _settings_of(key) if (found := _of_field(config, field))), None)
+
+
+def _in_brackets(value: str) -> bool:
+    return value[:1] + value[-1:] in ("[]", "{}")
+
+
+def _in_quotes(value: str) -> str:
+    """Hydra: a backslash is itself, except before a quote, where it is doubled."""
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
+    return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
+
+
+@cache
+def _entries_places() -> dict[str, str]:
+    """The places among the settings that are no part's, by key, of all entries."""
+    return dict(found for spec in SPECS.values() for found in _walked(spec, ""))
+
+
+def _walked(config: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+    for key, field in config.model_fields.items():
+        if found := _of_field(config, key):
+            yield f"{prefix}{key}", found
+        elif group := group_of(field.annotation):
+            yield from _walked(group, f"{prefix}{key}.")
+
+
+def _of_field(config: type[BaseModel], key: str) -> str | None:
+    field = config.model_fields.get(key)
+    if field is None or not any(isinstance(marker, Place) for marker in field.metadata):
+        return None
+    return "several" if "tuple" in str(field.annotation) else "one"
+
+
+def _settings_of(key: str) -> Iterator[tuple[type[BaseModel], str]]:
+    """The Configs that a key like ``data.path`` or ``mechanism.sc.window`` may belong to, and the field's name.
+
+    Of our own parts data sources alone have places (tests/identity), so that no others are imported for this; of plugins, which are, all.
+    """
+    group, *path = key.split(".")
+    family = {"data": "data", "cross": "mechanisms"}.get(group, f"{group}s")
+    if family not in FAMILIES or len(path) != (2 if group in AXES else 1):
+        return
+    names = {*plugins_of(family), *(Registry(family).names() if family == "data" else ())}
+    for name in sorted(names):
+        if group not in AXES or name == path[0]:
+            yield Registry(family).load(name).Config, path[-1]

@@ -1,0 +1,35 @@
+"""How far a measurement is: one bar in a terminal, a line for each task elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+
+def follow(tasks: Iterable[Iterator[None]], labels: Sequence[str], lengths: Sequence[int]) -> None:
+    """Run the tasks one after another under one bar or, where the output is no terminal, with a line for each that is done. A task may take fewer
+    steps than planned (no paper state for SGD, no checkpoint)."""
+    from rich import get_console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    named = ((f"{number}/{len(labels)} {label}", steps) for number, (steps, label) in enumerate(zip(tasks, labels, strict=True), 1))
+    if not get_console().is_terminal:
+        _follow_in_lines(named)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"), TimeRemainingColumn())
+    with Progress(*columns) as progress:
+        bar = progress.add_task("", total=sum(lengths), visible=bool(lengths))
+        for number, (name, steps) in enumerate(named, 1):
+            progress.update(bar, description=name)
+            for _ in steps:
+                progress.advance(bar)
+            progress.update(bar, completed=sum(lengths[:number]))
+
+
+def _follow_in_lines(named: Iterable[tuple[str, Iterator[None]]]) -> None:
+    """A bar is drawn over itself, which a file or a CI log cannot show."""
+    start = time.monotonic()
+    for name, steps in named:
+        for _ in steps:
+            pass
+        print(f"{name}, {time.monotonic() - start:.0f} s", flush=True)

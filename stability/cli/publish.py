@@ -1,0 +1,38 @@
+"""The end of a measurement: a study's tables are collected, printed and drawn into its PDF."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stability.runs.study import StudyFolder
+from stability.startup import uncollected
+
+
+def publish(study: StudyFolder, reports_dir: str | None, phases: Sequence[str] = ("terminal",), *, unless_same: bool = False) -> None:
+    """Collect the runs into parquet, print the tables (α_max of the phases' checkpoints among them), write the PDF. With ``unless_same`` all that is
+    only printed where no run, table or line of our code has changed since it was last done: drawing takes longer than recognising 200 runs."""
+    from stability.runs.up_to_date import Published
+
+    pdf = None if reports_dir is None else Path(reports_dir) / f"{study.path.name}.pdf"
+    published = Published(study, pdf, phases, _drawing_code())
+    if unless_same and (text := published.summary()) is not None:
+        print(text)
+        if pdf is not None:
+            print(f"report: {pdf}, nothing has changed since it was made")
+        return
+    with uncollected():
+        from analysis.report import build, summary
+        from stability.runs.results import collect, write
+
+    write(collect(study.path), study.results)
+    print(text := summary(study.path, phases))
+    if pdf is not None:
+        print(f"report: {build(study.path, pdf.parent)}")
+    published.record(text)
+
+
+def _drawing_code() -> list[Path]:
+    """The source of `analysis`, not imported, and of the package that collects."""
+    package = Path(__file__).resolve().parents[1]
+    return [*(package.parent / "analysis").rglob("*.py"), *(package / "runs").rglob("*.py")]

@@ -1,0 +1,10 @@
+"""What a sweep, a run and a measurement are, as frozen settings that are validated once. The names that other packages import stand here."""
+
+from stability.config.base import Settings
+from stability.config.identity import Place, run_id
+from stability.config.parse import parse, parse_run
+from stability.config.parts import Part
+from stability.config.run import RunSpec
+from stability.config.sweep import SweepSpec
+
+__all__ = ["Part", "Place", "RunSpec", "Settings", "SweepSpec", "parse", "parse_run", "run_id"]

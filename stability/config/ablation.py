@@ -1,0 +1,140 @@
+"""One setting at a time around a base: ``ablate.sc.window=[2,4,8]`` → the base and a variant for each other value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import Field, field_validator
+
+from stability.config.base import Settings
+from stability.registry import near_misses
+
+Build = Callable[[dict[str, Any]], Any]
+
+
+class Variant(NamedTuple):
+    """One value of a setting: the label that its runs carry ("" for the base), and the part with it."""
+
+    value: Any
+    label: str
+    part: Any
+
+
+class Ablation(Settings):
+    """The values of one setting of one part (a mechanism, a residual or an optimizer, by its name); parts are `stability.config.parts.Part`."""
+
+    part: str = Field(min_length=1, description="name of the part whose setting varies, e.g. sc")
+    setting: str = Field(min_length=1, description="the setting, dotted where it lies deeper: window, or sc.window of mix")
+    values: tuple[Any, ...] = Field(min_length=1, description="the values that it takes; whether the base's own is among them does not matter")
+
+    @field_validator("values", mode="before")
+    @classmethod
+    def _hashable(cls, values: Any) -> Any:
+        return [tuple(value) if isinstance(value, list) else value for value in values] if isinstance(values, list | tuple) else values
+
+    @property
+    def path(self) -> str:
+        return f"ablate.{self.part}.{self.setting}"
+
+    def variants(self, axis: str, base: Any, build: Build) -> list[Variant]:
+        """The base (label "") and each value that differs from it, in the order of the values; a base value that they lack stands in its place.
+
+        ``base``: the part; ``build``: a part from its flat dict; ``axis``: where the part stands. A mechanism's labels are ``window=4``, another
+        part's ``adamw.beta2=0.95``. Errors: ``ValueError`` of one line for an unknown setting, a value that is not valid, one that stands twice.
+        """
+        prefix = "" if axis == "mechanism" else f"{self.part}."
+        own = self._holder(base.model_dump(mode="json"))[self._key]
+        found: list[Variant] = []
+        for value in self.values:
+            part = self._built(base, value, build)
+            variant = Variant(value, "" if part == base else f"{prefix}{self.setting}={value_text(value)}", part)
+            if any(part == other.part or variant.label == other.label for other in found):
+                raise ValueError(f"{self.path}={value_text(self.values)}: {value_text(value)} stands there twice; give each value once")
+            found.append(variant)
+        if all(variant.label for variant in found):
+            found.insert(_place(own, self.values), Variant(own, "", base))
+        return found
+
+    def _built(self, base: Any, value: Any, build: Build) -> Any:
+        flat = base.model_dump(mode="json")
+        self._holder(flat)[self._key] = value
+        try:
+            return build(flat)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}") from None
+
+    @property
+    def _key(self) -> str:
+        return self.setting.rsplit(".", 1)[-1]
+
+    def _holder(self, flat: dict[str, Any]) -> dict[str, Any]:
+        """The dict within a part's flat one that holds the setting."""
+        held, path = flat, f"ablate.{self.part}"
+        for step in self.setting.split(".")[:-1]:
+            inner = {key: item for key, item in held.items() if isinstance(item, dict)} | _named(held)
+            if step not in inner:
+                raise ValueError(f"{path}.{step}: holds no settings of its own" + (f"; {near_misses(step, tuple(inner))}" if inner else ""))
+            held, path = inner[step], f"{path}.{step}"
+        if self._key not in _keys(held):
+            raise ValueError(f"{path}.{self._key}: unknown key; {near_misses(self._key, _keys(held) + tuple(_named(held)))}")
+        return held
+
+
+def _keys(held: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(key for key in held if key != "name")
+
+
+def _named(held: dict[str, Any]) -> dict[str, Any]:
+    """The parts that a pattern lists, by name: ``parts: [{name: sc, window: 2}]`` → ``{"sc": {…}}``, the very dicts."""
+    listed = [item for items in held.values() if isinstance(items, list) for item in items]
+    return {item["name"]: item for item in listed if isinstance(item, dict) and "name" in item}
+
+
+def _place(own: Any, values: Sequence[Any]) -> int:
+    """Where the base's value belongs: among numbers that rise in its place, else in front."""
+    numbers = [value for value in (own, *values) if isinstance(value, int | float) and not isinstance(value, bool)]
+    rising = len(numbers) == len(values) + 1 and list(values) == sorted(values)
+    return sum(value < own for value in values) if rising else 0
+
+
+def value_text(value: Any) -> str:
+    """As on the command line: 4, 0.1, true, null, [sa,sc]."""
+    if isinstance(value, tuple | list):
+        return f"[{','.join(map(value_text, value))}]"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def read(value: Any) -> Any:
+    """As Hydra composes it, ``{"sc": {"window": [2, 4]}}``, into a tuple of `Ablation` fields; nested settings become dotted ones."""
+    if not isinstance(value, dict):
+        return value
+    found: list[dict[str, Any]] = []
+
+    def walk(node: Any, path: tuple[str, ...]) -> None:
+        if isinstance(node, dict):
+            for key, item in node.items():
+                walk(item, (*path, str(key)))
+        elif len(path) < 2:
+            part, given = path[0] if path else "sc", value_text(node)
+            raise ValueError(f"ablate{'.' * bool(path)}{'.'.join(path)}={given}: names no setting; e.g. ablate.{part}.SETTING=[2,4,8]")
+        elif not isinstance(node, list | tuple) or not node:
+            raise ValueError(f"{'.'.join(('ablate', *path))}={value_text(node)}: must be a list of one setting's values, e.g. ablate.sc.window=[2,4,8]")
+        else:
+            found.append({"part": path[0], "setting": ".".join(path[1:]), "values": node})
+
+    walk(value, ())
+    return found
+
+
+def require_swept(ablations: Sequence[Ablation], swept: dict[str, list[str]], known: Sequence[str]) -> None:
+    """Errors: ``ValueError`` of one line where a part is not among what is swept. ``swept``: names by axis; ``known``: every part that there is."""
+    names = [name for axis in swept.values() for name in axis]
+    for ablation in ablations:
+        if ablation.part not in known and ablation.part not in names:
+            raise ValueError(f"ablate.{ablation.part}: no such part; {near_misses(ablation.part, tuple(dict.fromkeys((*names, *known))))}")
+        if names.count(ablation.part) != 1:
+            what = "is not among" if ablation.part not in names else "stands for several parts of"
+            raise ValueError(f"{ablation.path}: {ablation.part} {what} what this sweep selects ({', '.join(names)})")

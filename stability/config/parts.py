@@ -1,0 +1,123 @@
+"""The named choices in a spec (a mechanism, an objective, …): a name with settings that the Config in the part's own file validates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, ValidationInfo, model_serializer
+
+from stability.config.base import Settings, explain
+from stability.registry import Registry
+
+AXES = ("mechanisms", "residuals", "optimizers")  # families of which a sweep takes several: there a setting's key holds its part's name
+
+
+class Part(Settings):
+    """One named choice of a family with that choice's own settings; written flat: ``{"name": "sc", "window": 2, …}``."""
+
+    name: str = Field(description="the stem of the part's file")
+    settings: SerializeAsAny[Settings] = Field(description="the part's own Config")
+
+    @model_serializer(mode="plain")
+    def _flat(self) -> dict[str, Any]:
+        return {"name": self.name, **self.settings.model_dump(mode="json")}
+
+
+def part(family: str, value: Any) -> Part:
+    """A `Part` from ``{"name": …, **settings}`` (or a bare name), validated by the Config in the part's own file.
+
+    A cross mechanism is refused: it is no choice of the axis ``mechanism`` (`cross_part` makes one).
+    """
+    if isinstance(value, Part):
+        return value
+    name, settings = name_and_settings(family, value)
+    if family == "mechanisms" and Registry(family).load(name, cross=False).cross:
+        raise ValueError(f"mechanism={name} is a cross mechanism, it needs a context: cross={name}")
+    return Part(name=name, settings=settings_of(family, name, settings))
+
+
+def name_and_settings(family: str, value: Any) -> tuple[str, dict[str, Any]]:
+    if isinstance(value, str):
+        return value, {}
+    if not isinstance(value, dict) or "name" not in value:
+        choices = Registry(family).names(**({"cross": False} if family == "mechanisms" else {}))
+        raise ValueError(f"{Registry(family).noun}: expected a name, got {value!r}; choices: {', '.join(choices)}")
+    return value["name"], {key: item for key, item in value.items() if key != "name"}
+
+
+def named(family: str, name: str, settings: Any) -> dict[str, Any]:
+    """One part of an axis as Hydra composes it, ``sc: {window: 2}`` → ``{"name": "sc", "window": 2}``. Errors: ``ValueError`` where it holds no settings."""
+    if settings is not None and not isinstance(settings, dict):
+        raise ValueError(f"{Registry(family).noun}.{name}={settings!r}: must hold settings of {name}, e.g. {Registry(family).noun}.{name}.SETTING=VALUE")
+    return {"name": name, **{str(key): item for key, item in (settings or {}).items()}}
+
+
+def settings_of(family: str, name: str, settings: dict[str, Any], *, path: str | None = None) -> Any:
+    """A part's validated Config. Errors: ``ValueError`` of one line under the key as it is written, with the nearest valid one where it is unknown."""
+    registry = Registry(family)
+    config = registry.load(name).Config
+    try:
+        return config.model_validate(settings)
+    except ValidationError as error:
+        noun = registry.noun.removesuffix(" source")
+        raise ValueError(explain(error, config, path or (f"{noun}.{name}" if family in AXES else noun))) from None
+
+
+def read_by(data: Part, info: ValidationInfo) -> Part:
+    """For a field ``data`` after ``objective``: the data source, if it prepares the kind of corpus that the objective reads.
+
+    Errors: ``ValueError`` of one line that names what fits.
+    """
+    if "objective" not in info.data:  # it was refused itself
+        return data
+    sources, objectives, objective = Registry("data"), Registry("objectives"), info.data["objective"].name
+    needed, given = objectives.load(objective).corpus_kind, sources.load(data.name).corpus.kind
+    if needed != given:
+        fitting = [name for name in sources.names() if sources.load(name).corpus.kind == needed]
+        others = [name for name in objectives.names() if objectives.load(name).corpus_kind == given]
+        raise ValueError(
+            f"objective={objective} reads {needed}, and data={data.name} gives {given}; "
+            f"objective={objective} takes data={' or '.join(fitting) or 'none'}, data={data.name} takes objective={' or '.join(others) or 'none'}"
+        )
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class _PartsOf(BeforeValidator):
+    """What reads a field's parts; its ``family`` says also to `stability.config.identity` what is in the field."""
+
+    family: str = ""
+
+
+def one_part(family: str) -> Any:
+    """For a field that holds one part."""
+    return _PartsOf(lambda value: part(family, value), family=family)
+
+
+def some_parts(family: str) -> Any:
+    """For a field that is an axis of a sweep."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, dict):  # as Hydra composes an axis: {"sa": {…}, "sc": {…}}
+            value = [named(family, name, settings) for name, settings in value.items()]
+        return agreeing(family, tuple(part(family, item) for item in value))
+
+    return _PartsOf(read, family=family)
+
+
+def agreeing(family: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """The parts of an axis. Errors: ``ValueError`` where two differ in a field that is `Settings.same_for_all`, since their runs are compared."""
+    seen: dict[str, tuple[str, Any]] = {}
+    for item in parts:
+        for field in item.settings.same_for_all:
+            key, value = f"{Registry(family).noun}.{item.name}.{field}", getattr(item.settings, field)
+            first, expected = seen.setdefault(field, (key, value))
+            if value != expected:
+                raise ValueError(f"{first}={_written(expected)} and {key}={_written(value)}: in one sweep they must be the same; set both, or sweep them apart")
+    return parts
+
+
+def _written(value: Any) -> str:
+    """As on the command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

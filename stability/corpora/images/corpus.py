@@ -1,0 +1,165 @@
+"""Prepared images: uint8 pixels and labels of a training and a held-out side, memory-mapped, and how batches are drawn from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from stability.corpora.base import AbstractCorpus
+from stability.corpora.io import disk
+from stability.corpora.io.arrays import sha256
+from stability.models.images import ImageFormat
+
+VERSION = 1  # raised when the same images would be laid out differently; part of every fingerprint
+KIND = "images"
+IMAGES_PER_CHUNK = 1 << 10
+FEWEST_HELD_OUT = 100  # below, accuracy moves by more than 1 % at a time, and the description says so
+FILES = {"train_images": "train.npy", "val_images": "val.npy", "train_labels": "train_labels.npy", "val_labels": "val_labels.npy"}
+PLAIN = ("fingerprint", "description", "format", "class_names")
+
+
+@dataclass(frozen=True, eq=False)
+class ImageBatch:
+    """``images_BHWC``: uint8, ``labels_B``: int64."""
+
+    images_BHWC: Tensor
+    labels_B: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels_B)
+
+    def split(self, rows: int) -> list[ImageBatch]:
+        """Parts of ``rows`` images, the last one shorter; views."""
+        return [ImageBatch(*part) for part in zip(self.images_BHWC.split(rows), self.labels_B.split(rows), strict=True)]
+
+
+class Side(NamedTuple):
+    """``images_MHWC``: uint8; ``labels_M``: uint16, numbers of classes."""
+
+    images_MHWC: np.ndarray
+    labels_M: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class ImageCorpus(AbstractCorpus):
+    """Images of one size with their classes. Build it with `ImageCorpus.of`, which computes what follows from the images.
+
+    ``image``: their size, the number of classes, and the training side's mean and deviation of each channel. ``sums``: sha256 of each array by name.
+    """
+
+    kind: ClassVar[str] = KIND
+
+    train: Side
+    val: Side
+    class_names: tuple[str, ...]
+    image: ImageFormat
+    fingerprint: str
+    description: str
+    sums: Mapping[str, str]
+
+    @classmethod
+    def of(cls, train: Side, val: Side, class_names: tuple[str, ...], origin: str) -> ImageCorpus:
+        """``origin``: what was read, for the description. Errors: ``ValueError`` for an empty side, fewer than two classes, sizes that differ."""
+        for side, which in ((train, "training"), (val, "held-out")):
+            if not len(side.labels_M):
+                raise ValueError(f"data: {origin}: the {which} side holds no image")
+            assert side.images_MHWC.dtype == np.uint8 and side.labels_M.dtype == np.uint16 and len(side.images_MHWC) == len(side.labels_M)
+        if len(class_names) < 2:
+            raise ValueError(f"data: {origin}: {len(class_names)} class; at least 2 are needed to tell images apart")
+        if train.images_MHWC.shape[1:] != val.images_MHWC.shape[1:]:
+            shapes = " and held-out ones ".join("×".join(map(str, side.images_MHWC.shape[1:])) for side in (train, val))
+            raise ValueError(f"data: {origin}: training images have {shapes} (height, width, channels); all must be of one size")
+        if max(int(side.labels_M.max()) for side in (train, val)) >= len(class_names):
+            raise ValueError(f"data: {origin}: label {max(int(side.labels_M.max()) for side in (train, val))}, where there are {len(class_names)} classes")
+        height, width, channels = train.images_MHWC.shape[1:]
+        image = ImageFormat(height, width, channels, len(class_names), *moments(train.images_MHWC))
+        arrays = _arrays(train, val)
+        sums = {name: sha256(array) for name, array in arrays.items()}
+        size = f"{height}×{width} pixels, {len(class_names)} classes"
+        description = f"{origin}: {len(train.labels_M):,} training and {len(val.labels_M):,} held-out images of {size}"
+        return cls(train, val, class_names, image, _fingerprint(image, class_names, sums), description, sums)
+
+    @property
+    def format(self) -> dict[str, Any]:
+        return {**self.image._asdict(), "mean": list(self.image.mean), "std": list(self.image.std)}
+
+    def described(self, positions: int) -> str:
+        side = self.image.patch_side(positions)
+        num = len(self.val.labels_M)
+        coarse = f"; {num} held-out images: accuracy in steps of {100 / num:.2g} %" if num < FEWEST_HELD_OUT else ""
+        return f"{self.description}, a patch of {side}×{side} a position{coarse}"
+
+    def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
+        """Errors: ``ValueError`` where the images cannot be cut into ``positions`` square patches."""
+        self.image.patch_side(positions)
+
+    def log_frequencies(self) -> Float64[Tensor, " classes"]:
+        """log of the training images' class frequencies, each count raised by one."""
+        counts = np.bincount(self.train.labels_M, minlength=self.image.classes) + 1
+        return torch.from_numpy(np.log(counts / counts.sum()))
+
+    def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> ImageBatch:
+        """``num`` random images of ``split`` ("train" or "val"), each equally likely, with replacement, as windows of text are drawn."""
+        side = self._side(split)
+        return _gathered(side, torch.randint(len(side.labels_M), (num,), generator=generator, device=generator.device).cpu().numpy())
+
+    def windows(self, split: str, num: int, positions: int) -> ImageBatch:
+        """At most ``num`` images, evenly spaced from first to last."""
+        side = self._side(split)
+        count = min(num, len(side.labels_M))
+        return _gathered(side, np.arange(count) * (len(side.labels_M) - 1) // max(count - 1, 1))
+
+    def _side(self, split: str) -> Side:
+        if split not in ("train", "val"):
+            raise ValueError(f"no split '{split}'; choices: train, val")
+        return self.train if split == "train" else self.val
+
+    def _write(self, folder: Path) -> None:
+        for name, array in _arrays(self.train, self.val).items():
+            disk.write_array(folder / FILES[name], array)
+        disk.write_meta(folder, {"kind": self.kind, **{key: getattr(self, key) for key in PLAIN}, **self.sums})
+        disk.fsync(folder)
+
+    @classmethod
+    def load(cls, folder: Path) -> ImageCorpus:
+        meta = disk.read_meta(folder, {"kind", *PLAIN, *FILES}, set())
+        image, class_names, sums = ImageFormat.of(meta["format"]), tuple(meta["class_names"]), {name: meta[name] for name in FILES}
+        if meta["fingerprint"] != _fingerprint(image, class_names, sums):
+            raise disk.damaged(folder / disk.META, "its fingerprint is not that of its images")
+        found = {name: disk.read_array(folder / file, sums[name]) for name, file in FILES.items()}
+        size = (-1, image.height, image.width, image.channels)
+        train, val = (Side(found[f"{side}_images"].reshape(size), found[f"{side}_labels"]) for side in ("train", "val"))
+        return cls(train, val, class_names, image, meta["fingerprint"], meta["description"], sums)
+
+
+def moments(images_MHWC: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, from 0 to 255, from sums in float64, which hold integers exactly; 1 for the deviation of a
+    channel that is constant."""
+    total, squares, num_pixels = np.zeros(images_MHWC.shape[-1]), np.zeros(images_MHWC.shape[-1]), 0
+    for start in range(0, len(images_MHWC), IMAGES_PER_CHUNK):
+        pixels = images_MHWC[start : start + IMAGES_PER_CHUNK].reshape(-1, images_MHWC.shape[-1]).astype(np.float64)
+        total, squares, num_pixels = total + pixels.sum(0), squares + (pixels**2).sum(0), num_pixels + len(pixels)
+    mean = total / num_pixels
+    std = np.sqrt(np.maximum(squares / num_pixels - mean**2, 0.0))
+    return tuple(mean.tolist()), tuple(np.where(std > 0, std, 1.0).tolist())
+
+
+def _gathered(side: Side, indices: np.ndarray) -> ImageBatch:
+    return ImageBatch(torch.from_numpy(np.asarray(side.images_MHWC[indices])), torch.from_numpy(side.labels_M[indices].astype(np.int64)))
+
+
+def _arrays(train: Side, val: Side) -> dict[str, np.ndarray]:
+    """Every array one-dimensional, by the name that it is kept under."""
+    flat = {f"{name}_images": side.images_MHWC.reshape(-1) for name, side in (("train", train), ("val", val))}
+    return flat | {f"{name}_labels": side.labels_M for name, side in (("train", train), ("val", val))}
+
+
+def _fingerprint(image: ImageFormat, class_names: tuple[str, ...], sums: Mapping[str, str]) -> str:
+    return disk.sha256_of_json(["stability images", VERSION, list(image[:4]), list(class_names), *(sums[name] for name in FILES)])

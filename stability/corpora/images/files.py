@@ -1,0 +1,166 @@
+"""A user's images: which of the layouts a path holds, and the images in it, one after the other."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stability.corpora.images import cifar, folders
+from stability.corpora.images.decoding import decoded
+from stability.corpora.io.files import sha256_of_file
+
+ARCHIVES = (".tar.gz", ".tgz", ".tar")
+LAYOUTS = "an .npz file, CIFAR's python batches (a folder or .tar.gz), or a folder with train/<class>/*.png"
+MOST_CLASSES = 1 << 16  # labels are kept in two bytes
+NPZ_KEYS = ("uint8 images under 'x' or 'images'", "'jpeg' with 'offsets'", "and classes under 'y' or 'labels'")
+
+
+class Found(NamedTuple):
+    """``items``: ("train" or "val", pixels (H, W, C) uint8, class, what to call the image) one after the other; ``files``: what is read, each under a
+    name that doesn't depend on where it lies."""
+
+    what: str
+    files: dict[str, Path]
+    class_names: tuple[str, ...]
+    items: Iterator[tuple[str, np.ndarray, int, str]]
+
+
+def find(path: str) -> Found:
+    """The images of ``path``; nothing is decoded before ``items`` is read. Errors: ``ValueError`` of one line for a path that holds none."""
+    root = Path(path).expanduser()
+    if not root.exists():
+        raise ValueError(f"data.path={path}: no such file or folder; give {LAYOUTS}")
+    if root.is_file():
+        if root.name.lower().endswith(".npz"):
+            return _npz(root)
+        if root.name.lower().endswith(ARCHIVES):
+            return _archive(root, path)
+        raise ValueError(f"data.path={path}: the name ends in none of .npz, {', '.join(ARCHIVES)}; give {LAYOUTS}")
+    if not os.access(root, os.R_OK | os.X_OK):
+        raise ValueError(f"data.path={path}: the folder cannot be read; give a folder that you may read")
+    for folder in (root, *(root / name for name in ("cifar-10-batches-py", "cifar-100-python"))):
+        names = {file.name for file in folder.iterdir() if file.is_file()} if folder.is_dir() else set()
+        if cifar.layout_of(names):
+            return _batches(folder, names, path)
+    arrays = sorted(root.glob("*train*.npz"))
+    if len(arrays) > 1:
+        raise ValueError(f"data.path={path}: holds several training files ({', '.join(file.name for file in arrays)}); name one of them")
+    if arrays:
+        return _npz(arrays[0])
+    return _folders(root, path)
+
+
+def _npz(file: Path) -> Found:
+    """One file, or a pair: ``…train….npz`` brings the ``…test….npz`` beside it as the held-out side."""
+    files = {"train": file}
+    partner = file.with_name(file.name.replace("train", "test"))
+    if partner != file and partner.is_file():
+        files["val"] = partner
+    names = _class_names(file)
+    if "val" in files and _class_names(partner) != names:
+        raise ValueError(f"data.path: {partner} names other classes than {file.name}; both must have the same 'classes'")
+    return Found(f"images of {file.name}", files, names, (item for side, each in files.items() for item in _of_npz(each, side)))
+
+
+def _opened(file: Path) -> Any:
+    try:
+        found = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        size = f"{file.stat().st_size:,} bytes" if file.is_file() else error.strerror if isinstance(error, OSError) else "no file"
+        raise ValueError(f"data.path: {file} is cut short or no .npz file ({size}); fetch it again") from None
+    if isinstance(found, np.ndarray):
+        raise ValueError(f"data.path: {file} holds one array without labels, as np.save writes it; np.savez(file, x=images, y=labels) writes both")
+    return found
+
+
+def _array(archive: Any, file: Path, *names: str) -> np.ndarray | None:
+    """The first of the arrays that the file has."""
+    name = next((name for name in names if name in archive.files), None)
+    try:
+        return None if name is None else archive[name]
+    except (OSError, ValueError, EOFError, KeyError, MemoryError, zlib.error, zipfile.BadZipFile) as error:
+        raise ValueError(f"data.path: {file}: its array '{name}' is cut short or holds no numbers ({error}); fetch it again") from None
+
+
+def _class_names(file: Path) -> tuple[str, ...]:
+    """As the file names them, else as many as its labels say: "0", "1", …"""
+    archive = _opened(file)
+    names, labels = _array(archive, file, "classes"), _labels(archive, file)
+    if names is not None and names.ndim != 1:
+        raise ValueError(f"data.path: {file}: 'classes' must be a list of names, one for each class; it has {names.ndim} axes")
+    return tuple(map(str, names)) if names is not None else tuple(map(str, range(int(labels.max(initial=-1)) + 1)))
+
+
+def _labels(archive: Any, file: Path) -> np.ndarray:
+    labels = _array(archive, file, "y", "labels")
+    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
+        raise ValueError(f"data.path: {file} must hold {', or '.join(NPZ_KEYS[:2])}, {NPZ_KEYS[2]}; it has: {', '.join(archive.files) or 'nothing'}")
+    if len(labels) and labels.max() >= MOST_CLASSES:
+        raise ValueError(f"data.path: {file}: label {labels.max()}; labels number the classes from 0, and there may be {MOST_CLASSES:,} at most")
+    return labels
+
+
+def _of_npz(file: Path, side: str) -> Iterator[tuple[str, np.ndarray, int, str]]:
+    archive = _opened(file)
+    labels, images = _labels(archive, file).tolist(), _array(archive, file, "x", "images")
+    jpeg, offsets = _array(archive, file, "jpeg"), _array(archive, file, "offsets")
+    if images is not None:
+        if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
+            raise ValueError(f"data.path: {file}: images must be uint8 (number, height, width, channels), one for each of {len(labels):,} labels")
+        yield from ((side, image, label, f"image {number} of {file}") for number, (image, label) in enumerate(zip(images, labels, strict=True)))
+        return
+    if jpeg is None or offsets is None:
+        raise ValueError(f"data.path: {file} must hold {', or '.join(NPZ_KEYS[:2])}, {NPZ_KEYS[2]}; it has: {', '.join(archive.files)}")
+    if not _are_pieces(offsets, jpeg, len(labels)):
+        raise ValueError(
+            f"data.path: {file}: 'jpeg' must be uint8 bytes of all images and 'offsets' {len(labels) + 1:,} rising integers up to {jpeg.size:,}: "
+            f"where each of {len(labels):,} images begins, and the last one's end"
+        )
+    for number, label in enumerate(labels):
+        place = f"data.path: image {number} of {file}"
+        yield side, decoded(jpeg[offsets[number] : offsets[number + 1]].tobytes(), place), label, place
+
+
+def _are_pieces(offsets: np.ndarray, jpeg: np.ndarray, num: int) -> bool:
+    """Whether ``offsets`` cut the bytes into ``num`` pieces."""
+    if jpeg.dtype != np.uint8 or jpeg.ndim != 1 or offsets.dtype.kind not in "iu" or offsets.shape != (num + 1,):
+        return False
+    return bool(offsets[0] >= 0 and (offsets[1:] >= offsets[:-1]).all() and offsets[-1] <= len(jpeg))
+
+
+def _archive(file: Path, path: str) -> Found:
+    contents = cifar.archive_files(file)
+    if not cifar.layout_of(set(contents)):
+        raise ValueError(f"data.path={path}: the archive holds no python batches of CIFAR (data_batch_1, …); unpack it, and give {LAYOUTS}")
+    name, images, names = cifar.read_batches({key: lambda content=content: content for key, content in contents.items()}, path)
+    return Found(f"{name} of {file.name}", {"archive": file}, names, _placed(images, path))
+
+
+def _batches(folder: Path, present: set[str], path: str) -> Found:
+    files = {name: folder / name for name in sorted(present)}
+    name, images, names = cifar.read_batches({key: file.read_bytes for key, file in files.items()}, path)
+    layout = cifar.LAYOUTS[name]
+    read = {key: files[key] for key in (*layout.train, layout.test, layout.meta)}
+    return Found(f"{name} of {folder.name}", read, names, _placed(images, path))
+
+
+def _placed(images: Iterator[tuple[str, np.ndarray, int]], path: str) -> Iterator[tuple[str, np.ndarray, int, str]]:
+    return ((side, pixels, label, f"an image of data.path={path}") for side, pixels, label in images)
+
+
+def _folders(root: Path, path: str) -> Found:
+    names, pictures = folders.find(root, path, LAYOUTS)
+    files = {f"{each.side}/{names[each.label]}/{each.name}": each.file for each in pictures}
+    items = ((each.side, decoded(each.file, f"data.path: {each.file}"), each.label, f"data.path: {each.file}") for each in pictures)
+    return Found(f"images of {root.resolve().name}", files, names, items)
+
+
+def key_of(found: Found) -> list[tuple[str, str]]:
+    """Name and sha256 of each file, which say what will be read; not where they lie."""
+    return [(name, sha256_of_file(file)) for name, file in sorted(found.files.items())]

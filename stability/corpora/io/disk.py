@@ -1,0 +1,110 @@
+"""A corpus's folder: arrays, vocabulary and a description, each vouched for by sha256; written aside and renamed as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from stability.corpora.io.arrays import chunks, sha256
+from stability.corpora.tokens.vocabulary import Vocabulary
+from stability.runs.directory import fsync
+from stability.runs.leftovers import remove_abandoned, temporary
+
+META = "corpus.json"
+
+
+@contextmanager
+def partial_folder(folder: Path) -> Iterator[Path]:
+    """A neighbour of ``folder`` to write into; what is left of it afterwards is removed, and what killed processes left of theirs."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(folder.parent)
+    partial = temporary(folder.parent / f"partial-{secrets.token_hex(8)}")
+    partial.mkdir()
+    try:
+        yield partial
+        fsync(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_array(file: Path, array: np.ndarray) -> None:
+    """``array`` (1-D) as numpy's ``.npy``, piece by piece."""
+    with _synced(file) as stream:
+        np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
+        for chunk in chunks(array):
+            stream.write(np.ascontiguousarray(chunk).data)
+
+
+def read_array(file: Path, expected_sha256: str) -> np.ndarray:
+    """A 1-D array, memory-mapped read-only and checked. Errors: ``ValueError`` naming the file."""
+    try:
+        array = np.load(file, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise damaged(file, str(error)) from None
+    if array.dtype not in (np.uint8, np.uint16, np.uint32, np.int64) or array.ndim != 1 or sha256(array) != expected_sha256:
+        raise damaged(file, "it was altered")
+    return array
+
+
+def write_text(file: Path, text: str) -> None:
+    with _synced(file) as stream:
+        stream.write(text.encode())
+
+
+def read_vocabulary(file: Path, expected_sha256: str) -> Vocabulary:
+    """Errors: ``ValueError`` naming the file."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise damaged(file, str(error)) from None
+    if hashlib.sha256(text.encode()).hexdigest() != expected_sha256:
+        raise damaged(file, "it was altered")
+    return Vocabulary.from_json(text)
+
+
+def write_meta(folder: Path, meta: dict[str, Any]) -> None:
+    write_text(folder / META, json.dumps({**meta, "sha256": sha256_of_json(meta)}, indent=1))
+
+
+def verified_meta(folder: Path) -> dict[str, Any]:
+    """What `write_meta` wrote, of whatever kind of corpus. Errors: ``ValueError`` naming the file, where it is missing or altered."""
+    try:
+        meta = json.loads((folder / META).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise damaged(folder / META, str(error)) from None
+    if not isinstance(meta, dict) or meta.pop("sha256", None) != sha256_of_json(meta):
+        raise damaged(folder / META, "it was altered")
+    return meta
+
+
+def read_meta(folder: Path, required: set[str], optional: set[str]) -> dict[str, Any]:
+    """`verified_meta` of one kind. Errors: ``ValueError`` also where it has other keys."""
+    meta = verified_meta(folder)
+    if not required <= set(meta) <= required | optional:
+        raise damaged(folder / META, "another version of this program wrote it")
+    return meta
+
+
+def sha256_of_json(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def damaged(file: Path, why: str) -> ValueError:
+    return ValueError(f"prepared data: {file} is missing or damaged ({why}).\nDelete {file.parent} and run again.")
+
+
+@contextmanager
+def _synced(file: Path) -> Iterator[BinaryIO]:
+    with open(file, "wb") as stream:
+        yield stream
+        stream.flush()
+        os.fsync(stream.fileno())

@@ -1,0 +1,87 @@
+"""Protein chains as padded tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stability.corpora.proteins.alphabets import NUM_ATOMS, PAD
+from stability.corpora.proteins.chain import ProteinChain
+
+
+class ProteinBatch(NamedTuple):
+    """B chains of at most N residues, on the CPU. What a mask leaves out holds zeros (the sequence: `PAD`), never NaN. BOS and EOS are not in it.
+
+    Masks say what is known, not only what is there: a residue without coordinates is part of ``residues_BN`` and not of ``atoms_mask_BNA``.
+    """
+
+    ids: tuple[str, ...]
+    sequence_BN: Tensor  # int64
+    residues_BN: Tensor  # bool: not padding
+    atoms14_BNAX: Tensor  # float32, Å; the first three atoms are N, CA, C
+    atoms_mask_BNA: Tensor  # bool
+    ss_BN: Tensor  # int64, number in SS_CLASSES
+    ss_mask_BN: Tensor
+    sasa_BN: Tensor  # int64, bin of SASA_EDGES
+    sasa_mask_BN: Tensor
+    plddt_BN: Tensor  # int64, one of 50 bins
+    plddt_mask_BN: Tensor
+    domains_BNK: Tensor  # int64 tokens, K at least 1
+    domains_mask_BNK: Tensor
+    descriptions_BJ: Tensor  # int64 tokens, J at least 1
+    descriptions_mask_BJ: Tensor
+    orthologs_BJ: Tensor
+    orthologs_mask_BJ: Tensor
+    structure_BN: Tensor  # int64 structure tokens; none where the corpus was not tokenised
+    structure_mask_BN: Tensor
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def backbone_mask_BN(self) -> Tensor:
+        """Whether N, CA and C are all there."""
+        return self.atoms_mask_BNA[..., :3].all(-1)
+
+    def split(self, rows: int) -> list[ProteinBatch]:
+        """Parts of ``rows`` chains, the last one shorter; views."""
+        parts = zip(*(tensor.split(rows) for tensor in self[1:]), strict=True)
+        return [ProteinBatch(self.ids[start : start + rows], *part) for start, part in zip(range(0, len(self), rows), parts, strict=True)]
+
+
+def batch_of(chains: Sequence[ProteinChain], length: int | None = None) -> ProteinBatch:
+    """``length``: N; None: the longest chain's. Errors: ``AssertionError`` for none, or a longer one."""
+    num = length or max(map(len, chains))
+    assert chains and num >= max(map(len, chains)), "chains are cropped before they are padded"
+    residues_BN = np.arange(num) < np.array([len(chain) for chain in chains])[:, None]
+    atoms_BNAX = _padded([chain.atoms14_NAX for chain in chains], (num, NUM_ATOMS, 3), np.nan)
+    tracks = [(chain.ss_N, chain.ss_mask_N, chain.sasa_bins_N, chain.plddt_bins_N) for chain in chains]
+    ss, ss_mask, sasa, plddt = ([column[row] for column in tracks] for row in range(4))
+    ss_BN = _padded([np.where(mask, classes.astype(np.int64), -1) for classes, mask in zip(ss, ss_mask, strict=True)], (num,), -1)
+    widest = max(1, *(chain.domains_NK.shape[1] for chain in chains))
+    domains_BNK = _padded([chain.domains_NK for chain in chains], (num, widest), -1)
+    arrays = [_padded([chain.sequence for chain in chains], (num,), PAD), residues_BN]
+    arrays += [np.nan_to_num(atoms_BNAX).astype(np.float32), np.isfinite(atoms_BNAX).all(axis=-1)]
+    words = [_words(chains, name) for name in ("descriptions", "orthologs")]
+    structure_BN = _padded([chain.structure_N for chain in chains], (num,), -1)
+    for values in (ss_BN, _padded(sasa, (num,), -1), _padded(plddt, (num,), -1), domains_BNK, *words, structure_BN):
+        arrays += [np.maximum(values, 0), values >= 0]
+    return ProteinBatch(tuple(chain.id for chain in chains), *map(torch.from_numpy, arrays))
+
+
+def _words(chains: Sequence[ProteinChain], name: str) -> np.ndarray:
+    rows = [getattr(chain, name) for chain in chains]
+    return _padded(rows, (max(1, *map(len, rows)),), -1)
+
+
+def _padded(rows: Sequence[np.ndarray], shape: tuple[int, ...], fill: float | int) -> np.ndarray:
+    """One array of the rows, ``fill`` where a row is shorter than ``shape`` (in any of its axes); int64 stays int64."""
+    padded = np.full((len(rows), *shape), fill, dtype=np.int64 if isinstance(fill, int) else np.float32)
+    for target, row in zip(padded, rows, strict=True):
+        if row.size:
+            target[tuple(map(slice, row.shape))] = row
+    return padded

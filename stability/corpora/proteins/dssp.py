@@ -1,0 +1,145 @@
+"""Secondary structure of one chain in DSSP's nine classes, from N, CA, C and O alone.
+
+Kabsch and Sander (Biopolymers 22, 1983) as version 4 of DSSP applies them: π-helices before α-helices, bulges joined into ladders, and stretches of
+three polyproline-II residues (Mansiaux et al. 2011). `stability.corpora.proteins.ladders` holds the part on strands.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.spatial import KDTree
+
+from stability.corpora.proteins.alphabets import NO_SS, encode_ss
+from stability.corpora.proteins.ladders import strands
+
+COUPLING = 27.888  # kcal/mol Å: 0.084 · 332
+BOND_BELOW, LOWEST_ENERGY, SHORTEST = -0.5, -9.9, 0.5  # kcal/mol, kcal/mol, Å
+CA_WITHIN, LONGEST_PEPTIDE_BOND = 9.0, 2.5  # Å
+BEND_ABOVE = 70.0  # degrees
+POLYPROLINE_PHI, POLYPROLINE_PSI, POLYPROLINE_WITHIN = -75.0, 145.0, 29.0  # degrees
+COMPLETE = 4  # N, CA, C, O
+
+
+def assign(atoms_NAX: np.ndarray, is_proline_N: np.ndarray) -> np.ndarray:
+    """Number in `SS_CLASSES` of each residue, uint8; `NO_SS` where N, CA, C or O is missing (NaN).
+
+    ``atoms_NAX``: Å, the first four atoms of a residue in the order N, CA, C, O. ``is_proline_N``: it has no hydrogen to give.
+    """
+    classes_N = np.full(len(atoms_NAX), NO_SS, dtype=np.uint8)
+    there_N = np.isfinite(atoms_NAX[:, :COMPLETE]).all(axis=(1, 2))
+    if there_N.any():
+        classes_N[there_N] = encode_ss("".join(_letters(atoms_NAX[there_N, :COMPLETE].astype(np.float64), is_proline_N[there_N])))
+    return classes_N
+
+
+def _letters(atoms_NAX: np.ndarray, is_proline_N: np.ndarray) -> list[str]:
+    n_NX, ca_NX, c_NX = (atoms_NAX[:, atom] for atom in range(3))
+    # how many chain breaks lie before each residue: two residues are joined where these are equal
+    piece_N = np.concatenate([[0], np.cumsum(np.linalg.norm(n_NX[1:] - c_NX[:-1], axis=1) > LONGEST_PEPTIDE_BOND)])
+    bonds = hydrogen_bonds(atoms_NAX, is_proline_N, piece_N)
+    letters = strands(len(ca_NX), bonds, piece_N)
+    starts = {stride: _turn_starts(len(ca_NX), bonds, piece_N, stride) for stride in (3, 4, 5)}
+    _helices(letters, starts)
+    _turns_and_bends(letters, starts, bends(ca_NX, piece_N))
+    _polyproline(letters, *torsions(n_NX, ca_NX, c_NX, piece_N))
+    return letters
+
+
+def hydrogen_bonds(atoms_NAX: np.ndarray, is_proline_N: np.ndarray, piece_N: np.ndarray) -> set[tuple[int, int]]:
+    """(donor of N–H, acceptor of C=O) of each bond below −0.5 kcal/mol; of a donor's only the two strongest."""
+    hydrogen_NX = _hydrogens(atoms_NAX, piece_N)
+    gives_N = ~is_proline_N & np.isfinite(hydrogen_NX).all(axis=1)
+    pairs = KDTree(atoms_NAX[:, 1]).query_pairs(CA_WITHIN, output_type="ndarray").astype(np.int64)
+    donor, acceptor = np.concatenate([pairs, pairs[:, ::-1]]).T
+    kept = gives_N[donor] & (donor != acceptor + 1)  # the peptide bond's own neighbour gives none
+    donor, acceptor = donor[kept], acceptor[kept]
+    energy = bond_energies(atoms_NAX[donor, 0], hydrogen_NX[donor], atoms_NAX[acceptor, 2], atoms_NAX[acceptor, 3])
+    order = np.lexsort((acceptor, energy, donor))
+    donor, acceptor, energy = donor[order], acceptor[order], energy[order]
+    rank = np.arange(len(donor)) - np.searchsorted(donor, donor, side="left")
+    strong = (rank < 2) & (energy < BOND_BELOW)
+    return set(zip(donor[strong].tolist(), acceptor[strong].tolist(), strict=True))
+
+
+def bond_energies(n_PX: np.ndarray, h_PX: np.ndarray, c_PX: np.ndarray, o_PX: np.ndarray) -> np.ndarray:
+    """Electrostatic energy in kcal/mol, to three decimals as DSSP keeps it."""
+    ho, hc, nc, no = (np.linalg.norm(first - second, axis=1) for first, second in ((h_PX, o_PX), (h_PX, c_PX), (n_PX, c_PX), (n_PX, o_PX)))
+    too_close = np.minimum(np.minimum(ho, hc), np.minimum(nc, no)) < SHORTEST
+    with np.errstate(divide="ignore", invalid="ignore"):
+        energy = -COUPLING * (1 / ho - 1 / hc + 1 / nc - 1 / no)
+    return np.where(too_close, LOWEST_ENERGY, np.maximum(np.round(energy, 3), LOWEST_ENERGY))
+
+
+def _hydrogens(atoms_NAX: np.ndarray, piece_N: np.ndarray) -> np.ndarray:
+    """1 Å from N, opposite to the C=O before it; NaN at the start of a piece."""
+    hydrogen_NX = np.full((len(atoms_NAX), 3), np.nan)
+    carbonyl_MX = atoms_NAX[:-1, 2] - atoms_NAX[:-1, 3]
+    length_M = np.linalg.norm(carbonyl_MX, axis=1)
+    joined = np.flatnonzero((piece_N[1:] == piece_N[:-1]) & (length_M > 0))
+    hydrogen_NX[joined + 1] = atoms_NAX[joined + 1, 0] + carbonyl_MX[joined] / length_M[joined, None]
+    return hydrogen_NX
+
+
+def _turn_starts(num: int, bonds: set[tuple[int, int]], piece_N: np.ndarray, stride: int) -> np.ndarray:
+    starts_N = np.zeros(num, dtype=bool)
+    for donor, acceptor in bonds:
+        if donor - acceptor == stride and piece_N[donor] == piece_N[acceptor]:
+            starts_N[acceptor] = True
+    return starts_N
+
+
+def _helices(letters: list[str], starts: dict[int, np.ndarray]) -> None:
+    """Two turns of one kind in a row make a helix: α over what is there, 3₁₀ only on free residues, π on free and α ones."""
+    for stride, letter, admits in ((4, "H", "CEBH"), (3, "G", "CG"), (5, "I", "CIH")):
+        begin = starts[stride]
+        for first in np.flatnonzero(begin[1:] & begin[:-1]) + 1:
+            covered = range(first, first + stride)
+            if covered.stop < len(letters) and all(letters[at] in admits for at in covered):
+                letters[first : covered.stop] = letter * stride
+
+
+def _turns_and_bends(letters: list[str], starts: dict[int, np.ndarray], is_bend_N: np.ndarray) -> None:
+    turn_N = np.zeros(len(letters), dtype=bool)
+    for stride, begin in starts.items():
+        for first in np.flatnonzero(begin):
+            turn_N[first + 1 : first + stride] = True
+    for at in range(1, len(letters) - 1):
+        if letters[at] == "C" and (turn_N[at] or is_bend_N[at]):
+            letters[at] = "T" if turn_N[at] else "S"
+
+
+def bends(ca_NX: np.ndarray, piece_N: np.ndarray) -> np.ndarray:
+    """Whether the chain turns by more than 70° at a residue: the angle between CA(i) − CA(i−2) and CA(i+2) − CA(i)."""
+    is_bend_N = np.zeros(len(ca_NX), dtype=bool)
+    if len(ca_NX) < 5:
+        return is_bend_N
+    before, after = ca_NX[2:-2] - ca_NX[:-4], ca_NX[4:] - ca_NX[2:-2]
+    lengths = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
+    cosine = (before * after).sum(axis=1) / np.where(lengths > 0, lengths, 1)
+    is_bend_N[2:-2] = (cosine < np.cos(np.deg2rad(BEND_ABOVE))) & (lengths > 0) & (piece_N[4:] == piece_N[:-4])
+    return is_bend_N
+
+
+def torsions(n_NX: np.ndarray, ca_NX: np.ndarray, c_NX: np.ndarray, piece_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(φ, ψ) in degrees, NaN where a chain begins, ends or breaks."""
+    phi_N, psi_N = np.full(len(ca_NX), np.nan), np.full(len(ca_NX), np.nan)
+    joined = piece_N[1:] == piece_N[:-1]
+    phi_N[1:] = np.where(joined, dihedrals(c_NX[:-1], n_NX[1:], ca_NX[1:], c_NX[1:]), np.nan)
+    psi_N[:-1] = np.where(joined, dihedrals(n_NX[:-1], ca_NX[:-1], c_NX[:-1], n_NX[1:]), np.nan)
+    return phi_N, psi_N
+
+
+def dihedrals(a_PX: np.ndarray, b_PX: np.ndarray, c_PX: np.ndarray, d_PX: np.ndarray) -> np.ndarray:
+    """Torsion in degrees about b–c, −180 … 180 (IUPAC: clockwise is positive)."""
+    axis = c_PX - b_PX
+    first, second = np.cross(b_PX - a_PX, axis), np.cross(axis, d_PX - c_PX)
+    sine = (np.cross(first, second) * axis).sum(axis=1) / np.maximum(np.linalg.norm(axis, axis=1), 1e-12)
+    return np.rad2deg(np.arctan2(sine, (first * second).sum(axis=1)))
+
+
+def _polyproline(letters: list[str], phi_N: np.ndarray, psi_N: np.ndarray) -> None:
+    """Three residues in a row near (−75°, 145°) are polyproline II where nothing else is."""
+    fits = (np.abs(phi_N - POLYPROLINE_PHI) <= POLYPROLINE_WITHIN) & (np.abs(psi_N - POLYPROLINE_PSI) <= POLYPROLINE_WITHIN)
+    for first in range(1, len(letters) - 3):
+        if fits[first : first + 3].all():
+            letters[first : first + 3] = ["P" if letter == "C" else letter for letter in letters[first : first + 3]]

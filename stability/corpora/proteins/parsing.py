@@ -1,0 +1,218 @@
+"""A PDB or mmCIF file → its protein chains with their tracks, by biotite. Torch is not needed here: worker processes load no more than this.
+
+Of a file: the first model; of alternate locations the one with the highest occupancy in a residue; amino acids only (water, ligands, nucleic acids are
+left out); a modified residue counts as its parent (selenomethionine as methionine, its selenium as the sulphur).
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stability.corpora.proteins import dssp
+from stability.corpora.proteins.alphabets import LETTERS, SPECIALS, encode
+from stability.corpora.proteins.chain import ProteinChain
+from stability.corpora.proteins.residues import Reference, Residues, atoms14, laid_out, sequence_of
+
+SUFFIXES = tuple(kind + packed for kind in (".pdb", ".ent", ".cif", ".mmcif") for packed in ("", ".gz"))
+LARGEST_FLAT = 1e-3  # Å: a chain whose atoms all lie closer together has no coordinates
+ALPHAFOLD = re.compile(r"^AF-([A-Z0-9]+)(?:-\d+)?-F\d+", re.IGNORECASE)
+PDB_CODE = re.compile(r"^(?:pdb)?([0-9][a-z0-9]{3})(?![a-z0-9])", re.IGNORECASE)
+PREDICTED = re.compile(r"ALPHAFOLD|ESMFOLD|ROSETTAFOLD|COLABFOLD|PREDICTION FOR")
+PROLINE = len(SPECIALS) + LETTERS.index("P")
+
+
+class Entry(NamedTuple):
+    """One file's content: all chains' atoms (a biotite ``AtomArray`` with ``b_factor``), and what the file says of each chain by its name."""
+
+    atoms: Any
+    sequences: dict[str, list[str]]
+    references: dict[str, Reference]
+    is_model: bool
+    numbered: bool  # residue numbers are places in ``sequences``
+
+
+def parse(name: str, content: bytes, plddt: str, min_residues: int) -> tuple[list[ProteinChain], list[str]]:
+    """(chains, why others were left out). ``plddt``: "auto": the B-factor is pLDDT where the file says that it is a model; "always"; "never".
+
+    Errors: ``ValueError``: nothing of the file can be used, and why, in a few words. ``ImportError`` without biotite.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # elements guessed, boxes ignored: nothing that is read here
+        entry = _read_cif(content) if re.search(r"\.(mm)?cif$", name, re.IGNORECASE) else _read_pdb(content)
+        stem = re.sub(r"\.(pdb|ent|cif|mmcif)$", "", name, flags=re.IGNORECASE)
+        return _chains(stem, entry, entry.is_model if plddt == "auto" else plddt == "always", min_residues)
+
+
+def group_of(stem: str, accession: str) -> str:
+    """What all entries of one protein share: a PDB code in lower case, a UniProt accession, else the entry's name."""
+    if found := ALPHAFOLD.match(stem):
+        return found[1].upper()
+    if found := PDB_CODE.match(stem):
+        return found[1].lower()
+    return accession or stem
+
+
+def _read_cif(content: bytes) -> Entry:
+    from biotite import DeserializationError, InvalidFileError
+    from biotite.structure.io import pdbx
+
+    text = content.decode("utf-8", "replace")
+    if "\n#" in text and not text.rstrip().endswith("#"):
+        raise ValueError("cut short: the last category is not closed by '#'")
+    try:
+        file = pdbx.CIFFile.read(io.StringIO(text))
+        fields = ["b_factor", "auth_asym_id", "auth_seq_id", "label_entity_id"]
+        atoms = pdbx.get_structure(file, model=1, altloc="occupancy", use_author_fields=False, extra_fields=fields)
+        block = file.block
+        sequences, references = _cif_sequences(block, atoms), _cif_references(block)
+    except (InvalidFileError, DeserializationError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"cut short or no mmCIF file ({_short(error)})") from None
+    return Entry(atoms, sequences, references, "ma_model_list" in block or "ma_qa_metric" in block, True)
+
+
+def _cif_sequences(block: Any, atoms: Any) -> dict[str, list[str]]:
+    """Three-letter codes of each chain (by ``label_asym_id``), residues without coordinates included."""
+    if "entity_poly_seq" not in block:
+        return {}
+    table = block["entity_poly_seq"]
+    entities: dict[str, dict[int, str]] = {}
+    for entity, number, residue in zip(table["entity_id"].as_array(str), table["num"].as_array(int), table["mon_id"].as_array(str), strict=True):
+        entities.setdefault(entity, {}).setdefault(int(number), residue)  # of several residues at one place the first
+    chains = dict(zip(atoms.chain_id.tolist(), atoms.label_entity_id.tolist(), strict=True))
+    complete = {entity: [places[at] for at in sorted(places)] for entity, places in entities.items() if sorted(places) == list(range(1, len(places) + 1))}
+    return {chain: complete[entity] for chain, entity in chains.items() if entity in complete}
+
+
+def _cif_references(block: Any) -> dict[str, Reference]:
+    """By the author's chain name: the accession, and where in its sequence the chain's first residue lies."""
+    if "struct_ref" not in block or "struct_ref_seq" not in block:
+        return {}
+    rows, accessions = block["struct_ref_seq"], block["struct_ref"]
+    if not {"ref_id", "pdbx_strand_id", "seq_align_beg", "db_align_beg"} <= set(rows) or not {"id", "db_name", "pdbx_db_accession"} <= set(accessions):
+        return {}
+    columns = (accessions[name].as_array(str) for name in ("id", "db_name", "pdbx_db_accession"))
+    uniprot = {ref: accession for ref, name, accession in zip(*columns, strict=True) if name == "UNP"}
+    found: dict[str, Reference] = {}
+    columns = (rows[name].as_array(str) for name in ("ref_id", "pdbx_strand_id", "seq_align_beg", "db_align_beg"))
+    for ref, chain, begin, database in zip(*columns, strict=True):
+        if ref in uniprot and begin.lstrip("-").isdigit() and database.lstrip("-").isdigit():
+            found.setdefault(chain, Reference(uniprot[ref], int(database) - int(begin)))
+    return found
+
+
+def _read_pdb(content: bytes) -> Entry:
+    from biotite import InvalidFileError
+    from biotite.structure.io import pdb
+
+    text = content.decode("latin-1")
+    lines = text.splitlines()
+    if not any(line.startswith(("ATOM  ", "HETATM")) for line in lines):
+        raise ValueError("no atom in it")
+    try:
+        atoms = pdb.PDBFile.read(io.StringIO(text)).get_structure(model=1, altloc="occupancy", extra_fields=["b_factor"])
+    except (InvalidFileError, ValueError, IndexError) as error:
+        raise ValueError(f"cut short or no PDB file ({_short(error)})") from None
+    sequences: dict[str, list[str]] = {}
+    for line in lines:
+        if line.startswith("SEQRES"):
+            sequences.setdefault(line[11:12].strip(), []).extend(line[19:70].split())
+    heading = " ".join(line[10:] for line in lines if line.startswith(("TITLE", "REMARK", "EXPDTA")))
+    return Entry(atoms, sequences, _pdb_references(lines), bool(PREDICTED.search(heading.upper())), False)
+
+
+def _pdb_references(lines: list[str]) -> dict[str, Reference]:
+    """By chain. Accessions of ten letters stand in DBREF1 and DBREF2; AlphaFold's models write them into DBREF, which moves what follows them."""
+    found: dict[str, Reference] = {}
+    begins: dict[str, int] = {}
+    for line in lines:
+        chain, begin, words = line[12:13].strip(), line[14:18].strip(), line[33:].split()
+        if line.startswith("DBREF2") and chain in begins and line[45:55].strip().isdigit():
+            found.setdefault(chain, Reference(line[18:40].strip(), int(line[45:55]) - begins[chain]))
+        elif not line.startswith("DBREF") or line[26:32].strip() != "UNP" or not begin.lstrip("-").isdigit():
+            continue
+        elif line.startswith("DBREF1"):
+            begins.setdefault(chain, int(begin))
+        elif len(words) > 3 and (place := words[2] if len(words[0]) > 8 else line[55:60].strip()).isdigit():
+            found.setdefault(chain, Reference(words[0], int(place) - int(begin)))
+    return found
+
+
+def _chains(stem: str, entry: Entry, is_model: bool, min_residues: int) -> tuple[list[ProteinChain], list[str]]:
+    from biotite.structure import filter_amino_acids
+
+    chains, reasons = [], []
+    acids = entry.atoms[filter_amino_acids(entry.atoms)]
+    names = list(dict.fromkeys(acids.chain_id.tolist()))
+    for name in names:
+        atoms = acids[acids.chain_id == name]
+        author = str(atoms.auth_asym_id[0]) if entry.numbered else name
+        pieces = laid_out(atoms, entry.sequences.get(name), entry.numbered, entry.references.get(author))
+        for number, residues in enumerate(pieces, start=1):
+            label = f"{stem}_{author or 'A'}" + (f".{number}" if len(pieces) > 1 else "")
+            try:
+                chains.append(_chain(label, stem, residues, entry.references.get(author), is_model, min_residues))
+            except ValueError as error:
+                reasons.append(f"chain {label.removeprefix(stem + '_')}: {error}")
+    if not chains:
+        kinds = ", ".join(sorted(set(entry.atoms.res_name.tolist()))[:5])
+        raise ValueError("; ".join(reasons) if reasons else f"no chain of amino acids (it holds {kinds})")
+    return chains, reasons
+
+
+def _chain(label: str, stem: str, residues: Residues, reference: Reference | None, is_model: bool, min_residues: int) -> ProteinChain:
+    observed = len(np.unique(residues.row_of_atom))
+    if observed < min_residues:
+        raise ValueError(f"{observed} residues with coordinates, fewer than data.min_residues={min_residues}")
+    coordinates = residues.atoms.coord
+    if not np.isfinite(coordinates).all():
+        raise ValueError("coordinates that are no numbers")
+    if np.ptp(coordinates, axis=0).max() < LARGEST_FLAT:
+        raise ValueError(f"all coordinates are equal ({', '.join(f'{value:g}' for value in coordinates[0])})")
+    sequence = encode(sequence_of(residues.names)).astype(np.int64)
+    atoms_NAX = atoms14(residues, sequence)
+    found = ALPHAFOLD.match(stem)
+    accession = found[1].upper() if found else reference.accession if reference else ""
+    return ProteinChain(
+        id=label,
+        group=group_of(stem, accession),
+        sequence=sequence,
+        atoms14_NAX=atoms_NAX,
+        ss_N=dssp.assign(atoms_NAX, sequence == PROLINE),
+        sasa_N=areas(residues),
+        plddt_N=_plddt(residues, is_model),
+        numbers_N=residues.numbers,
+        accession=accession,
+    )
+
+
+def areas(residues: Residues) -> np.ndarray:
+    """Solvent-accessible area of each residue in Å², float32, by biotite (Shrake–Rupley, 1,000 points, probe 1.4 Å, ProtOr radii) on this chain alone.
+
+    NaN where a residue has no coordinates.
+    """
+    from biotite import structure
+
+    area_P = np.nan_to_num(structure.sasa(residues.atoms))  # pyright: ignore[reportAttributeAccessIssue] compiled; hydrogens have none of their own
+    num = len(residues.names)
+    seen_N = np.bincount(residues.row_of_atom, minlength=num) > 0
+    return np.where(seen_N, np.bincount(residues.row_of_atom, weights=area_P, minlength=num), np.nan).astype(np.float32)
+
+
+def _plddt(residues: Residues, is_model: bool) -> np.ndarray:
+    plddt_N = np.full(len(residues.names), np.nan, dtype=np.float32)
+    if is_model:
+        values = residues.atoms.b_factor
+        if values.min() < 0 or values.max() > 100:
+            raise ValueError(f"B-factors of {values.min():g} to {values.max():g} are no pLDDT (0 to 100); data.plddt=never leaves them out")
+        plddt_N[residues.row_of_atom] = values
+    return plddt_N
+
+
+def _short(error: Exception) -> str:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text[:100]

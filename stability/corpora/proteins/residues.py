@@ -1,0 +1,184 @@
+"""Which row of a chain each of a file's residues belongs to: rows of residues that have no coordinates lie between them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stability.corpora.proteins.alphabets import ATOM14, NUM_ATOMS, PIECES, THREE_TO_ONE
+
+AMBIGUOUS = {"ASX": "B", "GLX": "Z", "XLE": "J", "PYL": "O", "UNK": "X"}
+RENAMED = {("MSE", "SE"): "SD"}
+LONGEST_PEPTIDE_BOND = 2.0  # Å, between C and the next N
+CA_STEP = 4.2  # Å: no two neighbouring CA are farther apart
+LONGEST_GAP = 60  # residues; numbers that jump by as much begin another chain
+
+
+class Reference(NamedTuple):
+    """A UniProt accession, and what is added to a chain's residue number for the number in that sequence."""
+
+    accession: str
+    offset: int
+
+
+class Residues(NamedTuple):
+    """A chain laid out: three-letter ``names`` and database ``numbers`` (int32) of all N rows, and the row of each atom."""
+
+    names: list[str]
+    numbers: np.ndarray
+    atoms: Any
+    row_of_atom: np.ndarray
+
+
+def laid_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: Reference | None) -> list[Residues]:
+    """The rows of a chain, or of its pieces where it turns out to be several.
+
+    With a ``sequence`` (three-letter codes) its places are the rows: mmCIF numbers them; in a PDB file the residues are found in SEQRES by their numbers
+    up to one constant, else piece after piece as early as they fit. Without one (or where it does not hold the residues): numbers that jump over a
+    broken peptide bond leave rows of unknown residues, and where they fall, jump by 60 or more, or the chain is torn farther than so many residues
+    reach, another chain begins. Numbers that jump over an intact bond, and insertion codes, leave none.
+    """
+    starts, stops, names, numbers = _residues(atoms, numbered)
+    bonded = _bonded(atoms, starts, stops)
+    if not numbered:
+        kept = _polymer(atoms, starts, bonded)
+        starts, stops, numbers = starts[kept], stops[kept], numbers[kept]
+        names = [name for name, is_kept in zip(names, kept, strict=True) if is_kept]
+        bonded = _bonded(atoms, starts, stops)
+    if not len(starts):
+        return []
+    offset = reference.offset if reference else 0
+    rows = numbers - 1 if numbered else _rows_in(sequence, names, numbers, bonded) if sequence else None
+    if numbered and sequence is None:
+        sequence = ["UNK"] * int(numbers.max())
+    if rows is not None and sequence is not None and rows.min() >= 0 and rows.max() < len(sequence):
+        database = np.arange(1, len(sequence) + 1) if numbered else _interpolated(rows, numbers, len(sequence))
+        return [_assembled(atoms, starts, stops, names, rows, list(sequence), database + offset)]
+    pieces = _pieces(_centres(atoms, starts, stops), numbers, bonded)
+    return [_piece(atoms, starts[piece], stops[piece], names[piece], numbers[piece], bonded[piece], offset) for piece in pieces]
+
+
+def _residues(atoms: Any, numbered: bool) -> tuple[np.ndarray, np.ndarray, list[str], np.ndarray]:
+    """(first atom, atom after the last, name, number) of each residue; of several at one place (an alternate residue) the first."""
+    from biotite.structure import get_residue_starts
+
+    bounds = get_residue_starts(atoms, add_exclusive_stop=True)
+    starts, stops = bounds[:-1], bounds[1:]
+    keys = list(zip(atoms.res_id[starts].tolist(), ("" if numbered else code for code in atoms.ins_code[starts].tolist()), strict=True))
+    first = [number >= 1 if numbered else True for number, _ in keys]  # mmCIF: what is no part of the polymer has no number
+    first = [is_first and (at == 0 or keys[at] != keys[at - 1]) for at, is_first in enumerate(first)]
+    chosen = np.flatnonzero(first)
+    return starts[chosen], stops[chosen], atoms.res_name[starts[chosen]].tolist(), atoms.res_id[starts[chosen]].astype(np.int64)
+
+
+def _place(atoms: Any, starts: np.ndarray, stops: np.ndarray, name: str) -> np.ndarray:
+    """(num, 3) coordinates of one atom of each residue, NaN where missing."""
+    place = np.full((len(starts), 3), np.nan)
+    for row, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        found = np.flatnonzero(atoms.atom_name[start:stop] == name)
+        if len(found):
+            place[row] = atoms.coord[start + found[0]]
+    return place
+
+
+def _centres(atoms: Any, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    return _place(atoms, starts, stops, "CA")
+
+
+def _bonded(atoms: Any, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
+    """Whether each residue hangs on the one before it; a missing atom does not break a chain whose numbers go on."""
+    carbon, nitrogen = _place(atoms, starts, stops, "C"), _place(atoms, starts, stops, "N")
+    bonded = np.zeros(len(starts), dtype=bool)
+    bonded[1:] = np.linalg.norm(nitrogen[1:] - carbon[:-1], axis=1) < LONGEST_PEPTIDE_BOND
+    return bonded
+
+
+def _polymer(atoms: Any, starts: np.ndarray, bonded: np.ndarray) -> np.ndarray:
+    """A HETATM residue is part of the chain only where it hangs on a neighbour: free amino acids are ligands."""
+    return ~atoms.hetero[starts] | bonded | np.append(bonded[1:], False)
+
+
+def _rows_in(sequence: list[str], names: list[str], numbers: np.ndarray, bonded: np.ndarray) -> np.ndarray | None:
+    """Where each residue stands in SEQRES; None where it does not hold them in this order."""
+    places: dict[int, None] = {}
+    for at, name in enumerate(sequence):
+        if name == names[0]:
+            places[int(numbers[0]) - at] = None
+    for shift in places:
+        rows = numbers - shift
+        inside = rows[-1] < len(sequence) and (np.diff(rows) > 0).all()
+        if inside and all(sequence[row] == name for row, name in zip(rows.tolist(), names, strict=True)):
+            return rows
+    return _earliest(sequence, names, bonded)
+
+
+def _earliest(sequence: list[str], names: list[str], bonded: np.ndarray) -> np.ndarray | None:
+    rows, cursor = [], 0
+    bounds = [0, *(np.flatnonzero(~bonded[1:]) + 1).tolist(), len(names)]
+    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        piece = names[start:stop]
+        found = next((at for at in range(cursor, len(sequence) - len(piece) + 1) if sequence[at : at + len(piece)] == piece), None)
+        if found is None:
+            return None
+        rows += range(found, found + len(piece))
+        cursor = found + len(piece)
+    return np.array(rows, dtype=np.int64)
+
+
+def _interpolated(rows: np.ndarray, numbers: np.ndarray, num: int) -> np.ndarray:
+    """The numbers of all rows: those between two residues go on from the one before, those at the start lead up to the first."""
+    before = np.clip(np.searchsorted(rows, np.arange(num), side="right") - 1, 0, None)
+    return numbers[before] + np.arange(num) - rows[before]
+
+
+def _pieces(ca_NX: np.ndarray, numbers: np.ndarray, bonded: np.ndarray) -> list[slice]:
+    jumps = np.diff(numbers)
+    reach = np.linalg.norm(np.diff(ca_NX, axis=0), axis=1) > CA_STEP * np.maximum(jumps, 1)
+    cut = ~bonded[1:] & ((jumps < 0) | (jumps >= LONGEST_GAP) | reach)
+    bounds = [0, *(np.flatnonzero(cut) + 1).tolist(), len(numbers)]
+    return [slice(start, stop) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+def _piece(atoms: Any, starts: np.ndarray, stops: np.ndarray, names: list[str], numbers: np.ndarray, bonded: np.ndarray, offset: int) -> Residues:
+    gaps = np.where(bonded[1:], 0, np.maximum(np.diff(numbers) - 1, 0))
+    rows = np.concatenate([[0], np.cumsum(gaps + 1)])
+    sequence = ["UNK"] * (int(rows[-1]) + 1)
+    return _assembled(atoms, starts, stops, names, rows, sequence, _interpolated(rows, numbers, len(sequence)) + offset)
+
+
+def _assembled(atoms: Any, starts: np.ndarray, stops: np.ndarray, names: list[str], rows: np.ndarray, sequence: list[str], numbers: np.ndarray) -> Residues:
+    for row, name in zip(rows.tolist(), names, strict=True):
+        sequence[row] = name
+    lengths = stops - starts
+    chosen = np.concatenate([np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)])
+    return Residues(sequence, numbers.astype(np.int32), atoms[chosen], np.repeat(rows, lengths))
+
+
+def sequence_of(names: list[str]) -> str:
+    """One letter a residue; a modified one has its parent's by the chemical component dictionary, what has none is X."""
+    table = {name: THREE_TO_ONE.get(name) or AMBIGUOUS.get(name) or _parent(name) for name in set(names)}
+    return "".join(table[name] for name in names)
+
+
+def _parent(name: str) -> str:
+    from biotite.structure.info import one_letter_code
+
+    letter = one_letter_code(name)
+    return letter if letter and len(letter) == 1 else "X"
+
+
+def atoms14(residues: Residues, sequence: np.ndarray) -> np.ndarray:
+    """(N, 14, 3) float32 in Å, NaN where missing; of a residue without an order of its own (`ATOM14`) N, CA, C, O and CB."""
+    atoms_NAX = np.full((len(residues.names), NUM_ATOMS, 3), np.nan, dtype=np.float32)
+    orders = {token: ATOM14.get(PIECES[token], (*ATOM14["A"],)) for token in set(sequence.tolist())}
+    slots = {token: {atom: slot for slot, atom in enumerate(order)} for token, order in orders.items()}
+    atoms, rows = residues.atoms, residues.row_of_atom
+    tokens = sequence[rows].tolist()
+    places = [
+        slots[token].get(RENAMED.get((residue, atom)) or atom, -1)
+        for token, residue, atom in zip(tokens, atoms.res_name.tolist(), atoms.atom_name.tolist(), strict=True)
+    ]
+    slot_P = np.array(places)
+    atoms_NAX[rows[slot_P >= 0], slot_P[slot_P >= 0]] = atoms.coord[slot_P >= 0]
+    return atoms_NAX

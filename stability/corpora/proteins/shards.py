@@ -1,0 +1,197 @@
+"""Structure files → shards, in parallel over the cores; an interrupted preparation goes on after the shards that it finished."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import multiprocessing
+import os
+import re
+import signal
+import tarfile
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from stability.corpora.io.files import suffix_of
+from stability.corpora.io.progress import step
+from stability.corpora.proteins.npz import write_shard
+from stability.corpora.proteins.parsing import SUFFIXES, parse
+
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+FILES_PER_SHARD = 32
+FEWEST_FILES = 2 * FILES_PER_SHARD  # below it the start of the worker processes takes longer than they save
+
+
+class Member(NamedTuple):
+    """A structure file by name: a path that is read where it is parsed, or its bytes out of a tar archive."""
+
+    name: str
+    source: Path | bytes
+
+
+def require_biotite() -> None:
+    """Errors: ``RuntimeError`` where structures cannot be read here."""
+    if importlib.util.find_spec("biotite") is None:
+        raise RuntimeError("data=protein reads structures with the library biotite, which is not installed; pip install 'stability-lab[protein]'")
+
+
+def shards(files: Sequence[Path], folder: Path, plddt: str, min_residues: int) -> Iterator[Path]:
+    """One shard for every 32 structure files, in their order; ``folder`` keeps them. What is there already is not made again.
+
+    Errors: ``ValueError`` for a tar archive that is cut short or without any structure file; ``RuntimeError`` where a worker was killed.
+    """
+    require_biotite()
+    folder.mkdir(parents=True, exist_ok=True)
+    num_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    units = _units(files, folder)
+    if num_processes == 1 or _few(files):
+        for file, members in units:
+            if members:
+                write_unit(file, members, plddt, min_residues)
+                step(len(members))
+            yield file
+        return
+    # spawned: a forked child of a process with threads can hang
+    with ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn"), initializer=_serve) as pool:
+        yield from _in_parallel(pool, 2 * num_processes, units, plddt, min_residues)
+
+
+def _serve() -> None:
+    """In a worker: Ctrl-C is the parent's affair, and a parent that was killed takes its workers along (they would wait for work for ever)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+
+
+def _leave_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
+
+
+def _few(files: Sequence[Path]) -> bool:
+    return len(files) < FEWEST_FILES and not any(suffix_of(file, TAR_SUFFIXES) and file.stat().st_size > 1 << 22 for file in files)
+
+
+def _in_parallel(pool: ProcessPoolExecutor, most: int, units: Iterator[tuple[Path, list[Member]]], plddt: str, min_residues: int) -> Iterator[Path]:
+    made: list[Path] = []
+    pending: dict[Future[int], Path] = {}
+    try:
+        for file, members in units:
+            made.append(file)
+            if members:
+                pending[pool.submit(write_unit, file, members, plddt, min_residues)] = file
+            while len(pending) >= most:
+                _collect(pending)
+        while pending:
+            _collect(pending)
+    except BrokenProcessPool:
+        done = sum(file.is_file() for file in made)
+        raise RuntimeError(
+            f"a process that reads structures was killed (out of memory?) after {done:,} shards of {FILES_PER_SHARD} files; run again: it goes on from there"
+        ) from None
+    except BaseException:
+        for future in pending:
+            future.cancel()
+        raise
+    yield from made
+
+
+def _collect(pending: dict[Future[int], Path]) -> None:
+    done, _ = wait(pending, return_when=FIRST_COMPLETED)
+    for future in done:
+        del pending[future]
+        step(future.result())
+
+
+def write_unit(file: Path, members: Sequence[Member], plddt: str, min_residues: int) -> int:
+    """Parse some structure files into one shard; how many they were."""
+    chains, skipped = [], []
+    for member in members:
+        try:
+            content = _unpacked(member)
+            found, reasons = parse(re.sub(r"\.gz$", "", member.name, flags=re.IGNORECASE), content, plddt, min_residues)
+        except ValueError as error:
+            skipped.append((member.name, str(error)))
+            continue
+        chains += found
+        skipped += [(member.name, reason) for reason in reasons]
+    write_shard(file, chains, skipped)
+    return len(members)
+
+
+def _unpacked(member: Member) -> bytes:
+    try:
+        content = member.source.read_bytes() if isinstance(member.source, Path) else member.source
+        return gzip.decompress(content) if member.name.lower().endswith(".gz") else content
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise ValueError("cut short or no gzip file") from None
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None
+
+
+def _units(files: Sequence[Path], folder: Path) -> Iterator[tuple[Path, list[Member]]]:
+    """(shard, its members); no members where the shard is whole already."""
+    held: list[Member] = []
+    number = count = 0
+    for file in files:
+        for name, source in _sources(file):
+            target = folder / f"shard-{number:06d}.npz"
+            held.append(Member(name, b"" if is_whole(target) else source()))
+            count += 1
+            if count == FILES_PER_SHARD:
+                yield target, [] if is_whole(target) else held
+                held, count, number = [], 0, number + 1
+    if held:
+        target = folder / f"shard-{number:06d}.npz"
+        yield target, [] if is_whole(target) else held
+
+
+def is_whole(shard: Path) -> bool:
+    """Whether a shard was finished: it takes its name only then."""
+    return shard.is_file()
+
+
+def _sources(file: Path) -> Iterator[tuple[str, Callable[[], Path | bytes]]]:
+    """(name, what gives the path or the bytes) of a structure file, or of each in an archive, in the archive's order.
+
+    Errors: ``ValueError`` for an archive that cannot be read or holds none.
+    """
+    if not suffix_of(file, TAR_SUFFIXES):
+        yield file.name, lambda: file
+        return
+    is_empty = True
+    with _refused(file), tarfile.open(file) as archive:
+        for entry in archive:
+            name = Path(entry.name).name
+            if entry.isfile() and not name.startswith(".") and suffix_of(Path(name), SUFFIXES):
+                is_empty = False
+                yield name, partial(_extracted, file, archive, entry)
+    if is_empty:
+        raise ValueError(f"data.path: {file} holds no structure file; accepted are {', '.join(SUFFIXES)}")
+
+
+def _extracted(file: Path, archive: tarfile.TarFile, entry: tarfile.TarInfo) -> bytes:
+    with _refused(file):
+        stream = archive.extractfile(entry)
+        assert stream is not None, "only files are extracted"
+        return stream.read()
+
+
+@contextmanager
+def _refused(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(
+            f"data.path: {file} is cut short or no tar archive ({str(error).splitlines()[0] if str(error) else type(error).__name__}); fetch or pack it again"
+        ) from None
+    except OSError as error:
+        raise ValueError(f"data.path: cannot read {file}: {error.strerror or error}") from None

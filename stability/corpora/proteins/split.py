@@ -1,0 +1,206 @@
+"""Protein chains → `ProteinCorpus`: a function of the set of chains alone, but for what their files are called."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from stability.corpora.io.arrays import TokenFile
+from stability.corpora.io.progress import step
+from stability.corpora.proteins.alphabets import NUM_ATOMS, SPECIALS, UNK
+from stability.corpora.proteins.annotations import Annotation
+from stability.corpora.proteins.chain import ProteinChain
+from stability.corpora.proteins.clusters import clusters
+from stability.corpora.proteins.corpus import ProteinCorpus, Tables
+
+_TRACKS = {"sequence": np.uint8, "atoms14": np.uint32, "ss": np.uint8, "sasa": np.uint32, "plddt": np.uint32, "numbers": np.uint32}
+_ROW = {name: NUM_ATOMS * 3 if name == "atoms14" else 1 for name in _TRACKS}
+
+Names = tuple[str, ...]
+
+
+class _Named(NamedTuple):
+    id: str
+    group: str
+    accession: str
+    digest: bytes
+    sequence: np.ndarray
+
+
+class Pile:
+    """Chains as they come: their tracks on disk, names and sequences in memory. A chain with the same tracks as an earlier one counts once."""
+
+    def __init__(self, scratch: Path | None):
+        self._files = {name: TokenFile(dtype, scratch) for name, dtype in _TRACKS.items()}
+        self.chains: list[_Named] = []
+        self.num_repeated = self.num_backbones = 0
+        self._seen: set[bytes] = set()
+
+    def add(self, chain: ProteinChain) -> None:
+        rows = {
+            "sequence": chain.sequence.astype(np.uint8),
+            "atoms14": chain.atoms14_NAX.astype(np.float32).reshape(-1).view(np.uint32),
+            "ss": chain.ss_N.astype(np.uint8),
+            "sasa": chain.sasa_N.astype(np.float32).view(np.uint32),
+            "plddt": chain.plddt_N.astype(np.float32).view(np.uint32),
+            "numbers": chain.numbers_N.astype(np.int32).view(np.uint32),
+        }
+        digest = hashlib.sha256(b"".join(row.astype(row.dtype.newbyteorder("<")).tobytes() for row in rows.values())).digest()
+        if digest in self._seen:
+            self.num_repeated += 1
+            return
+        self._seen.add(digest)
+        for name, row in rows.items():
+            self._files[name].append(row)
+        self.num_backbones += int(chain.mask_N.sum())
+        self.chains.append(_Named(chain.id, chain.group, chain.accession, digest, rows["sequence"]))
+
+    def arranged(self, order: Sequence[int], scratch: Path | None) -> dict[str, np.ndarray]:
+        """The tracks with the chains in another order."""
+        starts = np.cumsum([0, *(len(chain.sequence) for chain in self.chains)])
+        arranged = {}
+        for name, dtype in _TRACKS.items():
+            found, target = self._files[name].array(), TokenFile(dtype, scratch)
+            for at in order:
+                target.append(found[starts[at] * _ROW[name] : starts[at + 1] * _ROW[name]])
+            arranged[name] = target.array()
+        lengths = [len(self.chains[at].sequence) for at in order]
+        return {"offsets": np.cumsum([0, *lengths], dtype=np.int64), **arranged}
+
+
+def corpus_of(
+    chains: Iterable[ProteinChain],
+    skipped: Sequence[tuple[str, str]],
+    annotations: Mapping[str, Annotation] | None,
+    origin: str,
+    held_out: float,
+    scratch: Path | None = None,
+) -> ProteinCorpus:
+    """Clusters of chains (`_protein_clusters`) are held out in order of the sha256 of their contents, each that still fits into the share ``held_out``; then
+    one more where that comes nearer to it. One that is more than a quarter of the share (and has more chains than half of the clusters) never is: what is
+    validated on is to be several proteins. Within a side chains stand in order of their sha256.
+
+    ``skipped`` is read after the chains. Errors: ``ValueError`` below two clusters.
+    """
+    pile = Pile(scratch)
+    for chain in chains:
+        pile.add(chain)
+        step()
+    found = pile.chains
+    numbers = clusters([chain.sequence for chain in found], [chain.group for chain in found])
+    if not found or numbers.max() < 1:
+        some = f"; {len(skipped):,} left out, the first: {': '.join(skipped[0])}" if skipped else ""
+        raise ValueError(f"data: {origin} holds {len(found):,} chains of {min(len(found), 1)} protein; at least 2 proteins are needed, one to hold out{some}")
+    known = _known(found, annotations)
+    is_val = _held_out(numbers, [chain.digest for chain in found], held_out)
+    order = sorted(range(len(found)), key=lambda at: (bool(is_val[at]), found[at].digest))
+    num_train = int((~is_val).sum())
+    arrays = pile.arranged(order, scratch)
+    chosen = [found[at] for at in order]
+    words, vocabularies = _annotated([known.get(at, Annotation()) for at in order], num_train, arrays)
+    first_seen: dict[int, int] = {}
+    relabelled = tuple(first_seen.setdefault(int(numbers[at]), len(first_seen)) for at in order)
+    ids, groups, accessions = (tuple(getattr(chain, name) for chain in chosen) for name in ("id", "group", "accession"))
+    tables = Tables(ids, groups, accessions, relabelled, *vocabularies, skipped=tuple(skipped))
+    return ProteinCorpus.of({**arrays, **words}, tables, num_train, _description(origin, pile, numbers, is_val, tables, len(known)))
+
+
+def _held_out(numbers: np.ndarray, digests: Sequence[bytes], share: float) -> np.ndarray:
+    """Which chains are held out."""
+    sizes = np.bincount(numbers)
+    wanted = int(np.ceil(share * len(numbers)))
+    content: dict[int, list[bytes]] = {}
+    for number, digest in zip(numbers.tolist(), digests, strict=True):
+        content.setdefault(number, []).append(digest)
+    order = sorted(content, key=lambda number: hashlib.sha256(b"".join(sorted(content[number]))).digest())
+    most = min(max(wanted / 4, float(np.median(sizes))), wanted)
+    chosen: list[int] = []
+    left = wanted
+    for number in order:
+        if sizes[number] <= min(most, left) and len(chosen) < len(order) - 1:
+            chosen.append(number)
+            left -= int(sizes[number])
+    nearer = [number for number in order if number not in chosen and sizes[number] <= most and sizes[number] < 2 * left]
+    if nearer and len(chosen) < len(order) - 1:
+        chosen.append(min(nearer, key=lambda number: sizes[number]))
+    return np.isin(numbers, chosen or [min(order, key=lambda number: sizes[number])])
+
+
+def _known(chains: Sequence[_Named], annotations: Mapping[str, Annotation] | None) -> dict[int, Annotation]:
+    """By a chain's place what is annotated of its accession, or else of its entry: a four-letter code in either case.
+
+    Errors: ``ValueError`` where annotations are given and none is of a chain: they would change nothing.
+    """
+    if annotations is None:
+        return {}
+    named = ((at, (chain.accession, chain.group, chain.group.upper())) for at, chain in enumerate(chains))
+    known = {at: annotations[found] for at, names in named if (found := next((name for name in names if name in annotations), None))}
+    if not known:
+        names = list(dict.fromkeys(chain.accession or chain.group for chain in chains))
+        own = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
+        raise ValueError(f"data.annotations: none of its {len(annotations):,} accessions is that of a chain ({own}); give these proteins', or leave it out")
+    return known
+
+
+def _annotated(known: Sequence[Annotation], num_train: int, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], tuple[Names, Names, Names]]:
+    """(domains of each residue, descriptions and orthologous groups of each chain as tokens and offsets; their vocabularies).
+
+    A vocabulary holds the special tokens and the names that occur on the training side, sorted; any other name is `UNK`.
+    """
+    vocabularies = (
+        _vocabulary(name for each in known[:num_train] for name, _, _ in each.domains),
+        _vocabulary(name for each in known[:num_train] for name in each.descriptions),
+        _vocabulary(name for each in known[:num_train] for name in each.orthologs),
+    )
+    tokens = [{name: token for token, name in enumerate(vocabulary)} for vocabulary in vocabularies]
+    offsets, domains = _domains(known, arrays, tokens[0])
+    words = {"domain_offsets": offsets, "domains": domains}
+    for name, table in (("description", tokens[1]), ("ortholog", tokens[2])):
+        rows = [[table.get(word, UNK) for word in getattr(each, f"{name}s")] for each in known]
+        words[f"{name}_offsets"] = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        words[f"{name}s"] = np.array([token for row in rows for token in row], dtype=np.uint32)
+    return words, vocabularies
+
+
+def _vocabulary(names: Iterable[str]) -> Names:
+    return (*SPECIALS, *sorted(set(names)))
+
+
+def _domains(known: Sequence[Annotation], arrays: Mapping[str, np.ndarray], tokens: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    """(offsets over all residues, tokens): a residue lies in a domain where its number in the database is between the domain's ends."""
+    counts, values = [], []
+    for number, annotation in enumerate(known):
+        place = slice(arrays["offsets"][number], arrays["offsets"][number + 1])
+        count, value = _domains_of(annotation, arrays["numbers"][place].view(np.int32), tokens)
+        counts.append(count)
+        values.append(value)
+    return np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64), np.concatenate(values)
+
+
+def _domains_of(annotation: Annotation, numbers_N: np.ndarray, tokens: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
+    kinds: dict[int, np.ndarray] = {}
+    for name, first, last in annotation.domains:
+        inside_N = (numbers_N >= first) & (numbers_N <= last)
+        token = tokens.get(name, UNK)
+        kinds[token] = kinds[token] | inside_N if token in kinds else inside_N
+    if not kinds:
+        return np.zeros(len(numbers_N), dtype=np.int64), np.empty(0, dtype=np.uint32)
+    inside_NK = np.stack([kinds[token] for token in sorted(kinds)], axis=1)
+    values = np.broadcast_to(np.array(sorted(kinds), dtype=np.uint32), inside_NK.shape)[inside_NK]
+    return inside_NK.sum(axis=1), values
+
+
+def _description(origin: str, pile: Pile, numbers: np.ndarray, is_val: np.ndarray, tables: Tables, num_annotated: int) -> str:
+    num_residues = sum(len(chain.sequence) for chain in pile.chains)
+    num_val, val_clusters = int(is_val.sum()), len(set(numbers[is_val].tolist()))
+    repeated = f", {pile.num_repeated:,} exact repetitions left out" if pile.num_repeated else ""
+    skipped = f"; {len(tables.skipped):,} files or chains could not be used and were skipped" if tables.skipped else ""
+    kinds = sum(len(names) - len(SPECIALS) for names in (tables.domains, tables.descriptions, tables.orthologs))
+    words = f", {kinds:,} kinds of annotation on {num_annotated:,} of the chains" if num_annotated else ""
+    backbones = f"{pile.num_backbones / num_residues:.1%} with a backbone"
+    share = f"held out {num_val:,} chains of {val_clusters:,} proteins, {num_val / len(numbers):.2%}"
+    return f"{origin}: {len(numbers):,} chains of {numbers.max() + 1:,} proteins{repeated}, {num_residues:,} residues, {backbones}{words}; {share}{skipped}"

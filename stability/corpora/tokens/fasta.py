@@ -1,0 +1,111 @@
+"""FASTA, read a megabyte at a time: each record's nucleotides as tokens, one byte each."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterator
+from io import BufferedIOBase
+from pathlib import Path
+
+from stability.corpora.io.files import UNREADABLE, opened
+from stability.corpora.tokens.nucleotides import CODES, INVALID, encode
+
+SUFFIXES = tuple(kind + packed for kind in (".fa", ".fasta", ".fna", ".fas", ".ffn") for packed in ("", ".gz", ".zst"))
+BYTES_PER_READ = 1 << 20
+BLANK = b" \t\r\n"
+
+
+def records(file: Path) -> Iterator[tuple[str, bytes]]:
+    """(name, tokens) of each record; the name is the header's first word. Errors: ``ValueError`` naming file, record, line and character."""
+    with opened(file) as stream:
+        yield from _Reader(file).records(stream)
+
+
+class _Reader:
+    def __init__(self, file: Path):
+        self.file, self.name = file, ""
+        self.line = self.header_line = 0
+        self.tokens: list[bytes] = []
+
+    def records(self, stream: BufferedIOBase) -> Iterator[tuple[str, bytes]]:
+        for lines in batches(stream, self._reached):
+            if not self.line:
+                lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
+            first = 0
+            for index, line in enumerate(lines):
+                if line[:1] != b">":
+                    continue
+                self._add(lines[first:index])
+                if self.header_line:
+                    yield self._finished()
+                self._start(line)
+                first = index + 1
+            self._add(lines[first:])
+        if not self.header_line:
+            raise ValueError(f"data.path: {self.file} is empty (no record in it); remove it or fill it")
+        yield self._finished()
+
+    def _reached(self) -> str:
+        return f"{self.line:,} whole lines were read" + (f", the last in record '{self.name}'" if self.header_line else "")
+
+    def _start(self, header: bytes) -> None:
+        self.line += 1
+        self.header_line = self.line
+        try:
+            words = header[1:].decode("utf-8").split(maxsplit=1)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"data.path: {self.file}, line {self.line}: the header is not UTF-8 (0x{header[1 + error.start]:02x}); convert it") from None
+        if b"\r" in header.rstrip(BLANK):
+            raise ValueError(f"data.path: {self.file}, line {self.line}: its lines end in a carriage return alone; convert them: tr '\\r' '\\n' <OLD >NEW")
+        self.name, self.tokens = (words or ["without a name"])[0], []
+
+    def _add(self, lines: list[bytes]) -> None:
+        tokens = encode_lines(lines)
+        if tokens and not self.header_line or bytes([INVALID]) in tokens:
+            self._refuse(lines)
+        self.line += len(lines)
+        self.tokens.append(tokens)
+
+    def _finished(self) -> tuple[str, bytes]:
+        tokens = b"".join(self.tokens)
+        if not tokens:
+            raise ValueError(f"data.path: {self.file}, line {self.header_line}: record '{self.name}' has a header and no sequence; remove it or fill it")
+        return self.name, tokens
+
+    def _refuse(self, lines: list[bytes]) -> None:
+        """Raise for the first line that is at fault."""
+        for number, line in enumerate(lines, start=self.line + 1):
+            if not self.header_line and line.strip():
+                shown = line.strip()[:20].decode("utf-8", "replace")
+                raise ValueError(f"data.path: {self.file}, line {number} is '{shown}…' before any header; FASTA begins a record with a line '>name'")
+            if (at := encode(line.rstrip(BLANK)).find(INVALID)) >= 0:
+                character = repr(chr(line[at])) if line[at] < 128 else f"byte 0x{line[at]:02x}"
+                raise ValueError(
+                    f"data.path: {self.file}, record '{self.name}', line {number}, character {at + 1} is {character}, which is no nucleotide.\n"
+                    f"Accepted are the codes of the IUPAC, {CODES[:-1]}, in either case, and the gap, - or ."
+                )
+
+
+def batches(stream: BufferedIOBase, reached: Callable[[], str]) -> Iterator[list[bytes]]:
+    """An `opened` file's lines, about a megabyte at a time; those before an error are given first, so that ``reached`` knows of them."""
+    lines: list[bytes] = []
+    num_bytes = 0
+    try:
+        for line in stream:
+            lines.append(line)
+            num_bytes += len(line)
+            if num_bytes >= BYTES_PER_READ:
+                yield lines
+                lines, num_bytes = [], 0
+    except UNREADABLE as error:
+        if lines:
+            yield lines
+        error.add_note(reached())
+        raise
+    if lines:
+        yield lines
+
+
+def encode_lines(lines: list[bytes]) -> bytes:
+    """Tokens of sequence lines; blanks at their ends are left out."""
+    return encode(b"".join([line.rstrip(BLANK) for line in lines]))

@@ -1,0 +1,146 @@
+"""GPT-2's byte-pair encoding (Radford et al. 2019) through tiktoken, from rank files on disk, in tiktoken's cache, or on the network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stability.corpora.tokens.tokenizers import AbstractTokenizer
+from stability.corpora.tokens.vocabulary import Vocabulary
+
+FILES = ("vocab.bpe", "encoder.json")
+SUMS = ("1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5", "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783")  # sha256
+HOME = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
+END_OF_TEXT = "<|endoftext|>"
+# 50,000 merges, 256 bytes; what GPT-2's own files are recognised by
+GPT2_SIZE = 50_256
+
+
+class Gpt2Tokenizer(AbstractTokenizer):
+    """``encode`` is tiktoken's; ``<|endoftext|>`` in a text is text, and the token of that name stands between documents."""
+
+    def __init__(self, ranks: str | None):
+        tiktoken = _tiktoken()
+        if ranks is None:
+            _check_reach()
+            self._encoding: Any = tiktoken.get_encoding("gpt2")
+        else:
+            self._encoding = _encoding_of(read_ranks(Path(ranks).expanduser()))
+        size = self._encoding.n_vocab
+        pieces = [self._encoding.decode_single_token_bytes(token) for token in range(size - 1)]
+        self.vocabulary = Vocabulary("gpt2", (*pieces, END_OF_TEXT.encode()), separator=size - 1)
+        self.label = f"GPT-2 BPE, {size:,} tokens" if size == GPT2_SIZE + 1 else f"BPE of {ranks}, {size:,} tokens"
+
+    def encode(self, text: str) -> np.ndarray:
+        """``text`` → 1-D uint32 array."""
+        return self._encoding.encode_to_numpy(text, disallowed_special=())
+
+
+def read_ranks(folder: Path) -> dict[bytes, int]:
+    """Each token's bytes and number, in the order of merging: the 256 bytes, then a merge a line of vocab.bpe; encoder.json must say the same.
+
+    Errors: ``ValueError`` naming the file and the place.
+    """
+    merges_file, numbers_file = _rank_files(folder)
+    byte_of = _byte_of_character()
+    ranks = {bytes([byte]): rank for rank, byte in enumerate(byte_of.values())}
+    lines = _text(merges_file).splitlines()
+    for number, line in enumerate(lines, start=1):
+        if number == 1 and line.startswith("#version"):
+            continue
+        parts = line.split()
+        if len(parts) != 2 or not set(line) - {" "} <= set(byte_of):
+            raise ValueError(f"data.ranks: {merges_file}, line {number} is no merge of two tokens: {line[:40]!r}")
+        ranks[bytes(byte_of[character] for part in parts for character in part)] = len(ranks)
+    _check_numbers(ranks, numbers_file, byte_of)
+    return ranks
+
+
+def sha256_of_ranks(ranks: str | None) -> str | None:
+    """sha256 over the two files; None for tiktoken's own, which it checks itself. Errors: ``ValueError`` where one is missing."""
+    if ranks is None:
+        return None
+    digest = hashlib.sha256()
+    for file in _rank_files(Path(ranks).expanduser()):
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _check_numbers(ranks: dict[bytes, int], file: Path, byte_of: dict[str, int]) -> None:
+    try:
+        numbers = json.loads(_text(file))
+    except ValueError as error:
+        raise ValueError(f"data.ranks: {file} is no JSON ({error})") from None
+    end = numbers.pop(END_OF_TEXT, len(ranks)) if isinstance(numbers, dict) else None
+    expected = {bytes(byte_of.get(character, 0) for character in token): number for token, number in (numbers.items() if end is not None else ())}
+    if end != len(ranks) or expected != ranks:
+        raise ValueError(f"data.ranks: {file} does not number the {len(ranks):,} tokens of {FILES[0]} beside it; the two do not belong together")
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The characters that these files write bytes as, in rank order: printable ones of Latin-1 for themselves, U+0100… for the rest."""
+    printable = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {**{chr(byte): byte for byte in printable}, **{chr(256 + index): byte for index, byte in enumerate(others)}}
+
+
+def _rank_files(folder: Path) -> list[Path]:
+    files = [folder / name for name in FILES]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ValueError(f"data.ranks={folder}: no {' and no '.join(missing)} in it; give the folder that holds GPT-2's {FILES[0]} and {FILES[1]}")
+    return files
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"data.ranks: {file} is not UTF-8 at byte {error.start:,}") from None
+    except OSError as error:
+        raise ValueError(f"data.ranks: cannot read {file}: {error.strerror}") from None
+
+
+def _encoding_of(ranks: dict[bytes, int]) -> Any:
+    from tiktoken_ext.openai_public import r50k_pat_str
+
+    return _tiktoken().Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)})
+
+
+def _check_reach() -> None:
+    """Errors: ``RuntimeError`` where tiktoken's cache lacks a file, or holds a damaged one (which tiktoken fetches again), and the network does not answer
+    (tiktoken itself would wait for ever)."""
+    cached = [_cache_folder() / hashlib.sha1((HOME + name).encode()).hexdigest() for name in FILES]
+    if all(file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == known for file, known in zip(cached, SUMS, strict=True)):
+        return
+    state = "damaged" if all(file.is_file() for file in cached) else "missing"
+    try:
+        urllib.request.urlopen(urllib.request.Request(HOME + FILES[1], method="HEAD"), timeout=5).close()
+    except OSError as error:  # URLError, HTTPError and time-outs are OSErrors
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise RuntimeError(
+            f"data.tokenizer=gpt2: GPT-2's rank files are {state} in tiktoken's cache ({_cache_folder()}) and not to be had from the network ({reason}).\n"
+            f"Name a folder with {FILES[0]} and {FILES[1]}: data.ranks=FOLDER"
+        ) from None
+
+
+def _cache_folder() -> Path:
+    """Where tiktoken keeps what it fetched."""
+    own = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
+    return Path(own) if own is not None else Path(tempfile.gettempdir(), "data-gym-cache")
+
+
+def _tiktoken() -> Any:
+    try:
+        import tiktoken
+    except ImportError:
+        raise RuntimeError("data.tokenizer=gpt2 needs tiktoken, which is not installed; pip install tiktoken") from None
+    return tiktoken

@@ -1,0 +1,113 @@
+"""Records of nucleotides → `Corpus`: what is held out, and the borders that no window crosses."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from stability.corpora.io.arrays import TokenFile, chunks
+from stability.corpora.io.progress import step
+from stability.corpora.tokens.corpus import HELD_OUT_PERCENT, Corpus
+from stability.corpora.tokens.nucleotides import CODES, VOCABULARY, U, are_rna, gc_share
+from stability.corpora.tokens.nucleotides import either_strand as either_strand_of
+from stability.corpora.tokens.split import Pile, Sorted, pieces
+
+# Raised when the same records would give another corpus.
+VERSION = 2
+HoldOut = Literal["auto", "records", "region"]
+# with fewer records than this, holding out whole ones would hold out much more than 1 %, or something unlike the rest
+FEWEST_RECORDS = 20
+# a record above this share of all nucleotides is not held out whole
+LARGEST_SHARE = 0.05
+
+
+def split_records(records: Iterable[tuple[str, bytes]], origin: str, hold_out: HoldOut, either_strand: bool, scratch: Path | None = None) -> Corpus:
+    """(name, tokens) of each record → `Corpus` of nucleotides; a record, its reverse complement and the transcript of either (U for T) are one, which
+    counts once.
+
+    ``hold_out``: "records": in order of the sha256 of their content (with T for U; or of its reverse complement, whichever comes first in the alphabet),
+    records are held out until they make up 1 % of the nucleotides, those above 5 % never; "region": the middle 1 % of every record is
+    held out, rounded up, and what stands before and after it are two stretches of their own; "auto": records from 20 of them on, else region.
+    ``either_strand``: training windows become the other strand's with probability one half (`Corpus.batch`), in RNA with U for what pairs with A.
+    Errors: ``ValueError`` where nothing remains to train on. Memory: the longest record three times.
+    """
+    found = _pile_of(records, scratch).sorted()
+    by_records = hold_out == "records" or (hold_out == "auto" and len(found.starts) >= FEWEST_RECORDS)
+    train, val = _by_records(found) if by_records else _by_regions(found)
+    if not len(train.starts) or not len(val.starts):
+        raise ValueError(f"data: {origin} holds {len(found.starts):,} records, too few or too short to hold out 1 %; give more, or data.hold_out=region")
+    (train_tokens, train_borders), (val_tokens, val_borders) = _stretches(train, scratch), _stretches(val, scratch)
+    return Corpus.of(
+        train_tokens,
+        val_tokens,
+        vocab_size=len(CODES),
+        description=_description(origin, found, val_borders, by_records, either_strand),
+        num_train_documents=len(train.starts) if by_records else len(found.starts),
+        num_val_documents=len(val.starts),
+        vocabulary=VOCABULARY,
+        borders=(train_borders, val_borders),
+        reverse_complement=either_strand,
+        train_are_rna=_are_rna(found, train) if either_strand else None,
+    )
+
+
+def _pile_of(records: Iterable[tuple[str, bytes]], scratch: Path | None) -> Pile:
+    pile = Pile(len(CODES), scratch)
+    for _, tokens in records:
+        digest = hashlib.sha256(either_strand_of(tokens)).digest()
+        pile.add(digest, np.frombuffer(tokens, dtype=np.uint8), len(tokens))
+        step()
+    return pile
+
+
+def _by_records(found: Sorted) -> tuple[Sorted, Sorted]:
+    wanted = -(-int(found.sizes.sum()) * HELD_OUT_PERCENT // 100)
+    eligible = np.where(found.sizes <= max(LARGEST_SHARE * found.sizes.sum(), found.sizes.min()), found.sizes, 0)
+    before = np.cumsum(eligible) - eligible
+    held_out = (eligible > 0) & (before < wanted)
+    held_out &= np.cumsum(held_out) < len(held_out)  # something has to remain
+    return found.only(~held_out), found.only(held_out)
+
+
+def _by_regions(found: Sorted) -> tuple[Sorted, Sorted]:
+    width = -(-found.sizes * HELD_OUT_PERCENT // 100)
+    first = found.starts + (found.sizes - width) // 2
+    edges = np.stack([found.starts, first, first + width, found.stops])
+    starts, stops = np.stack([edges[0], edges[2]], axis=1).ravel(), np.stack([edges[1], edges[3]], axis=1).ravel()
+    some = stops > starts
+    train = found._replace(starts=starts[some], stops=stops[some], sizes=(stops - starts)[some])
+    return train, found._replace(starts=edges[1], stops=edges[2], sizes=width)
+
+
+def _are_rna(found: Sorted, train: Sorted) -> np.ndarray | None:
+    """Of each training stretch 1 where its record is RNA, else 0; None where none is."""
+    if not any((chunk == U).any() for chunk in chunks(found.tokens)):
+        return None
+    order = np.argsort(found.starts)  # as the records lie in the file
+    records = order[np.searchsorted(found.starts[order], train.starts, side="right") - 1]
+    rna = are_rna(found.tokens, found.starts, found.stops)[records]
+    return rna.astype(np.uint16) if rna.any() else None
+
+
+def _stretches(items: Sorted, scratch: Path | None) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens one stretch after the other, their borders)."""
+    joined = TokenFile(np.uint16, scratch)
+    for chunk in pieces(items, None):
+        joined.append(chunk)
+    return joined.array(), np.concatenate([[0], np.cumsum(items.sizes)]).astype(np.int64)
+
+
+def _description(origin: str, found: Sorted, val_borders: np.ndarray, by_records: bool, either_strand: bool) -> str:
+    counts = sum((np.bincount(chunk, minlength=len(CODES)) for chunk in chunks(found.tokens)), np.zeros(len(CODES), dtype=np.int64))
+    num, num_held_out = int(found.sizes.sum()), int(val_borders[-1])
+    num_whole = len(val_borders) - 1
+    what = f"{num_whole:,} whole {'record' if num_whole == 1 else 'records'}" if by_records else "the middle of every record"
+    repeated = f", {found.num_repeated:,} exact repetitions left out" if found.num_repeated else ""
+    strands = "; training windows of both strands" if either_strand else ""
+    noun = "record" if len(found.starts) == 1 else "records"
+    share = f"held out {what}, {num_held_out / num:.2%}"
+    return f"{origin}: {len(found.starts):,} {noun}{repeated}, {num:,} nucleotides, GC {gc_share(counts):.3f}; {share}{strands}"

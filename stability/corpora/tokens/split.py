@@ -1,0 +1,151 @@
+"""Documents or records → `Corpus`: a function of the set of them alone, not of their order, their files or exact repetitions."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from stability.corpora.io.arrays import TOKENS_PER_CHUNK, TokenFile, forget, sum_of_counts, token_dtype
+from stability.corpora.io.progress import step
+from stability.corpora.tokens.corpus import HELD_OUT_PERCENT, Corpus
+from stability.corpora.tokens.tokenizers import AbstractTokenizer, ByteTokenizer
+from stability.corpora.tokens.vocabulary import REPLACEMENT, Vocabulary
+
+MOST_PIECES = 1 << 18  # of short documents: an array object each
+
+
+class Pile:
+    """Items as they come: their tokens on disk, a digest and a length each in memory (48 bytes), none of them as an object of its own."""
+
+    def __init__(self, vocab_size: int, scratch: Path | None):
+        self._tokens = TokenFile(token_dtype(vocab_size), scratch)
+        self._digests, self._stops, self._sizes = bytearray(), array("Q", [0]), array("Q")
+
+    def add(self, digest: bytes, tokens: np.ndarray, size: int) -> None:
+        """``digest``: sha256 of the item; ``size``: what a description counts (characters)."""
+        self._tokens.append(tokens)
+        self._digests += digest
+        self._stops.append(len(self._tokens))
+        self._sizes.append(size)
+
+    def sorted(self) -> Sorted:
+        """The distinct items by digest; of equal ones the first that came."""
+        words = np.frombuffer(self._digests, dtype=">u8").reshape(len(self._sizes), 4)
+        order = np.lexsort(words.T[::-1])
+        distinct = np.ones(len(order), dtype=bool)
+        distinct[1:] = (words[order[1:]] != words[order[:-1]]).any(axis=1)
+        order, stops = order[distinct], np.asarray(self._stops, dtype=np.int64)
+        sizes = np.asarray(self._sizes, dtype=np.int64)[order]
+        return Sorted(self._tokens.array(), stops[order], stops[order + 1], sizes, len(distinct) - len(order))
+
+
+class Sorted(NamedTuple):
+    """Item i is ``tokens[starts[i]:stops[i]]``; ``num_repeated``: how many were left out as repetitions."""
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    stops: np.ndarray
+    sizes: np.ndarray
+    num_repeated: int
+
+    def only(self, chosen: slice | np.ndarray) -> Sorted:
+        return self._replace(starts=self.starts[chosen], stops=self.stops[chosen], sizes=self.sizes[chosen])
+
+
+def split_documents(
+    documents: Iterable[str], origin: str, hint: str = "", *, tokenizer: AbstractTokenizer | None = None, keep: int | None = None, scratch: Path | None = None
+) -> Corpus:
+    """Documents → `Corpus`, in bytes or another tokenizer's tokens.
+
+    Distinct documents are sorted by sha256 of their UTF-8; the first 1 % (rounded up) are held out, the rest trained on; within each side
+    they stand in that order, a separator between them. ``keep``: as `kept_tokens`. ``origin``: what was read, for the description.
+    Errors: ``ValueError`` below two distinct documents, ending in ``hint``. Memory: 48 bytes a document and some tens of megabytes.
+    """
+    tokenizer = tokenizer or ByteTokenizer()
+    vocabulary = tokenizer.vocabulary
+    found = _pile_of(documents, tokenizer, scratch).sorted()
+    num = len(found.sizes)
+    if num < 2:
+        noun = "document" if num == 1 else "documents"
+        raise ValueError(f"data: {origin} holds {num} distinct {noun}; at least 2 are needed, so that one can be held out{hint}")
+    num_held_out = -(-num * HELD_OUT_PERCENT // 100)
+    sides = found.only(slice(num_held_out, None)), found.only(slice(num_held_out))
+    table, how = None, "" if tokenizer.label is None else f"; {tokenizer.label}"
+    if keep is not None:
+        vocabulary, table, shares = kept_tokens(sides, vocabulary, keep)
+        how += f", {keep:,} commonest kept, unknown {shares[0]:.2%} of training and {shares[1]:.2%} of held-out tokens"
+    train, val = (_joined(side, tokenizer.vocabulary.separator, table, vocabulary, scratch) for side in sides)
+    repeated = f", {found.num_repeated:,} exact repetitions left out" if found.num_repeated else ""
+    return Corpus.of(
+        train,
+        val,
+        vocab_size=len(vocabulary.pieces),
+        description=f"{origin}: {num:,} documents, {int(found.sizes.sum()):,} characters{repeated}{how}",
+        num_train_documents=num - num_held_out,
+        num_val_documents=num_held_out,
+        vocabulary=vocabulary,
+    )
+
+
+def kept_tokens(sides: tuple[Sorted, Sorted], vocabulary: Vocabulary, keep: int) -> tuple[Vocabulary, np.ndarray, tuple[float, float]]:
+    """(smaller vocabulary, new number of each old token, shares of unknown tokens in training and held-out documents).
+
+    Kept are the separator and the ``keep − 1`` tokens that occur most often in the training documents, ties by number; they keep their order,
+    and one more token, the last, stands for all others: the size is ``keep + 1`` whatever the text. Errors: ``ValueError`` where nothing would be left out.
+    """
+    size, separator = len(vocabulary.pieces), vocabulary.separator
+    assert separator is not None
+    if keep >= size:
+        raise ValueError(f"data.keep={keep}: the tokenizer has {size:,} tokens; give fewer, or data.keep=null for all of them")
+    train_counts, val_counts = (_counts(side, size) for side in sides)
+    ranked = np.lexsort((np.arange(size), -train_counts))
+    kept = np.sort(np.append(ranked[ranked != separator][: keep - 1], separator))
+    table = np.full(size, keep, dtype=token_dtype(keep + 1))
+    table[kept] = np.arange(keep)
+    smaller = Vocabulary(vocabulary.name, (*(vocabulary.pieces[token] for token in kept), REPLACEMENT), separator=int(table[separator]))
+    shares = [1 - counts[kept].sum() / max(counts.sum(), 1) for counts in (train_counts, val_counts)]
+    return smaller, table, (float(shares[0]), float(shares[1]))
+
+
+def _pile_of(documents: Iterable[str], tokenizer: AbstractTokenizer, scratch: Path | None) -> Pile:
+    pile = Pile(len(tokenizer.vocabulary.pieces), scratch)
+    for text in documents:
+        pile.add(hashlib.sha256(text.encode("utf-8")).digest(), tokenizer.encode(text), len(text))
+        step()
+    return pile
+
+
+def _counts(items: Sorted, size: int) -> np.ndarray:
+    counts = np.zeros(size, dtype=np.int64)
+    for chunk in pieces(items, None):
+        counts = sum_of_counts(counts, np.bincount(chunk, minlength=size))
+    return counts
+
+
+def _joined(items: Sorted, separator: int | None, table: np.ndarray | None, vocabulary: Vocabulary, scratch: Path | None) -> np.ndarray:
+    joined = TokenFile(token_dtype(len(vocabulary.pieces)), scratch)
+    for chunk in pieces(items, separator):
+        joined.append(chunk if table is None else table[chunk])
+    return joined.array()
+
+
+def pieces(items: Sorted, separator: int | None) -> Iterator[np.ndarray]:
+    """The items' tokens one after the other, a separator (None: nothing) between two, in arrays of about 4 M tokens."""
+    tokens, between = np.asarray(items.tokens), np.array([] if separator is None else [separator], dtype=items.tokens.dtype)
+    held: list[np.ndarray] = []
+    num_held = 0
+    for index, (start, stop) in enumerate(zip(items.starts.tolist(), items.stops.tolist(), strict=True)):
+        held += [between, tokens[start:stop]] if index else [tokens[start:stop]]
+        num_held += stop - start
+        if num_held >= TOKENS_PER_CHUNK or len(held) >= MOST_PIECES:
+            yield np.concatenate(held)
+            held, num_held = [], 0
+            forget(items.tokens)
+    if held:
+        yield np.concatenate(held)
+    forget(items.tokens)

@@ -1,0 +1,160 @@
+"""Documents of text files: plain, JSON lines or parquet, packed or not."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Any
+
+from stability.corpora.io.files import find_files, located, opened, packing, suffix_of
+from stability.corpora.tokens.fasta import SUFFIXES as FASTA_SUFFIXES
+
+SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".txt.zst", ".jsonl.zst", ".parquet")
+BLOCK_CHARACTERS = 4096
+BYTES_PER_READ = 1 << 20
+ROWS_PER_READ = 256
+BYTE_ORDER_MARK = "\ufeff"  # Windows puts one at the start of a file; it is no text
+NOT_TEXT = re.compile("[\0\ud800-\udfff]")
+
+
+def text_files(path: str) -> list[Path]:
+    """The file, or a folder's files of `SUFFIXES`, sorted. Errors: ``ValueError`` as `find_files`."""
+    return find_files(path, SUFFIXES, "text file", other=("data=dna", FASTA_SUFFIXES))
+
+
+def documents(file: Path, field: str) -> Iterator[str]:
+    """The documents of one file, never more of it in memory than one of them. Errors: ``ValueError`` naming file and place."""
+    num_documents = 0
+    with opened(file) as stream:
+        kind = suffix_of(file, SUFFIXES)
+        if kind == ".parquet":
+            texts = rows(stream, file, field)
+        else:
+            texts = records(stream, file, field) if kind.startswith(".jsonl") else blocks(characters(stream, file))
+        for text in texts:
+            num_documents += 1
+            yield text
+    if not num_documents:
+        raise ValueError(f"data.path: {file} is empty (no document in it); remove it or fill it")
+
+
+def records(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
+    """The field's text of each line of JSON; lines that are blank and texts that are empty are no documents."""
+    offset = 0
+    for number, line in lines(stream):
+        try:
+            text = line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise _not_utf8(file, offset + error.start, line[error.start], number) from None
+        if not offset:
+            text = text.removeprefix(BYTE_ORDER_MARK)
+        offset += len(line)
+        if text.strip():
+            document = _record(text.rstrip(), f"data.path: {file}, line {number}", field)
+            if document:
+                yield document
+
+
+def lines(stream: BufferedIOBase) -> Iterator[tuple[int, bytes]]:
+    """(number from 1, line) of an `opened` file."""
+    number = 0
+    with located(lambda: f"{number:,} whole lines were read"):
+        for line in stream:
+            number += 1
+            yield number, line
+
+
+def _record(line: str, place: str, field: str) -> str:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{place} is no JSON ({error.msg}, column {error.colno}); each line must be one object with the key '{field}'") from None
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets nested too deeply
+        raise ValueError(f"{place} cannot be read as JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"{place} is {type(record).__name__}, no JSON object; each line must be one object with the key '{field}'")
+    if field not in record:
+        raise ValueError(f"{place} has no key '{field}'; it has: {', '.join(map(str, record)) or 'none'}; name one with data.field=KEY")
+    return checked_text(record[field], place, field)
+
+
+def checked_text(text: Any, place: str, field: str) -> str:
+    """``text``, if it is one. Errors: ``ValueError`` naming the place and the key."""
+    if not isinstance(text, str):
+        raise ValueError(f"{place}: '{field}' holds {type(text).__name__}, not text; name another key with data.field=KEY")
+    if NOT_TEXT.search(text):
+        raise ValueError(f"{place}: '{field}' holds U+0000 or half of a surrogate pair, which are no text; take them out")
+    return text
+
+
+def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
+    """The field's text of each row of a Parquet file; empty ones are no documents."""
+    import pyarrow
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        table = parquet.ParquetFile(stream)
+        names = table.schema_arrow.names
+        if field not in names:
+            raise ValueError(f"data.path: {file} has no column '{field}'; it has: {', '.join(names) or 'none'}; name one with data.field=COLUMN")
+        for batch in table.iter_batches(batch_size=ROWS_PER_READ, columns=[field], use_threads=False):
+            for value in batch.column(0).to_pylist():
+                number += 1
+                if text := checked_text(value, f"data.path: {file}, row {number}", field):
+                    yield text
+    except (pyarrow.ArrowException, OSError) as error:  # Arrow raises bare OSErrors for pages that do not unpack
+        message = str(error).splitlines()[0]
+        raise ValueError(f"data.path: {file} is cut short or no Parquet file ({message}; {number:,} rows were read); fetch or write it again") from None
+
+
+def characters(stream: BufferedIOBase, file: Path) -> Iterator[str]:
+    """The decoded file in pieces of at most about a million characters, without a byte order mark."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset, num_lines = 0, 0
+    while True:
+        with located(lambda: f"{num_lines:,} whole lines were read"):  # noqa: B023 called before the loop goes on
+            piece = stream.read1(BYTES_PER_READ)  # all that can be read before an error
+        if b"\0" in piece:
+            raise ValueError(f"data.path: {file} holds a zero byte at byte {offset + piece.index(0):,}: binary, or UTF-16; save it as UTF-8 text")
+        held = len(decoder.getstate()[0])  # bytes of a character that the last piece cut
+        try:
+            text = decoder.decode(piece, final=not piece)
+        except UnicodeDecodeError as error:
+            at = offset - held + error.start
+            line = num_lines + 1 + error.object[: error.start].count(b"\n")
+            raise _not_utf8(file, at, error.object[error.start], line) from None
+        num_lines += piece.count(b"\n")
+        yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
+        offset += len(piece)
+        if not piece:
+            return
+
+
+def blocks(pieces: Iterator[str]) -> Iterator[str]:
+    """Cut after the first line end at or past 4,096 characters, at the latest after 8,192; the pieces' own borders make no difference."""
+    text, start = "", 0
+    for piece in pieces:
+        text, start = text[start:] + piece, 0
+        while len(text) - start >= 2 * BLOCK_CHARACTERS:
+            stop = _block_end(text, start)
+            yield text[start:stop]
+            start = stop
+    while start < len(text):
+        stop = _block_end(text, start)
+        yield text[start:stop]
+        start = stop
+
+
+def _block_end(text: str, start: int) -> int:
+    line_end = text.find("\n", start + BLOCK_CHARACTERS - 1, start + 2 * BLOCK_CHARACTERS)
+    return line_end + 1 if line_end >= 0 else start + 2 * BLOCK_CHARACTERS
+
+
+def _not_utf8(file: Path, offset: int, byte: int, line: int) -> ValueError:
+    unpacked = " of the unpacked text" if packing(file) else ""
+    return ValueError(f"data.path: {file} is not UTF-8 at byte {offset:,}{unpacked} (0x{byte:02x}), in line {line:,}; convert it to UTF-8")

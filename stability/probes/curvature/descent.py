@@ -1,0 +1,225 @@
+"""The protocol of 5.2.1 on any model: real optimizer steps on given batches, each measured along its own direction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stability.config.curvature import CurvatureSpec
+from stability.curvature import (
+    NO_CHANGE,
+    NO_STEP,
+    NOT_DEFINED,
+    Directional,
+    GradientWithGraph,
+    alpha_max,
+    directional,
+    paper_state,
+    step_direction,
+    step_without_decay,
+)
+from stability.objectives._base import Examples
+
+Tensors = dict[str, Tensor]
+LossSum = Callable[[Mapping[str, Tensor], Examples], tuple[Tensor, Tensor]]
+EXACT = ("taylor", "double_backward")
+COLUMNS = ("slope", "curvature", "alpha_max", "method", "rel_error")
+DOUBTFUL = 1e-3  # relative error against central differences beyond which float64 is asked which of the two is off
+
+
+@dataclass(frozen=True)
+class Step:
+    """One recorded step. ``loss`` and ``batches`` as `stability.curvature.directional` takes them, ``params``: θ before the step, ``direction``: u,
+    ``result``: the loss along u, with its own slope also where the row holds the clipped gradient's."""
+
+    loss: Callable[..., Any]
+    batches: list[Examples] | None
+    params: Tensors
+    direction: Tensors
+    result: Directional
+
+
+class Descent:
+    """Takes optimizer steps on ``params`` (which move) and measures those that are recorded.
+
+    ``loss(params, examples)``: (sum, count) in nats and weights. ``examples(index)``: batch number ``index`` of the protocol, B rows on every tensor.
+    ``lr``: the rate of every step, 1/lr being the unit of u. ``clip_norm``: what the optimizer's gradient is clipped to. ``observe``: called with
+    each recorded `Step` before the parameters are used again; what it returns joins the row. ``loss_in_double()``: the same loss for parameters and examples in
+    float64, by which the worst of the curvatures that central differences contradict is computed once more (`in_double`); None: none is.
+    """
+
+    def __init__(
+        self,
+        params: Tensors,
+        optimizer: torch.optim.Optimizer,
+        loss: LossSum,
+        examples: Callable[[int], Examples],
+        curvature: CurvatureSpec,
+        *,
+        lr: float,
+        clip_norm: float,
+        observe: Callable[[Step], dict[str, Any]] | None = None,
+        loss_in_double: Callable[[], LossSum] | None = None,
+    ):
+        self.params, self.optimizer, self.loss, self.examples, self.curvature = params, optimizer, loss, examples, curvature
+        self.lr, self.clip_norm = lr, curvature.clip_norm or clip_norm
+        self.observe, self.loss_in_double = observe, loss_in_double
+        self._worst = DOUBTFUL  # relative error of the last step that was computed in float64
+
+    def rows(self, state: str, own_state: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any] | None]:
+        """A row for each recorded step, None for each warm-up step; ``state``: "paper" (m and v are means, 5.2.1), "checkpoint" (``own_state``) or "plain".
+
+        A step whose gradient is not finite ends the descent: it and those after it are rows of method "none" without numbers, so that the share of
+        stable steps keeps its denominator. A step that is zero, or along which the loss does not change, has no α_max: a row of method "not defined",
+        which that share leaves out. ``note``: why a row has no numbers; of numbers that are not finite, the first parameter or module that they come
+        from. ``gradient``: whose slope entered α_max, "true" (the loss's own) or "clipped".
+        """
+        lost, gradient = self._broken_parameter(), self.curvature.gradient_of(state)
+        if lost is None:
+            self._start_from(state, own_state)
+        first = self.curvature.warmup_batches
+        for index in range(first, first + self.curvature.warmup_steps):
+            if lost is None:
+                self._set_gradient(self._gradient(index))
+                self.optimizer.step()
+            yield None
+        for number in range(self.curvature.recorded_steps):
+            row = self._recorded_step(first + self.curvature.warmup_steps, number, gradient) if lost is None else lost
+            lost = row if "method" not in row else None
+            yield {"step": number, "lr": self.lr, "gradient": gradient, "method": "none", **row}
+
+    def _broken_parameter(self) -> dict[str, Any] | None:
+        """Where θ itself is not finite before anything was done: a row that says so (a single step would spread it over every parameter)."""
+        broken = (name for name, param in self.params.items() if not param.isfinite().all())
+        return next(({"note": f"params[{name!r}] is not finite"} for name in broken), None)
+
+    def _start_from(self, state: str, own_state: Mapping[str, Any] | None) -> None:
+        if state == "checkpoint":
+            assert own_state is not None
+            self.optimizer.load_state_dict(dict(own_state))
+        elif state == "paper":
+            paper_state(self.optimizer, (self._clipped(index) for index in range(self.curvature.warmup_batches)), self.params)
+        else:
+            self._warm_up_in_place()
+        self._set_lr(self.lr)
+
+    def _warm_up_in_place(self) -> None:
+        """The optimizer's own averages and its own bias correction over the warm-up batches, θ left where it is (steps at rate 0)."""
+        self._set_lr(0.0)
+        for index in range(self.curvature.warmup_batches):
+            self._set_gradient(self._gradient(index))
+            self.optimizer.step()
+
+    def _set_lr(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def _recorded_step(self, first: int, number: int, slope_of: str) -> dict[str, Any]:
+        """Gradient, step and the curvature along it on batch ``first + number``. A gradient that is not finite allows no step: then only whence it came."""
+        loss, batches = self._objective(first + number)
+        held = GradientWithGraph(loss, self.params, batches, method=self.curvature.method, check=number == 0 or None)
+        gradient = held.gradient()
+        if not all(tensor.isfinite().all() for tensor in gradient.values()):
+            return {"note": held.nonfinite()}
+        kept = self._set_gradient(gradient)
+        direction = self._step()
+        if not any(tensor.any() for tensor in direction.values()):
+            return {"method": NOT_DEFINED, "note": NO_STEP, "loss_before": held.loss, "loss_after": self._loss_here(loss, batches)}
+        along = held.along(direction)
+        losses = {"loss_before": along.loss, "loss_after": self._loss_here(loss, batches)}
+        if along.slope == along.curvature == 0:
+            return {"method": NOT_DEFINED, "note": NO_CHANGE, **losses}
+        step = Step(loss, batches, held.params, direction, along)
+        recorded = with_slope(along, kept * along.slope) if slope_of == "clipped" else along
+        row = {key: getattr(recorded, key) for key in COLUMNS} | {"difference_curvature": along.difference}
+        if number < self.curvature.parity_steps and along.method in EXACT:
+            row |= by_the_papers_difference(step, recorded.slope)
+        row |= self._judged(step, first + number)
+        observed = {} if self.observe is None else self.observe(step)
+        return {**row, "note": along.nonfinite, **losses, **observed}
+
+    def _step(self) -> Tensors:
+        """Take the optimizer's step; its direction u, or with ``weight_decay=false`` that of the step without decay from the same state."""
+        decays = any(group.get("weight_decay") for group in self.optimizer.param_groups)
+        undecayed = step_without_decay(self.optimizer, self.params, self.lr) if decays and not self.curvature.weight_decay else None
+        taken = step_direction(self.optimizer, self.params, self.lr)
+        return taken if undecayed is None else undecayed
+
+    def _judged(self, step: Step, index: int) -> dict[str, float]:
+        """The curvature in float64, where differences contradict it more than in any step before; {} elsewhere, and where the model has no float64."""
+        error = step.result.rel_error
+        if error is None or not error > self._worst or step.result.method not in EXACT or self.loss_in_double is None:
+            return {}
+        self._worst, examples = error, self.examples(index)
+        found = in_double(step, self.loss_in_double(), examples.split(self.curvature.microbatch or len(examples.targets_BN)))
+        return {} if found is None else {"float64_curvature": found}
+
+    def _objective(self, index: int) -> tuple[Callable[..., Any], list[Examples] | None]:
+        """The loss of batch ``index`` as `directional` takes it: one scalar, or (sum, count) of one microbatch after another."""
+        examples, rows = self.examples(index), self.curvature.microbatch
+        if rows is not None:
+            return self.loss, examples.split(rows)
+
+        def mean(params: Mapping[str, Tensor]) -> Tensor:
+            total, count = self.loss(params, examples)
+            return total / count
+
+        return mean, None
+
+    def _gradient(self, index: int) -> Tensors:
+        loss, batches = self._objective(index)
+        return GradientWithGraph(loss, self.params, batches, method="taylor").gradient()
+
+    def _clipped(self, index: int) -> Tensors:
+        self._set_gradient(self._gradient(index))
+        return {name: param.grad for name, param in self.params.items() if param.grad is not None}
+
+    def _set_gradient(self, gradient: Tensors) -> float:
+        """The optimizer's gradient, clipped in place as in training; the share of it that clipping left."""
+        for name, tensor in gradient.items():
+            self.params[name].grad = tensor
+        norm = torch.nn.utils.clip_grad_norm_(list(self.params.values()), self.clip_norm)
+        return min(1.0, self.clip_norm / (norm.item() + 1e-6))  # torch's own formula
+
+    def _loss_here(self, loss: Callable[..., Any], batches: list[Examples] | None) -> float:
+        with torch.no_grad():
+            if batches is None:
+                return loss(self.params).item()
+            terms = [loss(self.params, batch) for batch in batches]
+            return sum(total.item() for total, _ in terms) / sum(float(count) for _, count in terms)
+
+
+def by_the_papers_difference(step: Step, slope: float) -> dict[str, float]:
+    """uᵀHu of the step by the paper's central difference of gradients, raw ε = 1e-4 (Eq. 20), and α_max from it and the row's own ``slope``."""
+    found = directional(step.loss, step.params, step.direction, "parity", batches=step.batches)
+    return {"parity_curvature": found.curvature, "parity_alpha_max": with_slope(found, slope).alpha_max}
+
+
+def with_slope(result: Directional, slope: float) -> Directional:
+    """The same curvature with another gradient's slope, and Eq. 18 from both."""
+    ratio = math.nan if math.isnan(result.alpha_max) else alpha_max(slope, result.curvature)  # NaN: the loss itself was not finite
+    return replace(result, slope=slope, alpha_max=ratio)
+
+
+def in_double(step: Step, loss: LossSum, batches: list[Examples]) -> float | None:
+    """uᵀHu of the step once more, by the same method in float64, at the same θ and u; None where the model does not compute in float64.
+
+    It tells which erred where the curvature and central differences, both in float32, do not agree: float64's own error is far below either's.
+    """
+    if any(param.dtype == torch.float64 for param in step.params.values()):
+        return step.result.curvature
+    wide = [batch.each(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor) for batch in batches]
+    params, direction = ({name: tensor.detach().double() for name, tensor in held.items()} for held in (step.params, step.direction))
+    try:
+        with torch.no_grad():
+            if loss(params, wide[0])[0].dtype != torch.float64:
+                return None  # something in it goes through a narrower type
+        found = directional(loss, params, direction, step.result.method, batches=wide).curvature
+    except (RuntimeError, TypeError):  # torch's words for a module or kernel that knows float32 only
+        return None
+    return found if math.isfinite(found) else None

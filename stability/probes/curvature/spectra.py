@@ -1,0 +1,221 @@
+"""What `measure=` asks for beyond α_max, at a checkpoint: the loss along u, sharpness, spectral density, block shares → ``curvature/<phase>_<table>.parquet``.
+
+Everything is measured at the first recorded step of the protocol, per optimizer state: at its θ, on its batch, along its u, and of the loss itself: slope
+and α_max are those of its own gradient, also where a recorded step's are the clipped one's. The critical learning rate is a column of
+``<phase>.parquet`` instead, one for each recorded step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from stability.build import resolve_device
+from stability.config.curvature import CurvatureSpec, SpectraSpec
+from stability.curvature import directional
+from stability.curvature.adam import preconditioned_sharpness
+from stability.curvature.critical import CriticalLR, critical_lr, loss_along
+from stability.curvature.decompose import block_shares, gauss_newton, gradient_noise_scale
+from stability.curvature.spectrum import spectral_density, top_eigenvalue, trace
+from stability.models.backbone import block_of
+from stability.probes.curvature.alpha_max import Probe, corpus_of, protocol_of, stored_protocol
+from stability.probes.curvature.descent import Step
+from stability.probes.layers.attention import attention_statistics
+from stability.runs.directory import RunDirectory
+from stability.runs.parquet import holds_columns, write_parquet
+from stability.runs.phases import file_of, phases, wanted
+from stability.runs.results import PROTOCOL, SPECTRA, SPECTRA_COLUMNS
+from stability.training import checkpoint
+
+# The settings of `SpectraSpec` that each table depends on.
+READS: dict[str, tuple[str, ...]] = {
+    "profile": ("critical_resolution", "profile_points"),
+    "sharpness": ("eigenvalue_tolerance", "eigenvalue_products", "trace_products", "noise_batches", "noise_parts"),
+    "density": ("density_probes", "density_products"),
+    "blocks": (),
+}
+
+
+def critical_column(spectra: SpectraSpec) -> Callable[[Step], dict[str, Any]]:
+    """For `Descent`'s ``observe``: the critical learning rate of a recorded step, searched from its α_max."""
+
+    def column(step: Step) -> dict[str, Any]:
+        known = step.result.alpha_max
+        return {} if math.isnan(known) else {"critical_lr": _critical(step, spectra).value}
+
+    return column
+
+
+def _critical(step: Step, spectra: SpectraSpec) -> CriticalLR:
+    known, resolution = step.result.alpha_max, spectra.critical_resolution
+    return critical_lr(step.loss, step.params, step.direction, batches=step.batches, alpha_max=known, resolution=resolution)
+
+
+def missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> list[tuple[str, tuple[str, ...]]]:
+    """(phase, tables) that `measure` asks for and that are not on disk under the same protocol."""
+    protocols = {name: protocol_of(_first_step(curvature), READS[name]) for name in SPECTRA if name in curvature.measure}
+
+    def measured(path: Path, name: str) -> bool:
+        stored = stored_protocol(path)
+        return stored is not None and _said(stored) == _said(protocols[name]) and holds_columns(path, SPECTRA_COLUMNS[name])
+
+    def lacking(phase: str) -> tuple[str, ...]:
+        return tuple(name for name in protocols if not measured(file_of(partial(_file, directory, name), phase), name))
+
+    missing = [(phase, lacking(phase)) for phase in wanted(directory, curvature.phase)]
+    return [(phase, names) for phase, names in missing if names]
+
+
+def _said(protocol: str) -> dict[str, Any]:
+    """The settings that a table depends on: all but whose slope enters the α_max of the recorded steps, for a table is of the loss itself."""
+    return {key: value for key, value in json.loads(protocol).items() if key != "gradient"}
+
+
+def measure(directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
+    """Measure the missing tables, yielding as `Descent` does. A run without a checkpoint leaves empty ones."""
+    for phase, names in missing_tables(directory, curvature):
+        folder = phases(directory, phase).get(phase)
+        yield from _measure(directory, folder, phase, names, curvature, cache_dir, device)
+
+
+def measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
+    """One checkpoint folder under a phase's name of its own, whether or not it was measured before."""
+    names = tuple(name for name in SPECTRA if name in curvature.measure)
+    if names:
+        yield from _measure(RunDirectory.at(folder.parent.parent), folder, phase, names, curvature, cache_dir, device)
+
+
+def _file(directory: RunDirectory, name: str, phase: str) -> Path:
+    return directory.curvature_file(f"{phase}_{name}")
+
+
+def _first_step(curvature: CurvatureSpec) -> CurvatureSpec:
+    return curvature.model_copy(update={"recorded_steps": 1, "parity_steps": 0, "measure": ("alpha_max",)})
+
+
+def _measure(
+    directory: RunDirectory, folder: Path | None, phase: str, names: tuple[str, ...], curvature: CurvatureSpec, cache_dir: Path, device: str
+) -> Iterator[None]:
+    first = _first_step(curvature)
+    tables: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    for state in curvature.state if folder is not None else ():
+        assert folder is not None
+        spec, _ = checkpoint.load(folder)
+        probe = Probe(folder, spec, corpus_of(spec, cache_dir), first, resolve_device(device))
+        if not probe.defines(state):
+            continue  # the table of recorded steps says so
+        probe.descent.observe = _collector(probe, tables, {"run_id": directory.run_id, "phase": phase, "state": state})
+        for _ in probe.rows(state):
+            yield
+    for name, rows in tables.items():
+        write_parquet(pd.DataFrame(rows, columns=SPECTRA_COLUMNS[name]), _file(directory, name, phase), {PROTOCOL: protocol_of(first, READS[name])})
+
+
+def _collector(probe: Probe, tables: dict[str, list[dict[str, Any]]], labels: dict[str, Any]) -> Callable[[Step], dict[str, Any]]:
+    """An ``observe`` that fills the tables and adds nothing to the step's own row."""
+    rows_of = {"profile": _profile, "sharpness": _sharpness, "density": _density, "blocks": _blocks}
+
+    def collect(step: Step) -> dict[str, Any]:
+        for name, rows in tables.items():
+            rows += [{**labels, "lr": probe.descent.lr, **row} for row in rows_of[name](probe, step)]
+        return {}
+
+    return collect
+
+
+def _profile(probe: Probe, step: Step) -> list[dict[str, Any]]:
+    """The loss along u, densely up to α_max and evenly beyond the critical learning rate, with what a quadratic model needs beside it."""
+    result, points = step.result, probe.curvature.spectra.profile_points
+    critical = _critical(step, probe.curvature.spectra).value
+    marks = [mark for mark in (result.alpha_max, critical) if 0 < mark < math.inf] or [2 * probe.descent.lr]
+    even = [end * (index / points) for end in {1.3 * max(marks), 1.3 * min(marks)} for index in range(points + 1)]
+    alphas = sorted({-0.15 * max(marks), *even})
+    losses = loss_along(step.loss, step.params, step.direction, alphas, batches=step.batches)
+    known = {"loss_before": result.loss, "slope": result.slope, "curvature": result.curvature, "alpha_max": result.alpha_max, "critical_lr": critical}
+    return [{"alpha": alpha, "loss": loss, **known} for alpha, loss in zip(alphas, losses, strict=True)]
+
+
+def _sharpness(probe: Probe, step: Step) -> list[dict[str, Any]]:
+    """One row: largest eigenvalues, trace, Gauss–Newton share along u, gradient noise scale in sequences, attention."""
+    spectra = probe.curvature.spectra
+    options: dict[str, Any] = {"batches": step.batches, "seed": probe.curvature.seed}
+    options |= {"tolerance": spectra.eigenvalue_tolerance, "iterations": spectra.eigenvalue_products}
+    top = top_eigenvalue(step.loss, step.params, **options)
+    row: dict[str, Any] = {"loss": step.result.loss, "sharpness": top.value, "sharpness_residual": top.residual}
+    if isinstance(probe.optimizer, torch.optim.Adam):
+        # P as this step used it: v already holds the step's own gradient.
+        adam = preconditioned_sharpness(step.loss, step.params, probe.optimizer, held=probe.descent.params, **options)
+        row |= {"adam_sharpness": adam.value, "adam_residual": adam.residual, "adam_threshold": adam.threshold, "adam_ratio": adam.ratio}
+    total = trace(step.loss, step.params, batches=step.batches, products=spectra.trace_products, seed=probe.curvature.seed)
+    row |= {"trace": total.value, "trace_error": total.standard_error, "gauss_newton_share": _gauss_newton_share(probe, step)}
+    return [row | {"noise_scale": _noise_scale(probe, step)} | _attention(probe, step)]
+
+
+def _gauss_newton_share(probe: Probe, step: Step) -> float:
+    """NaN where an operation of the model has no forward mode."""
+    try:
+        found = gauss_newton(
+            lambda params, batch: batch.logits(probe.model, params),
+            lambda logits, batch: probe.objective.loss_sum(logits, batch),
+            step.params,
+            step.direction,
+            batches=step.batches or [_examples(probe)],
+        )
+    except NotImplementedError:
+        return math.nan
+    return found.share
+
+
+def _examples(probe: Probe):
+    """The batch of the first recorded step."""
+    return probe.descent.examples(probe.curvature.warmup_batches + probe.curvature.warmup_steps)
+
+
+def _noise_scale(probe: Probe, step: Step) -> float:
+    """In sequences, at the step's θ over the batches from its own on: a single one leaves |G|² to chance."""
+    first, spectra = probe.curvature.warmup_batches + probe.curvature.warmup_steps, probe.curvature.spectra
+    batches = [probe.descent.examples(first + number) for number in range(spectra.noise_batches)]
+    parts = [part for batch in batches for part in batch.split(max(1, len(batch.targets_BN) // spectra.noise_parts))]
+
+    def per_sequence(params: Any, batch: Any) -> Any:
+        total, count = probe.descent.loss(params, batch)
+        return total / count * len(batch.targets_BN), len(batch.targets_BN)
+
+    return gradient_noise_scale(per_sequence, step.params, parts).value
+
+
+def _attention(probe: Probe, step: Step) -> dict[str, float]:
+    """Over all softmax-attention layers: the largest logit and the mean entropy in nats; nothing where there is no such layer."""
+    found = attention_statistics(probe.model, lambda: _examples(probe).logits(probe.model, step.params))
+    if not found:
+        return {}
+    layers = found.values()
+    return {"attention_logit_max": max(layer.logit_max for layer in layers), "attention_entropy": sum(layer.entropy for layer in layers) / len(layers)}
+
+
+def _density(probe: Probe, step: Step) -> list[dict[str, Any]]:
+    """A row a node of the quadrature."""
+    spectra = probe.curvature.spectra
+    options: dict[str, Any] = {"probes": spectra.density_probes, "iterations": spectra.density_products, "seed": probe.curvature.seed}
+    found = spectral_density(step.loss, step.params, batches=step.batches, **options)
+    triples = zip(found.probe_of.tolist(), found.nodes.tolist(), found.weights.tolist(), strict=True)
+    return [{"probe": probe_of, "node": node, "weight": weight, "num_params": found.size} for probe_of, node, weight in triples]
+
+
+def _blocks(probe: Probe, step: Step) -> list[dict[str, Any]]:
+    """A row a block of parameters: its u_b·(Hu)_b, which add up to the curvature, and its own u_b·H u_b without the coupling to the others."""
+    shares = block_shares(step.loss, step.params, step.direction, batches=step.batches, block=block_of)
+    return [{"block": name, "share": share, "own": _own(step, name), "curvature": step.result.curvature} for name, share in shares.items()]
+
+
+def _own(step: Step, block: str) -> float:
+    """The curvature of the block's part of u alone, by the method that the step itself was measured by."""
+    alone = {name: part if block_of(name) == block else torch.zeros_like(part) for name, part in step.direction.items()}
+    return directional(step.loss, step.params, alone, step.result.method, batches=step.batches).curvature

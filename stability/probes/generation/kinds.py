@@ -1,0 +1,91 @@
+"""What generation asks of a kind of data: how it is sampled, kept and scored. One class for each kind that can be."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from stability.config.generation import GenerationSpec
+from stability.config.run import RunSpec
+from stability.probes.generation.proteins import ProteinKind
+from stability.probes.generation.tokens import TokenKind
+from stability.registry import Registry
+from stability.runs.directory import RunDirectory
+
+
+class Source(Protocol):
+    """A model as a sampler sees it."""
+
+    def draw(self, indices: Sequence[int]) -> Generator[None, None, list[Any]]:
+        """The samples of these numbers, yielding after every step. Sample i comes from its own random numbers: seed, i. Errors: `NonFinite`."""
+        ...
+
+
+class Kind(Protocol):
+    """``columns``: of the table of scores, those of `GENERATION_COLUMNS` first."""
+
+    columns: Sequence[str]
+
+    def samplers(self, objective: Any) -> tuple[str, ...]:
+        """Those that fit an objective, its default first; () where it predicts nothing that could be sampled."""
+        ...
+
+    def check(self, run: RunSpec, spec: GenerationSpec) -> None:
+        """Errors: ``ValueError`` for a setting that nothing reads for such a run."""
+        ...
+
+    def made_by(self, spec: GenerationSpec) -> dict[str, Any]:
+        """Settings that samples depend on beside those of every kind."""
+        ...
+
+    def scored_by(self, spec: GenerationSpec) -> dict[str, Any]:
+        """Settings that scores depend on beside the samples and the oracle."""
+        ...
+
+    def num_steps(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> int:
+        """How often sampling and scoring ``spec.num`` samples yield, or more."""
+        ...
+
+    def equal_samples(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> str:
+        """Which samples of a checkpoint nothing tells apart, in words; "" where chance does."""
+        ...
+
+    def source(self, directory: RunDirectory, run: RunSpec, model: nn.Module, corpus: Any, spec: GenerationSpec, sampler: str, device: torch.device) -> Source:
+        """``model`` lies on ``device`` already."""
+        ...
+
+    def write(
+        self, directory: RunDirectory, phase: str, samples: Sequence[Any], made_by: dict[str, Any], *, run: RunSpec, corpus: Any, device: torch.device
+    ) -> Iterable[None]:
+        """Keep the samples, whole or not at all, by the time that what it returns is exhausted."""
+        ...
+
+    def read(self, directory: RunDirectory, phase: str, corpus: Any) -> list[Any]:
+        """What `write` wrote. Errors: ``ValueError`` where a file is damaged."""
+        ...
+
+    def oracle(self, run: RunSpec, spec: GenerationSpec, corpus: Any, device: str) -> Any:
+        """What ``spec.oracle`` names, with a ``name`` and the ``sha256`` of its weights; the last one is kept for a study's next run.
+
+        Errors: ``ValueError`` of two lines where there is none, or it cannot score such samples.
+        """
+        ...
+
+    def forget_oracle(self) -> None:
+        """Give its memory back."""
+        ...
+
+    def scores(self, oracle: Any, samples: Sequence[Any], corpus: Any, spec: GenerationSpec) -> Iterator[list[dict[str, Any]]]:
+        """Rows of the table of scores as far as they are the oracle's, in the samples' order, some at a time."""
+        ...
+
+
+_KINDS: dict[str, Kind] = {"tokens": TokenKind(), "proteins": ProteinKind()}
+
+
+def kind_of(run: RunSpec) -> Kind | None:
+    """By what the run's objective reads; None for a kind that nothing is sampled of (images)."""
+    return _KINDS.get(Registry("objectives").load(run.objective.name).corpus_kind)

@@ -1,0 +1,157 @@
+"""The oracle that scores sampled proteins: a multitrack checkpoint of ours that predicts the same tracks, by its own objective."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stability.build import build_objective, resolve_device
+from stability.config.cross import contexts_of
+from stability.config.generation import GenerationSpec
+from stability.config.run import RunSpec
+from stability.corpora.proteins.alphabets import encode
+from stability.corpora.proteins.batch import ProteinBatch
+from stability.corpora.proteins.corpus import ProteinCorpus
+from stability.models.specials import PAD
+from stability.probes.curvature.alpha_max import corpus_of
+from stability.probes.generation.protein_source import ProteinSample, held_out
+from stability.probes.generation.text_oracle import oracle_checkpoint, weights_sha256
+from stability.training import checkpoint
+from stability.training.draws import generator_for
+
+SEED = 0  # of the masks, as of validation's
+WORDS = ("domains", "descriptions", "orthologs")  # contexts whose tokens are numbered by the data's own lists
+
+
+@dataclass(frozen=True, eq=False)
+class ProteinOracle:
+    """The masked NLL of a sample: what the oracle's own objective measures on it, as in validation.
+
+    A sample is masked ``spec.oracle_draws`` times by the schedules that the oracle was trained with, each track for itself. Of every draw each
+    track's NLL is the cross entropy averaged over the masked positions, given all that is not masked (the other track's tokens among it); its mean over the
+    draws is the track's NLL of the sample, and the sum of the tracks' is the total: the nats of one residue's hidden letter and hidden structure token, the
+    unit of the validation NLL and its parts. It is no NLL of the whole protein. The rates of a sample's draws are spread evenly over the schedule; rates and
+    masks are a function of the sample's number, its length and the number of draws alone, so that runs are compared under the same ones. The oracle is
+    given the contexts that the sample was made with (none where they were empty), hidden in part by its own schedule, as in validation.
+    """
+
+    name: str
+    sha256: str
+    model: nn.Module
+    objective: Any
+    run: RunSpec  # of the samples
+    spec: GenerationSpec
+    corpus: ProteinCorpus
+    device: torch.device
+
+    def scores(self, samples: Sequence[ProteinSample]) -> Iterator[dict[str, Any]]:
+        """A row a sample."""
+        for index, sample in enumerate(samples):
+            nats = dict(zip(self.objective.components, self._nats(index, sample), strict=True))
+            parts = {f"nll_{name}": nats.get(name, math.nan) for name in ("sequence", "structure")}
+            yield {"nll": sum(nats.values()), "nll_per_byte": math.nan, "num_tokens": sample.num_tokens, "num_bytes": 0, **parts}
+
+    @torch.no_grad()
+    def _nats(self, index: int, sample: ProteinSample) -> list[float]:
+        """Of each source track, in the order of the objective."""
+        batch = _repeated(with_tracks(held_out(self.run, self.spec, self.corpus, [index]), sample), self.spec.oracle_draws)
+        examples = self.objective.examples(batch, generator_for(SEED, "oracle", index)).to(self.device)
+        sums = [self.objective.component_sums(part.logits(self.model), part).double() for part in examples.split(self.spec.batch)]
+        return (torch.stack(sums).sum(0) / self.spec.oracle_draws).tolist()
+
+
+def with_tracks(batch: ProteinBatch, sample: ProteinSample) -> ProteinBatch:
+    """A batch of one protein with the sample's letters and structure tokens in place of its own; a track that the sample lacks is unknown."""
+    num = batch.residues_BN.shape[1]
+    letters = torch.full((1, num), PAD) if sample.text is None else torch.from_numpy(encode(sample.text).astype("int64"))[None]
+    structure = torch.zeros(1, num, dtype=torch.int64) if sample.structure is None else torch.tensor([sample.structure])
+    assert letters.shape == structure.shape == batch.residues_BN.shape, "a sample of another length than its held-out protein"
+    known = torch.full((1, num), sample.structure is not None)
+    fields: dict[str, Any] = batch._asdict() | {"sequence_BN": letters, "structure_BN": structure, "structure_mask_BN": known}
+    return ProteinBatch(**fields)
+
+
+def _repeated(batch: ProteinBatch, num: int) -> ProteinBatch:
+    """``num`` copies of a batch of one protein."""
+    return ProteinBatch(batch.ids * num, *(tensor.repeat_interleave(num, 0) for tensor in batch[1:]))
+
+
+def load_protein_oracle(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, device: str) -> ProteinOracle:
+    """The oracle that ``ckpt:…`` names, for samples of ``run``. Errors: ``ValueError`` of one or two lines where there is none, or it does not predict the
+    same tracks of proteins as long, or the words of its contexts are others."""
+    assert spec.oracle is not None
+    kind, _, place = spec.oracle.partition(":")
+    if kind != "ckpt":
+        raise ValueError(
+            f"oracle={spec.oracle} reads text, and these samples are proteins;\ngive oracle=ckpt:FOLDER, a run with objective={run.objective.name}"
+        )
+    folder, where = oracle_checkpoint(place), resolve_device(device)
+    own, data_format, model = _loaded(str(folder), str(where))
+    name = f"ckpt:{folder.parent.parent.name}/{folder.name}"
+    _check_tracks(name, own, run)
+    _check_length(name, own, run, spec, corpus)
+    words = sorted(set(WORDS) & set(contexts_of(own.objective)) & set(contexts_of(run.objective)))
+    if words and spec.contexts == "given" and own.data_fingerprint != run.data_fingerprint:
+        its_corpus: Any = corpus_of(own, folder.parent.parent.parent / "cache")
+        _check_words(name, words, its_corpus, corpus)
+    return ProteinOracle(name, weights_sha256(folder), model, build_objective(own, data_format), run, spec, corpus, where)
+
+
+def forget() -> None:
+    """Give the memory of the oracle that was kept back."""
+    _loaded.cache_clear()
+
+
+@lru_cache(maxsize=1)
+def _loaded(place: str, device: str) -> tuple[RunSpec, Any, nn.Module]:
+    """Its spec, its data's format, its model."""
+    try:
+        spec, model = checkpoint.load(Path(place))
+        manifest = checkpoint.verified_manifest(Path(place))
+    except ValueError as error:
+        raise ValueError(f"oracle: {error}") from None
+    return spec, manifest.get("format"), model.to(device)
+
+
+def _check_tracks(name: str, own: RunSpec, run: RunSpec) -> None:
+    wanted, given = run.objective, own.objective
+    if given.name != wanted.name:
+        raise ValueError(f"oracle={name} was trained with objective={given.name}, which scores no proteins;\ngive a run with objective={wanted.name}")
+    for field in ("sources", "tokenizer"):
+        asked, found = getattr(wanted.settings, field), getattr(given.settings, field)
+        if asked != found:
+            raise ValueError(
+                f"oracle={name} was trained with objective.{field}={_written(found)}, and these samples are of objective.{field}={_written(asked)};\n"
+                f"give a run with objective.{field}={_written(asked)}"
+            )
+
+
+def _written(value: Any) -> str:
+    """As on the command line."""
+    return f"[{','.join(value)}]" if isinstance(value, tuple) else "null" if value is None else str(value)
+
+
+def _check_length(name: str, own: RunSpec, run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus) -> None:
+    chains = corpus.chains("val")
+    longest = min(max(chains.length(index) for index in range(min(spec.num, len(chains)))), run.model.positions - 2)
+    if longest > own.model.positions - 2:
+        raise ValueError(
+            f"oracle={name} reads {own.model.positions - 2} residues, and the longest of these samples has {longest};\n"
+            f"give one with model.positions={longest + 2} or more"
+        )
+
+
+def _check_words(name: str, contexts: Sequence[str], its_corpus: ProteinCorpus, corpus: ProteinCorpus) -> None:
+    for context in contexts:
+        if getattr(its_corpus.tables, context) != getattr(corpus.tables, context):
+            raise ValueError(
+                f"oracle={name} numbers its {context} otherwise than these samples' data, and contexts=given shows it theirs;\n"
+                "train one on the same data, or sample with contexts=empty"
+            )

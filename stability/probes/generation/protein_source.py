@@ -1,0 +1,76 @@
+"""A model of proteins as a sampler sees it: every source track begins as masks, of the length of a held-out protein."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from stability.build import build_objective
+from stability.config.cross import contexts_of
+from stability.config.generation import GenerationSpec
+from stability.config.run import RunSpec
+from stability.corpora.proteins.alphabets import decode
+from stability.corpora.proteins.batch import ProteinBatch, batch_of
+from stability.corpora.proteins.corpus import ProteinCorpus
+from stability.models.specials import MASK
+from stability.models.tracks import TrackInputs
+from stability.objectives.multitrack import FIRST, with_contexts
+from stability.probes.generation.samplers import Draws, unmask_tracks
+from stability.training.draws import generator_for
+
+
+class ProteinSample(NamedTuple):
+    """Letters and structure tokens (0 … codes − 1) of its residues, None for a track that the model does not predict; ``protein``: the held-out one whose
+    length (and contexts, where they were given) it has."""
+
+    text: str | None
+    structure: list[int] | None
+    protein: str
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all its tracks."""
+        return len(self.text or ()) + len(self.structure or ())
+
+
+def held_out(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, indices: Sequence[int]) -> ProteinBatch:
+    """Of sample i held-out protein i (from the front again where there are fewer), its first N − 2 residues, with the contexts that are given."""
+    chains, length = corpus.chains("val"), run.model.positions - 2
+    batch = batch_of([chains.part(index % len(chains), 0, length) for index in indices])
+    return with_contexts(batch, contexts_of(run.objective) if spec.contexts == "given" else ())
+
+
+class ProteinSource:
+    """As `stability.probes.generation.kinds.Source` has it."""
+
+    def __init__(self, run: RunSpec, model: nn.Module, corpus: ProteinCorpus, spec: GenerationSpec, sampler: Any, device: torch.device):
+        self.model, self.sampler, self.temperature, self.seed, self.device = model, sampler, spec.temperature, spec.seed, device
+        self.objective: Any = build_objective(run, corpus.format)
+        self._held_out = partial(held_out, run, spec, corpus)
+
+    def draw(self, indices: Sequence[int]) -> Generator[None, None, list[ProteinSample]]:
+        batch = self._held_out(indices)
+        inputs, mask_BN = tree_map(lambda tensor: tensor.to(self.device), self.objective.all_masked(batch))
+        draws = Draws([generator_for(self.seed, "generate", index) for index in indices], self.device)
+        clean_probs = partial(self._probs, inputs, mask_BN)
+        yield from unmask_tracks(clean_probs, inputs.sources, draws, mask_id=MASK, first_id=FIRST, order=self.sampler, temperature=self.temperature)
+        return self._samples(batch, [tokens_BN.cpu().numpy() for tokens_BN in inputs.sources])
+
+    def _probs(self, inputs: TrackInputs, mask_BN: Tensor, tracks: Sequence[Tensor]) -> list[Tensor]:
+        return self.objective.track_probs(self.model, inputs._replace(sources=tuple(tracks)), mask_BN)
+
+    def _samples(self, batch: ProteinBatch, tracks: list[np.ndarray]) -> list[ProteinSample]:
+        tokens = dict(zip(self.objective.config.sources, tracks, strict=True))
+        found = []
+        for row, (name, num) in enumerate(zip(batch.ids, batch.residues_BN.sum(1).tolist(), strict=True)):
+            own = {track: tokens_BN[row, 1 : num + 1] for track, tokens_BN in tokens.items()}
+            letters = decode(own["sequence"]) if "sequence" in own else None
+            structure = (own["structure"] - FIRST).tolist() if "structure" in own else None
+            found.append(ProteinSample(letters, structure, name))
+        return found

@@ -1,0 +1,90 @@
+"""Sampled structure tokens as mmCIF files: by which decoder, and which atoms it has learned."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from stability.corpora.cache import load
+from stability.corpora.proteins.alphabets import NUM_ATOMS, UNK, encode
+from stability.probes.generation.protein_source import ProteinSample
+from stability.runs.directory import fsync
+from stability.runs.leftovers import temporary
+from stability.structure.mmcif import mmcif
+from stability.structure.tokenizer import StructureTokenizer
+from stability.training import checkpoint
+
+MOST_READ = 200  # training chains in which atoms are looked for
+
+
+@dataclass(frozen=True, eq=False)
+class Decoding:
+    """``learned_A``: which of a residue's atom places are written. ``is_stage_2``: whether all heavy atoms are decoded from tokens and letters, else the
+    backbone from tokens alone. ``words``: what a reader of the files is told."""
+
+    tokenizer: StructureTokenizer
+    learned_A: np.ndarray
+    is_stage_2: bool
+    words: str
+
+    @classmethod
+    def of(cls, tokenizer: StructureTokenizer, has_letters: bool, cache_dir: Path) -> Decoding:
+        """By stage 2 where there is one and there are letters, which it reads."""
+        everything = np.ones(NUM_ATOMS, dtype=bool)
+        if tokenizer.atom_decoder is None:
+            return cls(tokenizer, everything, False, "mmCIF, the backbone alone (the tokenizer has no stage 2)")
+        if not has_letters:
+            return cls(tokenizer, everything, False, "mmCIF, the backbone alone (stage 2 reads letters, and the model predicts none)")
+        learned_A = atoms_in_training(tokenizer, cache_dir)
+        if learned_A is None:
+            return cls(tokenizer, everything, True, "mmCIF, all heavy atoms by the tokenizer's stage 2 (unchecked: the chains that it learned from are gone)")
+        if learned_A.all():
+            return cls(tokenizer, learned_A, True, "mmCIF, all heavy atoms by the tokenizer's stage 2")
+        known = f"{int(learned_A.sum())} of {NUM_ATOMS} atom places of a residue"
+        return cls(tokenizer, learned_A, True, f"mmCIF, {known} by the tokenizer's stage 2 (the chains that it learned from have no atom at the others)")
+
+    def mmcif(self, sample: ProteinSample, name: str) -> str:
+        """The text of a file. A residue without a letter is named UNK."""
+        assert sample.structure is not None
+        device = self.tokenizer.decoder.to_atoms.weight.device
+        tokens_BN = torch.tensor([sample.structure], device=device)
+        letters = np.full(len(sample.structure), UNK) if sample.text is None else encode(sample.text).astype(np.int64)
+        if not self.is_stage_2:
+            return mmcif(name, letters, self.tokenizer.decode(tokens_BN)[0].cpu().numpy())
+        atoms_NAX = self.tokenizer.decode_atoms(tokens_BN, torch.from_numpy(letters)[None].to(device))[0].cpu().numpy()
+        return mmcif(name, letters, np.where(self.learned_A[:, None], atoms_NAX, np.nan))
+
+
+def atoms_in_training(tokenizer: StructureTokenizer, cache_dir: Path) -> np.ndarray | None:
+    """(14) bool: the atom places that any of the tokenizer's training chains has filled (at most 200 of them are looked at, evenly spaced). What stage 2
+    gives for another is no more than its initialisation. None where these chains are no longer prepared under ``cache_dir``."""
+    if not (cache_dir / tokenizer.spec.data_fingerprint).is_dir():
+        return None
+    chains = load(cache_dir, tokenizer.spec.data_fingerprint).chains("train")
+    numbers = sorted({number * len(chains) // MOST_READ for number in range(MOST_READ)})
+    return np.any([chains[number].atoms14_mask_NA.any(0) for number in numbers], axis=0)
+
+
+def write_structures(decoding: Decoding, samples: Sequence[ProteinSample], name: str, folder: Path) -> Iterator[None]:
+    """``folder/sample_<i>.cif``, yielding after each; the folder is whole, or as it was."""
+    aside = temporary(folder)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        for index, sample in enumerate(samples):
+            path = aside / f"sample_{index}.cif"
+            path.write_text(decoding.mmcif(sample, f"{name}_sample_{index}"), encoding="utf-8")
+            fsync(path)
+            yield
+        fsync(aside)
+        if folder.exists():
+            checkpoint.remove(folder)
+        aside.replace(folder)
+        fsync(folder.parent)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

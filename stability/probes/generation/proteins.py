@@ -1,0 +1,113 @@
+"""Generation of proteins. On disk: ``samples/<phase>.jsonl`` with letters and structure tokens, the letters as ``<phase>.fasta`` and the structures as
+``<phase>/sample_<i>.cif`` beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from stability.config.cross import contexts_of
+from stability.config.generation import GenerationSpec
+from stability.config.run import RunSpec
+from stability.corpora.proteins.corpus import ProteinCorpus
+from stability.probes.generation import protein_oracle
+from stability.probes.generation import samples as stored_samples
+from stability.probes.generation.protein_oracle import ProteinOracle
+from stability.probes.generation.protein_source import ProteinSample, ProteinSource
+from stability.probes.generation.protein_structures import Decoding, write_structures
+from stability.registry import Registry
+from stability.runs.directory import RunDirectory, read_json, write_atomically
+from stability.runs.results import PROTEIN_GENERATION_COLUMNS
+from stability.structure.tokenizer import StructureTokenizer, load_tokenizer
+
+LETTERS = "the letters as FASTA"
+
+
+class ProteinKind:
+    """As `stability.probes.generation.kinds.Kind` has it."""
+
+    columns: Sequence[str] = PROTEIN_GENERATION_COLUMNS
+
+    def samplers(self, objective: Any) -> tuple[str, ...]:
+        return ("top_prob", "random") if hasattr(objective, "track_probs") else ()
+
+    def check(self, run: RunSpec, spec: GenerationSpec) -> None:
+        if spec.contexts == "given" and not contexts_of(run.objective):
+            raise ValueError("contexts=given, and this run reads none (objective.contexts=[]); leave it out, or train with objective.contexts=[ss,sasa]")
+
+    def made_by(self, spec: GenerationSpec) -> dict[str, Any]:
+        return {"contexts": spec.contexts}
+
+    def scored_by(self, spec: GenerationSpec) -> dict[str, Any]:
+        return {"oracle_draws": spec.oracle_draws}
+
+    def num_steps(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> int:
+        """Where every held-out protein fills the model's positions; fewer for shorter ones. A structure and a score are a step each."""
+        sources = _sources(run)
+        of_each_batch, of_each_sample = len(sources) * (run.model.positions - 2), ("structure" in sources) + (spec.oracle is not None)
+        return math.ceil(spec.num / spec.batch) * of_each_batch + spec.num * of_each_sample
+
+    def equal_samples(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> str:
+        chance = spec.temperature > 0 or sampler != "top_prob"
+        return "" if spec.num == 1 or chance or spec.contexts == "given" else "samples of a checkpoint that are equally long"
+
+    def source(
+        self, directory: RunDirectory, run: RunSpec, model: nn.Module, corpus: ProteinCorpus, spec: GenerationSpec, sampler: str, device: torch.device
+    ) -> ProteinSource:
+        _tokenizer(directory, run)  # if it is gone, now and not after an hour of sampling
+        return ProteinSource(run, model, corpus, spec, sampler, device)
+
+    def write(
+        self,
+        directory: RunDirectory,
+        phase: str,
+        samples: Sequence[ProteinSample],
+        made_by: dict[str, Any],
+        *,
+        run: RunSpec,
+        corpus: ProteinCorpus,
+        device: torch.device,
+    ) -> Iterator[None]:
+        """Whatever belongs to the samples first, then the samples and what vouches for them: a phase without the last is made again. Yields after every
+        structure."""
+        folder, beside = stored_samples.meta_file(directory, phase).with_suffix(""), {}
+        stored_samples.meta_file(directory, phase).unlink(missing_ok=True)
+        if "sequence" in _sources(run):
+            write_atomically(folder.with_suffix(".fasta"), stored_samples.fasta_of(samples, made_by).encode())
+            beside[f"{phase}.fasta"] = LETTERS
+        if tokenizer := _tokenizer(directory, run):
+            decoding = Decoding.of(tokenizer.to(device), "sequence" in _sources(run), directory.path.parent / "cache")
+            yield from write_structures(decoding, samples, f"{directory.run_id}_{phase}", folder)
+            beside[phase] = decoding.words
+        rows = ({"text": sample.text, "structure": sample.structure, "protein": sample.protein} for sample in samples)
+        stored_samples.vouch(directory, phase, ".jsonl", stored_samples.jsonl(rows), made_by, beside)
+
+    def read(self, directory: RunDirectory, phase: str, corpus: ProteinCorpus) -> list[ProteinSample]:
+        path = stored_samples.meta_file(directory, phase)
+        rows = map(json.loads, path.with_name(read_json(path)["file"]).read_text(encoding="utf-8").splitlines())
+        return [ProteinSample(row["text"], row["structure"], row["protein"]) for row in rows]
+
+    def oracle(self, run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, device: str) -> ProteinOracle:
+        return protein_oracle.load_protein_oracle(run, spec, corpus, device)
+
+    def forget_oracle(self) -> None:
+        protein_oracle.forget()
+
+    def scores(self, oracle: ProteinOracle, samples: Sequence[ProteinSample], corpus: ProteinCorpus, spec: GenerationSpec) -> Iterator[list[dict[str, Any]]]:
+        return ([row] for row in oracle.scores(samples))
+
+
+def _sources(run: RunSpec) -> tuple[str, ...]:
+    settings: Any = run.objective.settings
+    return settings.sources
+
+
+def _tokenizer(directory: RunDirectory, run: RunSpec) -> StructureTokenizer | None:
+    """Of the run's structure tokens; None where it predicts none. Errors: as `load_tokenizer`."""
+    identity = Registry("objectives").load(run.objective.name).tokenizer_of(run.objective.settings)
+    return None if identity is None else load_tokenizer(directory.path.parent, identity)

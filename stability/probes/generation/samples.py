@@ -1,0 +1,109 @@
+"""Samples on disk: ``runs/<run_id>/samples/<phase>.jsonl`` (``.fasta`` for nucleotides), and ``<phase>.json`` with what they were made by (proteins:
+`protein_samples`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from stability.corpora.tokens.corpus import Corpus
+from stability.runs.directory import RunDirectory, read_json, write_atomically, write_json
+from stability.runs.samples import meta_file
+
+LINE = 80  # letters a line of FASTA
+
+
+class HasText(Protocol):
+    @property
+    def text(self) -> str | None: ...
+
+
+class Sample(NamedTuple):
+    """Tokens of the run's own vocabulary, and what they stand for; None where that was not kept."""
+
+    tokens: list[int]
+    text: str | None
+
+
+def is_nucleotides(corpus: Corpus) -> bool:
+    return corpus.vocabulary is not None and bool(corpus.vocabulary.complement)
+
+
+def decoded(corpus: Corpus, tokens: list[int]) -> Sample:
+    return Sample(tokens, corpus.decode(tokens) if has_text(corpus) else None)
+
+
+def has_text(corpus: Corpus) -> bool:
+    """Whether the tokens can be read: all that a data source knows of them may be numbers."""
+    try:
+        corpus.decode([])
+    except ValueError:
+        return False
+    return True
+
+
+def write(directory: RunDirectory, phase: str, samples: Sequence[Sample], made_by: dict[str, Any], *, fasta: bool) -> Path:
+    """The samples, then the file that vouches for them: where the second is missing, there are no samples. ``made_by``: plain values."""
+    rows = ({"text": sample.text, "tokens": sample.tokens} for sample in samples)
+    return vouch(directory, phase, ".fasta" if fasta else ".jsonl", fasta_of(samples, made_by) if fasta else jsonl(rows), made_by)
+
+
+def vouch(directory: RunDirectory, phase: str, suffix: str, text: str, made_by: dict[str, Any], beside: Mapping[str, str] | None = None) -> Path:
+    """Write a phase's file of samples, then what vouches for it. ``beside``: what stands in the same folder already and belongs to them (a file or folder by
+    its name, and what it is in words): where one of these is missing, there are no samples either."""
+    target, content = meta_file(directory, phase).with_suffix(suffix), text.encode()
+    write_atomically(target, content)
+    more = {"beside": dict(beside)} if beside else {}
+    write_json(meta_file(directory, phase), {**made_by, "file": target.name, "file_sha256": hashlib.sha256(content).hexdigest(), **more})
+    return target
+
+
+def read(directory: RunDirectory, phase: str, corpus: Corpus) -> list[Sample]:
+    """What `write` wrote. Errors: ``ValueError`` where the file is not the one that was vouched for."""
+    meta = read_json(meta_file(directory, phase))
+    path = meta_file(directory, phase).with_name(meta["file"])
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".jsonl":
+        return [Sample(row["tokens"], row["text"]) for row in map(json.loads, text.splitlines())]
+    assert corpus.vocabulary is not None
+    token_of = {piece.decode(): token for token, piece in enumerate(corpus.vocabulary.pieces)}
+    sequences = ["".join(record.splitlines()[1:]) for record in text.split(">")[1:]]
+    return [Sample([token_of[letter] for letter in sequence], sequence) for sequence in sequences]
+
+
+def lines_beside(directory: RunDirectory, phase: str) -> list[str]:
+    """A line for each thing that belongs to the samples beside their file: where it is, and what."""
+    beside = read_json(meta_file(directory, phase)).get("beside", {})
+    return [f"{meta_file(directory, phase).with_name(name)}: {what}" for name, what in beside.items()]
+
+
+def stored(directory: RunDirectory, phase: str) -> dict[str, Any] | None:
+    """What the samples on disk were made by; None where there are none, or not those that were written (a hand may have changed them)."""
+    path = meta_file(directory, phase)
+    if not path.exists():
+        return None
+    meta = read_json(path)
+    file = path.with_name(meta.get("file", ""))
+    if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != meta.get("file_sha256"):
+        return None
+    if not all(path.with_name(name).exists() for name in meta.get("beside", {})):
+        return None
+    return {key: value for key, value in meta.items() if key not in ("file", "file_sha256", "beside")}
+
+
+def jsonl(rows: Iterable[dict[str, Any]]) -> str:
+    """A line a sample, numbered. ASCII: a text may hold any character that some reader takes for a line's end."""
+    return "".join(json.dumps({"sample": index, **row}) + "\n" for index, row in enumerate(rows))
+
+
+def fasta_of(samples: Sequence[HasText], made_by: dict[str, Any]) -> str:
+    words = " ".join(f"{key}={made_by[key]}" for key in ("sampler", "temperature", "seed", "checkpoint"))
+    records = []
+    for index, sample in enumerate(samples):
+        letters = sample.text or ""
+        lines = [letters[start : start + LINE] for start in range(0, len(letters), LINE)]
+        records.append("\n".join([f">sample_{index} {words}", *lines]) + "\n")
+    return "".join(records)

@@ -1,0 +1,248 @@
+"""The oracle that scores samples: a Hugging Face causal LM on the decoded text, or an autoregressive checkpoint of ours on the tokens themselves.
+
+The first token of a sample is given and not scored, as transformers' own loss counts and as our autoregressive models are trained: neither needs a
+token for "beginning" that the oracle may never have seen. A sample longer than the oracle reads is scored in stretches that share one token, so that every
+token but the first is scored once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stability.build import resolve_device
+from stability.corpora.tokens.corpus import Corpus
+from stability.corpora.tokens.tokenizers import ByteTokenizer
+from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
+from stability.probes.curvature.alpha_max import corpus_of
+from stability.probes.generation.samples import Sample, has_text
+from stability.probes.hugging_face import load_model, load_tokenizer
+from stability.runs.directory import RunDirectory, read_json
+from stability.runs.study import StudyFolder
+from stability.training import checkpoint
+
+POSITIONS = 1024  # tokens at a time of an oracle that does not say how many it reads
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of one sample: nats of its scored tokens, their number (0: nothing to score), and the UTF-8 bytes that they stand for (0: not known).
+
+    Where the samples' vocabulary has an unknown token, the bytes count it as those of U+FFFD, which is not what it stands for.
+    """
+
+    nats: float
+    num_tokens: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Oracle:
+    """``name`` as tables show it; ``sha256`` of its weights; ``logits``: (B, N) tokens → (B, N, V); ``positions``: most tokens at a time."""
+
+    name: str
+    sha256: str
+    model: nn.Module
+    positions: int
+    device: torch.device
+    encode: Callable[[Sample], list[int]]
+    num_bytes: Callable[[list[int]], int]
+    logits: Callable[[nn.Module, Tensor], Tensor]
+
+    def score(self, samples: Sequence[Sample], batch: int) -> Iterator[list[Score]]:
+        """The samples' scores, at most ``batch`` samples at a time, in order."""
+        for some in _parts(samples, batch):
+            tokens = [self.encode(sample) for sample in some]
+            nats = self._nats(tokens, batch)
+            yield [Score(total, max(len(row) - 1, 0), self.num_bytes(row[1:])) for total, row in zip(nats, tokens, strict=True)]
+
+    def _nats(self, tokens: list[list[int]], batch: int) -> list[float]:
+        totals, width = [0.0] * len(tokens), self.positions
+        stretches = [(index, row[start : start + width]) for index, row in enumerate(tokens) for start in range(0, len(row) - 1, width - 1)]
+        for some in _parts(stretches, batch):
+            for (index, _), nats in zip(some, self._stretch_nats([stretch for _, stretch in some]), strict=True):
+                totals[index] += nats
+        return totals
+
+    @torch.no_grad()
+    def _stretch_nats(self, stretches: list[list[int]]) -> list[float]:
+        """Nats of each stretch after its first token. Padding stands to the right, where a causal model's answers before it do not see it."""
+        tokens_BN = torch.zeros(len(stretches), max(map(len, stretches)), dtype=torch.int64)
+        for row, stretch in enumerate(stretches):
+            tokens_BN[row, : len(stretch)] = torch.tensor(stretch)
+        tokens_BN = tokens_BN.to(self.device)
+        logits_BNV = self.logits(self.model, tokens_BN)[:, :-1]
+        logits_BNV = logits_BNV if logits_BNV.dtype == torch.float64 else logits_BNV.float()
+        nats_BN = nn.functional.cross_entropy(logits_BNV.mT, tokens_BN[:, 1:], reduction="none").double()
+        lengths_B = torch.tensor([len(stretch) - 1 for stretch in stretches], device=self.device)
+        counted_BN = torch.arange(nats_BN.shape[1], device=self.device) < lengths_B[:, None]
+        return torch.where(counted_BN, nats_BN, 0.0).sum(1).tolist()
+
+
+def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def load_oracle(given: str, corpus: Corpus, device: str = "auto") -> Oracle:
+    """The oracle that ``hf:…`` or ``ckpt:…`` names, for samples of the vocabulary of ``corpus``. The last one loaded is kept for the next run of a study.
+
+    Errors: ``ValueError`` of two lines where there is none, it is no causal language model, or it reads another vocabulary.
+    """
+    kind, _, place = given.partition(":")
+    where = str(resolve_device(device))
+    if kind == "ckpt":
+        return _of_checkpoint(str(oracle_checkpoint(place)), vocabulary_of(corpus), corpus.vocab_size, where)
+    if not has_text(corpus):
+        raise ValueError(
+            f"oracle={given}: it reads text, and what the {corpus.vocab_size:,} tokens of this run stand for was not kept;\ngive oracle=ckpt:FOLDER"
+        )
+    return _of_hugging_face(place, where)
+
+
+def forget() -> None:
+    """Give the memory of the oracle that was kept back."""
+    _of_checkpoint.cache_clear()
+    _of_hugging_face.cache_clear()
+
+
+def key_of(given: str) -> str:
+    """What tells one oracle from another without loading it: the hash of a checkpoint's weights, of a folder's files' sizes and times, else its name."""
+    kind, _, place = given.partition(":")
+    if kind == "ckpt":
+        return f"ckpt:{weights_sha256(oracle_checkpoint(place))}"
+    folder = Path(place).expanduser()
+    if not folder.is_dir():
+        return given
+    files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir() if path.is_file())
+    return f"hf:{hashlib.sha256(json.dumps(files).encode()).hexdigest()}"
+
+
+def weights_sha256(folder: Path) -> str:
+    """Of a checkpoint's model, as its manifest says. Errors: ``ValueError`` where there is no manifest."""
+    if not (folder / checkpoint.MANIFEST).exists():
+        checkpoint.verified_manifest(folder)  # which says what is wrong
+    return read_json(folder / checkpoint.MANIFEST)["sha256"][checkpoint.MODEL]
+
+
+def oracle_checkpoint(place: str) -> Path:
+    """The checkpoint folder behind ``ckpt:…``: itself, or the last of a run, or of a study's only run."""
+    folder = Path(place).expanduser().resolve()
+    if (folder / "study.json").exists():
+        folder = _only_run(place, folder)
+    if not (folder / "spec.json").exists():
+        return folder
+    found = RunDirectory.at(folder).checkpoints()
+    if not found:
+        raise ValueError(f"oracle=ckpt:{place}: this run has no checkpoint;\ngive one that has trained")
+    return found[-1]
+
+
+def _only_run(place: str, study: Path) -> Path:
+    runs = StudyFolder(study).runs()
+    if len(runs) != 1:
+        raise ValueError(
+            f"oracle=ckpt:{place} is a study of {len(runs)} runs, and an oracle is one run;\n"
+            f"give one of them: {', '.join(f'ckpt:{run.path}' for run in runs[:3])}{', …' if len(runs) > 3 else ''}"
+        )
+    return runs[0].path
+
+
+def vocabulary_of(corpus: Corpus) -> Vocabulary | None:
+    """What the tokens stand for; None where that was not kept."""
+    return corpus.vocabulary or (BYTES if corpus.vocab_size == len(BYTES.pieces) else None)
+
+
+@lru_cache(maxsize=1)
+def _of_checkpoint(place: str, vocabulary: Vocabulary | None, vocab_size: int, device: str) -> Oracle:
+    folder = Path(place)
+    try:
+        spec, model = checkpoint.load(folder)
+    except ValueError as error:
+        raise ValueError(f"oracle: {error}") from None
+    name = f"ckpt:{folder.parent.parent.name}/{folder.name}"
+    if spec.objective.name != "ar":
+        raise ValueError(f"oracle={name} was trained with objective={spec.objective.name}, which gives no NLL of a whole text;\ngive a run with objective=ar")
+    own = corpus_of(spec, folder.parent.parent.parent / "cache")
+    if own.vocab_size != vocab_size or vocabulary_of(own) != vocabulary:
+        raise ValueError(
+            f"oracle={name} reads another vocabulary ({_named(own.vocab_size, vocabulary_of(own))}) than these samples are of "
+            f"({_named(vocab_size, vocabulary)});\ntrain one on the same data, or with the same tokenizer"
+        )
+
+    def num_bytes(tokens: list[int]) -> int:
+        return 0 if vocabulary is None else sum(len(vocabulary.pieces[token]) for token in tokens)
+
+    return Oracle(
+        name,
+        weights_sha256(folder),
+        model.to(device),
+        spec.model.positions,
+        torch.device(device),
+        encode=lambda sample: sample.tokens,
+        num_bytes=num_bytes,
+        logits=lambda model, tokens_BN: model(tokens_BN),
+    )
+
+
+def _named(vocab_size: int, vocabulary: Vocabulary | None) -> str:
+    return f"{vocab_size:,} tokens{'' if vocabulary is None else f', {vocabulary.name}'}"
+
+
+@lru_cache(maxsize=1)
+def _of_hugging_face(name: str, device: str) -> Oracle:
+    try:
+        model = load_model(name)
+    except ValueError as error:
+        raise ValueError(f"oracle: {error}") from None
+    tokenizer, vocab_size = load_tokenizer(name), model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    if tokenizer is None and vocab_size < ByteTokenizer.vocab_size:
+        raise ValueError(
+            f"oracle=hf:{name}: no tokenizer beside it, and its vocabulary of {vocab_size} is too small for bytes\nsave the tokenizer beside the model"
+        )
+    encode, num_bytes = _bytes_of(name) if tokenizer is None else _of_tokenizer(tokenizer, name, vocab_size)
+    shown = f"hf:{Path(name).expanduser().name if Path(name).expanduser().is_dir() else name}{' (on bytes)' if tokenizer is None else ''}"
+    return Oracle(
+        shown,
+        _sha256_of(model),
+        model.to(device),
+        getattr(model.config, "max_position_embeddings", None) or POSITIONS,  # type: ignore[union-attr]
+        torch.device(device),
+        encode=encode,
+        num_bytes=num_bytes,
+        logits=lambda model, tokens_BN: model(input_ids=tokens_BN, use_cache=False).logits,
+    )
+
+
+def _bytes_of(name: str) -> tuple[Callable[[Sample], list[int]], Callable[[list[int]], int]]:
+    """UTF-8 bytes as tokens, for a model without a tokenizer, which is right only if it was trained on bytes."""
+    return lambda sample: list((sample.text or "").encode()), len
+
+
+def _of_tokenizer(tokenizer: Any, name: str, vocab_size: int) -> tuple[Callable[[Sample], list[int]], Callable[[list[int]], int]]:
+    def encode(sample: Sample) -> list[int]:
+        tokens = tokenizer(sample.text, add_special_tokens=False, verbose=False)["input_ids"]
+        if tokens and max(tokens) >= vocab_size:
+            raise ValueError(f"oracle=hf:{name}: its tokenizer gives token {max(tokens)}, the model knows {vocab_size}\nthe two do not belong together")
+        return tokens
+
+    def num_bytes(tokens: list[int]) -> int:
+        return len(tokenizer.decode(tokens, clean_up_tokenization_spaces=False).encode())
+
+    return encode, num_bytes
+
+
+def _sha256_of(model: nn.Module) -> str:
+    """Over the names and values of all weights, in order."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

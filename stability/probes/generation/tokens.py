@@ -1,0 +1,156 @@
+"""Generation of tokens, text or DNA: a model as the samplers see it, files of text, oracles that give the NLL of a whole text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stability.build import build_objective
+from stability.config.cross import num_context_of
+from stability.config.generation import STEPPED, GenerationSpec
+from stability.config.run import RunSpec
+from stability.corpora.tokens.corpus import Corpus
+from stability.probes.generation import samples as stored_samples
+from stability.probes.generation import text_oracle as oracles
+from stability.probes.generation.samplers import Draws, left_to_right, reverse_diffusion, unmask
+from stability.probes.generation.samples import Sample
+from stability.probes.generation.text_oracle import Oracle
+from stability.registry import Registry
+from stability.runs.directory import RunDirectory
+from stability.runs.results import GENERATION_COLUMNS
+from stability.training.draws import generator_for
+
+OF_PROTEINS = ("contexts", "oracle_draws")  # settings that nothing reads here
+
+
+class Source:
+    """A model as a sampler sees it. Sample i comes from its own random numbers: seed, i."""
+
+    def __init__(self, run: RunSpec, model: nn.Module, corpus: Corpus, spec: GenerationSpec, sampler: str, device: torch.device):
+        self.run, self.model, self.corpus, self.spec, self.sampler, self.device = run, model, corpus, spec, sampler, device
+        self.objective: Any = build_objective(run, corpus.vocab_size)
+
+    def draw(self, indices: Sequence[int]) -> Generator[None, None, list[Sample]]:
+        tokens_BN = self.start(indices)
+        yield from self.steps(tokens_BN)
+        return [stored_samples.decoded(self.corpus, row) for row in tokens_BN.tolist()]
+
+    def start(self, indices: Sequence[int]) -> Tensor:
+        """Sequences of noise (B, N): masks; or, for a uniform graph, any tokens. For ar zeros after the first token, which is a token of the training text."""
+        self.draws = Draws([generator_for(self.spec.seed, "generate", index) for index in indices], self.device)
+        self.context = self._context(indices)
+        shape = (len(indices), self.run.model.positions)
+        if self.objective.mask_id is not None:
+            return torch.full(shape, self.objective.mask_id, device=self.device)
+        if self.sampler != "ar":
+            return (self.draws.uniforms(shape[1]) * self.corpus.vocab_size).long()
+        tokens_BN = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        places = (self.draws.uniforms() * len(self.corpus.train_tokens)).long().cpu().numpy()
+        tokens_BN[:, 0] = torch.as_tensor(self.corpus.train_tokens[places].astype("int64"), device=self.device)
+        return tokens_BN
+
+    def _context(self, indices: Sequence[int]) -> dict[str, Tensor]:
+        """What the model's cross mechanism reads: the starts of held-out windows, sample i that of window i (from the front again where there are fewer)."""
+        num_context = Registry("objectives").load(self.run.objective.name).num_context(self.run.objective.settings)
+        if not num_context:
+            return {}
+        windows = self.corpus.windows("val", self.spec.num, num_context)
+        return {"context_BJ": windows[[index % len(windows) for index in indices]].to(self.device)}
+
+    def steps(self, tokens_BN: Tensor) -> Iterator[None]:
+        """Turn the noise into a sample, in place."""
+        read: Any = partial(self.model, **self.context)
+        temperature = self.spec.temperature
+        if self.sampler == "ar":
+            return left_to_right(self._next(read), tokens_BN, self.draws, temperature=temperature)
+        if self.sampler == "top_prob" or self.sampler == "random":
+            clean = partial(self.objective.clean_probs, read)
+            return unmask(clean, tokens_BN, self.objective.mask_id, self.draws, order=self.sampler, temperature=temperature)
+        graph = "uniform" if self.objective.mask_id is None else "absorbing"
+        scheme, steps = ("euler" if self.sampler == "euler" else "analytic"), self.spec.steps or self.run.model.positions
+        noise = self.objective.noise
+        return reverse_diffusion(self._scores(read), noise, graph, tokens_BN, self.draws, scheme=scheme, steps=steps, temperature=temperature)
+
+    def _next(self, read: Any) -> Callable[[Tensor], Tensor]:
+        def next_probs(tokens_BN: Tensor) -> Tensor:
+            with torch.no_grad():
+                return read(tokens_BN)[:, -1].double().softmax(-1)
+
+        return next_probs
+
+    def _scores(self, read: Any) -> Callable[[Tensor, Tensor], Tensor]:
+        def scores(tokens_BN: Tensor, sigma: Tensor) -> Tensor:
+            sigma_B = sigma.float().expand(len(tokens_BN))
+            return self.objective.log_score(read, tokens_BN, sigma_B).double().exp()
+
+        return scores
+
+
+class TokenKind:
+    """As `stability.probes.generation.kinds.Kind` has it."""
+
+    columns: Sequence[str] = GENERATION_COLUMNS
+
+    def samplers(self, objective: Any) -> tuple[str, ...]:
+        if objective.direction == "causal":
+            return ("ar",)
+        diffusion = ("analytic", "euler") if hasattr(objective, "log_score") else ()
+        return diffusion if objective.mask_id is None else ("top_prob", "random", *diffusion)
+
+    def check(self, run: RunSpec, spec: GenerationSpec) -> None:
+        for name in OF_PROTEINS:
+            if (value := getattr(spec, name)) != GenerationSpec.model_fields[name].default:
+                raise ValueError(f"{name}={value} belongs to samples of proteins (objective=multitrack); objective={run.objective.name} has no use for it")
+
+    def made_by(self, spec: GenerationSpec) -> dict[str, Any]:
+        return {}
+
+    def scored_by(self, spec: GenerationSpec) -> dict[str, Any]:
+        return {}
+
+    def num_steps(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> int:
+        per_batch = {"ar": run.model.positions - 1}.get(sampler, run.model.positions)
+        per_batch = (spec.steps or run.model.positions) + 1 if sampler in STEPPED else per_batch
+        return math.ceil(spec.num / spec.batch) * (per_batch + (spec.oracle is not None))
+
+    def equal_samples(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> str:
+        """All masks to begin with, always the surest position and its likeliest token, and no context."""
+        chance = spec.temperature > 0 or sampler != "top_prob"
+        return "" if spec.num == 1 or chance or num_context_of(run.objective) else f"all {spec.num} samples of a checkpoint"
+
+    def source(
+        self, directory: RunDirectory, run: RunSpec, model: nn.Module, corpus: Corpus, spec: GenerationSpec, sampler: str, device: torch.device
+    ) -> Source:
+        return Source(run, model, corpus, spec, sampler, device)
+
+    def write(
+        self, directory: RunDirectory, phase: str, samples: Sequence[Sample], made_by: dict[str, Any], *, run: RunSpec, corpus: Corpus, device: torch.device
+    ) -> Iterable[None]:
+        stored_samples.write(directory, phase, samples, made_by, fasta=stored_samples.is_nucleotides(corpus))
+        return ()
+
+    def read(self, directory: RunDirectory, phase: str, corpus: Corpus) -> list[Sample]:
+        return stored_samples.read(directory, phase, corpus)
+
+    def oracle(self, run: RunSpec, spec: GenerationSpec, corpus: Corpus, device: str) -> Oracle:
+        assert spec.oracle is not None
+        return oracles.load_oracle(spec.oracle, corpus, device)
+
+    def forget_oracle(self) -> None:
+        oracles.forget()
+
+    def scores(self, oracle: Oracle, samples: Sequence[Sample], corpus: Corpus, spec: GenerationSpec) -> Iterator[list[dict[str, Any]]]:
+        has_bytes = corpus.vocabulary is None or corpus.vocabulary.unknown is None  # an unknown token stands for no number of bytes
+        for scores in oracle.score(samples, spec.batch):
+            yield [score_row(score.nats, score.num_tokens, score.num_bytes if has_bytes else 0) for score in scores]
+
+
+def score_row(nats: float, num_tokens: int, num_bytes: int) -> dict[str, Any]:
+    """``num_bytes`` 0: not known, and neither are the nats per byte."""
+    nll = nats / num_tokens if num_tokens else math.nan
+    return {"nll": nll, "nll_per_byte": nats / num_bytes if num_bytes else math.nan, "num_tokens": num_tokens, "num_bytes": num_bytes}

@@ -1,0 +1,177 @@
+"""`stability.probe` at a run's checkpoints: graphs and softmaxes on held-out text, σ(W_qᵀW_k), attention's discrepancy → ``probes/<phase>_<table>.parquet``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from stability.build import build_objective, resolve_device
+from stability.config.entries import ProbeSpec
+from stability.config.run import RunSpec
+from stability.models.backbone import Backbone
+from stability.objectives._base import Examples
+from stability.probes.curvature.alpha_max import PROTOCOL, corpus_of
+from stability.probes.layers.consensus import consensus_spectra, is_consensus
+from stability.probes.layers.discrepancy import discrepancies
+from stability.probes.layers.low_pass import is_attention, low_pass
+from stability.probes.layers.qk import qk_singular_values
+from stability.probes.layers.streams import connections, stream_statistics
+from stability.registry import Registry
+from stability.runs.directory import RunDirectory
+from stability.runs.parquet import read_metadata, write_parquet
+from stability.runs.phases import file_of, phases, wanted
+from stability.runs.results import PROBE_COLUMNS
+from stability.training import checkpoint
+from stability.training.draws import generator_for
+from stability.training.machine import prepare_torch
+
+TABLES = {"spectra": ("spectra", "filter"), "qk": ("qk",), "pdmm": ("discrepancy",), "streams": ("streams",)}  # by `what`; columns: `PROBE_COLUMNS`
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def protocol_of(probe: ProbeSpec) -> str:
+    """What the numbers depend on beside the checkpoint, as canonical JSON; kept in the files' metadata."""
+    fields = {"spectra": ("sequences", "probes", "products", "seed"), "pdmm": ("sequences",), "streams": ("sequences", "outlier_log_range")}.get(probe.what, ())
+    return json.dumps(probe.model_dump(mode="json", include={"what", *fields}), sort_keys=True)
+
+
+def missing_phases(directory: RunDirectory, probe: ProbeSpec) -> list[str]:
+    """The phases asked for whose tables are not on disk under the same protocol."""
+    return [phase for phase in wanted(directory, probe.phase) if not _is_measured(directory, phase, probe)]
+
+
+def _is_measured(directory: RunDirectory, phase: str, probe: ProbeSpec) -> bool:
+    files = [file_of(partial(_file, directory, table), phase) for table in TABLES[probe.what]]
+    return all(file.exists() and read_metadata(file).get(PROTOCOL) == protocol_of(probe) for file in files)
+
+
+def _file(directory: RunDirectory, table: str, phase: str) -> Path:
+    return directory.probe_file(phase, table)
+
+
+def measure(directory: RunDirectory, probe: ProbeSpec, *, cache_dir: Path) -> Iterator[None]:
+    """Measure the missing phases, yielding after each layer of each sequence. A run without such a checkpoint leaves empty tables."""
+    for phase in missing_phases(directory, probe):
+        folder = phases(directory, phase).get(phase)
+        yield from measure_checkpoint(directory, folder, phase, probe, cache_dir=cache_dir)
+
+
+def measure_checkpoint(directory: RunDirectory, folder: Path | None, phase: str, probe: ProbeSpec, *, cache_dir: Path) -> Iterator[None]:
+    """One checkpoint folder under a phase's name; its tables are written together at the end."""
+    rows: Rows = {table: [] for table in TABLES[probe.what]}
+    if folder is not None:
+        spec, model = checkpoint.load(folder)
+        labels = {"run_id": directory.run_id, "phase": phase, "lr": spec.lr_peak}
+        yield from _qk(model, labels, rows) if probe.what == "qk" else _on_held_out(spec, model, labels, rows, probe, cache_dir)
+    for table, found in rows.items():
+        frame = pd.DataFrame(found, columns=PROBE_COLUMNS[table])
+        write_parquet(frame, directory.probe_file(phase, table), {PROTOCOL: protocol_of(probe)})
+
+
+def _on_held_out(spec: RunSpec, model: Backbone, labels: dict[str, Any], rows: Rows, probe: ProbeSpec, cache_dir: Path) -> Iterator[None]:
+    device = resolve_device(probe.device)
+    prepare_torch(spec.threads, device)
+    model = model.to(device, torch.float64)
+    if probe.what == "streams":
+        examples = (example.to(device) for example in held_out(spec, cache_dir, probe.sequences).split(1))
+        for found in stream_statistics(model, examples, probe.outlier_log_range):
+            rows["streams"] += [{**labels, **row} for row in found]
+            yield
+        return
+    for sequence, example in enumerate(held_out(spec, cache_dir, probe.sequences).split(1)):
+        inputs = layer_inputs(model, example.to(device))
+        for layer, (mixer, x_BND) in enumerate(zip(mixers(model), inputs, strict=True)):
+            where = labels | {"layer": layer, "mixer": mixer_name(mixer), "sequence": sequence}
+            if probe.what == "pdmm":
+                _add_discrepancy(mixer, x_BND, where, rows)
+            elif is_consensus(mixer):
+                _add_consensus(mixer, x_BND, where, rows, probe)
+            elif is_attention(mixer):
+                _add_attention(mixer, x_BND, where, rows)
+            yield
+
+
+def _add_consensus(mixer: nn.Module, x_BND: Tensor, where: dict[str, Any], rows: Rows, probe: ProbeSpec) -> None:
+    heads = consensus_spectra(mixer, x_BND, probes=probe.probes, products=probe.products, seed=probe.seed)
+    for head, found in enumerate(heads):
+        rows["spectra"].append({**where, "head": head, **found.numbers})
+        nodes = zip(found.density.probe.tolist(), found.density.nodes.tolist(), found.density.weights.tolist(), found.response.tolist(), strict=True)
+        rows["filter"] += [{**where, "head": head, "probe": p, "node": node, "weight": weight, "response": r} for p, node, weight, r in nodes]
+
+
+def _add_attention(mixer: nn.Module, x_BND: Tensor, where: dict[str, Any], rows: Rows) -> None:
+    """The filter's nodes are the singular values themselves, all of equal weight."""
+    for head, found in enumerate(low_pass(mixer, x_BND)):
+        rows["spectra"].append({**where, "head": head, **found.numbers})
+        weight = 1 / len(found.singular_values)
+        nodes = found.singular_values.tolist()
+        rows["filter"] += [{**where, "head": head, "probe": 0, "node": np.nan, "weight": weight, "response": value} for value in nodes]
+
+
+def _add_discrepancy(mixer: nn.Module, x_BND: Tensor, where: dict[str, Any], rows: Rows) -> None:
+    if is_attention(mixer):
+        rows["discrepancy"] += [{**where, "head": head, **numbers} for head, numbers in enumerate(discrepancies(mixer, x_BND))]
+
+
+def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
+    for layer, mixer in enumerate(mixers(model)):
+        if is_attention(mixer):
+            where = labels | {"layer": layer, "mixer": mixer_name(mixer)}
+            values_HK = qk_singular_values(mixer).tolist()
+            cells = [(head, index, value) for head, values_K in enumerate(values_HK) for index, value in enumerate(values_K)]
+            rows["qk"] += [{**where, "head": head, "index": index, "singular_value": value} for head, index, value in cells]
+        yield
+
+
+def mixers(model: Backbone) -> list[nn.Module]:
+    """The sequence mechanism of each block."""
+    return [block.get_submodule("mixer") for block in model.blocks]
+
+
+def mixer_name(mixer: nn.Module) -> str:
+    """The stem of the mechanism's file: the layer's own, also where the run's is a pattern."""
+    return type(mixer).__module__.rsplit(".", 1)[-1]
+
+
+def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:
+    """What each block's mixer is given, (B, N, D), by one forward pass."""
+    seen: dict[int, Tensor] = {}
+
+    def keep(layer: int):
+        return lambda module, args: seen.__setitem__(layer, args[0].detach())
+
+    handles = [mixer.register_forward_pre_hook(keep(layer)) for layer, mixer in enumerate(mixers(model))]
+    try:
+        with torch.no_grad():
+            examples.logits(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [seen[layer] for layer in range(len(seen))]
+
+
+def held_out(spec: RunSpec, cache_dir: Path, sequences: int) -> Examples:
+    """At most ``sequences`` validation windows as the objective hands them to the model, the same ones for every run on the same data."""
+    corpus = corpus_of(spec, cache_dir)
+    objective = build_objective(spec, corpus.format)
+    tokens_BN = corpus.windows("val", sequences, objective.tokens_needed(spec.model.positions))
+    return objective.examples(tokens_BN, generator_for(0, "probe"))
+
+
+def has_subject(spec: RunSpec, what: str) -> bool:
+    """Whether the run's layers hold anything that ``what`` measures, from its spec alone: the model is built without memory for its weights."""
+    from stability.build import build_model
+
+    with torch.device("meta"):
+        model = build_model(spec, Registry("objectives").load(spec.objective.name).any_format(spec.model.positions))
+    if what == "streams":
+        return bool(connections(model))
+    return any(is_attention(mixer) or (what == "spectra" and is_consensus(mixer)) for mixer in mixers(model))

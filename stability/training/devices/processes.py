@@ -1,0 +1,147 @@
+"""The further processes of a run that takes several devices of a machine: started, told what to do, joined with the run's own, and ended with it.
+
+They are plain processes beside the run's own, not Ray workers: a trial is where a launcher put it, knows its devices, and needs no second scheduler inside.
+Ray Train inside a trial of Ray Tune takes about 26 s to start; these take as long as importing torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from stability.config.run import RunSpec
+
+PATIENCE = timedelta(minutes=30)  # within a step
+FAREWELL_S = 10.0
+LAST_WORDS_S = 5.0  # a lost connection is noticed before the system has cleared the process away
+
+
+class Helpers:
+    """Those of a run, ranks 1 to ``num_devices`` − 1; the run's own process is rank 0. ``module``: what each of them runs.
+
+    Errors: ``RuntimeError`` where there are fewer GPUs, or where one dies before all have joined (its last words in the message).
+    """
+
+    def __init__(self, module: str, spec: RunSpec, cache_dir: Path, device: torch.device, num_devices: int):
+        if device.type == "cuda" and torch.cuda.device_count() < num_devices:
+            raise RuntimeError(f"devices_per_trial={num_devices}, but this process sees {torch.cuda.device_count()} GPUs")
+        self._folder = tempfile.TemporaryDirectory(prefix="stability-helpers-")
+        store = Path(self._folder.name) / "store"
+        settings = {"spec": spec.model_dump(mode="json"), "cache_dir": str(cache_dir), "device": device.type, "size": num_devices, "store": str(store)}
+        self._processes = [self._start(module, rank, settings) for rank in range(1, num_devices)]
+        try:
+            self._await(store)
+            _join(store, device, 0, num_devices)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, module: str, rank: int, settings: dict[str, Any]) -> subprocess.Popen[str]:
+        folder = Path(self._folder.name)
+        (folder / f"{rank}.json").write_text(json.dumps({**settings, "rank": rank}))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)}
+        command = [sys.executable, "-m", module, str(folder / f"{rank}.json")]
+        with open(self._log(rank), "w") as log:
+            # in a session of its own: Ctrl-C is the run's to answer, and it still needs its helpers to do so
+            return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, start_new_session=True)
+
+    def _log(self, rank: int) -> Path:
+        return Path(self._folder.name) / f"{rank}.log"
+
+    def _await(self, store: Path) -> None:
+        """Until each is about to join: one that fails before would be waited for in vain."""
+        while not all(_ready(store, rank).exists() for rank in range(1, len(self._processes) + 1)):
+            if any(process.poll() is not None for process in self._processes):
+                raise RuntimeError(self.last_words(0))
+            time.sleep(0.05)
+
+    def tell(self, *words: Any) -> None:
+        """One instruction to each of them. Errors: ``BrokenPipeError`` where one is dead."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(words) + "\n")
+            process.stdin.flush()
+
+    def last_words(self, wait_s: float = LAST_WORDS_S) -> str | None:
+        """Of the one that died first, as far as can be told; None where all live. Those that lose touch with it die after it, and are not to blame."""
+        deadline = time.monotonic() + wait_s
+        while all(process.poll() is None for process in self._processes):
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.05)
+        dead = [(rank, process.returncode) for rank, process in enumerate(self._processes, 1) if process.returncode is not None]
+        rank, code = min(dead, key=lambda each: (each[1] >= 0, self._log(each[0]).stat().st_mtime_ns))  # what a signal killed wrote nothing
+        words = self._log(rank).read_text().strip().splitlines()
+        return f"the process of device {rank} died with code {code}: {words[-1] if words else 'no word'}"
+
+    def close(self) -> None:
+        """They end with their input."""
+        for process in self._processes:
+            assert process.stdin is not None
+            with suppress(BrokenPipeError):  # it died
+                process.stdin.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        for process in self._processes:
+            try:
+                process.wait(FAREWELL_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._folder.cleanup()
+
+
+def device_of(settings: dict[str, Any]) -> torch.device:
+    """A helper's own."""
+    device = torch.device("cuda", settings["rank"]) if settings["device"] == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
+def join(settings: dict[str, Any], device: torch.device) -> None:
+    """A helper's: become one group with the run's own process and the other helpers."""
+    store = Path(settings["store"])
+    _ready(store, settings["rank"]).touch()
+    _join(store, device, settings["rank"], settings["size"])
+
+
+def instructions(settings: dict[str, Any]) -> Iterator[list[Any]]:
+    """What a helper is told. When its input ends, as it does when the run's process dies, so does this process, wherever it stands, and takes the run's
+    folder with it: a process that was killed removes nothing."""
+    told: queue.Queue[list[Any]] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            told.put(json.loads(line))
+        shutil.rmtree(Path(settings["store"]).parent, ignore_errors=True)  # another helper may be at it, or have done it
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return iter(told.get, None)
+
+
+def _join(store: Path, device: torch.device, rank: int, size: int) -> None:
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all on one machine, whose name may not resolve
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.FileStore(str(store), size), rank=rank, world_size=size, timeout=PATIENCE)
+
+
+def _ready(store: Path, rank: int) -> Path:
+    return store.with_name(f"{rank}.ready")

@@ -1,0 +1,226 @@
+"""One run whose parameters, gradients and optimizer state are split over the devices of a machine: torch's FSDP2 (`fully_shard`).
+
+Each of n devices holds a slice of about 1/n of every tensor. It computes its own n-th of each batch; a block's parameters are gathered for as long as the
+block computes and its gradients are summed into slices, so that beside the slices no more than a block (and embedding, norms and head, which are one unit)
+is whole on a device. Every process goes through the same methods of a `Trainer` in the same order: the run's own process decides which, by itself
+(guards, verdict, cadence, Ctrl-C), and tells the helpers. It alone has the run's directory; only there, in host memory, are a checkpoint's tensors whole
+while it is written or read, so that checkpoints are those of any other run.
+
+The numbers are those of one device up to rounding, since sums are made in another order: over n devices they are always the same bits. So like the kind of
+device, and unlike ``threads``, the number of shards is not part of a run's identity: a run can be gone on with on other machines. A run that goes on with
+the same number equals an undisturbed one bit for bit; ``timing.jsonl`` says for each step how many there were.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from stability.config.parse import parse_run
+from stability.config.run import RunSpec
+from stability.corpora.cache import load
+from stability.models.backbone import Backbone
+from stability.objectives._base import Examples
+from stability.runs.directory import RunDirectory
+from stability.training.devices.processes import Helpers, device_of, instructions, join
+from stability.training.machine import return_freed_memory
+
+
+class Shards:
+    """One process's share of a run in ``size`` of them; the methods are `placement.Whole`'s. ``helpers``: the others, in the run's own process.
+
+    A context: leaving it ends the helpers. Errors: ``RuntimeError`` with the last words of a helper that died.
+    """
+
+    def __init__(self, device: torch.device, rank: int, size: int, helpers: Helpers | None = None):
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return_freed_memory(device)
+        self._size, self._rank, self._device, self._helpers = size, rank, device, helpers
+        self._mesh = init_device_mesh(device.type, (size,))
+
+    @classmethod
+    def start(cls, spec: RunSpec, cache_dir: Path, device: torch.device, size: int) -> Shards:
+        """That of the run's own process. Errors: as `Helpers`."""
+        return cls(device, 0, size, Helpers("stability.training.devices.sharded", spec, cache_dir, device, size))
+
+    def __enter__(self) -> Shards:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+        assert self._helpers is not None
+        words = self._helpers.last_words() if isinstance(error, RuntimeError | BrokenPipeError) else None
+        self._helpers.close()
+        if words is not None:
+            raise RuntimeError(words) from error
+
+    def described(self) -> dict[str, int]:
+        return {"shards": self._size}
+
+    def tell(self, method: str, *numbers: int) -> None:
+        if self._helpers is not None:
+            self._helpers.tell(method, *numbers)
+
+    def build(self, make: Callable[[], Backbone]) -> Backbone:
+        """Whole in the run's own process only, on the CPU, until it is handed out."""
+        from torch.distributed.fsdp import FSDPModule, fully_shard
+
+        # of in-place changes to the model's output, which is a view of the head's; nothing here makes any
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
+        with torch.device("meta"):
+            model = make()
+        for module in (*model.blocks, model):
+            sharded = fully_shard(module, mesh=self._mesh)
+            assert isinstance(sharded, FSDPModule)
+            sharded.set_gradient_divide_factor(1.0)  # each process divides its losses by the whole batch's count: gradients add up
+            sharded.set_force_sum_reduction_for_comms(True)
+        model.to_empty(device=self._device)
+        self._model: Any = model
+        self._make = make
+        self._put_parameters(make().state_dict() if self._rank == 0 else None)
+        return model
+
+    def part(self, examples: Examples) -> Examples:
+        rows = len(examples.targets_BN) // self._size
+        return examples.each(lambda tensor: tensor[self._rank * rows : (self._rank + 1) * rows])
+
+    def total(self, part: Tensor) -> Tensor:
+        return torch.stack(self._all(part)).sum()
+
+    def local(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        return [_local(tensor) for tensor in tensors]
+
+    def norm(self, tensors: Sequence[Tensor]) -> Tensor:
+        own = nn.utils.get_total_norm(self.local(tensors)).double()  # squared below: float32 would overflow from 2e19 on
+        return torch.stack(self._all(own)).square().sum().sqrt().float()
+
+    def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = self.norm(gradients)
+        factor = (limit / (norm + 1e-6)).clamp(max=1.0)  # as clip_grad_norm_ has it
+        for gradient in self.local(gradients):
+            gradient.mul_(factor)
+        return norm
+
+    def every(self, is_so: bool) -> bool:
+        return all(bool(flag) for flag in self._all(torch.tensor(is_so, device=self._device)))
+
+    def spread(self, function: Callable[[Any], tuple[float, ...]], items: Sequence[Any]) -> Iterator[tuple[float, ...]]:
+        """Shared out in turn; in the last round, all go through the model, whether there is an item left for each or not."""
+        results = []
+        for start in range(0, len(items), self._size):
+            own = torch.tensor(function(items[min(start + self._rank, len(items) - 1)]), dtype=torch.float64, device=self._device)
+            results += self._all(own)[: len(items) - start]
+        self._model.reshard()  # after a forward pass that no backward pass follows, embedding and head would stay whole
+        return iter([tuple(parts.tolist()) for parts in results])
+
+    def put(self, model: nn.Module, optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor] | None, state: dict[str, Any] | None) -> None:
+        """``parameters`` and ``state`` count in the run's own process only."""
+        self._put_parameters(parameters)
+        if (frame := self._same(None if state is None else tree_map(_frame, state))) is not None:
+            optimizer.load_state_dict(self._received(optimizer, frame, state))
+
+    def _put_parameters(self, parameters: dict[str, Tensor] | None) -> None:
+        with torch.no_grad():
+            for name, own in self._model.state_dict().items():
+                own.copy_(self._handed_out(own, None if parameters is None else parameters[name]))
+
+    def _received(self, optimizer: torch.optim.Optimizer, frame: dict[str, Any], state: dict[str, Any] | None) -> dict[str, Any]:
+        """The optimizer's state with slices for the tensors of a parameter's shape, which in ``frame`` are without content."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        slices = {
+            index: {
+                name: self._handed_out(parameters[index], None if state is None else state["state"][index][name]) if _is_empty(value) else value
+                for name, value in values.items()
+            }
+            for index, values in frame["state"].items()
+        }
+        return {**frame, "state": slices}
+
+    def _handed_out(self, like: Tensor, whole: Tensor | None) -> Tensor:
+        """This process's slice of a tensor that the run's own has whole."""
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(like, DTensor)
+        assert whole is None or whole.shape == like.shape
+        given = torch.empty(like.shape, dtype=like.dtype, device=self._device) if whole is None else whole.to(self._device)
+        return distribute_tensor(given, self._mesh, like.placements)
+
+    def gathered(self, model: Backbone, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, dict[str, Any]]:
+        """On the CPU, one tensor after another. Elsewhere than in the run's own process the tensors are empty."""
+        parameters, state = tree_map(self._gathered, (dict(model.state_dict()), optimizer.state_dict()))
+        with torch.device("meta"):
+            whole = self._make()
+        if self._rank == 0:
+            whole.load_state_dict(parameters, assign=True)
+        return whole, state
+
+    def _gathered(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        whole = _whole(value.detach())
+        return whole.cpu() if self._rank == 0 else torch.empty(0)
+
+    def _all(self, own: Tensor) -> list[Tensor]:
+        """What each process has, in their order: sums over it are the same bits everywhere, and decisions on them the same."""
+        found = [torch.empty_like(own) for _ in range(self._size)]
+        dist.all_gather(found, own)
+        return found
+
+    def _same(self, value: Any) -> Any:
+        """The own process's value, everywhere."""
+        values = [value]
+        dist.broadcast_object_list(values, src=0, device=self._device)
+        return values[0]
+
+
+def _local(tensor: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    plain = tensor.detach()
+    return plain.to_local() if isinstance(plain, DTensor) else plain
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _frame(value: Any) -> Any:
+    """A tensor without its content; scalars (step counts) keep it."""
+    return value.to("meta") if isinstance(value, Tensor) and value.ndim else value
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_meta
+
+
+def follow(settings: dict[str, Any]) -> None:
+    """A helper's life: a trainer of its own, whose methods it goes through when it is told to, until its input ends."""
+    from stability.training.trainer import Trainer
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # a batch system sends them to every process of a job; what they mean for the run, its own process decides
+    spec, device, told = parse_run(settings["spec"]), device_of(settings), instructions(settings)
+    cache_dir = Path(settings["cache_dir"])
+    corpus = load(cache_dir, spec.data_fingerprint)
+    join(settings, device)
+    trainer = Trainer(spec, RunDirectory(cache_dir, "nowhere"), corpus, device, Shards(device, settings["rank"], settings["size"]))
+    for method, *numbers in told:
+        getattr(trainer, method)(*numbers)
+
+
+if __name__ == "__main__":
+    follow(json.loads(Path(sys.argv[1]).read_text()))

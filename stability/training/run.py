@@ -1,0 +1,58 @@
+"""One run from its spec to its verdict, step by step: it can be left and resumed after any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stability.build import resolve_device
+from stability.config.run import RunSpec
+from stability.corpora.cache import load
+from stability.runs.directory import INTERRUPTED, RunDirectory
+from stability.training.devices.one import Whole
+from stability.training.devices.sharded import Shards
+from stability.training.devices.shared import Team
+from stability.training.trainer import Trainer
+
+
+def train(
+    spec: RunSpec,
+    directory: RunDirectory,
+    *,
+    cache_dir: Path,
+    device: str = "auto",
+    wandb: dict[str, Any] | None = None,
+    command: str = "",
+    devices: int = 1,
+    shard: bool = False,
+    stop_at: int | None = None,
+) -> Iterator[None]:
+    """Train a run to its verdict, yielding after every optimizer step. A finished run is left alone.
+
+    Closing the generator writes a checkpoint at the step it stands at (``interrupted``); called again it goes on from the last checkpoint that can be
+    read, bit for bit as if it had never stopped (same hardware). Divergence is a result, not an error. ``devices``: how many share the microbatches, which
+    changes no bit either; with ``shard`` they share parameters and batch, which rounds otherwise (`sharded`). ``stop_at``: a step before the last after
+    which the run is left, ``stopped``, as if it had been closed there.
+    """
+    if directory.finished:
+        return
+    corpus, first = load(cache_dir, spec.data_fingerprint), resolve_device(device)
+    with Shards.start(spec, cache_dir, first, devices) if shard else Whole(first) as placement:
+        trainer = Trainer(spec, directory, corpus, first, placement)
+        trainer.open(wandb, command)
+        summary: dict[str, Any] = {}
+        try:
+            trainer.team = Team(spec, cache_dir, first, devices) if devices > 1 and not shard else None
+            while trainer.step < min(spec.steps, stop_at or spec.steps) and trainer.diverged is None:
+                trainer.advance()
+                yield
+            summary = trainer.finish() if trainer.diverged is not None or trainer.step == spec.steps else trainer.leave()
+        except GeneratorExit:
+            trainer.leave(INTERRUPTED)
+            raise
+        finally:
+            if trainer.team is not None:
+                trainer.team.close()
+            trainer.telemetry.close()
+            trainer.log.close(summary)

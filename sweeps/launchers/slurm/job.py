@@ -1,0 +1,74 @@
+"""One trial inside a Slurm job: it ends with its verdict, or is saved when the job is to stop, be preempted or run out of time."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from sweeps.launchers.serial import RunTrial, steps_of
+from sweeps.trial import Trial
+
+ENDED, STOPPED = "ended", "stopped"
+LOOK_S = 1.0  # between two looks for the file that asks the jobs to stop
+Handler = Callable[[int, FrameType | None], Any]
+
+
+class TrialJob:
+    """What submitit pickles. ``stop_file``: once it exists, the step under way ends, the trial is saved, and the job with it."""
+
+    def __init__(self, trial: Trial, run: RunTrial, stop_file: Path):
+        self.trial, self.run, self.stop_file = trial, run, stop_file
+
+    def __call__(self) -> str:
+        """Whether the trial ended or was stopped; a job that is queued again does not return."""
+        with _Signals() as signals:
+            if self._work(signals):
+                return ENDED
+        signals.queue_again()
+        return STOPPED
+
+    def checkpoint(self) -> Any:
+        """submitit's name for what a job that is queued again runs: the same, from the trial's own checkpoint."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
+    def _work(self, signals: _Signals) -> bool:
+        looked_at = float("-inf")
+        with closing(steps_of(self.trial, self.run)) as steps:
+            while not signals.received:
+                if time.monotonic() - looked_at >= LOOK_S:
+                    if self.stop_file.exists():
+                        return False
+                    looked_at = time.monotonic()
+                if next(steps, self) is self:
+                    return True
+        return False
+
+
+class _Signals:
+    """Within the ``with`` block signals only set `received`: submitit's own handlers would leave in the middle of a step."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            self._previous[number] = signal.signal(number, lambda got, frame: self.received.append(got))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def queue_again(self) -> None:
+        """If the signal of a preemption or of the time limit came: submitit's handler of it queues the job again and ends the process. Others mean stop."""
+        for number in self.received:
+            if number != signal.SIGTERM and callable(handler := self._previous[number]):
+                handler(number, None)

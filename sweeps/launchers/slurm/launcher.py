@@ -1,0 +1,188 @@
+"""Trials as Slurm jobs, one a run, in arrays, by submitit; or as processes of this machine that are fed and watched in the same way."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from stability.config.launchers import SlurmSpec
+from sweeps.environment import environment, of_workers
+from sweeps.interrupt import Interrupt
+from sweeps.launchers.serial import RunTrial
+from sweeps.launchers.slurm.job import ENDED, STOPPED, TrialJob
+from sweeps.launchers.slurm.jobs import Job, LocalQueue, Queue, Record, SlurmQueue, asked_of, cores, forget, left_by, log_of, now_started, num_gpus
+from sweeps.trial import Trial, mark_failed, run_trial
+
+TICK_S = 0.2
+POLL_S = {"slurm": 5.0, "local": 0.2}  # squeue is asked no more often: it loads a controller that many share
+ARRIVAL_S = {"slurm": 30.0, "local": 0.0}  # a network file system shows another machine's new files only after a while
+GRACE_S = 60.0  # after Ctrl-C the jobs have this long to end their steps and save, before the driver leaves them to it
+
+
+def launch(
+    trials: Sequence[Trial],
+    *,
+    slurm: SlurmSpec,
+    folder: Path,
+    on_tick: Callable[[], None],
+    interrupt: Interrupt,
+    say: Callable[[str], None] = lambda line: None,
+    run: RunTrial = run_trial,
+) -> None:
+    """Submit every trial that no job of an earlier driver works on, and wait for all.
+
+    ``folder``: where job scripts, logs and the record of jobs lie, seen by every node. Jobs go on when this process dies; the same command finds them
+    again. Once an interrupt is requested, waiting jobs are cancelled and running ones asked to save and end.
+    Errors: ``RuntimeError`` where submitit or Slurm is missing, or Slurm refuses the jobs.
+    """
+    if trials:
+        with environment(of_workers(int(trials[0].spec["threads"]))):
+            _Sweep(trials, slurm, folder, run, say).work(on_tick, interrupt)
+
+
+def stop(trials: Sequence[Trial], *, slurm: SlurmSpec, folder: Path, on_tick: Callable[[], None], say: Callable[[str], None]) -> None:
+    """Cancel the jobs that work on these trials, an earlier driver's among them, or have them save and end."""
+    _Sweep(trials, slurm, folder, run_trial, say).stop(on_tick)
+
+
+def most_at_once(slurm: SlurmSpec, threads: int) -> int:
+    """Jobs that run side by side."""
+    if slurm.executor == "slurm":
+        return slurm.max_parallel
+    limits = [slurm.max_parallel, cores() // (slurm.cpus or threads)]
+    if slurm.gpus:
+        limits.append(num_gpus() // slurm.gpus)
+    return max(1, min(limits))
+
+
+def _import_submitit() -> None:
+    try:
+        importlib.import_module("submitit")
+    except ImportError as error:
+        raise RuntimeError(f"launcher=slurm needs submitit ({error}): pip install submitit, or choose launcher=ray or serial") from None
+
+
+class _Sweep:
+    """One launch: trials that wait to be submitted, and jobs by run."""
+
+    def __init__(self, trials: Sequence[Trial], slurm: SlurmSpec, folder: Path, run: RunTrial, say: Callable[[str], None]):
+        _import_submitit()
+        folder.mkdir(parents=True, exist_ok=True)
+        threads = int(trials[0].spec["threads"]) * trials[0].devices
+        self._trials = {trial.run_id: trial for trial in trials}
+        self._slurm, self._folder, self._run, self._say = slurm, folder, run, say
+        self._queue: Queue = (SlurmQueue if slurm.executor == "slurm" else LocalQueue)(folder, slurm, threads)
+        self._most = most_at_once(slurm, threads)
+        self._stop_file = folder / "stop"
+        self._record = Record(folder, slurm.executor)
+        self._waiting: deque[str] = deque(self._trials)
+        self._ended_at: dict[str, float] = {}
+        self._stopped: Counter[str] = Counter()
+        self._polled_at = float("-inf")
+
+    def work(self, on_tick: Callable[[], None], interrupt: Interrupt) -> None:
+        self._stop_file.unlink(missing_ok=True)
+        self._adopt()
+        while self._waiting or self._mine():
+            if interrupt.requested:
+                self.stop(on_tick)
+                return
+            self._submit()
+            self._poll()
+            on_tick()
+            time.sleep(TICK_S)
+
+    def _mine(self) -> dict[str, Job]:
+        return {run_id: job for run_id, job in self._record.jobs.items() if run_id in self._trials}
+
+    def _adopt(self) -> None:
+        """Find the jobs of an earlier driver again."""
+        self._drop_gone(self._record.jobs, must_answer=True)
+        found = self._mine()
+        self._waiting = deque(run_id for run_id in self._trials if run_id not in found)
+        if found:
+            self._say(f"found {len(found)} job{'s' if len(found) > 1 else ''} of an earlier start again")
+
+    def _submit(self) -> None:
+        room = len(self._waiting) if self._slurm.executor == "slurm" else self._most - len(self._record.jobs)
+        run_ids = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+        if not run_ids:
+            return
+        job_ids = self._queue.submit([TrialJob(self._trials[run_id], self._run, self._stop_file) for run_id in run_ids])
+        made = [Job(job_id, now_started(job_id, self._slurm.executor), asked_of(self._trials[run_id])) for run_id, job_id in zip(run_ids, job_ids, strict=True)]
+        self._record.add(dict(zip(run_ids, made, strict=True)))
+
+    def _poll(self) -> None:
+        if time.monotonic() - self._polled_at < POLL_S[self._slurm.executor]:
+            return
+        self._polled_at = time.monotonic()
+        living = self._queue.living(list(self._record.jobs.values()))
+        if living is None:  # a controller that restarts; the jobs go on
+            return
+        for run_id, job in self._mine().items():
+            if job.job_id in living:
+                self._ended_at.pop(run_id, None)
+            elif self._settle(run_id, job):
+                forget(self._folder, job.job_id)
+                self._record.drop([run_id])
+                self._ended_at.pop(run_id, None)
+
+    def _settle(self, run_id: str, job: Job) -> bool:
+        """Whether it is known what became of a job that is gone."""
+        trial, left = self._trials[run_id], left_by(self._folder, job.job_id)
+        if left is None and time.monotonic() - self._ended_at.setdefault(run_id, time.monotonic()) < ARRIVAL_S[self._slurm.executor]:
+            return False
+        if left == ("success", ENDED):
+            if job.asked != asked_of(trial):  # an earlier command asked for something else
+                self._waiting.append(run_id)
+        elif left == ("success", STOPPED):
+            self._again(trial, job)
+        else:
+            self._fail(trial, job, left[1] if left else "")
+        return True
+
+    def _again(self, trial: Trial, job: Job) -> None:
+        """A job that was stopped from outside has saved its run."""
+        if self._stopped[trial.run_id] >= self._slurm.requeues:
+            mark_failed(trial, f"its jobs were stopped {self._stopped[trial.run_id] + 1} times", log_of(self._folder, job.job_id))
+            return
+        self._stopped[trial.run_id] += 1
+        self._waiting.append(trial.run_id)
+        self._say(f"job {job.job_id} of {trial.label} ({trial.run_id}) was stopped; it is saved and submitted again")
+
+    def _fail(self, trial: Trial, job: Job, account: str) -> None:
+        log = log_of(self._folder, job.job_id)
+        if account:
+            reason = account.strip().splitlines()[-1]
+        elif log:
+            reason = "its job was killed: by hand, for memory, or with its node"
+        else:
+            reason = f"its job {job.job_id} left nothing in {self._folder}: does its node see that folder?"
+        mark_failed(trial, reason, "\n".join(filter(None, (account, log))) or f"{reason}\n")
+
+    def stop(self, on_tick: Callable[[], None]) -> None:
+        """Ask the jobs to save and end; those that take longer than the grace do so without us."""
+        self._stop_file.touch()
+        self._queue.cancel_waiting(list(self._mine().values()))
+        deadline, polled_at = time.monotonic() + GRACE_S, float("-inf")
+        while (jobs := self._mine()) and time.monotonic() < deadline:
+            if time.monotonic() - polled_at >= POLL_S[self._slurm.executor]:
+                polled_at = time.monotonic()
+                self._drop_gone(jobs)
+            on_tick()
+            time.sleep(TICK_S)
+        if jobs := self._mine():
+            self._say(f"{len(jobs)} jobs are still at a step; they save and end by themselves")
+
+    def _drop_gone(self, jobs: dict[str, Job], must_answer: bool = False) -> None:
+        """Forget the jobs that have ended. Errors: ``RuntimeError`` where Slurm must say which and does not answer."""
+        living = self._queue.living(list(jobs.values())) if jobs else set()
+        if living is None and must_answer:
+            raise RuntimeError("squeue does not answer, so nobody knows which jobs of an earlier start still live; try again when it does")
+        gone = [run_id for run_id, job in jobs.items() if living is not None and job.job_id not in living]
+        for run_id in gone:
+            forget(self._folder, jobs[run_id].job_id)
+        self._record.drop(gone)

@@ -1,0 +1,213 @@
+"""How far the learning rate of one curve can be pushed: its best rate and its edges of stability, with few rates tried.
+
+A coarse grid; beyond it, where its ends are not the curve's; then in common rounds the best rate refined by parabolas, and bisections of the largest
+rate that is stable by verdict and of the largest whose NLL is near the best. Pure: no files, no clock, no torch; the same tells give the same asks.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from stability.config.rates import EdgeSettings, rounded_lr
+
+ROUNDING = 0.0044  # decades by which two neighbours can move apart, each rounded to three digits
+NEAR = 1 / 3  # of the resolution: a rate so near to another one tells nothing new
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of one seed's run. ``nll``: validation NLL in nats; None or not finite: it diverged."""
+
+    verdict: str
+    nll: float | None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A rate that was tried, all its seeds together. ``nll``: their median, a divergence counting as ∞, as in the report's windows."""
+
+    lr: float
+    verdicts: tuple[str, ...]
+    nll: float
+
+    @property
+    def x(self) -> float:
+        return math.log10(self.lr)
+
+    @property
+    def is_stable(self) -> bool:
+        return all(verdict == "stable" for verdict in self.verdicts)
+
+    @property
+    def is_idle(self) -> bool:
+        """No seed left the calm waters, but not every one learned: what a rate does that is too small."""
+        return all(verdict in ("stable", "plateaued") for verdict in self.verdicts) and not self.is_stable
+
+
+@dataclass(frozen=True)
+class Edge:
+    """``lr``: the largest rate on the good side, None where none is; ``next_lr``: the smallest above it (or of all) on the bad side, None where there is
+    none up to the highest that was tried. ``exceptions``: rates below ``lr`` on the bad side: the curve is not monotone."""
+
+    lr: float | None
+    next_lr: float | None
+    exceptions: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Found:
+    """``best_low`` and ``best_high``: the best rate's neighbours, between which the true best lies; None at an end of what was tried.
+
+    ``num_grid_rates``: rates that a grid of the same resolution takes over the range that was tried. ``resolved``: everything lies in a bracket as
+    narrow as asked for, or is known to lie outside the range.
+    """
+
+    best_lr: float | None
+    best_nll: float | None
+    best_low: float | None
+    best_high: float | None
+    by_verdict: Edge
+    by_nll: Edge
+    num_rates: int
+    num_grid_rates: int
+    resolved: bool
+
+
+class Curve:
+    """Ask and tell for one curve LR → verdict and NLL. ``grid``: the coarse rates, rising."""
+
+    def __init__(self, grid: Sequence[float], settings: EdgeSettings):
+        self.points: dict[float, Point] = {}
+        self._grid, self._settings = tuple(grid), settings
+        self._spacing = max(math.log10(grid[-1] / grid[0]) / (len(grid) - 1), settings.resolution_decades)
+        self._flank = settings.resolution_decades - ROUNDING
+        self._most = most_rates(grid, settings)
+
+    def ask(self) -> tuple[float, ...]:
+        """The rates of the next round, which may run side by side; () once everything is found. Asked again before a tell it says the same."""
+        missing = tuple(lr for lr in self._grid if lr not in self.points)
+        return missing or self._wanted()[: self._most - len(self.points)]
+
+    def tell(self, lr: float, outcomes: Iterable[Outcome]) -> None:
+        """What became of a rate that was asked for: an outcome for each seed."""
+        ends = tuple(outcomes)
+        nlls = [end.nll if end.nll is not None and math.isfinite(end.nll) else math.inf for end in ends]
+        self.points[lr] = Point(lr, tuple(end.verdict for end in ends), statistics.median(nlls))
+
+    def found(self) -> Found:
+        """What the rates told so far show."""
+        points, best = self._ordered(), self._best()
+        below = [point.lr for point in points if best is not None and point.lr < best.lr]
+        above = [point.lr for point in points if best is not None and point.lr > best.lr]
+        span = math.log10(points[-1].lr / points[0].lr) if points else 0.0
+        return Found(
+            best_lr=None if best is None else best.lr,
+            best_nll=None if best is None else best.nll,
+            best_low=below[-1] if below else None,
+            best_high=above[0] if above else None,
+            by_verdict=self._edge(_is_stable, self._too_small()),
+            by_nll=self._edge(self._is_near_best, [] if best is None else [point.lr for point in points if point.lr < best.lr]),
+            num_rates=len(points),
+            num_grid_rates=math.ceil(span / self._settings.resolution_decades - 1e-9) + 1,
+            resolved=len(points) >= len(self._grid) and not self._wanted(),
+        )
+
+    def _ordered(self) -> list[Point]:
+        return [self.points[lr] for lr in sorted(self.points)]
+
+    def _best(self) -> Point | None:
+        """The lowest NLL; of several the smallest rate. None where every rate diverged."""
+        return min((point for point in self._ordered() if math.isfinite(point.nll)), key=lambda point: point.nll, default=None)
+
+    def _is_near_best(self, point: Point) -> bool:
+        best = self._best()
+        return best is not None and point.nll <= best.nll + self._settings.nll_tolerance * abs(best.nll)
+
+    def _too_small(self) -> list[float]:
+        """Rates below every stable one that just learned too little: no hole in the stable range."""
+        stable = [point.lr for point in self._ordered() if point.is_stable]
+        return [point.lr for point in self._ordered() if point.is_idle and (not stable or point.lr < stable[0])]
+
+    def _edge(self, is_inside: Callable[[Point], bool], excused: Sequence[float]) -> Edge:
+        points = self._ordered()
+        lr = max((point.lr for point in points if is_inside(point)), default=None)
+        above = [point.lr for point in points if lr is None or point.lr > lr]
+        holes = tuple(point.lr for point in points if lr is not None and point.lr < lr and not is_inside(point) and point.lr not in excused)
+        return Edge(lr, above[0] if above else None, holes)
+
+    def _wanted(self) -> tuple[float, ...]:
+        """Rates that would narrow something down, apart from one another and from those that were tried."""
+        positions = self._extension() or [*self._refinement(), *self._bisection(_is_stable), *self._bisection(self._is_near_best)]
+        kept: list[float] = []
+        taken = [point.x for point in self.points.values()]
+        for position in positions:
+            if all(abs(position - other) > NEAR * self._settings.resolution_decades for other in taken):
+                taken.append(position)
+                kept.append(rounded_lr(10**position))
+        return tuple(kept)
+
+    def _extension(self) -> list[float]:
+        """One rate beyond each end of the range that is not an end of the curve's, in growing steps, as far as the settings allow."""
+        points, best = self._ordered(), self._best()
+        low, high, most = math.log10(self._grid[0]), math.log10(self._grid[-1]), self._settings.extend_decades
+        found = []
+        if (points[-1].is_stable or self._is_near_best(points[-1])) and points[-1].x < high + most - self._flank:
+            found.append(high + min(2 * (points[-1].x - high) + self._spacing, most))
+        nothing_stable = not any(point.is_stable or point.is_idle for point in points)
+        if (nothing_stable or best is None or best is points[0]) and points[0].x > low - most + self._flank:
+            found.append(low - min(2 * (low - points[0].x) + self._spacing, most))
+        return found
+
+    def _refinement(self) -> list[float]:
+        """Positions that close the best rate in between neighbours no further than the resolution."""
+        best = self._best()
+        if best is None:
+            return []
+        points, resolution = self._ordered(), self._settings.resolution_decades
+        place = points.index(best)
+        left, right = points[place - 1] if place else None, points[place + 1] if place + 1 < len(points) else None
+        gaps = {side: abs(other.x - best.x) for side, other in ((-1, left), (1, right)) if other is not None}
+        wide = {side: gap for side, gap in gaps.items() if gap > resolution}
+        if len(wide) == 2 and left is not None and right is not None:
+            center = min(max(_vertex(left, best, right), left.x + self._flank), right.x - self._flank)
+            if abs(center - best.x) > self._flank / 2:
+                return [center, center - self._flank, center + self._flank]
+        found = [best.x + side * (gap / 2 if gap <= 2 * resolution else self._flank) for side, gap in wide.items()]
+        # a second look further out, so that where the best moves that way the range halves all the same
+        return found + ([best.x + side * gap / 2 for side, gap in wide.items()] if len(wide) == 1 else [])
+
+    def _bisection(self, is_inside: Callable[[Point], bool]) -> list[float]:
+        """The middle between the largest rate inside and the next one; where none is inside, between the rates that are too small and the others."""
+        points = self._ordered()
+        inside = [point.x for point in points if is_inside(point)] or [point.x for point in points if point.is_idle]
+        above = [point.x for point in points if inside and point.x > inside[-1]]
+        if not above or above[0] - inside[-1] <= self._settings.resolution_decades:
+            return []
+        return [(inside[-1] + above[0]) / 2]
+
+
+def most_rates(grid: Sequence[float], settings: EdgeSettings) -> int:
+    """The most rates that a curve asks for: the grid, both extensions, two bisections and the refinement of the widest gap that can come up."""
+    spacing = max(math.log10(grid[-1] / grid[0]) / (len(grid) - 1), settings.resolution_decades)
+    reach, steps, widest = 0.0, 0, spacing
+    while reach < settings.extend_decades:
+        step = min(reach + spacing, settings.extend_decades - reach)
+        reach, steps, widest = reach + step, steps + 1, max(widest, step)
+    halvings = math.ceil(math.log2(max(2.0, widest / settings.resolution_decades)))
+    return len(grid) + 2 * steps + 2 * halvings + 3 + 2 * (halvings + 1)
+
+
+def _is_stable(point: Point) -> bool:
+    return point.is_stable
+
+
+def _vertex(left: Point, best: Point, right: Point) -> float:
+    """Where the parabola through three points has its minimum; the best itself where one of them diverged or they lie on a line."""
+    down, up = (left.nll - best.nll) / (best.x - left.x), (right.nll - best.nll) / (right.x - best.x)
+    if not (math.isfinite(down) and math.isfinite(up)) or down + up <= 0:
+        return best.x
+    # slopes at the middles of the two gaps are -down and up; the vertex is where the slope between them passes zero
+    return (left.x + best.x) / 2 + (right.x - left.x) / 2 * down / (down + up)

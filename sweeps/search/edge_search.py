@@ -1,0 +1,89 @@
+"""`lr=edge` over a sweep: every curve of it asks in common rounds, each by its own `sweeps.search.edge.Curve`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stability.config.identity import run_id
+from stability.config.run import RunSpec
+from stability.config.sweep import SweepSpec
+from stability.runs.directory import FINISHED
+from sweeps.search.edge import Curve, Edge, Found, Outcome, most_rates
+
+
+class EdgeSearch:
+    """Curves are those of `SweepSpec.curves`, in that order. A curve with a failed run asks for no more: the same command tries that run again."""
+
+    stop_at = None
+
+    def __init__(self, spec: SweepSpec, fingerprint: str):
+        assert spec.lr.edge is not None
+        self._spec, self._fingerprint, self._settings = spec, fingerprint, spec.lr.edge
+        self._curves = [Curve(spec.lr.rates(), spec.lr.edge) for _ in spec.curves()]
+        self._asked: list[dict[float, list[str]]] = [{} for _ in self._curves]
+        self._rounds = [0] * len(self._curves)
+        self._stuck = [False] * len(self._curves)
+
+    @property
+    def most_runs(self) -> int:
+        return len(self._curves) * self._spec.seeds * most_rates(self._spec.lr.rates(), self._settings)
+
+    def plan(self) -> str:
+        each, settings = most_rates(self._spec.lr.rates(), self._settings), self._settings
+        return f"lr=edge: these are the first round; best rate and edges to {settings.resolution_decades:g} decades take up to {each} rates of each kind"
+
+    def ask(self) -> list[tuple[str, RunSpec]]:
+        rates = [() if stuck else curve.ask() for curve, stuck in zip(self._curves, self._stuck, strict=True)]
+        points = list(self._spec.points(self._fingerprint, rates))
+        ids = iter([run_id(run) for _, run in points])
+        for index, own in enumerate(rates):
+            self._rounds[index] += bool(own)
+            self._asked[index] |= {lr: [next(ids) for _ in range(self._spec.seeds)] for lr in own}
+        return points
+
+    def tell(self, statuses: Mapping[str, dict[str, Any]]) -> None:
+        for index, (curve, asked) in enumerate(zip(self._curves, self._asked, strict=True)):
+            for lr, ids in asked.items():
+                if lr in curve.points or ids[0] not in statuses:
+                    continue
+                ends = [statuses[each] for each in ids]
+                if all(end["state"] in FINISHED for end in ends):
+                    curve.tell(lr, [Outcome(end["state"], end.get("result", {}).get("val_nll")) for end in ends])
+                else:
+                    self._stuck[index] = True
+
+    def record(self) -> dict[str, Any]:
+        """``edges``: a row a curve; the report finds the curve by one of its runs."""
+        return {"edges": [self._row(index) for index, curve in enumerate(self._curves) if curve.points]}
+
+    def _row(self, index: int) -> dict[str, Any]:
+        curve, seeds, settings = self._curves[index], self._spec.seeds, self._settings
+        found = curve.found()
+        return {
+            "run_id": next(iter(self._asked[index].values()))[0],
+            "num_seeds": seeds,
+            **{name: getattr(found, name) for name in ("best_lr", "best_nll", "best_low", "best_high")},
+            **_edge_columns("verdict", found.by_verdict),
+            **_edge_columns("nll", found.by_nll),
+            "lowest_lr": min(curve.points),
+            "highest_lr": max(curve.points),
+            "resolution_decades": settings.resolution_decades,
+            "nll_tolerance": settings.nll_tolerance,
+            "num_rates": found.num_rates,
+            "num_runs": found.num_rates * seeds,
+            "num_grid_runs": found.num_grid_rates * seeds,
+            "num_rounds": self._rounds[index],
+            "state": self._state(index, found),
+        }
+
+    def _state(self, index: int, found: Found) -> str:
+        """``found``; ``failed``: a run of the curve did, and it stopped there; ``used up``: it has had as many rates as there may be, and its brackets are
+        wider than asked for; ``unfinished``: it was left before its end."""
+        if self._stuck[index] or found.resolved:
+            return "failed" if self._stuck[index] else "found"
+        return "unfinished" if self._curves[index].ask() else "used up"
+
+
+def _edge_columns(name: str, edge: Edge) -> dict[str, Any]:
+    return {f"{name}_lr": edge.lr, f"{name}_next_lr": edge.next_lr, f"{name}_exceptions": " ".join(f"{lr:g}" for lr in edge.exceptions)}

@@ -1,0 +1,134 @@
+"""Sweeps whose next runs depend on what the last ones showed: in rounds, on the ledger and the launchers of every other sweep."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from stability.config.run import RunSpec
+from stability.config.sweep import SweepSpec
+from sweeps import launch
+from sweeps.launch import Outcome
+from sweeps.launchers.serial import RunTrial
+from sweeps.trial import Trial, is_done, run_trial
+
+Points = Sequence[tuple[str, RunSpec]]  # runs with their variants' labels, as `SweepSpec.points` gives them
+
+
+class Search(Protocol):
+    """What chooses the runs. A search keeps nothing on disk: begun again and told what the ledger holds, it asks for the same runs again."""
+
+    @property
+    def most_runs(self) -> int:
+        """It asks for no more runs than this."""
+        ...
+
+    @property
+    def stop_at(self) -> int | None:
+        """A step at which the runs asked for last are left; None: they go to their end, and are measured there."""
+        ...
+
+    def ask(self) -> Points:
+        """The next round's runs, which may run side by side; () at the end."""
+        ...
+
+    def tell(self, statuses: Mapping[str, dict[str, Any]]) -> None:
+        """What became of the round that was asked for last: each run's ``status.json`` by its id. Some may have failed."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """What ``study.json`` keeps of it, as plain JSON."""
+        ...
+
+    def plan(self) -> str:
+        """A sentence for a dry run on what the runs of `SweepSpec.points` are the beginning of."""
+        ...
+
+
+def search_of(spec: SweepSpec, fingerprint: str, before: Mapping[str, Any]) -> Search | None:
+    """The search that a sweep asks for; None: it is a grid. ``before``: what ``study.json`` held. Errors: ``ValueError`` for fields that can't be varied."""
+    if spec.lr.edge is not None:
+        from sweeps.search.edge_search import EdgeSearch
+
+        return EdgeSearch(spec, fingerprint)
+    if spec.search is not None:
+        from sweeps.search.optuna import OptunaSearch
+
+        return OptunaSearch(spec, fingerprint, launch.slots(spec), before.get("search_history", {}))
+    if spec.halving is not None:
+        from sweeps.search.halving import HalvingSearch
+
+        return HalvingSearch(spec, fingerprint)
+    return None
+
+
+def run_rounds(
+    spec: SweepSpec,
+    search: Search,
+    *,
+    trials_of: Callable[[Points], list[Trial]],
+    write: Callable[[Iterable[Trial]], None],
+    console: Console | None = None,
+    run: RunTrial = run_trial,
+) -> tuple[Outcome, list[Trial]]:
+    """Ask, run what is missing, tell, until nothing is left to ask. Returns what became of it all, and every trial that was asked for.
+
+    ``write(trials)`` puts the study on record before each round that has something to run: whenever the machine stops, the same command goes on from
+    there. One Ray cluster serves all rounds, and W&B's server is looked for once.
+    """
+    console = console or Console()
+    known: dict[str, Trial] = {}
+    outcomes: list[Outcome] = []
+    cluster = mode = None
+    with ExitStack() as stack:
+        for number in itertools.count(1):
+            if not (trials := trials_of(search.ask())):
+                break
+            if search.stop_at is not None:
+                trials = [replace(trial, stop_at=search.stop_at, curvature=None, generate=None) for trial in trials]
+            fresh = {trial.run_id: trial for trial in trials if known.get(trial.run_id) != trial}
+            earlier = [trial for run_id, trial in known.items() if run_id not in fresh]
+            known |= fresh
+            pending = [trial for trial in fresh.values() if not is_done(trial)]
+            if pending:
+                launch.require(spec)
+                cluster = cluster or stack.enter_context(_cluster(spec))
+                mode = launch.wandb_mode(spec, console) if mode is None else mode
+                console.print(f"round {number}", markup=False, highlight=False)
+                for trial in fresh.values():
+                    trial.directory.write_spec(trial.spec)
+                write(known.values())
+            outcomes.append(
+                launch.run(spec, list(fresh.values()), earlier=earlier, mode=mode, console=console, run=run) if pending else Outcome(len(fresh), 0, (), False)
+            )
+            if outcomes[-1].interrupted:
+                break
+            search.tell({trial.run_id: trial.directory.status() for trial in trials})
+    total = _sum(outcomes)
+    if not total.num_trained and not total.failures and not total.interrupted:
+        skipped = f"skips {total.num_skipped} finished run{'s' if total.num_skipped != 1 else ''}"
+        console.print(f"{skipped} of {len(outcomes)} round{'s' if len(outcomes) != 1 else ''}, trains none", markup=False, highlight=False)
+    return total, list(known.values())
+
+
+def _cluster(spec: SweepSpec) -> AbstractContextManager[Any]:
+    if spec.launcher != "ray":
+        return nullcontext(True)
+    from sweeps.launchers.ray import launcher as ray_launcher
+
+    return ray_launcher.cluster(threads=spec.threads, address=spec.ray.address)
+
+
+def _sum(outcomes: Sequence[Outcome]) -> Outcome:
+    failures = tuple(failure for outcome in outcomes for failure in outcome.failures)
+    return Outcome(
+        sum(outcome.num_skipped for outcome in outcomes),
+        sum(outcome.num_trained for outcome in outcomes),
+        failures,
+        any(outcome.interrupted for outcome in outcomes),
+    )

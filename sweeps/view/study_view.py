@@ -1,0 +1,146 @@
+"""A study as it is seen from another terminal: its trials from what lies on disk, how far they are, and what became of them. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from stability.runs.directory import INTERRUPTED, RunDirectory, read_json
+from stability.runs.phases import TERMINAL, file_of, phases, wanted
+from stability.runs.study import StudyFolder
+from sweeps.progress import STALLED, Progress, Row
+from sweeps.trial import Trial, several_of
+from sweeps.view.board import best_line, counts_line, left_text, run_table, runs
+
+MOST_NAMED = 3
+ALPHA_MAX = {"alpha_max", "critical_lr"}  # what a run's curvature/<phase>.parquet holds
+
+
+@dataclass(frozen=True)
+class StudyView:
+    """``progress`` of the runs that have a spec; ``unreadable``: (run id, why) of those without; ``has_curvature``: whether α_max was asked for."""
+
+    study: StudyFolder
+    record: dict[str, Any]
+    progress: Progress
+    unreadable: tuple[tuple[str, str], ...]
+    has_curvature: bool
+
+    @classmethod
+    def of(cls, study: StudyFolder) -> StudyView:
+        """Errors: ``ValueError`` where there is no such study or its record is damaged."""
+        record = study.read()
+        asked = record.get("spec", {})
+        protocol = {"measure": ["alpha_max"], **asked.get("curvature", {})}  # a record may be older than `measure`
+        curvature = protocol if asked.get("hessian") and ALPHA_MAX & set(protocol["measure"]) else None
+        common = {
+            "pool": str(study.pool),
+            "curvature": curvature,
+            "generate": asked.get("generate"),
+            "device": "auto",
+            "wandb": None,
+            "several": several_of(asked),
+        }
+        trials, unreadable = [], []
+        for run_id in dict.fromkeys(record["run_ids"]):
+            try:
+                spec = read_json(RunDirectory(study.pool, run_id).spec_file)
+                trials.append(Trial(run_id, spec, variant=record.get("variants", {}).get(run_id, ""), **common))
+            except ValueError as error:
+                unreadable.append((run_id, str(error)))
+        return cls(study, record, Progress(trials, is_complete, from_outside=True), tuple(unreadable), curvature is not None)
+
+    def renewed(self) -> StudyView:
+        """Itself, or another one where the study lists other runs by now (a search, a sweep that was extended)."""
+        return self if self.study.read()["run_ids"] == self.record["run_ids"] and not self.unreadable else StudyView.of(self.study)
+
+    def line(self) -> str:
+        """All of it in one line."""
+        return "; ".join(filter(None, (counts_line(self.progress), self._stands())))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every run has ended; one that is worked on has not."""
+        return all(row.ended for row in self.progress.rows)
+
+    @property
+    def is_worked_on(self) -> bool:
+        return any(row.running for row in self.progress.rows)
+
+    def heading(self) -> list[str]:
+        """What stands above the runs, in status and in the watch alike: short lines, since a terminal cuts them."""
+        return [line for line in (f"{self.study.path.name}: {counts_line(self.progress)}", self._stands(), best_line(self.progress), self._coverage()) if line]
+
+    def details(self) -> list[Any]:
+        """What can be printed beneath the heading: those that run, those that were left half-way, those that failed with
+        their reasons."""
+        parts: list[Any] = []
+        if active := self._rows("running"):
+            parts += ["", run_table(self.progress, active)]
+        if stalled := self._rows(STALLED):
+            parts += ["", f"{STALLED}: their status says running, but no process works on them; the same command goes on", *map(_half_way_line, stalled)]
+        if interrupted := self._rows(INTERRUPTED):
+            parts += ["", f"{INTERRUPTED}: saved; the same command goes on from there", *map(_half_way_line, interrupted)]
+        if failed := self._rows("failed"):
+            parts += ["", "failed:", *(line for row in failed for line in _failed_lines(row))]
+        if not self.is_worked_on and not self.is_over and (command := self.record.get("command")):
+            parts += ["", f"goes on with: {command}"]
+        return parts
+
+    def _rows(self, state: str) -> list[Row]:
+        return [row for row in self.progress.rows if row.state == state]
+
+    def _stands(self) -> str:
+        """The time left, or that nobody works on it; "" where all runs have ended."""
+        left = left_text(self.progress) if self.is_worked_on else "" if self.is_over else "nobody works on it"
+        return "; ".join(filter(None, (left, self._unreadable())))
+
+    def _coverage(self) -> str:
+        """``"α_max measured: 28 of 30 runs with a verdict (2 diverged: nothing to measure)"``; "" where it was not asked for or nothing has a verdict."""
+        with_verdict = [row for row in self.progress.rows if row.trained_at]
+        if not self.has_curvature or not with_verdict:
+            return ""
+        left_nothing = [row for row in with_verdict if row.state == "diverged" and not _has_checkpoint(row.trial)]
+        measured = sum(has_alpha_max(row.trial) for row in with_verdict if row not in left_nothing)
+        why = f" ({len(left_nothing)} diverged: nothing to measure)" if left_nothing else ""
+        return f"α_max measured: {measured} of {runs(len(with_verdict))} with a verdict{why}"
+
+    def _unreadable(self) -> str:
+        if not self.unreadable:
+            return ""
+        named = ", ".join(run_id for run_id, _ in self.unreadable[:MOST_NAMED]) + (", …" if len(self.unreadable) > MOST_NAMED else "")
+        return f"{runs(len(self.unreadable))} without a readable spec.json ({named})"
+
+
+def is_complete(trial: Trial) -> bool:
+    """Whether what follows the training is there, by the names of its files: whether it is of the protocol that is asked for now, the sweep says."""
+    return (trial.curvature is None or has_alpha_max(trial)) and (trial.generate is None or _has_samples(trial.directory, trial.generate))
+
+
+def has_alpha_max(trial: Trial) -> bool:
+    file = trial.directory.curvature_file
+    return all(file_of(file, name).exists() for name in wanted(trial.directory, (trial.curvature or {})["phase"]))
+
+
+def _has_checkpoint(trial: Trial) -> bool:
+    """Whether a run left any checkpoint of those at which α_max was asked for."""
+    return bool(phases(trial.directory, (trial.curvature or {})["phase"]))
+
+
+def _has_samples(directory: RunDirectory, generate: dict[str, Any]) -> bool:
+    """Samples are drawn at terminal checkpoints: of a run that diverged before its end there are none to wait for."""
+    if directory.status()["state"] == "diverged" and not phases(directory, TERMINAL):
+        return True
+    scores = directory.generation_file("terminal")
+    return scores.exists() if generate["oracle"] is not None else (directory.path / "samples").is_dir()
+
+
+def _half_way_line(row: Row) -> str:
+    return f"  {row.trial.label} ({row.trial.run_id}) at {row.step}/{row.num_steps}"
+
+
+def _failed_lines(row: Row) -> Iterable[str]:
+    yield f"  {row.trial.label} ({row.trial.run_id}): {row.reason}"
+    if row.trial.directory.traceback_file.exists():
+        yield f"    traceback: {row.trial.directory.traceback_file}"
