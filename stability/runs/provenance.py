@@ -37,13 +37,14 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> dict[str, Any]:
-    """HEAD of the checkout that this file is in, and a short hash of what differs from it, new .py and .yaml files included."""
+    """HEAD of the checkout that this file is in, and a short hash of what differs from it, new .py and .yaml files included. The PDFs of reports/ are
+    left out: every sweep writes one there, after which no later one would stem from the commit as it is."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return {"commit": None, "dirty": None}
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-        diff = subprocess.run(["git", "diff", "HEAD"], cwd=root, capture_output=True, timeout=10, check=True).stdout
+        diff = subprocess.run(["git", "diff", "HEAD", "--", ".", ":(exclude)reports/*.pdf"], cwd=root, capture_output=True, timeout=10, check=True).stdout
         new = subprocess.run(["git", "ls-files", "-o", "--exclude-standard"], cwd=root, capture_output=True, text=True, timeout=10, check=True).stdout
         diff += b"".join(name.encode() + (root / name).read_bytes() for name in new.splitlines() if name.endswith((".py", ".yaml")))
     except (OSError, subprocess.SubprocessError):
