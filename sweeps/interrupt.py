@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from types import FrameType
 
-EXIT_CODE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -184,7 +184,7 @@ def test_the_papers_model_sizes_differ_as_ours_do_with_the_shared_edge_mlp(lab):
 
 
 def test_a_heads_edge_mlp_has_the_parameters_of_its_layers(lab):
-    """2·64 → ξ with biases, then α, β and r·64 rows of Λ with biases: (129 + 2 + 64r)·ξ + 2 + 64r for each of 12 · 12 heads (FACTS: 131ξ + 64rξ)."""
+    """2·64 → ξ with biases, then α, β and r·64 rows of Λ with biases: (129 + 2 + 64r)·ξ + 2 + 64r for each of 12 · 12 heads (facts 1: 131ξ + 64rξ)."""
     edges = {(hidden, rank): 144 * ((131 + 64 * rank) * hidden + 2 + 64 * rank) for hidden, rank in ((4, 4), (256, 4), (256, 16))}
     base = at_papers_scale(lab)
     for (hidden, rank), expected in edges.items():

@@ -1,6 +1,7 @@
 """From the numbers to sentences and a table: do the papers' claims hold in this study?
 
-The claims of papers/000 as it makes them, in `claims_window` (5.1) and `claims_steps` (5.2.1), those of other papers in `rivals`. Rules that keep them honest:
+The consensus paper's claims stand in `windows` (its section 5.1) and `steps` (5.2.1), as it makes them; those of the other papers in `rivals` and
+`residuals`. Rules that keep them honest:
 
 - A mechanism that did not learn is "untrained" (`learning` says what that takes); nothing is claimed about it. One that learned little is named.
 - One seed: no claim. Two: "indications", and only where both seeds agree. Three or more: "results", and only where the Student-t 95 %

@@ -1,5 +1,9 @@
-"""The paper's claims on α_max (papers/000, section 5.2.1): at high learning rates sc has the largest median α_max and the largest share of stable steps of
-all mechanisms, at terminal checkpoints (Tables 5 to 7) and earliest ones (Table 8); and a run of suboptimal loss has a median α_max below its rate."""
+"""The paper's claims on α_max (the consensus paper, section 5.2.1).
+
+At high learning rates sc has the largest median α_max and the largest share of stable steps of all mechanisms, at
+terminal checkpoints (Tables 5 to 7) and earliest ones (Table 8); and a run of suboptimal loss has a median α_max
+below its rate.
+"""
 
 from __future__ import annotations
 

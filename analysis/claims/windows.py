@@ -1,5 +1,8 @@
-"""The paper's claims on learning rates and NLL (papers/000, section 5.1): sc's stable window is wider than sa's and than sw's, mix reaches sa's best NLL, and
-its window is wider than sa's; on the validation NLL and, where samples were scored, on the generative one."""
+"""The paper's claims on learning rates and NLL (the consensus paper, section 5.1).
+
+Sc's stable window is wider than sa's and than sw's, mix reaches sa's best NLL, and its window is wider than sa's; on
+the validation NLL and, where samples were scored, on the generative one.
+"""
 
 from __future__ import annotations
 

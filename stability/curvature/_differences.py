@@ -10,7 +10,7 @@ import torch
 from stability.curvature._graph import check_used, plain_gradient
 from stability.curvature._inputs import Objective, RandomState, Tensors, dot, mean_of, norm
 
-# c = ε‖u‖. The paper's raw ε errs by up to 28 % along AdamW's u and can flip the sign; c in [1e-3, 1e-2] by 0.17 % (FACTS 8).
+# c = ε‖u‖. The paper's raw ε errs by up to 28 % along AdamW's u and can flip the sign; c in [1e-3, 1e-2] by 0.17 % (facts 8).
 DISPLACEMENTS = (1e-2, 3e-3)
 PARITY_EPSILON = 1e-4  # the paper's, Eq. 20
 _ROUNDINGS = 8.0  # roundings charged to each component of a gradient in the error bar

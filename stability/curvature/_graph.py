@@ -71,7 +71,7 @@ def gradient_with_graph(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | Non
     """∂loss/∂leaf with its graph, None where the loss does not use the leaf. Raises `NoSecondDerivative` where the graph would be cut.
 
     A custom Function whose backward is a kernel, or is marked `once_differentiable`, drops its second derivative in silence under `autograd.grad`
-    (FACTS 7). A correct backward is linear in the gradient that comes in, so that when this one requires a gradient, as the seed below
+    (facts 7). A correct backward is linear in the gradient that comes in, so that when this one requires a gradient, as the seed below
     makes it, the outgoing one must, too: a hook on each custom node looks.
     """
     if loss.grad_fn is None:

@@ -67,7 +67,7 @@ class Objective:
     def terms(self, params: Mapping[str, Tensor], *, twice: bool = False) -> Iterator[tuple[Tensor, float]]:
         """(sum, count) of one microbatch after another; nothing of a microbatch is held here once the next is asked for.
 
-        ``twice``: the loss will be differentiated twice, which attention allows under SDPBackend.MATH only, and torch.compile not at all (FACTS 7).
+        ``twice``: the loss will be differentiated twice, which attention allows under SDPBackend.MATH only, and torch.compile not at all (facts 7).
         """
         if self.batches is None:
             yield self._scalar(self._evaluate(twice, params)), 1.0

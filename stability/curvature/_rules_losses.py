@@ -16,7 +16,7 @@ from stability.curvature._rules_pointwise import PIECE
 def _cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0):
     """Class indices along the last axis of a matrix; the rarer forms are decomposed by torch.
 
-    L = lse(z) − z_y, L′ = ⟨p,z′⟩ − z′_y, L″ = ⟨p, z″ + (z′ − ⟨p,z′⟩)²⟩ − z″_y (FACTS 8).
+    L = lse(z) − z_y, L′ = ⟨p,z′⟩ − z′_y, L″ = ⟨p, z″ + (z′ − ⟨p,z′⟩)²⟩ − z″_y (facts 8).
     """
     plain = not isinstance(weight, Jet) and size_average is None and reduce is None and target.dtype == torch.int64
     if not plain or input.ndim != 2 or not isinstance(input, Jet):

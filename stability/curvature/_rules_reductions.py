@@ -14,7 +14,7 @@ from stability.curvature._rules_pointwise import PIECE
 
 
 def softmax_parts(s0: Tensor, s1: Component, s2: Component, dim: int = -1) -> tuple[Tensor, Component, Component]:
-    """p = softmax(s), p′ = p∘c₁ and p″ = p∘(q − ⟨p,q⟩), with c₁ = s′ − ⟨p,s′⟩ and q = s″ + c₁² (FACTS 8). Overwrites none of its arguments."""
+    """p = softmax(s), p′ = p∘c₁ and p″ = p∘(q − ⟨p,q⟩), with c₁ = s′ − ⟨p,s′⟩ and q = s″ + c₁² (facts 8). Overwrites none of its arguments."""
     p = torch.softmax(s0, dim)
     if s1 is None and s2 is None:
         return p, None, None

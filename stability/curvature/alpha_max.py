@@ -113,7 +113,7 @@ def paper_state(
 
     ``gradients``: one item per warm-up batch, already clipped where the protocol clips; either a dict by the names of ``params`` or a sequence in
     the order of the optimizer's parameters. An iterator is consumed one item at a time. m and v are unbiased means already, yet the next step
-    corrects bias as its 6th (after 5 batches): it divides m by 0.469 and v by 0.006, as the paper literally says (FACTS 1).
+    corrects bias as its 6th (after 5 batches): it divides m by 0.469 and v by 0.006, as the paper literally says (facts 1).
     """
     if not isinstance(optimizer, torch.optim.Adam):  # AdamW is a subclass
         raise ValueError(f"state=paper is defined for Adam and AdamW, not for {type(optimizer).__name__}; use the run's own state")

@@ -37,7 +37,7 @@ def gauss_newton(
 
     ``model_fn(params) -> outputs`` (one tensor) and ``output_loss_fn(outputs) -> scalar``; with ``batches``, ``model_fn(params, batch)`` and
     ``output_loss_fn(outputs, batch) -> (sum, count)``, combined as one mean. Ju is one forward-mode derivative of the outputs (right through
-    LayerNorm, FACTS 8; torch.func.jvp), then the loss's second derivative along Ju at fixed outputs; uᵀHu is `directional` of the composition.
+    LayerNorm, facts 8; torch.func.jvp), then the loss's second derivative along Ju at fixed outputs; uᵀHu is `directional` of the composition.
     Errors: those of `directional`; what torch says where an operation has no forward mode.
     """
     params = check_params(params)

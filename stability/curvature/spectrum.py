@@ -1,6 +1,6 @@
 """The Hessian's spectrum from products with it: largest eigenvalue, density, trace. Losses and parameters as `directional` takes them.
 
-The products are double backward, exact, and carry float32's rounding (4e-6 relative, FACTS 8). What does not depend on rounding is the error
+The products are double backward, exact, and carry float32's rounding (4e-6 relative, facts 8). What does not depend on rounding is the error
 of the estimate itself, and each result carries it. Probes come from a seed; the global random state is left alone.
 """
 
@@ -75,7 +75,7 @@ def top_eigenvalue(
 ) -> Eigenvalue:
     """λ_max of the Hessian (the sharpness of Cohen et al. 2021, arXiv:2103.00065) by Lanczos with full reorthogonalisation.
 
-    Stops once the residual bound is below ``tolerance``·|λ|, or after ``iterations`` products (6–16 reach 1 %, FACTS 8). From a random start the
+    Stops once the residual bound is below ``tolerance``·|λ|, or after ``iterations`` products (6–16 reach 1 %, facts 8). From a random start the
     largest eigenvalue is missed with probability zero, but the bound alone proves only that *some* eigenvalue is that near.
     Memory: one copy of the parameters for each product. A loss with a NaN gives NaN. Errors: ``ValueError`` as `directional`.
     """

@@ -1,4 +1,4 @@
-"""Mask-rate schedules of masked language modelling: one rate per sequence (FACTS of the mask schedules: Hayes et al. 2024)."""
+"""Mask-rate schedules of masked language modelling: one rate per sequence (facts 2: Hayes et al. 2024)."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from stability.structure.kabsch import centred
 
-FRAMES = ("principal", "raw")
-
 
 def in_frame(coords_BNAX: Tensor, mask_BN: Tensor, frame: str) -> Tensor:
     """Coordinates (B, N, A, 3) around the mean of the valid residues' atoms; 0 where a residue is not valid. float64 inside, float32 out.

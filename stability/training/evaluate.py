@@ -44,12 +44,8 @@ class Validation:
         total, count, others = self._objective.validate(model, examples)
         return float(count), float(total), *(float(others[name]) for name in self._objective.score_names)
 
-    def _sum(self, model: nn.Module, examples: Examples) -> tuple[float, float]:
-        part, number = self._objective.loss(model, examples)
-        return float(part), float(number)
-
     def unigram_nll(self, log_frequencies_V: Tensor) -> float:
-        """`nll` of a model that knows the tokens' frequencies and nothing else, on the same examples: what a mechanism has to beat.
+        """The NLL of a model that knows the tokens' frequencies and nothing else, on the same examples: what a mechanism has to beat.
 
         Not the entropy of these frequencies: the loss of a few hundred sequences scatters around its mean (by some per cent for score entropy), in this
         model as in any other.

@@ -7,7 +7,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 class TinyTransformer(nn.Module):
-    """One pre-LayerNorm block with SDPA, GELU and tied embeddings, big enough to hold every trap of FACTS 8 and small enough for a dense Hessian."""
+    """One pre-LayerNorm block with SDPA, GELU and tied embeddings, big enough to hold every trap of facts 8 and small enough for a dense Hessian."""
 
     def __init__(self, width=8, heads=2, vocabulary=7, causal=True, dropout=0.0):
         super().__init__()

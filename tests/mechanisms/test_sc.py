@@ -94,7 +94,7 @@ def test_padding_inside_removes_exactly_its_edges():
     torch.testing.assert_close(layer(x_BND, mask_BN=mask_BN)[:, mask_BN[0]], alone, rtol=0, atol=1e-12)
 
 
-# Invariances of consensus without RoPE (FACTS 1)
+# Invariances of consensus without RoPE (facts 1)
 
 
 def test_sum_over_the_sequence_is_conserved():

@@ -42,11 +42,6 @@ class ProteinBatch(NamedTuple):
     def __len__(self) -> int:
         return len(self.ids)
 
-    @property
-    def backbone_mask_BN(self) -> Tensor:
-        """Whether N, CA and C are all there."""
-        return self.atoms_mask_BNA[..., :3].all(-1)
-
     def split(self, rows: int) -> list[ProteinBatch]:
         """Parts of ``rows`` chains, the last one shorter; views."""
         parts = zip(*(tensor.split(rows) for tensor in self[1:]), strict=True)

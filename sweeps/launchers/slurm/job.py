@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from sweeps.launchers.serial import RunTrial, steps_of
@@ -15,7 +13,6 @@ from sweeps.trial import Trial
 
 ENDED, STOPPED = "ended", "stopped"
 LOOK_S = 1.0  # between two looks for the file that asks the jobs to stop
-Handler = Callable[[int, FrameType | None], Any]
 
 
 class TrialJob:
