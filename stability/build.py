@@ -31,12 +31,14 @@ def build_objective(spec: AbstractRecipe, data_format: Any) -> AbstractObjective
 
 
 def described(spec: AbstractRecipe, corpus: AbstractCorpus) -> str:
-    """The data's description, with what the objective's draws make of them: they may be a few tokens more, or fewer, than the model has positions."""
+    """The data's description, with what the objective's draws make of them: they may be a few tokens more, or fewer,
+    than the model has positions."""
     return corpus.described(build_objective(spec, corpus.format).tokens_needed(spec.model.positions))
 
 
 def build_model(spec: RunSpec, data_format: Any) -> Backbone:
-    """The model at its initialisation, on the CPU, in float32. The same spec gives the same weights; the global random state is left alone."""
+    """The model at its initialisation, on the CPU, in float32. The same spec gives the same weights; the global random
+    state is left alone."""
     objective = build_objective(spec, data_format)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
@@ -52,13 +54,15 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
 
 
 def count_parameters(spec: RunSpec, data_format: Any) -> int:
-    """Of the model as it would be built; on torch's meta device, so that nothing is allocated whatever its size."""
+    """The number of parameters of the model as it would be built, on torch's meta device: nothing is allocated whatever
+    its size."""
     with torch.device("meta"):
         return num_parameters(build_model(spec, data_format))
 
 
 def _embedding(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
-    """What reads the inputs; contexts that enter before the blocks do so here, each through a cross mechanism of its own on a plain residual connection."""
+    """What reads the inputs; contexts that enter before the blocks do so here, each through a cross mechanism of its
+    own on a plain residual connection."""
     embedding = objective.embedding(spec.model.width, spec.model.positions)
     contexts = objective.context_embeddings(spec.model.width)
     if not contexts or spec.cross is None:
@@ -79,7 +83,7 @@ def _crosses_in_blocks(spec: RunSpec) -> bool:
 
 
 def _branches(spec: RunSpec) -> int:
-    """Of a block, each with a residual connection."""
+    """The number of residual branches in one block: 3 with a cross mechanism, else 2."""
     return 3 if _crosses_in_blocks(spec) else 2
 
 

@@ -1,4 +1,5 @@
-"""How many trials a GPU holds: each kind of run is begun once, in a process that ends with it, and the most memory that any of them took decides."""
+"""How many trials a GPU holds: each kind of run is begun once, in a process that ends with it, and the most memory that
+any of them took decides."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ PROBE_STEPS, PROBE_LR = 2, 1e-6  # the second step has the optimizer's state in 
 
 @dataclass(frozen=True)
 class Peak:
-    """What the largest of the kinds took. ``largest_mb`` is infinite where a GPU to itself was not enough; ``free_mb``: what the GPU had to give."""
+    """What the largest of the kinds took. ``largest_mb`` is infinite where a GPU to itself was not enough; ``free_mb``:
+    what the GPU had to give."""
 
     label: str
     largest_mb: float
@@ -33,7 +35,7 @@ class Peak:
 
     @property
     def share(self) -> float:
-        """Of a GPU, in Ray's steps of 1e-4, rounded down so that as many as fit are as many as run."""
+        """The share of a GPU that a trial holds, in Ray's steps of 1e-4, rounded down so that as many run as fit."""
         return int(1e4 / self.num_fitting) / 1e4
 
     def described(self) -> str:
@@ -44,7 +46,8 @@ class Peak:
 
 
 def probe(trials: Sequence[Trial], run: RunTrial = run_trial, device: Any = None) -> Peak:
-    """Begin one trial of each kind. For a process of its own: the context that CUDA makes here stays until the process ends."""
+    """Begin one trial of each kind. For a process of its own: the context that CUDA makes here stays until the process
+    ends."""
     device = device or _Cuda()
     free_mb, label, largest_mb = device.free_mb(), "no trial", 0.0
     for trial in kinds(trials).values():
@@ -64,8 +67,10 @@ def kinds(trials: Sequence[Trial]) -> dict[str, Trial]:
 
 
 def _peak_mb(trial: Trial, run: RunTrial, peak_mb: Callable[[], float]) -> float:
-    """The peak of a trial's beginning; infinite where it ran out of memory. One that fails for another reason fails again, and is reported, as a trial."""
-    folder = temporary(Path(trial.pool) / "probe")  # a name by which the next launch finds it, should this process be killed
+    """The peak of a trial's beginning; infinite where it ran out of memory. One that fails for another reason fails
+    again, and is reported, as a trial."""
+    # a name by which the next launch finds it, should this process be killed
+    folder = temporary(Path(trial.pool) / "probe")
     folder.mkdir()
     try:
         (folder / "cache").symlink_to(Path(trial.pool).resolve() / "cache")
@@ -80,7 +85,8 @@ def _peak_mb(trial: Trial, run: RunTrial, peak_mb: Callable[[], float]) -> float
 
 
 def beginning(trial: Trial, pool: str) -> Trial:
-    """The trial cut to what takes its memory: two steps, a validation, a checkpoint, one recorded step of α_max and of each table, one batch of samples."""
+    """The trial cut to what takes its memory: two steps, a validation, a checkpoint, one recorded step of α_max and of
+    each table, one batch of samples."""
     spec = trial.spec
     cut = {
         "steps": PROBE_STEPS,
@@ -100,7 +106,8 @@ class _Cuda:
     def free_mb(self) -> float:
         import torch
 
-        return torch.cuda.mem_get_info()[0] / 2**20 + CONTEXT_MB  # this process's own context is counted with each trial
+        # this process's own context is counted with each trial
+        return torch.cuda.mem_get_info()[0] / 2**20 + CONTEXT_MB
 
     def peak_mb(self) -> float:
         import torch
@@ -112,7 +119,8 @@ class _Cuda:
 
 
 def release() -> None:
-    """Give back what a trial that has ended held of a GPU, so that its neighbours can have it, and count the next one's peak from zero."""
+    """Give back what a trial that has ended held of a GPU, so that its neighbours can have it, and count the next one's
+    peak from zero."""
     import gc
 
     torch = sys.modules.get("torch")

@@ -1,4 +1,5 @@
-"""What a sweep would do and what it would cost, from one measured step per kind of run; trains nothing, and writes nothing but the prepared data."""
+"""What a sweep would do and what it would cost, from one measured step per kind of run; trains nothing, and writes
+nothing but the prepared data."""
 
 from __future__ import annotations
 
@@ -25,13 +26,16 @@ from sweeps.search.rounds import Search
 from sweeps.trial import Trial, is_done
 from sweeps.view.board import duration, runs
 
-# In units of a training step, roughly. A recorded step: a gradient with its graph, a product along the direction and a forward pass. A Hessian-vector
-# product goes twice through the graph; one curvature takes a forward pass of three terms; the paper's difference takes gradients at θ ± εu, and at θ once more.
+# In units of a training step, roughly. A recorded step: a gradient with its graph, a product along the direction and a
+# forward pass. A Hessian-vector
+# product goes twice through the graph; one curvature takes a forward pass of three terms; the paper's difference takes
+# gradients at θ ± εu, and at θ once more.
 RECORDED_STEP, PRODUCT, ALONG, FORWARD, DIFFERENCE = 4.0, 3.3, 2.0, 1 / 3, 3.0
 BRACKETING = 6  # loss values that the critical learning rate takes until it is bracketed
 
 
-# On a CPU, what a step may take to be measured; a training step takes 6 operations per parameter and token, and 16 bytes per parameter stand.
+# On a CPU, what a step may take to be measured; a training step takes 6 operations per parameter and token, and 16
+# bytes per parameter stand.
 MOST_OPERATIONS, MOST_PARAMETERS = 2e12, 1e8
 OPERATIONS, REFERENCE_SPEED = 6, 1e13  # the speed of one large GPU in float32, roughly
 
@@ -41,8 +45,9 @@ TIMED_STEPS, TIMED_S = 3, 3.0  # after a first one that warms up: as many as fit
 
 @dataclass(frozen=True)
 class Timing:
-    """Of one run: seconds of a training step, of all of them with their validations, of what follows them (α_max, samples), and the peak memory of the
-    process that measured a step: on a CPU all that is resident, on a GPU what the allocator held."""
+    """The times of one run: seconds of a training step, of all of them with their validations, of what follows them
+    (α_max, samples), and the peak memory of the process that measured a step: on a CPU all that is resident, on a GPU
+    what the allocator held."""
 
     step_s: float
     train_s: float
@@ -66,7 +71,8 @@ class Left:
 
 
 def left_of(trial: Trial, retry: str) -> Left:
-    """From what the ledger holds: nothing of a run that is done, or that failed and is left so; of an interrupted one what its last checkpoint leaves."""
+    """What is left to do by what the ledger holds: nothing of a run that is done, or that failed and is left so; of an
+    interrupted one what its last checkpoint leaves."""
     if is_done(trial) or (retry == "none" and trial.directory.status()["state"] == "failed"):
         return Left(0.0, False)
     if trial.directory.finished:
@@ -78,7 +84,8 @@ def left_of(trial: Trial, retry: str) -> Left:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one run: its parameters, multiply-adds of the mechanism per token in one forward pass, its timing (None: too large to be timed)."""
+    """What one run costs: its parameters, multiply-adds of the mechanism per token in one forward pass, its timing
+    (None: too large to be timed)."""
 
     num_params: int
     mixing: float
@@ -86,7 +93,8 @@ class Cost:
 
 
 def measure_costs(spec: SweepSpec, corpus: Corpus) -> dict[str, Cost]:
-    """Of each kind of run: parameters counted without building the model, a warmed-up training step and a validation in a temporary folder."""
+    """What each kind of run costs: parameters counted without building the model, a warmed-up training step and a
+    validation in a temporary folder."""
     kinds = {kind_of(run, variant): run for variant, run in spec.points(corpus.fingerprint)}
     return {kind: _cost(run, corpus, spec) for kind, run in kinds.items()}
 
@@ -102,7 +110,8 @@ def _cost(run: RunSpec, corpus: Corpus, spec: SweepSpec) -> Cost:
 
     num_params, device = count_parameters(run, corpus.format), resolve_device(spec.device)
     too_large = num_params > MOST_PARAMETERS or OPERATIONS * num_params * run.batch * run.model.positions > MOST_OPERATIONS
-    is_timed = not spec.shard_parameters and not (too_large and device.type == "cpu")  # what is split may not fit the one device that would be timed
+    # what is split may not fit the one device that would be timed
+    is_timed = not spec.shard_parameters and not (too_large and device.type == "cpu")
     timing = _timing(run, corpus, spec, device) if is_timed else None
     return Cost(num_params, _mixing(run, build_objective(run, corpus.format).direction), timing)
 
@@ -174,7 +183,8 @@ def curvature_steps(curvature: CurvatureSpec, layers: int) -> float:
 
 
 def generation_steps(run: RunSpec, generation: GenerationSpec) -> float:
-    """Cost of sampling in training steps: a forward pass of a batch of samples for each step of the sampler. An oracle's own cost is not in it."""
+    """Cost of sampling in training steps: a forward pass of a batch of samples for each step of the sampler. An
+    oracle's own cost is not in it."""
     from stability.probes.generation.generating import steps_of_a_phase
 
     return FORWARD * steps_of_a_phase(run, generation) * min(generation.batch, generation.num) / run.batch
@@ -191,7 +201,8 @@ def _critical(spectra: SpectraSpec) -> float:
 
 
 def _tables(spectra: SpectraSpec, layers: int) -> dict[str, float]:
-    """What each table costs at one step of one state, in training steps. Lanczos is charged with all the products that it may take."""
+    """What each table costs at one step of one state, in training steps. Lanczos is charged with all the products that
+    it may take."""
     return {
         "profile": _critical(spectra) + FORWARD * 2 * (spectra.profile_points + 1),
         "sharpness": PRODUCT * (2 * spectra.eigenvalue_products + spectra.trace_products + 2) + spectra.noise_batches,
@@ -201,9 +212,9 @@ def _tables(spectra: SpectraSpec, layers: int) -> dict[str, float]:
 
 
 def describe(spec: SweepSpec, corpus: Corpus, slots: float, trials: Sequence[Trial] | None, search: Search | None = None) -> str:
-    """The plan as text: a line a kind of run, then totals. ``slots``: trials that run side by side. ``trials``: the runs of the plan in their order, what
-    is finished of them is left out of what it costs; None where ``corpus`` only stands for data that was not read. ``search``: what chooses further
-    runs once these have ended."""
+    """The plan as text: a line a kind of run, then totals. ``slots``: trials that run side by side. ``trials``: the
+    runs of the plan in their order, what is finished of them is left out of what it costs; None where ``corpus`` only
+    stands for data that was not read. ``search``: what chooses further runs once these have ended."""
     points, costs = spec.points(corpus.fingerprint), measure_costs(spec, corpus)
     rates = sorted({run.lr_peak for _, run in points})
     left = [left_of(trial, spec.retry) for trial in trials] if trials is not None else [Left(1.0, True)] * len(points)
@@ -275,7 +286,8 @@ def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: 
 
 
 def _at_a_time(spec: SweepSpec, slots: float) -> str:
-    """How many trials run side by side. How many share a GPU is not known to a plan: what α_max and the allocator take is measured by the sweep itself."""
+    """How many trials run side by side. How many share a GPU is not known to a plan: what α_max and the allocator take
+    is measured by the sweep itself."""
     from stability.build import resolve_device
 
     shares = spec.launcher == "ray" and spec.gpus_per_trial == "auto" and spec.devices_per_trial == 1 and resolve_device(spec.device).type == "cuda"

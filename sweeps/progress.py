@@ -1,4 +1,5 @@
-"""How far the trials of a sweep are, read from what they leave on disk: the same for every launcher, and cheap for hundreds of runs."""
+"""How far the trials of a sweep are, read from what they leave on disk: the same for every launcher, and cheap for
+hundreds of runs."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ STALLED = "stalled"  # its status says running, and no process works on it
 
 @dataclass
 class Row:
-    """One trial as it was last seen. Times in seconds since the epoch; ``state`` is "running" until α_max is measured and samples are scored, too.
+    """One trial as it was last seen. Times in seconds since the epoch; ``state`` is "running" until α_max is measured
+    and samples are scored, too.
     ``owner``: "host:pid" of the process that works on it, as seen from outside.
     ``trained``: whether an earlier launch trained it, so that this one only measures or samples it.
     ``held_by``: the same of a process that works on it for another sweep, as seen by a launch that waits for it.
@@ -63,9 +65,10 @@ class Row:
 
 
 class Progress:
-    """The trials of one launch: what a status file said before it doesn't count, it is of an earlier one. ``from_outside``: of a study that some other
-    process works on, or none; then every status counts, and whether a run is running or stalled is decided by who holds its lock. ``earlier``: runs of the
-    same sweep that had ended before, which count for what is best."""
+    """The trials of one launch: what a status file said before it doesn't count, it is of an earlier one.
+    ``from_outside``: of a study that some other process works on, or none; then every status counts, and whether a run
+    is running or stalled is decided by who holds its lock. ``earlier``: runs of the same sweep that had ended before,
+    which count for what is best."""
 
     def __init__(
         self, trials: Sequence[Trial], is_done: Callable[[Trial], bool] = lambda trial: True, *, from_outside: bool = False, earlier: Sequence[Trial] = ()
@@ -82,7 +85,8 @@ class Progress:
         self._speeds: dict[str, tuple[float | None, float]] = {}
 
     def poll(self) -> None:
-        """Look at every trial that has not ended: a `stat` each, and the ends of the logs of those that run. From outside: at every status and lock."""
+        """Look at every trial that has not ended: a `stat` each, and the ends of the logs of those that run. From
+        outside: at every status and lock."""
         for row in self.rows:
             if self._from_outside:
                 self._look_from_outside(row)
@@ -95,7 +99,8 @@ class Progress:
         row.held_by = str(row.trial.held_by_another() or "")
         signature = _signature(row.trial)
         if row.trained and row.started_at is None and not row.held_by and row.trial.lock.owner():
-            row.state, row.started_at = "running", time.time()  # its status says nothing of it: that was written when it had been trained
+            # its status says nothing of it: that was written when it had been trained
+            row.state, row.started_at = "running", time.time()
         if signature == row.signature and not row.running:
             return
         row.signature = signature
@@ -111,7 +116,8 @@ class Progress:
 
     def _look_from_outside(self, row: Row) -> None:
         row.signature = _signature(row.trial)
-        row.owner = str(RunLock(row.trial.directory.path).owner() or "")  # before the status: who ends a run writes that first and lets go of it then
+        # before the status: who ends a run writes that first and lets go of it then
+        row.owner = str(RunLock(row.trial.directory.path).owner() or "")
         try:
             status = row.trial.directory.status()
         except ValueError as error:
@@ -161,7 +167,8 @@ class Progress:
         return Counter(row.state for row in self.rows if row.ended)
 
     def best(self) -> dict[str, tuple[float, float, int]]:
-        """Of each variant: (validation NLL, its LR, seeds there), the lowest median over the seeds that ended at an LR; a diverged one counts as inf."""
+        """The best of each variant: (validation NLL, its LR, seeds there), the lowest median over the seeds that ended
+        at an LR; a diverged one counts as inf."""
         found: dict[str, dict[float, list[float]]] = {}
         for row in (*self.rows, *self._earlier):
             if row.state in FINISHED:
@@ -170,7 +177,8 @@ class Progress:
         return {variant: min(points) for variant, points in medians.items() if math.isfinite(min(points)[0])}
 
     def row_eta_s(self, row: Row) -> float | None:
-        """Seconds until a trial ends, once its steps (or a sister's) have been timed; of one that was trained before, what follows the training."""
+        """Seconds until a trial ends, once its steps (or a sister's) have been timed; of one that was trained before,
+        what follows the training."""
         step_s, curvature_s = self._speeds[row.variant]
         step_s = row.step_s or step_s
         if row.trained and not self.is_timed_whole:
@@ -186,7 +194,8 @@ class Progress:
         return any(row.curvature_s is not None for row in self.rows) or not any(row.trial.measures for row in self.rows if not row.ended)
 
     def eta_s(self) -> float | None:
-        """Seconds until the last trial ends, at the speeds seen so far and as many at once as ran at most; None before anything was timed."""
+        """Seconds until the last trial ends, at the speeds seen so far and as many at once as ran at most; None before
+        anything was timed."""
         etas = [self.row_eta_s(row) for row in self.rows if not row.ended]
         known = [eta for eta in etas if eta is not None]
         if len(known) < len(etas) or not self.most_at_once:
@@ -207,8 +216,8 @@ def _ended_row(trial: Trial, variant: str) -> Row:
 
 
 def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:
-    """(seconds a step, seconds for α_max and samples) of each variant: the median of its trials that were timed, else of all that were. A median,
-    since what was measured another day seems to have taken that long."""
+    """(seconds a step, seconds for α_max and samples) of each variant: the median of its trials that were timed, else
+    of all that were. A median, since what was measured another day seems to have taken that long."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.variant, []).append(row)
@@ -220,7 +229,8 @@ def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:
 
 
 def variants(trials: Sequence[Trial]) -> list[str]:
-    """A name for what each trial varies beside LR and seed: its mechanism, the other axes only where the sweep has several, an ablation's setting."""
+    """A name for what each trial varies beside LR and seed: its mechanism, the other axes only where the sweep has
+    several, an ablation's setting."""
     names = [[choice_name(trial.spec[axis]) for axis in AXES] for trial in trials]
     varied = [index for index in range(1, len(AXES)) if len({row[index] for row in names}) > 1]
     chosen = [[row[0], *(row[index] for index in varied), trial.variant] for row, trial in zip(names, trials, strict=True)]

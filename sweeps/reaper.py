@@ -1,10 +1,12 @@
-"""After a kill −9 of the driver no process of its Ray may live on: a process beside the driver that outlives it, and ends them. Standard library only.
+"""A process beside the driver outlives it and ends its Ray: after a kill −9 of the driver no process of Ray may live
+on. Standard library only.
 
-``python reaper.py FOLDER`` reads its standard input, whose other end the driver alone holds. Its end means that the driver is gone: then the processes of
-its session are killed, and FOLDER, which no other session has, is removed. A byte before it means that the driver has shut Ray down: what is left of the
-session, as after a start that failed, is killed all the same, but for the driver itself. A process is of the session if it inherited ``RAY_TMPDIR=FOLDER``,
-writes into FOLDER (Ray's agents overwrite their environment with their title, but their logs lie there), or descends from one that is; never by its name.
-Linux only: without /proc Ray is left to end by itself, which takes it a minute or two.
+``python reaper.py FOLDER`` reads its standard input, whose other end the driver alone holds. Its end means that the
+driver is gone: then the processes of its session are killed, and FOLDER, which no other session has, is removed. A byte
+before it means that the driver has shut Ray down: what is left of the session, as after a start that failed, is killed
+all the same, but for the driver itself. A process is of the session if it inherited ``RAY_TMPDIR=FOLDER``, writes into
+FOLDER (Ray's agents overwrite their environment with their title, but their logs lie there), or descends from one that
+is; never by its name. Linux only: without /proc Ray is left to end by itself, which takes it a minute or two.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ def reaper(folder: Path) -> Iterator[None]:
     if not (PROC / "self/environ").exists():
         yield
         return
-    command = [sys.executable, "-I", "-S", __file__, str(folder)]  # a session of its own: what is typed at the driver's terminal is not meant for it
+    # a session of its own: what is typed at the driver's terminal is not meant for it
+    command = [sys.executable, "-I", "-S", __file__, str(folder)]
     watcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     assert watcher.stdin is not None
     try:

@@ -1,4 +1,5 @@
-"""One trial as every launcher runs it: lock its run, train, then measure α_max, then sample; what goes wrong becomes a status, never an exception."""
+"""One trial as every launcher runs it: lock its run, train, then measure α_max, then sample; what goes wrong becomes a
+status, never an exception."""
 
 from __future__ import annotations
 
@@ -25,11 +26,15 @@ DEATH_S = 10.0  # a worker is reported dead before the system has cleared it awa
 class Trial:
     """All that a worker needs, picklable, with absolute paths.
 
-    ``spec``: the RunSpec as plain JSON; ``curvature``: the CurvatureSpec as plain JSON, or None; ``wandb``: arguments of the W&B sink, or None;
-    ``command``: the command line that asked for it, for the run's provenance; ``variant``: what an ablation changes in it, e.g. "window=4";
-    ``generate``: the GenerationSpec as plain JSON, or None; ``launch``: tells one launch of a sweep from all others, "" where nobody asked for one;
-    ``devices``: how many share a run's microbatches or, with ``shard``, its parameters; ``stop_at``: a step before the last at which the run is left, to
-    be gone on with or not; ``several``: the axes beside the mechanism of which the sweep has more than one choice.
+    ``spec``: the RunSpec as plain JSON; ``curvature``: the CurvatureSpec as plain JSON, or None; ``wandb``: arguments
+      of the W&B sink, or None;
+    ``command``: the command line that asked for it, for the run's provenance; ``variant``: what an ablation changes in
+      it, e.g. "window=4";
+    ``generate``: the GenerationSpec as plain JSON, or None; ``launch``: tells one launch of a sweep from all others, ""
+      where nobody asked for one;
+    ``devices``: how many share a run's microbatches or, with ``shard``, its parameters; ``stop_at``: a step before the
+      last at which the run is left, to be gone on with or not; ``several``: the axes beside the mechanism of which the
+      sweep has more than one choice.
     """
 
     run_id: str
@@ -58,7 +63,8 @@ class Trial:
 
     @property
     def label(self) -> str:
-        """``"sa hc window=4 lr=0.001 seed=0"``: of residual, optimizer and norm those that tell it from other runs of its sweep."""
+        """``"sa hc window=4 lr=0.001 seed=0"``: of residual, optimizer and norm those that tell it from other runs of
+        its sweep."""
         choices = [choice_name(self.spec[axis]) for axis in ("mechanism", *self.several)]
         return " ".join(filter(None, (*choices, self.variant, f"lr={self.spec['lr_peak']:g}", f"seed={self.spec['seed']}")))
 
@@ -74,7 +80,7 @@ class Trial:
 
 
 def choice_name(choice: Any) -> str:
-    """Of a part as a ``spec.json`` writes it, or of a norm."""
+    """The name of a part as a ``spec.json`` writes it, or of a norm."""
     return choice["name"] if isinstance(choice, dict) else str(choice)
 
 
@@ -84,7 +90,8 @@ def several_of(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
 
 
 def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:
-    """Whether a trial has its verdict and all that was asked for beside it. ``is_measured`` stands in for the probe's own in tests."""
+    """Whether a trial has its verdict and all that was asked for beside it. ``is_measured`` stands in for the probe's
+    own in tests."""
     if trial.stop_at is not None and trial.directory.status()["step"] >= trial.stop_at:
         return True
     if not trial.directory.finished:
@@ -104,8 +111,9 @@ def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:
 def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = None) -> Iterator[None]:
     """Work through a trial (by ``work`` in tests); yields after every step, so that a launcher can stop between steps.
 
-    A run that another process works on is left to it, without a step. Closing the generator leaves a run that resumes where it stopped. A crash is
-    written to ``status.json`` as ``failed`` with its traceback's file and ends the generator quietly, so that the other trials go on.
+    A run that another process works on is left to it, without a step. Closing the generator leaves a run that resumes
+    where it stopped. A crash is written to ``status.json`` as ``failed`` with its traceback's file and ends the
+    generator quietly, so that the other trials go on.
     """
     lock = trial.lock
     if not lock.acquire():
@@ -122,7 +130,8 @@ def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = Non
 
 
 def tidy(trial: Trial) -> None:
-    """Remove what a process killed at a bad moment left in a run that nobody works on, so that it does not lie there for good."""
+    """Remove what a process killed at a bad moment left in a run that nobody works on, so that it does not lie there
+    for good."""
     lock = trial.lock
     if (lock.has_stale_claims() or leftovers(trial.directory.path)) and lock.acquire():
         try:
@@ -137,8 +146,8 @@ def _clear(directory: RunDirectory) -> None:
 
 
 def mark_failed(trial: Trial, reason: str, account: str) -> None:
-    """For a driver that saw a worker die: set its trial ``failed``, with ``account`` in its traceback's file. A trial that was done by then stays done;
-    a run that another sweep has taken over meanwhile is left to it."""
+    """Set the trial of a worker that died ``failed``, with ``account`` in its traceback's file. A trial that was done
+    by then stays done; a run that another sweep has taken over meanwhile is left to it."""
     lock, deadline = trial.lock, time.monotonic() + DEATH_S
     while not lock.acquire():
         if trial.held_by_another() or time.monotonic() > deadline:

@@ -1,6 +1,6 @@
 """The paper's claims on learning rates and NLL (the consensus paper, section 5.1).
 
-Sc's stable window is wider than sa's and than sw's, mix reaches sa's best NLL, and its window is wider than sa's; on
+The window of sc is wider than sa's and than sw's, mix reaches sa's best NLL, and its window is wider than sa's; on
 the validation NLL and, where samples were scored, on the generative one.
 """
 
@@ -20,7 +20,8 @@ from analysis.words import listed, plural
 
 # Which window is wider than which, by the paper.
 WIDER = (("window", "sc", "sa"), ("window sw", "sc", "sw"), ("mix window", "mix", "sa"))
-# Best NLLs count as equal within this share of sa's: the largest gap that the paper calls mirrored is 1.2 % (Table 4, structure: 3.754 against 3.711).
+# Best NLLs count as equal within this share of sa's: the largest gap that the paper calls mirrored is 1.2 % (Table 4,
+# structure: 3.754 against 3.711).
 MARGIN = 0.015
 WORDS = {VALIDATION: "", GENERATIVE: " on the generative NLL"}
 KIND = {VALIDATION: "validation NLL", GENERATIVE: "generative NLL"}
@@ -28,7 +29,8 @@ KIND = {VALIDATION: "validation NLL", GENERATIVE: "generative NLL"}
 
 @dataclass(frozen=True)
 class Side:
-    """One mechanism of one setting: its windows, what it learned, and why that is too little to speak about ("" where it is not)."""
+    """One mechanism of one setting: its windows, what it learned, and why that is too little to speak about ("" where
+    it is not)."""
 
     mechanism: str
     series: str
@@ -94,7 +96,8 @@ def _window_claim(study: Study, claimed: tuple[str, str, str], found: dict[str, 
 
 
 def _best_claim(study: Study, mix: Side, sa: Side, column: str) -> Claim:
-    """Equality is shown where the whole interval lies within the margin (two one-sided tests), not where a difference could not be shown."""
+    """Equality is shown where the whole interval lies within the margin (two one-sided tests), not where a difference
+    could not be shown."""
     subject = "mix best NLL" + ("" if column == VALIDATION else " generative")
     statement = f"mix reaches sa's best {KIND[column]} (within {100 * MARGIN:g} %)"
     bests = compare_bests(study, mix.series, sa.series, column)
@@ -138,7 +141,8 @@ def _effect(*named: tuple[str, SeriesWindows]) -> str:
 
 
 def _widths(*named: tuple[str, SeriesWindows]) -> str:
-    """``measured: sc 1.32 decades, single seeds 1.25–1.40; sa …``: of the median line's window, and the range of the seeds'."""
+    """``measured: sc 1.32 decades, single seeds 1.25–1.40; sa …``: of the median line's window, and the range of the
+    seeds'."""
     parts = []
     for name, found in named:
         widths = found.seed_widths

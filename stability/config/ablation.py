@@ -22,7 +22,8 @@ class Variant(NamedTuple):
 
 
 class Ablation(Settings):
-    """The values of one setting of one part (a mechanism, a residual or an optimizer, by its name); parts are `stability.config.parts.Part`."""
+    """The values of one setting of one part (a mechanism, a residual or an optimizer, by its name); parts are
+    `stability.config.parts.Part`."""
 
     part: str = Field(min_length=1, description="name of the part whose setting varies, e.g. sc")
     setting: str = Field(min_length=1, description="the setting, dotted where it lies deeper: window, or sc.window of mix")
@@ -38,10 +39,12 @@ class Ablation(Settings):
         return f"ablate.{self.part}.{self.setting}"
 
     def variants(self, axis: str, base: Any, build: Build) -> list[Variant]:
-        """The base (label "") and each value that differs from it, in the order of the values; a base value that they lack stands in its place.
+        """The base (label "") and each value that differs from it, in the order of the values; a base value that they
+        lack stands in its place.
 
-        ``base``: the part; ``build``: a part from its flat dict; ``axis``: where the part stands. A mechanism's labels are ``window=4``, another
-        part's ``adamw.beta2=0.95``. Errors: ``ValueError`` of one line for an unknown setting, a value that is not valid, one that stands twice.
+        ``base``: the part; ``build``: a part from its flat dict; ``axis``: where the part stands. A mechanism's labels
+          are ``window=4``, another part's ``adamw.beta2=0.95``. Errors: ``ValueError`` of one line for an unknown
+          setting, a value that is not valid, one that stands twice.
         """
         prefix = "" if axis == "mechanism" else f"{self.part}."
         own = self._holder(base.model_dump(mode="json"))[self._key]
@@ -92,14 +95,14 @@ def _named(held: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place(own: Any, values: Sequence[Any]) -> int:
-    """Where the base's value belongs: among numbers that rise in its place, else in front."""
+    """The place of the base's value: among numbers that rise its own, else in front."""
     numbers = [value for value in (own, *values) if isinstance(value, int | float) and not isinstance(value, bool)]
     rising = len(numbers) == len(values) + 1 and list(values) == sorted(values)
     return sum(value < own for value in values) if rising else 0
 
 
 def value_text(value: Any) -> str:
-    """As on the command line: 4, 0.1, true, null, [sa,sc]."""
+    """A value as the command line writes it: 4, 0.1, true, null, [sa,sc]."""
     if isinstance(value, tuple | list):
         return f"[{','.join(map(value_text, value))}]"
     if isinstance(value, bool) or value is None:
@@ -108,7 +111,8 @@ def value_text(value: Any) -> str:
 
 
 def read(value: Any) -> Any:
-    """As Hydra composes it, ``{"sc": {"window": [2, 4]}}``, into a tuple of `Ablation` fields; nested settings become dotted ones."""
+    """The fields of each `Ablation` from what Hydra composes, ``{"sc": {"window": [2, 4]}}``; nested settings become
+    dotted ones."""
     if not isinstance(value, dict):
         return value
     found: list[dict[str, Any]] = []
@@ -130,7 +134,8 @@ def read(value: Any) -> Any:
 
 
 def require_swept(ablations: Sequence[Ablation], swept: dict[str, list[str]], known: Sequence[str]) -> None:
-    """Errors: ``ValueError`` of one line where a part is not among what is swept. ``swept``: names by axis; ``known``: every part that there is."""
+    """Errors: ``ValueError`` of one line where a part is not among what is swept. ``swept``: names by axis; ``known``:
+    every part that there is."""
     names = [name for axis in swept.values() for name in axis]
     for ablation in ablations:
         if ablation.part not in known and ablation.part not in names:

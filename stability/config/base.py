@@ -11,12 +11,14 @@ from pydantic_core import PydanticCustomError
 from stability.registry import near_misses
 
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$"  # a folder under runs/studies, a PDF under reports
-LARGEST_INTEGER = 2**53  # up to here every reader of JSON has the same number, and sizes made of a few such numbers fit 64 bits
+# up to here every reader of JSON has the same number, and sizes made of a few such numbers fit 64 bits
+LARGEST_INTEGER = 2**53
 LONGEST_INPUT = 80  # characters of a wrong value that are shown
 
 
 class Settings(BaseModel):
-    """Base of every spec and of every part's own Config: frozen, no unknown keys, no NaN, no integer beyond 2^53, tuples for lists.
+    """Base of every spec and of every part's own Config: frozen, no unknown keys, no NaN, no integer beyond 2^53,
+    tuples for lists.
 
     ``same_for_all``: the fields in which the parts of one sweep's axis must agree, as far as they have them.
     """
@@ -50,7 +52,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 
 
 def _first_causes(items: Sequence[Any]) -> list[Any]:
-    """Without "too short" of a field whose own items are at fault: pydantic counts only the valid ones."""
+    """The errors without "too short" of a field whose own items are at fault: pydantic counts only the valid ones."""
 
     def follows(item: Any) -> bool:
         loc = item["loc"]
@@ -75,9 +77,11 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
 
 
 def check_heads(heads: int, width: int, at: str) -> None:
-    """Refuses a number of heads that does not split the model's width into even head widths, as RoPE needs, which turns pairs.
+    """Refuses a number of heads that does not split the model's width into even head widths, as RoPE needs, which turns
+    pairs.
 
-    ``at``: where the two are written, e.g. ``model.``. Errors: ``ValueError`` of one line with the numbers that would do.
+    ``at``: where the two are written, e.g. ``model.``. Errors: ``ValueError`` of one line with the numbers that would
+      do.
     """
     if width % heads or width // heads % 2:
         valid = [number for number in range(1, width + 1) if width % number == 0 and width // number % 2 == 0]

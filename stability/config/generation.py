@@ -1,4 +1,5 @@
-"""How text, DNA or proteins are sampled from a checkpoint, and who scores them: the settings that `stability.generate` and a sweep's ``generate.…`` share."""
+"""How text, DNA or proteins are sampled from a checkpoint, and who scores them: the settings that `stability.generate`
+and a sweep's ``generate.…`` share."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ class GenerateSpec(GenerationSpec):
 
 
 def asked_for(value: Any) -> Any:
-    """For a sweep's field: ``generate.num=null`` means no generation. Errors: ``ValueError`` where another setting asks for one without its number."""
+    """A sweep's field as it is composed, or None: ``generate.num=null`` means no generation. Errors: ``ValueError``
+    where another setting asks for one without its number."""
     if not isinstance(value, dict) or value.get("num") is not None:
         return value
     others = {key: item for key, item in value.items() if key in GenerationSpec.model_fields and key != "num"}

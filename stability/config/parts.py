@@ -1,4 +1,5 @@
-"""The named choices in a spec (a mechanism, an objective, …): a name with settings that the Config in the part's own file validates."""
+"""The named choices in a spec (a mechanism, an objective, …): a name with settings that the Config in the part's own
+file validates."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, Va
 from stability.config.base import Settings, explain
 from stability.registry import Registry
 
-AXES = ("mechanisms", "residuals", "optimizers")  # families of which a sweep takes several: there a setting's key holds its part's name
+# families of which a sweep takes several: there a setting's key holds its part's name
+AXES = ("mechanisms", "residuals", "optimizers")
 
 
 class Part(Settings):
-    """One named choice of a family with that choice's own settings; written flat: ``{"name": "sc", "window": 2, …}``."""
+    """One named choice of a family with that choice's own settings; written flat: ``{"name": "sc", "window": 2,
+    …}``."""
 
     name: str = Field(description="the stem of the part's file")
     settings: SerializeAsAny[Settings] = Field(description="the part's own Config")
@@ -47,14 +50,16 @@ def name_and_settings(family: str, value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def named(family: str, name: str, settings: Any) -> dict[str, Any]:
-    """One part of an axis as Hydra composes it, ``sc: {window: 2}`` → ``{"name": "sc", "window": 2}``. Errors: ``ValueError`` where it holds no settings."""
+    """One part of an axis as Hydra composes it, ``sc: {window: 2}`` → ``{"name": "sc", "window": 2}``. Errors:
+    ``ValueError`` where it holds no settings."""
     if settings is not None and not isinstance(settings, dict):
         raise ValueError(f"{Registry(family).noun}.{name}={settings!r}: must hold settings of {name}, e.g. {Registry(family).noun}.{name}.SETTING=VALUE")
     return {"name": name, **{str(key): item for key, item in (settings or {}).items()}}
 
 
 def settings_of(family: str, name: str, settings: dict[str, Any], *, path: str | None = None) -> Any:
-    """A part's validated Config. Errors: ``ValueError`` of one line under the key as it is written, with the nearest valid one where it is unknown."""
+    """A part's validated Config. Errors: ``ValueError`` of one line under the key as it is written, with the nearest
+    valid one where it is unknown."""
     registry = Registry(family)
     config = registry.load(name).Config
     try:
@@ -65,7 +70,8 @@ def settings_of(family: str, name: str, settings: dict[str, Any], *, path: str |
 
 
 def read_by(data: Part, info: ValidationInfo) -> Part:
-    """For a field ``data`` after ``objective``: the data source, if it prepares the kind of corpus that the objective reads.
+    """The data source, if it prepares the kind of corpus that the objective reads; a validator of a field ``data`` that
+    stands after ``objective``.
 
     Errors: ``ValueError`` of one line that names what fits.
     """
@@ -91,12 +97,12 @@ class _PartsOf(BeforeValidator):
 
 
 def one_part(family: str) -> Any:
-    """For a field that holds one part."""
+    """The validator of a field that holds one part."""
     return _PartsOf(lambda value: part(family, value), family=family)
 
 
 def some_parts(family: str) -> Any:
-    """For a field that is an axis of a sweep."""
+    """The validator of a field that is an axis of a sweep."""
 
     def read(value: Any) -> Any:
         if isinstance(value, dict):  # as Hydra composes an axis: {"sa": {…}, "sc": {…}}
@@ -107,7 +113,8 @@ def some_parts(family: str) -> Any:
 
 
 def agreeing(family: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """The parts of an axis. Errors: ``ValueError`` where two differ in a field that is `Settings.same_for_all`, since their runs are compared."""
+    """The parts of an axis. Errors: ``ValueError`` where two differ in a field that is `Settings.same_for_all`, since
+    their runs are compared."""
     seen: dict[str, tuple[str, Any]] = {}
     for item in parts:
         for field in item.settings.same_for_all:
@@ -119,5 +126,5 @@ def agreeing(family: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def _written(value: Any) -> str:
-    """As on the command line."""
+    """A value as the command line writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

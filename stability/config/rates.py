@@ -10,7 +10,8 @@ from stability.config.base import Settings
 
 
 class EdgeSettings(Settings):
-    """How finely the best rate and the edges of stability are looked for around a coarse range (`sweeps.search.edge`)."""
+    """How finely the best rate and the edges of stability are looked for around a coarse range
+    (`sweeps.search.edge`)."""
 
     resolution_decades: float = Field(default=0.05, ge=0.02, le=1, description="width of the brackets in which the best rate and both edges end")
     nll_tolerance: float = Field(default=0.05, gt=0, le=1, description="share of the best NLL by which an NLL may lie above it and still be near it")
@@ -18,7 +19,8 @@ class EdgeSettings(Settings):
 
 
 class LearningRates(Settings):
-    """Either ``values``, or ``num`` rates from ``low`` to ``high`` in equal ratios, rounded to three digits; with ``edge`` these are only the first."""
+    """Either ``values``, or ``num`` rates from ``low`` to ``high`` in equal ratios, rounded to three digits; with
+    ``edge`` these are only the first."""
 
     values: tuple[float, ...] | None = Field(default=None, min_length=1, max_length=500, description="the rates themselves")
     low: float | None = Field(default=None, gt=0, description="smallest rate of a range")
@@ -52,5 +54,5 @@ class LearningRates(Settings):
 
 
 def rounded_lr(lr: float) -> float:
-    """To three digits: what is computed twice names the same run."""
+    """The rate rounded to three digits, so that what is computed twice names the same run."""
     return float(f"{lr:.3g}")

@@ -1,4 +1,5 @@
-"""What `search=optuna` varies: numeric fields of a run's recipe, each within a range; and the rungs of `halving`. No Optuna in here."""
+"""What `search=optuna` varies: numeric fields of a run's recipe, each within a range; and the rungs of `halving`. No
+Optuna in here."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from stability.config.base import Settings
 from stability.registry import near_misses
 
 NO_RECIPE = ("seed", "behaviour")  # numbers of a run that are no choice of its recipe
-AXES = ("mechanism", "residual", "optimizer")  # whose parts a sweep may have several of: a setting is written with its part's name
+# whose parts a sweep may have several of: a setting is written with its part's name
+AXES = ("mechanism", "residual", "optimizer")
 
 
 class Dimension(Settings):
-    """One numeric field, written ``search.space.PATH={low:…,high:…,log:true}``. It is an integer where the field of the recipe is one."""
+    """One numeric field, written ``search.space.PATH={low:…,high:…,log:true}``. It is an integer where the field of the
+    recipe is one."""
 
     path: str = Field(min_length=1, description="the field as it is written on the command line: lr_peak, steps, mechanism.sc.step_size, optimizer.adamw.beta2")
     low: float = Field(description="smallest value")
@@ -38,7 +41,8 @@ class Dimension(Settings):
 
 
 def _dimensions(value: Any) -> Any:
-    """As Hydra composes it, ``{"mechanism": {"sc": {"step_size": {"low": …, "high": …}}}}``, into a tuple of `Dimension` fields; null takes one away."""
+    """The fields of each `Dimension` from what Hydra composes, ``{"mechanism": {"sc": {"step_size": {"low": …, "high":
+    …}}}}``; null takes one away."""
     if not isinstance(value, dict):
         return value
     found: list[dict[str, Any]] = []
@@ -75,13 +79,15 @@ class SearchSpec(Settings):
 
 
 class HalvingSpec(Settings):
-    """`halving.reduction=3` over a grid: at each rung, of the learning rates of each kind of run one in so many goes on, the best by validation NLL."""
+    """`halving.reduction=3` over a grid: at each rung, of the learning rates of each kind of run one in so many goes
+    on, the best by validation NLL."""
 
     reduction: int = Field(ge=2, description="of a rung's learning rates one in so many goes on; the rungs lie so many times further apart each")
     first_step: int | None = Field(default=None, ge=1, description="the first rung's step; null: so that there are up to two rungs before the end")
 
     def rungs(self, steps: int, every_steps: int) -> tuple[int, ...]:
-        """Steps at which runs are compared, each of them validated and before the last. ``ValueError`` where there is none."""
+        """Steps at which runs are compared, each of them validated and before the last. ``ValueError`` where there is
+        none."""
         step, found = self.first_step or -(-steps // self.reduction**2), []
         while (rung := -(-step // every_steps) * every_steps) < steps:
             found += [rung] if rung not in found else []
@@ -116,7 +122,8 @@ def applies(path: str, recipe: Mapping[str, Any]) -> bool:
 
 
 def current(path: str, recipe: Mapping[str, Any]) -> int | float:
-    """What a recipe has at a path. Errors: ``ValueError`` of one line where there is no such field or no number in it."""
+    """What a recipe has at a path. Errors: ``ValueError`` of one line where there is no such field or no number in
+    it."""
     holder, key = _holder(path, recipe)
     value = holder[key]
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -20,7 +20,8 @@ MOST_CODES = 2**20
 
 
 def _single(family: str) -> Any:
-    """For a field of one part where a sweep has an axis, which Hydra composes as ``{"sa": {…}}``."""
+    """The validator of a field that holds one part where a sweep has an axis, which Hydra composes as ``{"sa":
+    {…}}``."""
 
     def read(value: Any) -> Part:
         if not isinstance(value, dict) or "name" in value:

@@ -1,4 +1,4 @@
-"""Where a NaN came from: the first module whose output, or whose output's derivative along u, is not finite."""
+"""The origin of a NaN: the first module whose output, or whose output's derivative along u, is not finite."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _KINDS = ("output", "first derivative along u", "second derivative along u")
 
 
 def first_nonfinite(objective: Objective, params: Tensors, direction: Tensors, random: RandomState) -> str:
-    """One line that names a parameter, a direction, or a module, from one more evaluation. Modules are named from the outermost one called."""
+    """One line that names a parameter, a direction, or a module, from one more evaluation. Modules are named from the
+    outermost one called."""
     for owner, tensors in (("params", params), ("direction", direction)):
         for name, tensor in tensors.items():
             if not torch.isfinite(tensor).all():
@@ -37,7 +38,8 @@ def first_nonfinite(objective: Objective, params: Tensors, direction: Tensors, r
 
 
 class _Watch:
-    """Global hooks that remember the first module, innermost and earliest, with a NaN or an overflow to +∞ (−∞ is what masks are made of)."""
+    """Global hooks that remember the first module, innermost and earliest, with a NaN or an overflow to +∞ (−∞ is what
+    masks are made of)."""
 
     def __init__(self):
         self.clear()

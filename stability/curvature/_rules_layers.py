@@ -1,4 +1,5 @@
-"""Rules of whole layers that are put together from others: batch and instance norm, weight norm, max-pooling, and the rarer products."""
+"""Rules of whole layers that are put together from others: batch and instance norm, weight norm, max-pooling, and the
+rarer products."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def _batch_norm_eval(func, args, kwargs):
 
 @on_aten("_native_batch_norm_legit")
 def _batch_norm_of_batch(func, args, kwargs):
-    """With the batch's own mean and variance, without running ones (which a pass in training mode would write to, and which is refused)."""
+    """Batch norm with the batch's own mean and variance, without running ones (which a pass in training mode would
+    write to, and which is refused)."""
     x, weight, bias, _, _, eps = args
     others = [axis for axis in range(x.ndim) if axis != 1]
     centred = x - x.mean(others, keepdim=True)
@@ -40,7 +42,8 @@ def _over_channels(vector: Tensor, like: Tensor) -> Tensor:
 
 @on(torch._weight_norm)
 def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
-    """g·v/‖v‖ over every axis but ``dim``. torch's own second derivative of it is wrong (it takes ‖v‖ for a constant): see `_graph`."""
+    """g·v/‖v‖ over every axis but ``dim``. torch's own second derivative of it is wrong (it takes ‖v‖ for a constant):
+    see `_graph`."""
     axes = [axis for axis in range(v.ndim) if axis != dim % v.ndim]
     return v * (g / (v * v).sum(axes, keepdim=True).sqrt())
 

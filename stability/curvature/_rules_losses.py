@@ -86,7 +86,7 @@ def _mse_loss(func, args, kwargs):
 
 @on_aten("binary_cross_entropy")
 def _bce(func, args, kwargs):
-    """Without weights; the logarithms are cut at −100, as torch has it."""
+    """Binary cross entropy without weights; the logarithms are cut at −100, as torch has it."""
     p, target = args[:2]
     if len(args) > 2 and args[2] is not None:
         raise NoRule("taylor has no rule for binary_cross_entropy with weights")
@@ -105,7 +105,8 @@ def _huber(func, args, kwargs):
 
 @on_aten("binary_cross_entropy_with_logits")
 def _bce_with_logits(func, args, kwargs):
-    """max(x, 0) − xy + log(1 + e^−|x|), that is softplus(x) − xy; with weights of the positives (1 − y)x + (1 + (w − 1)y)·softplus(−x)."""
+    """max(x, 0) − xy + log(1 + e^−|x|), that is softplus(x) − xy; with weights of the positives (1 − y)x + (1 + (w −
+    1)y)·softplus(−x)."""
     x, target = args[:2]
     weight, positive = (args[index] if len(args) > index else None for index in (2, 3))
     loss = F.softplus(x) - x * target if positive is None else (1 - target) * x + (1 + (positive - 1) * target) * F.softplus(-x)

@@ -1,4 +1,5 @@
-"""The monitor as a callback of Hugging Face's Trainer and of Lightning; each library is imported where its callback is made, and nowhere else."""
+"""The monitor as a callback of Hugging Face's Trainer and of Lightning; each library is imported where its callback is
+made, and nowhere else."""
 
 from __future__ import annotations
 
@@ -17,13 +18,15 @@ Log = Callable[[dict[str, Any]], Any]
 
 
 def hf_callback(every: int = 1, rows: int | None = None, loss_fn: Loss | None = None, *, method: str = "auto", log: Log | None = None) -> Any:
-    """A `transformers.TrainerCallback` that measures the Trainer's own optimizer steps: ``Trainer(…, callbacks=[hf_callback(every=10)])``.
+    """A `transformers.TrainerCallback` that measures the Trainer's own optimizer steps: ``Trainer(…,
+    callbacks=[hf_callback(every=10)])``.
 
-    ``every``, ``rows``, ``method``, ``log`` and the errors as in `AlphaMaxMonitor`; ``history`` holds its `MonitorRow`s, and each is appended to
-    ``trainer.state.log_history``, too, as ``alpha_max/…``. The batches are the keyword arguments with which the Trainer called the model, so that gradient
-    accumulation is followed; ``loss_fn(model, inputs)`` is by default the model's own loss of them, in nats per target, weighed over accumulated batches and
-    ranks as the Trainer weighs it. A Trainer with a loss of its own (``compute_loss_func``, label smoothing) needs it given here.
-    RuntimeError: transformers is not installed.
+    ``every``, ``rows``, ``method``, ``log`` and the errors as in `AlphaMaxMonitor`; ``history`` holds its
+    `MonitorRow`s, and each is appended to ``trainer.state.log_history``, too, as ``alpha_max/…``. The batches are the
+    keyword arguments with which the Trainer called the model, so that gradient accumulation is followed;
+    ``loss_fn(model, inputs)`` is by default the model's own loss of them, in nats per target, weighed over accumulated
+    batches and ranks as the Trainer weighs it. A Trainer with a loss of its own (``compute_loss_func``, label
+    smoothing) needs it given here. RuntimeError: transformers is not installed.
     """
     callback_class = _required("transformers").TrainerCallback
 
@@ -56,12 +59,14 @@ def hf_callback(every: int = 1, rows: int | None = None, loss_fn: Loss | None = 
 
 
 def lightning_callback(every: int = 1, rows: int | None = None, loss_fn: Loss | None = None, *, method: str = "auto", log: Log | None = None) -> Any:
-    """A Lightning `Callback` that measures the steps of automatic optimization: ``Trainer(…, callbacks=[lightning_callback(every=10)])``.
+    """A Lightning `Callback` that measures the steps of automatic optimization: ``Trainer(…,
+    callbacks=[lightning_callback(every=10)])``.
 
-    ``every``, ``rows``, ``method``, ``log`` and the errors as in `AlphaMaxMonitor`; ``history`` holds its `MonitorRow`s, and each is logged through the
-    module as ``alpha_max/…``. ``loss_fn(module, batch)`` is by default ``module.training_step(batch, batch_idx)``, a scalar or a dict with "loss", with
-    the module's own logging silenced while it is replayed. ``accumulate_grad_batches`` is followed.
-    ValueError: more than one optimizer. RuntimeError: lightning is not installed.
+    ``every``, ``rows``, ``method``, ``log`` and the errors as in `AlphaMaxMonitor`; ``history`` holds its
+    `MonitorRow`s, and each is logged through the module as ``alpha_max/…``. ``loss_fn(module, batch)`` is by default
+    ``module.training_step(batch, batch_idx)``, a scalar or a dict with "loss", with the module's own logging silenced
+    while it is replayed. ``accumulate_grad_batches`` is followed. ValueError: more than one optimizer. RuntimeError:
+    lightning is not installed.
     """
     callback_class = _required("lightning").Callback
 
@@ -127,7 +132,8 @@ class _TrainerInputs:
             self._handle = None
 
     def loss(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
-        """With ``num_items_in_batch`` the model returns its share of the mean over the whole step: shares add up, and their counts to one per step."""
+        """The loss as (sum, count): with ``num_items_in_batch`` the model returns its share of the mean over the whole
+        step: shares add up, and their counts to one per step."""
         if self._loss_fn is not None:
             return self._loss_fn(model, inputs)
         loss = model(**inputs).loss

@@ -1,4 +1,5 @@
-"""Where the loss along u really stops being lower than at θ, from losses alone: what α_max predicts to second order."""
+"""The critical learning rate, at which the loss along u stops being lower than at θ, from losses alone: what α_max
+predicts to second order."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ _FIRST_MOVE = 1e-3  # without a finite α_max the search starts where ‖αu‖ 
 
 @dataclass(frozen=True)
 class CriticalLR:
-    """``value``: the α at which L(θ + αu) first rises above L(θ); inf where it does not up to the limit, 0 where not even the smallest step
-    tried lowers the loss, NaN where L(θ) is not finite. ``low``, ``high``: the bracket, L(low) ≤ L(θ) < L(high). ``loss``: L(θ). ``alpha_max``: what
-    it is compared with, NaN where it was not computed. ``evaluations``: of the loss."""
+    """``value``: the α at which L(θ + αu) first rises above L(θ); inf where it does not up to the limit, 0 where not
+    even the smallest step tried lowers the loss, NaN where L(θ) is not finite. ``low``, ``high``: the bracket, L(low)
+    ≤ L(θ) < L(high). ``loss``: L(θ). ``alpha_max``: what it is compared with, NaN where it was not computed.
+    ``evaluations``: of the loss."""
 
     value: float
     low: float
@@ -31,7 +33,8 @@ class CriticalLR:
 
     @property
     def over_alpha_max(self) -> float:
-        """value / α_max: above 1 the second-order threshold is too careful; NaN where either is 0, infinite or unknown."""
+        """value / α_max: above 1 the second-order threshold is too careful; NaN where either is 0, infinite or
+        unknown."""
         usable = 0 < self.alpha_max < math.inf and 0 < self.value < math.inf
         return self.value / self.alpha_max if usable else math.nan
 
@@ -44,7 +47,8 @@ def loss_along(
     *,
     batches: Iterable[Any] | None = None,
 ) -> list[float]:
-    """[L(θ + αu) for α in ``alphas``], forward passes only, each with the same random state; the loss as in `directional`, in its unit."""
+    """[L(θ + αu) for α in ``alphas``], forward passes only, each with the same random state; the loss as in
+    `directional`, in its unit."""
     line = _Line(loss_fn, params, direction, batches)
     return [line(alpha) for alpha in alphas]
 
@@ -60,12 +64,14 @@ def critical_lr(
     resolution: float = 1e-2,
     batches: Iterable[Any] | None = None,
 ) -> CriticalLR:
-    """The largest α with L(θ + αu) ≤ L(θ), counted from the first crossing (Kalra and Barkeshli 2024, arXiv:2406.09405: forward passes only).
+    """The largest α with L(θ + αu) ≤ L(θ), counted from the first crossing (Kalra and Barkeshli 2024, arXiv:2406.09405:
+    forward passes only).
 
-    α is doubled from ``start`` while the loss is not above L(θ) (first halved, at most 40 times, until it is below), up to ``limit``; the bracket is
-    then bisected to ``resolution``·high, and the crossing interpolated in it. Without ``start`` the search begins at half of ``alpha_max`` (of
-    `directional`, where not given), or, where that is 0 or ∞, at ‖αu‖ = 1e-3‖θ‖ (1e-3 for θ = 0); ``limit`` is 2²⁰·start by default. A rise and fall
-    within one doubling is not seen. A loss that is not finite counts as above. Near 0 the differences drown in rounding: a value at which the loss
+    α is doubled from ``start`` while the loss is not above L(θ) (first halved, at most 40 times, until it is below), up
+    to ``limit``; the bracket is then bisected to ``resolution``·high, and the crossing interpolated in it. Without
+    ``start`` the search begins at half of ``alpha_max`` (of `directional`, where not given), or, where that is 0 or ∞,
+    at ‖αu‖ = 1e-3‖θ‖ (1e-3 for θ = 0); ``limit`` is 2²⁰·start by default. A rise and fall within one doubling is not
+    seen. A loss that is not finite counts as above. Near 0 the differences drown in rounding: a value at which the loss
     differs by a few ulp is no crossing. Errors: ``ValueError`` for settings out of range, and as `directional`.
     """
     if not 0 < resolution < 1:

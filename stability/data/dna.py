@@ -26,7 +26,7 @@ VERSION = 1
 
 
 class DnaConfig(Settings):
-    """Where the sequences are, what is held out, and which strand is trained on."""
+    """The settings of data=dna: where the sequences are, what is held out, and which strand is trained on."""
 
     path: Annotated[str | None, Place()] = Field(
         default=None,
@@ -40,7 +40,8 @@ class DnaConfig(Settings):
 
 
 class Dna(AbstractDataSource):
-    """Nucleotides, each code of the IUPAC and the gap a token (17 of them); windows lie within a record. A shorter record is left out of them."""
+    """Nucleotides, each code of the IUPAC and the gap a token (17 of them); windows lie within a record. A shorter
+    record is left out of them."""
 
     Config: ClassVar[type[Settings]] = DnaConfig
 
@@ -57,7 +58,8 @@ class Dna(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: DnaConfig) -> str:
-        """The sha256 of each file (or the synthetic genome's seed) and the settings: neither where the files lie nor how they are called."""
+        """The sha256 of each file (or the synthetic genome's seed) and the settings: neither where the files lie nor
+        how they are called."""
         files = [] if config.path is None else fasta_files(config.path)
         sums = sorted(sha256_of_file(file) for file in files) if files else ["synthetic", synthetic.SEED]
         return json.dumps([VERSION, RECORDS_VERSION, config.hold_out, config.reverse_complement, sums])

@@ -69,7 +69,8 @@ class HuggingFaceDataset(AbstractDataSource):
 
     @classmethod
     def prepare(cls, config: HuggingFaceConfig, scratch: Path | None = None) -> Corpus:
-        """Read the rows as they arrive. Errors: ``ValueError`` naming dataset and row; ``RuntimeError`` without the library or the network."""
+        """Read the rows as they arrive. Errors: ``ValueError`` naming dataset and row; ``RuntimeError`` without the
+        library or the network."""
         if not _is_folder(config):
             _check_id(config)
         origin = _origin(config)
@@ -81,7 +82,8 @@ class HuggingFaceDataset(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: HuggingFaceConfig) -> str:
-        """All settings, with the sha256 of a folder's files. A dataset on the hub is taken to be what it was; ``revision`` makes sure."""
+        """All settings, with the sha256 of a folder's files. A dataset on the hub is taken to be what it was;
+        ``revision`` makes sure."""
         settings = {**config.model_dump(mode="json"), "ranks": None}
         if _is_folder(config):
             folder = Path(config.dataset).expanduser()
@@ -91,8 +93,9 @@ class HuggingFaceDataset(AbstractDataSource):
 
     @classmethod
     def stand_in(cls, config: HuggingFaceConfig) -> Corpus | None:
-        """For a dataset on the hub: which tokens there are follows from the tokenizer alone. Errors: ``ValueError`` for rank files that cannot be read,
-        and for what can only be a folder and is none."""
+        """A stand-in for a dataset on the hub, without asking it: which tokens there are follows from the tokenizer
+        alone. Errors: ``ValueError`` for rank files that cannot be read, and for what can only be a folder and is
+        none."""
         if _is_folder(config):
             return None
         _check_id(config)
@@ -140,7 +143,8 @@ def _records(config: HuggingFaceConfig) -> Iterator[tuple[str, bytes]]:
 
 def _rows(config: HuggingFaceConfig) -> Iterator[dict[str, Any]]:
     datasets = _datasets()
-    from huggingface_hub.errors import HTTPError  # of whichever HTTP library the hub's client uses; not always an OSError
+    # of whichever HTTP library the hub's client uses; not always an OSError
+    from huggingface_hub.errors import HTTPError
 
     if not _is_folder(config):
         _check_reach(config)
@@ -179,7 +183,8 @@ def _datasets() -> Any:
 
 
 def _check_reach(config: HuggingFaceConfig) -> None:
-    """Errors: ``RuntimeError`` where the hub does not answer (its client would retry for half a minute); proxies are respected."""
+    """Errors: ``RuntimeError`` where the hub does not answer (its client would retry for half a minute); proxies are
+    respected."""
     try:
         urllib.request.urlopen(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=PROBE_SECONDS).close()
     except urllib.error.HTTPError:

@@ -1,4 +1,5 @@
-"""Images with classes: npz files, CIFAR-10 and CIFAR-100, folders of pictures, or documented synthetic ones where no path is given."""
+"""Images with classes: npz files, CIFAR-10 and CIFAR-100, folders of pictures, or documented synthetic ones where no
+path is given."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ HOLD_OUT = 0.01
 
 
 class ImagesConfig(Settings):
-    """Where the images are, and what is held out of those that have no held-out side."""
+    """The settings of data=images: where they are, and what is held out of those that have no held-out side."""
 
     path: Annotated[str | None, Place()] = Field(
         default=None,
@@ -59,15 +60,17 @@ class Pile:
 
 
 class Images(AbstractDataSource):
-    """RGB (or what an npz file holds) images of one size. Held out is the test (or val) side; without one the first 1 % (rounded up), or another share, in
-    the order of the sha256 of the pixels: a choice that depends on nothing else, the classes standing in it about as often as in all."""
+    """RGB (or what an npz file holds) images of one size. Held out is the test (or val) side; without one the first 1 %
+    (rounded up), or another share, in the order of the sha256 of the pixels: a choice that depends on nothing else, the
+    classes standing in it about as often as in all."""
 
     Config: ClassVar[type[Settings]] = ImagesConfig
     corpus: ClassVar[type[AbstractCorpus]] = ImageCorpus
 
     @classmethod
     def prepare(cls, config: ImagesConfig, scratch: Path | None = None) -> ImageCorpus:
-        """Decode every image once. Errors: ``ValueError`` naming file and image; ``RuntimeError`` where Pillow is needed and missing."""
+        """Decode every image once. Errors: ``ValueError`` naming file and image; ``RuntimeError`` where Pillow is
+        needed and missing."""
         if config.path is None:
             _refuse_hold_out(config, "the synthetic images have")
             sides = (("train", synthetic.NUM_TRAIN, synthetic.SEED), ("val", synthetic.NUM_VAL, synthetic.SEED + 1))
@@ -79,7 +82,8 @@ class Images(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: ImagesConfig) -> str:
-        """Name (for folders with the class) and sha256 of each file, or the synthetic images' seed; and what is held out."""
+        """Name (for folders with the class) and sha256 of each file, or the synthetic images' seed; and what is held
+        out."""
         files = ["synthetic", synthetic.SEED] if config.path is None else key_of(find(config.path))
         return json.dumps([VERSION, config.hold_out, files])
 

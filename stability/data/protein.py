@@ -38,7 +38,7 @@ MOST_SHOWN = 10  # skipped files; all of them are in the prepared folder's skipp
 
 
 class ProteinConfig(Settings):
-    """Where structures and annotations are, and which chains count."""
+    """The settings of data=protein: where structures and annotations are, and which chains count."""
 
     path: Annotated[str | None, Place()] = Field(
         default=None,
@@ -56,7 +56,8 @@ class ProteinConfig(Settings):
 
 
 class Protein(AbstractDataSource):
-    """Chains with sequence, coordinates, secondary structure (DSSP's nine classes), SASA, pLDDT and annotations; split by protein."""
+    """Chains with sequence, coordinates, secondary structure (DSSP's nine classes), SASA, pLDDT and annotations; split
+    by protein."""
 
     Config: ClassVar[type[Settings]] = ProteinConfig
     corpus: ClassVar[Any] = ProteinCorpus
@@ -65,8 +66,8 @@ class Protein(AbstractDataSource):
     def prepare(cls, config: ProteinConfig, scratch: Path | None = None) -> ProteinCorpus:
         """Parse every file once. A file that cannot be parsed is skipped; stderr and the corpus say which and why.
 
-        Shards lie in a hidden folder of ``scratch`` until the corpus is whole: an interrupted preparation goes on. Errors: ``ValueError`` naming file and
-        what would be right; ``RuntimeError`` without biotite.
+        Shards lie in a hidden folder of ``scratch`` until the corpus is whole: an interrupted preparation goes on.
+        Errors: ``ValueError`` naming file and what would be right; ``RuntimeError`` without biotite.
         """
         annotations = None if config.annotations is None else read_annotations(Path(config.annotations).expanduser())
         if config.path is None:
@@ -81,7 +82,8 @@ class Protein(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: ProteinConfig) -> str:
-        """Name and sha256 of each file (or the synthetic chains' seed) and of the annotations, and the settings; not where they lie."""
+        """Name and sha256 of each file (or the synthetic chains' seed) and of the annotations, and the settings; not
+        where they lie."""
         annotations = None
         if config.annotations is not None:
             check_annotations(file := Path(config.annotations).expanduser())
@@ -97,8 +99,9 @@ def protein_files(path: str) -> list[Path]:
 
 @contextmanager
 def _workplace(scratch: Path | None, key: str) -> Iterator[Path]:
-    """A folder for shards, kept where the block is interrupted: the next preparation of the same files finds it again. Removed where it ends well or
-    with a ``ValueError``. While another process works in it (or where there is no ``scratch``), one of this process's own, never kept."""
+    """A folder for shards, kept where the block is interrupted: the next preparation of the same files finds it again.
+    Removed where it ends well or with a ``ValueError``. While another process works in it (or where there is no
+    ``scratch``), one of this process's own, never kept."""
     shared = None if scratch is None else scratch / f".proteins-{key}"
     lock = None if shared is None else RunLock(shared)
     is_ours = lock is not None and lock.acquire()

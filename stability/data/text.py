@@ -1,4 +1,5 @@
-"""A user's own text: a file or a folder of ``.txt``, ``.jsonl`` (either of them with ``.gz`` or ``.zst``) and ``.parquet``."""
+"""A user's own text: a file or a folder of ``.txt``, ``.jsonl`` (either of them with ``.gz`` or ``.zst``) and
+``.parquet``."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ VERSION = 1
 
 
 class TextConfig(AbstractTokenized):
-    """Where the text is, and how it becomes tokens."""
+    """The settings of data=text: where the text is, and how it becomes tokens."""
 
     path: Annotated[str, Place()] = Field(
         min_length=1, description="a .txt or .jsonl file (either with .gz or .zst), a .parquet file, or a folder of them with its subfolders"
@@ -32,7 +33,8 @@ class TextConfig(AbstractTokenized):
 
 
 class Text(AbstractDataSource):
-    """Documents: a ``.jsonl`` file's lines, a ``.parquet`` file's rows, a ``.txt`` file's blocks of about 4,096 characters (cut at line ends, see `blocks`).
+    """Documents: a ``.jsonl`` file's lines, a ``.parquet`` file's rows, a ``.txt`` file's blocks of about 4,096
+    characters (cut at line ends, see `blocks`).
 
     UTF-8, strictly.
     """
@@ -50,7 +52,8 @@ class Text(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: TextConfig) -> str:
-        """The field, kind and sha256 of each file, and the tokenizer: neither where the files lie nor how they are called."""
+        """The field, kind and sha256 of each file, and the tokenizer: neither where the files lie nor how they are
+        called."""
         files = [(suffix_of(file, SUFFIXES), sha256_of_file(file)) for file in text_files(config.path)]
         return json.dumps([VERSION, config.field, sorted(files)]) + config.tokenizer_key()
 

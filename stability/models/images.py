@@ -1,4 +1,5 @@
-"""How a model reads images: the sizes that it is built for, a patch a position, and one vector of all positions for its head."""
+"""How a model reads images: the sizes that it is built for, a patch a position, and one vector of all positions for its
+head."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ POSITION_STD = 0.02  # Dosovitskiy et al. 2021
 
 
 class ImageFormat(NamedTuple):
-    """What all images of a corpus share: their size in pixels, their channels, the number of classes, and the training images' mean and standard deviation
-    of each channel (pixels from 0 to 255). Written as plain JSON (`_asdict`) beside a checkpoint."""
+    """What all images of a corpus share: their size in pixels, their channels, the number of classes, and the training
+    images' mean and standard deviation of each channel (pixels from 0 to 255). Written as plain JSON (`_asdict`) beside
+    a checkpoint."""
 
     height: int
     width: int
@@ -24,7 +26,7 @@ class ImageFormat(NamedTuple):
 
     @classmethod
     def of(cls, values: Any) -> ImageFormat:
-        """From `_asdict`, as it is or as JSON gives it back."""
+        """The format that `_asdict` wrote, as it is or as JSON gives it back."""
         return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
 
     def patch_side(self, positions: int) -> int:
@@ -43,10 +45,12 @@ class ImageFormat(NamedTuple):
 
 
 class PatchEmbedding(nn.Module):
-    """Images (B, H, W, C) → (B, N, D): each of N square patches through one linear layer, plus a learned vector of its position (Dosovitskiy et al. 2021,
-    Eq. 1, without a class token), drawn from N(0, 0.02²). Patches stand row by row, and so do a patch's pixels, the channels innermost.
+    """Images (B, H, W, C) → (B, N, D): each of N square patches through one linear layer, plus a learned vector of its
+    position (Dosovitskiy et al. 2021, Eq. 1, without a class token), drawn from N(0, 0.02²). Patches stand row by row,
+    and so do a patch's pixels, the channels innermost.
 
-    The mixers' own RoPE counts the same positions along that one line; what is above and below, the learned vectors tell.
+    The mixers' own RoPE counts the same positions along that one line; what is above and below, the learned vectors
+    tell.
     """
 
     def __init__(self, image: ImageFormat, width: int, positions: int):
@@ -56,7 +60,8 @@ class PatchEmbedding(nn.Module):
         self.positions_ND = nn.Parameter(POSITION_STD * torch.randn(positions, width))
 
     def forward(self, images_BHWC: Tensor) -> Tensor:
-        rows = images_BHWC.to(self.patches.weight.dtype).unflatten(1, (-1, self.side)).unflatten(3, (-1, self.side))  # B, rows, side, columns, side, C
+        # B, rows, side, columns, side, C
+        rows = images_BHWC.to(self.patches.weight.dtype).unflatten(1, (-1, self.side)).unflatten(3, (-1, self.side))
         return self.patches(rows.transpose(2, 3).flatten(3).flatten(1, 2)) + self.positions_ND
 
 

@@ -1,4 +1,5 @@
-"""How a model reads several tracks of one sequence: source tracks are embedded and summed, context tracks enter once, before the blocks."""
+"""How a model reads several tracks of one sequence: source tracks are embedded and summed, context tracks enter once,
+before the blocks."""
 
 from __future__ import annotations
 
@@ -12,19 +13,21 @@ from stability.models.block import Context
 
 
 class Track(NamedTuple):
-    """A context: int64 tokens (B, J), or (B, J, K) where an entry has up to K of them; the mask, of the same shape, is True where a token may be read."""
+    """A context: int64 tokens (B, J), or (B, J, K) where an entry has up to K of them; the mask, of the same shape, is
+    True where a token may be read."""
 
     tokens: Tensor
     mask: Tensor
 
     @property
     def entries_BJ(self) -> Tensor:
-        """Where there is anything to read."""
+        """Whether each entry holds anything to read, (B, J)."""
         return self.mask if self.mask.ndim == 2 else self.mask.any(-1)
 
 
 class TrackInputs(NamedTuple):
-    """``sources``: int64 tokens (B, N) of each source track; ``contexts``: those that the model was built for, in its order."""
+    """``sources``: int64 tokens (B, N) of each source track; ``contexts``: those that the model was built for, in its
+    order."""
 
     sources: tuple[Tensor, ...]
     contexts: tuple[Track, ...] = ()
@@ -46,7 +49,8 @@ class SummedEmbedding(nn.Module):
 
 
 class TrackEmbedding(nn.Module):
-    """(B, J, D) of a context: an entry's embedding, or the mean of those of its tokens that may be read, 0 where there is none."""
+    """(B, J, D) of a context: an entry's embedding, or the mean of those of its tokens that may be read, 0 where there
+    is none."""
 
     def __init__(self, size: int, width: int):
         super().__init__()
@@ -61,9 +65,10 @@ class TrackEmbedding(nn.Module):
 
 
 class Conditioned(nn.Module):
-    """The summed sources, to which each context adds in turn what a cross mechanism of its own reads in it. ``branches``: cross branches with a plain residual
-    connection, which leave a row of the batch as it is where that row's context has no entry that may be read. ``contexts``: what embeds each, and whether
-    it stands position by position beside the sources."""
+    """The summed sources, to which each context adds in turn what a cross mechanism of its own reads in it.
+    ``branches``: cross branches with a plain residual connection, which leave a row of the batch as it is where that
+    row's context has no entry that may be read. ``contexts``: what embeds each, and whether it stands position by
+    position beside the sources."""
 
     def __init__(self, sources: nn.Module, contexts: Sequence[tuple[nn.Module, bool]], norms: Sequence[nn.Module], branches: Sequence[nn.Module]):
         super().__init__()
@@ -72,7 +77,8 @@ class Conditioned(nn.Module):
         self._aligned = [is_aligned for _, is_aligned in contexts]
 
     def start_local(self, bias: float) -> None:
-        """Let the mechanisms of what stands beside the sources begin at each position's own place, as far as they have such a start."""
+        """Let the mechanisms of what stands beside the sources begin at each position's own place, as far as they have
+        such a start."""
         branches: Any = self.branches
         for branch, is_aligned in zip(branches, self._aligned, strict=True):
             if is_aligned:
@@ -87,7 +93,8 @@ class Conditioned(nn.Module):
 
 
 def framed(tokens_BN: Tensor, num_B: Tensor, bos: int, eos: int) -> Tensor:
-    """(B, N + 2): ``bos``, the row's first ``num_B`` tokens, ``eos``, and then what the row holds behind them, as its padding."""
+    """(B, N + 2): ``bos``, the row's first ``num_B`` tokens, ``eos``, and then what the row holds behind them, as its
+    padding."""
     rows = torch.arange(len(tokens_BN))
     framed_BN = nn.functional.pad(tokens_BN, (1, 1))
     framed_BN[:, 0] = bos

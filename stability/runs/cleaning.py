@@ -16,7 +16,8 @@ RUN_ID = re.compile(r"[0-9a-f]{12}")
 
 @dataclass(frozen=True)
 class Unlisted:
-    """A run that no study lists. ``state`` is its verdict, or why it has none; ``owner``: "host:pid" of the process that works on it, which protects it."""
+    """A run that no study lists. ``state`` is its verdict, or why it has none; ``owner``: "host:pid" of the process
+    that works on it, which protects it."""
 
     directory: RunDirectory
     label: str
@@ -35,13 +36,14 @@ class Unlisted:
 
 
 def unlisted_runs(pool: Path) -> list[Unlisted]:
-    """By id. Errors: `listed`."""
+    """The runs of the pool that no study lists, by id. Errors: as `listed`."""
     known = listed(pool)
     return [Unlisted.of(directory) for directory in _runs(pool) if directory.run_id not in known]
 
 
 def listed(pool: Path) -> set[str]:
-    """The ids of all runs that a study lists. ``ValueError`` names a study whose record cannot be read: its runs would pass for nobody's."""
+    """The ids of all runs that a study lists. ``ValueError`` names a study whose record cannot be read: its runs would
+    pass for nobody's."""
     ids: set[str] = set()
     for folder in sorted(path for path in (pool / "studies").glob("*") if path.is_dir()):
         if not (study := StudyFolder(folder)).file.exists():
@@ -54,13 +56,15 @@ def listed(pool: Path) -> set[str]:
 
 
 def debris(pool: Path) -> list[Path]:
-    """What processes that are gone left under temporary names, in the pool, its studies and the runs that nobody works on."""
+    """What processes that are gone left under temporary names, in the pool, its studies and the runs that nobody works
+    on."""
     found = [path for folder in (pool, *(pool / "studies").glob("*"), *(pool / "studies").glob("*/results")) for path in abandoned(folder)]
     return found + [path for directory in _runs(pool) if RunLock(directory.path).owner() is None for path in leftovers(directory.path)]
 
 
 def remove_run(directory: RunDirectory) -> bool:
-    """Whether it went. It stays where somebody works on it or a study lists it by now. Taken under a temporary name first: nobody ever sees half a run."""
+    """Whether it went. It stays where somebody works on it or a study lists it by now. Taken under a temporary name
+    first: nobody ever sees half a run."""
     lock = RunLock(directory.path)
     if not lock.acquire():
         return False

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: ``metrics.jsonl`` and ``timing.jsonl`` always, Weights & Biases where asked. No torch."""
+"""The log of a run's numbers: ``metrics.jsonl`` and ``timing.jsonl`` always, Weights & Biases where asked. No torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class JsonLines:
 
 
 def truncate_after(path: Path, step: int) -> None:
-    """Drop the rows after ``step``: what a crashed run logged beyond the checkpoint that it resumes from is logged again."""
+    """Drop the rows after ``step``: what a crashed run logged beyond the checkpoint that it resumes from is logged
+    again."""
     if path.exists():
         kept = [json.dumps(row) + "\n" for row in read_jsonl(path) if row["step"] <= step]
         write_atomically(path, "".join(kept).encode())
@@ -70,7 +71,8 @@ class RunLog:
         self._timing.write(row)
 
     def gradients(self, rows: list[dict[str, Any]]) -> None:
-        """The blocks' rows of one step (deterministic, too), to be written after its metrics; there is no file before the first."""
+        """The blocks' rows of one step (deterministic, too), to be written after its metrics; there is no file before
+        the first."""
         self._gradients = self._gradients or JsonLines(self._gradients_file)
         for row in rows:
             self._gradients.write(row)
@@ -79,7 +81,8 @@ class RunLog:
             self._wandb.write({"step": rows[0]["step"], **by_name})
 
     def sync(self) -> None:
-        """Make what was logged outlast a power failure: before a checkpoint stands that a run resumes from, the rows up to it must."""
+        """Make what was logged outlast a power failure: before a checkpoint stands that a run resumes from, the rows up
+        to it must."""
         for file in self._files():
             file.sync()
 

@@ -1,4 +1,5 @@
-"""Parquet files whole or absent, and many small files → one table, fast: joined as Arrow, turned into pandas once. No torch."""
+"""Parquet files whole or absent, and many small files → one table, fast: joined as Arrow, turned into pandas once. No
+torch."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ import pyarrow.parquet as pq
 from stability.runs.directory import read_jsonl, write_atomically
 
 TYPES = {"step": pa.int64(), "block": pa.string()}
-GROUP_BYTES = 32 * 2**20  # of logs that are parsed in one go: one file at a time costs a start each, all at once their memory
+# of logs that are parsed in one go: one file at a time costs a start each, all at once their memory
+GROUP_BYTES = 32 * 2**20
 
 
 def write_parquet(frame: pd.DataFrame, path: Path, metadata: dict[str, str]) -> None:
@@ -54,9 +56,11 @@ def joined(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
 
 
 def read_curves(logs: Sequence[tuple[str, Path]], columns: Sequence[str]) -> pd.DataFrame:
-    """The rows of many ``(run_id, metrics.jsonl)`` (or another log), ``run_id`` before the logged ``columns``: of their `TYPES`, else numbers or missing.
+    """The rows of many ``(run_id, metrics.jsonl)`` (or another log), ``run_id`` before the logged ``columns``: of their
+    `TYPES`, else numbers or missing.
 
-    A last line that a crash cut short is left out, a log that is not there has no rows. Errors: ``ValueError`` names the damaged file and line.
+    A last line that a crash cut short is left out, a log that is not there has no rows. Errors: ``ValueError`` names
+    the damaged file and line.
     """
     schema = pa.schema([(name, TYPES.get(name, pa.float64())) for name in columns])
     ids, counts, tables = [], [], [schema.empty_table()]
@@ -101,9 +105,11 @@ def _parsed(logs: Sequence[bytes], schema: pa.Schema) -> pa.Table | None:
 
 
 def _read_by_line(path: Path, schema: pa.Schema) -> pa.Table:
-    """One log, slowly: what Python's reader takes beside JSON proper (NaN) is read, what nobody can read is named."""
+    """The rows of one log, read slowly line by line: what Python takes beside JSON proper (NaN) is read, what nobody
+    can read is named."""
     rows: list[dict[str, Any]] = [{name: row.get(name) for name in schema.names} for row in read_jsonl(path)]
     try:
-        return pa.Table.from_pylist(rows).cast(schema) if rows else schema.empty_table()  # a cast refuses what from_pylist would round
+        # a cast refuses what from_pylist would round
+        return pa.Table.from_pylist(rows).cast(schema) if rows else schema.empty_table()
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ValueError(f"{path} is damaged ({error}); move it away and run the sweep again") from None

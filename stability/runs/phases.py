@@ -1,7 +1,8 @@
 """Which checkpoints of a run are measured, and under which name. No torch.
 
-``terminal``: of the run's last planned step. ``earliest``: the first. ``last``: the last of a run that diverged, where that is not its earliest; it is
-no terminal one, since the run never came to its end. One checkpoint has one name only.
+``terminal``: of the run's last planned step. ``earliest``: the first. ``last``: the last of a run that diverged, where
+  that is not its earliest; it is no terminal one, since the run never came to its end. One checkpoint has one name
+  only.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ PHASES = (EARLIEST, TERMINAL, LAST)
 
 
 def phases(directory: RunDirectory, phase: str) -> dict[str, Path]:
-    """The checkpoints that a run has of the phase asked for (of every one with ``all``), by the name of their phase; {} where there is none."""
+    """The checkpoints that a run has of the phase asked for (of every one with ``all``), by the name of their phase; {}
+    where there is none."""
     found = directory.checkpoints()
     if not found:
         return {}
@@ -34,7 +36,8 @@ def phases(directory: RunDirectory, phase: str) -> dict[str, Path]:
 
 
 def wanted(directory: RunDirectory, phase: str) -> tuple[str, ...]:
-    """The phases that a measurement of a run leaves files of: those asked for, empty ones where there is no such checkpoint, but for `last`."""
+    """The phases that a measurement of a run leaves files of: those asked for, empty ones where there is no such
+    checkpoint, but for `last`."""
     if phase not in ("all", LAST):
         return (phase,)
     last = tuple(phases(directory, LAST))
@@ -47,7 +50,8 @@ def planned_steps(directory: RunDirectory) -> int | None:
 
 
 def file_of(file: Callable[[str], Path], phase: str) -> Path:
-    """Where a phase's table lies: ``file(phase)``, or the terminal phase's, as which code that knew no `last` wrote a diverged run's last checkpoint."""
+    """The file of a phase's table: ``file(phase)``, or the terminal phase's, as which code that knew no `last` wrote a
+    diverged run's last checkpoint."""
     own = file(phase)
     if phase != LAST or own.exists():
         return own

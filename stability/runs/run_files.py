@@ -1,7 +1,8 @@
 """The tables in a run's folder, read with the phase that their checkpoints are of. No torch.
 
-Code that knew no phase `last` took a run's last checkpoint for its terminal one, however far it came, and a single checkpoint for both phases. Files that
-it left stay as they are; their rows are read under the phase that they belong to.
+Code that knew no phase `last` took a run's last checkpoint for its terminal one, however far it came, and a single
+checkpoint for both phases. Files that it left stay as they are; their rows are read under the phase that they belong
+to.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from stability.runs.phases import EARLIEST, LAST, TERMINAL
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A run's spec ({} before it has one), its status, and the tables in its folder, each folder listed once; steps of its checkpoints in order."""
+    """A run's spec ({} before it has one), its status, and the tables in its folder, each folder listed once; steps of
+    its checkpoints in order."""
 
     directory: RunDirectory
     spec: dict[str, Any]
@@ -39,7 +41,8 @@ class RunFiles:
 
     @property
     def ended_early(self) -> bool:
-        """Whether the run stopped before its last planned step: by its verdict or, where it has none, by its checkpoints."""
+        """Whether the run stopped before its last planned step: by its verdict or, where it has none, by its
+        checkpoints."""
         if self.status["state"] in FINISHED:
             return self.status["state"] == "diverged"
         planned = self.spec.get("steps")
@@ -54,7 +57,7 @@ class RunFiles:
         return {EARLIEST: self.checkpoint_steps[0], LAST: self.checkpoint_steps[-1]}.get(phase) if self.checkpoint_steps else None
 
     def read(self, paths: Sequence[Path]) -> Iterator[pa.Table]:
-        """Those of the tables that have rows, each under the phase of its checkpoint; one checkpoint's once."""
+        """The tables that have rows, each under the phase of its checkpoint; those of one checkpoint once."""
         for path in paths:
             table = read_table(path)
             phase = self._phase(path, table) if len(table) else None
@@ -74,7 +77,8 @@ class RunFiles:
         return LAST if early and written == TERMINAL else written
 
     def _is_twice(self, table: pa.Table, other: Path) -> bool:
-        """Whether another phase's table is of the same checkpoint: the only one, or, where none is left, one that gave the same numbers."""
+        """Whether another phase's table is of the same checkpoint: the only one, or, where none is left, one that gave
+        the same numbers."""
         if len(self.checkpoint_steps) > 1 or not other.exists():
             return False
         found = read_table(other)
@@ -85,7 +89,7 @@ class RunFiles:
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """By name; [] where there is no folder."""
+    """The parquet files of a folder by name; [] where there is no folder."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == ".parquet")
     except FileNotFoundError:

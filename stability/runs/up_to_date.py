@@ -1,4 +1,5 @@
-"""Whether a study's tables and PDF are still what its runs would give, so that a finished sweep need not draw them again. No torch."""
+"""Whether a study's tables and PDF are still what its runs would give, so that a finished sweep need not draw them
+again. No torch."""
 
 from __future__ import annotations
 
@@ -12,9 +13,11 @@ from stability.runs.study import StudyFolder
 
 
 class Published:
-    """``<study>/published.json``: what the last publication was made from, what it wrote, and the tables that it printed.
+    """``<study>/published.json``: what the last publication was made from, what it wrote, and the tables that it
+      printed.
 
-    Files are told apart by size and time of change, never read; ``code``: the source files that turn runs into tables and PDF, which are.
+    Files are told apart by size and time of change, never read; ``code``: the source files that turn runs into tables
+    and PDF, which are.
     """
 
     def __init__(self, study: StudyFolder, pdf: Path | None, phases: Iterable[str], code: Iterable[Path]):
@@ -32,7 +35,8 @@ class Published:
         return last["summary"] if (last["inputs"], last["outputs"]) == (self._inputs, self._outputs()) else None
 
     def record(self, summary: str) -> None:
-        """After tables and PDF were written. What changed while they were made is seen by the next one: the inputs are those of before."""
+        """Note that tables and PDF were written from the inputs as they were before; what changed meanwhile is seen by
+        the next command."""
         write_json(self._file, {"inputs": self._inputs, "outputs": self._outputs(), "summary": summary})
 
     def _outputs(self) -> str:

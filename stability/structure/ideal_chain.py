@@ -1,4 +1,5 @@
-"""The trivial baseline: one backbone for every protein, built from the mean bond lengths, angles and torsions of the training chains."""
+"""The trivial baseline: one backbone for every protein, built from the mean bond lengths, angles and torsions of the
+training chains."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ PERIOD = 3  # N, CA, C
 
 @dataclass(frozen=True)
 class InternalGeometry:
-    """Means by the kind of the atom that they place (N, CA, C): distance to the atom before (Å), angle at that one, torsion about the bond before (rad)."""
+    """Means by the kind of the atom that they place (N, CA, C): distance to the atom before (Å), angle at that one,
+    torsion about the bond before (rad)."""
 
     lengths_A: np.ndarray
     angles_A: np.ndarray
@@ -23,7 +25,8 @@ class InternalGeometry:
 
 
 def mean_geometry(chains: Sequence[ProteinChain]) -> InternalGeometry:
-    """Arithmetic means of lengths and angles, circular means of torsions (C–N–CA–C φ, N–CA–C–N ψ, CA–C–N–CA ω), over unbroken quadruples of atoms."""
+    """Arithmetic means of lengths and angles, circular means of torsions (C–N–CA–C φ, N–CA–C–N ψ, CA–C–N–CA ω), over
+    unbroken quadruples of atoms."""
     sums = np.zeros((PERIOD, 5))  # count, length, angle, cos and sin of the torsion
     for chain in chains:
         atoms_MX = chain.coords_NAX.reshape(-1, 3).astype(np.float64)
@@ -41,7 +44,8 @@ def mean_geometry(chains: Sequence[ProteinChain]) -> InternalGeometry:
 
 
 def ideal_backbone(geometry: InternalGeometry, num_residues: int) -> np.ndarray:
-    """(num_residues, 3, 3) float64 in Å: atom after atom by its internal coordinates (natural extension reference frame, Parsons et al. 2005)."""
+    """(num_residues, 3, 3) float64 in Å: atom after atom by its internal coordinates (natural extension reference
+    frame, Parsons et al. 2005)."""
     lengths_A, angles_A, torsions_A = geometry.lengths_A, geometry.angles_A, geometry.torsions_A
     atoms = [np.zeros(3), np.array([lengths_A[1], 0.0, 0.0])]
     turn = np.pi - angles_A[2]
@@ -58,7 +62,7 @@ def ideal_backbone(geometry: InternalGeometry, num_residues: int) -> np.ndarray:
 
 
 def _angle(four_MKX: np.ndarray) -> np.ndarray:
-    """At the third of four atoms."""
+    """The angle at the third of four atoms."""
     back, forth = _unit(four_MKX[:, 1] - four_MKX[:, 2]), _unit(four_MKX[:, 3] - four_MKX[:, 2])
     return np.arccos(np.clip((back * forth).sum(-1), -1, 1))
 

@@ -1,4 +1,5 @@
-"""What a trained tokenizer does to held-out chains: RMSD beside a trivial baseline, use of the codebook, tokens under rotation; as parquet and mmCIF."""
+"""What a trained tokenizer does to held-out chains: RMSD beside a trivial baseline, use of the codebook, tokens under
+rotation; as parquet and mmCIF."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ AT_ONCE = 32
 def measure(
     tokenizer: StructureTokenizer, directory: RunDirectory, train: Sequence[ProteinChain], held_out: Sequence[ProteinChain], *, rotations: int, structures: int
 ) -> Iterator[None]:
-    """Write ``results/{chains,codes}.parquet``, ``summary.json``, ``example.npz`` and mmCIF files, yielding after each batch of chains.
+    """Write ``results/{chains,codes}.parquet``, ``summary.json``, ``example.npz`` and mmCIF files, yielding after each
+    batch of chains.
 
     Each held-out chain is measured on its first ``positions`` residues. The chain of median RMSD is the example.
     """
@@ -91,8 +93,8 @@ def summary(tokenizer: StructureTokenizer, chains: Any, codes: np.ndarray) -> di
 
 
 def mean_backbone(chains: Sequence[ProteinChain], positions: int) -> Tensor:
-    """(positions, 3, 3) in Å: the mean place of each residue over the chains' first parts, each along its own principal axes; at the centroid where
-    no chain is so long."""
+    """(positions, 3, 3) in Å: the mean place of each residue over the chains' first parts, each along its own principal
+    axes; at the centroid where no chain is so long."""
     sum_NAX, num_N = torch.zeros(positions, BACKBONE, 3), torch.zeros(positions)
     for start in range(0, len(chains), AT_ONCE):
         parts = first_parts([chains[index] for index in range(start, min(start + AT_ONCE, len(chains)))], positions)
@@ -137,7 +139,8 @@ def _rmsd(x_BMX: Tensor, y_BMX: Tensor, valid_BM: Tensor) -> list[float]:
 
 @torch.no_grad()
 def same_tokens(tokenizer: StructureTokenizer, parts: Sequence[ProteinChain], residues: Residues, tokens_BN: Tensor, rotations: int) -> list[float]:
-    """Of each chain the share of valid residues whose token stays when the chain is rotated at random and shifted by tens of Å; a mean over rotations.
+    """The share of each chain's valid residues whose token stays when the chain is rotated at random and shifted by
+    tens of Å; a mean over rotations.
 
     The draws are a function of the chain's id, so that a chain is moved alike wherever it is measured.
     """
@@ -153,8 +156,8 @@ def same_tokens(tokenizer: StructureTokenizer, parts: Sequence[ProteinChain], re
 
 
 def write_structures(tokenizer: StructureTokenizer, part: ProteinChain, folder: Path) -> list[Path]:
-    """``<chain>_original.cif`` and ``<chain>_reconstructed.cif``, superposed: by the stage-2 decoder the heavy atoms whose places the chain has anywhere (the
-    decoder may never have seen another), or the backbone without stage 2."""
+    """``<chain>_original.cif`` and ``<chain>_reconstructed.cif``, superposed: by the stage-2 decoder the heavy atoms
+    whose places the chain has anywhere (the decoder may never have seen another), or the backbone without stage 2."""
     residues = padded([part])
     tokens_BN = tokenizer.encode(residues.coords_BNAX, residues.mask_BN)
     has_atoms = tokenizer.atom_decoder is not None

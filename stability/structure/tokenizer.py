@@ -1,4 +1,5 @@
-"""The structure tokenizer: protein chains to tokens of a finite codebook, and back to atoms (consensus paper, E.1; FSQ autoencoder in two stages)."""
+"""The structure tokenizer: protein chains to tokens of a finite codebook, and back to atoms (consensus paper, E.1; FSQ
+autoencoder in two stages)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ FOLDER = "tokenizers"
 
 
 class StructureTokenizer(nn.Module):
-    """Encoder, codebook, light decoder to N, CA and C (stage 1); decoder to 14 heavy atoms that also reads the sequence (stage 2, where there is one)."""
+    """Encoder, codebook, light decoder to N, CA and C (stage 1); decoder to 14 heavy atoms that also reads the sequence
+    (stage 2, where there is one)."""
 
     def __init__(self, spec: TokenizerRunSpec, vocab_size: int):
         super().__init__()
@@ -50,8 +52,9 @@ class StructureTokenizer(nn.Module):
     def encode(self, coords_BNAX: Tensor, mask_BN: Tensor) -> Tensor:
         """Tokens (B, N) int64 of N, CA and C in Å, 0 … ``num_tokens`` − 1, and −1 where a residue is not valid.
 
-        A token says what its residue's place in the whole (part of a) chain is, so a chain must be encoded as it is to be read: cut at another residue it
-        has other tokens. Errors: ``ValueError`` for shapes that do not fit and for a valid residue whose coordinates are not finite.
+        A token says what its residue's place in the whole (part of a) chain is, so a chain must be encoded as it is to
+        be read: cut at another residue it has other tokens. Errors: ``ValueError`` for shapes that do not fit and for a
+        valid residue whose coordinates are not finite.
         """
         if coords_BNAX.ndim != 4 or tuple(coords_BNAX.shape[2:]) != (BACKBONE, 3) or mask_BN.shape != coords_BNAX.shape[:2]:
             shapes = f"coords {tuple(coords_BNAX.shape)} and mask {tuple(mask_BN.shape)}"
@@ -69,7 +72,8 @@ class StructureTokenizer(nn.Module):
 
     @torch.no_grad()
     def decode_atoms(self, tokens_BN: Tensor, sequence_BN: Tensor) -> Tensor:
-        """Heavy atoms (B, N, 14, 3) in Å by the stage-2 decoder; NaN where the token is −1. Which of the 14 a residue has is the sequence's affair.
+        """Heavy atoms (B, N, 14, 3) in Å by the stage-2 decoder; NaN where the token is −1. Which of the 14 a residue
+        has is the sequence's affair.
 
         Errors: ``ValueError`` where the tokenizer was trained without stage 2.
         """
@@ -85,7 +89,8 @@ class StructureTokenizer(nn.Module):
 
 
 def build_tokenizer(spec: TokenizerRunSpec, vocab_size: int) -> StructureTokenizer:
-    """At its initialisation, on the CPU; the same spec gives the same weights, and the global random state is left alone."""
+    """A tokenizer as it is initialised, on the CPU. The same spec gives the same weights, and the global random state
+    is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         return StructureTokenizer(spec, vocab_size)
@@ -97,7 +102,8 @@ def directory_of(pool: str | Path, identity: str) -> RunDirectory:
 
 
 def load_checkpoint(folder: Path) -> StructureTokenizer:
-    """In eval mode on the CPU. ``ValueError`` where the folder is no checkpoint of a tokenizer, or a file is not what its manifest vouches for."""
+    """The tokenizer of a checkpoint, in eval mode on the CPU. ``ValueError`` where the folder is no checkpoint of a
+    tokenizer, or a file is not what its manifest vouches for."""
     manifest = checkpoint.verified_manifest(folder)
     tokenizer = build_tokenizer(checked(TokenizerRunSpec, filled(manifest["spec"], TokenizerRunSpec)), manifest["vocab_size"])
     try:
@@ -108,7 +114,8 @@ def load_checkpoint(folder: Path) -> StructureTokenizer:
 
 
 def load_tokenizer(pool: str | Path, identity: str) -> StructureTokenizer:
-    """A finished tokenizer by its id. ``ValueError`` where there is none, it is not finished or diverged, or its checkpoint is damaged."""
+    """A finished tokenizer by its id. ``ValueError`` where there is none, it is not finished or diverged, or its
+    checkpoint is damaged."""
     directory = directory_of(pool, identity)
     if not directory.spec_file.exists():
         finished = (path.name for path in directory.path.parent.glob("[0-9a-f]*") if RunDirectory(path.parent, path.name).finished)

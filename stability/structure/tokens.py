@@ -35,7 +35,8 @@ def as_read(corpus: AbstractCorpus, objective: Part, pool: Path) -> Any:
 
 
 def _tokenised(corpus: ProteinCorpus, tokenizer: StructureTokenizer, identity: str, cache_dir: Path) -> ProteinCorpus:
-    """From ``cache_dir``, where the tokens of these chains by this tokenizer are there already, else computed and kept there."""
+    """The corpus with its structure tokens, read from ``cache_dir`` where this tokenizer has cut these chains before,
+    else computed and kept there."""
     entry = cache_dir / "index" / hashlib.sha256(f"structure tokens\n{VERSION}\n{corpus.fingerprint}\n{identity}".encode()).hexdigest()
     known = entry.read_text(encoding="ascii").strip() if entry.exists() else None
     if known and (cache_dir / known).is_dir() and (cache_dir / corpus.fingerprint).is_dir():
@@ -52,8 +53,8 @@ def _tokenised(corpus: ProteinCorpus, tokenizer: StructureTokenizer, identity: s
 def structure_tokens(corpus: ProteinCorpus, tokenizer: StructureTokenizer) -> np.ndarray:
     """A token for each residue of all chains, training side first, int64; −1 where N, CA or C is missing.
 
-    Each chain is tokenised whole and by itself, whatever length the tokenizer was trained on and whatever part of the chain is read later: a token says
-    where its residue stands in its chain.
+    Each chain is tokenised whole and by itself, whatever length the tokenizer was trained on and whatever part of the
+    chain is read later: a token says where its residue stands in its chain.
     """
     found = []
     with bar("structure tokens", num_items=len(corpus.tables.ids)):

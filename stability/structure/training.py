@@ -1,4 +1,5 @@
-"""Trains a structure tokenizer: stage 1 encoder, codes and light decoder; stage 2, with those frozen, the decoder to all heavy atoms."""
+"""Trains a structure tokenizer: stage 1 encoder, codes and light decoder; stage 2, with those frozen, the decoder to
+all heavy atoms."""
 
 from __future__ import annotations
 
@@ -40,9 +41,10 @@ def train_tokenizer(
 ) -> Iterator[None]:
     """Train to the verdict, yielding after each optimizer step of either stage; a finished tokenizer is left alone.
 
-    Left anywhere and called again it goes on from its last readable checkpoint, bit for bit as if undisturbed (same hardware). Divergence is a verdict.
-    Errors: ``ValueError`` for chains that nothing can be learned from, ``RuntimeError`` for a device that is not there, before anything is written;
-    ``RuntimeError`` for a crash, which leaves the status ``failed`` and keeps its traceback.
+    Left anywhere and called again it goes on from its last readable checkpoint, bit for bit as if undisturbed (same
+    hardware). Divergence is a verdict. Errors: ``ValueError`` for chains that nothing can be learned from,
+    ``RuntimeError`` for a device that is not there, before anything is written; ``RuntimeError`` for a crash, which
+    leaves the status ``failed`` and keeps its traceback.
     """
     if directory.finished:
         return
@@ -105,7 +107,8 @@ class TokenizerTrainer:
         self.optimizer = build_optimizer(self.spec, training)
 
     def open(self) -> None:
-        """Remove what a killed process left half-written, resume from the last readable checkpoint, and say that the tokenizer is being trained."""
+        """Remove what a killed process left half-written, resume from the last readable checkpoint, and say that the
+        tokenizer is being trained."""
         for path in leftovers(self.directory.path):
             remove(path)
         write_json(self.directory.provenance_file, {**provenance(), "device": str(self.device), "threads": self.spec.threads})
@@ -137,7 +140,8 @@ class TokenizerTrainer:
             print(f"{self.directory.run_id}: no checkpoint of it can be read; trains from the beginning", flush=True)
 
     def save(self) -> None:
-        """A checkpoint of the current step; once it stands, all but `KEPT` go. At the first stage's end the second's optimizer has nothing to keep."""
+        """A checkpoint of the current step; once it stands, all but `KEPT` go. At the first stage's end the second's
+        optimizer has nothing to keep."""
         folder = self.directory.path / "checkpoints" / checkpoint_name(self.step)
         if self.step == 0 or self.step in self._whole:
             return
@@ -163,7 +167,8 @@ class TokenizerTrainer:
         self.directory.set_status(INTERRUPTED, step=step, reason=f"{INTERRUPTED} at step {step} of {self.num_steps}", num_steps=self.num_steps)
 
     def advance(self) -> None:
-        """One optimizer step of the stage it falls into, its log row, and the validation and checkpoint that fall on it."""
+        """Take one optimizer step of the stage it falls into; write its log row; validate and save a checkpoint where
+        they are due."""
         step, stage = self.step + 1, 2 if self.in_stage_2 else 1
         row = self._update(step) | {"stage": stage}
         if not math.isfinite(row["loss"]) or not math.isfinite(row["grad_norm"]):
@@ -237,7 +242,8 @@ class TokenizerTrainer:
 
 
 def squared_errors(tokenizer: StructureTokenizer, residues: Residues, *, atoms: bool) -> Tensor:
-    """(B,) Å²: of the backbone through the light decoder, or of all heavy atoms that are there through the second stage's, codes frozen."""
+    """(B,) Å²: of the backbone through the light decoder, or of all heavy atoms that are there through the second
+    stage's, codes frozen."""
     if not atoms:
         predicted_BNAX = tokenizer.reconstruct(residues.coords_BNAX, residues.mask_BN)
         valid_BM = residues.mask_BN.repeat_interleave(predicted_BNAX.shape[2], 1)

@@ -13,7 +13,8 @@ from stability.models.backbone import block_of
 
 
 class BlockStatistics:
-    """Norms of the gradient and of the step by block of parameters (`block_of`), every ``every`` steps; 0: never. ``norm``: that of a list of tensors."""
+    """Norms of the gradient and of the step by block of parameters (`block_of`), every ``every`` steps; 0: never.
+    ``norm``: that of a list of tensors."""
 
     def __init__(self, model: nn.Module, every: int, norm: Callable[[Sequence[Tensor]], Tensor]):
         self._every, self._norm = every, norm
@@ -29,12 +30,14 @@ class BlockStatistics:
         return {block: self._norm([tensors[index] for index in indices]).item() for block, indices in self._blocks.items()}
 
     def gradient(self, parameters: list[nn.Parameter]) -> dict[str, float]:
-        """Of the gradients as they stand: to be taken before they are clipped. A parameter without one counts as 0."""
+        """The norms of the gradients as they stand, to be taken before they are clipped. A parameter without a gradient
+        counts as 0."""
         return self.norms([torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters])
 
     def rows(self, step: int, gradient: dict[str, float], before: list[Tensor], moved: list[Tensor]) -> list[dict[str, Any]]:
-        """A row a block: the gradient's norm before clipping, its share of the squared norm of the whole gradient (they add up to 1), and the norm of the
-        step over that of the parameters before it. None where a number is not finite or is a quotient by 0."""
+        """A row a block: the gradient's norm before clipping, its share of the squared norm of the whole gradient (they
+        add up to 1), and the norm of the step over that of the parameters before it. None where a number is not finite
+        or is a quotient by 0."""
         weights, steps = self.norms(before), self.norms(moved)
         total = math.fsum(norm**2 for norm in gradient.values())
         return [

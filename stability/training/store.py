@@ -16,20 +16,24 @@ from stability.training.keeping import Keeper
 
 
 class Store:
-    """Of one run, whose folder nobody else writes to. A checkpoint goes only after the one that takes its place stands."""
+    """The checkpoints of one run, whose folder nobody else writes to. One is removed only after the one that takes its
+    place stands."""
 
     def __init__(self, spec: RunSpec, directory: RunDirectory, data_format: Any):
         self._spec, self._directory, self._format = spec, directory, data_format
-        self._standing: set[int] = set()  # steps whose checkpoints this process wrote or read: whole, not to be written again
+        # steps whose checkpoints this process wrote or read: whole, not to be written again
+        self._standing: set[int] = set()
         self.keeper = Keeper(spec)
 
     @property
     def newest(self) -> int:
-        """The step of the newest checkpoint that is known to be whole, where a run that is left goes on; 0: none, from its beginning."""
+        """The step of the newest checkpoint that is known to be whole, where a run that is left goes on; 0: none, from
+        its beginning."""
         return max(self._standing, default=0)
 
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Parameters and trainer state of the newest checkpoint that can be read, whoever left it; None where there is none."""
+        """Parameters and trainer state of the newest checkpoint that can be read, whoever left it; None where there is
+        none."""
         return self._newest(reversed(self._directory.checkpoints()))
 
     def first_of(self, steps: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -51,7 +55,8 @@ class Store:
         return None
 
     def write(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
-        """A checkpoint of the step the run stands at, unless it stands already; what does not stay beside it goes once it does."""
+        """A checkpoint of the step the run stands at, unless it stands already; what does not stay beside it goes once
+        it does."""
         if step == 0 or step in self._standing:
             return
         checkpoint.save(self._folder(step), model, state, self._spec, step=step, data_format=self._format)
@@ -59,7 +64,8 @@ class Store:
         self.remove_unplanned(step, but=step)
 
     def remove_unplanned(self, step: int, but: int | None = None) -> None:
-        """What rolls on goes, and what only an interruption wrote, once it has served: a resumed run's folder is that of an undisturbed one."""
+        """What rolls on goes, and what only an interruption wrote, once it has served: a resumed run's folder is that
+        of an undisturbed one."""
         stays = self.keeper.kept(step) | {but}
         for folder in self._directory.checkpoints():
             if step_of(folder) not in stays:

@@ -1,4 +1,5 @@
-"""One loop for every objective: a generator that trains a run step by step, and can be left and resumed after any of them."""
+"""One loop for every objective: a generator that trains a run step by step, and can be left and resumed after any of
+them."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ from stability.training.verdict import SpikeWatch, judge
 class Trainer:
     """The state of one run: model, optimizer, spike watch, step; and how one step changes it.
 
-    In a sharded run (``placement``) each helper has one, too, which goes through `put`, `update`, `measure`, `is_sound` and `gathered` when the run's own does.
+    In a sharded run (``placement``) each helper has one, too, which goes through `put`, `update`, `measure`, `is_sound`
+    and `gathered` when the run's own does.
     """
 
     def __init__(self, spec: RunSpec, directory: RunDirectory, corpus: AbstractCorpus, device: torch.device, placement: Whole | Shards | None = None):
@@ -95,8 +97,9 @@ class Trainer:
         self.placement.put(self.model, self.optimizer, parameters, state)
 
     def _restore(self) -> int:
-        """Take parameters and optimizer state back to the last good checkpoint, or to the initialisation where there is none yet; its step. One that an
-        interruption left is never among them, or a resumed run would go on from elsewhere than an undisturbed one."""
+        """Take parameters and optimizer state back to the last good checkpoint, or to the initialisation where there is
+        none yet; its step. One that an interruption left is never among them, or a resumed run would go on from
+        elsewhere than an undisturbed one."""
         found = self.store.first_of(self.guard.candidates())
         step = 0 if found is None else self._take(*found)["step"]
         if found is None:
@@ -119,8 +122,10 @@ class Trainer:
         return self.placement.gathered(self.model, self.optimizer)
 
     def leave(self, state: str = STOPPED) -> dict[str, Any]:
-        """End before the last step, without a verdict, so that the run can be gone on with from the step that the status names."""
-        if self.diverged is None and self.is_sound():  # else the parameters may hold what diverged; the resumed run finds it again
+        """End before the last step, without a verdict, so that the run can be gone on with from the step that the
+        status names."""
+        # else the parameters may hold what diverged; the resumed run finds it again
+        if self.diverged is None and self.is_sound():
             self.save()
         step = self.store.newest
         self.directory.set_status(state, step=step, reason=f"{state} at step {step} of {self.spec.steps}", num_steps=self.spec.steps)
@@ -139,7 +144,7 @@ class Trainer:
         return measured
 
     def advance(self) -> None:
-        """One optimizer step, its log rows, and the validation and checkpoint that fall on it."""
+        """Take one optimizer step; write its log rows; validate and save a checkpoint where they are due."""
         step, spec = self.step + 1, self.spec
         started = time.perf_counter()
         row = self.update(step)
@@ -166,8 +171,8 @@ class Trainer:
             self.save()
 
     def _validate(self, row: dict[str, Any]) -> None:
-        """Validation NLL, and what is validated beside it, into the row. After a restore it is that of what was restored, which the run goes on from, or
-        ends with."""
+        """Validation NLL, and what is validated beside it, into the row. After a restore it is that of what was
+        restored, which the run goes on from, or ends with."""
         row |= self.measure()
         if reason := first_non_finite({"validation NLL": self.val_nll}, self.step):
             self._meet(reason, row, has_moved=True)
@@ -177,7 +182,8 @@ class Trainer:
             self.store.keeper.validated(self.step, self.val_nll)
 
     def _looks_at(self, step: int) -> bool:
-        """As often as the guards are told to, and wherever the run might be kept or judged by the step."""
+        """Whether this step is looked at for numbers that are not finite: as often as the guards are told to, and
+        wherever the run might be kept or judged by it."""
         return step % self.spec.guards.check_every == 0 or self.store.keeper.validates(step) or self.store.keeper.may_be_due(step)
 
     def _fault(self, row: dict[str, Any]) -> str | None:
@@ -193,7 +199,8 @@ class Trainer:
             row["restored_step"] = self._restore()
 
     def update(self, step: int) -> dict[str, Any]:
-        """Gradient, clipping and optimizer step number ``step``; the log row of it. No step is taken where loss or gradient is not finite."""
+        """Gradient, clipping and optimizer step number ``step``; the log row of it. No step is taken where loss or
+        gradient is not finite."""
         self.placement.tell("update", step)
         spec = self.spec
         lr = spec.lr_peak * lr_factor(spec.schedule, step, spec.steps)
@@ -220,8 +227,8 @@ class Trainer:
         return row
 
     def _backward(self, examples: Examples) -> Tensor:
-        """The batch's mean loss, its gradient added to the parameters'. Microbatch by microbatch, each of them over the count of the whole batch: one of
-        few masked tokens weighs no more than they do."""
+        """The batch's mean loss, its gradient added to the parameters'. Microbatch by microbatch, each of them over the
+        count of the whole batch: one of few masked tokens weighs no more than they do."""
         count = self.objective.count(examples, torch.float32)
         totals = []
         for index, part in enumerate(self.placement.part(examples).split(self.spec.microbatch or self.spec.batch)):

@@ -1,7 +1,8 @@
 """How far the learning rate of one curve can be pushed: its best rate and its edges of stability, with few rates tried.
 
-A coarse grid; beyond it, where its ends are not the curve's; then in common rounds the best rate refined by parabolas, and bisections of the largest
-rate that is stable by verdict and of the largest whose NLL is near the best. Pure: no files, no clock, no torch; the same tells give the same asks.
+A coarse grid; beyond it, where its ends are not the curve's; then in common rounds the best rate refined by parabolas,
+and bisections of the largest rate that is stable by verdict and of the largest whose NLL is near the best. Pure: no
+files, no clock, no torch; the same tells give the same asks.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Point:
-    """A rate that was tried, all its seeds together. ``nll``: their median, a divergence counting as ∞, as in the report's windows."""
+    """A rate that was tried, all its seeds together. ``nll``: their median, a divergence counting as ∞, as in the
+    report's windows."""
 
     lr: float
     verdicts: tuple[str, ...]
@@ -49,8 +51,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Edge:
-    """``lr``: the largest rate on the good side, None where none is; ``next_lr``: the smallest above it (or of all) on the bad side, None where there is
-    none up to the highest that was tried. ``exceptions``: rates below ``lr`` on the bad side: the curve is not monotone."""
+    """``lr``: the largest rate on the good side, None where none is; ``next_lr``: the smallest above it (or of all) on
+    the bad side, None where there is none up to the highest that was tried. ``exceptions``: rates below ``lr`` on the
+    bad side: the curve is not monotone."""
 
     lr: float | None
     next_lr: float | None
@@ -59,10 +62,11 @@ class Edge:
 
 @dataclass(frozen=True)
 class Found:
-    """``best_low`` and ``best_high``: the best rate's neighbours, between which the true best lies; None at an end of what was tried.
+    """``best_low`` and ``best_high``: the best rate's neighbours, between which the true best lies; None at an end of
+    what was tried.
 
-    ``num_grid_rates``: rates that a grid of the same resolution takes over the range that was tried. ``resolved``: everything lies in a bracket as
-    narrow as asked for, or is known to lie outside the range.
+    ``num_grid_rates``: rates that a grid of the same resolution takes over the range that was tried. ``resolved``:
+      everything lies in a bracket as narrow as asked for, or is known to lie outside the range.
     """
 
     best_lr: float | None
@@ -87,7 +91,8 @@ class Curve:
         self._most = most_rates(grid, settings)
 
     def ask(self) -> tuple[float, ...]:
-        """The rates of the next round, which may run side by side; () once everything is found. Asked again before a tell it says the same."""
+        """The rates of the next round, which may run side by side; () once everything is found. Asked again before a
+        tell it says the same."""
         missing = tuple(lr for lr in self._grid if lr not in self.points)
         return missing or self._wanted()[: self._most - len(self.points)]
 
@@ -150,7 +155,8 @@ class Curve:
         return tuple(kept)
 
     def _extension(self) -> list[float]:
-        """One rate beyond each end of the range that is not an end of the curve's, in growing steps, as far as the settings allow."""
+        """One rate beyond each end of the range that is not an end of the curve's, in growing steps, as far as the
+        settings allow."""
         points, best = self._ordered(), self._best()
         low, high, most = math.log10(self._grid[0]), math.log10(self._grid[-1]), self._settings.extend_decades
         found = []
@@ -180,7 +186,8 @@ class Curve:
         return found + ([best.x + side * gap / 2 for side, gap in wide.items()] if len(wide) == 1 else [])
 
     def _bisection(self, is_inside: Callable[[Point], bool]) -> list[float]:
-        """The middle between the largest rate inside and the next one; where none is inside, between the rates that are too small and the others."""
+        """The middle between the largest rate inside and the next one; where none is inside, between the rates that are
+        too small and the others."""
         points = self._ordered()
         inside = [point.x for point in points if is_inside(point)] or [point.x for point in points if point.is_idle]
         above = [point.x for point in points if inside and point.x > inside[-1]]
@@ -190,7 +197,8 @@ class Curve:
 
 
 def most_rates(grid: Sequence[float], settings: EdgeSettings) -> int:
-    """The most rates that a curve asks for: the grid, both extensions, two bisections and the refinement of the widest gap that can come up."""
+    """The most rates that a curve asks for: the grid, both extensions, two bisections and the refinement of the widest
+    gap that can come up."""
     spacing = max(math.log10(grid[-1] / grid[0]) / (len(grid) - 1), settings.resolution_decades)
     reach, steps, widest = 0.0, 0, spacing
     while reach < settings.extend_decades:
@@ -205,7 +213,8 @@ def _is_stable(point: Point) -> bool:
 
 
 def _vertex(left: Point, best: Point, right: Point) -> float:
-    """Where the parabola through three points has its minimum; the best itself where one of them diverged or they lie on a line."""
+    """The minimum of the parabola through three points; the best itself where one of them diverged or they lie on a
+    line."""
     down, up = (left.nll - best.nll) / (best.x - left.x), (right.nll - best.nll) / (right.x - best.x)
     if not (math.isfinite(down) and math.isfinite(up)) or down + up <= 0:
         return best.x

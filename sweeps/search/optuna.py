@@ -1,4 +1,5 @@
-"""`search=optuna`: a tree-structured Parzen estimator over numeric fields of the recipe. Optuna is imported only here, when points are chosen."""
+"""`search=optuna`: a tree-structured Parzen estimator over numeric fields of the recipe. Optuna is imported only here,
+when points are chosen."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ DRAWS = 20  # proposals for each point that is wanted: most that can be the same
 class OptunaSearch:
     """One search for each of the sweep's curves, all in common rounds.
 
-    What was asked for stands in ``study.json``, what became of it in the ledger; Optuna keeps nothing. Each round it is told all of it anew, in the order
-    in which it was asked for, with a sampler whose seed is the round's: a search that was cut off goes on as if it had not been.
+    What was asked for stands in ``study.json``, what became of it in the ledger; Optuna keeps nothing. Each round it is
+    told all of it anew, in the order in which it was asked for, with a sampler whose seed is the round's: a search that
+    was cut off goes on as if it had not been.
     """
 
     stop_at = None
@@ -56,7 +58,8 @@ class OptunaSearch:
             curve.tell(statuses)
 
     def record(self) -> dict[str, Any]:
-        """``search``: a row a run and field, for the report; ``search_history``: the rounds' points, from which the same command goes on."""
+        """``search``: a row a run and field, for the report; ``search_history``: the rounds' points, from which the
+        same command goes on."""
         rows = [row for curve in self._curves for row in curve.rows()]
         return {"search": rows, "search_history": {curve.key: curve.rounds for curve in self._curves}}
 
@@ -81,12 +84,13 @@ class _Curve:
 
     @property
     def ids(self) -> list[list[str]]:
-        """Of each point its runs' ids, seed by seed."""
+        """The ids of each point's runs, seed by seed."""
         self._ids += [[run_id(run) for run in self._runs(values)] for values in self.points[len(self._ids) :]]
         return self._ids
 
     def remember(self, rounds: Sequence[Sequence[Values]]) -> None:
-        """Rounds of an earlier launch, which come first. Those of another space are left alone: its points are none of this one."""
+        """Rounds of an earlier launch, which come first. Those of another space are left alone: its points are none of
+        this one."""
         limits = {dimension.path: dimension for dimension in self._space}
         known = [values for each in rounds for values in each]
         if all(values.keys() == limits.keys() and all(limits[path].low <= value <= limits[path].high for path, value in values.items()) for values in known):
@@ -133,7 +137,8 @@ class _Curve:
 
 
 def propose(space: Sequence[Dimension], whole: set[str], told: Sequence[tuple[Values, float]], search: SearchSpec, num_asked: int, most: int):
-    """Points to try next, one after another, each chosen with those before it under way. ``told``: points and their objectives; floats have three digits."""
+    """Points to try next, one after another, each chosen with those before it under way. ``told``: points and their
+    objectives; floats have three digits."""
     optuna = _import_optuna()
     kinds = {dimension.path: _distribution(optuna, dimension, dimension.path in whole) for dimension in space}
     with warnings.catch_warnings():
@@ -170,7 +175,8 @@ def _rounded(value: float, kind: Any) -> float:
 
 
 def _objective(statuses: Sequence[Mapping[str, Any]]) -> float | None:
-    """The mean over seeds of min(validation NLL, NLL at initialisation): finite where runs diverged. None where a run failed: nothing is known."""
+    """The mean over seeds of min(validation NLL, NLL at initialisation): finite where runs diverged. None where a run
+    failed: nothing is known."""
     if any(status["state"] not in FINISHED for status in statuses):
         return None
     values = [_finite_nll(status.get("result", {})) for status in statuses]
@@ -191,7 +197,8 @@ def _is_valid(recipe: Mapping[str, Any], values: Values) -> bool:
 
 
 def _check(space: Sequence[Dimension], whole: set[str], recipe: Mapping[str, Any]) -> None:
-    """Errors: ``ValueError`` for an integer's range whose ends are none, and for a range of which an end makes no valid run."""
+    """Errors: ``ValueError`` for an integer's range whose ends are none, and for a range of which an end makes no valid
+    run."""
     for dimension in space:
         for end in (dimension.low, dimension.high):
             if dimension.path in whole and end != int(end):

@@ -29,11 +29,13 @@ STYLES = {
 COLUMNS = ("mechanism", "LR", "seed", "step", "loss", "val NLL", "tokens/s", "ETA", "state")
 LAST_ENDED = 6  # of a sweep that doesn't fit the terminal
 AS_NEEDED = (STALLED, INTERRUPTED, STOPPED)  # counted where there are any
-PROGRESS_S, PROGRESS_PARTS, FEWEST_BETWEEN = 60.0, 20, 4  # a log hears of the whole each minute, or when 5 % more (no fewer than 4 runs) have ended
+# a log hears of the whole each minute, or when 5 % more (no fewer than 4 runs) have ended
+PROGRESS_S, PROGRESS_PARTS, FEWEST_BETWEEN = 60.0, 20, 4
 
 
 def counts_line(progress: Progress) -> str:
-    """``"48 runs: 30 done (26 stable, 4 diverged), 2 running, 1 failed, 15 queued"``; stalled, interrupted and stopped ones where there are any."""
+    """``"48 runs: 30 done (26 stable, 4 diverged), 2 running, 1 failed, 15 queued"``; stalled, interrupted and stopped
+    ones where there are any."""
     counts, verdicts = progress.counts(), verdicts_text(Counter({state: count for state, count in progress.verdicts().items() if state in FINISHED}))
     numbers = [f"{counts['done']} done" + (f" ({verdicts})" if verdicts else "")]
     numbers += [f"{counts[state]} {state}" for state in ("running", *AS_NEEDED, "failed", "queued") if counts[state] or state not in AS_NEEDED]
@@ -41,7 +43,8 @@ def counts_line(progress: Progress) -> str:
 
 
 def left_text(progress: Progress) -> str:
-    """``"4 min 12 s left"``, or ``"… of training left"`` until α_max and samples have been timed; "" where everything has ended."""
+    """``"4 min 12 s left"``, or ``"… of training left"`` until α_max and samples have been timed; "" where everything
+    has ended."""
     if all(row.ended for row in progress.rows):
         return ""
     eta = progress.eta_s()
@@ -50,7 +53,8 @@ def left_text(progress: Progress) -> str:
 
 
 def best_line(progress: Progress) -> str:
-    """``"best val NLL so far: sa 2.881 at lr=0.003, sc 2.866 at lr=0.01 (2 seeds)"``; "" before any run has ended with one."""
+    """``"best val NLL so far: sa 2.881 at lr=0.003, sc 2.866 at lr=0.01 (2 seeds)"``; "" before any run has ended with
+    one."""
     found = progress.best()
     points = [f"{variant} {nll:.3f} at lr={lr:g}" + (f" ({count} seeds)" if count > 1 else "") for variant, (nll, lr, count) in sorted(found.items())]
     return f"best val NLL so far: {', '.join(points)}" if points else ""
@@ -61,8 +65,8 @@ def verdicts_text(verdicts: Counter[str]) -> str:
 
 
 def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int) -> Group:
-    """``lines`` (text, style), then a table of the runs, ``height`` lines at most. Where they don't fit: those that run, then those that ended last,
-    and how many are not shown."""
+    """``lines`` (text, style), then a table of the runs, ``height`` lines at most. Where they don't fit: those that
+    run, then those that ended last, and how many are not shown."""
     shown = [Text(text, style=style, no_wrap=True, overflow="ellipsis") for text, style in lines if text]
     room = max(0, height - len(shown) - 2)  # the header, the line that may say how many more
     rows = in_order(progress.rows)
@@ -75,7 +79,8 @@ def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int) -> 
 
 
 def _collapsed(rows: Sequence[Row], room: int) -> list[Row]:
-    """As many running rows as fit beside the last that ended; half the room is theirs at most."""
+    """The rows that fit: as many running ones as there is room for, beside the last that ended, which take half of it
+    at most."""
     ended = [row for row in rows if row.ended][: min(LAST_ENDED, room // 2)]
     active = [row for row in rows if row.running or row.state in (STALLED, INTERRUPTED)][: room - len(ended)]
     return [*active, *ended]
@@ -107,7 +112,7 @@ def _cells(progress: Progress, row: Row) -> list[str]:
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """Those that run, those that were left half-way, those that ended (the last first), those that wait."""
+    """The rows sorted: those that run, those left half-way, those that ended (the last first), those that wait."""
     ended = sorted((row for row in rows if row.ended), key=lambda row: row.ended_at or 0.0, reverse=True)
     states = {state: [row for row in rows if row.state == state] for state in ("running", STALLED, INTERRUPTED, "queued")}
     return [*states["running"], *states[STALLED], *states[INTERRUPTED], *ended, *states["queued"]]

@@ -1,4 +1,5 @@
-"""The live table of a sweep: what every trial is doing, from the run directories; plain lines where there is no terminal."""
+"""The live table of a sweep: what every trial is doing, from the run directories; plain lines where there is no
+terminal."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ LOW = 12  # lines of a terminal that has none to spare
 
 
 class LiveView:
-    """Within the ``with`` block a table on the terminal, or the lines of a log (`Lines`), refreshed by a thread of its own.
+    """Within the ``with`` block a table on the terminal, or the lines of a log (`Lines`), refreshed by a thread of its
+    own.
 
-    ``is_done(trial)``: whether a trained trial's α_max is measured. ``opening`` stands above the table until the first trial runs, ``note`` (e.g.
-    that the sweep is stopping) from when it is set. ``earlier``: runs of the sweep that had ended before, for what is best so far.
+    ``is_done(trial)``: whether a trained trial's α_max is measured. ``opening`` stands above the table until the first
+      trial runs, ``note`` (e.g. that the sweep is stopping) from when it is set. ``earlier``: runs of the sweep that
+      had ended before, for what is best so far.
     """
 
     def __init__(
@@ -65,12 +68,13 @@ class LiveView:
                 self._live.stop()
 
     def tick(self) -> None:
-        """For launchers to call as often as they like; looks at the runs at most once a second."""
+        """Look at the runs, at most once a second: launchers call this as often as they like."""
         if time.monotonic() - self._polled_at >= POLL_S:
             self._refresh()
 
     def summary(self) -> str:
-        """``"ended 36 runs in 4 min 12 s: 30 stable, 4 diverged, 2 failed"``, with what was skipped and what is left."""
+        """``"ended 36 runs in 4 min 12 s: 30 stable, 4 diverged, 2 failed"``, with what was skipped and what is
+        left."""
         verdicts = self.progress.verdicts()
         parts = verdicts_text(verdicts)
         num_left = len(self.progress.rows) - verdicts.total()
@@ -100,4 +104,5 @@ class LiveView:
         together = "; ".join(filter(None, (times, best)))
         lines = [together] if len(together) <= size.width or size.height < LOW else [times, best]
         shown = [f"{counts_line(self.progress)}{skipped}", *lines]
-        return board(self.progress, [*((line, "") for line in shown), (note, "yellow")], size.height - 1)  # the last line is the cursor's
+        # the last line is the cursor's
+        return board(self.progress, [*((line, "") for line in shown), (note, "yellow")], size.height - 1)

@@ -22,8 +22,8 @@ NPZ_KEYS = ("uint8 images under 'x' or 'images'", "'jpeg' with 'offsets'", "and 
 
 
 class Found(NamedTuple):
-    """``items``: ("train" or "val", pixels (H, W, C) uint8, class, what to call the image) one after the other; ``files``: what is read, each under a
-    name that doesn't depend on where it lies."""
+    """``items``: ("train" or "val", pixels (H, W, C) uint8, class, what to call the image) one after the other;
+    ``files``: what is read, each under a name that doesn't depend on where it lies."""
 
     what: str
     files: dict[str, Path]
@@ -32,7 +32,8 @@ class Found(NamedTuple):
 
 
 def find(path: str) -> Found:
-    """The images of ``path``; nothing is decoded before ``items`` is read. Errors: ``ValueError`` of one line for a path that holds none."""
+    """The images of ``path``; nothing is decoded before ``items`` is read. Errors: ``ValueError`` of one line for a
+    path that holds none."""
     root = Path(path).expanduser()
     if not root.exists():
         raise ValueError(f"data.path={path}: no such file or folder; give {LAYOUTS}")
@@ -89,7 +90,7 @@ def _array(archive: Any, file: Path, *names: str) -> np.ndarray | None:
 
 
 def _class_names(file: Path) -> tuple[str, ...]:
-    """As the file names them, else as many as its labels say: "0", "1", …"""
+    """The classes as the file names them, else as many as its labels say: "0", "1", …"""
     archive = _opened(file)
     names, labels = _array(archive, file, "classes"), _labels(archive, file)
     if names is not None and names.ndim != 1:

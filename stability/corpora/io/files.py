@@ -21,7 +21,8 @@ PACKED = {".gz": "gzip", ".zst": "zstd"}
 def find_files(path: str, suffixes: tuple[str, ...], noun: str, other: tuple[str, tuple[str, ...]]) -> list[Path]:
     """The file, or a folder's files with one of ``suffixes``, sorted; hidden ones are left out, links are followed.
 
-    Errors: ``ValueError`` for a path that is missing (with a near miss beside it), of another kind, unreadable, or a folder without any ``noun``.
+    Errors: ``ValueError`` for a path that is missing (with a near miss beside it), of another kind, unreadable, or a
+    folder without any ``noun``.
     ``other``: the choice that reads other suffixes, and these: whoever gives such a file is told of it.
     """
     root = Path(path).expanduser()
@@ -87,12 +88,14 @@ class _Counted(io.FileIO):
         return num_bytes
 
 
-UNREADABLE = (EOFError, zlib.error, OSError)  # what a file raises that is cut short, damaged or not of its kind; gzip's own is an OSError
+# what a file raises that is cut short, damaged or not of its kind; gzip's own is an OSError
+UNREADABLE = (EOFError, zlib.error, OSError)
 
 
 @contextmanager
 def located(reached: Callable[[], str]) -> Iterator[None]:
-    """For what reads an `opened` file in the block: where the bytes end unexpectedly, the error tells what was ``reached``."""
+    """Within the block, which reads an `opened` file, an error about bytes that end unexpectedly tells what was
+    ``reached``."""
     try:
         yield
     except UNREADABLE as error:
@@ -102,8 +105,8 @@ def located(reached: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def opened(file: Path, key: str = "data.path") -> Iterator[BufferedIOBase]:
-    """The file's bytes, unpacked. Errors: ``ValueError`` where it cannot be opened, or proves cut short or not of its kind while it is read; ``key`` is the
-    setting that named it.
+    """The file's bytes, unpacked. Errors: ``ValueError`` where it cannot be opened, or proves cut short or not of its
+    kind while it is read; ``key`` is the setting that named it.
 
     Who reads says how far he came by a note on the error (`located`).
     """

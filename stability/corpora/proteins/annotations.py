@@ -1,7 +1,9 @@
-"""What is known of a protein beyond its structure: domains, descriptions (GO terms, keywords) and orthologous groups, by UniProt accession.
+"""What is known of a protein beyond its structure: domains, descriptions (GO terms, keywords) and orthologous groups,
+by UniProt accession.
 
-Two formats. A UniProt flat file (its name ends in .txt or .dat), in either style of features. A table (.tsv) whose first line names its columns:
-``accession`` and any of ``domains`` ("SH3:61-121; Protein kinase:242-493"), ``descriptions`` and ``orthologs`` ("GO:0016021; Membrane"). Each may end in .gz.
+Two formats. A UniProt flat file (its name ends in .txt or .dat), in either style of features. A table (.tsv) whose
+first line names its columns: ``accession`` and any of ``domains`` ("SH3:61-121; Protein kinase:242-493"),
+``descriptions`` and ``orthologs`` ("GO:0016021; Membrane"). Each may end in .gz.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ PLACED = re.compile(r"^(.+):(\d+)-(\d+)$")
 
 
 class Annotation(NamedTuple):
-    """``domains``: (name, first, last residue), counted from 1 in UniProt's sequence; the others are names, in the file's order."""
+    """``domains``: (name, first, last residue), counted from 1 in UniProt's sequence; the others are names, in the
+    file's order."""
 
     domains: tuple[tuple[str, int, int], ...] = ()
     descriptions: tuple[str, ...] = ()
@@ -34,7 +37,8 @@ class Annotation(NamedTuple):
 
 
 def read_annotations(file: Path) -> dict[str, Annotation]:
-    """By accession, secondary ones included (of several entries that name one, the first). Errors: ``ValueError`` naming file and line."""
+    """The annotations by accession, secondary ones included (of several entries that name one, the first). Errors:
+    ``ValueError`` naming file and line."""
     check_annotations(file)
     with opened(file, KEY) as stream:
         lines = _text_lines(stream, file)
@@ -117,7 +121,8 @@ def _add(found: dict[str, Annotation], entry: list[str]) -> None:
 
 
 def _domains(entry: Iterable[str]) -> Iterator[tuple[str, int, int]]:
-    """Features of `DOMAIN_FEATURES` with both ends known; the name is the note without its number, or the kind of feature."""
+    """Features of `DOMAIN_FEATURES` with both ends known; the name is the note without its number, or the kind of
+    feature."""
     features: list[list[str]] = []
     for line in entry:
         if line.startswith("FT   ") and line[5:13].strip():

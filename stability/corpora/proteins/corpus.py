@@ -1,4 +1,5 @@
-"""Prepared protein chains: memory-mapped tracks of a training and a held-out side, and how batches are drawn from them."""
+"""Prepared protein chains: memory-mapped tracks of a training and a held-out side, and how batches are drawn from
+them."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ TOKENISED = ("base", "tokenizer", "num_codes")
 
 @dataclass(frozen=True)
 class Tables:
-    """What belongs to chains by their place (``ids``, ``groups``, ``accessions``, ``clusters``), names of the annotations' tokens (`SPECIALS` come
-    first), and ``skipped``: (file or chain, reason) of what could not be used."""
+    """What belongs to chains by their place (``ids``, ``groups``, ``accessions``, ``clusters``), names of the
+    annotations' tokens (`SPECIALS` come first), and ``skipped``: (file or chain, reason) of what could not be used."""
 
     ids: tuple[str, ...]
     groups: tuple[str, ...]
@@ -57,7 +58,8 @@ class Tables:
 
 @dataclass(frozen=True)
 class Tokenised:
-    """Where a corpus's structure tokens come from: the fingerprint of the chains, the tokenizer's id and the size of its codebook."""
+    """What made a corpus's structure tokens: the fingerprint of the chains, the tokenizer's id and the size of its
+    codebook."""
 
     base: str
     tokenizer: str
@@ -66,8 +68,9 @@ class Tokenised:
 
 @dataclass(frozen=True, eq=False)
 class ProteinCorpus(AbstractCorpus):
-    """Chains of two sides, training first. Build it with `_protein_split.corpus_of`. ``arrays``: by the names in `ARRAYS` and `WORDS`, and `STRUCTURE`
-    where it is ``tokenised``: such a corpus has a fingerprint of its own, and its folder holds its tokens beside that of its chains."""
+    """Chains of two sides, training first. Build it with `_protein_split.corpus_of`. ``arrays``: by the names in
+    `ARRAYS` and `WORDS`, and `STRUCTURE` where it is ``tokenised``: such a corpus has a fingerprint of its own, and its
+    folder holds its tokens beside that of its chains."""
 
     kind: ClassVar[str] = KIND
 
@@ -81,20 +84,23 @@ class ProteinCorpus(AbstractCorpus):
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray], tables: Tables, num_train_chains: int, description: str) -> ProteinCorpus:
-        """``arrays`` in their kept form. The fingerprint covers all of them, the names and the split; not what was skipped, nor where the files lay."""
+        """``arrays`` in their kept form. The fingerprint covers all of them, the names and the split; not what was
+        skipped, nor where the files lay."""
         sums = {name: sha256(arrays[name]) for name in (*ARRAYS, *WORDS)}
         return cls(arrays, tables, num_train_chains, _fingerprint(sums, tables, num_train_chains), description, sums)
 
     @property
     def format(self) -> dict[str, Any]:
-        """Sizes of the tracks' vocabularies; those of sequence, words and structure tokens begin with the special tokens."""
+        """Sizes of the tracks' vocabularies; those of sequence, words and structure tokens begin with the special
+        tokens."""
         words = {name: len(getattr(self.tables, name)) for name in ("domains", "descriptions", "orthologs")}
         classes = {"ss": len(SS_CLASSES), "sasa": NUM_SASA_BINS, "plddt": NUM_PLDDT_BINS}
         structure = {} if self.tokenised is None else {STRUCTURE: len(SPECIALS) + self.tokenised.num_codes}
         return {"sequence": VOCAB_SIZE, **classes, **words, **structure}
 
     def with_structure(self, tokenizer: str, num_codes: int, tokens: np.ndarray) -> ProteinCorpus:
-        """The same chains with a structure token for each residue, those of the training side first, −1 where there is none."""
+        """The same chains with a structure token for each residue, those of the training side first, −1 where there is
+        none."""
         assert self.tokenised is None and tokens.shape == self.arrays["sequence"].shape
         assert tokens.min() >= -1 and tokens.max() < num_codes
         return self._with(Tokenised(self.fingerprint, tokenizer, num_codes), (tokens + 1).astype(np.uint32), None)
@@ -112,7 +118,8 @@ class ProteinCorpus(AbstractCorpus):
         return self.tables.skipped
 
     def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
-        """Errors: ``ValueError`` below two training chains or one held-out one: any length of chain fits any model, longer ones are cropped."""
+        """Errors: ``ValueError`` below two training chains or one held-out one: any length of chain fits any model,
+        longer ones are cropped."""
         num = len(self.tables.ids)
         if self.num_train_chains < 2 or num - self.num_train_chains < 1:
             raise ValueError(
@@ -127,7 +134,8 @@ class ProteinCorpus(AbstractCorpus):
         return self.description + (f"; {longer:,} longer than {positions:,} residues, cropped" if longer else "")
 
     def log_frequencies(self) -> Float64[Tensor, " vocabulary"]:
-        """log of the training residues' frequencies, each token's count raised by one; then of the structure tokens', where there are any."""
+        """log of the training residues' frequencies, each token's count raised by one; then of the structure tokens',
+        where there are any."""
         stop = int(self.arrays["offsets"][self.num_train_chains])
         counts = [np.bincount(self.arrays["sequence"][:stop], minlength=VOCAB_SIZE) + 1]
         if self.tokenised is not None:
@@ -135,15 +143,17 @@ class ProteinCorpus(AbstractCorpus):
         return torch.from_numpy(np.concatenate([np.log(each / each.sum()) for each in counts]))
 
     def chains(self, split: str) -> Chains:
-        """All chains of "train" or "val", whole, read as they are asked for. Errors: ``ValueError`` for another split."""
+        """All chains of "train" or "val", whole, read as they are asked for. Errors: ``ValueError`` for another
+        split."""
         if split not in ("train", "val"):
             raise ValueError(f"no split '{split}'; choices: train, val")
         numbers = range(self.num_train_chains) if split == "train" else range(self.num_train_chains, len(self.tables.ids))
         return Chains(self, numbers)
 
     def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> ProteinBatch:
-        """``num`` chains drawn with replacement, each equally likely; of one longer than ``positions`` a random contiguous crop, every start equally
-        likely. Only ``generator`` decides, by two draws whatever the chains are."""
+        """``num`` chains drawn with replacement, each equally likely; of one longer than ``positions`` a random
+        contiguous crop, every start equally likely. Only ``generator`` decides, by two draws whatever the chains
+        are."""
         chains = self.chains(split)
         chosen = torch.randint(len(chains), (num,), generator=generator, device=generator.device).tolist()
         shares = torch.rand(num, generator=generator, device=generator.device, dtype=torch.float64).tolist()
@@ -151,7 +161,8 @@ class ProteinCorpus(AbstractCorpus):
         return batch_of([chains.part(at, start, positions) for at, start in zip(chosen, starts, strict=True)])
 
     def windows(self, split: str, num: int, positions: int) -> ProteinBatch:
-        """At most ``num`` chains, evenly spaced from first to last; of a longer one its first ``positions`` residues."""
+        """At most ``num`` chains, evenly spaced from first to last; of a longer one its first ``positions``
+        residues."""
         chains = self.chains(split)
         count = min(num, len(chains))
         return batch_of([chains.part(at * (len(chains) - 1) // max(count - 1, 1), 0, positions) for at in range(count)])
@@ -172,7 +183,8 @@ class ProteinCorpus(AbstractCorpus):
 
     @classmethod
     def load(cls, folder: Path) -> ProteinCorpus:
-        """As every corpus; a tokenised one reads its chains from the folder of their fingerprint beside its own."""
+        """The corpus in a folder, as `AbstractCorpus.load` has it; a tokenised one reads its chains from the folder of
+        their fingerprint beside its own."""
         if "base" in disk.verified_meta(folder):
             return cls._load_tokenised(folder)
         meta = disk.read_meta(folder, {"kind", *PLAIN, *ARRAYS, *WORDS}, set())

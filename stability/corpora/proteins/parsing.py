@@ -1,7 +1,9 @@
-"""A PDB or mmCIF file → its protein chains with their tracks, by biotite. Torch is not needed here: worker processes load no more than this.
+"""A PDB or mmCIF file → its protein chains with their tracks, by biotite. Torch is not needed here: worker processes
+load no more than this.
 
-Of a file: the first model; of alternate locations the one with the highest occupancy in a residue; amino acids only (water, ligands, nucleic acids are
-left out); a modified residue counts as its parent (selenomethionine as methionine, its selenium as the sulphur).
+Of a file: the first model; of alternate locations the one with the highest occupancy in a residue; amino acids only
+(water, ligands, nucleic acids are left out); a modified residue counts as its parent (selenomethionine as methionine,
+its selenium as the sulphur).
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ PROLINE = len(SPECIALS) + LETTERS.index("P")
 
 
 class Entry(NamedTuple):
-    """One file's content: all chains' atoms (a biotite ``AtomArray`` with ``b_factor``), and what the file says of each chain by its name."""
+    """One file's content: all chains' atoms (a biotite ``AtomArray`` with ``b_factor``), and what the file says of each
+    chain by its name."""
 
     atoms: Any
     sequences: dict[str, list[str]]
@@ -37,7 +40,8 @@ class Entry(NamedTuple):
 
 
 def parse(name: str, content: bytes, plddt: str, min_residues: int) -> tuple[list[ProteinChain], list[str]]:
-    """(chains, why others were left out). ``plddt``: "auto": the B-factor is pLDDT where the file says that it is a model; "always"; "never".
+    """(chains, why others were left out). ``plddt``: "auto": the B-factor is pLDDT where the file says that it is a
+    model; "always"; "never".
 
     Errors: ``ValueError``: nothing of the file can be used, and why, in a few words. ``ImportError`` without biotite.
     """
@@ -89,7 +93,8 @@ def _cif_sequences(block: Any, atoms: Any) -> dict[str, list[str]]:
 
 
 def _cif_references(block: Any) -> dict[str, Reference]:
-    """By the author's chain name: the accession, and where in its sequence the chain's first residue lies."""
+    """The references by the author's chain name: the accession, and where in its sequence the chain's first residue
+    lies."""
     if "struct_ref" not in block or "struct_ref_seq" not in block:
         return {}
     rows, accessions = block["struct_ref_seq"], block["struct_ref"]
@@ -126,7 +131,8 @@ def _read_pdb(content: bytes) -> Entry:
 
 
 def _pdb_references(lines: list[str]) -> dict[str, Reference]:
-    """By chain. Accessions of ten letters stand in DBREF1 and DBREF2; AlphaFold's models write them into DBREF, which moves what follows them."""
+    """The references by chain. Accessions of ten letters stand in DBREF1 and DBREF2; AlphaFold's models write them into
+    DBREF, which moves what follows them."""
     found: dict[str, Reference] = {}
     begins: dict[str, int] = {}
     for line in lines:
@@ -191,7 +197,8 @@ def _chain(label: str, stem: str, residues: Residues, reference: Reference | Non
 
 
 def areas(residues: Residues) -> np.ndarray:
-    """Solvent-accessible area of each residue in Å², float32, by biotite (Shrake–Rupley, 1,000 points, probe 1.4 Å, ProtOr radii) on this chain alone.
+    """Solvent-accessible area of each residue in Å², float32, by biotite (Shrake–Rupley, 1,000 points, probe 1.4 Å,
+    ProtOr radii) on this chain alone.
 
     NaN where a residue has no coordinates.
     """

@@ -1,4 +1,5 @@
-"""Which row of a chain each of a file's residues belongs to: rows of residues that have no coordinates lie between them."""
+"""Which row of a chain each of a file's residues belongs to: rows of residues that have no coordinates lie between
+them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Reference(NamedTuple):
 
 
 class Residues(NamedTuple):
-    """A chain laid out: three-letter ``names`` and database ``numbers`` (int32) of all N rows, and the row of each atom."""
+    """A chain laid out: three-letter ``names`` and database ``numbers`` (int32) of all N rows, and the row of each
+    atom."""
 
     names: list[str]
     numbers: np.ndarray
@@ -34,10 +36,11 @@ class Residues(NamedTuple):
 def laid_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: Reference | None) -> list[Residues]:
     """The rows of a chain, or of its pieces where it turns out to be several.
 
-    With a ``sequence`` (three-letter codes) its places are the rows: mmCIF numbers them; in a PDB file the residues are found in SEQRES by their numbers
-    up to one constant, else piece after piece as early as they fit. Without one (or where it does not hold the residues): numbers that jump over a
-    broken peptide bond leave rows of unknown residues, and where they fall, jump by 60 or more, or the chain is torn farther than so many residues
-    reach, another chain begins. Numbers that jump over an intact bond, and insertion codes, leave none.
+    With a ``sequence`` (three-letter codes) its places are the rows: mmCIF numbers them; in a PDB file the residues are
+    found in SEQRES by their numbers up to one constant, else piece after piece as early as they fit. Without one (or
+    where it does not hold the residues): numbers that jump over a broken peptide bond leave rows of unknown residues,
+    and where they fall, jump by 60 or more, or the chain is torn farther than so many residues reach, another chain
+    begins. Numbers that jump over an intact bond, and insertion codes, leave none.
     """
     starts, stops, names, numbers = _residues(atoms, numbered)
     bonded = _bonded(atoms, starts, stops)
@@ -60,13 +63,15 @@ def laid_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: 
 
 
 def _residues(atoms: Any, numbered: bool) -> tuple[np.ndarray, np.ndarray, list[str], np.ndarray]:
-    """(first atom, atom after the last, name, number) of each residue; of several at one place (an alternate residue) the first."""
+    """(first atom, atom after the last, name, number) of each residue; of several at one place (an alternate residue)
+    the first."""
     from biotite.structure import get_residue_starts
 
     bounds = get_residue_starts(atoms, add_exclusive_stop=True)
     starts, stops = bounds[:-1], bounds[1:]
     keys = list(zip(atoms.res_id[starts].tolist(), ("" if numbered else code for code in atoms.ins_code[starts].tolist()), strict=True))
-    first = [number >= 1 if numbered else True for number, _ in keys]  # mmCIF: what is no part of the polymer has no number
+    # mmCIF: what is no part of the polymer has no number
+    first = [number >= 1 if numbered else True for number, _ in keys]
     first = [is_first and (at == 0 or keys[at] != keys[at - 1]) for at, is_first in enumerate(first)]
     chosen = np.flatnonzero(first)
     return starts[chosen], stops[chosen], atoms.res_name[starts[chosen]].tolist(), atoms.res_id[starts[chosen]].astype(np.int64)
@@ -100,7 +105,7 @@ def _polymer(atoms: Any, starts: np.ndarray, bonded: np.ndarray) -> np.ndarray:
 
 
 def _rows_in(sequence: list[str], names: list[str], numbers: np.ndarray, bonded: np.ndarray) -> np.ndarray | None:
-    """Where each residue stands in SEQRES; None where it does not hold them in this order."""
+    """The place of each residue in SEQRES; None where SEQRES does not hold them in this order."""
     places: dict[int, None] = {}
     for at, name in enumerate(sequence):
         if name == names[0]:
@@ -127,7 +132,8 @@ def _earliest(sequence: list[str], names: list[str], bonded: np.ndarray) -> np.n
 
 
 def _interpolated(rows: np.ndarray, numbers: np.ndarray, num: int) -> np.ndarray:
-    """The numbers of all rows: those between two residues go on from the one before, those at the start lead up to the first."""
+    """The numbers of all rows: those between two residues go on from the one before, those at the start lead up to the
+    first."""
     before = np.clip(np.searchsorted(rows, np.arange(num), side="right") - 1, 0, None)
     return numbers[before] + np.arange(num) - rows[before]
 
@@ -156,7 +162,8 @@ def _assembled(atoms: Any, starts: np.ndarray, stops: np.ndarray, names: list[st
 
 
 def sequence_of(names: list[str]) -> str:
-    """One letter a residue; a modified one has its parent's by the chemical component dictionary, what has none is X."""
+    """One letter a residue; a modified one has its parent's by the chemical component dictionary, what has none is
+    X."""
     table = {name: THREE_TO_ONE.get(name) or AMBIGUOUS.get(name) or _parent(name) for name in set(names)}
     return "".join(table[name] for name in names)
 
@@ -169,7 +176,8 @@ def _parent(name: str) -> str:
 
 
 def atoms14(residues: Residues, sequence: np.ndarray) -> np.ndarray:
-    """(N, 14, 3) float32 in Å, NaN where missing; of a residue without an order of its own (`ATOM14`) N, CA, C, O and CB."""
+    """(N, 14, 3) float32 in Å, NaN where missing; of a residue without an order of its own (`ATOM14`) N, CA, C, O and
+    CB."""
     atoms_NAX = np.full((len(residues.names), NUM_ATOMS, 3), np.nan, dtype=np.float32)
     orders = {token: ATOM14.get(PIECES[token], (*ATOM14["A"],)) for token in set(sequence.tolist())}
     slots = {token: {atom: slot for slot, atom in enumerate(order)} for token, order in orders.items()}

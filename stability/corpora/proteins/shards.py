@@ -1,4 +1,5 @@
-"""Structure files → shards, in parallel over the cores; an interrupted preparation goes on after the shards that it finished."""
+"""Structure files → shards, in parallel over the cores; an interrupted preparation goes on after the shards that it
+finished."""
 
 from __future__ import annotations
 
@@ -43,9 +44,11 @@ def require_biotite() -> None:
 
 
 def shards(files: Sequence[Path], folder: Path, plddt: str, min_residues: int) -> Iterator[Path]:
-    """One shard for every 32 structure files, in their order; ``folder`` keeps them. What is there already is not made again.
+    """One shard for every 32 structure files, in their order; ``folder`` keeps them. What is there already is not made
+    again.
 
-    Errors: ``ValueError`` for a tar archive that is cut short or without any structure file; ``RuntimeError`` where a worker was killed.
+    Errors: ``ValueError`` for a tar archive that is cut short or without any structure file; ``RuntimeError`` where a
+    worker was killed.
     """
     require_biotite()
     folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +67,8 @@ def shards(files: Sequence[Path], folder: Path, plddt: str, min_residues: int) -
 
 
 def _serve() -> None:
-    """In a worker: Ctrl-C is the parent's affair, and a parent that was killed takes its workers along (they would wait for work for ever)."""
+    """Prepare a worker: Ctrl-C is the parent's affair, and a parent that was killed takes its workers along (they would
+    wait for work for ever)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

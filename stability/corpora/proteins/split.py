@@ -32,7 +32,8 @@ class _Named(NamedTuple):
 
 
 class Pile:
-    """Chains as they come: their tracks on disk, names and sequences in memory. A chain with the same tracks as an earlier one counts once."""
+    """Chains as they come: their tracks on disk, names and sequences in memory. A chain with the same tracks as an
+    earlier one counts once."""
 
     def __init__(self, scratch: Path | None):
         self._files = {name: TokenFile(dtype, scratch) for name, dtype in _TRACKS.items()}
@@ -80,9 +81,10 @@ def corpus_of(
     held_out: float,
     scratch: Path | None = None,
 ) -> ProteinCorpus:
-    """Clusters of chains (`_protein_clusters`) are held out in order of the sha256 of their contents, each that still fits into the share ``held_out``; then
-    one more where that comes nearer to it. One that is more than a quarter of the share (and has more chains than half of the clusters) never is: what is
-    validated on is to be several proteins. Within a side chains stand in order of their sha256.
+    """Clusters of chains (`_protein_clusters`) are held out in order of the sha256 of their contents, each that still
+    fits into the share ``held_out``; then one more where that comes nearer to it. One that is more than a quarter of
+    the share (and has more chains than half of the clusters) never is: what is validated on is to be several proteins.
+    Within a side chains stand in order of their sha256.
 
     ``skipped`` is read after the chains. Errors: ``ValueError`` below two clusters.
     """
@@ -131,7 +133,8 @@ def _held_out(numbers: np.ndarray, digests: Sequence[bytes], share: float) -> np
 
 
 def _known(chains: Sequence[_Named], annotations: Mapping[str, Annotation] | None) -> dict[int, Annotation]:
-    """By a chain's place what is annotated of its accession, or else of its entry: a four-letter code in either case.
+    """The annotations of each chain, by its place: those of its accession, or else of its entry, a four-letter code in
+    either case.
 
     Errors: ``ValueError`` where annotations are given and none is of a chain: they would change nothing.
     """
@@ -147,9 +150,11 @@ def _known(chains: Sequence[_Named], annotations: Mapping[str, Annotation] | Non
 
 
 def _annotated(known: Sequence[Annotation], num_train: int, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], tuple[Names, Names, Names]]:
-    """(domains of each residue, descriptions and orthologous groups of each chain as tokens and offsets; their vocabularies).
+    """(domains of each residue, descriptions and orthologous groups of each chain as tokens and offsets; their
+    vocabularies).
 
-    A vocabulary holds the special tokens and the names that occur on the training side, sorted; any other name is `UNK`.
+    A vocabulary holds the special tokens and the names that occur on the training side, sorted; any other name is
+    `UNK`.
     """
     vocabularies = (
         _vocabulary(name for each in known[:num_train] for name, _, _ in each.domains),
@@ -171,7 +176,8 @@ def _vocabulary(names: Iterable[str]) -> Names:
 
 
 def _domains(known: Sequence[Annotation], arrays: Mapping[str, np.ndarray], tokens: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
-    """(offsets over all residues, tokens): a residue lies in a domain where its number in the database is between the domain's ends."""
+    """(offsets over all residues, tokens): a residue lies in a domain where its number in the database is between the
+    domain's ends."""
     counts, values = [], []
     for number, annotation in enumerate(known):
         place = slice(arrays["offsets"][number], arrays["offsets"][number + 1])

@@ -1,4 +1,5 @@
-"""GPT-2's byte-pair encoding (Radford et al. 2019) through tiktoken, from rank files on disk, in tiktoken's cache, or on the network."""
+"""GPT-2's byte-pair encoding (Radford et al. 2019) through tiktoken, from rank files on disk, in tiktoken's cache, or
+on the network."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from stability.corpora.tokens.tokenizers import AbstractTokenizer
 from stability.corpora.tokens.vocabulary import Vocabulary
 
 FILES = ("vocab.bpe", "encoder.json")
-SUMS = ("1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5", "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783")  # sha256
+# sha256
+SUMS = ("1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5", "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783")
 HOME = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 END_OF_TEXT = "<|endoftext|>"
 # 50,000 merges, 256 bytes; what GPT-2's own files are recognised by
@@ -25,7 +27,8 @@ GPT2_SIZE = 50_256
 
 
 class Gpt2Tokenizer(AbstractTokenizer):
-    """``encode`` is tiktoken's; ``<|endoftext|>`` in a text is text, and the token of that name stands between documents."""
+    """``encode`` is tiktoken's; ``<|endoftext|>`` in a text is text, and the token of that name stands between
+    documents."""
 
     def __init__(self, ranks: str | None):
         tiktoken = _tiktoken()
@@ -45,7 +48,8 @@ class Gpt2Tokenizer(AbstractTokenizer):
 
 
 def read_ranks(folder: Path) -> dict[bytes, int]:
-    """Each token's bytes and number, in the order of merging: the 256 bytes, then a merge a line of vocab.bpe; encoder.json must say the same.
+    """Each token's bytes and number, in the order of merging: the 256 bytes, then a merge a line of vocab.bpe;
+    encoder.json must say the same.
 
     Errors: ``ValueError`` naming the file and the place.
     """
@@ -65,7 +69,8 @@ def read_ranks(folder: Path) -> dict[bytes, int]:
 
 
 def sha256_of_ranks(ranks: str | None) -> str | None:
-    """sha256 over the two files; None for tiktoken's own, which it checks itself. Errors: ``ValueError`` where one is missing."""
+    """sha256 over the two files; None for tiktoken's own, which it checks itself. Errors: ``ValueError`` where one is
+    missing."""
     if ranks is None:
         return None
     digest = hashlib.sha256()
@@ -86,7 +91,8 @@ def _check_numbers(ranks: dict[bytes, int], file: Path, byte_of: dict[str, int])
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The characters that these files write bytes as, in rank order: printable ones of Latin-1 for themselves, U+0100… for the rest."""
+    """The characters that these files write bytes as, in rank order: printable ones of Latin-1 for themselves, U+0100…
+    for the rest."""
     printable = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
     others = [byte for byte in range(256) if byte not in printable]
     return {**{chr(byte): byte for byte in printable}, **{chr(256 + index): byte for index, byte in enumerate(others)}}
@@ -116,8 +122,8 @@ def _encoding_of(ranks: dict[bytes, int]) -> Any:
 
 
 def _check_reach() -> None:
-    """Errors: ``RuntimeError`` where tiktoken's cache lacks a file, or holds a damaged one (which tiktoken fetches again), and the network does not answer
-    (tiktoken itself would wait for ever)."""
+    """Errors: ``RuntimeError`` where tiktoken's cache lacks a file, or holds a damaged one (which tiktoken fetches
+    again), and the network does not answer (tiktoken itself would wait for ever)."""
     cached = [_cache_folder() / hashlib.sha1((HOME + name).encode()).hexdigest() for name in FILES]
     if all(file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == known for file, known in zip(cached, SUMS, strict=True)):
         return
@@ -133,7 +139,7 @@ def _check_reach() -> None:
 
 
 def _cache_folder() -> Path:
-    """Where tiktoken keeps what it fetched."""
+    """The folder in which tiktoken keeps what it fetched."""
     own = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
     return Path(own) if own is not None else Path(tempfile.gettempdir(), "data-gym-cache")
 

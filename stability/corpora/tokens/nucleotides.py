@@ -1,4 +1,5 @@
-"""Nucleotides as tokens: every code of the IUPAC (Cornish-Bowden, Nucleic Acids Res. 13:3021, 1985) is one, and so is the gap."""
+"""Nucleotides as tokens: every code of the IUPAC (Cornish-Bowden, Nucleic Acids Res. 13:3021, 1985) is one, and so is
+the gap."""
 
 from __future__ import annotations
 
@@ -40,13 +41,15 @@ def reverse_complement(tokens: bytes) -> bytes:
 
 
 def either_strand(tokens: bytes) -> bytes:
-    """The same bytes for a sequence, its reverse complement and its transcript: of both strands, with T for U, what comes first in the alphabet."""
+    """The same bytes for a sequence, its reverse complement and its transcript: of both strands, with T for U, what
+    comes first in the alphabet."""
     as_dna = tokens.translate(AS_DNA)
     return min(as_dna, reverse_complement(as_dna))
 
 
 def are_rna(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Of each record ``tokens[start:stop]`` whether A pairs with U in it (bool): it holds U and no T; or neither, and nor does any record hold T, but U."""
+    """Whether each record ``tokens[start:stop]`` is RNA (bool), in which A pairs with U: it holds U and no T; or it
+    holds neither, while other records hold U and none holds T."""
     bounds = list(zip(starts.tolist(), stops.tolist(), strict=True))
     with_t, with_u = (np.array([bool((tokens[start:stop] == token).any()) for start, stop in bounds]) for token in (T, U))
     return ~with_t & (with_u | (with_u.any() and not with_t.any()))
@@ -58,6 +61,7 @@ def in_rna(complement: Tensor) -> Tensor:
 
 
 def gc_share(counts: np.ndarray) -> float:
-    """Share of G, C and S (either) among the nucleotides that are certain as to that (A, C, G, T, U, S, W), from counts by token; 0 where there is none."""
+    """Share of G, C and S (either) among the nucleotides that are certain as to that (A, C, G, T, U, S, W), from counts
+    by token; 0 where there is none."""
     strong, weak = (sum(int(counts[CODES.index(code)]) for code in group) for group in ("GCS", "ATUW"))
     return strong / max(strong + weak, 1)

@@ -26,14 +26,16 @@ LARGEST_SHARE = 0.05
 
 
 def split_records(records: Iterable[tuple[str, bytes]], origin: str, hold_out: HoldOut, either_strand: bool, scratch: Path | None = None) -> Corpus:
-    """(name, tokens) of each record → `Corpus` of nucleotides; a record, its reverse complement and the transcript of either (U for T) are one, which
-    counts once.
+    """(name, tokens) of each record → `Corpus` of nucleotides; a record, its reverse complement and the transcript of
+    either (U for T) are one, which counts once.
 
-    ``hold_out``: "records": in order of the sha256 of their content (with T for U; or of its reverse complement, whichever comes first in the alphabet),
-    records are held out until they make up 1 % of the nucleotides, those above 5 % never; "region": the middle 1 % of every record is
-    held out, rounded up, and what stands before and after it are two stretches of their own; "auto": records from 20 of them on, else region.
-    ``either_strand``: training windows become the other strand's with probability one half (`Corpus.batch`), in RNA with U for what pairs with A.
-    Errors: ``ValueError`` where nothing remains to train on. Memory: the longest record three times.
+    ``hold_out``: "records": in order of the sha256 of their content (with T for U; or of its reverse complement,
+      whichever comes first in the alphabet), records are held out until they make up 1 % of the nucleotides, those
+      above 5 % never; "region": the middle 1 % of every record is held out, rounded up, and what stands before and
+      after it are two stretches of their own; "auto": records from 20 of them on, else region.
+    ``either_strand``: training windows become the other strand's with probability one half (`Corpus.batch`), in RNA
+      with U for what pairs with A. Errors: ``ValueError`` where nothing remains to train on. Memory: the longest record
+      three times.
     """
     found = _pile_of(records, scratch).sorted()
     by_records = hold_out == "records" or (hold_out == "auto" and len(found.starts) >= FEWEST_RECORDS)
@@ -84,7 +86,7 @@ def _by_regions(found: Sorted) -> tuple[Sorted, Sorted]:
 
 
 def _are_rna(found: Sorted, train: Sorted) -> np.ndarray | None:
-    """Of each training stretch 1 where its record is RNA, else 0; None where none is."""
+    """1 for each training stretch whose record is RNA, else 0; None where none is."""
     if not any((chunk == U).any() for chunk in chunks(found.tokens)):
         return None
     order = np.argsort(found.starts)  # as the records lie in the file

@@ -1,4 +1,4 @@
-"""Where windows of a token array may start: anywhere, or inside of the stretches between ``borders``."""
+"""The starts of windows in a token array: any place, or any inside the stretches between ``borders``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def longest_pair(num_tokens: int, borders: np.ndarray | None) -> int:
 
 
 def drawn(num_tokens: int, borders: np.ndarray | None, positions: int, num: int, generator: torch.Generator) -> np.ndarray:
-    """``num`` starts, each one that leaves the window inside of its stretch equally likely. At least one window must fit."""
+    """``num`` starts, each one that leaves the window inside of its stretch equally likely. At least one window must
+    fit."""
     starts_of_stretch = np.maximum(_lengths(num_tokens, borders) - positions + 1, 0)
     ends = np.cumsum(starts_of_stretch)
     numbers = torch.randint(int(ends[-1]), (num,), generator=generator, device=generator.device).cpu().numpy()

@@ -1,4 +1,5 @@
-"""Where a run's parameters lie: all of them on one device (`Whole`), or split among several (`sharded.Shards`, which has the same methods)."""
+"""`Whole` keeps all of a run's parameters on one device. `sharded.Shards` splits them among several and has the same
+methods."""
 
 from __future__ import annotations
 
@@ -34,10 +35,11 @@ class Whole:
         return make().to(self._device)
 
     def tell(self, method: str, *numbers: int) -> None:
-        """Before a method of the `Trainer` that all processes must go through together: lets the others go through it, too."""
+        """Announce a method of the `Trainer` that all processes go through together, before this process does. One
+        device has nobody to tell."""
 
     def part(self, examples: Examples) -> Examples:
-        """Of a batch, the rows that this process computes."""
+        """The rows of a batch that this process computes: here all of them."""
         return examples
 
     def total(self, part: Tensor) -> Tensor:
@@ -49,7 +51,8 @@ class Whole:
         return [tensor.detach() for tensor in tensors]
 
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The Euclidean norm of all of them together. ``tensors``: parameters, gradients, or what `local` made of them."""
+        """The Euclidean norm of all of them together. ``tensors``: parameters, gradients, or what `local` made of
+        them."""
         return nn.utils.get_total_norm(tensors)
 
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:

@@ -1,7 +1,9 @@
-"""The further processes of a run that takes several devices of a machine: started, told what to do, joined with the run's own, and ended with it.
+"""The further processes of a run that takes several devices of a machine: started, told what to do, joined with the
+run's own, and ended with it.
 
-They are plain processes beside the run's own, not Ray workers: a trial is where a launcher put it, knows its devices, and needs no second scheduler inside.
-Ray Train inside a trial of Ray Tune takes about 26 s to start; these take as long as importing torch.
+They are plain processes beside the run's own, not Ray workers: a trial is where a launcher put it, knows its devices,
+and needs no second scheduler inside. Ray Train inside a trial of Ray Tune takes about 26 s to start; these take as long
+as importing torch.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ LAST_WORDS_S = 5.0  # a lost connection is noticed before the system has cleared
 
 
 class Helpers:
-    """Those of a run, ranks 1 to ``num_devices`` − 1; the run's own process is rank 0. ``module``: what each of them runs.
+    """The further processes of one run, ranks 1 to ``num_devices`` − 1, each of which runs ``module``; the run's own
+    process is rank 0.
 
-    Errors: ``RuntimeError`` where there are fewer GPUs, or where one dies before all have joined (its last words in the message).
+    Errors: ``RuntimeError`` where there are fewer GPUs, or where one dies before all have joined (its last words in the
+    message).
     """
 
     def __init__(self, module: str, spec: RunSpec, cache_dir: Path, device: torch.device, num_devices: int):
@@ -64,33 +68,36 @@ class Helpers:
         return Path(self._folder.name) / f"{rank}.log"
 
     def _await(self, store: Path) -> None:
-        """Until each is about to join: one that fails before would be waited for in vain."""
+        """Wait until each helper is about to join the group; joining before that would wait in vain for one that has
+        failed."""
         while not all(_ready(store, rank).exists() for rank in range(1, len(self._processes) + 1)):
             if any(process.poll() is not None for process in self._processes):
                 raise RuntimeError(self.last_words(0))
             time.sleep(0.05)
 
     def tell(self, *words: Any) -> None:
-        """One instruction to each of them. Errors: ``BrokenPipeError`` where one is dead."""
+        """Send one instruction to every helper. Errors: ``BrokenPipeError`` where one is dead."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(json.dumps(words) + "\n")
             process.stdin.flush()
 
     def last_words(self, wait_s: float = LAST_WORDS_S) -> str | None:
-        """Of the one that died first, as far as can be told; None where all live. Those that lose touch with it die after it, and are not to blame."""
+        """A line about the helper that died first, as far as can be told; None where all live. Those that lose touch
+        with it die after it and are not to blame."""
         deadline = time.monotonic() + wait_s
         while all(process.poll() is None for process in self._processes):
             if time.monotonic() > deadline:
                 return None
             time.sleep(0.05)
         dead = [(rank, process.returncode) for rank, process in enumerate(self._processes, 1) if process.returncode is not None]
-        rank, code = min(dead, key=lambda each: (each[1] >= 0, self._log(each[0]).stat().st_mtime_ns))  # what a signal killed wrote nothing
+        # what a signal killed wrote nothing
+        rank, code = min(dead, key=lambda each: (each[1] >= 0, self._log(each[0]).stat().st_mtime_ns))
         words = self._log(rank).read_text().strip().splitlines()
         return f"the process of device {rank} died with code {code}: {words[-1] if words else 'no word'}"
 
     def close(self) -> None:
-        """They end with their input."""
+        """Close every helper's input, at whose end it exits, and wait for it; one that does not exit is killed."""
         for process in self._processes:
             assert process.stdin is not None
             with suppress(BrokenPipeError):  # it died
@@ -107,7 +114,7 @@ class Helpers:
 
 
 def device_of(settings: dict[str, Any]) -> torch.device:
-    """A helper's own."""
+    """The device of a helper, chosen by its rank; on a GPU it is made the current one."""
     device = torch.device("cuda", settings["rank"]) if settings["device"] == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -115,21 +122,22 @@ def device_of(settings: dict[str, Any]) -> torch.device:
 
 
 def join(settings: dict[str, Any], device: torch.device) -> None:
-    """A helper's: become one group with the run's own process and the other helpers."""
+    """Make this helper one group with the run's own process and the other helpers."""
     store = Path(settings["store"])
     _ready(store, settings["rank"]).touch()
     _join(store, device, settings["rank"], settings["size"])
 
 
 def instructions(settings: dict[str, Any]) -> Iterator[list[Any]]:
-    """What a helper is told. When its input ends, as it does when the run's process dies, so does this process, wherever it stands, and takes the run's
-    folder with it: a process that was killed removes nothing."""
+    """What a helper is told. When its input ends, as it does when the run's process dies, so does this process,
+    wherever it stands, and takes the run's folder with it: a process that was killed removes nothing."""
     told: queue.Queue[list[Any]] = queue.Queue()
 
     def listen() -> None:
         for line in sys.stdin:
             told.put(json.loads(line))
-        shutil.rmtree(Path(settings["store"]).parent, ignore_errors=True)  # another helper may be at it, or have done it
+        # another helper may be at it, or have done it
+        shutil.rmtree(Path(settings["store"]).parent, ignore_errors=True)
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()

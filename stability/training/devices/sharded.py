@@ -1,14 +1,17 @@
-"""One run whose parameters, gradients and optimizer state are split over the devices of a machine: torch's FSDP2 (`fully_shard`).
+"""One run whose parameters, gradients and optimizer state are split over the devices of a machine: torch's FSDP2
+(`fully_shard`).
 
-Each of n devices holds a slice of about 1/n of every tensor. It computes its own n-th of each batch; a block's parameters are gathered for as long as the
-block computes and its gradients are summed into slices, so that beside the slices no more than a block (and embedding, norms and head, which are one unit)
-is whole on a device. Every process goes through the same methods of a `Trainer` in the same order: the run's own process decides which, by itself
-(guards, verdict, cadence, Ctrl-C), and tells the helpers. It alone has the run's directory; only there, in host memory, are a checkpoint's tensors whole
-while it is written or read, so that checkpoints are those of any other run.
+Each of n devices holds a slice of about 1/n of every tensor. It computes its own n-th of each batch; a block's
+parameters are gathered for as long as the block computes and its gradients are summed into slices, so that beside the
+slices no more than a block (and embedding, norms and head, which are one unit) is whole on a device. Every process goes
+through the same methods of a `Trainer` in the same order: the run's own process decides which, by itself (guards,
+verdict, cadence, Ctrl-C), and tells the helpers. It alone has the run's directory; only there, in host memory, are a
+checkpoint's tensors whole while it is written or read, so that checkpoints are those of any other run.
 
-The numbers are those of one device up to rounding, since sums are made in another order: over n devices they are always the same bits. So like the kind of
-device, and unlike ``threads``, the number of shards is not part of a run's identity: a run can be gone on with on other machines. A run that goes on with
-the same number equals an undisturbed one bit for bit; ``timing.jsonl`` says for each step how many there were.
+The numbers are those of one device up to rounding, since sums are made in another order: over n devices they are always
+the same bits. So like the kind of device, and unlike ``threads``, the number of shards is not part of a run's identity:
+a run can be gone on with on other machines. A run that goes on with the same number equals an undisturbed one bit for
+bit; ``timing.jsonl`` says for each step how many there were.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ from stability.training.machine import return_freed_memory
 
 
 class Shards:
-    """One process's share of a run in ``size`` of them; the methods are `placement.Whole`'s. ``helpers``: the others, in the run's own process.
+    """One process's share of a run in ``size`` of them; the methods are those of `one.Whole`. ``helpers``: the others,
+    in the run's own process.
 
     A context: leaving it ends the helpers. Errors: ``RuntimeError`` with the last words of a helper that died.
     """
@@ -52,7 +56,7 @@ class Shards:
 
     @classmethod
     def start(cls, spec: RunSpec, cache_dir: Path, device: torch.device, size: int) -> Shards:
-        """That of the run's own process. Errors: as `Helpers`."""
+        """The share of the run's own process, whose helpers are started with it. Errors: as `Helpers`."""
         return cls(device, 0, size, Helpers("stability.training.devices.sharded", spec, cache_dir, device, size))
 
     def __enter__(self) -> Shards:
@@ -83,7 +87,8 @@ class Shards:
         for module in (*model.blocks, model):
             sharded = fully_shard(module, mesh=self._mesh)
             assert isinstance(sharded, FSDPModule)
-            sharded.set_gradient_divide_factor(1.0)  # each process divides its losses by the whole batch's count: gradients add up
+            # each process divides its losses by the whole batch's count: gradients add up
+            sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
         model.to_empty(device=self._device)
         self._model: Any = model
@@ -102,7 +107,8 @@ class Shards:
         return [_local(tensor) for tensor in tensors]
 
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
-        own = nn.utils.get_total_norm(self.local(tensors)).double()  # squared below: float32 would overflow from 2e19 on
+        # squared below: float32 would overflow from 2e19 on
+        own = nn.utils.get_total_norm(self.local(tensors)).double()
         return torch.stack(self._all(own)).square().sum().sqrt().float()
 
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
@@ -117,7 +123,8 @@ class Shards:
         return all(bool(flag) for flag in self._all(torch.tensor(is_so, device=self._device)))
 
     def spread(self, function: Callable[[Any], tuple[float, ...]], items: Sequence[Any]) -> Iterator[tuple[float, ...]]:
-        """Shared out in turn; in the last round, all go through the model, whether there is an item left for each or not."""
+        """Shared out in turn; in the last round, all go through the model, whether there is an item left for each or
+        not."""
         results = []
         for start in range(0, len(items), self._size):
             own = torch.tensor(function(items[min(start + self._rank, len(items) - 1)]), dtype=torch.float64, device=self._device)
@@ -137,7 +144,8 @@ class Shards:
                 own.copy_(self._handed_out(own, None if parameters is None else parameters[name]))
 
     def _received(self, optimizer: torch.optim.Optimizer, frame: dict[str, Any], state: dict[str, Any] | None) -> dict[str, Any]:
-        """The optimizer's state with slices for the tensors of a parameter's shape, which in ``frame`` are without content."""
+        """The optimizer's state with slices for the tensors of a parameter's shape, which in ``frame`` are without
+        content."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         slices = {
             index: {
@@ -158,7 +166,8 @@ class Shards:
         return distribute_tensor(given, self._mesh, like.placements)
 
     def gathered(self, model: Backbone, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, dict[str, Any]]:
-        """On the CPU, one tensor after another. Elsewhere than in the run's own process the tensors are empty."""
+        """The whole model and the optimizer's whole state, gathered on the CPU one tensor after another; in the helpers
+        the tensors are empty."""
         parameters, state = tree_map(self._gathered, (dict(model.state_dict()), optimizer.state_dict()))
         with torch.device("meta"):
             whole = self._make()
@@ -173,7 +182,8 @@ class Shards:
         return whole.cpu() if self._rank == 0 else torch.empty(0)
 
     def _all(self, own: Tensor) -> list[Tensor]:
-        """What each process has, in their order: sums over it are the same bits everywhere, and decisions on them the same."""
+        """What each process has, in their order: sums over it are the same bits everywhere, and decisions on them the
+        same."""
         found = [torch.empty_like(own) for _ in range(self._size)]
         dist.all_gather(found, own)
         return found
@@ -208,11 +218,12 @@ def _is_empty(value: Any) -> bool:
 
 
 def follow(settings: dict[str, Any]) -> None:
-    """A helper's life: a trainer of its own, whose methods it goes through when it is told to, until its input ends."""
+    """Run a helper: build its own trainer and call the methods that it is told to, until its input ends."""
     from stability.training.trainer import Trainer
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # a batch system sends them to every process of a job; what they mean for the run, its own process decides
+        # a batch system sends them to every process of a job; what they mean for the run, its own process decides
+        signal.signal(number, signal.SIG_IGN)
     spec, device, told = parse_run(settings["spec"]), device_of(settings), instructions(settings)
     cache_dir = Path(settings["cache_dir"])
     corpus = load(cache_dir, spec.data_fingerprint)

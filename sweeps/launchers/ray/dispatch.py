@@ -1,4 +1,5 @@
-"""Which trial runs on which worker of a Ray cluster, until each has its verdict; what a worker's death means for its trial."""
+"""Which trial runs on which worker of a Ray cluster, until each has its verdict; what a worker's death means for its
+trial."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class Dispatch:
         self._last_worker_at = time.monotonic()
 
     def work(self) -> None:
-        """Until every trial has ended or, once an interrupt is requested, those that run are saved. Errors: ``RuntimeError`` where no node is left."""
+        """Hand out trials until every one has ended or, once an interrupt is requested, those that run are saved.
+        Errors: ``RuntimeError`` where no node is left."""
         while self._queue or self._busy or self._deaths:
             if self._interrupt.requested and self._stops_at is None:
                 self._stop()
@@ -117,7 +119,8 @@ class Dispatch:
         self._workers.idle.append(worker)
 
     def _settle(self) -> None:
-        """A trial whose node died goes on on another one, at its last checkpoint; one that lost its process on a node that lives has failed."""
+        """A trial whose node died goes on on another one, at its last checkpoint; one that lost its process on a node
+        that lives has failed."""
         for death in list(self._deaths):
             elapsed_s = time.monotonic() - death.at
             if not self._workers.is_alive(death.node_id):

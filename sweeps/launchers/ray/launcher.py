@@ -1,6 +1,8 @@
-"""Trials side by side: one actor of Ray for each share of the machine, or of a cluster, reused from trial to trial. Ray is imported only here and below.
+"""Trials side by side: one actor of Ray for each share of the machine, or of a cluster, reused from trial to trial. Ray
+is imported only here and below.
 
-Plain actors rather than Ray Tune: Tune wants storage of its own that every node sees, counts a dead node as the trial's failure, and starts trials anew.
+Plain actors rather than Ray Tune: Tune wants storage of its own that every node sees, counts a dead node as the trial's
+failure, and starts trials anew.
 """
 
 from __future__ import annotations
@@ -55,12 +57,14 @@ def launch(
     say: Callable[[str], None] = lambda line: None,
     run: RunTrial = run_trial,
 ) -> None:
-    """Run every trial on this machine's cores (or on the Ray cluster at ``address``), each holding its share of CPUs and GPUs.
+    """Run every trial on this machine's cores (or on the Ray cluster at ``address``), each holding its share of CPUs
+    and GPUs.
 
-    ``gpus_per_trial="auto"``: as many trials on a GPU as their measured memory allows. A trial whose worker dies is set ``failed``, with Ray's account
-    of it as traceback; one whose node dies goes on on another, up to ``node_retries`` times; the others go on. Once an interrupt is requested,
-    steps under way end, their trials are closed, which saves them, and this returns. Ray that runs already is used and left running.
-    Errors: ``RuntimeError`` where Ray is missing, a trial asks for more than there is, or a node does not see the runs' folder.
+    ``gpus_per_trial="auto"``: as many trials on a GPU as their measured memory allows. A trial whose worker dies is set
+      ``failed``, with Ray's account of it as traceback; one whose node dies goes on on another, up to ``node_retries``
+      times; the others go on. Once an interrupt is requested, steps under way end, their trials are closed, which saves
+      them, and this returns. Ray that runs already is used and left running. Errors: ``RuntimeError`` where Ray is
+      missing, a trial asks for more than there is, or a node does not see the runs' folder.
     """
     if not trials:
         return
@@ -82,10 +86,11 @@ def _tick(on_tick: Callable[[], None]) -> None:
 
 @contextmanager
 def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | None = None) -> Iterator[Path | None]:
-    """Ray, quiet, in a temporary folder (yielded) that goes with it; one that runs already is used as it is and left running.
+    """Ray, quiet, in a temporary folder (yielded) that goes with it; one that runs already is used as it is and left
+    running.
 
-    Workers inherit this process's import path, so that a checkout that is not installed works from any folder, and ``threads`` for OpenMP.
-    Several launches within one ``with`` share its workers.
+    Workers inherit this process's import path, so that a checkout that is not installed works from any folder, and
+    ``threads`` for OpenMP. Several launches within one ``with`` share its workers.
     """
     global _session
     if _session is not None:
@@ -117,7 +122,8 @@ def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[He
 
 
 def require(share: Share, address: str | None) -> None:
-    """Before anything is begun or on record. Errors: ``RuntimeError`` where this machine holds no trial of that share, or no cluster is at ``address``."""
+    """Refuse what Ray cannot run, before anything is begun or on record. Errors: ``RuntimeError`` where this machine
+    holds no trial of that share, or no cluster is at ``address``."""
     if _session is not None:
         return
     if address is not None:
@@ -136,7 +142,7 @@ def _close() -> None:
 
 
 def _workers(share: Share, pool: str) -> Workers:
-    """Those of the launch before, where they hold the same share; opened, on nodes that see the pool."""
+    """The workers, opened on nodes that see the pool: those of the launch before, where they hold the same share."""
     assert _session is not None
     if _session.workers is not None and _session.workers.share != share:
         _let_go()
@@ -163,7 +169,8 @@ def _admit(pool: str, nodes: Sequence[dict[str, Any]]) -> None:
 
 
 def _gpus_of(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: Interrupt, say: Callable[[str], None]) -> float:
-    """The share of a GPU that each trial gets: whole ones where several devices share a run, else by the memory that the kinds of runs take."""
+    """The share of a GPU that each trial gets: whole ones where several devices share a run, else by the memory that
+    the kinds of runs take."""
     import ray
 
     if trials[0].device == "cpu" or not ray.cluster_resources().get("GPU"):
@@ -183,7 +190,8 @@ def _gpus_of(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: In
 
 
 def _measured(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: Interrupt) -> Peak | None:
-    """The probe in a process of its own, with a GPU to itself; None once an interrupt is requested. Errors: ``RuntimeError`` where it could not end."""
+    """The probe in a process of its own, with a GPU to itself; None once an interrupt is requested. Errors:
+    ``RuntimeError`` where it could not end."""
     import ray
     from ray import exceptions
 

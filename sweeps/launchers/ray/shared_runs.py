@@ -23,10 +23,11 @@ def work_through(
     say: Callable[[str], None],
     interrupt: Interrupt,
 ) -> None:
-    """Hand the trials to ``launch``; what other sweeps work on is left to them, waited for, and handed out once they let go of it unfinished.
+    """Hand the trials to ``launch``; what other sweeps work on is left to them, waited for, and handed out once they
+    let go of it unfinished.
 
-    A run that failed, here or there, has ended. One that nobody works on and that has not ended after two launches is set ``failed``. ``say`` takes
-    a line for the user.
+    A run that failed, here or there, has ended. One that nobody works on and that has not ended after two launches is
+    set ``failed``. ``say`` takes a line for the user.
     """
     pending, launches = list(trials), Counter()
     while pending and not interrupt.requested:
@@ -48,5 +49,6 @@ def work_through(
 
 
 def _left(trials: Sequence[Trial], is_done: Callable[[Trial], bool]) -> list[Trial]:
-    """Those that have not ended. Who holds a run is asked first: a status is written before the lock is released."""
+    """The trials that have not ended. Who holds a run is asked first: a status is written before the lock is
+    released."""
     return [trial for trial in trials if trial.held_by_another() or not (trial.directory.status()["state"] == "failed" or is_done(trial))]

@@ -1,4 +1,5 @@
-"""The workers of a Ray cluster: processes pinned to nodes, each holding its share of CPUs and GPUs, reused from trial to trial and launch to launch."""
+"""The workers of a Ray cluster: processes pinned to nodes, each holding its share of CPUs and GPUs, reused from trial
+to trial and launch to launch."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Share:
         if self.gpus >= 1:
             numbers.append(int(resources.get("GPU", 0.0) / self.gpus + ROUNDING))
         elif self.gpus:
-            numbers.append(int(resources.get("GPU", 0.0)) * int(1 / self.gpus + ROUNDING))  # no worker lies across two GPUs
+            # no worker lies across two GPUs
+            numbers.append(int(resources.get("GPU", 0.0)) * int(1 / self.gpus + ROUNDING))
         return min(numbers)
 
 
@@ -59,7 +61,8 @@ def _room(name: str, most: float, is_alone: bool) -> str:
 
 
 class Worker:
-    """The actor. It keeps nothing from one trial to the next but the imported modules. ``driver``: who waits for what it does."""
+    """The actor. It keeps nothing from one trial to the next but the imported modules. ``driver``: who waits for what
+    it does."""
 
     def __init__(self, driver: Process):
         self._driver = driver
@@ -70,8 +73,8 @@ class Worker:
         return os.getpid()
 
     def run(self, trial: Trial, run: RunTrial) -> None:
-        """Work through a trial; cancelled, it stops after the step under way and closes the trial, which saves it. So it does, and ends, where the driver
-        is on the same machine and gone."""
+        """Work through a trial; cancelled, it stops after the step under way and closes the trial, which saves it. So
+        it does, and ends, where the driver is on the same machine and gone."""
         import ray
 
         context = ray.get_runtime_context()
@@ -98,7 +101,8 @@ class Held:
 
 
 class Workers:
-    """Starts workers where there is room, and knows which are idle. ``admit(nodes)`` refuses nodes that a trial cannot run on, by ``RuntimeError``."""
+    """Starts workers where there is room, and knows which are idle. ``admit(nodes)`` refuses nodes that a trial cannot
+    run on, by ``RuntimeError``."""
 
     def __init__(self, share: Share, admit: Callable[[Sequence[dict[str, Any]]], None]):
         self.share = share
@@ -117,17 +121,20 @@ class Workers:
         return len(self._held)
 
     def open(self) -> None:
-        """At the start of a launch. Errors: ``RuntimeError`` where no node has room for a single worker, or one of them is refused."""
+        """Begin a launch: start a worker wherever there is room. Errors: ``RuntimeError`` where no node has room for a
+        single worker, or one of them is refused."""
         nodes = _alive()
         require_room(self.share, [node["Resources"] for node in nodes])
         self._admit(nodes)
         self._nodes = {node["NodeID"]: node for node in nodes}
         self._looked_at = time.monotonic()
-        self.starting |= {worker.handle.ready.remote(): worker for worker in self.idle}  # those of an earlier launch may have died since
+        # those of an earlier launch may have died since
+        self.starting |= {worker.handle.ready.remote(): worker for worker in self.idle}
         self.idle = []
 
     def grow(self, num_wanted: int) -> str:
-        """Start workers up to a number, or as many as the nodes hold, nodes that came later among them. What a newly refused node lacks, or ""."""
+        """Start workers up to a number, or as many as the nodes hold, nodes that came later among them. What a newly
+        refused node lacks, or ""."""
         refused = self._look()
         while self.total < num_wanted:
             held = [worker.node_id for worker in self._held]
@@ -148,7 +155,8 @@ class Workers:
         return len(ray.nodes()) == 1
 
     def started(self, pending: Any) -> None:
-        """A worker answered, or failed to start. Errors: ``RuntimeError`` where that happens again and again on a node that lives."""
+        """A worker answered, or failed to start. Errors: ``RuntimeError`` where that happens again and again on a node
+        that lives."""
         import ray
         from ray import exceptions
 
@@ -190,7 +198,8 @@ class Workers:
         self.starting[worker.handle.ready.remote()] = worker
 
     def _look(self) -> str:
-        """Which nodes there are now. A node that came while the sweep ran and does not see the runs' folder gets no trials."""
+        """Which nodes there are now. A node that came while the sweep ran and does not see the runs' folder gets no
+        trials."""
         if time.monotonic() - self._looked_at < LOOK_S:
             return ""
         refused, alive = "", [node for node in _alive() if node["NodeID"] not in self._refused]

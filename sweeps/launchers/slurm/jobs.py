@@ -1,4 +1,5 @@
-"""Jobs of a sweep as Slurm, or this machine, knows them: submitting, which of them live, what they left; and the record that outlives the driver."""
+"""Jobs of a sweep as Slurm, or this machine, knows them: submitting, which of them live, what they left; and the record
+that outlives the driver."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ TAIL_CHARACTERS = 4000
 
 @dataclass(frozen=True)
 class Job:
-    """``job_id``: Slurm's, or a process's id; ``started``: tells that process from a later one of the same id; ``asked``: what the trial was to give."""
+    """``job_id``: Slurm's, or a process's id; ``started``: tells that process from a later one of the same id;
+    ``asked``: what the trial was to give."""
 
     job_id: str
     started: str
@@ -34,7 +36,8 @@ class Job:
 
 
 class Record:
-    """``<study>/slurm/jobs.json``: the run of each job that has not ended, so that the same command finds it instead of submitting another."""
+    """``<study>/slurm/jobs.json``: the run of each job that has not ended, so that the same command finds it instead of
+    submitting another."""
 
     def __init__(self, folder: Path, executor: str):
         self._file, self._executor = folder / f"{executor}.json", executor
@@ -148,11 +151,12 @@ class LocalQueue:
         return tuple(itertools.islice(free, self._num_gpus))
 
     def living(self, jobs: Sequence[Job]) -> set[str]:
-        self._submitted = [(job, gpus) for job, gpus in self._submitted if not job.done()]  # takes leave of those that ended
+        # takes leave of those that ended
+        self._submitted = [(job, gpus) for job, gpus in self._submitted if not job.done()]
         return {job.job_id for job in jobs if started(int(job.job_id)) == job.started}
 
     def cancel_waiting(self, jobs: Sequence[Job]) -> None:
-        """None waits: the driver submits no more than run at once."""
+        """Cancel nothing, since no job waits: the driver submits no more than run at once."""
 
 
 Queue = SlurmQueue | LocalQueue
@@ -160,7 +164,8 @@ Queue = SlurmQueue | LocalQueue
 
 @contextmanager
 def _ignored_by_children() -> Iterator[None]:
-    """Ctrl-C reaches every process of a terminal; jobs are asked to stop in another way, and stay when the terminal goes."""
+    """Ctrl-C reaches every process of a terminal; jobs are asked to stop in another way, and stay when the terminal
+    goes."""
     numbers = (signal.SIGINT, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
@@ -171,7 +176,8 @@ def _ignored_by_children() -> Iterator[None]:
 
 
 def left_by(folder: Path, job_id: str) -> tuple[str, str] | None:
-    """What submitit wrote at a job's end: ("success", what `TrialJob` returned) or ("error", a traceback); None where it could not."""
+    """What submitit wrote at a job's end: ("success", what `TrialJob` returned) or ("error", a traceback); None where
+    it could not."""
     from submitit.core.utils import JobPaths, pickle_load
 
     path = JobPaths(folder, job_id=job_id, task_id=0).result_pickle
