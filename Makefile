@@ -8,7 +8,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # no more threads than cores; each of the jobs first reads all tests, so more than 4 save nothing
 JOBS ?= $(shell jobs=$$(( $(CORES) / $(OMP_NUM_THREADS) )); echo $$(( jobs < 1 ? 1 : jobs > 4 ? 4 : jobs )))
 
-.PHONY: sweep test rounding slow check benchmarks clean
+.PHONY: sweep test rounding slow check docs benchmarks clean
 
 sweep: .venv/runnable
 	$(BIN)/python -m stability.sweep $(ARGS)
@@ -29,6 +29,9 @@ check: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 benchmarks: .venv/installed
 	$(BIN)/python -m benchmarks.mechanisms

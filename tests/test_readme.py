@@ -1,21 +1,26 @@
-"""What the README shows is run as it stands there."""
+"""What the README and the documentation show is run as it stands there."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from stability import sweep
 from stability.cli.compose import read_spec
 from stability.mechanisms import build
+from stability.runs.results import collect
 from tests.mechanisms import checks
 
 ROOT = Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+PAGES = {str(file.relative_to(ROOT)): file.read_text() for file in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
+README = PAGES["README.md"]
+BLOCKS = [(name, text) for page in PAGES.values() for name, text in re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)]
 
 
 def block(language: str, holding: str) -> str:
@@ -31,12 +36,12 @@ def mean(tmp_path, monkeypatch):
     return read_spec("sweep", ["plugins=[mean]", "mechanism=[sa,mean]", "mechanism.mean.window=2"])
 
 
-def test_the_mechanism_of_the_readme_is_selected_with_its_setting(mean):
+def test_the_mechanism_of_the_docs_is_selected_with_its_setting(mean):
     assert [part.name for part in mean.mechanism] == ["sa", "mean"]
     assert mean.mechanism[1].settings.window == 2
 
 
-def test_the_mechanism_of_the_readme_passes_the_contract(mean):
+def test_the_mechanism_of_the_docs_passes_the_contract(mean):
     for check in (
         checks.check_shape_and_dtype,
         checks.check_padding_is_unread,
@@ -47,35 +52,131 @@ def test_the_mechanism_of_the_readme_passes_the_contract(mean):
         check(checks.build_seeded(lambda: build("mean", width=checks.WIDTH, heads=checks.HEADS)))
 
 
-def test_the_mechanism_of_the_readme_trains(mean, lab):
+def test_the_mechanism_of_the_docs_trains(mean, lab):
     spec = lab.spec(plugins=["mean"], mechanism={"name": "mean"})
     assert lab.train(spec).status()["state"] in ("stable", "plateaued")
 
 
-def test_the_yaml_of_the_readme_holds_the_defaults_of_its_file(mean):
+def test_the_yaml_of_the_docs_holds_the_defaults_of_its_file(mean):
     assert block("yaml", "mechanism.mean").splitlines()[-1] == "window: 3"
     from stability.registry import Registry
 
     assert Registry("mechanisms").load("mean").Config().window == 3
 
 
-def test_every_sweep_command_of_the_readme_has_its_runs(tmp_path):
-    commands = re.findall(r"^python -m stability\.sweep ([^#\n]*)", README, re.MULTILINE)
-    assert len(commands) >= 4
-    for command in commands:
-        if "-h" not in command.split():
-            (tmp_path / "my_corpus.jsonl.gz").touch()
-            assert read_spec("sweep", shlex.split(command)).expand("f" * 64), command
+COMMANDS = sorted({(page, command.strip()) for page, text in PAGES.items() for command in re.findall(r"python -m (stability\.\w+ ?[^#`\n]*)", text)})
 
 
-def test_the_library_example_of_the_readme_runs():
+def test_every_command_is_one_that_its_entry_takes(tmp_path, monkeypatch):
+    """Composed and validated, not run. A page about a part of one's own shows it as a plugin, which is made here from the page itself."""
+    (tmp_path / "my_package").mkdir()
+    for name in ("mean", "signum", "denoise", "csv_column"):
+        (tmp_path / "my_package" / f"{name}.py").write_text(part_of_a_page(name))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name in ("my_corpus.jsonl.gz", "my_corpus.jsonl", "my.csv"):
+        (tmp_path / name).touch()
+    assert len(COMMANDS) > 40 and {command.split()[0] for _, command in COMMANDS} >= {f"stability.{entry}" for entry in ENTRIES}
+    for page, command in COMMANDS:
+        entry, *words = shlex.split(command)
+        kind = entry.removeprefix("stability.")
+        if kind == "status" and words and "=" not in words[0]:
+            words[0] = f"name={words[0]}"  # as the entry reads it
+        monkeypatch.setattr("stability.registry._plugins", {})
+        own = next((name for name in OWN for word in words if re.match(rf"(mechanism=\[sa,|optimizer=\[adamw,|objective=|data=){name}\b", word)), None)
+        if own is not None and not any(word.startswith("plugins=") for word in words):
+            words.append(f"plugins=[my_package.{own}]")  # the page shows it in its place in the repository
+        if words and words != ["-h"] and not words[0].startswith(("name=[", "STUDY")):
+            assert read_spec(kind, words, into="curvature" if kind == "hessian" else None) is not None, (page, command)
+
+
+ENTRIES = ("sweep", "hessian", "probe", "generate", "report", "status", "train_tokenizer")
+OWN = ("mean", "signum", "denoise", "csv_column")
+
+
+@pytest.fixture
+def own_part(tmp_path, monkeypatch):
+    """A page's own part as a plugin: called with its name, it gives the words that make it known."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("stability.registry._plugins", {})
+
+    def known(name: str) -> list[str]:
+        (tmp_path / f"{name}.py").write_text(part_of_a_page(name))
+        return [f"plugins=[{name}]"]
+
+    return known
+
+
+TINY = ("model.layers=1", "model.width=16", "model.heads=2", "model.positions=16", "steps=12", "batch=4", "evaluation.every_steps=6", "evaluation.sequences=16")
+TINY += ("mechanism=sa", "lr=1e-3", "seeds=1", "launcher=serial", "report=false", "curvature.recorded_steps=3", "device=cpu")
+
+
+def swept(tmp_path, *words: str):
+    """The results of a sweep of one small run, with its α_max."""
+    assert sweep.main([*TINY, *words, f"runs_dir={tmp_path}/runs", "name=own"]) == 0
+    return collect(tmp_path / "runs" / "studies" / "own")
+
+
+def test_the_optimizer_of_the_docs_is_swept_and_measured(own_part, tmp_path):
+    results = swept(tmp_path, *own_part("signum"), "optimizer=signum", "optimizer.signum.weight_decay=0.1")
+    assert set(results.runs["optimizer"]) == {"signum"} and results.runs["val_nll"].notna().all()
+    assert set(results.curvature["state"]) == {"checkpoint"}, "the paper's state is Adam's"
+    assert (results.curvature["curvature"] != 0).all() and len(results.curvature) == 3
+
+
+def test_the_step_of_that_optimizer_is_the_formula_above_it(own_part):
+    names: dict[str, Any] = {}
+    exec(part_of_a_page("signum"), names)
+    parameter = torch.nn.Parameter(torch.tensor([2.0, -1.0]))
+    optimizer = names["Signum"].build(names["Signum"].Config(beta=0.5, weight_decay=0.1), [parameter], 0.01)
+    for gradient in ([1.0, -1.0], [-4.0, 0.5]):  # means 0.5 and −0.5, then −1.75 and 0
+        parameter.grad = torch.tensor(gradient)
+        optimizer.step()
+    assert parameter.tolist() == pytest.approx([(2.0 * 0.999 - 0.01) * 0.999 + 0.01, (-0.999 + 0.01) * 0.999])
+
+
+def test_the_objective_of_the_docs_is_swept_and_measured(own_part, tmp_path):
+    results = swept(tmp_path, *own_part("denoise"), "objective=denoise", "objective.rate=0.5")
+    assert set(results.runs["objective"]) == {"denoise"} and results.runs["val_nll"].notna().all() and len(results.curvature) == 6
+
+
+def test_the_data_source_of_the_docs_is_swept_and_known_by_its_content(own_part, tmp_path, monkeypatch):
+    rows = "".join(f'"a row about number {number} and its square, {number * number}, as text",{number}\n' for number in range(400))
+    (tmp_path / "my.csv").write_text(f"text,number\n{rows}")
+    words = [*own_part("csv_column"), "data=csv_column"]
+    first = swept(tmp_path, *words, f"data.path={tmp_path}/my.csv")
+    (tmp_path / "my.csv").rename(tmp_path / "moved.csv")
+    second = swept(tmp_path, *words, f"data.path={tmp_path}/moved.csv")
+    assert set(first.runs["data"]) == {"csv_column"} and list(first.runs["run_id"]) == list(second.runs["run_id"])
+    with pytest.raises(ValueError, match=r"data\.column=txt: .*moved\.csv has the columns text, number"):
+        sweep.main([*TINY, *words, f"data.path={tmp_path}/moved.csv", "data.column=txt", f"runs_dir={tmp_path}/runs", "name=wrong"])
+
+
+def test_the_yamls_of_the_docs_hold_the_defaults_of_their_files():
+    for page in ("optimizer", "objective", "data_source"):
+        text = PAGES[f"docs/extending/{page}.md"]
+        (code,), (written,) = (re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL) for language in ("python", "yaml"))
+        names: dict[str, Any] = {}
+        exec(code, names)
+        stem = re.match(r"# stability/\w+/(\w+)\.py", code).group(1)
+        values = {key: value for key, value in yaml.safe_load(written).items() if value != "???" and key != "name"}
+        fields = {key: field.default for key, field in names["EXPORT"].Config.model_fields.items() if not field.is_required()}
+        assert values == fields and f"/{stem}.yaml" in written, page
+
+
+def part_of_a_page(name: str) -> str:
+    """The file that a page shows: its first line says which."""
+    return next(text for language, text in BLOCKS if language == "python" and re.match(rf"# stability/\w+/{name}\.py", text))
+
+
+def test_the_library_example_of_the_docs_runs():
     params = {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}
     names = {"loss_fn": lambda p: 2 * p["w"].square().sum(), "params": params, "direction": {"w": -params["w"]}}
     exec(block("python", "from stability.curvature import directional"), names)
     assert names["result"].alpha_max == pytest.approx(2.0)
 
 
-def test_the_monitor_of_the_readme_runs(capsys):
+def test_the_monitor_of_the_docs_runs(capsys):
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 1)
     batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(11)]
@@ -91,7 +192,7 @@ def test_the_monitor_of_the_readme_runs(capsys):
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's, about the loader's workers
 @pytest.mark.parametrize(("library", "callback"), [("transformers", "hf_callback"), ("lightning", "lightning_callback")])
-def test_the_callbacks_of_the_readme_run_as_they_stand(library, callback, monkeypatch, tmp_path, capsys):
+def test_the_callbacks_of_the_docs_run_as_they_stand(library, callback, monkeypatch, tmp_path, capsys):
     pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
@@ -105,13 +206,15 @@ def test_the_callbacks_of_the_readme_run_as_they_stand(library, callback, monkey
     assert capsys.readouterr().out.splitlines()[-1] == str(rows[-1])
 
 
-def test_the_readme_is_finished_and_its_files_exist():
-    assert "@@" not in README
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert target.startswith("http") or (ROOT / target).exists(), target
+def test_the_docs_are_finished_and_their_files_exist():
+    for page, text in PAGES.items():
+        assert "@@" not in text
+        for target in re.findall(r"\]\(([^)#]+)\)", text):
+            assert target.startswith("http") or (ROOT / page).parent.joinpath(target).exists() or target == "reference/settings.md", (page, target)
+    assert len(README.splitlines()) <= 130
 
 
-def test_both_commands_of_the_readme_are_targets():
+def test_both_commands_of_the_docs_are_targets():
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
         assert f"\n{target}:" in makefile
