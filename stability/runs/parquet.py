@@ -13,8 +13,8 @@ import pyarrow.json as pj
 import pyarrow.parquet as pq
 
 from stability.runs.directory import read_jsonl, write_atomically
+from stability.runs.schema import TEXT, WHOLE
 
-TYPES = {"step": pa.int64(), "block": pa.string()}
 GROUP_BYTES = 32 * 2**20  # of logs that are parsed in one go: one file at a time costs a start each, all at once their memory
 
 
@@ -54,11 +54,12 @@ def joined(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
 
 
 def read_curves(logs: Sequence[tuple[str, Path]], columns: Sequence[str]) -> pd.DataFrame:
-    """The rows of many ``(run_id, metrics.jsonl)`` (or another log), ``run_id`` before the logged ``columns``: of their `TYPES`, else numbers or missing.
+    """The rows of many ``(run_id, metrics.jsonl)`` (or another log), ``run_id`` before the logged ``columns``.
 
+    A column holds text or whole numbers where `stability.runs.schema` says so, else numbers; what was not logged is missing.
     A last line that a crash cut short is left out, a log that is not there has no rows. Errors: ``ValueError`` names the damaged file and line.
     """
-    schema = pa.schema([(name, TYPES.get(name, pa.float64())) for name in columns])
+    schema = pa.schema([(name, _type(name)) for name in columns])
     ids, counts, tables = [], [], [schema.empty_table()]
     for group in _groups(logs):
         table = _parsed([data for _, _, data in group], schema)
@@ -68,6 +69,10 @@ def read_curves(logs: Sequence[tuple[str, Path]], columns: Sequence[str]) -> pd.
         tables += parts
     owner = pa.array(ids, pa.string()).take(pa.array(np.repeat(np.arange(len(ids)), counts)))
     return pa.concat_tables(tables).add_column(0, "run_id", owner).to_pandas()
+
+
+def _type(column: str) -> pa.DataType:
+    return pa.string() if column in TEXT else pa.int64() if column in WHOLE else pa.float64()
 
 
 def _groups(logs: Sequence[tuple[str, Path]]) -> Iterator[list[tuple[str, Path, bytes]]]:

@@ -13,7 +13,8 @@ import pytest
 from analysis.sections import curves as curve_plots
 from analysis.sections import gradients as gradient_plots
 from analysis.sections import nll, troubles
-from analysis.study.load import GRADIENT_COLUMNS, SCHEMA_VERSION, load
+from analysis.study.load import load
+from stability.runs.schema import GRADIENT_COLUMNS, SCHEMA_VERSION
 from tests.analysis.synthetic import write_study, write_table
 
 LRS = (1e-3, 1e-2, 1e-1)
@@ -60,7 +61,7 @@ def with_gradients(folder, norm, **options):
         for step in range(10, 60, 10)
         for block in BLOCKS
     ]
-    table = pa.Table.from_pandas(pd.DataFrame(rows, columns=list(GRADIENT_COLUMNS["gradients"])), preserve_index=False)
+    table = pa.Table.from_pandas(pd.DataFrame(rows, columns=list(GRADIENT_COLUMNS)), preserve_index=False)
     pq.write_table(table.replace_schema_metadata({b"schema_version": str(SCHEMA_VERSION).encode()}), study / "results" / "gradients.parquet")
     return load(study)
 

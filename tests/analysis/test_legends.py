@@ -11,8 +11,9 @@ from analysis.sections.alpha_figures import alpha_figures
 from analysis.sections.block_shares import block_figures
 from analysis.sections.layer_figures import probe_figures
 from analysis.sections.step_figures import curvature_figures
-from analysis.study.load import SPECTRA_COLUMNS, load
+from analysis.study.load import load
 from stability.runs import results
+from stability.runs.schema import SPECTRA_COLUMNS
 from tests.analysis.synthetic import QUICKSTART_LRS, write_study
 from tests.analysis.test_probe_analysis import filter_rows, spectra_row
 

@@ -26,9 +26,9 @@ from analysis.sections.layer_figures import (
     write_figure,
 )
 from analysis.sections.layers import connectivity_table, layer_and_filter, qk_heads, run_tables, slope, study_tables
-from analysis.study import load as load_module
 from analysis.study.load import load
 from stability.runs import results
+from stability.runs.schema import OPTIONAL
 from tests.analysis.synthetic import write_study
 
 RUNS = [SimpleNamespace(run_id=str(seed), mechanism="sc", lr=1e-3, seed=seed) for seed in range(3)]
@@ -83,11 +83,6 @@ def graphs():
 
 def cells(table):
     return [[cell.text for cell in row] for row in table.rows]
-
-
-def test_columns_are_those_that_results_writes():
-    written = results.PROBE_COLUMNS | results.GRAPH_COLUMNS
-    assert {name: list(columns) for name, columns in load_module.PROBE_COLUMNS.items()} == written
 
 
 def test_layers_are_tabled_by_kind_with_medians_over_seeds(probed):
@@ -224,7 +219,7 @@ def test_figures_hold_a_panel_for_each_layer_and_a_line_for_each_rate(probed):
 def test_the_report_shows_what_was_measured_and_nothing_else(probed, tmp_path):
     text = "".join(page.extract_text() for page in PdfReader(build(probed, tmp_path)).pages)
     assert "What the layers do to their signal" in text and "Layers as filters" in text and "Learned graphs of consensus layers" in text
-    for name in load_module.PROBE_COLUMNS:
+    for name in OPTIONAL["probes"]:
         (probed / "results" / f"{name}.parquet").unlink(missing_ok=True)
     bare = "".join(page.extract_text() for page in PdfReader(build(probed, tmp_path)).pages)
     assert "What the layers do to their signal" not in bare

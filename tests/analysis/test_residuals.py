@@ -14,7 +14,7 @@ from analysis.report import write_figures
 from analysis.sections import gradient_norms, nll
 from analysis.sections import stream_figures as stream_plots
 from analysis.sections import streams as stream_tables
-from analysis.study.load import PROBE_COLUMNS, load
+from analysis.study.load import load
 from stability.runs import results
 from stability.runs.parquet import write_parquet
 from tests.analysis.synthetic import write_study
@@ -37,10 +37,6 @@ def study_of(tmp_path, seeds=3, lower=0.1, slopes=(0.1, 0.2, 0.1), **options):
     runs["val_nll"] = 2.0 + rise - lower * (runs["residual"] == "mhc_lite") + 1e-3 * runs["seed"] * (1 + (runs["residual"] == "hc"))
     write(path, runs)
     return folder
-
-
-def test_columns_are_those_that_results_writes():
-    assert list(PROBE_COLUMNS["streams"]) == results.PROBE_COLUMNS["streams"]
 
 
 def test_every_scheme_is_a_series_of_its_own_the_plain_one_first(tmp_path):

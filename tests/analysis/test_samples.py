@@ -14,12 +14,13 @@ import typst
 from analysis.drawing import typeset
 from analysis.report import build, summary
 from analysis.sections.samples import sample_tables, section, visible
-from analysis.study.load import GENERATION_COLUMNS, load
+from analysis.study.load import load
 from stability.runs.directory import RunDirectory
 from stability.runs.parquet import read_table, write_parquet
-from stability.runs.results import GENERATION_COLUMNS as SCORES
 from stability.runs.results import collect, write
-from stability.runs.samples import SAMPLES_COLUMNS, sample_rows
+from stability.runs.samples import sample_rows
+from stability.runs.schema import GENERATION_COLUMNS as SCORES
+from stability.runs.schema import SAMPLES_COLUMNS
 from stability.runs.study import StudyFolder
 from tests.analysis.synthetic import write_study
 
@@ -47,10 +48,6 @@ def of(text, **more):
 @pytest.fixture
 def study_dir(tmp_path):
     return write_study(tmp_path, mechanisms=["sa", "sc"], lrs=[1e-3, 1e-2], seeds=1)
-
-
-def test_columns_are_those_that_are_collected():
-    assert tuple(SAMPLES_COLUMNS) == GENERATION_COLUMNS["samples"]
 
 
 def test_samples_stand_side_by_side_with_their_score(study_dir):
