@@ -12,23 +12,21 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.drawing.style import MUTED, fitting_legend
+from analysis.drawing.style import MUTED, fitting_legend, panels_width
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table
-from analysis.sections.step_figures import panels_width, shown
+from analysis.sections.step_figures import shown
 from analysis.sections.steps import spectrum_rows
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
 
 KINDS = ("embedding", "mixer", "ffn", "norms", "head", "other")
 PANELS_PER_ROW, LRS_SHOWN = 4, 3
-CAPTIONS = {
-    "blocks": (
-        "Shares of uᵀHu by block of parameters at the first recorded step, {phase}: u_b·(Hu)_b in % of |uᵀHu|, by layer, “ends” being what lies outside "
-        "the layers; median over seeds. A share holds half of the block's coupling with each other block and may be negative; where uᵀHu < 0 the shares "
-        "of a run add up to −100. Lowest, middle and highest LR measured."
-    )
-}
+BLOCKS_CAPTION = (
+    "Shares of uᵀHu by block of parameters at the first recorded step, {phase}: u_b·(Hu)_b in % of |uᵀHu|, by layer, “ends” "
+    "being what lies outside the layers; median over seeds. A share holds half of the block's coupling with each other "
+    "block and may be negative; where uᵀHu < 0 the shares of a run add up to −100. Lowest, middle and highest LR measured."
+)
 
 
 def kind_of(block: str) -> str:

@@ -66,6 +66,11 @@ class Study:
         return tuple(pair.series for pair in sorted(pairs, key=lambda pair: (_setting_rank(pair.setting), paper_rank(pair.mechanism))))
 
     @property
+    def is_search(self) -> bool:
+        """Whether every run has settings of its own (`search=optuna`): tables of learning rate against mechanism mean nothing then."""
+        return "search" in self.searches
+
+    @property
     def fingerprint(self) -> str:
         """The first 12 hex digits of the data's fingerprint (of each, where the study holds several data sets)."""
         known = sorted({value[:12] for value in self.runs["data_fingerprint"] if value})

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 
 from analysis.report import build
+from analysis.sections import curvature
 from analysis.sections.block_shares import blocks_table
-from analysis.sections.step_figures import curvature_figures, density_figures, profile_figures, shown, smoothed, step_figures
+from analysis.sections.step_figures import density_figures, profile_figures, shown, smoothed, step_figures
 from analysis.sections.steps import fallen_steps, fallen_tables, sharpness_table
 from analysis.study.load import load
 from stability.runs import results
@@ -145,9 +146,9 @@ def test_the_density_of_several_runs_integrates_to_one(spectra_dir):
 
 
 def test_without_spectra_there_is_no_figure_of_them(quickstart):
-    assert {name.split("-")[0] for name in curvature_figures(quickstart, "terminal")} == {"steps"}
+    assert {name.split("-")[0] for name in curvature.figures(quickstart)} == {"steps"}
     assert sharpness_table(quickstart) is None
-    assert curvature_figures(quickstart, "earliest") == {}
+    assert [draw(quickstart, "earliest") for draw in (step_figures, profile_figures, density_figures)] == [[]] * 3
 
 
 def test_the_report_shows_what_was_measured(spectra_dir, tmp_path):

@@ -12,16 +12,16 @@ from matplotlib.figure import Figure
 from pypdf import PdfReader
 
 from analysis.report import build
+from analysis.sections import connectivity, filters, qk
 from analysis.sections.layer_figures import (
-    CAPTIONS,
+    FILTER_CAPTION,
     QUANTILES,
     _log_ticks,
     connectivity_figure,
     energy_figures,
     filter_figures,
     kept,
-    probe_figures,
-    qk_figure,
+    qk_figures,
     response_curve,
     write_figure,
 )
@@ -135,7 +135,7 @@ def test_exponents_are_fitted_in_logarithms_over_the_upper_half():
 
 def test_captions_say_that_the_filter_is_the_graphs_and_not_the_layers(probed):
     (consensus, _) = study_tables(load(probed), "spectra")
-    for text in (consensus.caption, CAPTIONS["filter"]):
+    for text in (consensus.caption, FILTER_CAPTION):
         assert "with rope=none the filter is the whole update, u − 2ηL̄u" in text and "with rope=absolute the layer takes off 2ηL̄ũ" in text
         assert "Π(1 − 2η_tλ)" in text
     assert "largest |factor| over the interval from Fiedler to λ_max" in consensus.caption
@@ -209,8 +209,15 @@ def test_figures_hold_a_panel_for_each_layer_and_a_line_for_each_rate(probed):
     (figure,) = filter_figures(study, "terminal")
     assert len(figure.axes) == 6
     assert all(len([line for line in ax.lines if len(line.get_xdata()) == len(QUANTILES)]) == len(LRS) for ax in figure.axes)
-    assert set(probe_figures(study)) == {"connectivity", "filter-terminal-0", "energy-terminal-0", "qk-terminal-0"}
-    norms = qk_figure(study, "terminal").axes[0].lines[0]
+    drawn = {name for section in (connectivity, filters, qk) for name in section.figures(study)}
+    assert drawn == {
+        "connectivity",
+        "filter-terminal-0",
+        "energy-terminal-0",
+        "qk-terminal-0",
+    }
+    (norms_and_conditions,) = qk_figures(study, "terminal")
+    norms = norms_and_conditions.axes[0].lines[0]
     assert norms.get_ydata().tolist() == pytest.approx([200, 2000])
     texts = [text.get_text() for ax in connectivity_figure(graphs()).axes for text in ax.texts]
     assert "$w=1$: $N^{-2.00}$" in texts and "$N=256$: $w^{3.00}$" in texts
