@@ -1,4 +1,4 @@
-"""A study's results → reports/<name>.pdf, and the tables that a sweep prints at its end. Reads parquet only, no torch."""
+"""A study's results → reports/<name>.pdf, and what a sweep prints at its end. Reads parquet only, no torch."""
 
 from __future__ import annotations
 

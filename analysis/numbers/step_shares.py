@@ -75,7 +75,8 @@ def phases_and_states(study: Study) -> list[tuple[str, str]]:
 
 
 def drawn_phases(study: Study) -> list[str]:
-    """All but the last checkpoints of runs that ended early: these stand at as many different steps, each in a row of its own table."""
+    """The phases that figures show: all but the last checkpoints of runs that ended early, which stand at as many
+    different steps, each in a row of a table of their own."""
     found = [phase for phase, _ in phases_and_states(study)]
     found += [phase for each in study.spectra.values() for phase in each["phase"]]
     return [phase for phase in dict.fromkeys(found) if phase != LAST]

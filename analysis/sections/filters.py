@@ -1,8 +1,14 @@
-"""The section on layers as filters: factors, energies before and after, and their tables (`stability.probe what=spectra`)."""
+"""The section on layers as filters (`stability.probe what=spectra`): factors, energies before and after, tables."""
 
 from __future__ import annotations
 
-from analysis.sections.layer_figures import ENERGY_CAPTION, FILTER_CAPTION, energy_figures, filter_figures, probed_phases
+from analysis.sections.layer_figures import (
+    ENERGY_CAPTION,
+    FILTER_CAPTION,
+    energy_figures,
+    filter_figures,
+    probed_phases,
+)
 from analysis.sections.layers import study_tables
 from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures, typst
 from analysis.study.load import Study

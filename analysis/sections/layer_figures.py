@@ -25,25 +25,27 @@ from analysis.words import lr_text
 
 PANELS_PER_ROW, QUANTILES = 4, np.linspace(0, 1, 201)
 FILTER_CAPTION = (
-    "Layers as filters, {phase}: factors in falling order. Consensus: those of the learned graph alone, 1 − 2ηλ over the "
-    "spectrum of L̄, over T iterations their product Π(1 − 2η_tλ) (below 0 it oscillates; band: two standard errors of the "
-    "quadrature). " + layer_and_filter(()) + " Softmax attention: singular values of A on the signals without a mean. Mean "
-    "over heads, sequences and seeds. Triangles: what the layer itself left, the root of its measured variance after over "
-    "before, medians as in the next figure."
+    "Layers as filters, {phase}: factors in falling order. Consensus: those of the learned graph alone, 1 − 2ηλ over "
+    "the spectrum of L̄, over T iterations their product Π(1 − 2η_tλ) (below 0 it oscillates; band: two standard "
+    "errors of the "
+    "quadrature). " + layer_and_filter(()) + " "
+    "Softmax attention: singular values of A on the signals without a mean. Mean "
+    "over heads, sequences and seeds. Triangles: what the layer itself left, the root of its measured variance after "
+    "over before, medians as in the next figure."
 )
 ENERGY_CAPTION = (
-    "What one update leaves, {phase}: after over before, medians over heads and sequences, then over seeds. Solid: variance "
-    "around the mean, ‖u − ū‖² (consensus) or ‖v − v̄‖² (attention); dotted: consensus's own disagreement energy. Thin line: "
-    "1, nothing changed."
+    "What one update leaves, {phase}: after over before, medians over heads and sequences, then over seeds. Solid: "
+    "variance around the mean, ‖u − ū‖² (consensus) or ‖v − v̄‖² (attention); dotted: consensus's own disagreement "
+    "energy. Thin line: 1, nothing changed."
 )
 QK_CAPTION = (
-    "Spectral norm and condition number of W_qᵀW_k against learning rate, {phase}: medians over layers and heads; line: "
-    "median over seeds, bars: their interval; dotted: the largest of any layer and head."
+    "Spectral norm and condition number of W_qᵀW_k against learning rate, {phase}: medians over layers and heads; "
+    "line: median over seeds, bars: their interval; dotted: the largest of any layer and head."
 )
 CONNECTIVITY_CAPTION = (
-    "Algebraic connectivity. Circles: window-path graph, computed; shaded: its bounds (Eq. 16); crosses: cycle, computed, on its closed form (Eq. 15, dashed); "
-    "squares: complete graph, computed, on λ_1 = N (dotted). "
-    "Numbers: fitted exponents of the window path, upper half of the points."
+    "Algebraic connectivity. Circles: window-path graph, computed; shaded: its bounds (Eq. 16); crosses: cycle, "
+    "computed, on its closed form (Eq. 15, dashed); squares: complete graph, computed, on λ_1 = N (dotted). Numbers: "
+    "fitted exponents of the window path, upper half of the points."
 )
 
 

@@ -28,13 +28,14 @@ from analysis.study.load import Frame, Study
 
 NLL, WINDOW = "nll", "window"
 NLL_CAPTION = (
-    "Validation NLL at the end of training against learning rate. Points: seeds; line: their median, broken where half of "
-    "them or more diverged; ×: diverged runs of all runs there. Beneath: the stable window of the median (bar) and of each "
-    "seed (thin lines); arrow: open, a lower bound; dotted: the neighbouring rate diverged and the edge lies in between."
+    "Validation NLL at the end of training against learning rate. Points: seeds; line: their median, broken where half "
+    "of them or more diverged; ×: diverged runs of all runs there. Beneath: the stable window of the median (bar) and "
+    "of each seed (thin lines); arrow: open, a lower bound; dotted: the neighbouring rate diverged and the edge lies "
+    "in between."
 )
 WINDOW_CAPTION = (
-    "Widths of the stable windows. Bar and number: of the median line; points: single seeds; arrow: open, a lower bound; "
-    "hatched: where the edge may still lie, the neighbouring rate having diverged."
+    "Widths of the stable windows. Bar and number: of the median line; points: single seeds; arrow: open, a lower "
+    "bound; hatched: where the edge may still lie, the neighbouring rate having diverged."
 )
 # A count such as 2/2 needs this much room beside its neighbour.
 MARK_POINTS = 9.0

@@ -70,7 +70,7 @@ def by_phase(
     draw: Callable[[Study, str], Iterable[Figure]],
     caption: str,
 ) -> dict[str, Captioned]:
-    """The figures that ``draw`` makes of each phase, by ``<kind>-<phase>-<number>``; ``caption`` names the ``{phase}``."""
+    """What ``draw`` makes of each phase, by ``<kind>-<phase>-<number>``; ``caption`` names the ``{phase}``."""
     return {
         f"{kind}-{phase}-{number}": sourced(study, figure, caption.format(phase=PHASES.get(phase, phase)))
         for phase in phases

@@ -30,18 +30,18 @@ PANELS_PER_ROW, PROFILE_ROWS = 4, 3
 FLOOR = 0.1  # of one eigenvalue's share 1/n, over the density's top: what lies below is the tail of a bell
 STEPS_CAPTION = (
     "α_max step by step, {phase}: median over seeds; red dashes: the training LR α (as the paper's Figure 6). ▲: no "
-    "positive curvature (∞), ▼: no descent direction (0); the line breaks there. A run that diverged has no such checkpoint "
-    "and no line; how many did is said."
+    "positive curvature (∞), ▼: no descent direction (0); the line breaks there. A run that diverged has no such "
+    "checkpoint and no line; how many did is said."
 )
 PROFILE_CAPTION = (
-    "Batch loss along the step direction u at the first recorded step, {phase}, first seed measured: the loss itself, its "
-    "quadratic model, α_max where the model comes back to the loss at θ (thin line), the critical LR where the loss does, "
-    "and the training LR. A run that diverged has no such checkpoint; how many did is said above the panel."
+    "Batch loss along the step direction u at the first recorded step, {phase}, first seed measured: the loss itself, "
+    "its quadratic model, α_max where the model comes back to the loss at θ (thin line), the critical LR where the "
+    "loss does, and the training LR. A run that diverged has no such checkpoint; how many did is said above the panel."
 )
 DENSITY_CAPTION = (
-    "Spectral density of the Hessian at the first recorded step, {phase}, by stochastic Lanczos quadrature; nodes widened by "
-    "1/200 of the range. Mean over the seeds measured; the axis ends at a tenth of what a single eigenvalue makes. A run "
-    "that diverged has no such checkpoint; how many did is said by LR above the panel."
+    "Spectral density of the Hessian at the first recorded step, {phase}, by stochastic Lanczos quadrature; nodes "
+    "widened by 1/200 of the range. Mean over the seeds measured; the axis ends at a tenth of what a single eigenvalue "
+    "makes. A run that diverged has no such checkpoint; how many did is said by LR above the panel."
 )
 
 

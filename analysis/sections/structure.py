@@ -22,9 +22,9 @@ ALPHA_CARBON = 1
 SCHEMA = 1
 TOKENIZER = "tokenizer"
 CAPTION = (
-    "Above: α carbons of the chain of median RMSD, original, and reconstructed from its tokens (original faint). Below: "
-    "backbone RMSD of all held-out chains, against the training chains' mean backbone and one chain of mean geometry; how "
-    "often each code is used."
+    "Above: α carbons of the chain of median RMSD, original, and reconstructed from its tokens (original faint). "
+    "Below: backbone RMSD of all held-out chains, against the training chains' mean backbone and one chain of mean "
+    "geometry; how often each code is used."
 )
 RMSDS = {
     "rmsd": "backbone RMSD, reconstructed",
@@ -49,8 +49,9 @@ def table(folder: Path) -> str:
     """The summary as lines of text; RMSDs as mean ± standard error over chains."""
     summary, chains, _ = load_results(folder)
     lines = [
-        f"{summary['num_chains']} held-out chains, {summary['num_residues']} residues (of each chain the first {summary['positions']} at most); "
-        f"trained on {summary['num_train_chains']} chains, mechanism {summary['mechanism']}, frame {summary['frame']}"
+        f"{summary['num_chains']} held-out chains, {summary['num_residues']} residues (of each chain the first "
+        f"{summary['positions']} at most); trained on {summary['num_train_chains']} chains, mechanism "
+        f"{summary['mechanism']}, frame {summary['frame']}"
     ]
     for label, values in _rmsds(chains):
         error = f"± {values.sem():.2f}" if len(values) > 1 else ""
@@ -58,8 +59,8 @@ def table(folder: Path) -> str:
     share = 100 * summary["used_codes"] / summary["num_codes"]
     lines.append(f"  {'codes used':38} {summary['used_codes']} of {summary['num_codes']} ({share:.0f} %), perplexity {summary['perplexity']:.0f}")
     lines.append(
-        f"  {'same tokens when rotated and shifted':38} {100 * summary['same_tokens']:.2f} % of positions, {summary['rotations']} rotations a chain; "
-        f"of the worst chain {100 * chains.same_tokens.min():.0f} %"
+        f"  {'same tokens when rotated and shifted':38} {100 * summary['same_tokens']:.2f} % of positions, "
+        f"{summary['rotations']} rotations a chain; of the worst chain {100 * chains.same_tokens.min():.0f} %"
     )
     return "\n".join(lines)
 
@@ -74,9 +75,9 @@ def figures(study: Study) -> Figures:
         return {}
     summary, _, _ = load_results(study.tokenizer)
     about = (
-        f"Tokenizer {study.tokenizer.parent.name}, mechanism {summary['mechanism']}, frame {summary['frame']}, trained on "
-        f"{summary['num_train_chains']} chains, measured on {summary['num_chains']} held-out ones (of each the first "
-        f"{summary['positions']} residues at most). "
+        f"Tokenizer {study.tokenizer.parent.name}, mechanism {summary['mechanism']}, frame {summary['frame']}, trained "
+        f"on {summary['num_train_chains']} chains, measured on {summary['num_chains']} held-out ones (of each the "
+        f"first {summary['positions']} residues at most). "
     )
     return {TOKENIZER: sourced(study, structure_figure(study.tokenizer), about + CAPTION)}
 

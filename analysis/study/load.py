@@ -1,6 +1,7 @@
-"""One study's files → one frozen object. The only place of `analysis` that touches a study's folder; needs neither torch nor `conf/`.
+"""One study's files → one frozen object: the only place of `analysis` that touches a study's folder.
 
-Of `stability` it imports the columns of the files (`stability.runs.schema`, which imports nothing), and no other module of `analysis` imports more.
+It imports the files' columns from `stability.runs.schema`, which imports nothing. That is all of `stability` that
+`analysis` knows.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ else:
 
 PROBE_OF = {"filter": "spectra", "discrepancy": "pdmm"}  # the `what` that writes a table of another name
 THROUGHPUT_VERSION = 1  # of `results/throughput.json` (`benchmarks.throughput.VERSION`)
-COLUMNS = {**REQUIRED, **{name: columns for tables in OPTIONAL.values() for name, columns in tables.items()}}  # of every table by name
+# By the name of every table.
+COLUMNS = {name: columns for tables in (REQUIRED, *OPTIONAL.values()) for name, columns in tables.items()}
 # Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
 SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")
 
@@ -38,7 +40,7 @@ PAPER_ORDER = ("sa", "sc", "mix", "sw")
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A study's three tables, its `study.json`, and by name the further tables that it has, in the fields of `schema.OPTIONAL`.
+    """A study's three tables, its `study.json`, and by name the further tables that it has (`schema.OPTIONAL`).
 
     `runs` carries three columns more than its file: `setting` (the other axes that vary in this study, "" where none does), `series`
     (mechanism, sa+ca with its cross mechanism, and setting: what one line of a figure shows) and `base` (the series that a variant of an ablation
@@ -67,7 +69,8 @@ class Study:
 
     @property
     def is_search(self) -> bool:
-        """Whether every run has settings of its own (`search=optuna`): tables of learning rate against mechanism mean nothing then."""
+        """Whether every run has settings of its own (`search=optuna`): tables of learning rate against mechanism mean
+        nothing then."""
         return "search" in self.searches
 
     @property
@@ -102,10 +105,11 @@ def load(study_dir: Path | str) -> Study:
     frames["runs"] = _with_series(frames["runs"].drop_duplicates("run_id").reset_index(drop=True))
     if frames["runs"].empty:
         raise ValueError(f"{study_dir}: results/runs.parquet lists no run; `{_sweep_command(study_dir, manifest)}` makes them")
+    found = {path.stem for path in (study_dir / "results").glob("*.parquet") if path.is_file()}
     extra = {
-        kind: {name: _frame(study_dir, name, manifest) for name in tables if (study_dir / "results" / f"{name}.parquet").is_file()}
+        kind: {name: _frame(study_dir, name, manifest) for name in tables if name in found}
         for kind, tables in OPTIONAL.items()
-    }
+    }  # fmt: skip
     return Study(
         name=str(manifest.get("name") or study_dir.name),
         study=manifest,

@@ -56,7 +56,8 @@ def joined(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
 def read_curves(logs: Sequence[tuple[str, Path]], columns: Sequence[str]) -> pd.DataFrame:
     """The rows of many ``(run_id, metrics.jsonl)`` (or another log), ``run_id`` before the logged ``columns``.
 
-    A column holds text or whole numbers where `stability.runs.schema` says so, else numbers; what was not logged is missing.
+    A column holds text or whole numbers where `stability.runs.schema` says so, else numbers; what was not logged is
+    missing.
     A last line that a crash cut short is left out, a log that is not there has no rows. Errors: ``ValueError`` names the damaged file and line.
     """
     schema = pa.schema([(name, _type(name)) for name in columns])

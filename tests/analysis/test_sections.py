@@ -18,7 +18,8 @@ from tests.analysis.test_report import text_of
 
 def step_table(study):
     counts = study.runs.groupby("lr")["num_steps"].sum()
-    return Table("Steps taken", "All runs of a rate.", ("LR", "steps"), tuple((Cell(f"{lr:g}"), Cell(f"{n:g}")) for lr, n in counts.items()))
+    rows = tuple((Cell(f"{lr:g}"), Cell(f"{number:g}")) for lr, number in counts.items())
+    return Table("Steps taken", "All runs of a rate.", ("LR", "steps"), rows)
 
 
 def figures(study):
@@ -49,21 +50,26 @@ def study_dir(tmp_path):
     return write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3, 1e-2], seeds=1, curves=False)
 
 
-def test_a_section_from_outside_stands_in_the_pdf_among_the_figures_and_in_what_a_sweep_prints(study_dir, tmp_path, with_outsider):
+@pytest.mark.usefixtures("with_outsider")
+def test_a_section_from_outside_stands_in_the_pdf_among_the_figures_and_in_what_a_sweep_prints(study_dir, tmp_path):
     pdf = text_of(build(study_dir, tmp_path / "reports"))
-    for words in ("How far the runs went", "Steps of every run against its rate. Data fingerprint", "LR steps 0.001 200 0.01 200"):
+    captioned = "Steps of every run against its rate. Data fingerprint"
+    for words in ("How far the runs went", captioned, "LR steps 0.001 200 0.01 200"):
         assert pdf.count(words) == 1
     assert "steps-taken.svg" in [path.name for path in write_figures(study_dir, tmp_path / "figures")]
     printed = summary(study_dir, ("earliest",))
-    places = [printed.index(words) for words in ("Stable windows", "Steps taken", "Nobody waited for the earliest checkpoints.", "The study has no sc")]
+    in_order = ("Stable windows", "Steps taken", "Nobody waited for the earliest checkpoints.", "The study has no sc")
+    places = [printed.index(words) for words in in_order]
     assert places == sorted(places), "the claims stand last"
 
 
 def test_without_it_nothing_of_it_is_there(study_dir, tmp_path):
-    assert "Steps taken" not in summary(study_dir) and "steps-taken.svg" not in [path.name for path in write_figures(study_dir, tmp_path)]
+    assert "Steps taken" not in summary(study_dir)
+    assert "steps-taken.svg" not in [path.name for path in write_figures(study_dir, tmp_path)]
 
 
-def test_a_search_whose_runs_have_settings_of_their_own_has_no_section_about_rates(tmp_path, with_outsider):
+@pytest.mark.usefixtures("with_outsider")
+def test_a_search_whose_runs_have_settings_of_their_own_has_no_section_about_rates(tmp_path):
     assert "Steps taken" not in summary(with_search(tmp_path))
 
 

@@ -31,7 +31,7 @@ def test_every_table_has_a_name_and_columns_of_its_own_and_every_type_is_of_one(
 
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in schema.REQUIRED])
 def test_every_further_table_is_written_and_read_with_its_columns_and_types(tmp_path, name):
-    """A row of ones and of the text "1": what a column holds is decided by the schema, not by what stands in the file."""
+    """A row of ones and of the text "1": the schema decides what a column holds, not what stands in the file."""
     study = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3], seeds=1)
     empty = {each: pd.DataFrame(columns=columns) for each, columns in schema.REQUIRED.items()}
     row = pd.DataFrame([{column: "1" if column in schema.TEXT else 1 for column in EVERY[name]}])
