@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from stability import hessian, report, sweep
-from stability.runs.results import COLLECTED_CURVATURE_COLUMNS, CURVES_COLUMNS, RUNS_COLUMNS, collect
+from stability.runs.results import collect
+from stability.runs.schema import COLLECTED_CURVATURE_COLUMNS, CURVES_COLUMNS, RUNS_COLUMNS
 from stability.runs.study import StudyFolder
 from sweeps.view.study_view import StudyView
 

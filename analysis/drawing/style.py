@@ -115,6 +115,11 @@ def looks(study: Study) -> dict[str, Look]:
     }
 
 
+def panels_width(columns: int) -> float:
+    """The width in inches of a figure with so many panels side by side: four fill the page."""
+    return max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.24 * columns))
+
+
 def lr_colors(lrs: Iterable[float]) -> dict[float, Any]:
     """One colour per learning rate along one ordered ramp, dark to bright; its pale end is left out, it vanishes on white."""
     ordered = sorted(set(lrs))

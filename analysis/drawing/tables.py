@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 
-from analysis.drawing.typeset import paragraph, picture
 from analysis.numbers.windows import Window
 from analysis.study import wording
 from analysis.study.load import FINISHED, PENDING, Frame, Study
@@ -59,9 +57,3 @@ def width_text(found: Window) -> str:
     if found.width_max > found.width + 0.005:
         return f"{found.width:.2f}–{found.width_max:.2f}"
     return f"{found.width:.2f}"
-
-
-def captioned(study: Study, figures: Mapping[str, Path | None], name: str, caption: str, missing: str = "") -> str:
-    """A drawn figure with its caption and the data that it shows; where nothing was drawn, what is missing."""
-    path = figures.get(name)
-    return paragraph(missing) if path is None else picture(path, f"{caption} {source(study)}")

@@ -74,6 +74,14 @@ def phases_and_states(study: Study) -> list[tuple[str, str]]:
     return sorted(pairs, key=lambda pair: (phase_rank(pair[0]), pair[1] != "paper", pair[1]))
 
 
+def drawn_phases(study: Study) -> list[str]:
+    """The phases that figures show: all but the last checkpoints of runs that ended early, which stand at as many
+    different steps, each in a row of a table of their own."""
+    found = [phase for phase, _ in phases_and_states(study)]
+    found += [phase for each in study.spectra.values() for phase in each["phase"]]
+    return [phase for phase in dict.fromkeys(found) if phase != LAST]
+
+
 def _asked(study: Study) -> set[tuple[str, str]]:
     """The phases and states that the sweep itself was to measure, without states that no run's optimizer defines."""
     curvature = asked_protocol(study)

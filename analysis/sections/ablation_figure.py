@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,8 +12,10 @@ from matplotlib.ticker import NullLocator
 
 from analysis.drawing import typeset
 from analysis.drawing.style import INK, WIDTH_INCHES, Look, looks
+from analysis.drawing.typeset import Table
 from analysis.sections.ablation import Ablation, Group, ablation_tables, ablations, directions
 from analysis.sections.nll_figures import CROSS
+from analysis.sections.section import Captioned, Drawn, Figures, Section, is_of_rates, pictures, typst
 from analysis.study.load import Study
 
 PANELS_PER_ROW = 3
@@ -23,19 +25,23 @@ CAPTION = (
 )
 
 
-def ablation_figures(study: Study) -> dict[str, Figure | None]:
-    """One for each base, "ablation-0" and on; None for one without a finite NLL."""
-    return {f"ablation-{index}": _figure(each, looks(study)[each.base]) for index, each in enumerate(ablations(study))}
+def figures(study: Study) -> Figures:
+    """One for each base with a finite NLL, "ablation-0" and on."""
+    drawn = [_figure(each, looks(study)[each.base]) for each in ablations(study)]
+    return {f"ablation-{index}": Captioned(each, CAPTION) for index, each in enumerate(drawn) if each is not None}
 
 
-def section(study: Study, figures: dict[str, Path | None]) -> str:
-    """The report's part on settings that were varied one at a time: tables, figures (by name, where they lie), directions; "" without `ablate`."""
-    found = ablation_tables(study)
-    if not found:
-        return ""
-    drawn = [path for name, path in figures.items() if name.startswith("ablation-") and path is not None]
-    body = [*(table.typst() for table in found), *(typeset.picture(path, CAPTION) for path in drawn), typeset.boxed(directions(study))]
-    return typeset.heading("One setting at a time") + "".join(body)
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and bool(ablations(study))
+
+
+def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
+    return [*ablation_tables(study), *directions(study)]
+
+
+def body(study: Study, drawn: Drawn) -> str:
+    said = typeset.boxed(directions(study))
+    return typeset.heading("One setting at a time") + typst(ablation_tables(study)) + pictures(drawn) + said
 
 
 def _figure(ablation: Ablation, look: Look) -> Figure | None:
@@ -73,3 +79,6 @@ def _panel(ax: Axes, group: Group, look: Look) -> None:
     ax.set_xticks(places, [column.text for column in group.columns])
     ax.margins(x=0.12, y=0.12)
     ax.set_xlabel(group.heading)
+
+
+SECTION = Section(body, applies, figures, tables)

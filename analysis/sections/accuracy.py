@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,10 +10,11 @@ from matplotlib.ticker import PercentFormatter
 
 from analysis.drawing.legends import mechanism_legend
 from analysis.drawing.style import WIDTH_INCHES, looks, lr_axis
-from analysis.drawing.tables import captioned, chunks, ended_badly, source
+from analysis.drawing.tables import chunks, ended_badly, source
 from analysis.drawing.typeset import Cell, Table, heading
 from analysis.numbers.spread import INTERVAL_RULES, SHARE, Spread
 from analysis.sections.nll import NLL_COLUMNS
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import lr_text
 
@@ -62,10 +62,10 @@ def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def accuracy_figures(study: Study) -> dict[str, Figure | None]:
+def figures(study: Study) -> Figures:
     """The figure, where runs ended with an accuracy at several learning rates."""
     runs = finished(study.runs)
-    return {NAME: _figure(study, runs)} if runs["lr"].nunique() > 1 else {}
+    return {NAME: sourced(study, _figure(study, runs), CAPTION)} if runs["lr"].nunique() > 1 else {}
 
 
 def _figure(study: Study, runs: Frame) -> Figure:
@@ -85,7 +85,16 @@ def _figure(study: Study, runs: Frame) -> Figure:
     return figure
 
 
-def section(study: Study, figures: Mapping[str, Path | None]) -> str:
-    found = accuracy_tables(study)
-    drawn = captioned(study, figures, NAME, CAPTION) if figures.get(NAME) is not None else ""
-    return heading("Accuracy") + drawn + "".join(table.typst() for table in found) if found else ""
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and len(finished(study.runs)) > 0
+
+
+def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
+    return accuracy_tables(study)
+
+
+def body(study: Study, drawn: Drawn) -> str:
+    return heading("Accuracy") + pictures(drawn) + typst(accuracy_tables(study))
+
+
+SECTION = Section(body, applies, figures, tables)

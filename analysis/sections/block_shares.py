@@ -12,23 +12,22 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from analysis.drawing.style import MUTED, fitting_legend
+from analysis.drawing.style import MUTED, fitting_legend, panels_width
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table
-from analysis.sections.step_figures import panels_width, shown
+from analysis.sections.step_figures import shown
 from analysis.sections.steps import spectrum_rows
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
 
 KINDS = ("embedding", "mixer", "ffn", "norms", "head", "other")
 PANELS_PER_ROW, LRS_SHOWN = 4, 3
-CAPTIONS = {
-    "blocks": (
-        "Shares of uᵀHu by block of parameters at the first recorded step, {phase}: u_b·(Hu)_b in % of |uᵀHu|, by layer, “ends” being what lies outside "
-        "the layers; median over seeds. A share holds half of the block's coupling with each other block and may be negative; where uᵀHu < 0 the shares "
-        "of a run add up to −100. Lowest, middle and highest LR measured."
-    )
-}
+BLOCKS_CAPTION = (
+    "Shares of uᵀHu by block of parameters at the first recorded step, {phase}: u_b·(Hu)_b in % of |uᵀHu|, by layer, "
+    "“ends” being what lies outside the layers; median over seeds. A share holds half of the block's coupling with "
+    "each other block and may be negative; where uᵀHu < 0 the shares of a run add up to −100. Lowest, middle and "
+    "highest LR measured."
+)
 
 
 def kind_of(block: str) -> str:
@@ -69,8 +68,8 @@ def blocks_table(study: Study) -> Table | None:
         cells = [Cell(_whole(float(shares.get(kind, math.nan)))) for kind in kinds]
         body.append((Cell(series, detail), Cell(lr_text(lr)), *cells, Cell(own)))
     caption = (
-        "At the first recorded step: u_b·(Hu)_b of all blocks of a kind, in % of |uᵀHu|; median over the n runs measured (a run that diverged left no "
-        "terminal checkpoint to measure). Coupling: what lies off the diagonal "
+        "At the first recorded step: u_b·(Hu)_b of all blocks of a kind, in % of |uᵀHu|; median over the n runs "
+        "measured (a run that diverged left no terminal checkpoint to measure). Coupling: what lies off the diagonal "
         f"blocks, uᵀHu − Σ u_b·H u_b over the single blocks of each layer, in % of |uᵀHu|. {source(study)}"
     )
     return Table("Which parameters bend the loss along u", caption, ("mechanism", "LR", *kinds, "coupling"), tuple(body))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from analysis.drawing.tables import ended_badly, source
 from analysis.drawing.typeset import Cell, Table, heading
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
+from analysis.sections.section import Drawn, Section, is_of_rates, typst
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import lr_text
 
@@ -81,6 +84,16 @@ def _cell(runs: Frame, column: str, lr: float, bold: bool) -> Cell:
     return Cell(f"{spread.median:.3f}", "\n".join([spread.detail(), *troubles]), bold)
 
 
-def section(study: Study) -> str:
-    found = component_tables(study)
-    return heading("Components") + "".join(table.typst() for table in found) if found else ""
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and bool(component_tables(study))
+
+
+def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
+    return component_tables(study)
+
+
+def body(study: Study, drawn: Drawn) -> str:
+    return heading("Components") + typst(component_tables(study))
+
+
+SECTION = Section(body, applies, tables=tables)

@@ -7,8 +7,7 @@ line stops where half of the seeds are gone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -18,11 +17,10 @@ from matplotlib.lines import Line2D
 
 from analysis.drawing.legends import legend_columns, mechanism_legend
 from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, looks, lr_colors
-from analysis.drawing.tables import captioned, chunks
-from analysis.drawing.typeset import heading
-from analysis.sections.gradient_norms import gradient_norm_figures, picture
-from analysis.sections.gradients import gradient_figures, pictures
+from analysis.drawing.tables import chunks
+from analysis.drawing.typeset import heading, paragraph
 from analysis.sections.nll_figures import CROSS
+from analysis.sections.section import CONTINUED, Drawn, Figures, Section, numbered, pictures, sourced
 from analysis.study.load import Column, Frame, Study
 from analysis.words import lr_text
 
@@ -42,27 +40,22 @@ NAME, BY_RATE = "curves", "curves-by-lr"
 Limits = tuple[float, float]
 
 
-def curve_figures(study: Study) -> dict[str, Figure | None]:
-    """``curves`` (and ``curves-1``, … where there are many series), ``curves-by-lr``; {"curves": None} without a recorded loss. Then what
-    `gradient_norm_figures` and `gradient_figures` have."""
-    rows = study.with_run(study.curves)
-    rows = rows[np.isfinite(rows["step"])].assign(diverged=rows["run_id"].map(study.runs.set_index("run_id")["status"]) == "diverged")
+def figures(study: Study) -> Figures:
+    """``curves`` (and ``curves-1``, … where there are many series), ``curves-by-lr``; none without a recorded loss."""
+    rows, ended = study.with_run(study.curves), study.runs.set_index("run_id")["status"]
+    rows = rows[np.isfinite(rows["step"])].assign(diverged=rows["run_id"].map(ended) == "diverged")
     names = [name for name in study.series if np.isfinite(rows.loc[rows["series"] == name, "loss"]).any()]
     if not names:
-        return {NAME: None}
-    parts = chunks(names, SERIES_PER_FIGURE)
-    figures: dict[str, Figure | None] = {f"{NAME}-{i}" if i else NAME: _by_mechanism(study, rows, part) for i, part in enumerate(parts)}
-    several = len(names) > 1 and rows["run_lr"].nunique() > 1
-    return figures | ({BY_RATE: _by_rate(study, rows, names)} if several else {}) | gradient_norm_figures(study) | gradient_figures(study)
+        return {}
+    parts = [_by_mechanism(study, rows, part) for part in chunks(names, SERIES_PER_FIGURE)]
+    drawn = {numbered(NAME, i): sourced(study, each, CONTINUED if i else CAPTION) for i, each in enumerate(parts)}
+    if len(names) > 1 and rows["run_lr"].nunique() > 1:
+        drawn[BY_RATE] = sourced(study, _by_rate(study, rows, names), BY_RATE_CAPTION)
+    return drawn
 
 
-def section(study: Study, figures: Mapping[str, Path | None]) -> str:
-    """All of them with their captions."""
-    body = [heading("Learning curves"), captioned(study, figures, NAME, CAPTION, "No training loss was recorded.")]
-    further = [name for name in figures if name.startswith(f"{NAME}-") and name != BY_RATE]
-    body += [captioned(study, figures, name, "The figure above, continued.") for name in further]
-    body += [captioned(study, figures, BY_RATE, BY_RATE_CAPTION)] if figures.get(BY_RATE) is not None else []
-    return "".join([*body, picture(study, figures), pictures(study, figures)])
+def body(study: Study, drawn: Drawn) -> str:
+    return heading("Learning curves") + (pictures(drawn) or paragraph("No training loss was recorded."))
 
 
 def smoothed(loss: Column, width: int | None = None) -> Column:
@@ -177,3 +170,6 @@ def _rate_legend(figure: Figure, colors: dict, rows: Frame) -> None:
     handles = [*(Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()), *_marks(rows)]
     place = {"loc": "outside upper center", "ncols": legend_columns(handles), "handlelength": 1.4, "columnspacing": 1.3}
     figure.legend(handles=handles, title="learning rate", title_fontsize=8.5, **place)
+
+
+SECTION = Section(body, figures=figures)

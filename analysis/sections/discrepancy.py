@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from analysis.drawing.style import FIXED, INK, MUTED, OTHERS, WIDTH_INCHES, fitting_legend, lr_colors
-from analysis.drawing.tables import captioned, chunks, source
-from analysis.drawing.typeset import Cell, Table, paragraph, picture
+from analysis.drawing.style import FIXED, INK, MUTED, OTHERS, WIDTH_INCHES, fitting_legend, lr_colors, panels_width
+from analysis.drawing.tables import chunks, source
+from analysis.drawing.typeset import Cell, Table, paragraph
 from analysis.numbers.spread import INTERVAL_RULE, INTERVAL_RULES, POSITIVE, Spread
 from analysis.numbers.step_shares import PHASES
 from analysis.sections.layers import spread_cell
+from analysis.sections.section import Captioned, Drawn, Figures, Section, by_phase, pictures, typst
 from analysis.study.load import Column, Frame, Study
 from analysis.words import listed, lr_text, power
 
@@ -196,7 +196,7 @@ def depth_figures(study: Study, phase: str) -> list[Figure]:
 
 
 def _depth_figure(rows: Frame, names: Sequence[str]) -> Figure:
-    figure = Figure(figsize=(max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.24 * len(names))), 2.5), layout="constrained")
+    figure = Figure(figsize=(panels_width(len(names)), 2.5), layout="constrained")
     axes, colors = figure.subplots(1, len(names), sharey=True, squeeze=False)[0], lr_colors(rows["run_lr"])
     for ax, name in zip(axes, names, strict=True):
         _depth_panel(ax, rows[rows["series"] == name], colors)
@@ -219,25 +219,21 @@ def _depth_panel(ax: Axes, part: Frame, colors: Mapping[float, Any]) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
 
 
-def figures(study: Study) -> dict[str, Figure | None]:
-    """By name: ``pdmm``, and ``discrepancy-<phase>-<number>``."""
-    made: dict[str, Figure | None] = {PDMM: pdmm_figure(study.probes[PDMM])} if PDMM in study.probes else {}
-    for phase in _phases(study.probes[FIGURE]) if FIGURE in study.probes else []:
-        made |= {f"{FIGURE}-{phase}-{index}": figure for index, figure in enumerate(depth_figures(study, phase))}
+def figures(study: Study) -> Figures:
+    """``discrepancy-<phase>-<number>``, and ``pdmm``, which is of no run and no data: its caption names none."""
+    phases = _phases(study.probes[FIGURE]) if FIGURE in study.probes else []
+    made = by_phase(study, FIGURE, phases, depth_figures, CAPTIONS[FIGURE])
+    if PDMM in study.probes:
+        frame = study.probes[PDMM]
+        caption = CAPTIONS[PDMM].format(nodes=f"{frame['nodes'].iloc[0]:.0f}", recipe=recipe(frame))
+        made[PDMM] = Captioned(pdmm_figure(frame), caption)
     return made
 
 
-def section(study: Study, drawn: Mapping[str, Path | None]) -> str:
-    """The report's part: figures, what they say of the hypothesis, tables; "" without any."""
-    body = []
-    for name in (name for name in drawn if name.startswith(f"{FIGURE}-")):
-        phase = name.removeprefix(f"{FIGURE}-").rpartition("-")[0]
-        body.append(captioned(study, drawn, name, CAPTIONS[FIGURE].format(phase=PHASES.get(phase, phase))))
-    if (path := drawn.get(PDMM)) is not None:
-        frame = study.probes[PDMM]  # of no run and no data: the caption names none
-        body.append(picture(path, CAPTIONS[PDMM].format(nodes=f"{frame['nodes'].iloc[0]:.0f}", recipe=recipe(frame))))
+def body(study: Study, drawn: Drawn) -> str:
+    """Figures, what they say of the hypothesis, tables."""
     said = hypothesis(study)
-    return "".join([*body, *([paragraph(said)] if said else []), *(table.typst() for table in study_tables(study))])
+    return pictures(drawn) + (paragraph(said) if said else "") + typst(study_tables(study))
 
 
 def hypothesis(study: Study) -> str:
@@ -255,3 +251,6 @@ def hypothesis(study: Study) -> str:
 
 
 _OUTCOMES = {"falls": "fall", "rises": "rise", "undecided": "undecided at 95 %", "too few seeds": "with fewer than three seeds, which decide nothing"}
+
+
+SECTION = Section(body, figures=figures)

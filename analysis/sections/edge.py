@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -11,9 +11,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_axis
-from analysis.drawing.tables import captioned, source
+from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table, heading
 from analysis.numbers.spread import POSITIVE, Spread
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import lr_text, plural
@@ -103,10 +104,10 @@ def _edge(lr: float, next_lr: float, exceptions: str, learned: bool = True) -> C
     return Cell(lr_text(lr), "\n".join([f"below {lr_text(next_lr)}", *others]))
 
 
-def edge_figures(study: Study) -> dict[str, Figure | None]:
+def figures(study: Study) -> Figures:
     """One, in a study with `lr=edge`."""
     curves = _curves(study)
-    return {NAME: _figure(study, curves)} if curves else {}
+    return {NAME: sourced(study, _figure(study, curves), CAPTION)} if curves else {}
 
 
 def _figure(study: Study, curves: list[tuple[str, Any]]) -> Figure:
@@ -155,9 +156,16 @@ def _mark(label: str, marker: str = "o", markersize: float = 4, **more: Any) -> 
     return Line2D([], [], label=label, marker=marker, markersize=markersize, linestyle="none", color=MUTED, **more)
 
 
-def section(study: Study, figures: dict[str, Path | None]) -> str:
-    """The report's part on the edges; "" in a study without."""
-    found = edge_tables(study)
-    if not found:
-        return ""
-    return heading("Best learning rates and edges of stability") + "".join(table.typst() for table in found) + captioned(study, figures, NAME, CAPTION)
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and bool(_curves(study))
+
+
+def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
+    return edge_tables(study)
+
+
+def body(study: Study, drawn: Drawn) -> str:
+    return heading("Best learning rates and edges of stability") + typst(edge_tables(study)) + pictures(drawn)
+
+
+SECTION = Section(body, applies, figures, tables)

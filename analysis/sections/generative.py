@@ -3,18 +3,16 @@ Figures 2 and 3 and Tables 2 and 3."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from analysis.drawing.tables import captioned
 from analysis.drawing.typeset import Table, heading
 from analysis.numbers.windows import GENERATIVE
 from analysis.sections.generation import generation_tables
 from analysis.sections.nll import window_table
 from analysis.sections.nll_figures import nll_figure
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
 from analysis.study import wording
 from analysis.study.load import Study
 
@@ -32,18 +30,31 @@ def oracle(study: Study) -> str:
     return f"Oracle: {names[0] or 'not recorded'}. " if len(names) == 1 else ""
 
 
-def generative_figures(study: Study) -> dict[str, Figure | None]:
+def figures(study: Study) -> Figures:
     """The figure, where one oracle scored generations at several learning rates."""
-    return {NAME: nll_figure(study, GENERATIVE)} if oracle(study) else {}
+    figure = nll_figure(study, GENERATIVE) if oracle(study) else None
+    caption = CAPTION.format(unit=wording.generative_unit(study), oracle=oracle(study).strip())
+    return {} if figure is None else {NAME: sourced(study, figure, caption)}
 
 
 def generative_windows(study: Study) -> list[Table]:
     return [window_table(study, GENERATIVE, oracle(study))] if oracle(study) else []
 
 
-def section(study: Study, figures: Mapping[str, Path | None]) -> str:
-    """Nothing where no generations were scored."""
-    found = [*generation_tables(study), *generative_windows(study)]
-    caption = CAPTION.format(unit=wording.generative_unit(study), oracle=oracle(study).strip())
-    drawn = captioned(study, figures, NAME, caption) if figures.get(NAME) is not None else ""
-    return heading("Generative NLL") + drawn + "".join(table.typst() for table in found) if found else ""
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and bool(_tables(study))
+
+
+def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
+    return _tables(study)
+
+
+def _tables(study: Study) -> list[Table]:
+    return [*generation_tables(study), *generative_windows(study)]
+
+
+def body(study: Study, drawn: Drawn) -> str:
+    return heading("Generative NLL") + pictures(drawn) + typst(_tables(study))
+
+
+SECTION = Section(body, applies, figures, tables)

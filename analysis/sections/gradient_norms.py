@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis.claims.rivals import PLAIN
 from analysis.drawing.legends import mechanism_legend
 from analysis.drawing.style import WIDTH_INCHES, Look, looks
-from analysis.drawing.tables import captioned
+from analysis.sections.section import Drawn, Figures, Section, pictures, sourced
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
 
@@ -29,16 +28,17 @@ CAPTION = (
 )
 
 
-def gradient_norm_figures(study: Study) -> dict[str, Figure | None]:
+def figures(study: Study) -> Figures:
     """{} where one residual scheme is all there is."""
     rows = study.with_run(study.curves)
     rows = rows[np.isfinite(rows["grad_norm"]) & (rows["grad_norm"] > 0)]
-    return {NAME: _figure(study, rows)} if study.runs["residual"].nunique() > 1 and len(rows) else {}
+    if study.runs["residual"].nunique() < 2 or rows.empty:
+        return {}
+    return {NAME: sourced(study, _figure(study, rows), CAPTION.format(here=_at_the_start(study)))}
 
 
-def picture(study: Study, figures: Mapping[str, Path | None]) -> str:
-    """The figure with its caption; "" where there is none."""
-    return captioned(study, figures, NAME, CAPTION.format(here=_at_the_start(study))) if figures.get(NAME) is not None else ""
+def body(study: Study, drawn: Drawn) -> str:
+    return pictures(drawn)
 
 
 def _at_the_start(study: Study) -> str:
@@ -88,3 +88,6 @@ def norms(rows: Frame) -> Frame:
     """A column a run, a row a step: its running mean."""
     runs = {run_id: run.set_index("step")["grad_norm"].sort_index() for run_id, run in rows.groupby("run_id")}
     return pd.DataFrame({run_id: norm.rolling(max(1, len(norm) // WINDOW_SHARE), min_periods=1).mean() for run_id, norm in runs.items()})
+
+
+SECTION = Section(body, figures=figures)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.drawing.style import WIDTH_INCHES
-from analysis.drawing.tables import captioned, chunks, guarded
+from analysis.drawing.tables import chunks, guarded
+from analysis.sections.section import CONTINUED, Drawn, Figures, Section, numbered, pictures, sourced
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
 
@@ -24,19 +24,19 @@ CAPTION = (
 )
 
 
-def gradient_figures(study: Study) -> dict[str, Figure]:
-    """``gradients`` (and ``gradients-1``, … where there are many series): a heat map for each series; {} where nothing was logged."""
+def figures(study: Study) -> Figures:
+    """``gradients`` (and ``gradients-1``, … where there are many series): a heat map for each series; {} where nothing
+    was logged."""
     if NAME not in study.gradients or study.gradients[NAME].empty:
         return {}
     rows = study.with_run(study.gradients[NAME])
     runs = {name: run for name in study.series if (run := broken_run(study, name, rows)) is not None}
-    return {f"{NAME}-{i}" if i else NAME: _figure(rows, [runs[name] for name in part]) for i, part in enumerate(chunks(list(runs), PANELS))}
+    drawn = [_figure(rows, [runs[name] for name in part]) for part in chunks(list(runs), PANELS)]
+    return {numbered(NAME, i): sourced(study, each, CONTINUED if i else CAPTION) for i, each in enumerate(drawn)}
 
 
-def pictures(study: Study, figures: Mapping[str, Path | None]) -> str:
-    """All of them with their captions; "" where there are none."""
-    names = [name for name in figures if name == NAME or name.startswith(f"{NAME}-")]
-    return "".join(captioned(study, figures, name, "The figure above, continued." if number else CAPTION) for number, name in enumerate(names))
+def body(study: Study, drawn: Drawn) -> str:
+    return pictures(drawn)
 
 
 def broken_run(study: Study, series: str, rows: Frame) -> Any:
@@ -84,3 +84,6 @@ def _figure(rows: Frame, runs: Sequence[Any]) -> Figure:
 def short(block: str) -> str:
     """``blocks.3.mixer_norm`` → ``3 mixer norm``."""
     return block.removeprefix("blocks.").replace(".", " ").replace("_", " ")
+
+
+SECTION = Section(body, figures=figures)

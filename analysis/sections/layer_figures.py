@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FormatStrFormatter, LogLocator, MaxNLocator, NullLocator
 
-from analysis.drawing.style import INK, MUTED, RC, WIDTH_INCHES, fitting_legend, looks, lr_axis, lr_colors
+from analysis.drawing.style import INK, MUTED, RC, WIDTH_INCHES, fitting_legend, looks, lr_axis, lr_colors, panels_width
 from analysis.drawing.tables import chunks
 from analysis.numbers.spread import POSITIVE, Spread
 from analysis.sections.layers import layer_and_filter, qk_heads, slope
@@ -24,26 +24,28 @@ from analysis.study.load import Frame, Study
 from analysis.words import lr_text
 
 PANELS_PER_ROW, QUANTILES = 4, np.linspace(0, 1, 201)
-CAPTIONS = {
-    "filter": (
-        "Layers as filters, {phase}: factors in falling order. Consensus: those of the learned graph alone, 1 − 2ηλ over the spectrum of L̄, over T iterations "
-        "their product Π(1 − 2η_tλ) (below 0 it oscillates; band: two standard errors of the quadrature). " + layer_and_filter(()) + " Softmax attention: "
-        "singular values of A on the signals without a mean. Mean over heads, sequences and seeds. Triangles: what the layer itself left, the root of its "
-        "measured variance after over before, medians as in the next figure."
-    ),
-    "energy": (
-        "What one update leaves, {phase}: after over before, medians over heads and sequences, then over seeds. Solid: variance around the mean, ‖u − ū‖² "
-        "(consensus) or ‖v − v̄‖² (attention); dotted: consensus's own disagreement energy. Thin line: 1, nothing changed."
-    ),
-    "qk": (
-        "Spectral norm and condition number of W_qᵀW_k against learning rate, {phase}: medians over layers and heads; line: median over seeds, bars: their "
-        "interval; dotted: the largest of any layer and head."
-    ),
-}
+FILTER_CAPTION = (
+    "Layers as filters, {phase}: factors in falling order. Consensus: those of the learned graph alone, 1 − 2ηλ over "
+    "the spectrum of L̄, over T iterations their product Π(1 − 2η_tλ) (below 0 it oscillates; band: two standard "
+    "errors of the "
+    "quadrature). " + layer_and_filter(()) + " "
+    "Softmax attention: singular values of A on the signals without a mean. Mean "
+    "over heads, sequences and seeds. Triangles: what the layer itself left, the root of its measured variance after "
+    "over before, medians as in the next figure."
+)
+ENERGY_CAPTION = (
+    "What one update leaves, {phase}: after over before, medians over heads and sequences, then over seeds. Solid: "
+    "variance around the mean, ‖u − ū‖² (consensus) or ‖v − v̄‖² (attention); dotted: consensus's own disagreement "
+    "energy. Thin line: 1, nothing changed."
+)
+QK_CAPTION = (
+    "Spectral norm and condition number of W_qᵀW_k against learning rate, {phase}: medians over layers and heads; "
+    "line: median over seeds, bars: their interval; dotted: the largest of any layer and head."
+)
 CONNECTIVITY_CAPTION = (
-    "Algebraic connectivity. Circles: window-path graph, computed; shaded: its bounds (Eq. 16); crosses: cycle, computed, on its closed form (Eq. 15, dashed); "
-    "squares: complete graph, computed, on λ_1 = N (dotted). "
-    "Numbers: fitted exponents of the window path, upper half of the points."
+    "Algebraic connectivity. Circles: window-path graph, computed; shaded: its bounds (Eq. 16); crosses: cycle, "
+    "computed, on its closed form (Eq. 15, dashed); squares: complete graph, computed, on λ_1 = N (dotted). Numbers: "
+    "fitted exponents of the window path, upper half of the points."
 )
 
 
@@ -126,7 +128,7 @@ def _chosen(items: Sequence[float], most: int) -> list[float]:
 
 
 def _filter_figure(rows: Frame, spectra: Frame | None, names: Sequence[str], layers: Sequence[float]) -> Figure:
-    figure = Figure(figsize=(_width(len(layers)), 0.75 + 1.45 * len(names)), layout="constrained")
+    figure = Figure(figsize=(panels_width(len(layers)), 0.75 + 1.45 * len(names)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(names), len(layers), sharex=True, sharey="row", squeeze=False))
     colors = lr_colors(rows["run_lr"])
     for line, name in enumerate(names):
@@ -144,10 +146,6 @@ def _filter_figure(rows: Frame, spectra: Frame | None, names: Sequence[str], lay
         ax.set_xlabel("share of directions")
     _lr_legend(figure, colors)
     return figure
-
-
-def _width(columns: int) -> float:
-    return max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.24 * columns))
 
 
 def _lr_legend(figure: Figure, colors: dict[float, Any], more: Sequence[Line2D] = ()) -> None:
@@ -221,7 +219,7 @@ def energy_figures(study: Study, phase: str) -> list[Figure]:
 
 
 def _energy_figure(rows: Frame, names: Sequence[str]) -> Figure:
-    figure = Figure(figsize=(_width(len(names)), 2.5), layout="constrained")
+    figure = Figure(figsize=(panels_width(len(names)), 2.5), layout="constrained")
     axes, colors = figure.subplots(1, len(names), sharey=True, squeeze=False)[0], lr_colors(rows["run_lr"])
     for ax, name in zip(axes, names, strict=True):
         part = rows[rows["series"] == name]
@@ -247,11 +245,13 @@ def kept(rows: Frame, quantity: str) -> Any:
     return known.groupby(["layer", "seed"])["ratio"].median().groupby("layer").median()
 
 
-def qk_figure(study: Study, phase: str) -> Figure | None:
-    """Spectral norm and condition number against LR, a line a series; None without queries and keys."""
+def qk_figures(study: Study, phase: str) -> list[Figure]:
+    """Spectral norm and condition number against LR, a line a series; [] without queries and keys."""
     rows = _of_phase(study, "qk", phase)
-    if rows is None:
-        return None
+    return [] if rows is None else [_qk_figure(study, rows)]
+
+
+def _qk_figure(study: Study, rows: Frame) -> Figure:
     heads, styles = qk_heads(rows.assign(order=0)), looks(study)
     present = [name for name in styles if name in set(heads["series"])]
     figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
@@ -281,13 +281,7 @@ def _qk_line(ax: Axes, heads: Frame, column: str, look: Any) -> None:
     ax.plot(lrs, per_seed["max"].groupby("run_lr").median(), color=look.color, linestyle=":", linewidth=0.9)
 
 
-def probe_figures(study: Study) -> dict[str, Figure | None]:
-    """All figures of this file by name: `connectivity`, and `<kind>-<phase>-<number>` for the kinds of `CAPTIONS`."""
-    made: dict[str, Figure | None] = {}
-    if "connectivity" in study.probes:
-        made["connectivity"] = connectivity_figure(study.probes["connectivity"])
-    phases = dict.fromkeys(phase for name in ("spectra", "filter", "qk") if name in study.probes for phase in study.probes[name]["phase"])
-    for phase in phases:
-        kinds = {"filter": filter_figures(study, phase), "energy": energy_figures(study, phase), "qk": [qk_figure(study, phase)]}
-        made |= {f"{kind}-{phase}-{index}": figure for kind, figures in kinds.items() for index, figure in enumerate(figures)}
-    return made
+def probed_phases(study: Study) -> list[str]:
+    """The checkpoints at which layers were probed, in the order of the tables."""
+    names = [name for name in ("spectra", "filter", "qk") if name in study.probes]
+    return list(dict.fromkeys(phase for name in names for phase in study.probes[name]["phase"]))

@@ -1,4 +1,4 @@
-"""Validation NLL against learning rate, and the stable windows: the report's figures."""
+"""The section on validation NLL against learning rate and the stable windows: its figures, and its tables' order."""
 
 from __future__ import annotations
 
@@ -15,10 +15,28 @@ from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 from analysis.drawing.legends import mechanism_legend
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.drawing.tables import width_text
+from analysis.drawing.typeset import Table, heading, paragraph
 from analysis.numbers.windows import TOLERANCE, VALIDATION, SeriesWindows, median_line, outcomes, windows
+from analysis.sections.ablation import tells_all
+from analysis.sections.edge import edge_tables
+from analysis.sections.nll import nll_tables, window_table
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, sourced, typst
+from analysis.sections.sensitivity import sensitivity_table
+from analysis.sections.throughput import throughput_table
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 
+NLL, WINDOW = "nll", "window"
+NLL_CAPTION = (
+    "Validation NLL at the end of training against learning rate. Points: seeds; line: their median, broken where half "
+    "of them or more diverged; ×: diverged runs of all runs there. Beneath: the stable window of the median (bar) and "
+    "of each seed (thin lines); arrow: open, a lower bound; dotted: the neighbouring rate diverged and the edge lies "
+    "in between."
+)
+WINDOW_CAPTION = (
+    "Widths of the stable windows. Bar and number: of the median line; points: single seeds; arrow: open, a lower "
+    "bound; hatched: where the edge may still lie, the neighbouring rate having diverged."
+)
 # A count such as 2/2 needs this much room beside its neighbour.
 MARK_POINTS = 9.0
 CROSS = {"marker": "x", "markersize": 5.5, "markeredgewidth": 1.5, "linestyle": "none", "clip_on": False}
@@ -183,3 +201,39 @@ def _width_bar(ax: Axes, row: int, each: SeriesWindows, style: Look) -> None:
         arrow = {"arrowstyle": "<-", "color": style.color, "linewidth": 1.6}
         ax.annotate("", (found.width, row), xytext=(16, 0), textcoords="offset points", arrowprops=arrow, zorder=3)
     ax.annotate(width_text(found), (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, color=INK, annotation_clip=False)
+
+
+def applies(study: Study) -> bool:
+    """Not where the ablations' tables say all of it."""
+    return is_of_rates(study) and not tells_all(study)
+
+
+def figures(study: Study) -> Figures:
+    drawn = ((NLL, nll_figure(study), NLL_CAPTION), (WINDOW, window_figure(study), WINDOW_CAPTION))
+    return {name: sourced(study, figure, caption) for name, figure, caption in drawn if figure is not None}
+
+
+def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
+    return _tables(study)
+
+
+def _tables(study: Study) -> list[Table]:
+    """Where every mechanism chose rates of its own, the windows alone: a table of rates is mostly holes there, and the
+    edges' figure shows them all."""
+    return [*([] if edge_tables(study) else nll_tables(study)), window_table(study)]
+
+
+def body(study: Study, drawn: Drawn) -> str:
+    missing = (
+        "A single learning rate makes neither a curve nor a window: the tables say what there is."
+        if study.runs["lr"].nunique() < 2
+        else "No run ended with a finite validation NLL: there is neither a curve nor a stable window to draw."
+    )
+    # a mean over rates that lie close where the edges are
+    sensitive = None if edge_tables(study) else sensitivity_table(study)
+    head = heading("Validation NLL and the stable window") + drawn.get(NLL, paragraph(missing))
+    below = typst([throughput_table(study), sensitive])
+    return head + typst(_tables(study)) + drawn.get(WINDOW, "") + below
+
+
+SECTION = Section(body, applies, figures, tables)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from analysis.drawing import typeset
+from analysis.sections.section import Drawn, Section
 from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import duration
 
 
-def overview(study: Study) -> str:
-    """What was run, and where the numbers come from."""
+def body(study: Study, drawn: Drawn) -> str:
     provenance = study.study.get("provenance")
     known: dict[str, Any] = provenance if isinstance(provenance, dict) else {}
     commit = _known(known.get("commit"))
@@ -51,3 +51,6 @@ def _hardware(value: Any) -> str:
         (str(known["gpu"]) if known["gpu"] else "no GPU") if "gpu" in known else "",
     ]
     return ", ".join(part for part in parts if part) or "not recorded"
+
+
+SECTION = Section(body, applies=lambda study: True)

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table, heading
+from analysis.sections.section import Drawn, Section, is_of_rates, typst
 from analysis.study.load import Frame, Study
 from analysis.words import listed, lr_text
 
 SAMPLE_COLUMNS = 4
 ENDS = {"\n": "↵", "\r": "↵", "\t": "→", "\u2028": "↵", "\u2029": "↵"}
 UNSHOWN = "\ufffd"
-
-
-def section(study: Study) -> str:
-    """The report's part on samples; "" where nothing was sampled."""
-    found = sample_tables(study)
-    return heading("What the models write") + "".join(table.typst() for table in found) if found else ""
 
 
 def sample_tables(study: Study) -> list[Table]:
@@ -63,4 +58,12 @@ def visible(text: str) -> str:
     return "".join(ENDS.get(character, character if character.isprintable() else UNSHOWN) for character in text)
 
 
-__all__ = ("sample_tables", "section", "visible")
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and bool(sample_tables(study))
+
+
+def body(study: Study, drawn: Drawn) -> str:
+    return heading("What the models write") + typst(sample_tables(study))
+
+
+SECTION = Section(body, applies)

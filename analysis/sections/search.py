@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from analysis.drawing.style import WIDTH_INCHES, fitting_legend, mechanism_looks
-from analysis.drawing.tables import captioned, source
-from analysis.drawing.typeset import Cell, Table, heading
+from analysis.drawing.tables import source
+from analysis.drawing.typeset import Cell, Table, heading, paragraph
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
+from analysis.sections.section import Drawn, Figures, Section, sourced, typst
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import plural
@@ -33,11 +34,6 @@ def points(study: Study) -> Frame:
     whole["by_seed"] = wide.groupby(["series", "number"])["own"].agg(list)
     order = sorted(whole.index, key=lambda key: (study.series.index(key[0]), key[1]))
     return whole.loc[order].reset_index()
-
-
-def is_search(study: Study) -> bool:
-    """Then every run has settings of its own, and tables of learning rate against mechanism mean nothing."""
-    return "search" in study.searches
 
 
 def search_tables(study: Study) -> list[Table]:
@@ -71,12 +67,10 @@ def _row(row, fields: list[str], first: bool) -> tuple[Cell, ...]:
     )
 
 
-def search_figures(study: Study) -> dict[str, Figure | None]:
-    """The history of every kind of run; none without a search, nothing drawn where no point has a result."""
+def figures(study: Study) -> Figures:
+    """The history of every kind of run; none without a search, or where no point has a result."""
     found = points(study)
-    if not len(found):
-        return {}
-    return {NAME: _figure(found) if found["score"].notna().any() else None}
+    return {NAME: sourced(study, _figure(found), CAPTION)} if len(found) and found["score"].notna().any() else {}
 
 
 def _figure(found: Frame) -> Figure:
@@ -95,8 +89,17 @@ def _figure(found: Frame) -> Figure:
     return figure
 
 
-def section(study: Study, figures: dict[str, Path | None]) -> str:
-    """The report's part on the search; "" in a study without."""
-    found = search_tables(study)
-    missing = "No point of the search has a result yet."
-    return heading("The search") + "".join(table.typst() for table in found) + captioned(study, figures, NAME, CAPTION, missing) if found else ""
+def applies(study: Study) -> bool:
+    return study.is_search and bool(search_tables(study))
+
+
+def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
+    return search_tables(study)
+
+
+def body(study: Study, drawn: Drawn) -> str:
+    missing = paragraph("No point of the search has a result yet.")
+    return heading("The search") + typst(search_tables(study)) + drawn.get(NAME, missing)
+
+
+SECTION = Section(body, applies, figures, tables)

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
-from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_colors
+from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_colors, panels_width
 from analysis.drawing.tables import chunks
 from analysis.numbers.step_shares import DIVERGED, counted, phases_and_states, recorded, shown_series
 from analysis.sections.steps import of_trained
@@ -28,22 +28,21 @@ ALPHA_LINE: dict[str, Any] = {"color": "#0072B2", "linewidth": 1.0, "linestyle":
 CRITICAL_LINE: dict[str, Any] = {"color": "#E69F00", "linewidth": 1.2, "linestyle": "-"}
 PANELS_PER_ROW, PROFILE_ROWS = 4, 3
 FLOOR = 0.1  # of one eigenvalue's share 1/n, over the density's top: what lies below is the tail of a bell
-CAPTIONS = {
-    "steps": (
-        "α_max step by step, {phase}: median over seeds; red dashes: the training LR α (as the paper's Figure 6). ▲: no positive curvature (∞), ▼: no "
-        "descent direction (0); the line breaks there. A run that diverged has no such checkpoint and no line; how many did is said."
-    ),
-    "profile": (
-        "Batch loss along the step direction u at the first recorded step, {phase}, first seed measured: the loss itself, its quadratic model, α_max where the "
-        "model comes back to the loss at θ (thin line), the critical LR where the loss does, and the training LR. A run that diverged has no such "
-        "checkpoint; how many did is said above the panel."
-    ),
-    "density": (
-        "Spectral density of the Hessian at the first recorded step, {phase}, by stochastic Lanczos quadrature; nodes widened by 1/200 of the range. "
-        "Mean over the seeds measured; the axis ends at a tenth of what a single eigenvalue makes. A run that diverged has no such checkpoint; how many did is "
-        "said by LR above the panel."
-    ),
-}
+STEPS_CAPTION = (
+    "α_max step by step, {phase}: median over seeds; red dashes: the training LR α (as the paper's Figure 6). ▲: no "
+    "positive curvature (∞), ▼: no descent direction (0); the line breaks there. A run that diverged has no such "
+    "checkpoint and no line; how many did is said."
+)
+PROFILE_CAPTION = (
+    "Batch loss along the step direction u at the first recorded step, {phase}, first seed measured: the loss itself, "
+    "its quadratic model, α_max where the model comes back to the loss at θ (thin line), the critical LR where the "
+    "loss does, and the training LR. A run that diverged has no such checkpoint; how many did is said above the panel."
+)
+DENSITY_CAPTION = (
+    "Spectral density of the Hessian at the first recorded step, {phase}, by stochastic Lanczos quadrature; nodes "
+    "widened by 1/200 of the range. Mean over the seeds measured; the axis ends at a tenth of what a single eigenvalue "
+    "makes. A run that diverged has no such checkpoint; how many did is said by LR above the panel."
+)
 
 
 def step_figures(study: Study, phase: str = "terminal") -> list[Figure]:
@@ -118,10 +117,6 @@ def _positive_limits(rows: Frame, lrs: Sequence[float]) -> tuple[float, float]:
     values = np.log10(np.concatenate([positive.to_numpy(dtype=float), lrs]))
     room = max(float(values.max() - values.min()), 1.0)
     return 10 ** (float(values.min()) - 0.1 * room), 10 ** (float(values.max()) + 0.1 * room)
-
-
-def panels_width(columns: int) -> float:
-    return max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.24 * columns))
 
 
 def profile_figures(study: Study, phase: str = "terminal") -> list[Figure]:
@@ -268,9 +263,3 @@ def smoothed(rows: Frame, grid: np.ndarray, width: float) -> np.ndarray:
     """The density at ``grid`` of one or more runs' quadratures, each run with equal weight, nodes widened to Gaussians of standard deviation ``width``."""
     bells = np.exp(-0.5 * ((grid[:, None] - rows["node"].to_numpy(dtype=float)) / width) ** 2) / (width * math.sqrt(2 * math.pi))
     return bells @ rows["weight"].to_numpy(dtype=float) / rows["run_id"].nunique()
-
-
-def curvature_figures(study: Study, phase: str) -> dict[str, Figure]:
-    """All figures of this file for one phase, by ``<kind>-<phase>-<number>``; the kinds are those of `CAPTIONS`."""
-    made = {"steps": step_figures(study, phase), "profile": profile_figures(study, phase), "density": density_figures(study, phase)}
-    return {f"{kind}-{phase}-{index}": figure for kind, figures in made.items() for index, figure in enumerate(figures)}

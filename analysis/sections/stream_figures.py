@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors
-from analysis.drawing.tables import captioned, chunks
+from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import heading, paragraph
 from analysis.numbers.step_shares import PHASES
 from analysis.numbers.stream_mixing import NAME, iterations_of, ordered, thresholds
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
 from analysis.sections.streams import PRECISION, example_text, iteration_count, phases, study_tables, threshold_text, token_count
 from analysis.study.load import Column, Frame, Study
 from analysis.words import lr_text, power
@@ -41,32 +41,39 @@ CAPTION = (
 )
 
 
-def stream_figures(study: Study) -> dict[str, Figure | None]:
+def applies(study: Study) -> bool:
+    return is_of_rates(study) and NAME in study.probes
+
+
+def figures(study: Study) -> Figures:
     """``streams-<phase>-<number>``: a row a series, a column a quantity, a line an LR; {} where no run was probed."""
     if NAME not in study.probes:
         return {}
     rows, made = ordered(study), {}
-    rows = rows[rows["connection"].notna()]
     for phase in phases(rows):
-        part = rows[rows["phase"] == phase]
+        shown = rows[rows["phase"] == phase]
+        part = shown[shown["connection"].notna()]
         present = [name for name in study.series if name in set(part["series"])]
         for index, names in enumerate(chunks(present, SERIES_PER_FIGURE)):
-            made[f"{NAME}-{phase}-{index}"] = _figure(part, names)
+            made[f"{NAME}-{phase}-{index}"] = sourced(study, _figure(part, names), _caption(shown, phase))
     return made
 
 
-def section(study: Study, drawn: Mapping[str, Path | None]) -> str:
-    """The report's part; "" where no run was probed."""
-    if NAME not in study.probes:
-        return ""
-    body, rows = [heading("How doubly stochastic the mixing of residual streams is")], ordered(study)
-    for name in (name for name in drawn if name.startswith(f"{NAME}-")):
-        phase = name.removeprefix(f"{NAME}-").rpartition("-")[0]
-        shown = rows[rows["phase"] == phase]
-        counts = {"tokens": token_count(shown), "iterations": iteration_count(shown), "threshold": threshold_text(shown), "precision": PRECISION}
-        body.append(captioned(study, drawn, name, CAPTION.format(phase=PHASES.get(phase, phase), **counts)))
-    said = example_text(iterations_of(rows))
-    return "".join([*body, *([paragraph(said)] if said else []), *(table.typst() for table in study_tables(study))])
+def _caption(shown: Frame, phase: str) -> str:
+    """``shown``: the rows of the phase, those of no single connection among them."""
+    return CAPTION.format(
+        phase=PHASES.get(phase, phase),
+        tokens=token_count(shown),
+        iterations=iteration_count(shown),
+        threshold=threshold_text(shown),
+        precision=PRECISION,
+    )
+
+
+def body(study: Study, drawn: Drawn) -> str:
+    said = example_text(iterations_of(ordered(study)))
+    head = heading("How doubly stochastic the mixing of residual streams is")
+    return head + pictures(drawn) + (paragraph(said) if said else "") + typst(study_tables(study))
 
 
 def _figure(rows: Frame, names: Sequence[str]) -> Figure:
@@ -129,3 +136,6 @@ def _band(ax: Axes, rows: Frame, color: Any) -> None:
 def quantile(rows: Frame, at: float, over_seeds: str) -> Column:
     """By connection a quantile of each run, then ``over_seeds`` ("median", "min", "max") of them."""
     return rows[np.isclose(rows["quantile"], at)].groupby("connection")["value"].agg(over_seeds)
+
+
+SECTION = Section(body, applies, figures)

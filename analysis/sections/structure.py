@@ -13,14 +13,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.drawing.style import INK, MUTED, RC, WIDTH_INCHES
-from analysis.drawing.tables import captioned
 from analysis.drawing.typeset import Cell, Table, heading
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced
 from analysis.study.load import Column, Frame, Study
 
 ORIGINAL, RECONSTRUCTED, BASELINE = "#0072B2", "#D55E00", "#6B6B6B"
 ALPHA_CARBON = 1
 SCHEMA = 1
 TOKENIZER = "tokenizer"
+CAPTION = (
+    "Above: α carbons of the chain of median RMSD, original, and reconstructed from its tokens (original faint). "
+    "Below: backbone RMSD of all held-out chains, against the training chains' mean backbone and one chain of mean "
+    "geometry; how often each code is used."
+)
 RMSDS = {
     "rmsd": "backbone RMSD, reconstructed",
     "atom_rmsd": "heavy-atom RMSD, stage 2",
@@ -44,8 +49,9 @@ def table(folder: Path) -> str:
     """The summary as lines of text; RMSDs as mean ± standard error over chains."""
     summary, chains, _ = load_results(folder)
     lines = [
-        f"{summary['num_chains']} held-out chains, {summary['num_residues']} residues (of each chain the first {summary['positions']} at most); "
-        f"trained on {summary['num_train_chains']} chains, mechanism {summary['mechanism']}, frame {summary['frame']}"
+        f"{summary['num_chains']} held-out chains, {summary['num_residues']} residues (of each chain the first "
+        f"{summary['positions']} at most); trained on {summary['num_train_chains']} chains, mechanism "
+        f"{summary['mechanism']}, frame {summary['frame']}"
     ]
     for label, values in _rmsds(chains):
         error = f"± {values.sem():.2f}" if len(values) > 1 else ""
@@ -53,35 +59,42 @@ def table(folder: Path) -> str:
     share = 100 * summary["used_codes"] / summary["num_codes"]
     lines.append(f"  {'codes used':38} {summary['used_codes']} of {summary['num_codes']} ({share:.0f} %), perplexity {summary['perplexity']:.0f}")
     lines.append(
-        f"  {'same tokens when rotated and shifted':38} {100 * summary['same_tokens']:.2f} % of positions, {summary['rotations']} rotations a chain; "
-        f"of the worst chain {100 * chains.same_tokens.min():.0f} %"
+        f"  {'same tokens when rotated and shifted':38} {100 * summary['same_tokens']:.2f} % of positions, "
+        f"{summary['rotations']} rotations a chain; of the worst chain {100 * chains.same_tokens.min():.0f} %"
     )
     return "\n".join(lines)
 
 
-def structure_figures(study: Study) -> dict[str, Figure | None]:
-    return {} if study.tokenizer is None else {TOKENIZER: structure_figure(study.tokenizer)}
+def applies(study: Study) -> bool:
+    """Whether the structure tokenizer that the study uses was measured."""
+    return is_of_rates(study) and study.tokenizer is not None
 
 
-def section(study: Study, figures: dict[str, Path | None]) -> str:
-    """How well the structure tokens say where a chain's atoms are; "" for a study without a measured tokenizer."""
+def figures(study: Study) -> Figures:
     if study.tokenizer is None:
-        return ""
-    summary, chains, _ = load_results(study.tokenizer)
+        return {}
+    summary, _, _ = load_results(study.tokenizer)
     about = (
-        f"Tokenizer {study.tokenizer.parent.name}, mechanism {summary['mechanism']}, frame {summary['frame']}, trained on {summary['num_train_chains']} "
-        f"chains, measured on {summary['num_chains']} held-out ones (of each the first {summary['positions']} residues at most). "
+        f"Tokenizer {study.tokenizer.parent.name}, mechanism {summary['mechanism']}, frame {summary['frame']}, trained "
+        f"on {summary['num_train_chains']} chains, measured on {summary['num_chains']} held-out ones (of each the "
+        f"first {summary['positions']} residues at most). "
     )
-    caption = about + (
-        "Above: α carbons of the chain of median RMSD, original, and reconstructed from its tokens (original faint). Below: backbone RMSD of all held-out "
-        "chains, against the training chains' mean backbone and one chain of mean geometry; how often each code is used."
-    )
-    rows = [(Cell(label), Cell(f"{values.mean():.2f}", f"± {values.sem():.2f}"), Cell(f"{values.median():.2f}")) for label, values in _rmsds(chains)]
+    return {TOKENIZER: sourced(study, structure_figure(study.tokenizer), about + CAPTION)}
+
+
+def body(study: Study, drawn: Drawn) -> str:
+    """How well the structure tokens say where a chain's atoms are."""
+    assert study.tokenizer is not None, "the section applies"
+    summary, chains, _ = load_results(study.tokenizer)
+    rows = [
+        (Cell(label), Cell(f"{values.mean():.2f}", f"± {values.sem():.2f}"), Cell(f"{values.median():.2f}"))
+        for label, values in _rmsds(chains)
+    ]  # fmt: skip
     used = f"{summary['used_codes']:,} of {summary['num_codes']:,} codes used, perplexity {summary['perplexity']:.0f}. "
     same = f"Turned and shifted at random, {100 * summary['same_tokens']:.1f} % of positions keep their token. "
     rest = "RMSD in Å after superposition; second line: standard error of the mean over chains."
-    table = Table("Reconstruction of held-out chains", used + same + rest, ("", "mean", "median"), tuple(rows))
-    return heading("The structure tokenizer") + captioned(study, figures, TOKENIZER, caption, "") + table.typst()
+    found = Table("Reconstruction of held-out chains", used + same + rest, ("", "mean", "median"), tuple(rows))
+    return heading("The structure tokenizer") + pictures(drawn) + found.typst()
 
 
 def _rmsds(chains: Frame) -> list[tuple[str, Column]]:
@@ -150,3 +163,6 @@ def _codes_panel(ax: Axes, codes: pd.DataFrame, summary: dict[str, Any]) -> None
     ax.axhline(1 / summary["num_codes"], color=MUTED, linestyle=":", linewidth=0.9)
     ax.set(xscale="log", yscale="log", xlabel=f"code, by frequency ({len(used)} of {summary['num_codes']} used)", ylabel="share of residues")
     ax.set_title(f"perplexity {summary['perplexity']:.0f}; dotted: uniform", fontsize=8.5)
+
+
+SECTION = Section(body, applies, figures)

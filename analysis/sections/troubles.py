@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from analysis.drawing.tables import guarded, guarded_note, source
-from analysis.drawing.typeset import Cell, Table
+from analysis.drawing.typeset import Cell, Table, heading, paragraph
+from analysis.sections.section import Drawn, Section
 from analysis.study.load import Study
 from analysis.words import lr_text, plural
 
@@ -43,3 +44,12 @@ def guards_did(run) -> str:
     """What guards did in a run, e.g. 2 steps skipped, 1 restore; "" where they left it alone."""
     skipped, restores = (0 if math.isnan(number) else int(number) for number in (run.skipped_steps, run.restores))
     return ", ".join(filter(None, (f"{plural(skipped, 'step')} skipped" if skipped else "", plural(restores, "restore") if restores else "")))
+
+
+def body(study: Study, drawn: Drawn) -> str:
+    table = trouble_table(study)
+    head = heading("Runs that diverged, failed, or learned nothing")
+    return head + (paragraph("None: every run ended stable.") if table is None else table.typst())
+
+
+SECTION = Section(body, applies=lambda study: True)

@@ -1,4 +1,8 @@
-"""One study's files → one frozen object. The only place of `analysis` that touches a study's folder; needs neither torch nor `conf/`."""
+"""One study's files → one frozen object: the only place of `analysis` that touches a study's folder.
+
+It imports the files' columns from `stability.runs.schema`, which imports nothing. That is all of `stability` that
+`analysis` knows.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from stability.runs.schema import OPTIONAL, REQUIRED, SCHEMA_VERSION, TEXT
+
 if TYPE_CHECKING:
     # pandas annotates its results as unions of all that can come out: checked against those, every second line is a false error.
     Frame = Any
@@ -20,74 +26,10 @@ else:
     Frame = pd.DataFrame
     Column = pd.Series
 
-# A copy of stability.runs.results on purpose (analysis imports nothing of stability); a test holds the two together.
-SCHEMA_VERSION = 1
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "runs": (
-        "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "num_params",
-        "lr", "seed", "status", "reason", "val_nll", "init_nll", "unigram_nll", "val_accuracy",
-        "val_nll_sequence", "val_nll_structure", "unigram_nll_sequence", "unigram_nll_structure", "gen_nll", "gen_nll_sequence", "gen_nll_structure",
-        "gen_oracle", "num_steps", "num_tokens", "wall_s", "skipped_steps", "restores", "undefined_states", "planned_steps", "last_checkpoint_step",
-    ),
-    "curvature": (
-        "run_id", "phase", "state", "step", "slope", "curvature", "alpha_max", "lr", "loss_before", "loss_after", "method", "rel_error",
-        "critical_lr", "parity_curvature", "parity_alpha_max", "note", "gradient",
-        "difference_curvature", "float64_curvature", "checkpoint_step", "protocol",
-    ),
-    "curves": ("run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"),
-}  # fmt: skip
-# Tables that only a study with `measure=…` has (`stability.runs.results.SPECTRA_COLUMNS`).
-SPECTRA_COLUMNS: dict[str, tuple[str, ...]] = {
-    "profile": ("run_id", "phase", "state", "lr", "alpha", "loss", "loss_before", "slope", "curvature", "alpha_max", "critical_lr"),
-    "sharpness": (
-        "run_id", "phase", "state", "lr", "loss", "sharpness", "sharpness_residual", "adam_sharpness", "adam_residual", "adam_threshold", "adam_ratio",
-        "trace", "trace_error", "gauss_newton_share", "noise_scale", "attention_logit_max", "attention_entropy",
-    ),
-    "density": ("run_id", "phase", "state", "lr", "probe", "node", "weight", "num_params"),
-    "blocks": ("run_id", "phase", "state", "lr", "block", "share", "own", "curvature"),
-}  # fmt: skip
-# Tables that only a study with `stability.probe` has (`stability.runs.results.PROBE_COLUMNS` and `GRAPH_COLUMNS`).
-_LAYER_COLUMNS = ("run_id", "phase", "lr", "layer", "mixer", "head")
-PROBE_COLUMNS: dict[str, tuple[str, ...]] = {
-    "spectra": (
-        *_LAYER_COLUMNS, "sequence", "num_positions", "head_width", "components", "step_size", "step_limit", "largest", "fiedler", "fiedler_low",
-        "fiedler_high", "graph_fiedler", "non_oscillating", "gain", "second_eigenvalue", "energy_before", "energy_after", "variance_before",
-        "variance_after",
-    ),
-    "filter": (*_LAYER_COLUMNS, "sequence", "probe", "node", "weight", "response"),
-    "qk": (*_LAYER_COLUMNS, "index", "singular_value"),
-    "discrepancy": (*_LAYER_COLUMNS, "sequence", "num_positions", "gamma", "diagonal", "value_rms", "own_rms", "unscaled_rms"),
-    "streams": ("run_id", "phase", "lr", "connection", "branch", "matrix", "quantity", "quantile", "value", "num_values"),
-    "connectivity": ("graph", "positions", "window", "connectivity", "bound_low", "bound_high"),
-    "pdmm": ("graph", "schedule", "constraints", "rho", "averaging", "nodes", "edges", "iteration", "error", "discrepancy"),
-}  # fmt: skip
 PROBE_OF = {"filter": "spectra", "discrepancy": "pdmm"}  # the `what` that writes a table of another name
-# A row a sample that an oracle has scored (`stability.runs.results.PROTEIN_GENERATION_COLUMNS`), of a study with `generate.num=…` or `stability.generate`.
-GENERATION_COLUMNS: dict[str, tuple[str, ...]] = {
-    "generation": (
-        "run_id", "phase", "sample", "nll", "nll_per_byte", "num_tokens", "num_bytes", "oracle", "oracle_sha256", "sampler", "steps", "temperature", "seed",
-        "nll_sequence", "nll_structure", "contexts", "oracle_draws",
-    ),
-    # The first sample of each run's terminal checkpoint (`stability.runs.samples.SAMPLES_COLUMNS`), scored or not.
-    "samples": ("run_id", "phase", "sample", "text", "num_characters", "nll", "oracle", "sampler", "temperature", "reason"),
-}  # fmt: skip
-# Tables that only a study with `lr=edge` or `search=optuna` has (`stability.runs.searches.SEARCH_COLUMNS`).
-SEARCH_COLUMNS: dict[str, tuple[str, ...]] = {
-    "edges": (
-        "run_id", "num_seeds", "best_lr", "best_nll", "best_low", "best_high", "verdict_lr", "verdict_next_lr", "verdict_exceptions", "nll_lr", "nll_next_lr",
-        "nll_exceptions", "lowest_lr", "highest_lr", "resolution_decades", "nll_tolerance", "num_rates", "num_runs", "num_grid_runs", "num_rounds", "state",
-    ),
-    "search": ("run_id", "number", "round", "score", "field", "value"),
-}  # fmt: skip
-# A row a step and block of parameters (`stability.runs.results.GRADIENT_COLUMNS`); only a study with `log.gradients=…` has it.
-GRADIENT_COLUMNS: dict[str, tuple[str, ...]] = {"gradients": ("run_id", "step", "block", "grad_norm", "grad_share", "update_ratio")}
 THROUGHPUT_VERSION = 1  # of `results/throughput.json` (`benchmarks.throughput.VERSION`)
-TEXT_COLUMNS = {
-    "study", "run_id", "mechanism", "variant", "residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "status",
-    "reason", "phase", "state", "method", "note", "protocol", "block", "mixer", "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler", "field",
-    "schedule", "constraints", "branch", "matrix", "quantity", "verdict_exceptions", "nll_exceptions", "contexts",
-    "gradient", "undefined_states", "text",
-}  # fmt: skip
+# By the name of every table.
+COLUMNS = {name: columns for tables in (REQUIRED, *OPTIONAL.values()) for name, columns in tables.items()}
 # Axes beside mechanism, lr and seed: runs that differ in one of them are never averaged together.
 SETTING_AXES = ("residual", "norm", "cross", "optimizer", "objective", "data", "data_fingerprint", "model", "variant")
 
@@ -98,8 +40,7 @@ PAPER_ORDER = ("sa", "sc", "mix", "sw")
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """A study's three tables, its `study.json`, and by name the tables of `SPECTRA_COLUMNS`, `PROBE_COLUMNS`, `GENERATION_COLUMNS`,
-    `SEARCH_COLUMNS` and `GRADIENT_COLUMNS` that it has.
+    """A study's three tables, its `study.json`, and by name the further tables that it has (`schema.OPTIONAL`).
 
     `runs` carries three columns more than its file: `setting` (the other axes that vary in this study, "" where none does), `series`
     (mechanism, sa+ca with its cross mechanism, and setting: what one line of a figure shows) and `base` (the series that a variant of an ablation
@@ -125,6 +66,12 @@ class Study:
         """Every series, sa sc mix sw first, the others by name; settings together, the plain residual first."""
         pairs = self.runs[["setting", "mechanism", "series"]].drop_duplicates().itertuples(index=False)
         return tuple(pair.series for pair in sorted(pairs, key=lambda pair: (_setting_rank(pair.setting), paper_rank(pair.mechanism))))
+
+    @property
+    def is_search(self) -> bool:
+        """Whether every run has settings of its own (`search=optuna`): tables of learning rate against mechanism mean
+        nothing then."""
+        return "search" in self.searches
 
     @property
     def fingerprint(self) -> str:
@@ -154,15 +101,15 @@ def load(study_dir: Path | str) -> Study:
     """
     study_dir = Path(study_dir)
     manifest = _manifest(study_dir)
-    frames = {name: _frame(study_dir, name, manifest) for name in COLUMNS}
+    frames = {name: _frame(study_dir, name, manifest) for name in REQUIRED}
     frames["runs"] = _with_series(frames["runs"].drop_duplicates("run_id").reset_index(drop=True))
     if frames["runs"].empty:
         raise ValueError(f"{study_dir}: results/runs.parquet lists no run; `{_sweep_command(study_dir, manifest)}` makes them")
-    spectra, probes, generation, searches, gradients = (
-        {name: _frame(study_dir, name, manifest) for name in columns if (study_dir / "results" / f"{name}.parquet").is_file()}
-        for columns in (SPECTRA_COLUMNS, PROBE_COLUMNS, GENERATION_COLUMNS, SEARCH_COLUMNS, GRADIENT_COLUMNS)
-    )
-    extra = {"spectra": spectra, "probes": probes, "generation": generation, "searches": searches, "gradients": gradients}
+    found = {path.stem for path in (study_dir / "results").glob("*.parquet") if path.is_file()}
+    extra = {
+        kind: {name: _frame(study_dir, name, manifest) for name in tables if name in found}
+        for kind, tables in OPTIONAL.items()
+    }  # fmt: skip
     return Study(
         name=str(manifest.get("name") or study_dir.name),
         study=manifest,
@@ -214,15 +161,13 @@ def _sweep_command(study_dir: Path, manifest: dict[str, Any]) -> str:
 
 def _command(study_dir: Path, name: str, manifest: dict[str, Any]) -> str:
     """The command that makes one table."""
-    if name in GENERATION_COLUMNS:
+    if name in OPTIONAL["generation"]:
         return f"python -m stability.generate ckpt={study_dir}"
-    if name in ("runs", "curves", *SEARCH_COLUMNS, *GRADIENT_COLUMNS):
-        return _sweep_command(study_dir, manifest)
-    return (
-        f"python -m stability.probe what={PROBE_OF.get(name, name)} ckpt={study_dir}"
-        if name in PROBE_COLUMNS
-        else (f"python -m stability.hessian ckpt={study_dir}")
-    )
+    if name in OPTIONAL["probes"]:
+        return f"python -m stability.probe what={PROBE_OF.get(name, name)} ckpt={study_dir}"
+    if name == "curvature" or name in OPTIONAL["spectra"]:
+        return f"python -m stability.hessian ckpt={study_dir}"
+    return _sweep_command(study_dir, manifest)
 
 
 def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
@@ -238,7 +183,7 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
     if version != SCHEMA_VERSION:
         found = "no schema version" if version is None else f"schema version {version}"
         raise ValueError(f"{path} has {found}, this analysis reads version {SCHEMA_VERSION}: `{command}` writes it again")
-    columns = (COLUMNS | SPECTRA_COLUMNS | PROBE_COLUMNS | GENERATION_COLUMNS | SEARCH_COLUMNS | GRADIENT_COLUMNS)[name]
+    columns = COLUMNS[name]
     lacking = [column for column in columns if column not in table.column_names]
     if lacking:
         raise ValueError(f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}: `{command}` writes it again")
@@ -260,7 +205,7 @@ def _typed(frame: Frame) -> Frame:
     """Text columns as str ("" for null), all others as float64 (NaN for null): an all-null column has no type of its own in parquet."""
     columns = {
         column: frame[column].map(lambda value: "" if pd.isna(value) else str(value)).astype(object)
-        if column in TEXT_COLUMNS
+        if column in TEXT
         else pd.Series(pd.to_numeric(frame[column], errors="coerce"), dtype="float64")
         for column in frame.columns
     }

@@ -1,5 +1,4 @@
-"""Parquet files whole or absent, and many small files → one table, fast: joined as Arrow, turned into pandas once. No
-torch."""
+"""Parquet files whole or absent, and many small files → one table, fast: joined as Arrow, turned into pandas once. No torch."""
 
 from __future__ import annotations
 
@@ -14,10 +13,9 @@ import pyarrow.json as pj
 import pyarrow.parquet as pq
 
 from stability.runs.directory import read_jsonl, write_atomically
+from stability.runs.schema import TEXT, WHOLE
 
-TYPES = {"step": pa.int64(), "block": pa.string()}
-# of logs that are parsed in one go: one file at a time costs a start each, all at once their memory
-GROUP_BYTES = 32 * 2**20
+GROUP_BYTES = 32 * 2**20  # of logs that are parsed in one go: one file at a time costs a start each, all at once their memory
 
 
 def write_parquet(frame: pd.DataFrame, path: Path, metadata: dict[str, str]) -> None:
@@ -56,13 +54,13 @@ def joined(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
 
 
 def read_curves(logs: Sequence[tuple[str, Path]], columns: Sequence[str]) -> pd.DataFrame:
-    """The rows of many ``(run_id, metrics.jsonl)`` (or another log), ``run_id`` before the logged ``columns``: of their
-    `TYPES`, else numbers or missing.
+    """The rows of many ``(run_id, metrics.jsonl)`` (or another log), ``run_id`` before the logged ``columns``.
 
-    A last line that a crash cut short is left out, a log that is not there has no rows. Errors: ``ValueError`` names
-    the damaged file and line.
+    A column holds text or whole numbers where `stability.runs.schema` says so, else numbers; what was not logged is
+    missing.
+    A last line that a crash cut short is left out, a log that is not there has no rows. Errors: ``ValueError`` names the damaged file and line.
     """
-    schema = pa.schema([(name, TYPES.get(name, pa.float64())) for name in columns])
+    schema = pa.schema([(name, _type(name)) for name in columns])
     ids, counts, tables = [], [], [schema.empty_table()]
     for group in _groups(logs):
         table = _parsed([data for _, _, data in group], schema)
@@ -72,6 +70,10 @@ def read_curves(logs: Sequence[tuple[str, Path]], columns: Sequence[str]) -> pd.
         tables += parts
     owner = pa.array(ids, pa.string()).take(pa.array(np.repeat(np.arange(len(ids)), counts)))
     return pa.concat_tables(tables).add_column(0, "run_id", owner).to_pandas()
+
+
+def _type(column: str) -> pa.DataType:
+    return pa.string() if column in TEXT else pa.int64() if column in WHOLE else pa.float64()
 
 
 def _groups(logs: Sequence[tuple[str, Path]]) -> Iterator[list[tuple[str, Path, bytes]]]:
@@ -105,11 +107,9 @@ def _parsed(logs: Sequence[bytes], schema: pa.Schema) -> pa.Table | None:
 
 
 def _read_by_line(path: Path, schema: pa.Schema) -> pa.Table:
-    """The rows of one log, read slowly line by line: what Python takes beside JSON proper (NaN) is read, what nobody
-    can read is named."""
+    """One log, slowly: what Python's reader takes beside JSON proper (NaN) is read, what nobody can read is named."""
     rows: list[dict[str, Any]] = [{name: row.get(name) for name in schema.names} for row in read_jsonl(path)]
     try:
-        # a cast refuses what from_pylist would round
-        return pa.Table.from_pylist(rows).cast(schema) if rows else schema.empty_table()
+        return pa.Table.from_pylist(rows).cast(schema) if rows else schema.empty_table()  # a cast refuses what from_pylist would round
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ValueError(f"{path} is damaged ({error}); move it away and run the sweep again") from None

@@ -15,140 +15,26 @@ from stability.runs.directory import RunDirectory
 from stability.runs.parquet import joined, read_curves, read_table, write_parquet
 from stability.runs.phases import TERMINAL
 from stability.runs.run_files import RunFiles, parquet_files
-from stability.runs.samples import SAMPLES_COLUMNS, sample_rows
-from stability.runs.searches import SEARCH_COLUMNS, search_tables
-from stability.runs.steps import PROTOCOL, undefined_of, undefined_states, with_protocol
-from stability.runs.study import StudyFolder
-
-SCHEMA_VERSION = 1
-RUNS_COLUMNS = [
-    "study",
-    "run_id",
-    "mechanism",
-    "variant",
-    "residual",
-    "norm",
-    "cross",
-    "optimizer",
-    "objective",
-    "data",
-    "data_fingerprint",
-    "model",
-    "num_params",
-    "lr",
-    "seed",
-    "status",
-    "reason",
-    "val_nll",
-    "init_nll",
-    "unigram_nll",
-    "val_accuracy",  # of a classifier, else missing
-    "val_nll_sequence",  # the parts of a protein's NLL, as far as its objective predicts them, and what token frequencies reach in each
-    "val_nll_structure",
-    "unigram_nll_sequence",
-    "unigram_nll_structure",
-    "gen_nll",
-    "gen_nll_sequence",  # its parts, likewise
-    "gen_nll_structure",
-    "gen_oracle",
-    "num_steps",
-    "num_tokens",
-    "wall_s",
-    "skipped_steps",
-    "restores",
-    "undefined_states",  # optimizer states asked for in which the run's optimizer has no α_max
-    "planned_steps",  # that the run was to take; num_steps is how far it came
-    "last_checkpoint_step",  # missing where it left none
-]
-CHECKPOINT_STEP = "checkpoint_step"  # of the run: where the measured checkpoint stands
-CURVATURE_COLUMNS = [
-    "run_id",
-    "phase",
-    "state",
-    "step",
-    "slope",
-    "curvature",
-    "alpha_max",
-    "lr",
-    "loss_before",
-    "loss_after",
-    "method",
-    "rel_error",
-    "critical_lr",
-    "parity_curvature",
-    "parity_alpha_max",
-    "note",
-    "gradient",  # whose slope entered α_max: "true" (the loss's own) or "clipped"
-    "difference_curvature",  # what the central difference behind rel_error gave
-    "float64_curvature",  # the curvature once more in float64, where the two did not agree
+from stability.runs.samples import sample_rows
+from stability.runs.schema import (
     CHECKPOINT_STEP,
-]
-COLLECTED_CURVATURE_COLUMNS = [*CURVATURE_COLUMNS, PROTOCOL]
-# What `stability.hessian measure=…` adds beside <phase>.parquet, as <phase>_<name>.parquet; collected where a run has it.
-SPECTRA_COLUMNS = {
-    "profile": ["run_id", "phase", "state", "lr", "alpha", "loss", "loss_before", "slope", "curvature", "alpha_max", "critical_lr"],
-    "sharpness": [
-        "run_id",
-        "phase",
-        "state",
-        "lr",
-        "loss",
-        "sharpness",
-        "sharpness_residual",
-        "adam_sharpness",
-        "adam_residual",
-        "adam_threshold",
-        "adam_ratio",
-        "trace",
-        "trace_error",
-        "gauss_newton_share",
-        "noise_scale",
-        "attention_logit_max",
-        "attention_entropy",
-    ],
-    "density": ["run_id", "phase", "state", "lr", "probe", "node", "weight", "num_params"],
-    "blocks": ["run_id", "phase", "state", "lr", "block", "share", "own", "curvature"],
-}
-SPECTRA = tuple(SPECTRA_COLUMNS)
-# What `stability.probe` leaves in a run's folder as probes/<phase>_<name>.parquet; collected where a run has it.
-_LAYER_COLUMNS = ["run_id", "phase", "lr", "layer", "mixer", "head"]
-PROBE_COLUMNS = {
-    "spectra": [
-        *_LAYER_COLUMNS, "sequence", "num_positions", "head_width", "components", "step_size", "step_limit", "largest", "fiedler", "fiedler_low",
-        "fiedler_high", "graph_fiedler", "non_oscillating", "gain", "second_eigenvalue", "energy_before", "energy_after", "variance_before",
-        "variance_after",
-    ],
-    "filter": [*_LAYER_COLUMNS, "sequence", "probe", "node", "weight", "response"],
-    "qk": [*_LAYER_COLUMNS, "index", "singular_value"],
-    "discrepancy": [*_LAYER_COLUMNS, "sequence", "num_positions", "gamma", "diagonal", "value_rms", "own_rms", "unscaled_rms"],
-    "streams": ["run_id", "phase", "lr", "connection", "branch", "matrix", "quantity", "quantile", "value", "num_values"],
-}  # fmt: skip
-# Of graphs that depend on no run: `stability.probe` writes them among a study's results, which `collect` and `write` leave alone.
-GRAPH_COLUMNS = {
-    "connectivity": ["graph", "positions", "window", "connectivity", "bound_low", "bound_high"],
-    "pdmm": ["graph", "schedule", "constraints", "rho", "averaging", "nodes", "edges", "iteration", "error", "discrepancy"],
-}
-# What `stability.generate` leaves in a run's folder as generation/<phase>.parquet, a row a sample: `nll` in nats per scored token of the oracle's own.
-GENERATION_COLUMNS = [
-    "run_id",
-    "phase",
-    "sample",
-    "nll",
-    "nll_per_byte",
-    "num_tokens",
-    "num_bytes",
-    "oracle",
-    "oracle_sha256",
-    "sampler",
-    "steps",
-    "temperature",
-    "seed",
-]
-# What those of proteins have beside them: the parts of `nll`, whether contexts were given, and how many drawn masks each score is a mean over.
-PROTEIN_GENERATION_COLUMNS = [*GENERATION_COLUMNS, "nll_sequence", "nll_structure", "contexts", "oracle_draws"]
-CURVES_COLUMNS = ["run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"]
-# What a run with `log.gradients=…` logs beside them, a row a step and block of parameters.
-GRADIENT_COLUMNS = ["run_id", "step", "block", "grad_norm", "grad_share", "update_ratio"]
+    COLLECTED_CURVATURE_COLUMNS,
+    CURVES_COLUMNS,
+    GRADIENT_COLUMNS,
+    GRAPH_COLUMNS,
+    PROBE_COLUMNS,
+    PROTEIN_GENERATION_COLUMNS,
+    REQUIRED,
+    RUNS_COLUMNS,
+    SAMPLES_COLUMNS,
+    SCHEMA_VERSION,
+    SEARCH_COLUMNS,
+    SPECTRA,
+    SPECTRA_COLUMNS,
+)
+from stability.runs.searches import search_tables
+from stability.runs.steps import undefined_of, undefined_states, with_protocol
+from stability.runs.study import StudyFolder
 
 
 @dataclass(frozen=True)
@@ -195,7 +81,7 @@ def collect(study: str | Path) -> Results:
 
 def write(results: Results, folder: Path) -> None:
     """``runs``, ``curvature``, ``curves`` and what there is of spectra, probes and searches, each a parquet under ``folder`` with its schema's version."""
-    frames = {name: getattr(results, name) for name in ("runs", "curvature", "curves")} | results.spectra | results.probes | results.searches
+    frames = {name: getattr(results, name) for name in REQUIRED} | results.spectra | results.probes | results.searches
     for name, frame in frames.items():
         write_parquet(frame, folder / f"{name}.parquet", {"schema_version": str(SCHEMA_VERSION)})
     for name in (*SPECTRA, *PROBE_COLUMNS, *SEARCH_COLUMNS, "generation", "samples", "gradients"):

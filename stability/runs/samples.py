@@ -13,7 +13,6 @@ import pyarrow as pa
 from stability.runs.directory import RunDirectory, read_json
 
 SHOWN = 200  # characters of a sample that a table keeps
-SAMPLES_COLUMNS = ["run_id", "phase", "sample", "text", "num_characters", "nll", "oracle", "sampler", "temperature", "reason"]
 
 
 def meta_file(directory: RunDirectory, phase: str) -> Path:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-PROTOCOL = "protocol"  # the key of a file's metadata, and the collected table's column: JSON, the run's own values in place of nulls
+from stability.runs.schema import PROTOCOL
+
 UNDEFINED = "undefined"  # the key of a file's metadata: a JSON list of the states asked for that its run's optimizer does not define
 
 

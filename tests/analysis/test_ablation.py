@@ -11,8 +11,7 @@ import pytest
 from analysis.claims import judging as claims
 from analysis.drawing.style import RC
 from analysis.report import build, summary
-from analysis.sections import ablation
-from analysis.sections.ablation_figure import ablation_figures
+from analysis.sections import ablation, ablation_figure
 from analysis.study.load import load
 from tests.analysis.synthetic import UNIGRAM, write_study, write_table
 from tests.analysis.test_report import text_of
@@ -100,7 +99,7 @@ def test_a_divergence_is_counted_in_its_cell_and_marked_in_the_figure(tmp_path):
     path = write_ablation(tmp_path, nll=lambda label, lr, seed: math.inf if label == "window=4" and seed else nll(label, lr, seed))
     (table,) = ablation.ablation_tables(load(path))
     assert table.rows[0][-1].text == "2.800" and "diverged\n2/3" in table.rows[0][-1].detail
-    figure = ablation_figures(load(path))["ablation-0"]
+    figure = ablation_figure.figures(load(path))["ablation-0"].figure
     assert "2/3" in {text.get_text() for text in figure.axes[2].texts}
 
 
@@ -111,7 +110,7 @@ def test_wide_ablations_are_split_between_settings(study, monkeypatch):
 
 def test_the_figure_has_a_panel_for_each_setting_with_every_seed_and_a_ring_at_the_base(study):
     with matplotlib.rc_context(RC):
-        figure = ablation_figures(study)["ablation-0"]
+        figure = ablation_figure.figures(study)["ablation-0"].figure
     assert [ax.get_xlabel() for ax in figure.axes] == ["Edge hidden dimension (ξ)", "Rank (r)", "Window size (w)"]
     for ax, (setting, row) in zip(figure.axes, VALUES.items(), strict=True):
         points = [line for line in ax.lines if line.get_marker() == "s"]
@@ -199,7 +198,7 @@ def test_the_papers_claims_are_judged_on_the_base_alone(tmp_path):
 
 
 def test_studies_without_ablations_have_no_such_section(quickstart, quickstart_dir):
-    assert ablation.ablations(quickstart) == () and ablation_figures(quickstart) == {}
+    assert ablation.ablations(quickstart) == () and ablation_figure.figures(quickstart) == {}
     assert "Ablation of" not in summary(quickstart_dir)
 
 

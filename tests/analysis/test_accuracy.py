@@ -48,7 +48,7 @@ def test_cells_hold_the_median_over_the_seeds_that_finished_in_per_cent(study_di
 
 
 def test_the_figure_draws_every_finished_run_and_their_medians(study_dir):
-    figure = accuracy.accuracy_figures(load(study_dir))["accuracy"]
+    figure = accuracy.figures(load(study_dir))["accuracy"].figure
     [ax] = figure.axes
     points = [line for line in ax.lines if line.get_marker() != "None"]
     assert sorted(len(line.get_xdata()) for line in points) == [5, 6]
@@ -58,7 +58,7 @@ def test_the_figure_draws_every_finished_run_and_their_medians(study_dir):
 
 def test_a_study_of_tokens_has_no_accuracy(tmp_path):
     study = load(write_study(tmp_path, lrs=LRS))
-    assert accuracy.accuracy_tables(study) == [] and accuracy.accuracy_figures(study) == {} and accuracy.section(study, {}) == ""
+    assert accuracy.accuracy_tables(study) == [] and accuracy.figures(study) == {} and not accuracy.applies(study)
 
 
 def test_tables_and_pdf_of_images_speak_of_images(study_dir, tmp_path):

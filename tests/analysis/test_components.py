@@ -47,7 +47,7 @@ def test_rows_are_total_and_components_of_each_mechanism(study_dir):
 
 def test_a_study_of_text_has_no_components(tmp_path):
     study = load(write_study(tmp_path, lrs=LRS))
-    assert components.component_tables(study) == [] and components.section(study) == ""
+    assert components.component_tables(study) == [] and not components.applies(study)
 
 
 @pytest.fixture
@@ -79,4 +79,4 @@ def test_the_generative_nll_has_the_same_rows_beside_and_a_table_for_each_oracle
         ("Sequence", "mix", "2.200"),
         ("Structure", "mix", "3.000"),
     ]
-    assert "Generative" in components.section(load(scored_dir))
+    assert "Generative" in components.body(load(scored_dir), {})

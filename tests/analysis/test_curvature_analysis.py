@@ -7,11 +7,13 @@ import pandas as pd
 import pytest
 
 from analysis.report import build
+from analysis.sections import curvature
 from analysis.sections.block_shares import blocks_table
-from analysis.sections.step_figures import curvature_figures, density_figures, profile_figures, shown, smoothed, step_figures
+from analysis.sections.step_figures import density_figures, profile_figures, shown, smoothed, step_figures
 from analysis.sections.steps import fallen_steps, fallen_tables, sharpness_table
-from analysis.study.load import SPECTRA_COLUMNS, load
+from analysis.study.load import load
 from stability.runs import results
+from stability.runs.schema import SPECTRA_COLUMNS
 from tests.analysis.synthetic import quickstart_alpha, write_study
 from tests.analysis.test_report import text_of
 
@@ -42,10 +44,6 @@ def with_spectra(folder, **kwargs):
 @pytest.fixture(scope="module")
 def spectra_dir(tmp_path_factory):
     return with_spectra(tmp_path_factory.mktemp("spectra"))
-
-
-def test_the_spectras_columns_are_those_that_results_writes():
-    assert {name: list(columns) for name, columns in SPECTRA_COLUMNS.items()} == {name: list(c) for name, c in results.SPECTRA_COLUMNS.items()}
 
 
 def test_steps_that_lowered_their_loss_are_counted_and_lost_ones_did_not(tmp_path):
@@ -148,9 +146,9 @@ def test_the_density_of_several_runs_integrates_to_one(spectra_dir):
 
 
 def test_without_spectra_there_is_no_figure_of_them(quickstart):
-    assert {name.split("-")[0] for name in curvature_figures(quickstart, "terminal")} == {"steps"}
+    assert {name.split("-")[0] for name in curvature.figures(quickstart)} == {"steps"}
     assert sharpness_table(quickstart) is None
-    assert curvature_figures(quickstart, "earliest") == {}
+    assert [draw(quickstart, "earliest") for draw in (step_figures, profile_figures, density_figures)] == [[]] * 3
 
 
 def test_the_report_shows_what_was_measured(spectra_dir, tmp_path):

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from analysis.drawing.style import lr_colors
-from analysis.sections.curves import curve_figures, median_curve, smoothed
+from analysis.sections.curves import figures as curve_figures
+from analysis.sections.curves import median_curve, smoothed
 from analysis.study.load import load
 from tests.analysis.synthetic import INIT, QUICKSTART_LRS, write_study
 
@@ -45,7 +46,7 @@ def test_a_diverged_seed_counts_as_infinite_after_its_end_and_an_unfinished_one_
 
 def test_each_mechanism_has_an_early_and_a_late_panel_and_each_rate_one_of_its_own(quickstart):
     figures = curve_figures(quickstart)
-    by_mechanism, by_rate = figures["curves"], figures["curves-by-lr"]
+    by_mechanism, by_rate = figures["curves"].figure, figures["curves-by-lr"].figure
     assert [ax.get_xlim() for ax in by_mechanism.axes] == [(0, 40), (40, 200)] * 4
     assert [ax.get_title(loc="left") for ax in by_mechanism.axes[::2]] == ["sa", "sc", "mix", "sw"]
     colors = {line.get_color() for line in by_mechanism.axes[0].lines}
@@ -54,7 +55,7 @@ def test_each_mechanism_has_an_early_and_a_late_panel_and_each_rate_one_of_its_o
 
 
 def test_a_blow_up_stays_inside_the_axis_and_is_crossed(quickstart):
-    early, late = curve_figures(quickstart)["curves"].axes[:2]
+    early, late = curve_figures(quickstart)["curves"].figure.axes[:2]
     assert late.get_ylim()[1] < INIT < early.get_ylim()[1] + 0.5
     crosses = [line for line in late.lines if line.get_marker() == "x"]
     assert len(crosses) == 2 and all(line.get_ydata()[0] <= late.get_ylim()[1] for line in crosses)
@@ -64,4 +65,4 @@ def test_many_series_make_several_figures_and_none_without_a_loss(tmp_path):
     settings = tuple({"optimizer": name} for name in ("adamw", "muon", "lion"))
     many = load(write_study(tmp_path, mechanisms=("sa", "sc"), lrs=(1e-3, 1e-2), seeds=1, settings=settings))
     assert list(curve_figures(many)) == ["curves", "curves-1", "curves-by-lr"]
-    assert curve_figures(load(write_study(tmp_path / "none", curves=False))) == {"curves": None}
+    assert curve_figures(load(write_study(tmp_path / "none", curves=False))) == {}

@@ -19,7 +19,6 @@ from analysis.sections.discrepancy import (
     pdmm_table,
     relative,
     run_tables,
-    section,
     shrinkage,
     slopes,
     study_tables,
@@ -78,7 +77,7 @@ def test_layers_and_slopes_are_tabled_with_medians_over_seeds(tmp_path):
 
 def test_pdmms_caption_names_no_data_and_its_graphs_have_the_palettes_colours(tmp_path):
     study = load(study_with(tmp_path, 2))
-    said = section(study, {"pdmm": tmp_path / "pdmm.svg"})
+    said = figures(study)["pdmm"].caption
     assert (
         "as there are nodes." in said.partition("PDMM on networks")[2].partition("\n")[0]
         and "fingerprint" not in said.partition("PDMM on networks")[2].partition("\n")[0]

@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from analysis.drawing.style import RC, lr_axis
 from analysis.report import build, summary
 from analysis.sections import edge, search
-from analysis.study.load import SEARCH_COLUMNS, load
-from stability.runs import results, searches
+from analysis.study.load import load
+from stability.runs import results
+from stability.runs.schema import SEARCH_COLUMNS
 from tests.analysis.synthetic import run_id, write_study
 from tests.analysis.test_report import text_of
 
@@ -24,7 +25,7 @@ EDGE = {
 
 
 def write_table(path, name, rows):
-    frame = pd.DataFrame(rows, columns=searches.SEARCH_COLUMNS[name])
+    frame = pd.DataFrame(rows, columns=SEARCH_COLUMNS[name])
     results.write_parquet(frame, path / "results" / f"{name}.parquet", {"schema_version": str(results.SCHEMA_VERSION)})
 
 
@@ -46,10 +47,6 @@ def with_search(folder, score=lambda number: 3.0 - 0.01 * number):
         rows += [point | {"run_id": own, "field": field, "value": value} for own in ids for field, value in values.items()]
     write_table(path, "search", rows)
     return path
-
-
-def test_columns_are_those_that_results_writes():
-    assert {name: list(columns) for name, columns in SEARCH_COLUMNS.items()} == searches.SEARCH_COLUMNS
 
 
 def test_a_studys_record_becomes_tables_and_an_older_states_tables_go(tmp_path):
@@ -79,7 +76,7 @@ def test_a_curve_that_diverged_everywhere_has_no_best(tmp_path):
     (table,) = edge.edge_tables(study)
     assert [cell.text for cell in table.rows[1]][1:5] == ["--", "--", "< 3e-4", "< 3e-4"]
     with matplotlib.rc_context(RC):
-        assert edge.edge_figures(study)["edges"] is not None
+        assert edge.figures(study)["edges"] is not None
 
 
 def test_a_curve_whose_smallest_rate_learned_nothing_has_no_edge_rather_than_one_below_it(tmp_path):
@@ -101,7 +98,7 @@ def test_more_rates_than_a_grid_has_are_ticked_at_round_numbers():
 
 def test_the_edges_figure_has_a_mark_for_every_rate_and_one_for_every_edge(tmp_path):
     with matplotlib.rc_context(RC):
-        figure = edge.edge_figures(load(with_edges(tmp_path, verdict_next_lr=None)))["edges"]
+        figure = edge.figures(load(with_edges(tmp_path, verdict_next_lr=None)))["edges"].figure
     lines = figure.axes[0].lines
     assert sum(len(line.get_xdata()) == 1 and line.get_marker() in "ox" for line in lines) == 12
     uprights = [line.get_xdata()[0] for line in lines if len(line.get_xdata()) == 2]
@@ -116,7 +113,8 @@ def test_the_report_of_edges_has_their_table_and_no_table_full_of_holes(tmp_path
         assert "Best learning rates and edges of stability" in text and "Stable windows" in text
         assert "Validation NLL against learning rate" not in text.replace("\n", " ").replace("Validation NLL at", "")
     plain = write_study(tmp_path / "plain", mechanisms=("sa", "sc"))
-    assert edge.edge_tables(load(plain)) == [] and edge.edge_figures(load(plain)) == {} and "edges of stability" not in summary(plain)
+    assert edge.edge_tables(load(plain)) == [] and edge.figures(load(plain)) == {}
+    assert "edges of stability" not in summary(plain)
 
 
 def test_the_best_points_come_first_with_their_seeds_spread_and_their_settings(tmp_path):
@@ -132,7 +130,7 @@ def test_the_best_points_come_first_with_their_seeds_spread_and_their_settings(t
 def test_the_searchs_figure_draws_the_lowest_so_far(tmp_path):
     study = load(with_search(tmp_path, lambda number: {1: 3.0, 2: 3.2, 3: 2.9}[number]))
     with matplotlib.rc_context(RC):
-        points, lowest = search.search_figures(study)["search"].axes[0].lines
+        points, lowest = search.figures(study)["search"].figure.axes[0].lines
     assert list(points.get_ydata()) == [3.0, 3.2, 2.9] and list(lowest.get_ydata()) == [3.0, 3.0, 2.9]
 
 

@@ -31,8 +31,8 @@ def test_windows_and_figure_name_the_oracle_and_are_of_the_generations(tmp_path)
     assert "Oracle: gpt2-large. Data fingerprint" in table.caption and table.title == "Stable windows on the generative NLL"
     assert [row[2].text for row in table.rows] == ["4.000", "4.000"] and [row[1].text for row in table.rows] == ["1e-3", "1e-3"]
     assert [row[5].text for row in table.rows] == ["1.00", "1.00"]
-    figure = generative.generative_figures(study)["generative-nll"]
-    assert figure is not None and figure.axes[0].get_ylabel() == "generative NLL (nats)"
+    figure = generative.figures(study)["generative-nll"].figure
+    assert figure.axes[0].get_ylabel() == "generative NLL (nats)"
     assert not any("frequencies" in text.get_text() for text in figure.axes[0].texts), "the token-frequency NLL is no measure of an oracle's tokens"
 
 
@@ -44,11 +44,11 @@ def test_the_validation_figure_is_not_the_generative_one(tmp_path):
 @pytest.mark.parametrize("oracle", [lambda run: run.mechanism, lambda run: "a" if run.lr < 1e-3 else "b"])
 def test_numbers_of_several_oracles_make_no_common_line(tmp_path, oracle):
     study = study_of(tmp_path, oracle)
-    assert generative.generative_figures(study) == {} and generative.generative_windows(study) == []
+    assert generative.figures(study) == {} and generative.generative_windows(study) == []
 
 
 def test_without_generations_there_is_no_section(quickstart):
-    assert generative.section(quickstart, {}) == "" and generative.generative_figures(quickstart) == {}
+    assert not generative.applies(quickstart) and generative.figures(quickstart) == {}
 
 
 def test_of_proteins_the_unit_is_a_residue(tmp_path):

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.sections import curves as curve_plots
 from analysis.sections import gradients as gradient_plots
 from analysis.sections import nll, troubles
-from analysis.study.load import GRADIENT_COLUMNS, SCHEMA_VERSION, load
+from analysis.study.load import load
+from stability.runs.schema import GRADIENT_COLUMNS, SCHEMA_VERSION
 from tests.analysis.synthetic import write_study, write_table
 
 LRS = (1e-3, 1e-2, 1e-1)
@@ -60,7 +60,7 @@ def with_gradients(folder, norm, **options):
         for step in range(10, 60, 10)
         for block in BLOCKS
     ]
-    table = pa.Table.from_pandas(pd.DataFrame(rows, columns=list(GRADIENT_COLUMNS["gradients"])), preserve_index=False)
+    table = pa.Table.from_pandas(pd.DataFrame(rows, columns=list(GRADIENT_COLUMNS)), preserve_index=False)
     pq.write_table(table.replace_schema_metadata({b"schema_version": str(SCHEMA_VERSION).encode()}), study / "results" / "gradients.parquet")
     return load(study)
 
@@ -79,7 +79,7 @@ def test_the_map_shows_each_block_at_each_step_of_the_run_that_broke_first(tmp_p
     assert math.isnan(values[-1, -1])
     expected[-1, -1] = math.nan
     np.testing.assert_allclose(values, expected)
-    (figure,) = gradient_plots.gradient_figures(study).values()
+    figure = gradient_plots.figures(study)[gradient_plots.NAME].figure
     first, second, _ = figure.axes
     assert first.get_title(loc="left") == "sa, LR 1e-2, seed 1: diverged" and second.get_title(loc="left") == "sc, LR 1e-1, seed 0: stable"
     np.testing.assert_allclose(first.collections[0].get_array().filled(math.nan).reshape(values.shape), expected)
@@ -90,11 +90,11 @@ def test_the_map_shows_each_block_at_each_step_of_the_run_that_broke_first(tmp_p
 @pytest.mark.parametrize("norm", [lambda *_: None, lambda *_: 0.0])
 def test_norms_that_are_all_lost_are_drawn_all_the_same(tmp_path, norm):
     study = with_gradients(tmp_path, norm, nll=lambda *_: 2.0)
-    figures = curve_plots.curve_figures(study)
-    figures[gradient_plots.NAME].savefig(tmp_path / "lost.pdf")
-    assert "block of parameters before clipping" in curve_plots.section(study, dict.fromkeys(figures, tmp_path / "lost.pdf"))
+    drawn = gradient_plots.figures(study)[gradient_plots.NAME]
+    drawn.figure.savefig(tmp_path / "lost.pdf")
+    assert "block of parameters before clipping" in drawn.caption
 
 
 def test_a_study_without_gradients_has_no_map(tmp_path):
     study = load(write_study(tmp_path, lrs=LRS))
-    assert gradient_plots.gradient_figures(study) == {} and gradient_plots.pictures(study, {"curves": None}) == ""
+    assert gradient_plots.figures(study) == {}

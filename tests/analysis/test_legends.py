@@ -7,12 +7,11 @@ import pandas as pd
 import pytest
 
 from analysis.drawing.style import RC, WIDTH_INCHES
+from analysis.sections import connectivity, curvature, filters, qk
 from analysis.sections.alpha_figures import alpha_figures
-from analysis.sections.block_shares import block_figures
-from analysis.sections.layer_figures import probe_figures
-from analysis.sections.step_figures import curvature_figures
-from analysis.study.load import SPECTRA_COLUMNS, load
+from analysis.study.load import load
 from stability.runs import results
+from stability.runs.schema import SPECTRA_COLUMNS
 from tests.analysis.synthetic import QUICKSTART_LRS, write_study
 from tests.analysis.test_probe_analysis import filter_rows, spectra_row
 
@@ -43,8 +42,8 @@ def measured_study(folder, mechanisms, lrs):
 
 def drawn(study):
     alpha = {f"alpha-{index}": figure for index, figure in enumerate(alpha_figures(study))}
-    blocks = {f"blocks-{index}": figure for index, figure in enumerate(block_figures(study))}
-    return {name: figure for name, figure in (alpha | blocks | curvature_figures(study, "terminal") | probe_figures(study)).items() if figure is not None}
+    sections = (curvature, connectivity, filters, qk)
+    return alpha | {name: each.figure for section in sections for name, each in section.figures(study).items()}
 
 
 @pytest.mark.parametrize(

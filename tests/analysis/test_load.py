@@ -8,24 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.study import load as module
-from analysis.study.load import COLUMNS, GENERATION_COLUMNS, SCHEMA_VERSION, load
-from stability.runs import results
+from analysis.study.load import COLUMNS, load
 from tests.analysis.synthetic import FINGERPRINT, write_study, write_table
 
 
 @pytest.fixture
 def study_dir(tmp_path):
     return write_study(tmp_path, name="small", mechanisms=["sc", "sa"], lrs=[1e-3], seeds=1)
-
-
-def test_columns_and_version_are_those_that_results_writes():
-    assert SCHEMA_VERSION == results.SCHEMA_VERSION
-    written = {"runs": results.RUNS_COLUMNS, "curvature": results.COLLECTED_CURVATURE_COLUMNS, "curves": results.CURVES_COLUMNS}
-    assert {name: list(columns) for name, columns in COLUMNS.items()} == {name: list(columns) for name, columns in written.items()}
-    assert {name: list(columns) for name, columns in GENERATION_COLUMNS.items()} == {
-        "generation": results.PROTEIN_GENERATION_COLUMNS,
-        "samples": results.SAMPLES_COLUMNS,
-    }
 
 
 def test_a_study_holds_its_tables_and_its_name(study_dir):

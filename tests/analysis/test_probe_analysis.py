@@ -12,23 +12,23 @@ from matplotlib.figure import Figure
 from pypdf import PdfReader
 
 from analysis.report import build
+from analysis.sections import connectivity, filters, qk
 from analysis.sections.layer_figures import (
-    CAPTIONS,
+    FILTER_CAPTION,
     QUANTILES,
     _log_ticks,
     connectivity_figure,
     energy_figures,
     filter_figures,
     kept,
-    probe_figures,
-    qk_figure,
+    qk_figures,
     response_curve,
     write_figure,
 )
 from analysis.sections.layers import connectivity_table, layer_and_filter, qk_heads, run_tables, slope, study_tables
-from analysis.study import load as load_module
 from analysis.study.load import load
 from stability.runs import results
+from stability.runs.schema import OPTIONAL
 from tests.analysis.synthetic import write_study
 
 RUNS = [SimpleNamespace(run_id=str(seed), mechanism="sc", lr=1e-3, seed=seed) for seed in range(3)]
@@ -85,11 +85,6 @@ def cells(table):
     return [[cell.text for cell in row] for row in table.rows]
 
 
-def test_columns_are_those_that_results_writes():
-    written = results.PROBE_COLUMNS | results.GRAPH_COLUMNS
-    assert {name: list(columns) for name, columns in load_module.PROBE_COLUMNS.items()} == written
-
-
 def test_layers_are_tabled_by_kind_with_medians_over_seeds(probed):
     consensus, attention = study_tables(load(probed), "spectra")
     assert [row[:3] for row in cells(consensus)] == [
@@ -140,7 +135,7 @@ def test_exponents_are_fitted_in_logarithms_over_the_upper_half():
 
 def test_captions_say_that_the_filter_is_the_graphs_and_not_the_layers(probed):
     (consensus, _) = study_tables(load(probed), "spectra")
-    for text in (consensus.caption, CAPTIONS["filter"]):
+    for text in (consensus.caption, FILTER_CAPTION):
         assert "with rope=none the filter is the whole update, u − 2ηL̄u" in text and "with rope=absolute the layer takes off 2ηL̄ũ" in text
         assert "Π(1 − 2η_tλ)" in text
     assert "largest |factor| over the interval from Fiedler to λ_max" in consensus.caption
@@ -214,8 +209,15 @@ def test_figures_hold_a_panel_for_each_layer_and_a_line_for_each_rate(probed):
     (figure,) = filter_figures(study, "terminal")
     assert len(figure.axes) == 6
     assert all(len([line for line in ax.lines if len(line.get_xdata()) == len(QUANTILES)]) == len(LRS) for ax in figure.axes)
-    assert set(probe_figures(study)) == {"connectivity", "filter-terminal-0", "energy-terminal-0", "qk-terminal-0"}
-    norms = qk_figure(study, "terminal").axes[0].lines[0]
+    drawn = {name for section in (connectivity, filters, qk) for name in section.figures(study)}
+    assert drawn == {
+        "connectivity",
+        "filter-terminal-0",
+        "energy-terminal-0",
+        "qk-terminal-0",
+    }
+    (norms_and_conditions,) = qk_figures(study, "terminal")
+    norms = norms_and_conditions.axes[0].lines[0]
     assert norms.get_ydata().tolist() == pytest.approx([200, 2000])
     texts = [text.get_text() for ax in connectivity_figure(graphs()).axes for text in ax.texts]
     assert "$w=1$: $N^{-2.00}$" in texts and "$N=256$: $w^{3.00}$" in texts
@@ -224,7 +226,7 @@ def test_figures_hold_a_panel_for_each_layer_and_a_line_for_each_rate(probed):
 def test_the_report_shows_what_was_measured_and_nothing_else(probed, tmp_path):
     text = "".join(page.extract_text() for page in PdfReader(build(probed, tmp_path)).pages)
     assert "What the layers do to their signal" in text and "Layers as filters" in text and "Learned graphs of consensus layers" in text
-    for name in load_module.PROBE_COLUMNS:
+    for name in OPTIONAL["probes"]:
         (probed / "results" / f"{name}.parquet").unlink(missing_ok=True)
     bare = "".join(page.extract_text() for page in PdfReader(build(probed, tmp_path)).pages)
     assert "What the layers do to their signal" not in bare

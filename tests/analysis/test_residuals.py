@@ -14,7 +14,7 @@ from analysis.report import write_figures
 from analysis.sections import gradient_norms, nll
 from analysis.sections import stream_figures as stream_plots
 from analysis.sections import streams as stream_tables
-from analysis.study.load import PROBE_COLUMNS, load
+from analysis.study.load import load
 from stability.runs import results
 from stability.runs.parquet import write_parquet
 from tests.analysis.synthetic import write_study
@@ -37,10 +37,6 @@ def study_of(tmp_path, seeds=3, lower=0.1, slopes=(0.1, 0.2, 0.1), **options):
     runs["val_nll"] = 2.0 + rise - lower * (runs["residual"] == "mhc_lite") + 1e-3 * runs["seed"] * (1 + (runs["residual"] == "hc"))
     write(path, runs)
     return folder
-
-
-def test_columns_are_those_that_results_writes():
-    assert list(PROBE_COLUMNS["streams"]) == results.PROBE_COLUMNS["streams"]
 
 
 def test_every_scheme_is_a_series_of_its_own_the_plain_one_first(tmp_path):
@@ -81,16 +77,16 @@ def test_one_seed_makes_no_claim(tmp_path):
 def test_a_study_of_one_scheme_has_neither_such_claims_nor_gradient_norms(tmp_path):
     study = load(write_study(tmp_path, mechanisms=["sa", "sc"], lrs=LRS, seeds=2))
     assert not [claim for claim in judge(study) if claim.subject.startswith("best NLL")]
-    assert gradient_norms.gradient_norm_figures(study) == {}
+    assert gradient_norms.figures(study) == {}
 
 
 def test_gradient_norms_are_running_means_with_a_line_a_scheme(tmp_path):
     study = load(study_of(tmp_path))
-    figure = gradient_norms.gradient_norm_figures(study)[gradient_norms.NAME]
+    drawn = gradient_norms.figures(study)[gradient_norms.NAME]
+    figure = drawn.figure
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["LR 1e-3", "LR 1e-2", "LR 1e-1"]
     assert all(len(ax.lines) == 3 for ax in figure.axes)
-    drawn = gradient_norms.picture(study, {gradient_norms.NAME: tmp_path / "norms.svg"})
-    assert "streams the head reads the sum of n normed ones" in drawn
+    assert "streams the head reads the sum of n normed ones" in drawn.caption
     rows = pd.DataFrame({"run_id": "a", "step": np.arange(1, 101), "grad_norm": np.arange(100.0)})
     assert gradient_norms.norms(rows)["a"].loc[50] == pytest.approx(48.5)
 
@@ -139,8 +135,8 @@ def test_the_table_holds_the_worst_of_a_run(probed):
 
 def test_the_figure_has_a_row_a_scheme_and_quantiles_by_connection(probed):
     study = load(probed)
-    (name,) = stream_plots.stream_figures(study)
-    figure = stream_plots.stream_figures(study)[name]
+    ((name, drawn),) = stream_plots.figures(study).items()
+    figure = drawn.figure
     assert name == "streams-terminal-0" and len(figure.axes) == 4
     rows = stream_tables.ordered(study)
     sums = rows[(rows["matrix"] == "product") & (rows["quantity"] == "column_sum") & (rows["run_lr"] == 1e-3)]
@@ -153,7 +149,9 @@ def test_the_figure_has_a_row_a_scheme_and_quantiles_by_connection(probed):
 
 def test_captions_say_how_many_tokens_and_iterations(probed, tmp_path):
     study = load(probed)
-    said = stream_plots.section(study, {"streams-terminal-0": tmp_path / "streams.svg"})
+    drawn = {name: each.caption for name, each in stream_plots.figures(study).items()}
+    assert list(drawn) == ["streams-terminal-0"]
+    said = stream_plots.body(study, drawn)
     assert said.count("64 tokens a run") == 2 and said.count("K = 7") == 2
     assert "that exceeds 12." in said and "ln 1/ν = 12, above which a token counts as an outlier" in said
     assert said.count("Computed in float64 from the trained weights") == 2 and "largest over smallest" not in said

@@ -9,10 +9,30 @@ from analysis.numbers.spread import EXTREME, POSITIVE, SHARE, Spread, interval, 
 from analysis.words import count_range, duration, listed, lr_text, plural, power, short_count
 
 
-@pytest.mark.parametrize("degrees", [1, 2, 5, 17, 30, 31, 60, 1000])
-def test_t_quantile_equals_scipys(degrees):
-    stats = pytest.importorskip("scipy.stats")
-    assert t_975(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), abs=2e-4)
+def test_t_quantiles_have_their_closed_forms_and_those_of_a_printed_table():
+    """Closed forms for 1, 2 and 4 degrees of freedom (Shaw 2006, J. Comput. Finance 9(4)); Abramowitz and Stegun,
+    Table 26.10, column 0.95."""
+    product = 4 * 0.975 * 0.025
+    ratio = math.cos(math.acos(math.sqrt(product)) / 3) / math.sqrt(product)
+    closed = {1: math.tan(0.475 * math.pi), 2: 0.95 / math.sqrt(product / 2), 4: 2 * math.sqrt(ratio - 1)}
+    for degrees, value in closed.items():
+        assert t_975(degrees) == pytest.approx(value, rel=1e-12)
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 10: 2.228, 17: 2.110, 29: 2.045, 30: 2.042}
+    table |= {40: 2.021, 60: 2.000, 120: 1.980}
+    assert {degrees: round(t_975(degrees), 3) for degrees in table} == table
+
+
+@pytest.mark.parametrize("degrees", [*range(1, 41), 99, 1000])
+def test_between_the_t_quantiles_lie_95_per_cent(degrees):
+    """By the finite trigonometric sums for whole degrees of freedom (Abramowitz and Stegun 26.7.3 and 26.7.4)."""
+    angle = math.atan(t_975(degrees) / math.sqrt(degrees))
+    first = degrees % 2  # the lowest power of the cosine in the sum
+    terms, term = [], math.cos(angle) if first else 1.0
+    for power_of_cosine in range(first, degrees - 1, 2):
+        terms.append(term)
+        term *= (power_of_cosine + 1) / (power_of_cosine + 2) * math.cos(angle) ** 2
+    between = math.sin(angle) * math.fsum(terms)
+    assert (2 / math.pi * (angle + between) if first else between) == pytest.approx(0.95, abs=1e-13)
 
 
 def test_no_degree_of_freedom_has_no_finite_quantile():
@@ -20,9 +40,9 @@ def test_no_degree_of_freedom_has_no_finite_quantile():
 
 
 def test_mean_interval_by_hand():
-    # 1, 2, 3: mean 2, standard error 1/√3, t(2) = 4.3027.
+    # 1, 2, 3: mean 2, standard error 1/√3, t(2) = 4.302653.
     low, high = mean_interval([1.0, 2.0, 3.0])
-    assert (low, high) == pytest.approx((2 - 4.3027 / math.sqrt(3), 2 + 4.3027 / math.sqrt(3)), rel=1e-6)
+    assert (low, high) == pytest.approx((2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3)), rel=1e-6)
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, math.inf, 2.0]])
@@ -45,7 +65,7 @@ IMPOSSIBLE = [
 
 
 def three_of(low, high):
-    middle, deviation = (low + high) / 2, (high - low) / 2 * math.sqrt(3) / 4.3027
+    middle, deviation = (low + high) / 2, (high - low) / 2 * math.sqrt(3) / 4.302652729749462
     low = middle - deviation / math.sqrt(3)
     return [low, low, low + math.sqrt(3) * deviation]
 
@@ -53,28 +73,27 @@ def three_of(low, high):
 @pytest.mark.parametrize(("low", "high", "scale"), IMPOSSIBLE)
 def test_what_cannot_be_is_in_no_interval(low, high, scale):
     values = three_of(low, high)
-    assert mean_interval(values) == pytest.approx((low, high), rel=1e-4), "as it was printed"
+    assert mean_interval(values) == pytest.approx((low, high), rel=1e-9), "as it was printed"
     assert min(values) > 0 and (scale != SHARE or max(values) < 1), "the values themselves can be"
     for each in (scale, EXTREME):
         found = Spread.of(values, each)
         assert 0 < found.low <= found.median < found.high and (scale != SHARE or found.high < 1)
 
 
-# The table of Student's quantiles has four decimals.
 def test_the_interval_of_positive_values_is_students_on_their_logarithms():
     stats = pytest.importorskip("scipy.stats")
     values = [0.3, 2.0, 2.5, 9.0]
     low, high = stats.t.interval(0.95, 3, loc=np.mean(np.log(values)), scale=stats.sem(np.log(values)))
-    assert interval(values, POSITIVE) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-4)
-    assert interval([10 * value for value in values], POSITIVE) == pytest.approx((10 * math.exp(low), 10 * math.exp(high)), rel=1e-4)
+    assert interval(values, POSITIVE) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-9)
+    assert interval([10 * value for value in values], POSITIVE) == pytest.approx((10 * math.exp(low), 10 * math.exp(high)), rel=1e-9)
 
 
 def test_the_interval_of_shares_is_the_mirrored_one_of_what_is_left():
     stats = pytest.importorskip("scipy.stats")
     values, odds = [0.9, 0.97, 0.995], np.log([9, 97 / 3, 199])
     low, high = (1 / (1 + math.exp(-end)) for end in stats.t.interval(0.95, 2, loc=np.mean(odds), scale=stats.sem(odds)))
-    assert interval(values, SHARE) == pytest.approx((low, high), rel=1e-4)
-    assert interval([1 - value for value in values], SHARE) == pytest.approx((1 - high, 1 - low), rel=1e-4)
+    assert interval(values, SHARE) == pytest.approx((low, high), rel=1e-9)
+    assert interval([1 - value for value in values], SHARE) == pytest.approx((1 - high, 1 - low), rel=1e-9)
 
 
 def test_at_the_end_of_a_scale_and_for_extremes_it_is_the_range():

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from analysis.report import build
-from analysis.sections.structure import TOKENIZER, load_results, section, structure_figure, structure_figures, table, write
+from analysis.sections.structure import TOKENIZER, applies, body, figures, load_results, structure_figure, table, write
 from analysis.study.load import load
 from tests.analysis.synthetic import write_study
 
@@ -81,9 +81,9 @@ def study_dir(tmp_path, results):
 
 def test_a_study_on_structure_tokens_shows_what_its_tokenizer_does(study_dir, tmp_path):
     study = load(study_dir)
-    figures = structure_figures(study)
-    text = section(study, {TOKENIZER: tmp_path / "tokenizer.pdf"})
-    assert list(figures) == [TOKENIZER]
+    ((name, drawn),) = figures(study).items()
+    text = drawn.caption + body(study, {TOKENIZER: "tokenizer.pdf"})
+    assert name == TOKENIZER and applies(study)
     for word in ("0123456789ab", "backbone RMSD, reconstructed", "2.00", "± 0.58", "4 of 6 codes used, perplexity 2", "85.0 % of positions", "tokenizer.pdf"):
         assert word in text
     assert build(study_dir, tmp_path / "reports").stat().st_size > 10_000
@@ -92,4 +92,4 @@ def test_a_study_on_structure_tokens_shows_what_its_tokenizer_does(study_dir, tm
 def test_a_study_whose_tokenizer_was_not_measured_or_that_has_none_says_nothing_of_it(study_dir):
     shutil.rmtree(study_dir.parent.parent / "tokenizers")
     study = load(study_dir)
-    assert study.tokenizer is None and section(study, {}) == "" and structure_figures(study) == {}
+    assert study.tokenizer is None and not applies(study) and figures(study) == {}

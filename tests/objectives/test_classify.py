@@ -20,7 +20,7 @@ from stability.models.images import ImageFormat
 from stability.objectives.classify import Classification, cropped
 from stability.probes.curvature.alpha_max import measure
 from stability.runs.directory import read_jsonl
-from stability.runs.results import RUNS_COLUMNS
+from stability.runs.schema import RUNS_COLUMNS
 from stability.training.checkpoint import load as load_checkpoint
 from stability.training.evaluate import Validation
 

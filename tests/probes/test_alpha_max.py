@@ -12,7 +12,7 @@ from stability.config.curvature import CurvatureSpec
 from stability.corpora.cache import load
 from stability.probes.curvature.alpha_max import is_measured, measure, measure_checkpoint
 from stability.runs.directory import read_jsonl
-from stability.runs.results import CURVATURE_COLUMNS
+from stability.runs.schema import CURVATURE_COLUMNS
 from stability.training import checkpoint
 from stability.training.draws import generator_for
 

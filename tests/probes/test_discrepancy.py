@@ -16,7 +16,8 @@ from stability.probes.layers.attention import attention_statistics
 from stability.probes.layers.discrepancy import discrepancies
 from stability.probes.layers.low_pass import low_pass
 from stability.probes.layers.measuring import held_out, layer_inputs
-from stability.runs.results import GRAPH_COLUMNS, PROBE_COLUMNS, collect, write
+from stability.runs.results import collect, write
+from stability.runs.schema import GRAPH_COLUMNS, PROBE_COLUMNS
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from tests.mechanisms.oracles import rotated

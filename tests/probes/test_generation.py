@@ -24,7 +24,8 @@ from stability.probes.generation.samples import Sample
 from stability.probes.generation.text_oracle import Score, load_oracle, oracle_checkpoint
 from stability.probes.generation.tokens import Source, score_row
 from stability.runs.directory import read_json
-from stability.runs.results import GENERATION_COLUMNS, collect, write
+from stability.runs.results import collect, write
+from stability.runs.schema import GENERATION_COLUMNS
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from tests.conftest import Lab

@@ -13,7 +13,8 @@ from stability.probe import main
 from stability.probes.curvature.alpha_max import corpus_of
 from stability.probes.layers.consensus import consensus_spectra
 from stability.probes.layers.measuring import held_out, layer_inputs, measure, missing_phases, mixers
-from stability.runs.results import PROBE_COLUMNS, collect, write
+from stability.runs.results import collect, write
+from stability.runs.schema import PROBE_COLUMNS
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 

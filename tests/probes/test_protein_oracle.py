@@ -20,7 +20,8 @@ from stability.probes.curvature.alpha_max import corpus_of
 from stability.probes.generation.generating import check_oracle, is_generated
 from stability.probes.generation.kinds import kind_of
 from stability.probes.generation.protein_oracle import load_protein_oracle
-from stability.runs.results import PROTEIN_GENERATION_COLUMNS, collect
+from stability.runs.results import collect
+from stability.runs.schema import PROTEIN_GENERATION_COLUMNS
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from stability.training.draws import generator_for

@@ -15,7 +15,8 @@ from stability.models.backbone import Backbone
 from stability.probes.curvature.alpha_max import is_measured, measure, protocol_of
 from stability.probes.curvature.spectra import missing_tables
 from stability.runs.parquet import read_metadata, write_parquet
-from stability.runs.results import PROTOCOL, collect, write
+from stability.runs.results import collect, write
+from stability.runs.schema import PROTOCOL
 from stability.runs.study import StudyFolder
 
 from .test_alpha_max import SHORT, ByHand, measured

@@ -20,16 +20,8 @@ from stability.curvature.spectrum import top_eigenvalue
 from stability.probes.curvature.alpha_max import Probe, corpus_of, is_measured, measure, measure_checkpoint
 from stability.probes.curvature.spectra import READS, missing_tables
 from stability.runs.parquet import read_metadata, write_parquet
-from stability.runs.results import (
-    COLLECTED_CURVATURE_COLUMNS,
-    CURVATURE_COLUMNS,
-    PROTOCOL,
-    SPECTRA,
-    SPECTRA_COLUMNS,
-    collect,
-    step_tables,
-    write,
-)
+from stability.runs.results import collect, step_tables, write
+from stability.runs.schema import COLLECTED_CURVATURE_COLUMNS, CURVATURE_COLUMNS, PROTOCOL, SPECTRA, SPECTRA_COLUMNS
 from stability.training import checkpoint
 
 EVERYTHING = ("alpha_max", "critical_lr", *SPECTRA)

@@ -10,7 +10,7 @@ import torch
 from stability.probe import main
 from stability.probes.layers.measuring import held_out
 from stability.probes.layers.streams import QUANTILES, connections, stream_statistics
-from stability.runs.results import PROBE_COLUMNS
+from stability.runs.schema import PROBE_COLUMNS
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from tests.conftest import Lab

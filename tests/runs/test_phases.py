@@ -14,7 +14,8 @@ from stability.probes.curvature.alpha_max import is_measured, measure, missing_p
 from stability.runs.directory import RunDirectory, checkpoint_name, write_json
 from stability.runs.parquet import write_parquet
 from stability.runs.phases import phases
-from stability.runs.results import CURVATURE_COLUMNS, collect, read_steps
+from stability.runs.results import collect, read_steps
+from stability.runs.schema import CURVATURE_COLUMNS
 from stability.runs.study import StudyFolder
 
 ALL = CurvatureSpec(phase="all", state=("checkpoint",), warmup_batches=1, warmup_steps=1, recorded_steps=2)

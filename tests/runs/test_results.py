@@ -14,7 +14,8 @@ from stability.probes.curvature.alpha_max import measure
 from stability.runs import parquet as tables
 from stability.runs.directory import read_json, read_jsonl
 from stability.runs.parquet import read_curves, read_metadata
-from stability.runs.results import COLLECTED_CURVATURE_COLUMNS, CURVES_COLUMNS, GENERATION_COLUMNS, RUNS_COLUMNS, collect, write
+from stability.runs.results import collect, write
+from stability.runs.schema import COLLECTED_CURVATURE_COLUMNS, CURVES_COLUMNS, GENERATION_COLUMNS, RUNS_COLUMNS
 from stability.runs.study import StudyFolder
 
 EQUAL = {"check_exact": True}

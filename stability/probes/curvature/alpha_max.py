@@ -23,7 +23,7 @@ from stability.probes.curvature.descent import Descent, LossSum, Step
 from stability.runs.directory import RunDirectory, step_of
 from stability.runs.parquet import holds_columns, read_metadata, write_parquet
 from stability.runs.phases import file_of, phases, wanted
-from stability.runs.results import CURVATURE_COLUMNS
+from stability.runs.schema import CURVATURE_COLUMNS
 from stability.runs.steps import PROTOCOL, UNDEFINED
 from stability.structure.tokens import as_read
 from stability.training import checkpoint

@@ -31,7 +31,7 @@ from stability.probes.layers.attention import attention_statistics
 from stability.runs.directory import RunDirectory
 from stability.runs.parquet import holds_columns, write_parquet
 from stability.runs.phases import file_of, phases, wanted
-from stability.runs.results import PROTOCOL, SPECTRA, SPECTRA_COLUMNS
+from stability.runs.schema import PROTOCOL, SPECTRA, SPECTRA_COLUMNS
 from stability.training import checkpoint
 
 # The settings of `SpectraSpec` that each table depends on.

@@ -24,7 +24,7 @@ from stability.registry import Registry
 from stability.runs.directory import RunDirectory, read_json, step_of
 from stability.runs.parquet import read_metadata, write_parquet
 from stability.runs.phases import phases
-from stability.runs.results import PROTOCOL
+from stability.runs.schema import PROTOCOL
 from stability.training import checkpoint
 from stability.training.machine import prepare_torch
 

@@ -22,7 +22,7 @@ from stability.probes.generation.protein_source import ProteinSample, ProteinSou
 from stability.probes.generation.protein_structures import Decoding, write_structures
 from stability.registry import Registry
 from stability.runs.directory import RunDirectory, read_json, write_atomically
-from stability.runs.results import PROTEIN_GENERATION_COLUMNS
+from stability.runs.schema import PROTEIN_GENERATION_COLUMNS
 from stability.structure.tokenizer import StructureTokenizer, load_tokenizer
 
 LETTERS = "the letters as FASTA"

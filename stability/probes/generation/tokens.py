@@ -22,7 +22,7 @@ from stability.probes.generation.samples import Sample
 from stability.probes.generation.text_oracle import Oracle
 from stability.registry import Registry
 from stability.runs.directory import RunDirectory
-from stability.runs.results import GENERATION_COLUMNS
+from stability.runs.schema import GENERATION_COLUMNS
 from stability.training.draws import generator_for
 
 OF_PROTEINS = ("contexts", "oracle_draws")  # settings that nothing reads here

@@ -32,7 +32,8 @@ def ropes_of(mechanism: Part) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class HeadSpectrum:
-    """One head on one sequence: its numbers by the columns of `results.PROBE_COLUMNS["spectra"]`, its density, the filter's factor at each node."""
+    """One head on one sequence: its numbers by the columns of `schema.PROBE_COLUMNS["spectra"]`, its density, the
+    filter's factor at each node."""
 
     numbers: dict[str, Any]
     density: Density

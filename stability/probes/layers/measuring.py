@@ -28,7 +28,7 @@ from stability.registry import Registry
 from stability.runs.directory import RunDirectory
 from stability.runs.parquet import read_metadata, write_parquet
 from stability.runs.phases import file_of, phases, wanted
-from stability.runs.results import PROBE_COLUMNS
+from stability.runs.schema import PROBE_COLUMNS
 from stability.training import checkpoint
 from stability.training.draws import generator_for
 from stability.training.machine import prepare_torch

@@ -35,7 +35,8 @@ def connections(model: Backbone) -> list[Connection]:
 
 
 def stream_statistics(model: Backbone, sequences: Iterable[Examples], outlier_log_range: float = OUTLIER_LOG_RANGE) -> Iterator[list[dict[str, Any]]]:
-    """Rows by the columns `connection … num_values` of `results.PROBE_COLUMNS["streams"]`: yielded [] after each sequence, and all of them at the end.
+    """Rows by the columns `connection … num_values` of `schema.PROBE_COLUMNS["streams"]`: yielded [] after each
+    sequence, and all of them at the end.
 
     Of every token, with A_l the matrix of connection l (X' = A_lᵀX + …), P_l = A_1 ⋯ A_l and R_l = A_l ⋯ A_L:
 

@@ -1,0 +1,30 @@
+"""The section on the plain graphs' connectivity, under the heading that all probes of layers share."""
+
+from __future__ import annotations
+
+from analysis.drawing.typeset import heading
+from analysis.sections.layer_figures import CONNECTIVITY_CAPTION, connectivity_figure
+from analysis.sections.layers import connectivity_table
+from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
+from analysis.study.load import Study
+
+NAME = "connectivity"
+
+
+def applies(study: Study) -> bool:
+    """Whether `stability.probe` measured anything: the heading stands before all of it."""
+    return is_of_rates(study) and bool(study.probes)
+
+
+def figures(study: Study) -> Figures:
+    if NAME not in study.probes:
+        return {}
+    return {NAME: sourced(study, connectivity_figure(study.probes[NAME]), CONNECTIVITY_CAPTION)}
+
+
+def body(study: Study, drawn: Drawn) -> str:
+    found = [connectivity_table(study.probes[NAME])] if NAME in study.probes else []
+    return heading("What the layers do to their signal") + pictures(drawn) + typst(found)
+
+
+SECTION = Section(body, applies, figures)

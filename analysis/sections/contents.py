@@ -1,0 +1,55 @@
+"""The report's table of contents: a section is one file beside this one, and one word in `SECTIONS`."""
+
+from analysis.sections import (
+    ablation_figure,
+    accuracy,
+    alpha,
+    claims,
+    components,
+    connectivity,
+    curvature,
+    curves,
+    discrepancy,
+    edge,
+    filters,
+    generative,
+    gradient_norms,
+    gradients,
+    nll_figures,
+    overview,
+    qk,
+    samples,
+    search,
+    stream_figures,
+    structure,
+    troubles,
+)
+from analysis.sections.section import Section
+
+SECTIONS: tuple[Section, ...] = (
+    overview.SECTION,
+    claims.SECTION,
+    search.SECTION,
+    edge.SECTION,
+    ablation_figure.SECTION,
+    nll_figures.SECTION,
+    accuracy.SECTION,
+    components.SECTION,
+    generative.SECTION,
+    samples.SECTION,
+    alpha.SECTION,
+    curvature.SECTION,
+    connectivity.SECTION,
+    filters.SECTION,
+    qk.SECTION,
+    discrepancy.SECTION,
+    stream_figures.SECTION,
+    curves.SECTION,
+    gradient_norms.SECTION,
+    gradients.SECTION,
+    structure.SECTION,
+    troubles.SECTION,
+)
+
+# What a sweep prints after the tables of the other sections: the end of a printout is what its reader sees.
+PRINTED_LAST: tuple[Section, ...] = (ablation_figure.SECTION, alpha.SECTION, claims.SECTION)

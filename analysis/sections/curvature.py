@@ -1,0 +1,37 @@
+"""The section on what single steps did and, where `measure=…` asked for it, on the loss along u, the spectrum, the
+sharpness and the blocks of parameters. It goes on under the heading of α_max."""
+
+from __future__ import annotations
+
+from analysis.numbers.step_shares import drawn_phases
+from analysis.sections.block_shares import BLOCKS_CAPTION, block_figures, blocks_table
+from analysis.sections.differences import differences_table
+from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures, typst
+from analysis.sections.step_figures import (
+    DENSITY_CAPTION,
+    PROFILE_CAPTION,
+    STEPS_CAPTION,
+    density_figures,
+    profile_figures,
+    step_figures,
+)
+from analysis.sections.steps import fallen_tables, sharpness_table
+from analysis.study.load import Study
+
+
+def figures(study: Study) -> Figures:
+    phases = drawn_phases(study)
+    return {
+        **by_phase(study, "steps", phases, step_figures, STEPS_CAPTION),
+        **by_phase(study, "profile", phases, profile_figures, PROFILE_CAPTION),
+        **by_phase(study, "density", phases, density_figures, DENSITY_CAPTION),
+        **by_phase(study, "blocks", phases, block_figures, BLOCKS_CAPTION),
+    }
+
+
+def body(study: Study, drawn: Drawn) -> str:
+    single = (differences_table(study), sharpness_table(study), blocks_table(study))
+    return pictures(drawn) + typst([*fallen_tables(study), *single])
+
+
+SECTION = Section(body, figures=figures)

@@ -1,0 +1,93 @@
+"""What a section of the report says of itself, and the few words that sections share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure
+
+from analysis.drawing.tables import source
+from analysis.drawing.typeset import Table
+from analysis.numbers.step_shares import PHASES
+from analysis.study.load import Study
+
+
+@dataclass(frozen=True)
+class Captioned:
+    """A figure and the text that stands under it in the report."""
+
+    figure: Figure
+    caption: str
+
+
+CONTINUED = "The figure above, continued."
+Figures = Mapping[str, Captioned]
+Drawn = Mapping[str, str]
+
+
+def is_of_rates(study: Study) -> bool:
+    """Whether the study compares learning rates, as all but a search do, whose runs each have settings of their own."""
+    return not study.is_search
+
+
+def _no_figures(study: Study) -> Figures:
+    return {}
+
+
+def _no_tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report. ``analysis.sections.contents.SECTIONS`` lists all of them in the report's order.
+
+    ``body(study, drawn)``: the section as typst, its heading included. ``drawn``: by name each of its figures, as the
+    typst that shows it with its caption.
+    ``applies(study)``: whether the study has what the section is about. Where not, nothing else is asked.
+    ``figures(study)``: by name the figures that have data; the name is the file's in `analysis.report.write_figures`,
+    and no two sections share one.
+    ``tables(study, phases)``: what a sweep prints of the section at its end, tables and sentences. ``phases``: the
+    checkpoints whose α_max the sweep measured.
+    """
+
+    body: Callable[[Study, Drawn], str]
+    applies: Callable[[Study], bool] = is_of_rates
+    figures: Callable[[Study], Figures] = _no_figures
+    tables: Callable[[Study, Sequence[str]], Sequence[Table | str]] = _no_tables
+
+
+def sourced(study: Study, figure: Figure, caption: str) -> Captioned:
+    """A figure whose caption ends with the data that it shows."""
+    return Captioned(figure, f"{caption} {source(study)}")
+
+
+def by_phase(
+    study: Study,
+    kind: str,
+    phases: Iterable[str],
+    draw: Callable[[Study, str], Iterable[Figure]],
+    caption: str,
+) -> dict[str, Captioned]:
+    """What ``draw`` makes of each phase, by ``<kind>-<phase>-<number>``; ``caption`` names the ``{phase}``."""
+    return {
+        f"{kind}-{phase}-{number}": sourced(study, figure, caption.format(phase=PHASES.get(phase, phase)))
+        for phase in phases
+        for number, figure in enumerate(draw(study, phase))
+    }
+
+
+def numbered(name: str, number: int) -> str:
+    """The name of a figure and of what continues it: ``curves``, ``curves-1``, …"""
+    return f"{name}-{number}" if number else name
+
+
+def typst(tables: Iterable[Table | None]) -> str:
+    """Tables one after another as typst, without those that have nothing to show."""
+    return "".join(table.typst() for table in tables if table is not None)
+
+
+def pictures(drawn: Drawn) -> str:
+    """All figures of a section one after another as typst; "" without any."""
+    return "".join(drawn.values())
