@@ -63,17 +63,17 @@ def main(argv: list[str]) -> int:
 
 def _measure_runs(directories: Sequence, spec) -> None:
     """Measure what is missing under one bar; a run's phase is written whole or not at all. A run that is asked for alone must have something to measure."""
-    from stability.probes.layers.measuring import has_subject, measure, missing_phases
+    from stability.probes.layers.measuring import measure, missing_phases
+    from stability.probes.layers.subjects import say_what_is_missing, subject_of
 
     alone = len(directories) == 1
     directories = with_verdict(directories)
     specs = {directory: _spec_of(directory) for directory in directories}
     if alone:
         _require_checkpoint(directories[0])
-    fitting = [directory for directory in directories if has_subject(specs[directory], spec.what)]
-    if len(fitting) < len(directories):
-        without = ", ".join(dict.fromkeys(_subject_of(specs[directory], spec.what) for directory in directories if directory not in fitting))
-        _say_what_is_missing(spec.what, without, alone=not fitting)
+    subjects = {directory: subject_of(specs[directory], spec.what) for directory in directories}
+    say_what_is_missing(spec.what, subjects.values())
+    fitting = [directory for directory in directories if subjects[directory].is_there]
     pending = [directory for directory in fitting if missing_phases(directory, spec)]
     if len(pending) < len(fitting):
         print(f"skips {len(fitting) - len(pending)} of {len(fitting)}: measured already under this protocol")
@@ -85,28 +85,10 @@ def _measure_runs(directories: Sequence, spec) -> None:
     )
 
 
-def _say_what_is_missing(what: str, parts: str, *, alone: bool) -> None:
-    """A run of consensus has no queries and keys: no mistake, so it is said. A run with neither attention nor consensus has no spectra to ask for."""
-    if what == "spectra" and alone:
-        raise ValueError(f"{parts} has neither consensus nor softmax-attention layers; what=spectra looks at sc, sa, sw, attentionx and mixes of them")
-    if what == "streams" and alone:
-        raise ValueError(f"residual={parts} has a single stream; what=streams looks at hc, mhc and mhc_lite")
-    lacking = {
-        "qk": "no softmax attention, so no W_q and W_k",
-        "pdmm": "no softmax attention, so no attended values",
-        "streams": "a single residual stream",
-    }
-    print(f"leaves out {parts}: {lacking.get(what, 'neither consensus nor softmax attention')}")
-
-
-def _subject_of(run, what: str) -> str:
-    """The part that ``what`` looks at, by its name."""
-    return (run.residual if what == "streams" else run.mechanism).name
-
-
 def _measure_checkpoint(folder: Path, spec):
     """A single checkpoint: earliest, terminal and last keep their names, any other is a phase of its own."""
-    from stability.probes.layers.measuring import has_subject, measure_checkpoint
+    from stability.probes.layers.measuring import measure_checkpoint
+    from stability.probes.layers.subjects import say_what_is_missing, subject_of
     from stability.runs.directory import RunDirectory
     from stability.runs.phases import phases
     from stability.training.checkpoint import verified_manifest
@@ -116,8 +98,9 @@ def _measure_checkpoint(folder: Path, spec):
     if not directory.spec_file.exists():
         raise ValueError(f"{folder} is not inside a run's folder (runs/<run_id>/checkpoints/…), where its rows would be kept; copy the whole run")
     run = _spec_of(directory)
-    if not has_subject(run, spec.what):
-        _say_what_is_missing(spec.what, _subject_of(run, spec.what), alone=True)
+    subject = subject_of(run, spec.what)
+    say_what_is_missing(spec.what, [subject])
+    if not subject.is_there:
         return directory
     phase = {path: name for name, path in phases(directory, "all").items()}.get(folder, folder.name)
     steps = measure_checkpoint(directory, folder, phase, spec, cache_dir=directory.path.parent / "cache")
@@ -170,6 +153,7 @@ def _print_tables(directory, spec) -> None:
     from analysis.sections import streams as stream_tables
     from stability.probes.layers.consensus import ropes_of
     from stability.probes.layers.measuring import TABLES
+    from stability.probes.layers.subjects import layers_of
     from stability.runs.results import read_probe
 
     run, rows = _spec_of(directory), read_probe(directory, TABLES[spec.what][0])
@@ -179,7 +163,8 @@ def _print_tables(directory, spec) -> None:
     elif spec.what == "pdmm":
         tables = [*discrepancy.run_tables(rows, mechanism.name), discrepancy.pdmm_table(_graph_frame(spec))]
     else:
-        tables = probe_tables.run_tables(rows, mechanism.name, spec.what, ropes_of(mechanism))
+        ropes = ropes_of(layers_of(run, spec.what))
+        tables = probe_tables.run_tables(rows, mechanism.name, spec.what, ropes)
     if tables:  # a run of consensus has none of what=qk, which was said
         print("\n\n".join(table.text(details=False) for table in tables))
     if len(rows):

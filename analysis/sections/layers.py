@@ -69,7 +69,7 @@ def _of_phase(rows: Frame, phase: str, what: str, origin: str, ropes: Collection
 
 
 def kind_of(spectra: Frame) -> Any:
-    """Which rows of `spectra` are of consensus layers (they have a step size) and which of softmax attention."""
+    """Which rows of `spectra` are of consensus layers (they have a step size) and which of attention."""
     return np.where(spectra["step_size"].notna(), CONSENSUS, ATTENTION)
 
 
@@ -107,12 +107,16 @@ def _range(values: Column) -> str:
 
 
 def _attention_table(rows: Frame, phase: str, origin: str) -> Table:
+    """Weights whose rows do not sum to 1 have no second eigenvalue: where a mechanism has none, not all is softmax."""
+    is_softmax = bool(rows.groupby("mixer")["second_eigenvalue"].count().all())
+    name, matrices = ("Softmax attention", "Softmax matrices") if is_softmax else ("Attention", "Weights")
     caption = (
-        "Softmax matrices A on held-out text; medians over heads and sequences, then over seeds. Gain: largest singular value on the signals without a mean; "
+        f"{matrices} A on held-out text; medians over heads and sequences, then over seeds. "
+        "Gain: largest singular value on the signals without a mean; "
         "second |λ|: largest modulus of an eigenvalue beside the 1 of the constants; variance: of Av (attentionx: of v − γAv) over that of v. "
         f"{RULE}. {origin}"
     )
-    return _layer_table(f"Softmax attention as a filter, {phase}", caption, rows, ATTENTION_MEASURES)
+    return _layer_table(f"{name} as a filter, {phase}", caption, rows, ATTENTION_MEASURES)
 
 
 def _layer_table(title: str, caption: str, rows: Frame, measures: Sequence[Measure]) -> Table:

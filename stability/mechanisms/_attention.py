@@ -1,11 +1,63 @@
-"""Softmax attention over the pairs of positions that see each other, which `sa` and `attentionx` share where the diagonal is masked."""
+"""Softmax attention with rotary positions: what `sa`, `sw` and `attentionx` share."""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
+
+from stability.mechanisms._base import CAUSAL, MixerShape, without_padding
+from stability.mechanisms._observed import AbstractAttention
+from stability.models.position import rope
+
+
+class AbstractSoftmaxAttention(AbstractAttention):
+    """Attention with A = softmax(`logits`) over the keys that a position sees; ``qkv`` gives queries, keys and values.
+
+    ``gamma``: γ of the discrepancy v − γAv where the heads pass that on; 1 where they pass on Av. ``mask_diagonal``:
+    whether no position sees itself. A subclass implements `forward` by torch's own attention, and `visible` where it is
+    another than j ≤ i (causal) or all; `weights` writes the same softmax out, N² numbers a head.
+    """
+
+    rows_sum_to_one = True
+    gamma: float = 1.0
+    mask_diagonal: bool = False
+
+    def __init__(self, config: Any, shape: MixerShape):
+        super().__init__()
+        shape.require_pairs()
+        self.heads, self.causal = shape.heads, shape.direction == CAUSAL
+        self.qkv = nn.Linear(shape.width, 3 * shape.width)
+        self.out = nn.Linear(shape.width, shape.width)
+
+    def visible(self, num_positions: int, device: torch.device) -> Bool[Tensor, "N N"]:
+        """The pairs are True where query i (first axis) sees key j in a sequence without padding."""
+        causal, mask_diagonal = self.causal, self.mask_diagonal
+        return visible_pairs(num_positions, None, causal=causal, mask_diagonal=mask_diagonal, device=device)[0, 0]
+
+    def split(self, qkv_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, rotated, and values, (B, H, N, K) each, from what ``qkv`` gives."""
+        qkv_BNTHK = qkv_BND.unflatten(-1, (3, self.heads, -1))
+        q_BHNK, k_BHNK = (part.transpose(1, 2) for part in rope(qkv_BNTHK[:, :, :2], position_dim=1).unbind(2))
+        return q_BHNK, k_BHNK, qkv_BNTHK[:, :, 2].transpose(1, 2)
+
+    def logits(self, q_BHNK: Tensor, k_BHNK: Tensor) -> Float[Tensor, "... N N"]:
+        """q̃_i·k̃_j / √K of all pairs, seen or not."""
+        return q_BHNK @ k_BHNK.mT / math.sqrt(q_BHNK.shape[-1])
+
+    def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N N"]:
+        q_BHNK, k_BHNK, _ = self.split(self.qkv(without_padding(x_BND, mask_BN)))
+        visible = self.visible(x_BND.shape[1], x_BND.device)
+        if mask_BN is not None:
+            visible = visible & mask_BN[:, None, None]
+        return self.logits(q_BHNK, k_BHNK).masked_fill(~visible, -math.inf).softmax(-1).masked_fill(~visible, 0.0)
+
+    def values(self, x_BND: Tensor) -> Float[Tensor, "B H N K"]:
+        return self.split(self.qkv(x_BND))[2]
 
 
 def visible_pairs(num_positions: int, mask_BN: Tensor | None, *, causal: bool, mask_diagonal: bool, device: torch.device) -> Bool[Tensor, "B 1 N N"]:

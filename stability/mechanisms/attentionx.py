@@ -7,17 +7,16 @@ from typing import Any
 import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from stability.config import Settings
-from stability.mechanisms._attention import attended, visible_pairs
-from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape, without_padding
-from stability.models.position import rope
+from stability.mechanisms._attention import AbstractSoftmaxAttention, attended, visible_pairs
+from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 
 GAMMA_WITH_DIAGONAL, GAMMA_WITHOUT = 3.0, 1.0  # the paper's nanoGPT (4.2) and its ViT (4.1)
 
 
-class AttentionX(AbstractMechanism):
+class AttentionX(AbstractSoftmaxAttention):
     """y_i = W_o Φ_i + b_o with Φ_i = v_i − γ Σ_j softmax_j(q̃_i·k̃_j / √K) v_j per head (Eqs. 10, 11); RoPE on q and k; j ≤ i where causal, j ≠ i where
     the diagonal is masked.
 
@@ -34,13 +33,9 @@ class AttentionX(AbstractMechanism):
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
 
     def __init__(self, config: Config, shape: MixerShape):
-        super().__init__()
-        shape.require_pairs()
-        self.heads, self.causal = shape.heads, shape.direction == CAUSAL
+        super().__init__(config, shape)
         self.mask_diagonal = not self.causal if config.mask_diagonal is None else config.mask_diagonal
         self.gamma = config.gamma if config.gamma is not None else GAMMA_WITHOUT if self.mask_diagonal else GAMMA_WITH_DIAGONAL
-        self.qkv = nn.Linear(shape.width, 3 * shape.width)
-        self.out = nn.Linear(shape.width, shape.width)
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
@@ -50,11 +45,12 @@ class AttentionX(AbstractMechanism):
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         x_BND = without_padding(x_BND, mask_BN)
-        qkv_BNTHK = self.qkv(x_BND).unflatten(-1, (3, self.heads, -1))
-        q_BHNK, k_BHNK = (part.transpose(1, 2) for part in rope(qkv_BNTHK[:, :, :2], position_dim=1).unbind(2))
-        v_BHNK = qkv_BNTHK[:, :, 2].transpose(1, 2)
-        phi_BHNK = v_BHNK - self.gamma * self._attended(q_BHNK, k_BHNK, v_BHNK, mask_BN)
-        return self.out(phi_BHNK.transpose(1, 2).flatten(2))
+        q_BHNK, k_BHNK, v_BHNK = self.split(self.qkv(x_BND))
+        return self.joined(v_BHNK - self.gamma * self._attended(q_BHNK, k_BHNK, v_BHNK, mask_BN), x_BND)
+
+    def mixed(self, a_BHNN: Tensor, v_BHNK: Tensor) -> Tensor:
+        """The discrepancy Φ = v − γAv."""
+        return v_BHNK - self.gamma * (a_BHNN @ v_BHNK)
 
     def _attended(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
         """softmax(q̃k̃ᵀ/√K) v, zero in rows that see nothing."""

@@ -8,16 +8,15 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from stability.config import Settings
 from stability.config.identity import Since
-from stability.mechanisms._attention import attended, visible_pairs
-from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape, without_padding
-from stability.models.position import rope
+from stability.mechanisms._attention import AbstractSoftmaxAttention, attended, visible_pairs
+from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 
 
-class SoftmaxAttention(AbstractMechanism):
+class SoftmaxAttention(AbstractSoftmaxAttention):
     """y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; RoPE on q and k; j ≤ i where causal, j ≠ i with a masked diagonal.
 
     A row that the masked diagonal leaves without a key (the first position of a causal sequence, one position alone, a row whose other keys are all
@@ -35,11 +34,8 @@ class SoftmaxAttention(AbstractMechanism):
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
 
     def __init__(self, config: Config, shape: MixerShape):
-        super().__init__()
-        shape.require_pairs()
-        self.heads, self.causal, self.mask_diagonal = shape.heads, shape.direction == CAUSAL, config.mask_diagonal
-        self.qkv = nn.Linear(shape.width, 3 * shape.width)
-        self.out = nn.Linear(shape.width, shape.width)
+        super().__init__(config, shape)
+        self.mask_diagonal = config.mask_diagonal
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
@@ -49,10 +45,8 @@ class SoftmaxAttention(AbstractMechanism):
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         x_BND = without_padding(x_BND, mask_BN)
-        qkv_BNTHK = self.qkv(x_BND).unflatten(-1, (3, self.heads, -1))
-        q_BHNK, k_BHNK = (part.transpose(1, 2) for part in rope(qkv_BNTHK[:, :, :2], position_dim=1).unbind(2))
-        v_BHNK = qkv_BNTHK[:, :, 2].transpose(1, 2)
-        return self.out(self._attended(q_BHNK, k_BHNK, v_BHNK, mask_BN).transpose(1, 2).flatten(2))
+        q_BHNK, k_BHNK, v_BHNK = self.split(self.qkv(x_BND))
+        return self.joined(self._attended(q_BHNK, k_BHNK, v_BHNK, mask_BN), x_BND)
 
     def _attended(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
         if self.mask_diagonal:

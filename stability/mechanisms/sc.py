@@ -12,16 +12,17 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config.identity import Since
-from stability.mechanisms._base import BIDIRECTIONAL, AbstractMechanism, MixerShape, without_padding
+from stability.mechanisms._base import BIDIRECTIONAL, MixerShape, without_padding
 from stability.mechanisms._edge_list import EdgeList
 from stability.mechanisms._edge_weights import ConsensusSettings, EdgeNetwork, EdgeWeights, cost_per_edge, mlps_of
 from stability.mechanisms._graphs import Edges, cycle_edges, given_edges, top_edges, window_edges
+from stability.mechanisms._observed import AbstractConsensus
 from stability.mechanisms._pairs import Pairs
 
 WINDOW_MATTERS = ("window", "cycle", "top_w")
 
 
-class SelfConsensus(EdgeNetwork, AbstractMechanism):
+class SelfConsensus(EdgeNetwork, AbstractConsensus):
     """y_out = W_o u′ + b_o with u = W_s y + b_s, u′ = u − η·g and g_i = Σ_j R_ij(u_i − u_j) − Σ_k R_ki(u_k − u_i), per head.
 
     R_ij = α I + β Λᵀ Λ is positive definite; α, β > 0 and Λ (r × d_H, rows of norm 1/√r) come from an MLP of [y_i; y_j]. With
@@ -46,6 +47,7 @@ class SelfConsensus(EdgeNetwork, AbstractMechanism):
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__()
+        self.rotation = config.rope
         if config.rope != "none":
             shape.require_pairs()
         self.source = nn.Linear(shape.width, shape.width)

@@ -6,19 +6,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 
 from stability.config import Settings
-from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape, without_padding
-from stability.models.position import rope
+from stability.mechanisms._attention import AbstractSoftmaxAttention
+from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 
 # Queries are taken in blocks of at least this many. Measured against one product per offset: as fast at w = 2, at w = 12 a step takes 0.6 of the time.
 MIN_BLOCK = 16
 
 
-class SlidingWindowAttention(AbstractMechanism):
+class SlidingWindowAttention(AbstractSoftmaxAttention):
     """Softmax attention in which position i sees j with |i − j| ≤ w, or i − w ≤ j ≤ i where causal; RoPE on q and k (paper E: w = 2).
 
     The queries are cut into blocks of c = max(w, 16); a block sees its own keys and w more on each side (causal: before it). Time and
@@ -33,12 +33,8 @@ class SlidingWindowAttention(AbstractMechanism):
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
 
     def __init__(self, config: Config, shape: MixerShape):
-        super().__init__()
-        shape.require_pairs()
-        self.heads = shape.heads
-        self.before, self.after = config.window, 0 if shape.direction == CAUSAL else config.window
-        self.qkv = nn.Linear(shape.width, 3 * shape.width)
-        self.out = nn.Linear(shape.width, shape.width)
+        super().__init__(config, shape)
+        self.before, self.after = config.window, 0 if self.causal else config.window
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
@@ -51,13 +47,16 @@ class SlidingWindowAttention(AbstractMechanism):
         num_positions, block = x_BND.shape[1], max(self.before, MIN_BLOCK)
         num_blocks = -(-num_positions // block)
         fill = num_blocks * block - num_positions
-        qkv_BNTHK = self.qkv(x_BND).unflatten(-1, (3, self.heads, -1))
-        q_BHNK, k_BHNK = (part.transpose(1, 2) for part in rope(qkv_BNTHK[:, :, :2], position_dim=1).unbind(2))
-        v_BHNK = qkv_BNTHK[:, :, 2].transpose(1, 2)
+        q_BHNK, k_BHNK, v_BHNK = self.split(self.qkv(x_BND))
         blocks_of_q = F.pad(q_BHNK, (0, 0, 0, fill)).unflatten(2, (num_blocks, block))
         visible = self._visible(num_positions, num_blocks, block, mask_BN, x_BND.device)
         y = F.scaled_dot_product_attention(blocks_of_q, self._seen(k_BHNK, block, fill), self._seen(v_BHNK, block, fill), attn_mask=visible)
-        return self.out(y.flatten(2, 3)[:, :, :num_positions].transpose(1, 2).flatten(2))
+        return self.joined(y.flatten(2, 3)[:, :, :num_positions], x_BND)
+
+    def visible(self, num_positions: int, device: torch.device) -> Bool[Tensor, "N N"]:
+        position_N = torch.arange(num_positions, device=device)
+        offset_NN = position_N - position_N[:, None]
+        return (offset_NN >= -self.before) & (offset_NN <= self.after)
 
     def _seen(self, k_BHNK: Tensor, block: int, fill: int) -> Tensor:
         """What each block of queries may look at: (B, H, blocks, before + block + after, K), zero beyond the sequence."""

@@ -95,6 +95,10 @@ class AbstractObjective:
     ``corpus_kind``: the kind of prepared data that it reads (`AbstractCorpus.kind`); ``unit``: what a model's position is called, and several of them;
     ``baseline``: what knows the targets' frequencies and nothing else. ``score_names``: what is validated beside the NLL (`validate`). ``components``:
     names of the parts that the loss is a sum of, where it is one (`component_sums`).
+
+    ``samplers``: names of the samplers that generation may take, its default first; () where nothing can be sampled.
+    "ar" reads the logits of the next token, "top_prob" and "random" `clean_probs` (of proteins ``track_probs``),
+    "analytic" and "euler" ``log_score`` and ``noise``.
     """
 
     family: ClassVar[str] = "objectives"
@@ -103,6 +107,7 @@ class AbstractObjective:
     baseline: ClassVar[str] = "token frequencies"
     score_names: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
+    samplers: tuple[str, ...] = ()
     Config: ClassVar[type[ObjectiveSettings]]
     direction: ClassVar[str]
     condition: ConditionShape | None = None

@@ -15,6 +15,7 @@ class Autoregressive(AbstractObjective):
         """Nothing of its own."""
 
     direction = "causal"
+    samplers = ("ar",)
 
     def __init__(self, config: Config, vocab_size: int):
         self.config = config

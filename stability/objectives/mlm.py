@@ -39,6 +39,7 @@ class MaskedLanguageModel(AbstractObjective):
             return self
 
     direction = "bidirectional"
+    samplers = ("top_prob", "random")
     mask_id: int
 
     def __init__(self, config: Config, vocab_size: int):

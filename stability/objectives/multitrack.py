@@ -72,6 +72,7 @@ class MultitrackMaskedModel(AbstractObjective):
     corpus_kind = "proteins"
     unit = ("residue", "residues")
     direction = "bidirectional"
+    samplers = ("top_prob", "random")
 
     def __init__(self, config: Config, sizes: Any):
         self.config, self._sizes = config, dict(sizes)

@@ -59,6 +59,7 @@ class ScoreEntropy(AbstractObjective):
         self.noise = LogLinear(config.epsilon) if config.noise == "loglinear" else Geometric(config.sigma_min, config.sigma_max)
         self.num_outputs, self.num_inputs = vocab_size, self.graph.num_states
         self.mask_id = self.graph.mask_id
+        self.samplers = (*(() if self.mask_id is None else ("top_prob", "random")), "analytic", "euler")
         self.condition = ConditionShape(config.condition_width, config.sinusoids)
 
     def examples(self, tokens_BN: Tensor, generator: torch.Generator) -> Examples:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.residuals._base import AbstractResidual, Branch
+from stability.residuals._sinkhorn import sinkhorn
 
 INITIAL_SCALE = 0.01  # a of every dynamic part
 
@@ -47,6 +48,7 @@ class AbstractStreams(AbstractResidual):
         return dict.fromkeys(self.static, bool(self.config.decay_static))
 
     def coefficients(self, x_BNSD: Tensor) -> Coefficients:
+        """The pre, mix and post that `forward` uses at each token of the state."""
         raise NotImplementedError
 
     def enter(self, x_BND: Tensor) -> Tensor:
@@ -85,10 +87,6 @@ class AbstractGatedStreams(AbstractStreams):
         """(B, N, …) as ``bias_mix`` → mix_BNST."""
         raise NotImplementedError
 
-    def mixing_logits(self, x_BNSD: Tensor) -> Tensor:
-        """What `mixing` is given, (B, N, …)."""
-        return self._logits(x_BNSD)[1]
-
     def coefficients(self, x_BNSD: Tensor) -> Coefficients:
         gates, mix = self._logits(x_BNSD)
         pre_BNS, post_BNS = gates.sigmoid().chunk(2, -1)
@@ -101,6 +99,17 @@ class AbstractGatedStreams(AbstractStreams):
         bias_O = torch.cat([self.bias_pre, self.bias_post, self.bias_mix.flatten()])
         gates, mix = (normed_product(x_BNSD.flatten(-2), self.gain, self.weight * scale_O) + bias_O).split([2 * num, size], -1)
         return gates, mix.unflatten(-1, self.bias_mix.shape)
+
+
+class AbstractSinkhornStreams(AbstractGatedStreams):
+    """mHC's mixing: exp(`mixing_logits`) after ``config.iterations`` of Sinkhorn and Knopp (mHC-lite's Eq. 2)."""
+
+    def mixing_logits(self, x_BNSD: Tensor) -> Tensor:
+        """The logarithms that Sinkhorn and Knopp begin with, (B, N, S, S)."""
+        return self._logits(x_BNSD)[1]
+
+    def mixing(self, logits: Tensor) -> Tensor:
+        return sinkhorn(logits, self.config.iterations)
 
 
 def spread(scales: Tensor, sizes: list[int]) -> Tensor:

@@ -6,15 +6,13 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
-from stability.residuals._sinkhorn import sinkhorn
-from stability.residuals._streams import AbstractGatedStreams, StreamSettings
+from stability.residuals._streams import AbstractSinkhornStreams, StreamSettings
 
 OFF_DIAGONAL = -8.0
 
 
-class ManifoldHyperConnections(AbstractGatedStreams):
+class ManifoldHyperConnections(AbstractSinkhornStreams):
     """`AbstractGatedStreams` whose mixing matrix is exp(logits) after K iterations of Sinkhorn and Knopp (mHC-lite's Eq. 2): rows sum to 1, columns nearly.
 
     b_mix starts at 0 on the diagonal and −8 off it: mix ≈ I. The gates are σ(±1) and 2σ(±1), not 0 and 1, so that an untrained model is not the plain one.
@@ -30,9 +28,6 @@ class ManifoldHyperConnections(AbstractGatedStreams):
     def __init__(self, config: Any, *, width: int, layer: int):
         bias_mix = torch.full((config.streams, config.streams), OFF_DIAGONAL).fill_diagonal_(0.0)
         super().__init__(config, width=width, layer=layer, bias_mix=bias_mix)
-
-    def mixing(self, logits: Tensor) -> Tensor:
-        return sinkhorn(logits, self.config.iterations)
 
 
 EXPORT = ManifoldHyperConnections

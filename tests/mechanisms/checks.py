@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
+from tests.mechanisms.oracles import block_operator
+
 BATCH, NUM_POSITIONS, WIDTH, HEADS = 3, 9, 16, 2
 Build = Callable[[], nn.Module]
 
@@ -149,3 +152,39 @@ def _assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], toleran
     scale = torch.stack([expected[name].norm() for name in found]).norm()
     assert scale > 0, "the curvature along the direction is exactly zero"
     assert error <= tolerance * scale, f"{message}: relative error {error / scale:.1e}"
+
+
+def check_weights_reproduce_forward(module: AbstractAttention) -> None:
+    """The exposed weights on the exposed values give the layer's output, where a position is valid; rows sum to 1 or 0
+    where the class says so."""
+    x_BND = inputs()
+    for mask_BN in (None, padding()):
+        valid_BN = torch.ones(x_BND.shape[:2], dtype=torch.bool) if mask_BN is None else mask_BN
+        y_BND, a_BHNN = module.double()(x_BND, mask_BN=mask_BN), module.weights(x_BND, mask_BN=mask_BN)
+        assert a_BHNN.shape == (BATCH, HEADS, NUM_POSITIONS, NUM_POSITIONS), f"weights of shape {tuple(a_BHNN.shape)}"
+        rebuilt_BND = module.joined(module.mixed(a_BHNN, module.values(x_BND)), x_BND)
+        assert torch.allclose(rebuilt_BND[valid_BN], y_BND[valid_BN], rtol=1e-10, atol=1e-12), "another output"
+        to_padding_BHNN = a_BHNN * ~valid_BN[:, None, None]
+        assert not to_padding_BHNN.movedim(1, 2)[valid_BN].any(), "padding has a weight"
+        if module.rows_sum_to_one:
+            rows_RHN = a_BHNN.movedim(1, 2)[valid_BN]
+            is_one_RH = (rows_RHN.sum(-1) - 1).abs() < 1e-12
+            assert (is_one_RH | (rows_RHN == 0).all(-1)).all(), "a row does not sum to 1"
+
+
+def check_edges_reproduce_forward(module: AbstractConsensus, **given: Tensor) -> None:
+    """The exposed edges, step sizes and rotation give the layer's output, by dense matrices a sequence and head."""
+    x_BND = inputs()
+    y_BND = module.double()(x_BND, **given)
+    u_BND, width = module.source(x_BND).detach().clone(), WIDTH // HEADS
+    for b in range(BATCH):
+        source_E, target_E, r_BHEKK = module.edge_weights(x_BND[b : b + 1], **given)
+        edges = list(zip(source_E.tolist(), target_E.tolist(), strict=True))
+        for head in range(module.heads):
+            part = slice(head * width, (head + 1) * width)
+            weights = dict(zip(edges, r_BHEKK[0, head].detach(), strict=True))
+            operator = block_operator(weights, NUM_POSITIONS, width, module.rotation)
+            for step_size in module.step_sizes():
+                gradient_M = operator @ u_BND[b, :, part].flatten()
+                u_BND[b, :, part] -= float(step_size) * gradient_M.unflatten(0, (-1, width))
+    assert torch.allclose(module.out(u_BND), y_BND, rtol=1e-10, atol=1e-12), "another output"

@@ -1,11 +1,19 @@
-"""Mechanisms with one planted fault each. All mix by a uniform mean of what a position may see, so that only the fault differs."""
+"""Mechanisms with one planted fault each.
+
+Faults of what `forward` does: all mix by a uniform mean of what a position may see, so that only the fault differs.
+Faults of what is exposed: sound mechanisms that expose something else than they compute.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from tests.mechanisms.checks import WIDTH
+from stability.mechanisms._base import MixerShape
+from stability.mechanisms.attentionx import AttentionX
+from stability.mechanisms.sc import SelfConsensus
+from tests.mechanisms.checks import HEADS, WIDTH, padding
+from tests.mechanisms.plugins.sigmoid_seen import SeenSigmoid
 
 
 class Mean(nn.Module):
@@ -105,3 +113,76 @@ class DividesByZeroNorm(Mean):
     def finish(self, y_BND: Tensor) -> Tensor:
         centred_BND = y_BND - y_BND.mean(1, keepdim=True)
         return centred_BND / centred_BND.norm(dim=-1, keepdim=True)
+
+
+SHAPE = MixerShape(WIDTH, HEADS)
+
+
+class ExposesASoftmax(SeenSigmoid):
+    """Sigmoid attention whose weights are the softmax that a probe might have taken for granted."""
+
+    def __init__(self):
+        super().__init__(None, SHAPE)
+
+    def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
+        a_BHNN = super().weights(x_BND, mask_BN=mask_BN).logit().softmax(-1)
+        return a_BHNN if mask_BN is None else a_BHNN.masked_fill(~mask_BN[:, None, None], 0.0)
+
+
+class ClaimsToAverage(SeenSigmoid):
+    """The right weights, whose rows do not sum to 1 as the class says."""
+
+    rows_sum_to_one = True
+
+    def __init__(self):
+        super().__init__(None, SHAPE)
+
+
+class WeighsPadding(SeenSigmoid):
+    """Weights for padding, which `forward` does not read: it is zero, and so are its values but for their bias."""
+
+    def __init__(self):
+        super().__init__(None, SHAPE)
+        nn.init.zeros_(self.qkv.bias)
+
+    def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
+        return super().weights(x_BND)
+
+    def values(self, x_BND: Tensor) -> Tensor:
+        return super().values(torch.where(padding()[..., None], x_BND, 0.0))
+
+
+class ForgetsToSubtract(AttentionX):
+    """Passes on v − γAv, and says that it passes on Av."""
+
+    def __init__(self):
+        super().__init__(AttentionX.Config(), SHAPE)
+
+    def mixed(self, a_BHNN: Tensor, v_BHNK: Tensor) -> Tensor:
+        return a_BHNN @ v_BHNK
+
+
+class HidesAnEdge(SelfConsensus):
+    def __init__(self):
+        super().__init__(SelfConsensus.Config(), SHAPE)
+
+    def edge_weights(self, x_BND: Tensor, *, edges: Tensor | None = None):
+        source_E, target_E, r_BHEKK = super().edge_weights(x_BND, edges=edges)
+        return source_E[1:], target_E[1:], r_BHEKK[:, :, 1:]
+
+
+class HidesItsRotation(SelfConsensus):
+    def __init__(self):
+        super().__init__(SelfConsensus.Config(), SHAPE)
+        self.rotation = "none"
+
+
+class HidesAnIteration(SelfConsensus):
+    def __init__(self):
+        super().__init__(SelfConsensus.Config(iterations=2), SHAPE)
+
+    def forward(self, x_BND: Tensor, **given: Tensor) -> Tensor:
+        self.config = self.config.model_copy(update={"iterations": 2})
+        y_BND = super().forward(x_BND, **given)
+        self.config = self.config.model_copy(update={"iterations": 1})
+        return y_BND

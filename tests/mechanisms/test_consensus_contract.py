@@ -29,6 +29,12 @@ def test_variant_keeps_the_contract(make):
     checks.check_save_load(make)
 
 
+@pytest.mark.parametrize("settings", SELF, ids=name_of)
+def test_the_edges_that_a_variant_exposes_reproduce_its_forward(settings):
+    module = checks.build_seeded(lambda: WithEdges(**settings))
+    checks.check_edges_reproduce_forward(module.layer, **module.edges(checks.NUM_POSITIONS))
+
+
 @pytest.mark.parametrize("make", CASES)
 def test_taylor_and_double_backward_give_one_curvature(make):
     module = checks.build_seeded(make).double()

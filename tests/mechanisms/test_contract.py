@@ -7,8 +7,12 @@ import torch
 
 from stability.config.parts import settings_of
 from stability.mechanisms import build
+from stability.mechanisms._attention import AbstractSoftmaxAttention
+from stability.mechanisms._base import MixerShape
+from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.registry import Registry
 from tests.mechanisms import checks, faults
+from tests.mechanisms.plugins.sigmoid_seen import SeenSigmoid
 
 REGISTRY = Registry("mechanisms")
 NAMES = REGISTRY.names(cross=False)
@@ -36,7 +40,25 @@ PLANTED = (
     (checks.check_wholly_padded_is_finite, faults.EmptyRows),
     (checks.check_second_derivatives, faults.ForgetsCurvature),
     (checks.check_degenerate_inputs, faults.DividesByZeroNorm),
+    (checks.check_weights_reproduce_forward, faults.ExposesASoftmax),
+    (checks.check_weights_reproduce_forward, faults.ClaimsToAverage),
+    (checks.check_weights_reproduce_forward, faults.WeighsPadding),
+    (checks.check_weights_reproduce_forward, faults.ForgetsToSubtract),
+    (checks.check_edges_reproduce_forward, faults.HidesAnEdge),
+    (checks.check_edges_reproduce_forward, faults.HidesItsRotation),
+    (checks.check_edges_reproduce_forward, faults.HidesAnIteration),
 )
+EXPOSED = (
+    (AbstractAttention, checks.check_weights_reproduce_forward),
+    (AbstractConsensus, checks.check_edges_reproduce_forward),
+)
+OTHER_SETTINGS = [
+    ("sa", {"mask_diagonal": True}, "bidirectional"),
+    ("sa", {"mask_diagonal": True}, "causal"),
+    ("attentionx", {"mask_diagonal": True}, "causal"),
+    ("attentionx", {"mask_diagonal": False, "gamma": 0.5}, "bidirectional"),
+    ("sw", {"window": 1}, "causal"),
+]
 
 
 def builder(name: str, direction: str):
@@ -77,10 +99,29 @@ def test_attention_that_does_not_see_itself_keeps_the_contract(settings, directi
     (checks.check_future_is_unseen if direction == "causal" else checks.check_both_sides_are_seen)(checks.build_seeded(made))
 
 
+@pytest.mark.parametrize(("name", "direction"), CASES)
+def test_what_a_mechanism_exposes_reproduces_its_forward(name, direction):
+    module = checks.build_seeded(builder(name, direction))
+    for abstract, check in EXPOSED:
+        if isinstance(module, abstract):
+            check(module)
+
+
+@pytest.mark.parametrize(("name", "settings", "direction"), OTHER_SETTINGS)
+def test_weights_with_other_settings_reproduce_forward(name, settings, direction):
+    shape = {"width": checks.WIDTH, "heads": checks.HEADS, "direction": direction}
+    checks.check_weights_reproduce_forward(checks.build_seeded(lambda: build(name, **shape, **settings)))
+
+
+def test_the_mechanisms_that_probes_observe_are_these():
+    """Without the class a mechanism is not observed, and nothing here would fail."""
+    classes = {name: REGISTRY.load(name) for name in NAMES}
+    assert [name for name in NAMES if issubclass(classes[name], AbstractSoftmaxAttention)] == ["attentionx", "sa", "sw"]
+    assert [name for name in NAMES if issubclass(classes[name], AbstractConsensus)] == ["sc"]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_cost_grows_with_length_and_covers_the_output_projection(name):
-    from stability.mechanisms._base import MixerShape
-
     mechanism, config = REGISTRY.load(name), settings_of("mechanisms", name, {})
     shape = MixerShape(checks.WIDTH, checks.HEADS)
     costs = [mechanism.cost(config, shape, num_positions) for num_positions in (8, 16, 32)]
@@ -117,6 +158,10 @@ def test_the_sound_mechanism_behind_the_faults_passes(causal):
     (checks.check_future_is_unseen if causal else checks.check_both_sides_are_seen)(module)
     for check in OF_A_BUILDER:
         check(lambda: faults.Mean(causal))
+
+
+def test_the_sound_mechanisms_behind_the_faults_of_what_is_exposed_pass():
+    checks.check_weights_reproduce_forward(checks.build_seeded(lambda: SeenSigmoid(None, faults.SHAPE)))
 
 
 @pytest.mark.parametrize("name", ["sa", "sw", "sc", "ca", "cc"])

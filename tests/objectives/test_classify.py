@@ -222,10 +222,11 @@ def test_probes_of_layers_read_images_too(lab, image_file, what):
 
     from stability.config.entries import ProbeSpec
     from stability.probes.layers import measuring as spectra_of_layers
+    from stability.probes.layers.subjects import subject_of
 
     spec = image_spec(lab, image_file, mechanism={"name": "mix", "pattern": ["sa", "sc"]}, steps=2)
     directory = lab.train(spec)
-    assert spectra_of_layers.has_subject(spec, what)
+    assert subject_of(spec, what).is_there
     for _ in spectra_of_layers.measure(directory, ProbeSpec(what=what, ckpt=str(directory.path), sequences=2, device="cpu"), cache_dir=lab.cache):
         pass
     table = pd.read_parquet(directory.probe_file("terminal", spectra_of_layers.TABLES[what][0]))

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from stability.config.parts import part
 from stability.mechanisms import build
+from stability.mechanisms._attention import AbstractSoftmaxAttention
+from stability.mechanisms._observed import AbstractConsensus
 from stability.probes.layers import low_pass as low_pass_module
-from stability.probes.layers.consensus import consensus_spectra, filter_response, is_consensus, largest_factor, ropes_of, step_sizes
-from stability.probes.layers.low_pass import is_attention, low_pass
+from stability.probes.layers.consensus import consensus_spectra, filter_response, largest_factor, ropes_of, step_sizes
+from stability.probes.layers.low_pass import low_pass
 from stability.probes.layers.qk import qk_singular_values
 from tests.mechanisms.oracles import rotated
 from tests.probes.test_laplacian import dense_laplacian
@@ -152,9 +153,10 @@ def test_the_gain_bounds_the_factor_of_every_eigenvalue():
 
 
 def test_a_runs_rope_is_that_of_its_consensus_layers():
-    assert ropes_of(part("mechanisms", {"name": "sc", "rope": "none"})) == {"none"}
-    assert ropes_of(part("mechanisms", {"name": "mix", "sc": {"rope": "relative"}})) == {"relative"}
-    assert ropes_of(part("mechanisms", "sa")) == frozenset()
+    assert ropes_of([layer_of("sc", rope="none")[0]]) == {"none"}
+    pattern = [layer_of("mix", layer=layer, num_layers=2, sc={"rope": "relative"})[0] for layer in (0, 1)]
+    assert ropes_of(pattern) == {"relative"}
+    assert ropes_of([layer_of("sa")[0]]) == frozenset()
 
 
 def test_with_rope_the_filter_is_not_the_layers_update():
@@ -247,5 +249,6 @@ def test_qk_singular_values_are_those_of_the_dense_product():
 
 
 def test_layers_are_told_apart():
-    assert [is_consensus(layer_of(name)[0]) for name in ("sa", "sw", "sc")] == [False, False, True]
-    assert [is_attention(layer_of(name)[0]) for name in ("sa", "sw", "sc")] == [True, True, False]
+    layers = [layer_of(name)[0] for name in ("sa", "sw", "sc")]
+    assert [isinstance(layer, AbstractConsensus) for layer in layers] == [False, False, True]
+    assert [isinstance(layer, AbstractSoftmaxAttention) for layer in layers] == [True, True, False]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,9 @@ from stability.curvature import directional
 from stability.objectives._base import AbstractObjective
 from stability.registry import Registry
 from stability.residuals import build
+from stability.residuals._streams import AbstractStreams, Coefficients
+from stability.residuals.hc import HyperConnections
+from tests.residuals.oracles import updated
 
 NAMES = Registry("residuals").names()
 WIDTH = 8
@@ -87,6 +92,51 @@ def test_a_state_of_zeros_has_finite_second_derivatives(name):
     (curvature_BND,) = torch.autograd.grad(gradient_BND.square().sum(), x_BND)
     assert gradient_BND.isfinite().all()
     assert curvature_BND.isfinite().all()
+
+
+def check_coefficients_reproduce_forward(module: AbstractStreams) -> None:
+    """The exposed pre, mix and post give the next state, mixᵀX + post ⊗ F(Σ pre X), token by token in plain floats."""
+    shape = (2, 3, module.config.streams, WIDTH)
+    state = torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    with torch.no_grad():
+        found = module.double()(state, lambda u_BND: u_BND.sin()).flatten(0, 1)
+        tokens = zip(*(part.flatten(0, 1).tolist() for part in module.coefficients(state)), strict=True)
+    for streams, (pre, mix, post), given in zip(state.flatten(0, 1).tolist(), tokens, found, strict=True):
+        expected = updated(streams, (pre, mix, post), lambda u: [math.sin(value) for value in u])
+        expected_SD = torch.tensor(expected, dtype=torch.float64)
+        assert torch.allclose(given, expected_SD, rtol=1e-10, atol=1e-12), "another state"
+
+
+STREAMS = [name for name in NAMES if issubclass(Registry("residuals").load(name), AbstractStreams)]
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_exposed_coefficients_reproduce_forward(name):
+    check_coefficients_reproduce_forward(shake(build(name, width=WIDTH, layer=1)))
+
+
+def test_the_schemes_that_probes_observe_are_these():
+    """Without the class a scheme is not observed, and nothing here would fail."""
+    assert STREAMS == ["hc", "mhc", "mhc_lite"]
+
+
+class ExposesTheTranspose(HyperConnections):
+    """A planted fault: the state goes by mixᵀ, what is exposed is mix the other way round."""
+
+    def forward(self, state, branch):
+        pre_BNS, mix_BNST, post_BNS = super().coefficients(state)
+        y_BND = branch(torch.einsum("bns,bnsd->bnd", pre_BNS, state))
+        return torch.einsum("bnst,bnsd->bntd", mix_BNST, state) + post_BNS[..., None] * y_BND[..., None, :]
+
+    def coefficients(self, x_BNSD):
+        pre_BNS, mix_BNST, post_BNS = super().coefficients(x_BNSD)
+        return Coefficients(pre_BNS, mix_BNST.mT, post_BNS)
+
+
+def test_the_check_of_exposed_coefficients_catches_a_planted_fault():
+    fault = shake(ExposesTheTranspose(ExposesTheTranspose.Config(), width=WIDTH, layer=1))
+    with pytest.raises(AssertionError, match="another state"):
+        check_coefficients_reproduce_forward(fault)
 
 
 def whole_model(lab, name, **changes):

@@ -123,7 +123,7 @@ def _kind(run: RunSpec) -> Kind:
 def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
     """The sampler of a run. Errors: ``ValueError`` where the run's objective has no use for the one that was asked for, or for another setting."""
     family, kind = Registry("objectives").load(run.objective.name), kind_of(run)
-    fitting = () if kind is None else kind.samplers(build_objective(run, family.any_format(run.model.positions)))
+    fitting = build_objective(run, family.any_format(run.model.positions)).samplers
     if kind is None or not fitting:
         raise ValueError(f"objective={run.objective.name} predicts nothing that could be sampled; leave generate out (generate.num=null)")
     kind.check(run, spec)

@@ -29,10 +29,6 @@ class Kind(Protocol):
 
     columns: Sequence[str]
 
-    def samplers(self, objective: Any) -> tuple[str, ...]:
-        """Those that fit an objective, its default first; () where it predicts nothing that could be sampled."""
-        ...
-
     def check(self, run: RunSpec, spec: GenerationSpec) -> None:
         """Errors: ``ValueError`` for a setting that nothing reads for such a run."""
         ...

@@ -33,9 +33,6 @@ class ProteinKind:
 
     columns: Sequence[str] = PROTEIN_GENERATION_COLUMNS
 
-    def samplers(self, objective: Any) -> tuple[str, ...]:
-        return ("top_prob", "random") if hasattr(objective, "track_probs") else ()
-
     def check(self, run: RunSpec, spec: GenerationSpec) -> None:
         if spec.contexts == "given" and not contexts_of(run.objective):
             raise ValueError("contexts=given, and this run reads none (objective.contexts=[]); leave it out, or train with objective.contexts=[ss,sasa]")

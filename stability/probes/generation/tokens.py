@@ -96,12 +96,6 @@ class TokenKind:
 
     columns: Sequence[str] = GENERATION_COLUMNS
 
-    def samplers(self, objective: Any) -> tuple[str, ...]:
-        if objective.direction == "causal":
-            return ("ar",)
-        diffusion = ("analytic", "euler") if hasattr(objective, "log_score") else ()
-        return diffusion if objective.mask_id is None else ("top_prob", "random", *diffusion)
-
     def check(self, run: RunSpec, spec: GenerationSpec) -> None:
         for name in OF_PROTEINS:
             if (value := getattr(spec, name)) != GenerationSpec.model_fields[name].default:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,22 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from stability.config.parts import Part
+from stability.mechanisms._observed import AbstractConsensus
 from stability.models.position import rope
 from stability.probes.layers.laplacian import BlockLaplacian, Density, connectivity
 
 HALVINGS = 60  # of the interval between two roots: beyond float64's resolution
 
 
-def is_consensus(mixer: nn.Module) -> bool:
-    """Whether a layer tells its edges' weights, as `sc` does."""
-    return callable(getattr(mixer, "edge_weights", None)) and isinstance(getattr(mixer, "source", None), nn.Linear)
-
-
-def ropes_of(mechanism: Part) -> frozenset[str]:
-    """The settings ``rope`` of a run's consensus layers: its own, or of a pattern those of its parts."""
-    settings = [mechanism.settings, *(item.settings for item in getattr(mechanism.settings, "parts", ()))]
-    return frozenset(item.rope for item in settings if hasattr(item, "rope"))
+def ropes_of(layers: Iterable[nn.Module]) -> frozenset[str]:
+    """The rotations that the consensus layers among a model's layers use."""
+    return frozenset(layer.rotation for layer in layers if isinstance(layer, AbstractConsensus))
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,14 @@ class HeadSpectrum:
     response: np.ndarray
 
 
-def consensus_spectra(layer: Any, x_BND: Tensor, *, probes: int, products: int, seed: int) -> Iterator[HeadSpectrum]:
+def consensus_spectra(
+    layer: AbstractConsensus,
+    x_BND: Tensor,
+    *,
+    probes: int,
+    products: int,
+    seed: int,
+) -> Iterator[HeadSpectrum]:
     """Each head of a consensus layer on one sequence x (1, N, D), float64: what is yielded is a head.
 
     The operator is L̄ = ½(D_out + D_in − W − Wᵀ) from the layer's own R_ij (see `BlockLaplacian`), the filter that of this graph alone, I − 2ηL̄; with
@@ -69,10 +70,9 @@ def consensus_spectra(layer: Any, x_BND: Tensor, *, probes: int, products: int, 
 
 
 @torch.no_grad()
-def step_sizes(layer: Any) -> np.ndarray:
-    """η of each iteration (T,): the layer's own ``step_sizes()`` where it has the method, else its config's for a single one."""
-    told = layer.step_sizes() if hasattr(layer, "step_sizes") else [layer.config.step_size]
-    return np.array([float(eta) for eta in told])
+def step_sizes(layer: AbstractConsensus) -> np.ndarray:
+    """η of each of the layer's iterations, (T,)."""
+    return np.array([float(eta) for eta in layer.step_sizes()])
 
 
 def filter_response(eigenvalues: np.ndarray, steps_T: np.ndarray) -> np.ndarray:
@@ -99,26 +99,26 @@ def largest_factor(low: float, high: float, steps_T: np.ndarray) -> float:
     return float(np.abs(filter_response(np.array(points), steps_T)).max())
 
 
-def _energy_of(layer: Any, laplacian: BlockLaplacian, source_E: np.ndarray, target_E: np.ndarray, weight_EKK: Tensor) -> Callable[[Tensor], float]:
+def _energy_of(
+    layer: AbstractConsensus, laplacian: BlockLaplacian, source_E: np.ndarray, target_E: np.ndarray, weight_EKK: Tensor
+) -> Callable[[Tensor], float]:
     """½ Σ δᵀR_ijδ over directed edges as a function of u (N, K), with the layer's own δ: ũ_i − ũ_j, ρ(i − j)u_i − u_j, or u_i − u_j.
 
     The second is ρ(−j)(ũ_i − ũ_j): the energy of ũ on the edges ρ(j)R_ijρ(j)ᵀ.
     """
-    rotation = getattr(layer.config, "rope", "none")
-    if rotation == "none":
+    if layer.rotation == "none":
         return lambda u_NK: laplacian.energy(u_NK.numpy())
-    if rotation == "relative":
+    if layer.rotation == "relative":
         eye_NKK = torch.eye(laplacian.width, dtype=torch.float64).expand(laplacian.num_nodes, -1, -1)
         rho_EKK = rope(eye_NKK, position_dim=0).mT[torch.from_numpy(target_E)]
         laplacian = BlockLaplacian(source_E, target_E, (rho_EKK @ weight_EKK @ rho_EKK.mT).numpy(), laplacian.num_nodes)
     return lambda u_NK: laplacian.energy(rope(u_NK).numpy())
 
 
-def _updated(layer: nn.Module, x_BND: Tensor) -> Tensor:
+def _updated(layer: AbstractConsensus, x_BND: Tensor) -> Tensor:
     """u′: the layer's output with W_o = I and b_o = 0."""
-    out: Any = layer.get_submodule("out")
-    identity = torch.eye(len(out.weight), dtype=x_BND.dtype, device=x_BND.device)
-    return functional_call(layer, {"out.weight": identity, "out.bias": torch.zeros_like(out.bias)}, (x_BND,))
+    identity = torch.eye(len(layer.out.weight), dtype=x_BND.dtype, device=x_BND.device)
+    return functional_call(layer, {"out.weight": identity, "out.bias": torch.zeros_like(layer.out.bias)}, (x_BND,))
 
 
 def _by_head(u_BND: Tensor, heads: int) -> Tensor:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stability.probes.layers.low_pass import softmax_matrices
+from stability.mechanisms._attention import AbstractSoftmaxAttention
 
 
-def discrepancies(layer: Any, x_BND: Tensor) -> Iterator[dict[str, Any]]:
+def discrepancies(layer: AbstractSoftmaxAttention, x_BND: Tensor) -> Iterator[dict[str, Any]]:
     """Each head of an attention layer on one sequence x (1, N, D) without padding, float64: root mean squares over positions and the head's width of V
     (``value_rms``), of Φ = V − γAV with the layer's own γ (``own_rms``) and of V − AV (``unscaled_rms``).
 
@@ -19,12 +19,11 @@ def discrepancies(layer: Any, x_BND: Tensor) -> Iterator[dict[str, Any]]:
     there). γ is that of `attentionx`; `sa` and `sw` have none and are taken at γ = 1, by which their two numbers agree. A causal first position that sees
     itself alone counts with V − AV = 0.
     """
-    gamma = float(getattr(layer, "gamma", 1.0))
+    gamma = float(layer.gamma)
     with torch.no_grad():
-        qkv_NTHK = layer.qkv(x_BND)[0].unflatten(-1, (3, layer.heads, -1)).double()
-        a_HNN, v_HNK = softmax_matrices(layer, qkv_NTHK), qkv_NTHK[:, 2].transpose(0, 1)
-        attended_HNK = a_HNN @ v_HNK
-    about = {"num_positions": v_HNK.shape[1], "gamma": gamma, "diagonal": 1 - int(getattr(layer, "mask_diagonal", False))}
+        v_HNK = layer.values(x_BND)[0].double()
+        attended_HNK = layer.weights(x_BND)[0].double() @ v_HNK
+    about = {"num_positions": v_HNK.shape[1], "gamma": gamma, "diagonal": 1 - int(layer.mask_diagonal)}
     for value_NK, attended_NK in zip(v_HNK, attended_HNK, strict=True):
         parts = {"value_rms": value_NK, "own_rms": value_NK - gamma * attended_NK, "unscaled_rms": value_NK - attended_NK}
         yield about | {name: float(part.square().mean().sqrt()) for name, part in parts.items()}

@@ -16,15 +16,17 @@ from torch import Tensor, nn
 from stability.build import build_objective, resolve_device
 from stability.config.entries import ProbeSpec
 from stability.config.run import RunSpec
+from stability.mechanisms._attention import AbstractSoftmaxAttention
+from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.models.backbone import Backbone
 from stability.objectives._base import Examples
 from stability.probes.curvature.alpha_max import PROTOCOL, corpus_of
-from stability.probes.layers.consensus import consensus_spectra, is_consensus
+from stability.probes.layers.consensus import consensus_spectra
 from stability.probes.layers.discrepancy import discrepancies
-from stability.probes.layers.low_pass import is_attention, low_pass
+from stability.probes.layers.low_pass import low_pass
 from stability.probes.layers.qk import qk_singular_values
-from stability.probes.layers.streams import connections, stream_statistics
-from stability.registry import Registry
+from stability.probes.layers.streams import stream_statistics
+from stability.probes.layers.subjects import mixers, stem
 from stability.runs.directory import RunDirectory
 from stability.runs.parquet import read_metadata, write_parquet
 from stability.runs.phases import file_of, phases, wanted
@@ -89,27 +91,33 @@ def _on_held_out(spec: RunSpec, model: Backbone, labels: dict[str, Any], rows: R
     for sequence, example in enumerate(held_out(spec, cache_dir, probe.sequences).split(1)):
         inputs = layer_inputs(model, example.to(device))
         for layer, (mixer, x_BND) in enumerate(zip(mixers(model), inputs, strict=True)):
-            where = labels | {"layer": layer, "mixer": mixer_name(mixer), "sequence": sequence}
+            where = labels | {"layer": layer, "mixer": stem(mixer), "sequence": sequence}
             if probe.what == "pdmm":
                 _add_discrepancy(mixer, x_BND, where, rows)
-            elif is_consensus(mixer):
+            elif isinstance(mixer, AbstractConsensus):
                 _add_consensus(mixer, x_BND, where, rows, probe)
-            elif is_attention(mixer):
+            elif isinstance(mixer, AbstractAttention):
                 _add_attention(mixer, x_BND, where, rows)
             yield
 
 
-def _add_consensus(mixer: nn.Module, x_BND: Tensor, where: dict[str, Any], rows: Rows, probe: ProbeSpec) -> None:
-    heads = consensus_spectra(mixer, x_BND, probes=probe.probes, products=probe.products, seed=probe.seed)
+def _add_consensus(
+    layer: AbstractConsensus,
+    x_BND: Tensor,
+    where: dict[str, Any],
+    rows: Rows,
+    probe: ProbeSpec,
+) -> None:
+    heads = consensus_spectra(layer, x_BND, probes=probe.probes, products=probe.products, seed=probe.seed)
     for head, found in enumerate(heads):
         rows["spectra"].append({**where, "head": head, **found.numbers})
         nodes = zip(found.density.probe.tolist(), found.density.nodes.tolist(), found.density.weights.tolist(), found.response.tolist(), strict=True)
         rows["filter"] += [{**where, "head": head, "probe": p, "node": node, "weight": weight, "response": r} for p, node, weight, r in nodes]
 
 
-def _add_attention(mixer: nn.Module, x_BND: Tensor, where: dict[str, Any], rows: Rows) -> None:
+def _add_attention(layer: AbstractAttention, x_BND: Tensor, where: dict[str, Any], rows: Rows) -> None:
     """The filter's nodes are the singular values themselves, all of equal weight."""
-    for head, found in enumerate(low_pass(mixer, x_BND)):
+    for head, found in enumerate(low_pass(layer, x_BND)):
         rows["spectra"].append({**where, "head": head, **found.numbers})
         weight = 1 / len(found.singular_values)
         nodes = found.singular_values.tolist()
@@ -117,28 +125,18 @@ def _add_attention(mixer: nn.Module, x_BND: Tensor, where: dict[str, Any], rows:
 
 
 def _add_discrepancy(mixer: nn.Module, x_BND: Tensor, where: dict[str, Any], rows: Rows) -> None:
-    if is_attention(mixer):
+    if isinstance(mixer, AbstractSoftmaxAttention):
         rows["discrepancy"] += [{**where, "head": head, **numbers} for head, numbers in enumerate(discrepancies(mixer, x_BND))]
 
 
 def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
     for layer, mixer in enumerate(mixers(model)):
-        if is_attention(mixer):
-            where = labels | {"layer": layer, "mixer": mixer_name(mixer)}
+        if isinstance(mixer, AbstractSoftmaxAttention):
+            where = labels | {"layer": layer, "mixer": stem(mixer)}
             values_HK = qk_singular_values(mixer).tolist()
             cells = [(head, index, value) for head, values_K in enumerate(values_HK) for index, value in enumerate(values_K)]
             rows["qk"] += [{**where, "head": head, "index": index, "singular_value": value} for head, index, value in cells]
         yield
-
-
-def mixers(model: Backbone) -> list[nn.Module]:
-    """The sequence mechanism of each block."""
-    return [block.get_submodule("mixer") for block in model.blocks]
-
-
-def mixer_name(mixer: nn.Module) -> str:
-    """The stem of the mechanism's file: the layer's own, also where the run's is a pattern."""
-    return type(mixer).__module__.rsplit(".", 1)[-1]
 
 
 def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:
@@ -164,14 +162,3 @@ def held_out(spec: RunSpec, cache_dir: Path, sequences: int) -> Examples:
     objective = build_objective(spec, corpus.format)
     tokens_BN = corpus.windows("val", sequences, objective.tokens_needed(spec.model.positions))
     return objective.examples(tokens_BN, generator_for(0, "probe"))
-
-
-def has_subject(spec: RunSpec, what: str) -> bool:
-    """Whether the run's layers hold anything that ``what`` measures, from its spec alone: the model is built without memory for its weights."""
-    from stability.build import build_model
-
-    with torch.device("meta"):
-        model = build_model(spec, Registry("objectives").load(spec.objective.name).any_format(spec.model.positions))
-    if what == "streams":
-        return bool(connections(model))
-    return any(is_attention(mixer) or (what == "spectra" and is_consensus(mixer)) for mixer in mixers(model))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from stability.mechanisms._attention import AbstractSoftmaxAttention
 
-def qk_singular_values(layer: Any) -> Tensor:
+
+def qk_singular_values(layer: AbstractSoftmaxAttention) -> Tensor:
     """(H, K), largest first: the singular values of each head's W_qᵀW_k (D × D) that its rank allows, float64 on the CPU.
 
     W_q and W_k are the head's K × D rows, so that a logit is xᵀ W_qᵀW_k x′ (biases, RoPE and 1/√K aside). With thin QR W_qᵀ = Q₁R₁, W_kᵀ = Q₂R₂ the

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stability.models.backbone import Backbone
 from stability.models.block import Block
 from stability.objectives._base import Examples
+from stability.residuals._base import AbstractResidual
+from stability.residuals._streams import AbstractSinkhornStreams, AbstractStreams
 
 OUTLIER_LOG_RANGE = 30.0  # ν ≤ 1e-13: what the paper's authors count as an outlier (4.3; their script)
 QUANTILES = (0.0, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 1.0)
@@ -22,16 +24,21 @@ class Connection(NamedTuple):
     """One residual connection, in the order that the state passes them."""
 
     branch: str
-    module: nn.Module
+    module: AbstractStreams
 
 
 def connections(model: Backbone) -> list[Connection]:
-    """Those that mix streams; [] in a model with a plain residual."""
-    found = []
+    """The model's connections that mix streams; [] in a model with a plain residual."""
+    return [Connection(branch, module) for branch, module in residuals(model) if isinstance(module, AbstractStreams)]
+
+
+def residuals(model: Backbone) -> list[tuple[str, AbstractResidual]]:
+    """Every residual connection of a model behind the name of its branch, in the order that the state passes them."""
+    found: list[Any] = []
     for block in (cast(Block, block) for block in model.blocks):
-        cross = [] if block.cross is None else [Connection("cross", block.cross.residual)]
-        found += [Connection("mixer", block.mixer_residual), *cross, Connection("ffn", block.ffn_residual)]
-    return [each for each in found if callable(getattr(each.module, "coefficients", None))]
+        cross = [] if block.cross is None else [("cross", block.cross.residual)]
+        found += [("mixer", block.mixer_residual), *cross, ("ffn", block.ffn_residual)]
+    return found
 
 
 def stream_statistics(model: Backbone, sequences: Iterable[Examples], outlier_log_range: float = OUTLIER_LOG_RANGE) -> Iterator[list[dict[str, Any]]]:
@@ -69,7 +76,7 @@ def stream_statistics(model: Backbone, sequences: Iterable[Examples], outlier_lo
 def _measured(chain: list[Connection], model: Backbone, example: Examples, outlier: float) -> list[Values]:
     """Of each connection, on one batch."""
     states = _states(chain, model, example)
-    mixes = [cast(Any, each.module).coefficients(state).mix_BNST.flatten(0, 1) for each, state in zip(chain, states, strict=True)]
+    mixes = [each.module.coefficients(state).mix_BNST.flatten(0, 1) for each, state in zip(chain, states, strict=True)]
     products, rests = [mixes[0]], [mixes[-1]]
     for mix_PST in mixes[1:]:
         products.append(products[-1] @ mix_PST)
@@ -104,25 +111,21 @@ def _sums(matrix: str, m_PST: Tensor) -> dict[tuple[str, str], Tensor]:
     }
 
 
-def _ranges(module: Any, state: Tensor, outlier: float) -> dict[tuple[str, str], Tensor]:
+def _ranges(module: AbstractStreams, state: Tensor, outlier: float) -> dict[tuple[str, str], Tensor]:
     """Of a connection with Sinkhorn's iterations; {} of others. ln(1/ν) is the difference of the largest and the smallest logit."""
-    if _iterations_of(module) is None:
+    if not isinstance(module, AbstractSinkhornStreams):
         return {}
     logits = module.mixing_logits(state).flatten(-2)
     log_range = logits.amax(-1) - logits.amin(-1)
     return {("single", "log_range"): log_range, ("single", "beyond"): (log_range > outlier).to(log_range.dtype)}
 
 
-def _iterations_of(module: Any) -> int | None:
-    return getattr(module.config, "iterations", None)
-
-
 def _iterations(chain: list[Connection], outlier: float) -> Iterator[dict[str, Any]]:
     """Rows of what the numbers of a connection with iterations were measured by: K, and the threshold of an outlier."""
     for number, each in enumerate(chain):
-        if (found := _iterations_of(each.module)) is not None:
+        if isinstance(each.module, AbstractSinkhornStreams):
             where = {"connection": number, "branch": each.branch, "matrix": "single", "quantile": None, "num_values": 1}
-            yield where | {"quantity": "iterations", "value": float(found)}
+            yield where | {"quantity": "iterations", "value": float(each.module.config.iterations)}
             yield where | {"quantity": "threshold", "value": float(outlier)}
 
 

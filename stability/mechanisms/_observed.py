@@ -1,0 +1,73 @@
+"""What a mechanism lets probes see: the weights by which attention mixes values, the edges along which consensus works.
+
+A probe asks with ``isinstance`` for the class that says what it needs, and names the layers that inherit none of them.
+The mechanisms' contract (tests/mechanisms/test_contract.py) rebuilds `forward` from what is exposed here: what a probe
+measures is what the layer computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from stability.mechanisms._base import AbstractMechanism
+
+
+class AbstractAttention(AbstractMechanism):
+    """A mechanism whose heads weigh values v by a matrix A: y = `joined`(`mixed`(A, v), x), by default W_o Av + b_o.
+
+    ``rows_sum_to_one``: whether A averages, as a softmax does: each row sums to 1, or is zero where a position sees
+    nothing. False where weights may be any numbers (sigmoid, linear attention).
+    """
+
+    rows_sum_to_one: ClassVar[bool]
+    out: nn.Linear
+
+    def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N N"]:
+        """A_ij is what value j counts for position i: 0 where i does not see j, and where ``mask_BN`` is False at j."""
+        raise NotImplementedError
+
+    def values(self, x_BND: Tensor) -> Float[Tensor, "B H N K"]:
+        """The values v, one per position and head."""
+        raise NotImplementedError
+
+    def mixed(self, a_BHNN: Tensor, v_BHNK: Tensor) -> Tensor:
+        """Each head makes this of its weights and values, (…, N, K): Av, unless a mechanism says otherwise."""
+        return a_BHNN @ v_BHNK
+
+    def joined(self, y_BHNK: Tensor, x_BND: Tensor) -> Float[Tensor, "B N D"]:
+        """The layer's output from what its heads made: side by side, through W_o. A gated mechanism reads x, too."""
+        return self.out(y_BHNK.transpose(1, 2).flatten(2))
+
+
+class AbstractConsensus(AbstractMechanism):
+    """A mechanism whose heads move a signal along a graph's edges: y = W_o u′ + b_o, where u = W_s x + b_s becomes u′.
+
+    For each η of `step_sizes` in turn u ← u − η·g(u), with g_i = Σ_j R_ij δ_ij − Σ_k R_ki δ_ki over the directed edges
+    of `edge_weights` that leave i (i → j) and that enter it (k → i).
+
+    ``rotation``: what the disagreement δ_ij is. "none": u_i − u_j; "absolute": ũ_i − ũ_j, each rotated by its position;
+    "relative": ρ(i − j)u_i − u_j.
+    """
+
+    heads: int
+    source: nn.Linear
+    out: nn.Linear
+    rotation: str
+
+    def edge_weights(
+        self,
+        x_BND: Tensor,
+    ) -> tuple[Int64[Tensor, " E"], Int64[Tensor, " E"], Float[Tensor, "B H E K K"]]:
+        """``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the edges i = source → j = target.
+
+        Errors: ``ValueError`` where there are no edges.
+        """
+        raise NotImplementedError
+
+    def step_sizes(self) -> Sequence[float | Tensor]:
+        """η of each step, in turn."""
+        raise NotImplementedError

@@ -1,0 +1,99 @@
+"""What a probe of layers can look at in a run, found by asking each layer for the class that it exposes itself by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from stability.build import build_model
+from stability.config.run import RunSpec
+from stability.mechanisms._attention import AbstractSoftmaxAttention
+from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
+from stability.models.backbone import Backbone
+from stability.probes.layers.streams import residuals
+from stability.registry import Registry
+from stability.residuals._streams import AbstractStreams
+from stability.residuals.identity import Identity
+
+Classes = tuple[type[nn.Module], ...]
+# by `what`: the classes whose layers it measures, and those of which it is known that they have nothing to measure
+OBSERVED: dict[str, Classes] = {
+    "spectra": (AbstractConsensus, AbstractAttention),
+    "qk": (AbstractSoftmaxAttention,),
+    "pdmm": (AbstractSoftmaxAttention,),
+    "streams": (AbstractStreams,),
+}
+WITHOUT: dict[str, Classes] = {"qk": (AbstractConsensus,), "pdmm": (AbstractConsensus,), "streams": (Identity,)}
+LACKING = {
+    "qk": "no softmax attention, so no W_q and W_k",
+    "pdmm": "no softmax attention, so no attended values",
+    "streams": "a single residual stream",
+}
+LOOKS_AT = {
+    "spectra": "what=spectra looks at sc, sa, sw, attentionx and mixes of them",
+    "qk": "what=qk looks at sa, sw and attentionx",
+    "pdmm": "what=pdmm looks at sa, sw and attentionx",
+    "streams": "what=streams looks at hc, mhc and mhc_lite",
+}
+
+
+class Subject(NamedTuple):
+    """What ``what`` finds in a run. ``part``: the run's mechanism, or residual scheme. ``is_there``: whether some layer
+    can be measured. ``not_observed``: the names of layers of which it is not known what they hold."""
+
+    part: str
+    is_there: bool
+    not_observed: tuple[str, ...]
+
+
+def subject_of(spec: RunSpec, what: str) -> Subject:
+    """What ``what`` finds in a run's layers, from its spec alone."""
+    layers, known = layers_of(spec, what), (*OBSERVED[what], *WITHOUT.get(what, ()))
+    unknown = dict.fromkeys(stem(layer) for layer in layers if not isinstance(layer, known))
+    part = spec.residual if what == "streams" else spec.mechanism
+    return Subject(part.name, any(isinstance(layer, OBSERVED[what]) for layer in layers), tuple(unknown))
+
+
+def layers_of(spec: RunSpec, what: str) -> list[nn.Module]:
+    """The modules that ``what`` looks at, mixers or residual connections, in a model without memory for its weights."""
+    with torch.device("meta"):
+        model = build_model(spec, Registry("objectives").load(spec.objective.name).any_format(spec.model.positions))
+    return [module for _, module in residuals(model)] if what == "streams" else mixers(model)
+
+
+def mixers(model: Backbone) -> list[nn.Module]:
+    """The sequence mechanism of each block."""
+    return [block.get_submodule("mixer") for block in model.blocks]
+
+
+def stem(layer: nn.Module) -> str:
+    """The stem of a layer's own file: its mechanism's name, also where the run's is a pattern."""
+    return type(layer).__module__.rsplit(".", 1)[-1]
+
+
+def say_what_is_missing(what: str, subjects: Iterable[Subject]) -> None:
+    """Print which of the runs' parts are left out, and which layers are not observed.
+
+    A run of consensus has no queries and keys: no mistake, so it is said. Errors: ``ValueError`` of a line where no run
+    has the spectra or the streams that are asked for.
+    """
+    found = list(subjects)
+    unknown = _listed(name for subject in found for name in subject.not_observed)
+    without = _listed(subject.part for subject in found if not subject.is_there and not subject.not_observed)
+    not_observed = f"not observed: {unknown}; " if unknown else ""
+    if what in ("spectra", "streams") and not any(subject.is_there for subject in found):
+        parts = _listed(subject.part for subject in found)
+        reason = f"{parts} has neither consensus nor softmax-attention layers; " if what == "spectra" else ""
+        reason = f"residual={without} has a single stream; " if without else reason
+        raise ValueError(not_observed + reason + LOOKS_AT[what])
+    if without:
+        print(f"leaves out {without}: {LACKING[what]}")
+    if unknown:
+        print(not_observed + LOOKS_AT[what])
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
