@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from stability.cli.compose import read_spec
 from stability.mechanisms import build
 from tests.mechanisms import checks
+from tests.reading import read_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
