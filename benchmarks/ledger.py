@@ -24,7 +24,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks._machine import machine
-from stability.cli.compose import read_spec
+from stability.cli.compose import read
+from stability.cli.words import Invocation
 from stability.config.curvature import CurvatureSpec
 from stability.config.identity import run_id
 from stability.config.run import RunSpec
@@ -53,7 +54,7 @@ def words(folder: Path, name: str, num_runs: int) -> list[str]:
 
 def make_pool(folder: Path, name: str, num_runs: int) -> StudyFolder:
     """A pool of finished runs and the study that lists them."""
-    spec: SweepSpec = read_spec("sweep", words(folder, name, num_runs))
+    spec = read(SweepSpec, Invocation.of(words(folder, name, num_runs)))
     pool = Path(spec.runs_dir)
     corpus, origin = prepare(spec.data, pool / "cache"), provenance()
     ids = []

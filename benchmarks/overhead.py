@@ -24,9 +24,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks._machine import machine
-from stability.cli.compose import read_spec
+from stability.cli.compose import read
+from stability.cli.words import Invocation
 from stability.config.identity import run_id
 from stability.config.parse import parse_run
+from stability.config.sweep import SweepSpec
 from stability.corpora.cache import prepare
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.training.run import train
@@ -44,7 +46,7 @@ def words(folder: Path, pool: str, num_runs: int, steps: int) -> list[str]:
 
 def share_of(folder: Path, pool: str, num_runs: int, steps: int, first: int, every: int) -> dict[str, float]:
     """Train each ``every``-th run of the sweep from the ``first`` on in this process; the seconds spent within the loop, and per step of the last run."""
-    spec = read_spec("sweep", words(folder, pool, num_runs, steps))
+    spec = read(SweepSpec, Invocation.of(words(folder, pool, num_runs, steps)))
     runs = spec.expand(prepare(spec.data, folder / "cache").fingerprint)[first::every]
     spent_s = 0.0
     directory = RunDirectory(folder / pool, "")

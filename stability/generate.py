@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stability.cli.compose import read_spec
+from stability.cli.compose import read
 from stability.cli.entry import run_entry
-from stability.cli.progress import follow
-from stability.cli.subjects import locked, with_verdict
+from stability.cli.publish import collected, print_tables
+from stability.cli.subjects import Subject, Work, spec_of, take_steps, tell_skipped
+from stability.cli.words import Invocation
+from stability.config.generation import GenerateSpec
+from stability.config.run import RunSpec
+from stability.runs.directory import RunDirectory
+from stability.runs.study import StudyFolder
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 HELP = """
 python -m stability.generate ckpt=FOLDER num=1000 [key=value …]
@@ -38,99 +46,73 @@ SHOWN, WIDTH = 3, 110  # samples that are printed, and how much of each
 
 
 def main(argv: list[str]) -> int:
-    spec = read_spec("generate", argv)
-    from stability.runs.directory import RunDirectory
+    spec = read(GenerateSpec, Invocation.of(argv))
     from stability.runs.phases import phases
-    from stability.runs.study import StudyFolder
 
-    folder = Path(spec.ckpt).resolve()
-    if (folder / "study.json").exists():
-        study = StudyFolder(folder)
-        _generate_runs(study.runs(), spec)
-        return _publish(study, spec)
-    if (folder / "spec.json").exists():
-        directory = RunDirectory.at(folder)
-        _generate_runs([directory], spec)
-        shown = list(phases(directory, spec.phase))
-    else:
-        directory, shown = _generate_checkpoint(folder, spec)
-    for phase in shown:
-        _print_samples(directory, phase, SHOWN)
-        _print_scores(directory, phase)
+    subject = Subject.of(spec.ckpt, kept="samples")
+    take_steps(_works(subject, spec))
+    if subject.study is not None:
+        return _publish(subject.study, spec)
+    for phase in [subject.phase] if subject.checkpoint is not None else phases(subject.directory, spec.phase):
+        _print_samples(subject.directory, phase, SHOWN)
+        _print_scores(subject.directory, phase)
     return 0
 
 
-def _generate_runs(directories: Sequence, spec) -> None:
-    """Sample and score what is missing under one bar; a run's phase is written whole or not at all. A run asked for alone must have a checkpoint."""
-    from stability.config.parse import parse_run
-    from stability.probes.generation.generating import check_kept, generate, missing_phases, num_steps
-    from stability.runs.directory import read_json
+def _works(subject: Subject, spec: GenerateSpec) -> list[Work]:
+    """What is to be sampled and scored; a run's phase is written whole or not at all."""
+    from stability.probes.generation import generating
 
-    alone = len(directories) == 1
-    directories = with_verdict(directories)
-    if alone and not directories[0].checkpoints():
-        raise ValueError(f"{directories[0].run_id} is {directories[0].status()['state']} and left no checkpoint: there is nothing to sample from")
-    check_kept(directories, spec, spec.phase)
-    pending = [directory for directory in directories if missing_phases(directory, spec, spec.phase)]
-    if len(pending) < len(directories):
-        print(f"skips {len(directories) - len(pending)} of {len(directories)}: generated already with these settings, or without a checkpoint")
-    cache = {directory: directory.path.parent / "cache" for directory in pending}
-    steps = (locked(directory, generate(directory, spec, cache_dir=cache[directory], device=spec.device, phase=spec.phase)) for directory in pending)
-    _warn_of_equal_samples([parse_run(read_json(directory.spec_file)) for directory in pending], spec)
-    follow(steps, [directory.run_id for directory in pending], [num_steps(directory, spec, spec.phase) for directory in pending])
-
-
-def _generate_checkpoint(folder: Path, spec):
-    """A single checkpoint: earliest, terminal and last keep their names, any other is a phase of its own."""
-    from stability.config.parse import parse_run
-    from stability.probes.generation.generating import generate_checkpoint, is_done, refuse_to_replace, replaced, steps_of_a_phase
-    from stability.runs.directory import RunDirectory
-    from stability.runs.phases import phases
-    from stability.training.checkpoint import verified_manifest
-
-    run = parse_run(verified_manifest(folder)["spec"])
-    directory = RunDirectory.at(folder.parent.parent)
-    if not directory.spec_file.exists():
-        raise ValueError(f"{folder} is not inside a run's folder (runs/<run_id>/checkpoints/…), where its samples would be kept; copy the whole run")
-    phase = {path: name for name, path in phases(directory, "all").items()}.get(folder, folder.name)
-    if is_done(directory, folder, phase, spec):
-        print("skips 1 of 1: generated already with these settings")
-    else:
-        found = replaced(directory, folder, phase, spec)
-        refuse_to_replace([] if found is None else [(directory, phase, found)], spec)
+    directories = subject.measurable(without_checkpoint="there is nothing to sample from")
+    cache_dir, device = subject.cache_dir, spec.device
+    if (folder := subject.checkpoint) is not None:
+        directory, phase, run = subject.directory, subject.phase, spec_of(subject.directory)
+        if generating.is_done(directory, folder, phase, spec):
+            tell_skipped(0, 1, "generated already with these settings")
+            return []
+        found = generating.replaced(directory, folder, phase, spec)
+        generating.refuse_to_replace([] if found is None else [(directory, phase, found)], spec)
         _warn_of_equal_samples([run], spec)
-        steps = generate_checkpoint(directory, folder, phase, spec, cache_dir=directory.path.parent / "cache", device=spec.device)
-        follow([locked(directory, steps)], [f"{directory.run_id} {folder.name}"], [steps_of_a_phase(run, spec)])
-    return directory, [phase]
+        steps = generating.generate_checkpoint(directory, folder, phase, spec, cache_dir=cache_dir, device=device)
+        return [Work(directory, steps, generating.steps_of_a_phase(run, spec), folder.name)]
+    generating.check_kept(directories, spec, spec.phase)
+    pending = [each for each in directories if generating.missing_phases(each, spec, spec.phase)]
+    tell_skipped(len(pending), len(directories), "generated already with these settings, or without a checkpoint")
+    _warn_of_equal_samples([spec_of(directory) for directory in pending], spec)
+    return [
+        Work(
+            directory,
+            generating.generate(directory, spec, cache_dir=cache_dir, device=device, phase=spec.phase),
+            generating.num_steps(directory, spec, spec.phase),
+        )
+        for directory in pending
+    ]
 
 
-def _warn_of_equal_samples(runs: Sequence, spec) -> None:
+def _warn_of_equal_samples(runs: Sequence[RunSpec], spec: GenerateSpec) -> None:
     from stability.probes.generation.generating import equal_samples
 
     for which in sorted({equal_samples(run, spec) for run in runs} - {""}):
         print(f"warning: sampler=top_prob with temperature=0 leaves nothing to chance: {which} will be equal")
 
 
-def _publish(study, spec) -> int:
+def _publish(study: StudyFolder, spec: GenerateSpec) -> int:
     """Collect the study's runs into parquet, print a sample of each and the tables."""
     from analysis.sections.components import generative_component_tables
     from analysis.sections.generation import generation_tables
-    from analysis.study.load import load
     from stability.runs.phases import phases
-    from stability.runs.results import collect, write
 
     for directory in study.runs():
         for phase in phases(directory, spec.phase):
             _print_samples(directory, phase, 1)
-    write(collect(study.path), study.results)
-    loaded = load(study.path)
+    loaded = collected(study)
     tables = generation_tables(loaded) + generative_component_tables(loaded)
-    print("\n\n".join(table.text() for table in tables) or "no oracle has scored the terminal samples of these runs; add oracle=hf:… or oracle=ckpt:…")
-    print("drawn by: python -m stability.report name=" + study.path.name)
+    nothing = "no oracle has scored the terminal samples of these runs; add oracle=hf:… or oracle=ckpt:…"
+    print_tables(study, tables, nothing)
     return 0
 
 
-def _print_samples(directory, phase: str, num: int) -> None:
+def _print_samples(directory: RunDirectory, phase: str, num: int) -> None:
     from stability.probes.generation.samples import lines_beside
     from stability.runs.samples import first_texts, meta_file
 
@@ -144,7 +126,7 @@ def _print_samples(directory, phase: str, num: int) -> None:
         print(line)
 
 
-def _print_scores(directory, phase: str) -> None:
+def _print_scores(directory: RunDirectory, phase: str) -> None:
     """One run's generative NLL, a line a phase."""
     import pandas as pd
 
@@ -156,7 +138,7 @@ def _print_scores(directory, phase: str) -> None:
     print(f"samples: {directory.path / 'samples'}")
 
 
-def _of_whom(table) -> str:
+def _of_whom(table: pd.DataFrame) -> str:
     """Unit and oracle, and the same per byte; of proteins, by whose masked NLL, and the tracks that it is the sum of."""
     oracle, means = table.oracle.iloc[0], table.mean(numeric_only=True).dropna()
     if tracks := [f"{name} {means[column]:.4f}" for name in ("sequence", "structure") if (column := f"nll_{name}") in means]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from stability.cli.compose import read_spec
+from stability.cli.compose import read
 from stability.cli.entry import run_entry
 from stability.cli.progress import follow
 from stability.cli.publish import publish
-from stability.cli.subjects import locked, with_verdict
+from stability.cli.subjects import Subject, Work, take_steps, tell_skipped
+from stability.cli.words import Invocation
+from stability.config.entries import HessianSpec
+from stability.runs.directory import RunDirectory
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 HELP = """
 python -m stability.hessian ckpt=FOLDER [key=value …]
@@ -37,56 +42,55 @@ What is measured already under the same protocol is not measured again.
 
 
 def main(argv: list[str]) -> int:
-    spec = read_spec("hessian", argv, into="curvature")
-    if spec.hf is not None:
+    spec = read(HessianSpec, Invocation.of(argv))
+    if spec.ckpt is None:
         return _measure_hugging_face(spec)
-    from analysis.study.protocol import sentence
-    from stability.runs.directory import RunDirectory
-    from stability.runs.study import StudyFolder
+    subject = Subject.of(spec.ckpt, kept="rows")
+    take_steps(_works(subject, spec))
+    if subject.study is not None:
+        from analysis.study.protocol import sentence
 
-    folder = Path(spec.ckpt).resolve()
-    if (folder / "study.json").exists():
-        study = StudyFolder(folder)
-        _measure_runs(study.runs(), spec)
-        publish(study, None, ("terminal", "last", "earliest") if spec.curvature.phase == "all" else (spec.curvature.phase,))
+        phase = spec.curvature.phase
+        publish(subject.study, None, ("terminal", "last", "earliest") if phase == "all" else (phase,))
         print(f"protocol: {sentence(spec.curvature.model_dump(mode='json'))}")
-    elif (folder / "spec.json").exists():
-        _measure_runs([RunDirectory.at(folder)], spec)
-        _tell_divergence(RunDirectory.at(folder))
-        _print_table(RunDirectory.at(folder))
-    else:
-        _measure_checkpoint(folder, spec)
+        return 0
+    if subject.checkpoint is None:
+        _tell_divergence(subject.directory)
+    _print_table(subject.directory)
     return 0
 
 
-def _measure_runs(directories: Sequence, spec) -> None:
-    """Measure what is missing under one bar, a run's phase being written whole or not at all: the same command goes on where it was stopped."""
-    from stability.probes.curvature.alpha_max import is_measured, measure, missing_phases
+def _works(subject: Subject, spec: HessianSpec) -> list[Work]:
+    """What is missing. A run's phase is written whole or not at all: the same command goes on where it was stopped."""
+    from stability.probes.curvature.alpha_max import is_measured, measure, measure_checkpoint, missing_phases
     from stability.probes.curvature.spectra import missing_tables
 
-    directories = with_verdict(directories)
-    _tell_single_checkpoints(directories, spec.curvature.phase)
-    missing = {directory: len(missing_phases(directory, spec.curvature)) for directory in directories}
-    pending = [directory for directory in directories if not is_measured(directory, spec.curvature)]
-    if len(pending) < len(missing):
-        print(f"skips {len(missing) - len(pending)} of {len(missing)}: measured already under this protocol")
-    cache = {directory: directory.path.parent / "cache" for directory in pending}
-    steps = (locked(directory, measure(directory, spec.curvature, cache_dir=cache[directory], device=spec.device)) for directory in pending)
-    labels = [directory.run_id for directory in pending]
-    tables = {
-        directory: len(missing_tables(directory, spec.curvature)) * (spec.curvature.warmup_steps + 1) * len(spec.curvature.state) for directory in pending
-    }
-    follow(steps, labels, [missing[directory] * _steps_of_a_phase(spec) + tables[directory] for directory in pending])
+    directories, curvature, cache_dir = subject.measurable(), spec.curvature, subject.cache_dir
+    if (folder := subject.checkpoint) is not None:
+        steps = measure_checkpoint(folder, subject.phase, curvature, cache_dir=cache_dir, device=spec.device)
+        return [Work(subject.directory, steps, _steps_of_a_phase(spec), folder.name)]
+    _tell_single_checkpoints(directories, curvature.phase)
+    pending = [directory for directory in directories if not is_measured(directory, curvature)]
+    tell_skipped(len(pending), len(directories), "measured already under this protocol")
+    tables_steps = (curvature.warmup_steps + 1) * len(curvature.state)
+    return [
+        Work(
+            directory,
+            measure(directory, curvature, cache_dir=cache_dir, device=spec.device),
+            len(missing_phases(directory, curvature)) * _steps_of_a_phase(spec) + len(missing_tables(directory, curvature)) * tables_steps,
+        )
+        for directory in pending
+    ]
 
 
-def _tell_single_checkpoints(directories: Sequence, phase: str) -> None:
+def _tell_single_checkpoints(directories: Sequence[RunDirectory], phase: str) -> None:
     single = sum(len(directory.checkpoints()) == 1 for directory in directories)
     if phase == "all" and single:
         whose = "run has one checkpoint only, which is measured under one name" if single == 1 else "runs have one checkpoint only, measured under one name"
         print(f"{single} {whose}: terminal where the run came to its end, else earliest")
 
 
-def _tell_divergence(directory) -> None:
+def _tell_divergence(directory: RunDirectory) -> None:
     """Why a run has no terminal checkpoint, in a line; nothing of one that has."""
     from stability.runs.phases import TERMINAL, phases, planned_steps
 
@@ -95,53 +99,37 @@ def _tell_divergence(directory) -> None:
         print(f"diverged at step {status['step']} of {planned_steps(directory)}: no {'terminal ' if found else ''}checkpoint")
 
 
-def _measure_checkpoint(folder: Path, spec) -> None:
-    """A single checkpoint: earliest, terminal and last keep their names, any other is a phase of its own."""
-    from stability.probes.curvature.alpha_max import measure_checkpoint
-    from stability.runs.directory import RunDirectory
-    from stability.runs.phases import phases
-    from stability.training.checkpoint import verified_manifest
-
-    verified_manifest(folder)
-    directory = RunDirectory.at(folder.parent.parent)
-    if not directory.spec_file.exists():
-        raise ValueError(f"{folder} is not inside a run's folder (runs/<run_id>/checkpoints/…), where its rows would be kept; copy the whole run")
-    phase = {path: name for name, path in phases(directory, "all").items()}.get(folder, folder.name)
-    steps = measure_checkpoint(folder, phase, spec.curvature, cache_dir=directory.path.parent / "cache", device=spec.device)
-    follow([locked(directory, steps)], [f"{directory.run_id} {folder.name}"], [_steps_of_a_phase(spec)])
-    _print_table(directory)
-
-
-def _measure_hugging_face(spec) -> int:
+def _measure_hugging_face(spec: HessianSpec) -> int:
     from stability.probes.hugging_face import HuggingFaceProbe, answer
 
     probe = HuggingFaceProbe(spec)
     print(probe.description)
+    assert spec.lr is not None, "HessianSpec asks for lr beside hf"
     rates = spec.lr.rates()
     follow((probe.measure(lr) for lr in rates), [f"lr={lr:g}" for lr in rates], [_steps_of_a_phase(spec)] * len(rates))
     print(answer(probe.table()))
     return 0
 
 
-def _steps_of_a_phase(spec) -> int:
+def _steps_of_a_phase(spec: HessianSpec) -> int:
     return (spec.curvature.warmup_steps + spec.curvature.recorded_steps) * len(spec.curvature.state)
 
 
-def _print_table(directory) -> None:
+def _print_table(directory: RunDirectory) -> None:
     """Median α_max and share of stable steps of one run, a line a phase and state."""
     from stability.runs.results import read_steps, read_undefined
 
     for table in read_steps(directory):
         for phase, state in table[["phase", "state"]].drop_duplicates().itertuples(index=False):
-            _print_state(table[(table.phase == phase) & (table.state == state)], phase, state)
+            _print_state(table.query("phase == @phase and state == @state"), phase, state)
     for phase, state in read_undefined(directory):
         print(f"{phase:10} state={state:10} is not defined for this run's optimizer")
     print(f"rows: {directory.path / 'curvature'}")
 
 
-def _print_state(rows: Any, phase: str, state: str) -> None:
+def _print_state(rows: pd.DataFrame, phase: str, state: str) -> None:
     """A step without an α_max is neither stable nor unstable: the share is over the others."""
-    defined = rows[rows.method != "not defined"]
+    defined = rows.query("method != 'not defined'")
     finite = defined.alpha_max[defined.alpha_max.abs() < float("inf")]
     median = f"{finite.median():.3g}" if len(finite) else "--"
     stable = f"{100 * (defined.alpha_max > defined.lr).mean():3.0f} %" if len(defined) else " --"

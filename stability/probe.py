@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stability.cli.compose import read_spec
+from stability.cli.compose import read
 from stability.cli.entry import run_entry
-from stability.cli.progress import follow
-from stability.cli.subjects import locked, with_verdict
+from stability.cli.publish import collected, print_tables, tell_what_draws
+from stability.cli.subjects import Subject, Work, spec_of, take_steps, tell_skipped
+from stability.cli.words import Invocation
+from stability.config.entries import ProbeSpec
+from stability.config.run import RunSpec
+from stability.runs.directory import RunDirectory
+from stability.runs.study import StudyFolder
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 HELP = """
 python -m stability.probe what=spectra|qk|streams ckpt=FOLDER [key=value …]
@@ -41,122 +49,70 @@ What is measured already under the same protocol is not measured again; `python 
 
 
 def main(argv: list[str]) -> int:
-    spec = read_spec("probe", argv)
-    if spec.what == "connectivity" or (spec.what == "pdmm" and spec.ckpt is None):
+    spec = read(ProbeSpec, Invocation.of(argv))
+    if spec.what == "connectivity" or spec.ckpt is None:
         return _graphs(spec)
-    from stability.runs.directory import RunDirectory
-    from stability.runs.study import StudyFolder
-
-    folder = Path(spec.ckpt).resolve()
-    if (folder / "study.json").exists():
-        study = StudyFolder(folder)
-        _measure_runs(study.runs(), spec)
-        return _publish(study, spec)
-    if (folder / "spec.json").exists():
-        directory = RunDirectory.at(folder)
-        _measure_runs([directory], spec)
-    else:
-        directory = _measure_checkpoint(folder, spec)
-    _print_tables(directory, spec)
+    subject = Subject.of(spec.ckpt, kept="rows")
+    take_steps(_works(subject, spec))
+    if subject.study is not None:
+        return _publish(subject.study, spec)
+    _print_tables(subject.directory, spec)
     return 0
 
 
-def _measure_runs(directories: Sequence, spec) -> None:
-    """Measure what is missing under one bar; a run's phase is written whole or not at all. A run that is asked for alone must have something to measure."""
-    from stability.probes.layers.measuring import measure, missing_phases
-    from stability.probes.layers.subjects import say_what_is_missing, subject_of
+def _works(subject: Subject, spec: ProbeSpec) -> list[Work]:
+    """What is missing; a run's phase is written whole or not at all. A run alone must have something to measure."""
+    from stability.probes.layers.measuring import measure, measure_checkpoint, missing_phases
+    from stability.probes.layers.observing import observable_in, say_what_is_missing
 
-    alone = len(directories) == 1
-    directories = with_verdict(directories)
-    specs = {directory: _spec_of(directory) for directory in directories}
-    if alone:
-        _require_checkpoint(directories[0])
-    subjects = {directory: subject_of(specs[directory], spec.what) for directory in directories}
-    say_what_is_missing(spec.what, subjects.values())
-    fitting = [directory for directory in directories if subjects[directory].is_there]
-    pending = [directory for directory in fitting if missing_phases(directory, spec)]
-    if len(pending) < len(fitting):
-        print(f"skips {len(fitting) - len(pending)} of {len(fitting)}: measured already under this protocol")
-    steps = (locked(directory, measure(directory, spec, cache_dir=directory.path.parent / "cache")) for directory in pending)
-    follow(
-        steps,
-        [directory.run_id for directory in pending],
-        [len(missing_phases(directory, spec)) * _steps_of_a_phase(specs[directory], spec) for directory in pending],
-    )
+    directories = subject.measurable(without_checkpoint="there is nothing to probe; take a lower learning rate")
+    runs = {directory: spec_of(directory) for directory in directories}
+    observable = {directory: observable_in(run, spec.what) for directory, run in runs.items()}
+    say_what_is_missing(spec.what, observable.values())
+    fitting = [directory for directory in directories if observable[directory].is_there]
+    steps = {directory: _steps_of_a_phase(runs[directory], spec) for directory in fitting}
+    if (folder := subject.checkpoint) is not None:
+        how = (folder, subject.phase, spec)
+        return [Work(directory, measure_checkpoint(directory, *how, cache_dir=subject.cache_dir), steps[directory], folder.name) for directory in fitting]
+    pending = {directory: num for directory in fitting if (num := len(missing_phases(directory, spec)))}
+    tell_skipped(len(pending), len(fitting), "measured already under this protocol")
+    return [Work(directory, measure(directory, spec, cache_dir=subject.cache_dir), num * steps[directory]) for directory, num in pending.items()]
 
 
-def _measure_checkpoint(folder: Path, spec):
-    """A single checkpoint: earliest, terminal and last keep their names, any other is a phase of its own."""
-    from stability.probes.layers.measuring import measure_checkpoint
-    from stability.probes.layers.subjects import say_what_is_missing, subject_of
-    from stability.runs.directory import RunDirectory
-    from stability.runs.phases import phases
-    from stability.training.checkpoint import verified_manifest
-
-    verified_manifest(folder)
-    directory = RunDirectory.at(folder.parent.parent)
-    if not directory.spec_file.exists():
-        raise ValueError(f"{folder} is not inside a run's folder (runs/<run_id>/checkpoints/…), where its rows would be kept; copy the whole run")
-    run = _spec_of(directory)
-    subject = subject_of(run, spec.what)
-    say_what_is_missing(spec.what, [subject])
-    if not subject.is_there:
-        return directory
-    phase = {path: name for name, path in phases(directory, "all").items()}.get(folder, folder.name)
-    steps = measure_checkpoint(directory, folder, phase, spec, cache_dir=directory.path.parent / "cache")
-    follow([locked(directory, steps)], [f"{directory.run_id} {folder.name}"], [_steps_of_a_phase(run, spec)])
-    return directory
-
-
-def _spec_of(directory):
-    from stability.config.parse import parse_run
-    from stability.runs.directory import read_json
-
-    return parse_run(read_json(directory.spec_file))
-
-
-def _require_checkpoint(directory) -> None:
-    if not directory.checkpoints():
-        raise ValueError(f"{directory.run_id} is {directory.status()['state']} and left no checkpoint: there is nothing to probe; take a lower learning rate")
-
-
-def _steps_of_a_phase(run, spec) -> int:
-    """As many as the measurement yields."""
+def _steps_of_a_phase(run: RunSpec, spec: ProbeSpec) -> int:
+    """Number of steps that one phase of this measurement takes, for the progress bar."""
     if spec.what == "streams":
         return spec.sequences + 1
     return run.model.layers * (1 if spec.what == "qk" else spec.sequences)
 
 
-def _publish(study, spec) -> int:
+def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
     """Collect the study's runs into parquet and print the tables."""
     from analysis.sections import discrepancy
     from analysis.sections import layers as probe_tables
     from analysis.sections import streams as stream_tables
-    from analysis.study.load import load
-    from stability.runs.results import collect, write, write_graphs
+    from stability.runs.results import write_graphs
 
-    write(collect(study.path), study.results)
     if spec.what == "pdmm":
         write_graphs(spec.what, _graph_frame(spec), study.results)
-    loaded = load(study.path)
+    loaded = collected(study)
     own = {"pdmm": discrepancy.study_tables, "streams": stream_tables.study_tables}.get(spec.what)
     tables = probe_tables.study_tables(loaded, spec.what) if own is None else own(loaded)
-    print("\n\n".join(table.text() for table in tables) or f"no run of {study.path.name} has numbers for what={spec.what}")
-    print("drawn by: python -m stability.report name=" + study.path.name)
+    print_tables(study, tables, f"no run of {study.path.name} has numbers for what={spec.what}")
     return 0
 
 
-def _print_tables(directory, spec) -> None:
+def _print_tables(directory: RunDirectory, spec: ProbeSpec) -> None:
     """One run's numbers by phase; nothing where it has none."""
     from analysis.sections import discrepancy
     from analysis.sections import layers as probe_tables
     from analysis.sections import streams as stream_tables
     from stability.probes.layers.consensus import ropes_of
     from stability.probes.layers.measuring import TABLES
-    from stability.probes.layers.subjects import layers_of
+    from stability.probes.layers.observing import layers_of
     from stability.runs.results import read_probe
 
-    run, rows = _spec_of(directory), read_probe(directory, TABLES[spec.what][0])
+    run, rows = spec_of(directory), read_probe(directory, TABLES[spec.what][0])
     mechanism = run.mechanism
     if spec.what == "streams":
         tables = stream_tables.run_tables(rows, run.residual.name)
@@ -171,7 +127,7 @@ def _print_tables(directory, spec) -> None:
         print(f"rows: {directory.path / 'probes'}")
 
 
-def _graph_frame(spec):
+def _graph_frame(spec: ProbeSpec) -> pd.DataFrame:
     """The rows of what=connectivity and of what=pdmm's networks, which no run has a part in."""
     from stability.probes.graphs.connectivity import connectivity_rows
     from stability.probes.graphs.pdmm import pdmm_rows
@@ -183,13 +139,12 @@ def _graph_frame(spec):
     return graph_frame(spec.what, list(pdmm_rows(nodes=spec.nodes, constraints=spec.constraints, seed=spec.seed, **how)))
 
 
-def _graphs(spec) -> int:
+def _graphs(spec: ProbeSpec) -> int:
     """Compute, print, and keep: among a study's results, or as a figure of its own."""
     from analysis.sections import discrepancy
     from analysis.sections import layer_figures as probe_plots
     from analysis.sections import layers as probe_tables
     from stability.runs.results import write_graphs
-    from stability.runs.study import StudyFolder
 
     study = None if spec.ckpt is None else StudyFolder(spec.ckpt)
     if study is not None:
@@ -204,7 +159,7 @@ def _graphs(spec) -> int:
         print(f"figure: {probe_plots.write_figure(draw, frame, Path(spec.reports_dir) / f'{spec.what}.pdf')}")
     else:
         write_graphs(spec.what, frame, study.results)
-        print("drawn by: python -m stability.report name=" + study.path.name)
+        tell_what_draws(study)
     return 0
 
 

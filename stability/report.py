@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from stability.cli.compose import read_spec
+from stability.cli.compose import read
 from stability.cli.entry import run_entry
 from stability.cli.publish import publish
+from stability.cli.words import Invocation
+from stability.config.entries import ReportSpec
 
 HELP = """
 python -m stability.report name=NAME_OR_FOLDER [runs_dir=runs] [reports_dir=reports]
@@ -16,7 +18,7 @@ PDF about all of them, reports_dir/TITLE.pdf.
 
 
 def main(argv: list[str]) -> int:
-    spec = read_spec("report", argv)
+    spec = read(ReportSpec, Invocation.of(argv))
     from stability.runs.study import StudyFolder
 
     studies = [StudyFolder.find(spec.runs_dir, name) for name in spec.name]

@@ -9,8 +9,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from stability.cli.compose import read_spec
+from stability.cli.compose import read
 from stability.cli.entry import run_entry
+from stability.cli.words import Invocation
+from stability.config.entries import StatusSpec
 from stability.runs.study import StudyFolder
 
 HELP = """
@@ -32,9 +34,7 @@ IDLE_S = 60.0  # a launcher that starts its workers holds no run's lock yet
 
 
 def main(argv: list[str]) -> int:
-    if argv and "=" not in argv[0]:
-        argv = [f"name={argv[0]}", *argv[1:]]
-    spec = read_spec("status", argv)
+    spec = read(StatusSpec, Invocation.of(argv, first="name"))
     pool, console = Path(spec.runs_dir).resolve(), _console()
     if spec.clean:
         return _clean(pool, console, asks=not spec.yes)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from stability.cli.compose import read_spec
+from stability.cli.compose import read
 from stability.cli.entry import check_writable, run_entry
 from stability.cli.progress import follow
 from stability.cli.subjects import locked
+from stability.cli.words import Invocation
+from stability.config.tokenizer import TokenizerRunSpec, TokenizerSpec
+from stability.runs.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from stability.corpora.proteins.corpus import Chains
 
 HELP = """
 python -m stability.train_tokenizer [data=protein data.path=FOLDER_OR_FILE] [key=value …]
@@ -30,7 +36,7 @@ In Python: stability.structure.tokenizer.load_tokenizer("runs", "<id>"), then .e
 
 
 def main(argv: list[str]) -> int:
-    spec = read_spec("train_tokenizer", argv)
+    spec = read(TokenizerSpec, Invocation.of(argv))
     check_writable("runs_dir", spec.runs_dir)
     check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
     from stability.config.identity import tokenizer_id
@@ -39,7 +45,7 @@ def main(argv: list[str]) -> int:
     from stability.structure.tokenizer import directory_of
     from stability.structure.training import train_tokenizer
 
-    corpus: Any = prepare(spec.data, Path(spec.runs_dir) / "cache")
+    corpus = prepare(spec.data, Path(spec.runs_dir) / "cache")
     if not isinstance(corpus, ProteinCorpus):
         raise ValueError(f"data={spec.data.name} holds no protein structures; give data=protein")
     print(corpus.described(spec.positions))
@@ -58,7 +64,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _train(run: Any, directory: Any, steps: Iterator[None]) -> None:
+def _train(run: TokenizerRunSpec, directory: RunDirectory, steps: Iterator[None]) -> None:
     """The first Ctrl-C lets the step finish and saves. Errors: ``KeyboardInterrupt`` once it has."""
     from sweeps.interrupt import Interrupt
 
@@ -68,7 +74,7 @@ def _train(run: Any, directory: Any, steps: Iterator[None]) -> None:
         raise KeyboardInterrupt
 
 
-def _report(spec: Any, directory: Any, train: Any, held_out: Any) -> None:
+def _report(spec: TokenizerSpec, directory: RunDirectory, train: Chains, held_out: Chains) -> None:
     """Measure what is not measured yet under these settings; table and figure."""
     from analysis.sections.structure import table, write
     from stability.structure.measure import is_measured, measure

@@ -17,6 +17,7 @@ from stability.runs.study import StudyFolder
 from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray.shared_runs import work_through
 from sweeps.launchers.serial import RunTrial
+from sweeps.record import StudyRecord
 from sweeps.trial import IsMeasured, Trial, is_done, run_trial, tidy
 from sweeps.view.live import LiveView
 
@@ -52,15 +53,18 @@ def run(
     *,
     earlier: Sequence[Trial] = (),
     mode: str | None = None,
-    begin: Callable[[], None] = lambda: None,
+    record: StudyRecord | None = None,
     is_measured: IsMeasured | None = None,
     console: Console | None = None,
     run: RunTrial = run_trial,
 ) -> Outcome:
-    """Train and measure the trials that are not done yet, failed ones among them unless ``retry=none``; says what it skips. Runs that another sweep is
-    at are waited for, not trained again. Ctrl-C leaves runs that resume. ``earlier``: runs of the sweep's rounds before. ``mode``: what `wandb_mode` gave,
-    where it was asked already. ``begin``: puts the trials on record, once it is known that they can be handed out.
-    Errors: ``RuntimeError`` where they cannot (`require`)."""
+    """Train and measure the trials that are not done yet, failed ones among them unless ``retry=none``.
+
+    What is skipped is said. Runs that another sweep is at are waited for, not trained again. Ctrl-C leaves runs that
+    resume. ``earlier``: runs of the sweep's rounds before. ``mode``: what `wandb_mode` gave, where it was asked
+    already. ``record``: the study's, written with each run's spec once it is known that the trials can be handed out;
+    None: they are on record. Errors: ``RuntimeError`` where they cannot be (`require`), with nothing written.
+    """
     console = console or Console()
     done = partial(is_done, is_measured=is_measured)
     launch = secrets.token_hex(8)
@@ -76,16 +80,21 @@ def run(
     num_skipped = len(unique) - len(missing)
     if pending:
         require(spec)
-    begin()
+    if record is not None:
+        for trial in trials:
+            trial.directory.write_spec(trial.spec)
+        record.write(trials)
     _say(console, _plan(num_skipped, pending, left))
     interrupted = False
     if pending:
         ids = {trial.run_id for trial in missing}
         ended = [*earlier, *(trial for trial in unique if trial.run_id not in ids)]
-        view = LiveView(pending, num_skipped=num_skipped, earlier=ended, opening=_opening(spec), is_done=done, console=console)
+        opening = "starting Ray's workers" if spec.launcher == "ray" else ""
+        view = LiveView(pending, num_skipped=num_skipped, earlier=ended, opening=opening, is_done=done, console=console)
         pending, interrupted = _work(spec, pending, view, done, console, run, mode)
     failed = [*left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
-    outcome = Outcome(num_skipped, sum(map(done, pending)), _failures(failed), interrupted)
+    failures = [Failure(trial.run_id, trial.label, trial.directory.status().get("reason", ""), str(trial.directory.traceback_file)) for trial in failed]
+    outcome = Outcome(num_skipped, sum(map(done, pending)), tuple(failures), interrupted)
     _report(console, outcome, spec.retry)
     _report_wandb(console, [trial for trial in pending if trial.wandb])
     return outcome
@@ -117,10 +126,6 @@ def require(spec: SweepSpec) -> None:
         from sweeps.launchers.ray.workers import Share
 
         ray_launcher.require(Share(cpus_per_trial(spec), gpus_per_trial(spec)), spec.ray.address)
-
-
-def _opening(spec: SweepSpec) -> str:
-    return "starting Ray's workers" if spec.launcher == "ray" else ""
 
 
 def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
@@ -210,10 +215,6 @@ def _with_wandb(spec: SweepSpec, trials: Sequence[Trial], mode: str) -> list[Tri
     if not mode:
         return list(trials)
     return [replace(trial, wandb={"group": spec.name, "mode": mode, "config": trial.spec, "name": trial.label}) for trial in trials]
-
-
-def _failures(trials: Sequence[Trial]) -> tuple[Failure, ...]:
-    return tuple(Failure(trial.run_id, trial.label, trial.directory.status().get("reason", ""), str(trial.directory.traceback_file)) for trial in trials)
 
 
 def _report(console: Console, outcome: Outcome, retry: str) -> None:

@@ -18,7 +18,7 @@ from stability.config.curvature import CurvatureSpec, SpectraSpec
 from stability.config.generation import GenerationSpec
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
-from stability.corpora.tokens.corpus import Corpus
+from stability.corpora.base import AbstractCorpus
 from stability.runs.directory import RunDirectory, step_of
 from stability.training.machine import peak_memory_mb
 from stability.training.trainer import Trainer
@@ -92,7 +92,7 @@ class Cost:
     timing: Timing | None
 
 
-def measure_costs(spec: SweepSpec, corpus: Corpus) -> dict[str, Cost]:
+def measure_costs(spec: SweepSpec, corpus: AbstractCorpus) -> dict[str, Cost]:
     """What each kind of run costs: parameters counted without building the model, a warmed-up training step and a
     validation in a temporary folder."""
     kinds = {kind_of(run, variant): run for variant, run in spec.points(corpus.fingerprint)}
@@ -105,7 +105,7 @@ def kind_of(run: RunSpec, variant: str) -> str:
     return " ".join(filter(None, ("/".join((mechanism, run.residual.name, run.norm, run.optimizer.name)), variant)))
 
 
-def _cost(run: RunSpec, corpus: Corpus, spec: SweepSpec) -> Cost:
+def _cost(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec) -> Cost:
     from stability.build import build_objective, count_parameters, resolve_device
 
     num_params, device = count_parameters(run, corpus.format), resolve_device(spec.device)
@@ -116,7 +116,7 @@ def _cost(run: RunSpec, corpus: Corpus, spec: SweepSpec) -> Cost:
     return Cost(num_params, _mixing(run, build_objective(run, corpus.format).direction), timing)
 
 
-def _timing(run: RunSpec, corpus: Corpus, spec: SweepSpec, device: Any) -> Timing:
+def _timing(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, device: Any) -> Timing:
     _forget_peak(device)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(run, RunDirectory(folder, "plan"), corpus, device)
@@ -211,7 +211,7 @@ def _tables(spectra: SpectraSpec, layers: int) -> dict[str, float]:
     }
 
 
-def describe(spec: SweepSpec, corpus: Corpus, slots: float, trials: Sequence[Trial] | None, search: Search | None = None) -> str:
+def describe(spec: SweepSpec, corpus: AbstractCorpus, slots: float, trials: Sequence[Trial] | None, search: Search | None = None) -> str:
     """The plan as text: a line a kind of run, then totals. ``slots``: trials that run side by side. ``trials``: the
     runs of the plan in their order, what is finished of them is left out of what it costs; None where ``corpus`` only
     stands for data that was not read. ``search``: what chooses further runs once these have ended."""
@@ -244,7 +244,7 @@ def _rates_text(rates: Sequence[float]) -> str:
     return f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}" if len(rates) > 1 else f"learning rate {rates[0]:g}"
 
 
-def _data_line(spec: SweepSpec, corpus: Corpus, is_read: bool) -> str:
+def _data_line(spec: SweepSpec, corpus: AbstractCorpus, is_read: bool) -> str:
     if is_read:
         from stability.build import described
 

@@ -13,11 +13,16 @@ from typing import Any
 from stability.config.base import checked
 from stability.config.curvature import CurvatureSpec
 from stability.config.generation import GenerationSpec
+from stability.config.identity import run_id
+from stability.config.run import RunSpec
+from stability.config.sweep import SweepSpec
 from stability.runs.directory import RunDirectory
 from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock, Owner, RunLock
+from stability.runs.provenance import command_line
 
 IsMeasured = Callable[[RunDirectory, CurvatureSpec], bool]
+Points = Sequence[tuple[str, RunSpec]]  # runs with their variants' labels, as `SweepSpec.points` gives them
 AXES = ("mechanism", "residual", "optimizer", "norm")
 DEATH_S = 10.0  # a worker is reported dead before the system has cleared it away
 
@@ -87,6 +92,20 @@ def choice_name(choice: Any) -> str:
 def several_of(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
     """A trial's ``several``, from what a sweep chooses on each axis."""
     return tuple(axis for axis in AXES[1:] if len(choices.get(axis, ())) > 1)
+
+
+def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
+    """The trials of a sweep's runs, in the pool ``spec.runs_dir``, with what the sweep asks for after the training."""
+    shared: dict[str, Any] = {
+        "pool": str(Path(spec.runs_dir).resolve()),
+        "curvature": spec.curvature.model_dump(mode="json") if spec.hessian else None,
+        "generate": None if spec.generate is None else spec.generate.absolute().model_dump(mode="json"),
+        "device": spec.device,
+        "wandb": None,
+        "command": command_line(),
+        "several": several_of({axis: getattr(spec, axis) for axis in AXES}),
+    }
+    return [Trial(run_id(run), run.model_dump(mode="json"), variant=variant, **shared) for variant, run in points]
 
 
 def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from stability.cli.compose import compose
 from stability.config.base import checked
 from stability.config.parse import parse
 from stability.config.rates import LearningRates
 from stability.config.run import ModelSpec
+from stability.config.sweep import SweepSpec
 from stability.registry import Registry
+from tests.reading import compose
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCH_FREE = [
@@ -33,6 +34,9 @@ TORCH_FREE = [
     "stability.cli.publish",
     "stability.cli.subjects",
     "stability.sweep",
+    "stability.hessian",
+    "stability.probe",
+    "stability.generate",
     "stability.status",
     "analysis.report",
     "sweeps.search.edge",
@@ -88,6 +92,25 @@ def imported(file):
             yield node.module
 
 
+def untyped(source):
+    """The functions of a source that leave out what an argument or the result is, or say ``Any`` of it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = node.args
+            listed = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+            said = [node.returns, *(argument.annotation for argument in listed if argument is not None)]
+            if any(annotation is None or ast.unparse(annotation) == "Any" for annotation in said):
+                yield node.name
+
+
+def test_every_function_of_an_entry_says_what_it_takes_and_gives():
+    entries = [file for file in (ROOT / "stability").glob("*.py") if "run_entry(main, HELP)" in file.read_text()]
+    assert len(entries) == 7
+    assert {file.name: list(untyped(file.read_text())) for file in entries} == {file.name: [] for file in entries}
+    faulty = "def a(x) -> int: ...\ndef b(x: int, *, y=1) -> int: ...\ndef c(x: Any) -> int: ...\ndef d(): ...\ndef e(*x, **y) -> None: ..."
+    assert list(untyped(faulty)) == ["a", "b", "c", "d", "e"]
+
+
 def test_every_package_is_installed_with_the_others():
     """The list in pyproject.toml, from which a wheel is built: a folder that it forgets is missing for everyone but us."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
@@ -112,10 +135,10 @@ def test_every_yaml_holds_the_defaults_of_its_config():
     """A part built in Python and the same part chosen on the command line are the same part."""
     for family, group in (("mechanisms", "mechanism"), ("optimizers", "optimizer"), ("residuals", "residual")):
         for name in Registry(family).names(**({"cross": False} if family == "mechanisms" else {})):
-            composed = parse("sweep", {**compose("sweep", [f"{group}={name}"]), "name": "x"})
+            composed = parse(SweepSpec, {**compose("sweep", [f"{group}={name}"]), "name": "x"})
             assert getattr(composed, group)[0].settings == Registry(family).load(name).Config(), (group, name)
     for name in Registry("mechanisms").names(cross=True):
-        composed = parse("sweep", {**compose("sweep", [f"cross={name}"]), "name": "x"})
+        composed = parse(SweepSpec, {**compose("sweep", [f"cross={name}"]), "name": "x"})
         assert composed.cross.settings == Registry("mechanisms").load(name).Config(), name
 
 
@@ -169,4 +192,4 @@ def test_every_choice_of_every_group_composes_and_parses():
             }.get(choice.stem, [])
             extra = ["objective.tokenizer=0123456789ab"] if folder.name == "study" and choice.stem.startswith("protein_") else extra
             word = f"curvature={choice.stem}" if folder.name == "curvature" else f"{folder.name}={choice.stem}"
-            parse("sweep", {**compose("sweep", [word, *extra]), "name": "x"})
+            parse(SweepSpec, {**compose("sweep", [word, *extra]), "name": "x"})

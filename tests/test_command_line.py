@@ -11,11 +11,13 @@ import pytest
 from rich.console import Console
 
 from stability import hessian
-from stability.cli.compose import compose, read_spec, store_plugins
+from stability.cli.compose import store_plugins
 from stability.cli.progress import follow
 from stability.cli.study_name import study_name
-from stability.cli.words import hydra_overrides
+from stability.cli.words import Invocation
 from stability.config.parse import parse
+from stability.config.sweep import SweepSpec
+from tests.reading import compose, read_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -57,7 +59,7 @@ def test_nothing_is_the_quickstart():
     ],
 )
 def test_a_users_sweep_is_named_after_its_words_and_never_after_the_quickstart(argv, name):
-    assert study_name(argv) == name
+    assert study_name(Invocation.of(argv)) == name
 
 
 def test_a_presets_settings_of_a_group_hold_only_while_its_choice_is_kept():
@@ -104,7 +106,7 @@ def test_paths_with_hydras_own_characters_arrive_whole(path):
 
 def test_the_shim_touches_nothing_else():
     words = ["mechanism=[sa,sc]", "+x=1", "lr=range", "lr.num=9", "~lr", "hessian=false"]
-    assert hydra_overrides(words) == words
+    assert [str(word) for word in Invocation.of(words).overrides] == words
 
 
 @pytest.mark.parametrize(
@@ -211,8 +213,8 @@ def test_a_plugin_is_chosen_like_a_mechanism_of_ours(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("stability.registry._plugins", {})
     argv = ["plugins=[my_mixer]", "mechanism=[sa,my_mixer]", "mechanism.my_mixer.window=3"]
-    store_plugins(argv)
-    spec = parse("sweep", {**compose("sweep", argv), "name": "x"})
+    store_plugins(Invocation.of(argv))
+    spec = parse(SweepSpec, {**compose("sweep", argv), "name": "x"})
     assert spec.mechanism[1].name == "my_mixer"
     assert spec.mechanism[1].settings.window == 3
 

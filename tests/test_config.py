@@ -12,6 +12,7 @@ from stability.config.curvature import CurvatureSpec
 from stability.config.identity import run_id
 from stability.config.parse import parse, parse_run
 from stability.config.rates import LearningRates
+from stability.config.sweep import SweepSpec
 from stability.registry import FAMILIES, Registry
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -127,4 +128,4 @@ def test_a_plugin_is_found_by_its_stem_and_cannot_replace_a_part(tmp_path, monke
     assert "twice" in Registry("mechanisms").names()
     for module, message in (("my_lab_plugins.sc", "would replace the mechanism 'sc'"), ("my_lab_plugins.absent", "no module"), ("json", "has no EXPORT")):
         with pytest.raises(ValueError, match=message):
-            parse("sweep", {"plugins": [module]})
+            parse(SweepSpec, {"plugins": [module]})

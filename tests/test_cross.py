@@ -10,7 +10,6 @@ from torch import nn
 
 from stability import sweep
 from stability.build import build_model, build_objective
-from stability.cli.compose import read_spec
 from stability.config.cross import cross_choice
 from stability.config.parts import part
 from stability.mechanisms import build
@@ -22,6 +21,7 @@ from stability.residuals import build as build_residual
 from stability.runs.results import collect
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
+from tests.reading import read_spec
 
 CONTEXT = {"name": "mlm", "context": 8}
 TEXT = ["data=text", "objective.context=8", "lr=1e-3"]

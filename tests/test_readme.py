@@ -12,10 +12,10 @@ import torch
 import yaml
 
 from stability import sweep
-from stability.cli.compose import read_spec
 from stability.mechanisms import build
 from stability.runs.results import collect
 from tests.mechanisms import checks
+from tests.reading import read_spec
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {str(file.relative_to(ROOT)): file.read_text() for file in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
@@ -87,7 +87,7 @@ def test_every_command_is_one_that_its_entry_takes(tmp_path, monkeypatch):
         if own is not None and not any(word.startswith("plugins=") for word in words):
             words.append(f"plugins=[my_package.{own}]")  # the page shows it in its place in the repository
         if words and words != ["-h"] and not words[0].startswith(("name=[", "STUDY")):
-            assert read_spec(kind, words, into="curvature" if kind == "hessian" else None) is not None, (page, command)
+            assert read_spec(kind, words) is not None, (page, command)
 
 
 ENTRIES = ("sweep", "hessian", "probe", "generate", "report", "status", "train_tokenizer")

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from stability import sweep
-from stability.cli.compose import read_spec
 from stability.config.generation import GenerationSpec
 from stability.config.run import RunSpec
 from stability.probes.generation.generating import steps_of_a_phase
@@ -18,6 +17,7 @@ from sweeps.launchers import serial as serial_launcher
 from sweeps.plan import FORWARD, generation_steps
 from sweeps.progress import Progress
 from sweeps.trial import run_trial
+from tests.reading import read_spec
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep
 

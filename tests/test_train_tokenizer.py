@@ -8,12 +8,13 @@ import signal
 import numpy as np
 import pytest
 
-from stability.cli.compose import compose
 from stability.config.parse import parse
+from stability.config.tokenizer import TokenizerSpec
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.runs.lock import RunLock
 from stability.structure import training
 from stability.train_tokenizer import main
+from tests.reading import compose
 
 SMALL = ["encoder", "decoder", "atom_decoder"]
 WORDS = ["steps=4", "atom_steps=3", "warmup_steps=1", "batch=2", "positions=24", "every_steps=2", "chains=2", "structures=1", "rotations=1"]
@@ -68,7 +69,7 @@ def test_what_is_wrong_on_the_command_line_is_said_in_a_line(words, message):
 
 def test_the_cross_mechanism_is_of_the_mechanisms_kind():
     for mechanism, cross in (("sa", "ca"), ("sc", "cc")):
-        spec = parse("train_tokenizer", compose("train_tokenizer", [f"mechanism={mechanism}"]))
+        spec = parse(TokenizerSpec, compose("train_tokenizer", [f"mechanism={mechanism}"]))
         assert spec.run("x").cross.name == cross
         assert spec.run("x").mechanism.name == mechanism
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from stability.cli.compose import read_spec
 from stability.config.base import checked
 from stability.config.sweep import SweepSpec
+from tests.reading import read_spec
 
 NONE_READS = "read by launcher={} only, and this is launcher={}; "
 

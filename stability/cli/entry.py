@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from stability.cli.mistakes import printable
+from stability.cli.words import Invocation
 
 USAGE = 2
 
@@ -28,13 +29,13 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
     try:
         sys.exit(main(argv))
     except (ValueError, RuntimeError) as error:
-        print(f"error: {printable(str(error), argv)}", file=sys.stderr)
+        print(f"error: {printable(str(error), Invocation.of(argv))}", file=sys.stderr)
         sys.exit(USAGE)
     except BrokenPipeError:  # whoever read our output has left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:  # an unwritable folder, a full disk
-        print("error: " + printable(f"{error.strerror or error}: {error.filename or ''}", argv), file=sys.stderr)
+        print("error: " + printable(f"{error.strerror or error}: {error.filename or ''}", Invocation.of(argv)), file=sys.stderr)
         sys.exit(USAGE)
     except KeyboardInterrupt as stop:
         print("stopped; the same command goes on from here", file=sys.stderr)

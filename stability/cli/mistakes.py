@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from stability.cli.conf import AXES, choices, conf_dir, defaults, unknown_key
+from stability.cli.words import Invocation, Word
 from stability.registry import near_misses
 
 LONGEST_SHOWN = 80  # characters of a word that are shown
 LONGEST_PART, LONGEST_LINE = 300, 600  # of a message: of what it repeats from the command line, a path mostly; of a line
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 MORE = "(-h shows more)"
-Overrides = Callable[[Sequence[str]], list[str]]  # of words, what Hydra gets for them
 
 
 def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
@@ -22,30 +21,31 @@ def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
     return CONTROL.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), short)
 
 
-def printable(message: str, argv: Sequence[str]) -> str:
+def printable(message: str, invocation: Invocation) -> str:
     """A message as a terminal can show it: what of it comes from the command line as `shown` does it, and no line longer than a few rows."""
-    parts = {part for word in argv for part in (word, *word.partition("=")[::2]) if len(part) > LONGEST_PART or CONTROL.search(part)}
-    for part in sorted(parts, key=len, reverse=True):
+    parts = {part for word in invocation.words for part in (str(word), f"{word.sign}{word.key}", word.value or "")}
+    unprintable = [part for part in parts if len(part) > LONGEST_PART or CONTROL.search(part)]
+    for part in sorted(unprintable, key=len, reverse=True):
         message = message.replace(part, shown(part, LONGEST_PART))
     return "\n".join(shown(line, LONGEST_LINE) for line in message.split("\n"))
 
 
-def check_words(argv: Sequence[str], root: str, overrides: Overrides) -> None:
+def check_words(invocation: Invocation, root: str) -> None:
     """Refuse what Hydra would take without a word, or raise something else about than `HydraException`. Errors: ``ValueError`` of one line."""
-    for word in argv:
-        key, equals, value = word.lstrip("+~").partition("=")
-        if not equals and not word.startswith("~"):
-            raise ValueError(f"'{shown(word)}' is not of the form key=value; e.g. mechanism=sc lr=range {MORE}")
-        if "${" in word:  # it could read the environment, and what it stands for would be in no record
-            raise ValueError(f"{shown(word)}: '${{' is not filled in here; write the value itself, or let the shell do it")
-        if not re.fullmatch(r"\w+(\.\w+)*", key, re.ASCII):
-            raise ValueError(f"'{shown(word)}' has no key that could be read; keys are names joined by dots, e.g. mechanism.sc.window=4 {MORE}")
-        if key.split(".")[0] == "hydra":
-            raise ValueError(f"{shown(word)}: settings of Hydra itself are not read here; leave it out {MORE}")
-        for chosen in overrides([word]) if key in _groups(root) and equals else ():  # of lr=1e-3: lr=values lr.values=[1e-3]
-            group, _, choice = chosen.lstrip("+~").partition("=")
-            if group == key:
-                _check_choice(chosen, group, choice, root)
+    for word in invocation.words:
+        typed = shown(str(word))
+        if word.value is None and not word.sign.startswith("~"):
+            raise ValueError(f"'{typed}' is not of the form key=value; e.g. mechanism=sc lr=range {MORE}")
+        if "${" in str(word):  # it could read the environment, and what it stands for would be in no record
+            raise ValueError(f"{typed}: '${{' is not filled in here; write the value itself, or let the shell do it")
+        if not re.fullmatch(r"\w+(\.\w+)*", word.key, re.ASCII):
+            raise ValueError(f"'{typed}' has no key that could be read; keys are names joined by dots, e.g. mechanism.sc.window=4 {MORE}")
+        if word.group == "hydra":
+            raise ValueError(f"{typed}: settings of Hydra itself are not read here; leave it out {MORE}")
+        if word.key in _groups(root):
+            for override in word.for_hydra():  # of lr=1e-3: lr=values lr.values=[1e-3]
+                if override.key == word.key and override.value is not None:
+                    _check_choice(override.sign, override.key, override.value)
 
 
 @cache
@@ -54,16 +54,19 @@ def _groups(root: str) -> dict[str, str]:
     return {group: choice for group, choice in defaults(root).items() if "@" not in group}
 
 
-def _check_choice(word: str, group: str, value: str, root: str) -> None:
+def _check_choice(sign: str, group: str, value: str) -> None:
     """Errors: ``ValueError`` where a word that chooses of a group names nothing that the group has."""
-    if word.startswith("+"):
-        raise ValueError(f"{shown(word)}: {group} is chosen already, and nothing can be added to it; write {group}={shown(value)}")
-    if word.startswith("~"):
+    from hydra.core.config_store import ConfigStore
+
+    if sign.startswith("+"):
+        raise ValueError(f"{shown(f'{sign}{group}={value}')}: {group} is chosen already, and nothing can be added to it; write {group}={shown(value)}")
+    if sign.startswith("~"):
         return
     names = _names(value)
     if group not in AXES and names != [value.strip()]:
         raise ValueError(f"{group}={shown(value)}: takes one name; {near_misses(value, choices(group))}")
-    known = (*choices(group), *_of_plugins(group))
+    plugins = ConfigStore.instance().repo.get(group, {})  # where `stability.cli.compose.store_plugins` has put them
+    known = (*choices(group), *(name.removesuffix(".yaml") for name in plugins))
     wrong = next((name for name in names if name not in known), None)
     if group == "mechanism" and wrong in set(choices("cross")) - {"auto", "none"}:
         raise ValueError(f"mechanism={wrong} is a cross mechanism, it needs a context: cross={wrong} objective.context=64")
@@ -80,59 +83,51 @@ def _names(value: str) -> list[str]:
     return [name for name in (re.sub(r"""^(['"])(.*)\1$""", r"\2", item.strip()) for item in listed) if name or len(listed) > 1]
 
 
-def _of_plugins(group: str) -> tuple[str, ...]:
-    """Names that plugins added to a group (`stability.cli.compose.store_plugins`)."""
-    from hydra.core.config_store import ConfigStore
-
-    return tuple(name.removesuffix(".yaml") for name in ConfigStore.instance().repo.get(group, {}))
-
-
-def explained(error: Exception, root: str, argv: Sequence[str], overrides: Overrides) -> str:
+def explained(error: Exception, root: str, invocation: Invocation) -> str:
     """What Hydra could not read or compose."""
-    for word in argv:
-        if reason := _unreadable(word, overrides):
+    for word in invocation.words:
+        if reason := _unreadable(word):
             return reason
     text = str(error).strip()
     if match := re.search(r"Could not override '([^']+)'", text):
-        given: Mapping[str, str] = dict(word.split("=", 1) for word in overrides(argv) if "=" in word)
-        chosen = {key: value for key, value in given.items() if key in _groups(root) and (conf_dir() / key).is_dir()}
+        chosen = {key: value for key, value in invocation.given.items() if key in _groups(root) and (conf_dir() / key).is_dir()}
         return unknown_key(match.group(1), root, chosen)
     if "Missing mandatory value" in text:
         key = getattr(error, "full_key", "") or text.rsplit(" ", 1)[-1]
         return f"{key}: a value is missing; give {key}=…"
-    return f"{shown(_at_fault(root, argv, overrides))}: {_reason(text)}"
+    return f"{shown(str(_at_fault(root, invocation)))}: {_reason(text)}"
 
 
-def _unreadable(word: str, overrides: Overrides) -> str | None:
+def _unreadable(word: Word) -> str | None:
     """What is wrong with the way in which a word is written; None: nothing."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    key, _, value = word.partition("=")
+    key, value, typed = f"{word.sign}{word.key}", word.value or "", shown(str(word))
     parser = OverridesParser.create()
     try:
-        several = [parsed for parsed in map(parser.parse_override, overrides([word])) if parsed.is_sweep_override()]
+        several = [override for override in word.for_hydra() if parser.parse_override(str(override)).is_sweep_override()]
     except (HydraException, ValueError, RecursionError):  # ValueError: a number of more digits than Python reads
         if re.search(r"\d{1000}", value):
-            return f"{shown(word)}: a number of that many digits cannot be read"
+            return f"{typed}: a number of that many digits cannot be read"
         as_text = "" if "'" in value or not value.strip() else f", or in quotes if it is meant as it stands: \"{shown(key)}='{shown(value)}'\""
-        return f"{shown(word)}: this value cannot be read; give a number, a name or a list like [1,2]{as_text}"
-    return f"{shown(word)}: takes one value; a list is written in brackets, e.g. [1,2]" if several else None
+        return f"{typed}: this value cannot be read; give a number, a name or a list like [1,2]{as_text}"
+    return f"{typed}: takes one value; a list is written in brackets, e.g. [1,2]" if several else None
 
 
-def _at_fault(root: str, argv: Sequence[str], overrides: Overrides) -> str:
+def _at_fault(root: str, invocation: Invocation) -> Word:
     """The first word with which the command line cannot be composed, while it can with those before it."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        for number in range(1, len(argv)):
+        for number in range(1, len(invocation.words)):
             try:
-                compose(root, overrides=overrides(argv[:number]))
+                compose(root, overrides=[str(word) for word in Invocation(invocation.words[:number]).overrides])
             except (HydraException, OmegaConfBaseException, ValueError, RecursionError):
-                return argv[number - 1]
-    return argv[-1]
+                return invocation.words[number - 1]
+    return invocation.words[-1]
 
 
 def _reason(text: str) -> str:

@@ -27,7 +27,7 @@ def quoted(key: str, value: str) -> str | None:
     """
     if value[:1] in QUOTES or value == "null" or WORD.fullmatch(value):
         return None
-    if "/" in value and "\\" not in value and not _in_brackets(value) and not (conf_dir() / key.lstrip("+~")).is_dir():
+    if "/" in value and "\\" not in value and not _in_brackets(value) and not (conf_dir() / key).is_dir():
         return _in_quotes(value)
     holds = places_in(key)
     if holds == "several" and _in_brackets(value):
@@ -38,7 +38,6 @@ def quoted(key: str, value: str) -> str | None:
 
 def places_in(key: str) -> str | None:
     """``one`` or ``several``: what a key of the command line holds, as its field says; None for what is no place."""
-    key = key.lstrip("+~")
     return _entries_places().get(key) or next((found for config, field in _settings_of(key) if (found := _of_field(config, field))), None)
 
 

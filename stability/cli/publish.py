@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stability.runs.study import StudyFolder
 from stability.startup import uncollected
+
+if TYPE_CHECKING:
+    from analysis.drawing.typeset import Table
+    from analysis.study.load import Study
 
 
 def publish(study: StudyFolder, reports_dir: str | None, phases: Sequence[str] = ("terminal",), *, unless_same: bool = False) -> None:
@@ -30,6 +35,26 @@ def publish(study: StudyFolder, reports_dir: str | None, phases: Sequence[str] =
     if pdf is not None:
         print(f"report: {build(study.path, pdf.parent)}")
     published.record(text)
+
+
+def collected(study: StudyFolder) -> Study:
+    """The study as its tables and figures read it, its runs collected into parquet anew."""
+    from analysis.study.load import load
+    from stability.runs.results import collect, write
+
+    write(collect(study.path), study.results)
+    return load(study.path)
+
+
+def print_tables(study: StudyFolder, tables: Sequence[Table], nothing: str) -> None:
+    """Print tables of a study, or ``nothing`` where there are none, and what draws them."""
+    print("\n\n".join(table.text() for table in tables) or nothing)
+    tell_what_draws(study)
+
+
+def tell_what_draws(study: StudyFolder) -> None:
+    """Print the command that puts what was just measured into the study's PDF."""
+    print("drawn by: python -m stability.report name=" + study.path.name)
 
 
 def _drawing_code() -> list[Path]:

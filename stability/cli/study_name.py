@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from stability.cli.places import places_in
-from stability.cli.words import CHOICES
+from stability.cli.words import CHOICES, Invocation
 
 # keys that change where or how a sweep runs, not what it is: they never enter its name
 LABELS = ("name", "runs_dir", "reports_dir", "launcher", "logger", "device", "dry_run", "report", "cpus_per_trial", "gpus_per_trial", "plugins", "study")
@@ -15,15 +14,12 @@ LABELS += ("retry", "search.num", "search.batch")  # how far a sweep goes
 LAUNCHERS = ("ray.", "slurm.", "devices_per_trial", "shard_parameters")  # their settings, likewise
 
 
-def study_name(argv: Sequence[str]) -> str:
+def study_name(invocation: Invocation) -> str:
     """The preset's name where nothing else was asked for, else a name made from the overrides: ``mechanism=sc lr=range`` → ``sc-range``."""
-    given: dict[str, str] = {}
-    for word in argv:
-        key, _, value = word.lstrip("+~").partition("=")
-        given[key] = value
+    given = {word.key: word.value or "" for word in invocation.words}
     asked = [_word(key, value) for key, value in given.items() if key not in LABELS and not key.startswith(LAUNCHERS)]
-    words = ([given.get("study", "quickstart")] if "study" in given or not asked else []) + asked
-    return "-".join(words)[:100].strip("-._+=") or "sweep"
+    named = ([given.get("study", "quickstart")] if "study" in given or not asked else []) + asked
+    return "-".join(named)[:100].strip("-._+=") or "sweep"
 
 
 def _word(key: str, value: str) -> str:

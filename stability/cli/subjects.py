@@ -1,25 +1,113 @@
-"""The runs of a study that an entry works on: those that have their verdict, each under its lock."""
+"""What an entry that measures checkpoints works on: a study, a run or one checkpoint, each run under its lock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from stability.runs.directory import RunDirectory
+from stability.cli.progress import follow
+from stability.config.parse import parse_run
+from stability.config.run import RunSpec
+from stability.runs.directory import RunDirectory, read_json
 from stability.runs.lock import RunLock
+from stability.runs.study import StudyFolder
 
 
-def with_verdict(directories: Sequence[RunDirectory]) -> list[RunDirectory]:
-    """The runs that reached their verdict; how many did not is printed. ``ValueError`` where that is the only one."""
-    unfinished = [directory for directory in directories if not directory.finished]
-    if unfinished and len(directories) == 1:
-        raise ValueError(f"{unfinished[0].run_id} is {unfinished[0].status()['state']}; run its sweep to the end first")
-    if unfinished:
-        print(f"leaves out {len(unfinished)} of {len(directories)} runs, which have not reached their verdict")
-    return [directory for directory in directories if directory.finished]
+@dataclass(frozen=True)
+class Subject:
+    """The runs that ``ckpt=FOLDER`` names: all of a study, one, or the one that a single checkpoint belongs to.
+
+    ``study`` and ``checkpoint`` are None where the folder is none. ``phase``: the name of a checkpoint's phase:
+    earliest, terminal and last keep theirs, any other is a phase of its own.
+    """
+
+    directories: tuple[RunDirectory, ...]
+    pool: Path
+    study: StudyFolder | None = None
+    checkpoint: Path | None = None
+    phase: str = ""
+
+    @classmethod
+    def of(cls, ckpt: str, *, kept: str) -> Subject:
+        """What lies in a folder. ``kept``: what would be kept in a run's folder, e.g. "rows".
+
+        Errors: ``ValueError`` for a folder that holds neither a study nor a run nor an intact checkpoint of a run.
+        """
+        folder = Path(ckpt).resolve()
+        if (folder / "study.json").exists():
+            study = StudyFolder(folder)
+            return cls(tuple(study.runs()), study.pool, study=study)
+        if (folder / "spec.json").exists():
+            return cls((RunDirectory.at(folder),), folder.parent)
+        from stability.runs.phases import phases
+        from stability.training.checkpoint import verified_manifest
+
+        verified_manifest(folder)
+        directory = RunDirectory.at(folder.parent.parent)
+        if not directory.spec_file.exists():
+            raise ValueError(f"{folder} is not inside a run's folder (runs/<run_id>/checkpoints/…), where its {kept} would be kept; copy the whole run")
+        named = {path: name for name, path in phases(directory, "all").items()}
+        return cls((directory,), directory.path.parent, checkpoint=folder, phase=named.get(folder, folder.name))
+
+    @property
+    def directory(self) -> RunDirectory:
+        """The run, where the subject is one or a checkpoint of one."""
+        (directory,) = self.directories
+        return directory
+
+    @property
+    def cache_dir(self) -> Path:
+        """Where the prepared data of the runs lie."""
+        return self.pool / "cache"
+
+    def measurable(self, *, without_checkpoint: str | None = None) -> list[RunDirectory]:
+        """The runs that reached their verdict, or the one that a checkpoint belongs to; how many did not is printed.
+
+        Errors: ``ValueError`` where the only run has not, or has left no checkpoint and ``without_checkpoint`` says
+        what cannot be done then; None: it is no error.
+        """
+        if self.checkpoint is not None:
+            return [self.directory]
+        unfinished = [directory for directory in self.directories if not directory.finished]
+        if unfinished and len(self.directories) == 1:
+            raise ValueError(f"{unfinished[0].run_id} is {unfinished[0].status()['state']}; run its sweep to the end first")
+        if unfinished:
+            print(f"leaves out {len(unfinished)} of {len(self.directories)} runs, which have not reached their verdict")
+        if without_checkpoint is not None and len(self.directories) == 1 and not self.directory.checkpoints():
+            state = self.directory.status()["state"]
+            raise ValueError(f"{self.directory.run_id} is {state} and left no checkpoint: {without_checkpoint}")
+        return [directory for directory in self.directories if directory.finished]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done to one run: ``steps``, at most ``num_steps`` of them, which leave files in its folder.
+
+    ``checkpoint``: the folder's name where it is one checkpoint's work only.
+    """
+
+    directory: RunDirectory
+    steps: Iterator[None]
+    num_steps: int
+    checkpoint: str = ""
+
+
+def take_steps(works: Sequence[Work]) -> None:
+    """Do one work after another under one bar, each under its run's lock."""
+    labels = [f"{work.directory.run_id} {work.checkpoint}".rstrip() for work in works]
+    follow((locked(work.directory, work.steps) for work in works), labels, [work.num_steps for work in works])
+
+
+def tell_skipped(num_pending: int, num_asked: int, reason: str) -> None:
+    """Print how many runs are left out since nothing is to be done to them; nothing where there are none."""
+    if num_pending < num_asked:
+        print(f"skips {num_asked - num_pending} of {num_asked}: {reason}")
 
 
 def locked(directory: RunDirectory, steps: Iterator[None]) -> Iterator[None]:
-    """What writes into a run's folder, under the run's lock; nothing, and a line, where another process works on the run."""
+    """Take ``steps``, which write into a run's folder, under the run's lock; where another process works on the run,
+    none of them, and a line says so."""
     lock = RunLock(directory.path)
     if not lock.acquire():
         print(f"leaves out {directory.run_id}: {lock.owner() or 'another process'} works on it; the same command does the rest later")
@@ -28,3 +116,8 @@ def locked(directory: RunDirectory, steps: Iterator[None]) -> Iterator[None]:
         yield from lock.during(steps)
     finally:
         lock.release()
+
+
+def spec_of(directory: RunDirectory) -> RunSpec:
+    """The spec that a run was trained by."""
+    return parse_run(read_json(directory.spec_file))

@@ -21,9 +21,12 @@ class Settings(BaseModel):
     tuples for lists.
 
     ``same_for_all``: the fields in which the parts of one sweep's axis must agree, as far as they have them.
+    ``written_flat``: the field whose own keys the user writes beside this spec's, without the field's name; errors
+    name them so.
     """
 
     same_for_all: ClassVar[tuple[str, ...]] = ()
+    written_flat: ClassVar[str | None] = None
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     @field_validator("*")
@@ -62,7 +65,10 @@ def _first_causes(items: Sequence[Any]) -> list[Any]:
 
 
 def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
-    path = ".".join([prefix, *(str(step) for step in item["loc"])] if prefix else [str(step) for step in item["loc"]])
+    steps = [str(step) for step in item["loc"]]
+    if issubclass(model, Settings) and steps[:1] == [model.written_flat] and len(steps) > 1:
+        del steps[0]
+    path = ".".join([prefix, *steps] if prefix else steps)
     if item["type"] == "value_error":
         return str(item["ctx"]["error"])
     if item["type"] == "extra_forbidden":

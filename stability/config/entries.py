@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -16,13 +16,24 @@ from stability.config.rates import LearningRates
 class HessianSpec(Settings):
     """α_max of checkpoints that exist (``ckpt``), or of a Hugging Face causal LM on the user's data (``hf``)."""
 
+    written_flat: ClassVar[str | None] = "curvature"
     ckpt: Annotated[str | None, Place()] = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
     hf: Annotated[str | None, Place()] = Field(default=None, min_length=1, description="a Hugging Face causal language model: a folder, or a name on the hub")
     data: Annotated[Part, one_part("data")] | None = Field(default=None, description="the text that the model is to be fine-tuned on (hf)")
     lr: LearningRates | None = Field(default=None, description="learning rates that are asked about (hf)")
     positions: int | None = Field(default=None, ge=2, description="tokens per sequence (hf); null: 128, or the model's largest where that is less")
-    curvature: CurvatureSpec = Field(description="the protocol")
+    curvature: CurvatureSpec = Field(default=CurvatureSpec(), description="the protocol; its keys are written flat, e.g. batch=512")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _protocol_is_written_flat(cls, values: Any) -> Any:
+        """What is no field of this spec's own goes into ``curvature``. A spec that was dumped holds no such key, and is
+        taken as it is."""
+        if not isinstance(values, dict) or values.keys() <= cls.model_fields.keys():
+            return values
+        own = {key: value for key, value in values.items() if key in cls.model_fields and key != "curvature"}
+        return own | {"curvature": {key: value for key, value in values.items() if key not in own}}
 
     @model_validator(mode="after")
     def _one_subject(self) -> HessianSpec:

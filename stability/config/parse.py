@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stability.config.base import checked
+from stability.config.base import AnySettings, Settings, checked
 from stability.config.entries import HessianSpec, ProbeSpec, ReportSpec, StatusSpec
 from stability.config.generation import GenerateSpec
 from stability.config.identity import filled
@@ -12,17 +12,27 @@ from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.config.tokenizer import TokenizerSpec
 from stability.registry import add_plugin
+from stability.startup import uncollected
 
-SPECS = {"sweep": SweepSpec, "hessian": HessianSpec, "report": ReportSpec, "status": StatusSpec, "probe": ProbeSpec, "generate": GenerateSpec}
-SPECS["train_tokenizer"] = TokenizerSpec
+SPECS: dict[str, type[Settings]] = {
+    "sweep": SweepSpec,
+    "hessian": HessianSpec,
+    "report": ReportSpec,
+    "status": StatusSpec,
+    "probe": ProbeSpec,
+    "generate": GenerateSpec,
+    "train_tokenizer": TokenizerSpec,
+}  # of each entry, what it works from
 
 
-def parse(kind: str, values: dict[str, Any]) -> Any:
-    """The validated spec of an entry. Plugins named in it are made known first. Errors: ``ValueError``, at most two lines."""
+def parse(kind: type[AnySettings], values: dict[str, Any]) -> AnySettings:
+    """The validated spec of an entry, of class ``kind``, after torch was imported for it. Plugins named in it are made
+    known first. Errors: ``ValueError``, at most two lines."""
     listed = values.get("plugins") or ()
     for module in listed if isinstance(listed, list | tuple) else ():  # what is no list is refused with the rest
         add_plugin(module)
-    return checked(SPECS[kind], values)
+    with uncollected():
+        return checked(kind, values)
 
 
 def parse_run(values: dict[str, Any]) -> RunSpec:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
 
 from rich.console import Console
 
-from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from sweeps import launch
 from sweeps.launch import Outcome
 from sweeps.launchers.serial import RunTrial
-from sweeps.trial import Trial, is_done, run_trial
-
-Points = Sequence[tuple[str, RunSpec]]  # runs with their variants' labels, as `SweepSpec.points` gives them
+from sweeps.record import StudyRecord
+from sweeps.trial import Points, Trial, is_done, run_trial, trials_of
 
 
 class Search(Protocol):
@@ -70,16 +68,15 @@ def search_of(spec: SweepSpec, fingerprint: str, before: Mapping[str, Any]) -> S
 def run_rounds(
     spec: SweepSpec,
     search: Search,
+    record: StudyRecord,
     *,
-    trials_of: Callable[[Points], list[Trial]],
-    write: Callable[[Iterable[Trial]], None],
     console: Console | None = None,
     run: RunTrial = run_trial,
 ) -> tuple[Outcome, list[Trial]]:
     """Ask, run what is missing, tell, until nothing is left to ask. Returns what became of it all, and every trial that was asked for.
 
-    ``write(trials)`` puts the study on record before each round that has something to run: whenever the machine stops, the same command goes on from
-    there. One Ray cluster serves all rounds, and W&B's server is looked for once.
+    ``record`` is written before each round that has something to run: whenever the machine stops, the same command
+    goes on from there. One Ray cluster serves all rounds, and W&B's server is looked for once.
     """
     console = console or Console()
     known: dict[str, Trial] = {}
@@ -87,7 +84,7 @@ def run_rounds(
     cluster = mode = None
     with ExitStack() as stack:
         for number in itertools.count(1):
-            if not (trials := trials_of(search.ask())):
+            if not (trials := trials_of(spec, search.ask())):
                 break
             if search.stop_at is not None:
                 trials = [replace(trial, stop_at=search.stop_at, curvature=None, generate=None) for trial in trials]
@@ -102,7 +99,7 @@ def run_rounds(
                 console.print(f"round {number}", markup=False, highlight=False)
                 for trial in fresh.values():
                     trial.directory.write_spec(trial.spec)
-                write(known.values())
+                record.write(list(known.values()), search.record())
             outcomes.append(
                 launch.run(spec, list(fresh.values()), earlier=earlier, mode=mode, console=console, run=run) if pending else Outcome(len(fresh), 0, (), False)
             )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from stability import sweep
-from stability.cli.compose import read_spec
 from stability.config.parts import Part
 from stability.config.parts import part as part_of
 from stability.corpora.cache import prepare, prepare_for_plan
 from stability.data import hf
+from tests.reading import read_spec
 
 
 def part(**settings) -> Part:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from stability.cli.compose import compose
 from stability.cli.conf import choices, conf_dir
 from stability.config.parse import SPECS
 from stability.config.run import RunSpec
 from stability.registry import FAMILIES, Registry
+from tests.reading import compose
 
 # What each entry needs to get as far as the work itself, which the harness replaces; for most it is a folder that does not exist.
 BASES: dict[str, tuple[str, ...]] = {

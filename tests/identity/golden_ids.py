@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from stability.cli.compose import compose, read_spec
 from stability.config.base import checked
 from stability.config.identity import run_id, tokenizer_id
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.registry import Registry, add_plugin
+from tests.reading import compose, read_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).parent / "golden"

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from stability.cli.compose import compose, read_spec
-from stability.cli.places import places_in, quoted
+from stability.cli.places import places_in
 from stability.cli.study_name import study_name
-from stability.cli.words import hydra_overrides
+from stability.cli.words import Invocation
 from stability.config.identity import run_id
+from tests.reading import compose, read_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTEIN = ["data=protein", "objective=multitrack", "cross=auto", "objective.sources=[sequence]"]
@@ -27,9 +27,14 @@ PATHS = ["/F/a(b),c/x.tsv", "a(b),c.tsv", "wide space/x=y", "it's/here", "[z].tx
 WORST = "/F/a(b),c = 'd' {e}/[x].tsv"
 
 
+def overrides(word: str) -> list[str]:
+    """What Hydra gets for a word."""
+    return [str(override) for override in Invocation.of([word]).overrides]
+
+
 def read_by_hydra(word: str) -> Any:
     """The value of an override as Hydra's own parser understands it."""
-    (override,) = hydra_overrides([word])
+    (override,) = overrides(word)
     return OverridesParser.create().parse_override(override).value()
 
 
@@ -119,12 +124,12 @@ def test_null_takes_a_path_away_again():
     ],
 )
 def test_nothing_else_is_touched(word):
-    assert hydra_overrides([word]) == [word]
+    assert overrides(word) == [word]
 
 
 @pytest.mark.parametrize("word", ["ablate.sc.window=[2,4]", "search.space.lr_peak={low:1e-4,high:1e-1}"])
 def test_keys_of_parts_are_added_as_they_are(word):
-    assert hydra_overrides([word]) == [f"++{word}"]
+    assert overrides(word) == [f"++{word}"]
 
 
 def test_which_keys_hold_places():
@@ -141,7 +146,7 @@ def test_which_keys_hold_places():
 
 
 def test_an_added_key_is_quoted_too():
-    assert quoted("++data.path", "a(b)") == "'a(b)'"
+    assert overrides("++data.path=a(b)") == ["++data.path='a(b)'"]
     assert compose("sweep", ["++data.path=/a(b)"])["data"]["path"] == "/a(b)"
 
 
@@ -156,10 +161,10 @@ def test_an_added_key_is_quoted_too():
     ],
 )
 def test_a_sweep_is_named_after_the_last_part_of_a_path(argv, name):
-    assert study_name(argv) == name
+    assert study_name(Invocation.of(argv)) == name
 
 
 def test_a_command_line_without_numbers_for_the_data_is_read_without_torch():
     words = ["data=text", "data.path=/a(b)/c", "data.field=body", "data.tokenizer=gpt2", "runs_dir=x(1)"]
-    code = f"import sys; from stability.cli.compose import compose; compose('sweep', {words!r}); print('torch' in sys.modules)"
+    code = f"import sys; from tests.reading import compose; compose('sweep', {words!r}); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip() == "False"

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from stability.build import build_model
-from stability.cli.compose import read_spec
 from stability.config.identity import run_id
 from stability.config.parse import parse_run
 from tests.objectives.test_multitrack import SIZES, run_spec
+from tests.reading import read_spec
 
 VOCAB = 256
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from stability.build import build_model, build_objective
-from stability.cli.compose import compose
 from stability.config.curvature import CurvatureSpec
 from stability.config.identity import run_id
 from stability.config.parse import parse
 from stability.config.parts import settings_of
+from stability.config.sweep import SweepSpec
 from stability.corpora.cache import load
 from stability.corpora.images.corpus import ImageBatch
 from stability.models.images import ImageFormat
@@ -23,6 +23,7 @@ from stability.runs.directory import read_jsonl
 from stability.runs.schema import RUNS_COLUMNS
 from stability.training.checkpoint import load as load_checkpoint
 from stability.training.evaluate import Validation
+from tests.reading import compose
 
 CLASSES = 3
 
@@ -222,11 +223,11 @@ def test_probes_of_layers_read_images_too(lab, image_file, what):
 
     from stability.config.entries import ProbeSpec
     from stability.probes.layers import measuring as spectra_of_layers
-    from stability.probes.layers.subjects import subject_of
+    from stability.probes.layers.observing import observable_in
 
     spec = image_spec(lab, image_file, mechanism={"name": "mix", "pattern": ["sa", "sc"]}, steps=2)
     directory = lab.train(spec)
-    assert subject_of(spec, what).is_there
+    assert observable_in(spec, what).is_there
     for _ in spectra_of_layers.measure(directory, ProbeSpec(what=what, ckpt=str(directory.path), sequences=2, device="cpu"), cache_dir=lab.cache):
         pass
     table = pd.read_parquet(directory.probe_file("terminal", spectra_of_layers.TABLES[what][0]))
@@ -269,7 +270,7 @@ def test_the_model_is_the_seeds_and_the_run_is_the_augmentations(lab, image_file
 )
 def test_data_of_another_kind_is_refused_when_parsed_with_what_fits(words, message):
     with pytest.raises(ValueError) as caught:
-        parse("sweep", {**compose("sweep", words), "name": "x"})
+        parse(SweepSpec, {**compose("sweep", words), "name": "x"})
     assert str(caught.value).startswith(message) and len(str(caught.value).splitlines()) == 1
 
 

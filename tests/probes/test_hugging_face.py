@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from stability import hessian
-from stability.cli.compose import read_spec
 from stability.probes import hugging_face
 from stability.probes.hugging_face import HuggingFaceProbe, answer, load_tokenizer, quantile
+from tests.reading import read_spec
 
 transformers = pytest.importorskip("transformers")
 MODELS = ("gpt2", "llama", "qwen2")
@@ -50,7 +50,7 @@ def words_of(lab, folder, *more):
 
 
 def probe_of(lab, folder, *more):
-    return HuggingFaceProbe(read_spec("hessian", words_of(lab, folder, *more), into="curvature"))
+    return HuggingFaceProbe(read_spec("hessian", words_of(lab, folder, *more)))
 
 
 def rows_of(probe, lr=1e-2):
@@ -156,7 +156,7 @@ def test_a_model_that_reads_its_targets_or_lacks_its_head_is_refused(lab, tmp_pa
 )
 def test_the_command_says_what_it_needs(words, message):
     with pytest.raises(ValueError) as error:
-        read_spec("hessian", words, into="curvature")
+        read_spec("hessian", words)
     assert message in str(error.value)
     assert len(str(error.value).splitlines()) <= 2
 

@@ -11,10 +11,10 @@ from stability.config.base import checked
 from stability.config.entries import ProbeSpec
 from stability.probe import main
 from stability.probes.curvature.alpha_max import corpus_of
-from stability.probes.layers import subjects
+from stability.probes.layers import observing
 from stability.probes.layers.consensus import consensus_spectra
 from stability.probes.layers.measuring import held_out, layer_inputs, measure, missing_phases
-from stability.probes.layers.subjects import mixers
+from stability.probes.layers.observing import mixers
 from stability.runs.results import collect, write
 from stability.runs.schema import PROBE_COLUMNS
 from stability.runs.study import StudyFolder
@@ -196,7 +196,7 @@ def test_mistakes_are_told_in_a_line(argv, message):
 
 
 def test_a_run_with_neither_consensus_nor_attention_is_refused(trained, monkeypatch):
-    monkeypatch.setitem(subjects.OBSERVED, "spectra", ())
+    monkeypatch.setitem(observing.OBSERVED, "spectra", ())
     with pytest.raises(ValueError, match="sa has neither consensus nor softmax-attention layers"):
         main(["what=spectra", f"ckpt={trained[1]['sa'].path}", *SMALL])
 

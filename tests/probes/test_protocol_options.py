@@ -220,13 +220,13 @@ def test_a_study_is_measured_and_tabulated_by_one_command_that_resumes(lab, caps
 
 
 def test_gradient_true_reads_as_written_and_a_wrong_word_is_refused(lab):
-    from stability.cli.compose import read_spec
+    from tests.reading import read_spec
 
-    assert read_spec("hessian", ["ckpt=x", "gradient=true"], into="curvature").curvature.gradient == "true"
-    assert read_spec("hessian", ["ckpt=x", "gradient=clipped"], into="curvature").curvature.gradient == "clipped"
+    assert read_spec("hessian", ["ckpt=x", "gradient=true"]).curvature.gradient == "true"
+    assert read_spec("hessian", ["ckpt=x", "gradient=clipped"]).curvature.gradient == "clipped"
     for word in ("gradient=false", "gradient=raw", "microbatch=0", "clip_norm=-1", "positions=8", "lr=1e-3"):
         with pytest.raises(ValueError, match=word.split("=")[0]):
-            read_spec("hessian", ["ckpt=x", word], into="curvature")
+            read_spec("hessian", ["ckpt=x", word])
 
 
 def test_a_file_older_than_parity_steps_counts_as_measured_and_one_with_fewer_of_them_does_not(lab):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stability.cli.compose import read_spec
 from stability.config.identity import run_id
 from stability.config.sweep import SweepSpec
 from stability.corpora.cache import prepare
 from sweeps.trial import Trial
+from tests.reading import read_spec
 
 TINY = """
     data=text model.layers=2 model.width=16 model.heads=2 model.positions=16 batch=2 steps=12 evaluation.every_steps=6 evaluation.sequences=4

@@ -7,11 +7,10 @@ import signal
 
 from rich.console import Console
 
-from stability.cli.compose import read_spec
-from stability.config.identity import run_id
 from stability.runs.study import StudyFolder
+from sweeps.record import StudyRecord
 from sweeps.search.rounds import run_rounds, search_of
-from sweeps.trial import Trial
+from tests.reading import read_spec
 from tests.sweeps import fakes
 from tests.sweeps.real import TINY
 
@@ -28,19 +27,14 @@ class Sweep:
         self.spec = read_spec("sweep", self.words)
         self.study, self.trained = StudyFolder.of(folder / "runs", "study"), []
 
-    def trials(self, points):
-        return [Trial(run_id(run), run.model_dump(mode="json"), str(self.study.pool), None, "cpu", None, variant=variant) for variant, run in points]
-
     def run(self, train=None):
         self.console = Console(file=io.StringIO(), force_terminal=False, width=200)
         before = self.study.read() if self.study.file.exists() else {}
         self.search = search_of(self.spec, "f" * 64, before)
 
-        def write(trials):
-            self.study.write([trial.run_id for trial in trials], **self.search.record())
-
-        outcome, trials = run_rounds(self.spec, self.search, trials_of=self.trials, write=write, console=self.console, run=train or self.train)
-        write(trials)
+        record = StudyRecord(self.study, self.spec, before, origin={}, started=0.0)
+        outcome, trials = run_rounds(self.spec, self.search, record, console=self.console, run=train or self.train)
+        record.write(trials, self.search.record())
         return outcome
 
     def train(self, trial):

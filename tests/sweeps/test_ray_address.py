@@ -8,8 +8,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from stability.runs.study import StudyFolder
 from sweeps import launch
 from sweeps.launchers.ray import address as ray_address
+from sweeps.record import StudyRecord
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep
 from tests.sweeps.searching import Sweep
@@ -18,11 +20,15 @@ from tests.sweeps.searching import Sweep
 def refused(folder, *words):
     """The error of a grid on Ray, of which nothing was printed or put on record."""
     spec, _ = make_sweep(folder, "launcher=ray", *words)
-    console, begun = Console(file=io.StringIO()), []
+    console, record, trial = Console(file=io.StringIO()), record_of(spec), fakes.make_trial(folder)
     with pytest.raises(RuntimeError) as caught:
-        launch.run(spec, [fakes.make_trial(folder)], begin=lambda: begun.append(True), console=console, run=fakes.run_fake)
-    assert (console.file.getvalue(), begun) == ("", [])
+        launch.run(spec, [trial], record=record, console=console, run=fakes.run_fake)
+    assert (console.file.getvalue(), record.study.file.exists(), trial.directory.spec_file.exists()) == ("", False, False)
     return str(caught.value)
+
+
+def record_of(spec):
+    return StudyRecord(StudyFolder.of(spec.runs_dir, spec.name), spec, before={}, origin={}, started=0.0)
 
 
 def unused_port():
@@ -51,10 +57,10 @@ def test_a_port_that_listens_is_looked_at_further():
 
 def test_a_finished_sweep_needs_no_cluster(tmp_path):
     spec, _ = make_sweep(tmp_path, "launcher=ray", f"ray.address=127.0.0.1:{unused_port()}")
-    trial, begun = fakes.make_trial(tmp_path), []
+    trial, record = fakes.make_trial(tmp_path), record_of(spec)
     fakes.finish(trial.directory, "stable", step=4, val_nll=2.5)
-    outcome = launch.run(spec, [trial], begin=lambda: begun.append(True), console=Console(file=io.StringIO()))
-    assert (outcome.num_skipped, begun) == (1, [True])
+    outcome = launch.run(spec, [trial], record=record, console=Console(file=io.StringIO()))
+    assert (outcome.num_skipped, record.study.read()["run_ids"]) == (1, [trial.run_id])
 
 
 def test_a_share_that_this_machine_does_not_have_is_told_before_anything_is_on_record(tmp_path, monkeypatch):

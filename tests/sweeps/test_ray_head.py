@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stability.cli.compose import read_spec
+from stability.cli.compose import composed
+from stability.cli.words import Invocation
+from stability.config.sweep import SweepSpec
 from stability.runs.study import StudyFolder
-from stability.sweep import _begin_ray
+from stability.sweep import ray_begun_early
 from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray import head as ray_head
 from sweeps.launchers.ray import launcher as ray_launcher
@@ -113,6 +115,6 @@ def test_a_sweep_begins_ray_early_only_where_something_may_be_left_to_train_here
             run.set_status(state, step=1, num_steps=1)
     begun = []
     monkeypatch.setattr(ray_head, "_started", lambda *arguments: begun.append(arguments) or ExitStack())
-    with ExitStack() as stack:
-        read_spec("sweep", [*WORDS, f"runs_dir={tmp_path}", *words], composed=lambda values: _begin_ray(stack, values))
+    with ray_begun_early(composed(SweepSpec, Invocation.of([*WORDS, f"runs_dir={tmp_path}", *words]))):
+        pass
     assert begun == ([(1, None)] if is_begun else [])

@@ -5,13 +5,14 @@ import math
 
 import pytest
 
-from stability.cli.compose import read_spec
 from stability.config.identity import run_id
 from stability.config.search import Dimension, HalvingSpec, SearchSpec
 from sweeps import launch
 from sweeps.search.edge import most_rates
 from sweeps.search.optuna import OptunaSearch, propose
 from sweeps.search.rounds import search_of
+from sweeps.trial import trials_of
+from tests.reading import read_spec
 from tests.sweeps.searching import EDGES, Sweep, cut_at
 
 
@@ -207,7 +208,7 @@ def test_at_every_rung_the_best_rates_of_every_curve_go_on_with_all_their_seeds(
     sweep = Sweep(tmp_path, *HALVING)
     sweep.run()
     assert len(sweep.trained) == 36 + 12 + 4
-    states = {trial.run_id: trial.directory.status() for trial in sweep.trials(sweep.spec.points("f" * 64))}
+    states = {trial.run_id: trial.directory.status() for trial in trials_of(sweep.spec, sweep.spec.points("f" * 64))}
     ended = {(run.mechanism.name, run.lr_peak, run.seed) for _, run in sweep.spec.points("f" * 64) if states[run_id(run)]["state"] == "stable"}
     assert ended == {(name, 3.16e-3, seed) for name in ("sa", "sc") for seed in range(2)}, "the rate next to 10^-2.5"
     steps = sorted(status["step"] for status in states.values())
@@ -234,7 +235,7 @@ def test_a_grid_after_a_halving_takes_up_what_was_left(tmp_path):
     sweep = Sweep(tmp_path, *HALVING)
     sweep.run()
     spec = read_spec("sweep", [word for word in sweep.words if not word.startswith("halving")])
-    assert launch.run(spec, sweep.trials(spec.points("f" * 64)), console=sweep.console, run=sweep.train).num_trained == 32
+    assert launch.run(spec, trials_of(spec, spec.points("f" * 64)), console=sweep.console, run=sweep.train).num_trained == 32
 
 
 def test_rungs_fall_on_validations_before_the_last_step():

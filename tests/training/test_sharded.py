@@ -13,7 +13,6 @@ import torch
 
 from stability import registry
 from stability.build import build_model, build_objective, build_optimizer
-from stability.cli.compose import read_spec
 from stability.corpora.cache import load
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.training import checkpoint
@@ -23,6 +22,7 @@ from stability.training.draws import training_examples
 from stability.training.run import train
 from sweeps.trial import Trial, run_trial
 from tests.conftest import Lab
+from tests.reading import read_spec
 
 WEIGHTED = {"plugins": ["tests.training.weighted"], "objective": {"name": "weighted"}}  # the halves of a batch count differently
 SGD = {"optimizer": {"name": "sgd", "momentum": 0.9}, "lr_peak": 0.3, "clip_norm": 0.5}  # the gradient's norm is above 1

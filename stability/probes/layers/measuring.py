@@ -24,9 +24,9 @@ from stability.probes.curvature.alpha_max import PROTOCOL, corpus_of
 from stability.probes.layers.consensus import consensus_spectra
 from stability.probes.layers.discrepancy import discrepancies
 from stability.probes.layers.low_pass import low_pass
+from stability.probes.layers.observing import mixers, stem
 from stability.probes.layers.qk import qk_singular_values
 from stability.probes.layers.streams import stream_statistics
-from stability.probes.layers.subjects import mixers, stem
 from stability.runs.directory import RunDirectory
 from stability.runs.parquet import read_metadata, write_parquet
 from stability.runs.phases import file_of, phases, wanted

@@ -40,7 +40,7 @@ LOOKS_AT = {
 }
 
 
-class Subject(NamedTuple):
+class Observable(NamedTuple):
     """What ``what`` finds in a run. ``part``: the run's mechanism, or residual scheme. ``is_there``: whether some layer
     can be measured. ``not_observed``: the names of layers of which it is not known what they hold."""
 
@@ -49,12 +49,12 @@ class Subject(NamedTuple):
     not_observed: tuple[str, ...]
 
 
-def subject_of(spec: RunSpec, what: str) -> Subject:
+def observable_in(spec: RunSpec, what: str) -> Observable:
     """What ``what`` finds in a run's layers, from its spec alone."""
     layers, known = layers_of(spec, what), (*OBSERVED[what], *WITHOUT.get(what, ()))
     unknown = dict.fromkeys(stem(layer) for layer in layers if not isinstance(layer, known))
     part = spec.residual if what == "streams" else spec.mechanism
-    return Subject(part.name, any(isinstance(layer, OBSERVED[what]) for layer in layers), tuple(unknown))
+    return Observable(part.name, any(isinstance(layer, OBSERVED[what]) for layer in layers), tuple(unknown))
 
 
 def layers_of(spec: RunSpec, what: str) -> list[nn.Module]:
@@ -74,18 +74,18 @@ def stem(layer: nn.Module) -> str:
     return type(layer).__module__.rsplit(".", 1)[-1]
 
 
-def say_what_is_missing(what: str, subjects: Iterable[Subject]) -> None:
+def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
     """Print which of the runs' parts are left out, and which layers are not observed.
 
     A run of consensus has no queries and keys: no mistake, so it is said. Errors: ``ValueError`` of a line where no run
     has the spectra or the streams that are asked for.
     """
-    found = list(subjects)
-    unknown = _listed(name for subject in found for name in subject.not_observed)
-    without = _listed(subject.part for subject in found if not subject.is_there and not subject.not_observed)
+    found = list(observables)
+    unknown = _listed(name for each in found for name in each.not_observed)
+    without = _listed(each.part for each in found if not each.is_there and not each.not_observed)
     not_observed = f"not observed: {unknown}; " if unknown else ""
-    if what in ("spectra", "streams") and not any(subject.is_there for subject in found):
-        parts = _listed(subject.part for subject in found)
+    if what in ("spectra", "streams") and not any(each.is_there for each in found):
+        parts = _listed(each.part for each in found)
         reason = f"{parts} has neither consensus nor softmax-attention layers; " if what == "spectra" else ""
         reason = f"residual={without} has a single stream; " if without else reason
         raise ValueError(not_observed + reason + LOOKS_AT[what])

@@ -1,0 +1,84 @@
+"""What ``study.json`` says of a sweep: the runs asked for so far, by which command, of which code and data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from stability.config.sweep import SweepSpec
+from stability.runs.provenance import provenance
+from stability.runs.study import StudyFolder
+from sweeps.trial import Trial
+
+if TYPE_CHECKING:
+    from stability.corpora.base import AbstractCorpus
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """The record of one launch of a sweep.
+
+    ``before``: what ``study.json`` held when the launch began, at ``started`` (seconds since 1970); ``origin``: what it says beside the runs.
+    The methods' ``found`` is what a search keeps of its runs (`sweeps.search.rounds.Search.record`); None: a grid, whose runs are known from the start.
+    """
+
+    study: StudyFolder
+    spec: SweepSpec
+    before: Mapping[str, Any]
+    origin: Mapping[str, Any]
+    started: float
+
+    @classmethod
+    def begun(cls, spec: SweepSpec, corpus: AbstractCorpus) -> StudyRecord:
+        """The record of a launch that begins now. Nothing is written yet."""
+        study = StudyFolder.of(spec.runs_dir, spec.name)
+        before = study.read() if study.file.exists() else {}
+        return cls(study, spec, before, started=time.time(), origin=_origin(spec, corpus))
+
+    def write(self, trials: Sequence[Trial], found: Mapping[str, Any] | None = None) -> None:
+        """Put the runs that were asked for so far on record."""
+        values = {**self.origin, **_variants(self.spec, trials), **(found or {})}
+        self.study.write([trial.run_id for trial in trials], **values)
+
+    def close(self, trials: Sequence[Trial], found: Mapping[str, Any] | None, *, has_worked: bool) -> None:
+        """Put the end of the launch on record, with the seconds that it and earlier ones of the same runs took (``provenance.wall_s``).
+
+        ``has_worked``: whether a run was worked on; where none was, what the file said of the launch that did work stays.
+        """
+        run_ids, begun = [trial.run_id for trial in trials], self.before.get("run_ids") or [None]
+        is_same = begun == (run_ids if found is None else run_ids[: len(begun)])
+        earlier_s = self.before.get("provenance", {}).get("wall_s", 0.0) if is_same else 0.0
+        if not has_worked and earlier_s:
+            origin = {key: value for key, value in self.before.items() if key not in ("name", "run_ids")}
+        else:
+            wall_s = earlier_s + time.time() - self.started
+            origin = {**self.origin, "provenance": {**self.origin["provenance"], "wall_s": wall_s}}
+        replace(self, origin=origin).write(trials, found)
+
+
+def _origin(spec: SweepSpec, corpus: AbstractCorpus) -> dict[str, Any]:
+    """Command, launcher, spec, code, machine and data."""
+    from stability.build import described
+
+    origin = provenance()
+    data = {"data_description": described(spec, corpus), "data_fingerprint": corpus.fingerprint}
+    started_at = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    return {
+        "launcher": spec.launcher,
+        "command": origin["command"],
+        "spec": spec.model_dump(mode="json"),
+        "provenance": {**origin, "started_at": started_at, **data},
+    }
+
+
+def _variants(spec: SweepSpec, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Which variant each run is, where settings vary one at a time, and each setting's values with their variants; {} without ``ablate``."""
+    if not spec.ablate:
+        return {}
+    ablations = [
+        {"axis": axis, "part": item.part, "setting": item.setting, "values": [{"value": value, "variant": label} for value, label, _ in variants]}
+        for item, axis, variants in spec.ablations()
+    ]
+    return {"variants": {trial.run_id: trial.variant for trial in trials if trial.variant}, "ablations": ablations}

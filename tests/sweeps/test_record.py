@@ -1,0 +1,66 @@
+"""What ``study.json`` says of a sweep's launches, one after another."""
+
+import time
+
+import pytest
+
+from stability.runs.study import StudyFolder
+from sweeps.record import StudyRecord
+from tests.sweeps import fakes
+from tests.sweeps.real import make_sweep
+
+
+def record_of(spec, *, ago_s):
+    """The record of a launch that began ``ago_s`` seconds ago, on top of what is on disk."""
+    study = StudyFolder.of(spec.runs_dir, spec.name)
+    before = study.read() if study.file.exists() else {}
+    return StudyRecord(study, spec, before, {"launcher": "serial", "provenance": {"by": ago_s}}, time.time() - ago_s)
+
+
+def seconds(record):
+    return record.study.read()["provenance"]["wall_s"]
+
+
+@pytest.fixture
+def closed(tmp_path):
+    """The record of a launch of two trials that took 100 s, and the trials."""
+    spec, _ = make_sweep(tmp_path)
+    trials = [fakes.make_trial(tmp_path, index) for index in range(3)]
+    record = record_of(spec, ago_s=100)
+    record.close(trials[:2], None, has_worked=True)
+    assert 100 <= seconds(record) < 110
+    return spec, trials
+
+
+def test_the_time_of_launches_of_the_same_runs_adds_up(closed):
+    spec, trials = closed
+    record = record_of(spec, ago_s=20)
+    record.close(trials[:2], None, has_worked=True)
+    assert 120 <= seconds(record) < 130
+    assert record.study.read()["provenance"]["by"] == 20
+
+
+@pytest.mark.parametrize(("found", "is_longer"), [(None, False), ({"stopped": {}}, True)])
+def test_a_search_that_went_on_adds_to_its_time_and_another_grid_does_not(closed, found, is_longer):
+    spec, trials = closed
+    record = record_of(spec, ago_s=20)
+    record.close(trials, found, has_worked=True)
+    assert (120 <= seconds(record) < 130) if is_longer else (20 <= seconds(record) < 30)
+
+
+def test_a_launch_that_found_everything_done_leaves_the_record_of_the_one_that_did_it(closed):
+    spec, trials = closed
+    record = record_of(spec, ago_s=20)
+    record.close(trials[:2], None, has_worked=False)
+    assert record.study.read() == record.before | {"name": spec.name}
+    assert record.study.read()["provenance"]["by"] == 100
+
+
+def test_the_runs_asked_for_and_what_a_search_keeps_are_on_record_before_the_end(closed):
+    spec, trials = closed
+    record = record_of(spec, ago_s=0)
+    record.write(trials, {"stopped": {"a": 3}})
+    found = record.study.read()
+    assert found["run_ids"] == [trial.run_id for trial in trials]
+    assert (found["stopped"], found["launcher"]) == ({"a": 3}, "serial")
+    assert "wall_s" not in found["provenance"]

@@ -1,0 +1,61 @@
+"""What ``ckpt=FOLDER`` names: a study, a run, a checkpoint of a run, or none of them."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from stability.cli.subjects import Subject
+from stability.runs.study import StudyFolder
+
+KEPT = {"hessian": "rows", "probe": "rows", "generate": "samples"}
+WORDS = {"hessian": [], "probe": ["what=spectra"], "generate": ["num=1"]}
+
+
+def test_a_folder_is_a_study_a_run_or_a_checkpoint_of_one(lab, tmp_path):
+    run = lab.train(lab.spec())
+    study = StudyFolder.of(lab.pool, "one")
+    study.write([run.run_id])
+    first, last = run.checkpoints()
+
+    whole, single = Subject.of(str(study.path), kept="rows"), Subject.of(str(run.path), kept="rows")
+    assert whole.study is not None and whole.study.path == study.path
+    assert (single.study, single.checkpoint) == (None, None)
+    for subject in (whole, single):
+        assert [directory.path for directory in subject.directories] == [run.path]
+        assert [directory.path for directory in subject.measurable()] == [run.path]
+        assert subject.cache_dir == lab.cache
+    shutil.copytree(first, run.path / "checkpoints" / "mine")
+    for folder, phase in ((first, "earliest"), (last, "terminal"), (run.path / "checkpoints" / "mine", "mine")):
+        subject = Subject.of(str(folder), kept="rows")
+        assert (subject.study, subject.checkpoint, subject.phase) == (None, folder, phase)
+        assert (subject.directory.path, subject.cache_dir) == (run.path, lab.cache)
+
+
+def test_of_runs_without_a_verdict_or_a_checkpoint_only_one_that_is_alone_is_refused(lab, capsys):
+    run = lab.train(lab.spec())
+    study, unfinished = StudyFolder.of(lab.pool, "two"), lab.pool / "0123456789ab"
+    study.write([run.run_id, unfinished.name])
+    both = Subject.of(str(study.path), kept="rows")
+    assert [directory.run_id for directory in both.measurable(without_checkpoint="no matter")] == [run.run_id]
+    assert capsys.readouterr().out == "leaves out 1 of 2 runs, which have not reached their verdict\n"
+    unfinished.mkdir()
+    (unfinished / "spec.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"^0123456789ab is queued; run its sweep to the end first$"):
+        Subject.of(str(unfinished), kept="rows").measurable()
+    shutil.rmtree(run.path / "checkpoints")
+    alone = Subject.of(str(run.path), kept="rows")
+    assert alone.measurable() == list(alone.directories)
+    with pytest.raises(ValueError, match=rf"^{run.run_id} is \w+ and left no checkpoint: nothing to see$"):
+        alone.measurable(without_checkpoint="nothing to see")
+
+
+def test_each_entry_refuses_a_checkpoint_outside_of_a_run_and_says_what_it_would_keep(lab, tmp_path, entered):
+    stray = tmp_path / "stray" / "checkpoints" / "step_000001"
+    shutil.copytree(lab.train(lab.spec()).checkpoints()[0], stray)
+    for entry, kept in KEPT.items():
+        out = entered(f"stability.{entry}", f"ckpt={stray}", *WORDS[entry])
+        assert (out.returncode, out.stdout) == (2, "")
+        assert f"its {kept} would be kept; copy the whole run" in out.stderr
+        assert out.stderr.startswith(f"error: {stray} is not inside a run's folder (runs/<run_id>/checkpoints/…), where ")

@@ -1,0 +1,71 @@
+"""The words of a command line are taken apart once, and put together again as they were typed."""
+
+from __future__ import annotations
+
+import pytest
+
+from stability.cli.words import Invocation, Word
+from tests.reading import compose, read_spec
+
+
+@pytest.mark.parametrize(
+    ("typed", "sign", "key", "value"),
+    [
+        ("steps=4", "", "steps", "4"),
+        ("++mechanism.sc.window=4", "++", "mechanism.sc.window", "4"),
+        ("~lr", "~", "lr", None),
+        ("data.path=a=b", "", "data.path", "a=b"),
+        ("name=", "", "name", ""),
+        ("+~x=+y", "+~", "x", "+y"),
+        ("~", "~", "", None),
+        ("=3", "", "", "3"),
+        ("quickstart", "", "quickstart", None),
+    ],
+)
+def test_a_word_has_a_sign_a_key_and_a_value_and_reads_as_it_was_typed(typed, sign, key, value):
+    assert Word.of(typed) == Word(sign, key, value)
+    assert str(Word.of(typed)) == typed
+
+
+def test_what_is_given_is_what_words_without_a_sign_set():
+    words = ["lr=1e-3", "mechanism=[sa,sc]", "+steps=3", "~seeds", "++batch=2", "data.path=a b"]
+    assert Invocation.of(words).given == {
+        "lr": "values",
+        "lr.values": "[1e-3]",
+        "mechanism": "[sa,sc]",
+        "data.path": "'a b'",
+    }
+
+
+def test_a_first_word_alone_is_the_value_of_the_key_that_it_stands_for():
+    assert Invocation.of(["quickstart", "watch=2"], first="name") == Invocation.of(["name=quickstart", "watch=2"])
+    assert Invocation.of(["watch=2", "quickstart"], first="name") == Invocation.of(["watch=2", "quickstart"])
+    assert read_spec("status", ["name=a/b"]).name == "a/b"
+
+
+def test_a_place_is_taken_away_by_its_key_alone():
+    assert "reports_dir" in compose("sweep", [])
+    assert "reports_dir" not in compose("sweep", ["~reports_dir"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["state=paper"], "state=paper: must be a list, written in brackets, e.g. state=[paper]"),
+        (["seed=x"], "seed='x': input should be a valid integer, unable to parse string as an integer"),
+        (["+spectra.foo=1"], "spectra.foo: unknown key; choices: "),
+        (["+foo=1"], "foo: unknown key; choices: phase, state, "),
+        (["+curvature.batch=3"], "curvature: unknown key; did you mean 'measure'?"),
+        (["positions=x", "seed=y"], "positions='x': input should be a valid integer, unable to parse string as an integer\nseed='y': "),
+    ],
+)
+def test_the_protocols_keys_are_written_flat_and_named_so(words, message):
+    with pytest.raises(ValueError) as error:
+        read_spec("hessian", ["ckpt=x", *words])
+    assert str(error.value).startswith(message)
+
+
+def test_what_hessian_was_asked_for_survives_being_written_down():
+    spec = read_spec("hessian", ["ckpt=x", "batch=3", "spectra.noise_parts=2", "device=cpu"])
+    assert (spec.curvature.batch, spec.curvature.spectra.noise_parts, spec.device) == (3, 2, "cpu")
+    assert type(spec).model_validate(spec.model_dump()) == spec
