@@ -11,9 +11,12 @@ import pytest
 import torch
 import yaml
 
+from analysis.report import summary, write_figures
+from analysis.sections import contents
 from stability import sweep
 from stability.mechanisms import build
 from stability.runs.results import collect
+from tests.analysis.synthetic import write_study
 from tests.mechanisms import checks
 from tests.reading import read_spec
 
@@ -150,6 +153,17 @@ def test_the_data_source_of_the_docs_is_swept_and_known_by_its_content(own_part,
     assert set(first.runs["data"]) == {"csv_column"} and list(first.runs["run_id"]) == list(second.runs["run_id"])
     with pytest.raises(ValueError, match=r"data\.column=txt: .*moved\.csv has the columns text, number"):
         sweep.main([*TINY, *words, f"data.path={tmp_path}/moved.csv", "data.column=txt", f"runs_dir={tmp_path}/runs", "name=wrong"])
+
+
+def test_the_figure_of_the_docs_is_in_the_report(tmp_path, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGES["docs/extending/figure.md"], re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    monkeypatch.setattr(contents, "SECTIONS", (*contents.SECTIONS, names["SECTION"]))
+    study = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3, 1e-2], seeds=2, curves=False)
+    assert "Steps taken" in summary(study) and "0.01" in summary(study)
+    drawn = {path.name: path.read_text() for path in write_figures(study, tmp_path / "figures")}
+    assert "<svg" in drawn["steps-taken.svg"]
 
 
 def test_the_yamls_of_the_docs_hold_the_defaults_of_their_files():
