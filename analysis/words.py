@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 
 def power(value: float, digits: int = 2) -> str:
-    """Short scientific notation as in the paper's tables: 2.2e-3, with ``digits`` significant ones; 0 and ∞ as they are."""
+    """Short scientific notation as in the paper's tables: 2.2e-3, with ``digits`` significant ones; 0 and ∞ as they
+    are."""
     if math.isnan(value):
         return "--"
     if value == 0 or math.isinf(value):

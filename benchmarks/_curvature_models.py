@@ -46,7 +46,14 @@ def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def quickstart_model(mechanism: str) -> tuple[nn.Module, Callable[[dict[str, Tensor]], Tensor]]:
     """The nano model with its masked-language-modelling loss on one batch of random bytes."""
     sizes = {"name": "benchmark", "layers": 4, "width": 64, "heads": 4, "positions": 64}
-    parts = {"objective": "mlm", "data": "stdlib", "residual": "identity", "optimizer": "adamw", "norm": "layernorm", "schedule": {"name": "constant"}}
+    parts = {
+        "objective": "mlm",
+        "data": "stdlib",
+        "residual": "identity",
+        "optimizer": "adamw",
+        "norm": "layernorm",
+        "schedule": {"name": "constant"},
+    }
     numbers = {"steps": 1, "batch": 8, "clip_norm": 1.0, "lr_peak": 1e-3, "seed": 0, "data_fingerprint": "none"}
     spec = parse_run({"model": sizes, "mechanism": {"name": mechanism}, **parts, **numbers})
     model, objective = build_model(spec, 257), build_objective(spec, 257)

@@ -17,14 +17,19 @@ KINDS = ("tokens", "images")
 def objectives(direction: str | None = None) -> list[str]:
     """The objectives that there is random data for here; proteins' tracks are drawn by that objective's own tests."""
     registry = Registry("objectives")
-    return [name for name in (registry.names(direction=direction) if direction else registry.names()) if registry.load(name).corpus_kind in KINDS]
+    return [
+        name
+        for name in (registry.names(direction=direction) if direction else registry.names())
+        if registry.load(name).corpus_kind in KINDS
+    ]
 
 
 def format_of(objective: str, vocabulary: int, positions: int) -> Any:
-    """`AbstractCorpus.format` of data for an objective: ``vocabulary`` tokens, or images of a row of ``positions`` patches of 2×2 pixels in three colours.
+    """`AbstractCorpus.format` of data for an objective: ``vocabulary`` tokens, or images of a row of ``positions``
+    patches of 2×2 pixels in three colours.
 
-    The patches are of as few kinds as there are tokens: among many, one would embed with nearly no variance, and a LayerNorm of a few such numbers is all
-    rounding. Their contrast makes the others' variance about 1, as tokens' is.
+    The patches are of as few kinds as there are tokens: among many, one would embed with nearly no variance, and a
+    LayerNorm of a few such numbers is all rounding. Their contrast makes the others' variance about 1, as tokens' is.
     """
     if Registry("objectives").load(objective).corpus_kind == "tokens":
         return vocabulary
@@ -36,6 +41,14 @@ def drawn(objective: str, data_format: Any, tokens: int, num: int, generator: to
     if Registry("objectives").load(objective).corpus_kind == "tokens":
         return torch.randint(0, data_format, (num, tokens), generator=generator)
     image = ImageFormat.of(data_format)
-    palette = torch.randint(0, 256, (image.classes, 2, 2, image.channels), generator=torch.Generator().manual_seed(PALETTE_SEED), dtype=torch.uint8)
+    palette = torch.randint(
+        0,
+        256,
+        (image.classes, 2, 2, image.channels),
+        generator=torch.Generator().manual_seed(PALETTE_SEED),
+        dtype=torch.uint8,
+    )
     patches = palette[torch.randint(0, image.classes, (num, image.width // 2), generator=generator)]
-    return ImageBatch(patches.transpose(1, 2).flatten(2, 3), torch.randint(0, image.classes, (num,), generator=generator))
+    return ImageBatch(
+        patches.transpose(1, 2).flatten(2, 3), torch.randint(0, image.classes, (num,), generator=generator)
+    )

@@ -24,7 +24,10 @@ class Promise(NamedTuple):
 
     def __str__(self) -> str:
         met = self.measured >= self.limit if self.at_least else self.measured <= self.limit
-        return f"{'met' if met else 'MISSED':7s}{self.what:46s} {self.measured:6.2f}  ({'at least' if self.at_least else 'at most'} {self.limit:g})"
+        return (
+            f"{'met' if met else 'MISSED':7s}{self.what:46s} {self.measured:6.2f}  "
+            f"({'at least' if self.at_least else 'at most'} {self.limit:g})"
+        )
 
 
 def interleaved(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:

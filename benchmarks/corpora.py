@@ -1,9 +1,10 @@
 """Time and memory that a large text file takes to prepare: ``python -m benchmarks.corpora --ranks FOLDER``.
 
-A file of ``--megabytes`` is made under ``--folder`` (lines of the standard library's docstrings in random order) and removed at the end. Each tokenizer
-prepares it in a process of its own, once anew and once out of the cache; printed are its time, its processor time (imports included; MB/s is of this one,
-which other processes disturb less) and its peak resident memory (``ru_maxrss``, mapped pages included).
-Without ``--ranks`` bytes alone are measured. The target: 1 GB in under 2 GB.
+A file of ``--megabytes`` is made under ``--folder`` (lines of the standard library's docstrings in random order) and
+removed at the end. Each tokenizer prepares it in a process of its own, once anew and once out of the cache; printed are
+its time, its processor time (imports included; MB/s is of this one, which other processes disturb less) and its peak
+resident memory (``ru_maxrss``, mapped pages included). Without ``--ranks`` bytes alone are measured. The target: 1 GB
+in under 2 GB.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ LINES_PER_WRITE = 100_000
 def write_text(file: Path, num_bytes: int) -> None:
     """Lines drawn at random, so that no block repeats."""
     root = stdlib.library_folder()
-    lines = [line + "\n" for source in stdlib.source_files(root) for text in stdlib.documents(source) for line in text.splitlines() if line.strip()]
+    lines = [
+        line + "\n"
+        for source in stdlib.source_files(root)
+        for text in stdlib.documents(source)
+        for line in text.splitlines()
+        if line.strip()
+    ]
     rng, written = random.Random(0), 0
     with open(file, "wb") as stream:
         while written < num_bytes:
@@ -57,7 +64,11 @@ def line(label: str, settings: dict[str, str], cache: Path, num_bytes: int) -> s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=1000)
-    parser.add_argument("--folder", type=Path, help="where the file and its caches lie while they are measured; default: the system's temporary folder")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where the file and its caches lie while they are measured; default: the system's temporary folder",
+    )
     parser.add_argument("--ranks", help="folder with GPT-2's vocab.bpe and encoder.json")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     parser.add_argument("--cache", type=Path, help=argparse.SUPPRESS)
@@ -73,7 +84,11 @@ def main() -> None:
         print(f"{num_bytes:,} bytes of text")
         variants: dict[str, dict[str, object]] = {"bytes": {}}
         if options.ranks:
-            variants["gpt2, keep 4,096"] = {"tokenizer": "gpt2", "ranks": str(Path(options.ranks).resolve()), "keep": 4096}
+            variants["gpt2, keep 4,096"] = {
+                "tokenizer": "gpt2",
+                "ranks": str(Path(options.ranks).resolve()),
+                "keep": 4096,
+            }
         for label, settings in variants.items():
             named = {"name": "text", "path": str(file), **settings}
             for how in ("", " again"):

@@ -1,9 +1,12 @@
-"""What `method="auto"` uses for everything of ours and for Hugging Face's models, and how far it is from double backward: ``python -m benchmarks.coverage``.
+"""What `method="auto"` uses for everything of ours and for Hugging Face's models, and how far it is from double
+backward: ``python -m benchmarks.coverage``.
 
-One row for each mechanism in each direction it can do, each cross mechanism, residual, norm and objective of the registries (float64, weights moved off
-their initial values), and for causal language models of Hugging Face made from tiny configs, with each attention implementation that they have
-(float64 weights but for mixtures of experts, though most cast to float32 inside; causal LM loss, one padded row). "missing" names the operation that
-taylor has no rule for. "off by" is |taylor − double backward| of uᵀHu along one random u, relative to the sum of its terms' sizes, Σ_b |u_b·(Hu)_b|.
+One row for each mechanism in each direction it can do, each cross mechanism, residual, norm and objective of the
+registries (float64, weights moved off their initial values), and for causal language models of Hugging Face made from
+tiny configs, with each attention implementation that they have (float64 weights but for mixtures of experts, though
+most cast to float32 inside; causal LM loss, one padded row). "missing" names the operation that taylor has no rule for.
+"off by" is |taylor − double backward| of uᵀHu along one random u, relative to the sum of its terms' sizes, Σ_b
+|u_b·(Hu)_b|.
 """
 
 from __future__ import annotations
@@ -40,13 +43,35 @@ HUGGING_FACE: dict[str, dict[str, Any]] = {  # transformers' model_type: its siz
     "gpt2": OLDER,
     "gptj": {**OLDER, "rotary_dim": 4},
     "gpt_bigcode": OLDER,
-    "gpt_neo": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 4},
+    "gpt_neo": {
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 4,
+    },
     "gpt_neox": {**SIZES, "intermediate_size": 48},
     "opt": {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32},
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
     "falcon": SIZES,
     "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 32},
-    **dict.fromkeys(("llama", "qwen2", "phi", "phi3", "gemma", "olmo", "olmo2", "stablelm", "starcoder2", "cohere", "granite", "smollm3"), GATED),
+    **dict.fromkeys(
+        (
+            "llama",
+            "qwen2",
+            "phi",
+            "phi3",
+            "gemma",
+            "olmo",
+            "olmo2",
+            "stablelm",
+            "starcoder2",
+            "cohere",
+            "granite",
+            "smollm3",
+        ),
+        GATED,
+    ),
     **dict.fromkeys(("mistral", "qwen3", "gemma2", "gemma3_text"), LOCAL),
     "mixtral": {**GATED, "num_local_experts": 4},
     "qwen3_moe": {**GATED, "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
@@ -55,7 +80,8 @@ HUGGING_FACE: dict[str, dict[str, Any]] = {  # transformers' model_type: its siz
 
 
 class Case(NamedTuple):
-    """``loss(params)``, or ``loss(params, batch)`` with ``batches``. ``params`` is empty where there is nothing to differentiate."""
+    """``loss(params)``, or ``loss(params, batch)`` with ``batches``. ``params`` is empty where there is nothing to
+    differentiate."""
 
     family: str
     name: str
@@ -84,9 +110,12 @@ def cases() -> Iterator[Case]:
 def verdict(case: Case) -> Verdict:
     """What auto does with one case."""
     generator = torch.Generator().manual_seed(1)
-    direction = {name: torch.randn(param.shape, generator=generator).to(param.dtype) for name, param in case.params.items()}
+    direction = {
+        name: torch.randn(param.shape, generator=generator).to(param.dtype) for name, param in case.params.items()
+    }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # that auto came to differences, or what taylor stumbled over: the table says so
+        # that auto came to differences, or what taylor stumbled over: the table says so
+        warnings.simplefilter("ignore", RuntimeWarning)
         ours = directional(case.loss, case.params, direction, batches=case.batches)
         missing = missing_rule(case.loss, case.params, batches=case.batches) if ours.method != "taylor" else None
     if ours.method != "taylor":
@@ -113,7 +142,12 @@ def cross_mechanisms() -> Iterator[Case]:
     mask = torch.arange(positions - 4) < torch.tensor([positions - 4, 3])[:, None]
     for name in Registry("mechanisms").names(cross=True):
         module = shaken(build_mechanism(name, width=width, heads=2))
-        yield Case("cross mechanism", name, output_loss(module, x, context_BJD=context, context_mask_BJ=mask), parameters(module))
+        yield Case(
+            "cross mechanism",
+            name,
+            output_loss(module, x, context_BJD=context, context_mask_BJ=mask),
+            parameters(module),
+        )
 
 
 class Connected(nn.Module):
@@ -145,9 +179,16 @@ def objectives() -> Iterator[Case]:
         objective_class = Registry("objectives").load(name)
         data_format = _examples.format_of(name, VOCABULARY, SHAPE[1])
         objective = objective_class(objective_class.Config(), data_format)
-        data = _examples.drawn(name, data_format, objective.tokens_needed(SHAPE[1]), SHAPE[0], torch.Generator().manual_seed(0))
+        data = _examples.drawn(
+            name, data_format, objective.tokens_needed(SHAPE[1]), SHAPE[0], torch.Generator().manual_seed(0)
+        )
         examples = objective.examples(data, torch.Generator().manual_seed(1))
-        logits = torch.randn(*examples.targets_BN.shape, objective.num_outputs, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+        logits = torch.randn(
+            *examples.targets_BN.shape,
+            objective.num_outputs,
+            dtype=torch.float64,
+            generator=torch.Generator().manual_seed(2),
+        )
 
         def loss(params: Tensors, batch: Any, objective: Any = objective) -> tuple[Tensor, Tensor]:
             return objective.loss_sum(params["x"] * params["x"], batch)
@@ -163,15 +204,24 @@ def hugging_face() -> Iterator[Case]:
     transformers.logging.set_verbosity_error()
     tokens = torch.randint(VOCABULARY, SHAPE[:2], generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(tokens)
-    mask[1, -4:] = 0  # right: a query that sees padding only has values that no longer depend on its scores, whatever autograd says
-    inputs = {"input_ids": tokens, "labels": tokens.masked_fill(mask == 0, -100), "attention_mask": mask, "use_cache": False}
+    # right: a query that sees padding only has values that no longer depend on its scores, whatever autograd says
+    mask[1, -4:] = 0
+    inputs = {
+        "input_ids": tokens,
+        "labels": tokens.masked_fill(mask == 0, -100),
+        "attention_mask": mask,
+        "use_cache": False,
+    }
     for name, sizes in HUGGING_FACE.items():
         config = transformers.AutoConfig.for_model(name, **ENDS, **sizes)
         model_class = transformers.AutoModelForCausalLM._model_mapping[type(config)]
-        dtype = torch.float32 if any("experts" in size for size in sizes) else torch.float64  # torch's grouped product has no float64
+        # torch's grouped product has no float64
+        dtype = torch.float32 if any("experts" in size for size in sizes) else torch.float64
         for attention in ("sdpa", "eager") if model_class._supports_sdpa else ("eager",):
             torch.manual_seed(0)
-            model = shaken(transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval(), dtype)
+            model = shaken(
+                transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval(), dtype
+            )
 
             def loss(params: Tensors, model: nn.Module = model) -> Tensor:
                 return functional_call(model, params, (), inputs).loss
@@ -202,7 +252,9 @@ def output_loss(module: nn.Module, x: Tensor, **options: Any) -> Callable[[Tenso
     def loss(params: Tensors) -> Tensor:
         own = {name: param for name, param in params.items() if name != "x"}
         out = functional_call(module, own, (params.get("x", x),), options)
-        return (out * torch.linspace(-1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)).sum() + out.square().mean()
+        return (
+            out * torch.linspace(-1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)
+        ).sum() + out.square().mean()
 
     return loss
 
@@ -220,7 +272,9 @@ def main() -> None:
             table.add_row(case.family, case.name, "–", "no parameters", "–")
             continue
         found = verdict(case)
-        table.add_row(case.family, case.name, found.method, found.missing or "", "–" if found.off is None else f"{found.off:.0e}")
+        table.add_row(
+            case.family, case.name, found.method, found.missing or "", "–" if found.off is None else f"{found.off:.0e}"
+        )
     print("$ python -m benchmarks.coverage")
     print(machine())
     Console(width=200).print(table)

@@ -1,10 +1,12 @@
-"""Time and memory of uᵀHu over those of one gradient of the same model, side by side in one process: ``python -m benchmarks.curvature``.
+"""Time and memory of uᵀHu over those of one gradient of the same model, side by side in one process: ``python -m
+benchmarks.curvature``.
 
-GPT with tied embeddings (d = 256, 4 layers, 4 heads, vocabulary 1,000), float32, one CPU thread, one sequence of N = 256 and of 1,024. The methods take
-turns, and each turn's times, the thread's own CPU seconds, are divided by that turn's gradient; medians are shown. Memory is the allocator's
-peak beyond what stands before the call (parameters and direction), from torch.profiler's record of every allocation. pyhessian and curvlinops are measured
-where they are installed (the extra `peers`). Then microbatches, the bytes that a parameter costs, and the α_max of every training step inside the
-quickstart's model, in steps without it; last, what was promised beside what was measured.
+GPT with tied embeddings (d = 256, 4 layers, 4 heads, vocabulary 1,000), float32, one CPU thread, one sequence of N =
+256 and of 1,024. The methods take turns, and each turn's times, the thread's own CPU seconds, are divided by that
+turn's gradient; medians are shown. Memory is the allocator's peak beyond what stands before the call (parameters and
+direction), from torch.profiler's record of every allocation. pyhessian and curvlinops are measured where they are
+installed (the extra `peers`). Then microbatches, the bytes that a parameter costs, and the α_max of every training step
+inside the quickstart's model, in steps without it; last, what was promised beside what was measured.
 """
 
 from __future__ import annotations
@@ -51,8 +53,13 @@ def methods(positions: int, rows: int) -> dict[str, Call]:
             return torch.func.jvp(torch.func.grad(loss), (params,), (u,))
 
     calls: dict[str, Call] = {"gradient": gradient}
-    calls |= {name: lambda name=name: directional(loss, params, u, name) for name in ("taylor", "double_backward", "finite_difference")}
-    calls["gradient, then double backward on its graph"] = lambda: GradientWithGraph(loss, params, method="double_backward").along(u)
+    calls |= {
+        name: lambda name=name: directional(loss, params, u, name)
+        for name in ("taylor", "double_backward", "finite_difference")
+    }
+    calls["gradient, then double backward on its graph"] = lambda: GradientWithGraph(
+        loss, params, method="double_backward"
+    ).along(u)
     calls["jvp of grad"] = jvp_of_grad
     return calls | installed(net, inputs, targets, list(u.values()))
 
@@ -81,7 +88,9 @@ def installed(net: nn.Module, inputs: Tensor, targets: Tensor, u: list[Tensor]) 
 
         data = [(inputs, targets.flatten())]
         options = {"check_deterministic": False, "num_data": targets.numel(), "batch_size_fn": torch.numel}
-        operator = HessianLinearOperator(nn.Sequential(net, nn.Flatten(0, 1)), nn.CrossEntropyLoss(), list(net.parameters()), data, **options)
+        operator = HessianLinearOperator(
+            nn.Sequential(net, nn.Flatten(0, 1)), nn.CrossEntropyLoss(), list(net.parameters()), data, **options
+        )
 
         def curvlinops() -> object:
             with sdpa_kernel(SDPBackend.MATH):
@@ -101,8 +110,14 @@ def compare(positions: int, rows: int, repeats: int) -> list[Promise]:
     """The table of one length."""
     calls = methods(positions, rows)
     times, peaks = interleaved(calls, repeats), {name: peak_bytes(call) for name, call in calls.items()}
-    print(f"\nN = {positions}, {rows} sequence(s): gradient {statistics.median(times['gradient']) * 1e3:.0f} ms, {peaks['gradient'] / 2**20:.1f} MiB")
-    print(f"{'':46s} {'time':>6s} {'memory':>7s}   in gradients; taylor may take {LIMITS[positions][0]} and {LIMITS[positions][1]}")
+    print(
+        f"\nN = {positions}, {rows} sequence(s): gradient {statistics.median(times['gradient']) * 1e3:.0f} ms, "
+        f"{peaks['gradient'] / 2**20:.1f} MiB"
+    )
+    print(
+        f"{'':46s} {'time':>6s} {'memory':>7s}   in gradients; taylor may take {LIMITS[positions][0]} and "
+        f"{LIMITS[positions][1]}"
+    )
     for name in calls:
         print(f"{name:46s} {ratio(times, name, 'gradient'):6.2f} {peaks[name] / peaks['gradient']:7.2f}")
     promises = [
@@ -110,8 +125,22 @@ def compare(positions: int, rows: int, repeats: int) -> list[Promise]:
         Promise(f"taylor, N = {positions}: memory", peaks["taylor"] / peaks["gradient"], LIMITS[positions][1]),
     ]
     for other in (name for name in OTHERS if name in calls):
-        promises.append(Promise(f"{other} over taylor, N = {positions}: time", ratio(times, other, "taylor"), OTHERS_TIMES, at_least=True))
-        promises.append(Promise(f"{other} over taylor, N = {positions}: memory", peaks[other] / peaks["taylor"], OTHERS_MEMORY, at_least=True))
+        promises.append(
+            Promise(
+                f"{other} over taylor, N = {positions}: time",
+                ratio(times, other, "taylor"),
+                OTHERS_TIMES,
+                at_least=True,
+            )
+        )
+        promises.append(
+            Promise(
+                f"{other} over taylor, N = {positions}: memory",
+                peaks[other] / peaks["taylor"],
+                OTHERS_MEMORY,
+                at_least=True,
+            )
+        )
     return promises
 
 
@@ -125,7 +154,9 @@ def microbatched(rows: int) -> list[Promise]:
     u = {name: 0.1 * torch.randn_like(param) for name, param in params.items()}
 
     def loss(p: dict[str, Tensor], tokens: Tensor) -> tuple[Tensor, int]:
-        total = F.cross_entropy(functional_call(net, p, (tokens[:, :-1],)).flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum")
+        total = F.cross_entropy(
+            functional_call(net, p, (tokens[:, :-1],)).flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"
+        )
         return total, tokens[:, 1:].numel()
 
     def step() -> None:
@@ -136,23 +167,34 @@ def microbatched(rows: int) -> list[Promise]:
         optimizer.zero_grad()
 
     unit = peak_bytes(step)
-    ratios = {name: peak_bytes(lambda name=name: directional(loss, params, u, name, batches=batches)) / unit for name in ("taylor", "double_backward")}
-    print(f"\nN = 256, {rows} sequences one at a time: peak memory of α_max over that of the training step ({unit / 2**20:.1f} MiB)")
+    ratios = {
+        name: peak_bytes(lambda name=name: directional(loss, params, u, name, batches=batches)) / unit
+        for name in ("taylor", "double_backward")
+    }
+    print(
+        f"\nN = 256, {rows} sequences one at a time: peak memory of α_max over that of the training step "
+        f"({unit / 2**20:.1f} MiB)"
+    )
     print("  ".join(f"{name} {value:.2f}" for name, value in ratios.items()))
     return [Promise("α_max one row at a time: memory", ratios["taylor"], MICROBATCH_LIMIT)]
 
 
 def bytes_per_parameter() -> None:
-    """What a parameter costs in float32, from the peaks of a shallow and a deep model on the same 32 tokens; hence the largest models.
+    """What a parameter costs in float32, from the peaks of a shallow and a deep model on the same 32 tokens; hence the
+    largest models.
 
-    "along a given u": θ and u stand, `directional` by taylor. "a training step and its α_max": θ, AdamW's m and v stand; gradient, step, u, α_max.
-    Not counted: one layer's intermediate results and the logits, which don't grow with depth.
+    "along a given u": θ and u stand, `directional` by taylor. "a training step and its α_max": θ, AdamW's m and v
+    stand; gradient, step, u, α_max. Not counted: one layer's intermediate results and the logits, which don't grow with
+    depth.
     """
     costs: dict[str, list[tuple[int, int]]] = {}
     for layers in (4, 16):
         for name, (standing, call, parameters) in _scaling_calls(layers).items():
             costs.setdefault(name, []).append((parameters, standing + peak_bytes(call)))
-    print("\nbytes a parameter costs in float32 (slope between 4 and 16 layers), and the largest model that fits, one short sequence at a time")
+    print(
+        "\nbytes a parameter costs in float32 (slope between 4 and 16 layers), and the largest model that fits, one "
+        "short sequence at a time"
+    )
     for name, ((small, few), (large, many)) in costs.items():
         cost = (many - few) / (large - small)
         sizes = ", ".join(f"{gigabytes} GB: {gigabytes / cost:.1f} B parameters" for gigabytes in GPU_MEMORY_GB)
@@ -197,7 +239,10 @@ def _scaling_calls(layers: int) -> dict[str, tuple[int, Call, int]]:
 def quickstart(repeats: int) -> list[Promise]:
     """Every step of the quickstart's model with its α_max, in steps without."""
     promises = []
-    print(f"\nα_max of every step of the quickstart (d = 64, N = 64, 8 sequences), in steps without it; may take {QUICKSTART_LIMIT}")
+    print(
+        "\nα_max of every step of the quickstart (d = 64, N = 64, 8 sequences), in steps without it; may take "
+        f"{QUICKSTART_LIMIT}"
+    )
     for mechanism in ("sa", "sc", "mix", "sw"):
         model, loss = quickstart_model(mechanism)
         params = dict(model.named_parameters())
@@ -235,13 +280,19 @@ def main() -> None:
     promises = [
         promise
         for positions in options.positions
-        for promise in compare(positions, options.rows, options.repeats if positions < 1024 else (options.repeats + 1) // 2)
+        for promise in compare(
+            positions, options.rows, options.repeats if positions < 1024 else (options.repeats + 1) // 2
+        )
     ]
     promises += microbatched(4)
     bytes_per_parameter()
     if not options.no_quickstart:
         promises += quickstart(3 * options.repeats)
-    print(f"\nwhat was promised ({machine().split(', load')[1].split(';')[0].strip()}: load at the end)", *promises, sep="\n")
+    print(
+        f"\nwhat was promised ({machine().split(', load')[1].split(';')[0].strip()}: load at the end)",
+        *promises,
+        sep="\n",
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 """What the ledger costs when nothing is left to train: ``python -m benchmarks.ledger``.
 
-Pools of finished runs are made under ``--folder`` by the product's own writers: spec, status with its result, 200 steps in metrics.jsonl and timing.jsonl,
-a curvature table of 40 recorded steps; none of the runs was trained. Then are timed, in fresh processes with the files in the page cache:
+Pools of finished runs are made under ``--folder`` by the product's own writers: spec, status with its result, 200 steps
+in metrics.jsonl and timing.jsonl, a curvature table of 40 recorded steps; none of the runs was trained. Then are timed,
+in fresh processes with the files in the page cache:
 
-* a finished sweep of ``--recognised`` runs that is started again: the whole command, and the same while its report has to be made anew;
+* a finished sweep of ``--recognised`` runs that is started again: the whole command, and the same while its report has
+  to be made anew;
 * ``python -m stability.status`` of that study;
-* ``--collected`` run directories read by `stability.runs.results.collect` and written as the parquet that the analysis reads.
+* ``--collected`` run directories read by `stability.runs.results.collect` and written as the parquet that the analysis
+  reads.
 
-Wall seconds, least and median of ``--repeats``, and the least of the processor's seconds (user and system, of children, too), which what else runs
-disturbs less.
+Wall seconds, least and median of ``--repeats``, and the least of the processor's seconds (user and system, of children,
+too), which what else runs disturbs less.
 """
 
 from __future__ import annotations
@@ -49,7 +52,16 @@ def words(folder: Path, name: str, num_runs: int) -> list[str]:
     rates = ",".join(f"{1e-4 * 1.02**index:.6g}" for index in range(num_runs // (SEEDS * len(MECHANISMS))))
     data = ["data=text", f"data.path={folder / 'text.txt'}"]
     where = [f"runs_dir={folder / name}", f"reports_dir={folder / 'reports'}", f"name={name}"]
-    return [*data, *where, f"mechanism=[{','.join(MECHANISMS)}]", f"lr=[{rates}]", f"seeds={SEEDS}", f"steps={STEPS}", "launcher=serial", "device=cpu"]
+    return [
+        *data,
+        *where,
+        f"mechanism=[{','.join(MECHANISMS)}]",
+        f"lr=[{rates}]",
+        f"seeds={SEEDS}",
+        f"steps={STEPS}",
+        "launcher=serial",
+        "device=cpu",
+    ]
 
 
 def make_pool(folder: Path, name: str, num_runs: int) -> StudyFolder:
@@ -64,7 +76,13 @@ def make_pool(folder: Path, name: str, num_runs: int) -> StudyFolder:
         make_run(directory, run, corpus, spec.curvature, 2.0 + index % 7 / 10)
         ids.append(directory.run_id)
     study = StudyFolder.of(pool, name)
-    study.write(ids, spec=spec.model_dump(mode="json"), launcher=spec.launcher, command="python -m benchmarks.ledger", provenance=origin)
+    study.write(
+        ids,
+        spec=spec.model_dump(mode="json"),
+        launcher=spec.launcher,
+        command="python -m benchmarks.ledger",
+        provenance=origin,
+    )
     return study
 
 
@@ -74,20 +92,48 @@ def make_run(directory: RunDirectory, run: RunSpec, corpus: Corpus, curvature: C
     log = RunLog(directory, resume_after=-1)
     for step in range(run.steps + 1):
         validated = step % run.evaluation.every_steps == 0
-        numbers = {"loss": val_nll + 3 / (step + 1), "grad_norm": 1 / 3 + step / 7, "update_norm": run.lr_peak / 3, "lr": run.lr_peak}
-        log.metrics({"step": step, **(numbers if step else dict.fromkeys(numbers)), "val_nll": val_nll + 1 / (step + 1) if validated else None})
+        numbers = {
+            "loss": val_nll + 3 / (step + 1),
+            "grad_norm": 1 / 3 + step / 7,
+            "update_norm": run.lr_peak / 3,
+            "lr": run.lr_peak,
+        }
+        log.metrics(
+            {
+                "step": step,
+                **(numbers if step else dict.fromkeys(numbers)),
+                "val_nll": val_nll + 1 / (step + 1) if validated else None,
+            }
+        )
         if step:
             log.timing({"step": step, "wall_s": 0.05 * step, "tokens_per_s": 512 / 0.05, "memory_mb": 400.0})
     log.close()
-    rows = [_recorded(directory.run_id, state, step, run.lr_peak) for state in curvature.state for step in range(RECORDED)]
+    rows = [
+        _recorded(directory.run_id, state, step, run.lr_peak) for state in curvature.state for step in range(RECORDED)
+    ]
     write_rows(rows, directory.curvature_file("terminal"), curvature)
-    result = {"val_nll": val_nll, "init_nll": 5.6, "unigram_nll": corpus.unigram_nats, "num_params": 250_000, "num_tokens": 102_400, "wall_s": 10.0}
+    result = {
+        "val_nll": val_nll,
+        "init_nll": 5.6,
+        "unigram_nll": corpus.unigram_nats,
+        "num_params": 250_000,
+        "num_tokens": 102_400,
+        "wall_s": 10.0,
+    }
     directory.set_status("stable", step=run.steps, num_steps=run.steps, result=result)
 
 
 def _recorded(run: str, state: str, step: int, lr: float) -> dict[str, object]:
     curvature = 300.0 + step / 3
-    numbers = {"slope": -0.5, "curvature": curvature, "alpha_max": 1 / curvature, "lr": lr, "loss_before": 2.5, "loss_after": 2.4, "rel_error": 1e-6}
+    numbers = {
+        "slope": -0.5,
+        "curvature": curvature,
+        "alpha_max": 1 / curvature,
+        "lr": lr,
+        "loss_before": 2.5,
+        "loss_after": 2.4,
+        "rel_error": 1e-6,
+    }
     return {"run_id": run, "phase": "terminal", "state": state, "step": step, **numbers, "method": "taylor"}
 
 
@@ -109,7 +155,10 @@ def line(label: str, seconds: Sequence[tuple[float, float]], num_runs: int, limi
     wall, processor = zip(*seconds, strict=True)
     median_s = statistics.median(wall)
     promised = "" if limit_s is None else f"  {'met' if median_s <= limit_s else 'MISSED'}: at most {limit_s:g} s"
-    return f"{label:58}{min(wall):>8.2f}{median_s:>8.2f} s{min(processor):>10.2f} s{num_runs / median_s:>9,.0f} runs/s{promised}"
+    return (
+        f"{label:58}{min(wall):>8.2f}{median_s:>8.2f} s{min(processor):>10.2f} s{num_runs / median_s:>9,.0f} "
+        f"runs/s{promised}"
+    )
 
 
 def recognise(folder: Path, num_runs: int, repeats: int) -> None:
@@ -140,16 +189,31 @@ def read_all(folder: Path, num_runs: int, repeats: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recognised", type=int, default=200, help=f"runs of the finished sweep, a multiple of {SEEDS * len(MECHANISMS)}; 0: left out")
-    parser.add_argument("--collected", type=int, default=2000, help="runs that become tables, a multiple of the same; 0: left out")
+    parser.add_argument(
+        "--recognised",
+        type=int,
+        default=200,
+        help=f"runs of the finished sweep, a multiple of {SEEDS * len(MECHANISMS)}; 0: left out",
+    )
+    parser.add_argument(
+        "--collected", type=int, default=2000, help="runs that become tables, a multiple of the same; 0: left out"
+    )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="where the pools lie while they are measured; default: the system's temporary folder")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where the pools lie while they are measured; default: the system's temporary folder",
+    )
     options = parser.parse_args()
     print(machine())
     print(f"{'':58}{'least':>8}{'median':>8}{'processor':>14}")
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
-        (folder / "text.txt").write_text("".join(f"Line {number} of a text that says little, {number * number % 97} times.\n" for number in range(4000)))
+        (folder / "text.txt").write_text(
+            "".join(
+                f"Line {number} of a text that says little, {number * number % 97} times.\n" for number in range(4000)
+            )
+        )
         if options.recognised:
             recognise(folder, options.recognised, options.repeats)
         if options.collected:

@@ -1,7 +1,9 @@
-"""Time of a training step of each mechanism over that of softmax attention (`sa`), side by side in one process: ``python -m benchmarks.mechanisms``.
+"""Time of a training step of each mechanism over that of softmax attention (`sa`), side by side in one process:
+``python -m benchmarks.mechanisms``.
 
-A step is forward, backward, gradient clipping and AdamW on the project's own model, masked LM over bytes, float32, on one CPU thread. The
-mechanisms take turns, so that what else the machine does hits all alike; the ratio is of each turn, its median is what the claim is about.
+A step is forward, backward, gradient clipping and AdamW on the project's own model, masked LM over bytes, float32, on
+one CPU thread. The mechanisms take turns, so that what else the machine does hits all alike; the ratio is of each turn,
+its median is what the claim is about.
 """
 
 from __future__ import annotations
@@ -32,9 +34,18 @@ SETTINGS: dict[str, Callable[[int], dict[str, Any]]] = {
 def training_step(mechanism: str, positions: int, width: int, hidden: int) -> Callable[[], None]:
     """One step on a fixed batch."""
     sizes = {"name": "benchmark", "layers": LAYERS, "width": width, "heads": HEADS, "positions": positions}
-    parts = {"objective": "mlm", "data": "stdlib", "residual": "identity", "optimizer": "adamw", "norm": "layernorm", "schedule": {"name": "constant"}}
+    parts = {
+        "objective": "mlm",
+        "data": "stdlib",
+        "residual": "identity",
+        "optimizer": "adamw",
+        "norm": "layernorm",
+        "schedule": {"name": "constant"},
+    }
     numbers = {"steps": 1, "batch": BATCH, "clip_norm": 1.0, "lr_peak": 1e-3, "seed": 0, "data_fingerprint": "none"}
-    spec = parse_run({"model": sizes, "mechanism": {"name": mechanism, **SETTINGS[mechanism](hidden)}, **parts, **numbers})
+    spec = parse_run(
+        {"model": sizes, "mechanism": {"name": mechanism, **SETTINGS[mechanism](hidden)}, **parts, **numbers}
+    )
     model, objective = build_model(spec, BYTES), build_objective(spec, BYTES)
     optimizer = build_optimizer(spec, model)
     generator = torch.Generator().manual_seed(0)
@@ -65,7 +76,13 @@ def interleaved(steps: dict[str, Callable[[], None]], repeats: int) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=25, help="turns per size (default 25)")
-    parser.add_argument("--mechanisms", nargs="+", default=list(SETTINGS), choices=list(SETTINGS), help="beside sa, which is always timed")
+    parser.add_argument(
+        "--mechanisms",
+        nargs="+",
+        default=list(SETTINGS),
+        choices=list(SETTINGS),
+        help="beside sa, which is always timed",
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{'size (4 layers, batch 8)':<26}{'mechanism':<11}{'ms/step':>9}{'/ sa':>7}{'quartiles':>14}{'allowed':>9}")
@@ -76,7 +93,10 @@ def main() -> None:
             ratios = [mine / base for mine, base in zip(times[name], times["sa"], strict=True)]
             low, middle, high = statistics.quantiles(ratios, n=4)
             bound = f"{allowed:.1f}" if name == "sc" else ""
-            print(f"{label:<26}{name:<11}{1e3 * statistics.median(times[name]):>9.1f}{middle:>7.2f}{f'{low:.2f}-{high:.2f}':>14}{bound:>9}")
+            print(
+                f"{label:<26}{name:<11}{1e3 * statistics.median(times[name]):>9.1f}{middle:>7.2f}"
+                f"{f'{low:.2f}-{high:.2f}':>14}{bound:>9}"
+            )
 
 
 if __name__ == "__main__":

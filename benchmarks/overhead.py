@@ -1,14 +1,18 @@
 """What the sweep engine costs on top of the training: ``python -m benchmarks.overhead``.
 
-``--runs`` runs of ``--seconds`` seconds each (the number of steps is found by timing one run) are trained twice, in fresh pools, and then found finished:
+``--runs`` runs of ``--seconds`` seconds each (the number of steps is found by timing one run) are trained twice, in
+fresh pools, and then found finished:
 
-* bare, half of the runs before the sweep and half after it, since a machine is not equally fast all the time: ``--workers`` processes at a time, each
-  training its share back to back with the product's loop and nothing around it. The ideal is the mean over the processes of what they spent within the
-  loop: no import of torch, no start of a process in it;
-* the sweep's command with ``launcher=ray``, from the shell's start to its exit: imports, data, Ray, locks, results' tables; no report;
+* bare, half of the runs before the sweep and half after it, since a machine is not equally fast all the time:
+  ``--workers`` processes at a time, each training its share back to back with the product's loop and nothing around it.
+  The ideal is the mean over the processes of what they spent within the loop: no import of torch, no start of a process
+  in it;
+* the sweep's command with ``launcher=ray``, from the shell's start to its exit: imports, data, Ray, locks, results'
+  tables; no report;
 * the same command again, which finds everything finished.
 
-All of it ``--repeats`` times: two runs of the same thing differ by a tenth on a machine that others share. α_max is not measured: it is work, not overhead.
+All of it ``--repeats`` times: two runs of the same thing differ by a tenth on a machine that others share. α_max is not
+measured: it is work, not overhead.
 """
 
 from __future__ import annotations
@@ -40,12 +44,26 @@ CALIBRATION_STEPS = 150
 def words(folder: Path, pool: str, num_runs: int, steps: int) -> list[str]:
     """The command line of a sweep of ``num_runs`` runs: four rates, the rest seeds."""
     data = ["data=text", f"data.path={folder / 'text.txt'}", f"runs_dir={folder / pool}", "name=overhead", "device=cpu"]
-    what = ["mechanism=sa", "lr=[1e-3,2e-3,3e-3,4e-3]" if num_runs > 1 else "lr=[1e-3]", f"seeds={max(num_runs // 4, 1)}", f"steps={steps}"]
-    return [*data, *what, "evaluation.every_steps=100000", "hessian=false", "report=false", "launcher=ray", "cpus_per_trial=1"]
+    what = [
+        "mechanism=sa",
+        "lr=[1e-3,2e-3,3e-3,4e-3]" if num_runs > 1 else "lr=[1e-3]",
+        f"seeds={max(num_runs // 4, 1)}",
+        f"steps={steps}",
+    ]
+    return [
+        *data,
+        *what,
+        "evaluation.every_steps=100000",
+        "hessian=false",
+        "report=false",
+        "launcher=ray",
+        "cpus_per_trial=1",
+    ]
 
 
 def share_of(folder: Path, pool: str, num_runs: int, steps: int, first: int, every: int) -> dict[str, float]:
-    """Train each ``every``-th run of the sweep from the ``first`` on in this process; the seconds spent within the loop, and per step of the last run."""
+    """Train each ``every``-th run of the sweep from the ``first`` on in this process; the seconds spent within the
+    loop, and per step of the last run."""
     spec = read(SweepSpec, Invocation.of(words(folder, pool, num_runs, steps)))
     runs = spec.expand(prepare(spec.data, folder / "cache").fingerprint)[first::every]
     spent_s = 0.0
@@ -61,7 +79,9 @@ def share_of(folder: Path, pool: str, num_runs: int, steps: int, first: int, eve
     return {"spent_s": spent_s, "step_s": (clock[-1] - clock[len(clock) // 3]) / (len(clock) - 1 - len(clock) // 3)}
 
 
-def bare(folder: Path, pool: str, num_runs: int, steps: int, firsts: Sequence[int], every: int) -> list[dict[str, float]]:
+def bare(
+    folder: Path, pool: str, num_runs: int, steps: int, firsts: Sequence[int], every: int
+) -> list[dict[str, float]]:
     """`share_of` in as many processes at a time as there are ``firsts``."""
     script = [sys.executable, "-m", "benchmarks.overhead", "--folder", str(folder), "--share"]
     jobs = [[*script, json.dumps([pool, num_runs, steps, first, every])] for first in firsts]
@@ -79,8 +99,12 @@ def timed(argv: list[str]) -> float:
 
 
 def measure(folder: Path, num_runs: int, seconds: float, workers: int, repeats: int) -> None:
-    (folder / "text.txt").write_text("".join(f"Line {number} of a text that says little, {number * number % 97} times.\n" for number in range(4000)))
-    step_s = max(share["step_s"] for share in bare(folder, "calibration", workers, CALIBRATION_STEPS, range(workers), workers))
+    (folder / "text.txt").write_text(
+        "".join(f"Line {number} of a text that says little, {number * number % 97} times.\n" for number in range(4000))
+    )
+    step_s = max(
+        share["step_s"] for share in bare(folder, "calibration", workers, CALIBRATION_STEPS, range(workers), workers)
+    )
     steps = round(seconds / step_s)
     print(f"{num_runs} runs of {steps} steps of {1e3 * step_s:.1f} ms, {workers} at a time; wall seconds")
     print(f"{'':8}{'ideal':>10}{'(before':>10}{'after)':>10}{'sweep':>10}{'× ideal':>10}{'again':>10}")
@@ -93,14 +117,21 @@ def _once(folder: Path, label: str, num_runs: int, steps: int, workers: int) -> 
     """A row of the table: the sweep between two halves of the bare runs. Its ratio to the ideal."""
 
     def half(firsts: Sequence[int]) -> float:
-        return sum(share["spent_s"] for share in bare(folder, f"bare{label}", num_runs, steps, firsts, 2 * workers)) / workers
+        return (
+            sum(share["spent_s"] for share in bare(folder, f"bare{label}", num_runs, steps, firsts, 2 * workers))
+            / workers
+        )
 
     argv = words(folder, f"swept{label}", num_runs, steps)
     before_s = half(range(workers))
     swept_s, again_s = timed(argv), timed(argv)
     after_s = half(range(workers, 2 * workers))
     ideal_s = before_s + after_s
-    print(f"{label:8}{ideal_s:>10.1f}{before_s:>10.1f}{after_s:>10.1f}{swept_s:>10.1f}{swept_s / ideal_s:>10.3f}{again_s:>10.1f}", flush=True)
+    print(
+        f"{label:8}{ideal_s:>10.1f}{before_s:>10.1f}{after_s:>10.1f}{swept_s:>10.1f}"
+        f"{swept_s / ideal_s:>10.3f}{again_s:>10.1f}",
+        flush=True,
+    )
     return swept_s / ideal_s
 
 

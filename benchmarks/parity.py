@@ -1,9 +1,11 @@
-"""A study's Table 5 once more, each recorded step by three methods: ``python -m benchmarks.parity runs/studies/quickstart``.
+"""A study's Table 5 once more, each recorded step by three methods: ``python -m benchmarks.parity
+runs/studies/quickstart``.
 
-Every method sees the same θ and the same u: the steps are taken once (curvature by taylor), and each is measured again by double backward and by
-the paper's raw central difference, ε = 1e-4 (parity). Printed by mechanism, learning rate and state: how often parity's sign of uᵀHu and its verdict
-(α_max above the rate) differ from taylor's, the relative error of uᵀHu (median; parity's worst), and the table's medians and shares by method. The study is
-only read; where its prepared data has gone, that is prepared again under its own cache.
+Every method sees the same θ and the same u: the steps are taken once (curvature by taylor), and each is measured again
+by double backward and by the paper's raw central difference, ε = 1e-4 (parity). Printed by mechanism, learning rate and
+state: how often parity's sign of uᵀHu and its verdict (α_max above the rate) differ from taylor's, the relative error
+of uᵀHu (median; parity's worst), and the table's medians and shares by method. The study is only read; where its
+prepared data has gone, that is prepared again under its own cache.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def by_double_backward(step: Step) -> dict[str, Any]:
 
 
 def measured(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict[str, Any]]:
-    """The recorded steps of a run, a row each, the paper's difference being the protocol's own (`parity_steps`); none where it left no checkpoint."""
+    """The recorded steps of a run, a row each, the paper's difference being the protocol's own (`parity_steps`); none
+    where it left no checkpoint."""
     folder = phases(directory, curvature.phase).get(curvature.phase)
     if folder is None:
         return
@@ -72,8 +75,14 @@ def summary(rows: pd.DataFrame) -> dict[str, Any]:
 
 def print_tables(rows: pd.DataFrame) -> None:
     for state, of_state in rows.groupby("state", sort=False):
-        print(f"\nstate {state}: median of the finite α_max and share of stable steps, by each method; errors: median of |a − b| / max(|a|, |b|) of uᵀHu")
-        cells = [{"mechanism": name, "lr": f"{lr:g}", **summary(part)} for (name, lr), part in of_state.groupby(["mechanism", "lr_peak"])]
+        print(
+            f"\nstate {state}: median of the finite α_max and share of stable steps, by each method; errors: median "
+            "of |a − b| / max(|a|, |b|) of uᵀHu"
+        )
+        cells = [
+            {"mechanism": name, "lr": f"{lr:g}", **summary(part)}
+            for (name, lr), part in of_state.groupby(["mechanism", "lr_peak"])
+        ]
         cells += [{"mechanism": name, "lr": "all", **summary(part)} for name, part in of_state.groupby("mechanism")]
         cells.append({"mechanism": "all", "lr": "all", **summary(of_state)})
         print(pd.DataFrame(cells).to_string(index=False))
@@ -87,7 +96,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="runs of this seed only")
     parser.add_argument("--save", type=Path, help="parquet file for the rows")
     options = parser.parse_args()
-    curvature = CurvatureSpec(phase=options.phase, recorded_steps=options.recorded_steps, parity_steps=options.recorded_steps, method="taylor")
+    curvature = CurvatureSpec(
+        phase=options.phase, recorded_steps=options.recorded_steps, parity_steps=options.recorded_steps, method="taylor"
+    )
     study, started = StudyFolder(options.study), time.time()
     runs = [directory for directory in study.runs() if options.seed is None or seed_of(directory) == options.seed]
     rows = pd.DataFrame([row for directory in runs for row in measured(directory, curvature)])

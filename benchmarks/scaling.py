@@ -1,9 +1,11 @@
-"""How one mixer layer's time and memory grow with the sequence's length N (the paper's Table 1): ``python -m benchmarks.scaling``.
+"""How one mixer layer's time and memory grow with the sequence's length N (the paper's Table 1): ``python -m
+benchmarks.scaling``.
 
-Layers of width 64 with 4 heads, float32, one CPU thread, one sequence of N = 256 … 8,192. At each N the mechanisms take turns; times are the thread's
-own CPU seconds, medians over the turns: of the forward pass without a graph, and of forward and backward (gradients of the input and all weights).
-Memory is the allocator's peak beyond input and weights, from torch.profiler's record of every allocation. The exponents are least-squares slopes in
-log-log from N = 1,024 on: 1 is linear, 2 quadratic. `sa` is torch's own attention, which on a CPU never stores its N × N matrix: its time is
+Layers of width 64 with 4 heads, float32, one CPU thread, one sequence of N = 256 … 8,192. At each N the mechanisms take
+turns; times are the thread's own CPU seconds, medians over the turns: of the forward pass without a graph, and of
+forward and backward (gradients of the input and all weights). Memory is the allocator's peak beyond input and weights,
+from torch.profiler's record of every allocation. The exponents are least-squares slopes in log-log from N = 1,024 on: 1
+is linear, 2 quadratic. `sa` is torch's own attention, which on a CPU never stores its N × N matrix: its time is
 quadratic, its memory is not.
 """
 
@@ -97,7 +99,14 @@ def draw(lengths: tuple[int, ...], table: Table, path: Path) -> None:
         for ax, quantity in zip(figure.subplots(1, 2), panels, strict=True):
             for name, values in table[quantity].items():
                 color, marker = mechanism_looks(table[quantity])[name]
-                ax.loglog(lengths, values, color=color, marker=marker, markersize=4, label=f"{name}, N^{exponent(lengths, values):.2f}")
+                ax.loglog(
+                    lengths,
+                    values,
+                    color=color,
+                    marker=marker,
+                    markersize=4,
+                    label=f"{name}, N^{exponent(lengths, values):.2f}",
+                )
             ax.set_xticks(lengths, [f"{length:,}" for length in lengths], minor=False)
             ax.minorticks_off()
             ax.set_xlabel("sequence length N")
@@ -115,7 +124,10 @@ def main() -> None:
     torch.set_num_threads(1)
     print(machine())
     settings = MECHANISMS | {"sc": MECHANISMS["sc"] | {"edge_hidden": options.edge_hidden}}
-    print("one layer, one sequence, d = 64, 4 heads:", ", ".join(f"{name} {chosen or ''}".strip() for name, chosen in settings.items()))
+    print(
+        "one layer, one sequence, d = 64, 4 heads:",
+        ", ".join(f"{name} {chosen or ''}".strip() for name, chosen in settings.items()),
+    )
     table = measure(LENGTHS, settings, options.repeats)
     promises = report(LENGTHS, table)
     print(f"\nwhat was promised of the exponents between N = {FITTED_FROM:,} and {LENGTHS[-1]:,}", *promises, sep="\n")

@@ -1,8 +1,10 @@
-"""Throughput of a study's kinds of run, side by side in one process: ``python -m benchmarks.throughput runs/studies/NAME``; its report then shows it.
+"""Throughput of a study's kinds of run, side by side in one process: ``python -m benchmarks.throughput
+runs/studies/NAME``; its report then shows it.
 
-One run stands for each series: a step is its forward and backward pass over a training batch (in its microbatches), clipping and optimizer, on its own
-data. The series take turns, so that what else the machine does hits all alike, and ``results/throughput.json`` keeps the seconds of every turn: a ratio is
-of the same turn. Validation, checkpoints and logging are left out.
+One run stands for each series: a step is its forward and backward pass over a training batch (in its microbatches),
+clipping and optimizer, on its own data. The series take turns, so that what else the machine does hits all alike, and
+``results/throughput.json`` keeps the seconds of every turn: a ratio is of the same turn. Validation, checkpoints and
+logging are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ def training(spec: RunSpec, cache_dir: Path, device: str) -> Training:
     corpus = corpus_of(spec, cache_dir)
     net, objective = build_model(spec, corpus.format).to(device), build_objective(spec, corpus.format)
     optimizer = build_optimizer(spec, net)
-    examples = training_examples(spec, corpus, objective, "train", 1, seed=spec.seed, batch=spec.batch).to(torch.device(device))
+    examples = training_examples(spec, corpus, objective, "train", 1, seed=spec.seed, batch=spec.batch).to(
+        torch.device(device)
+    )
     parts, count = examples.split(spec.microbatch or spec.batch), objective.count(examples, torch.float32)
 
     def step() -> None:
@@ -67,9 +71,16 @@ def measure(study: StudyFolder, repeats: int, device: str, threads: int) -> Path
         }
         for run in runs.itertuples()
     ]
-    place = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {threads} thread{'s' * (threads > 1)}, seconds that this process computed"
+    place = (
+        torch.cuda.get_device_name()
+        if device == "cuda"
+        else f"CPU, {threads} thread{'s' * (threads > 1)}, seconds that this process computed"
+    )
     path = study.results / "throughput.json"
-    path.write_text(json.dumps({"version": VERSION, "device": place, "machine": machine(), "rows": rows}, indent=1), encoding="utf-8")
+    path.write_text(
+        json.dumps({"version": VERSION, "device": place, "machine": machine(), "rows": rows}, indent=1),
+        encoding="utf-8",
+    )
     return path
 
 

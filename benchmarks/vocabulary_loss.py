@@ -1,9 +1,11 @@
-"""A loss over 50,258 tokens in chunks of positions (`objective.loss_chunk`) beside that of whole logits: ``python -m benchmarks.vocabulary_loss``.
+"""A loss over 50,258 tokens in chunks of positions (`objective.loss_chunk`) beside that of whole logits: ``python -m
+benchmarks.vocabulary_loss``.
 
-A gradient is forward and backward pass of the project's own model (4 layers, width 64, 8 sequences of 128 positions, float32, one CPU thread) up to the
-gradient of every parameter, those of embedding and head (13 MB each) among them; a curvature is uᵀHu by taylor. The plain version and the chunked ones
-take turns; ratios are of medians of the thread's own CPU seconds. Memory is the allocator's peak beyond what stands before the call (the parameters).
-"off by": the norm of the gradient's difference from the plain one over its norm; for a curvature, that of uᵀHu.
+A gradient is forward and backward pass of the project's own model (4 layers, width 64, 8 sequences of 128 positions,
+float32, one CPU thread) up to the gradient of every parameter, those of embedding and head (13 MB each) among them; a
+curvature is uᵀHu by taylor. The plain version and the chunked ones take turns; ratios are of medians of the thread's
+own CPU seconds. Memory is the allocator's peak beyond what stands before the call (the parameters). "off by": the norm
+of the gradient's difference from the plain one over its norm; for a curvature, that of uᵀHu.
 """
 
 from __future__ import annotations
@@ -31,8 +33,22 @@ Problem = tuple[Call, Call]
 def problem(objective: str, chunk: int | None) -> Problem:
     """(gradient, curvature) of the same model on the same batch; each call returns what it computed as one vector."""
     sizes = {"name": "benchmark", "layers": 4, "width": 64, "heads": 4, "positions": POSITIONS}
-    parts: dict[str, Any] = {"mechanism": "sa", "data": "stdlib", "residual": "identity", "optimizer": "adamw", "norm": "layernorm"}
-    numbers = {"steps": 1, "batch": BATCH, "clip_norm": 1.0, "lr_peak": 1e-3, "seed": 0, "data_fingerprint": "none", "schedule": {"name": "constant"}}
+    parts: dict[str, Any] = {
+        "mechanism": "sa",
+        "data": "stdlib",
+        "residual": "identity",
+        "optimizer": "adamw",
+        "norm": "layernorm",
+    }
+    numbers = {
+        "steps": 1,
+        "batch": BATCH,
+        "clip_norm": 1.0,
+        "lr_peak": 1e-3,
+        "seed": 0,
+        "data_fingerprint": "none",
+        "schedule": {"name": "constant"},
+    }
     spec = parse_run({"model": sizes, "objective": {"name": objective, "loss_chunk": chunk}, **parts, **numbers})
     built, model = build_objective(spec, VOCABULARY), build_model(spec, VOCABULARY)
     generator = torch.Generator().manual_seed(0)
@@ -60,7 +76,10 @@ def problem(objective: str, chunk: int | None) -> Problem:
 
 def compare(objective: str, chunks: list[int], repeats: int) -> list[Promise]:
     """Print the table of one objective; what was promised of its gradient's memory."""
-    problems = {"plain": problem(objective, None), **{f"chunks of {chunk}": problem(objective, chunk) for chunk in chunks}}
+    problems = {
+        "plain": problem(objective, None),
+        **{f"chunks of {chunk}": problem(objective, chunk) for chunk in chunks},
+    }
     promises = []
     for index, what in enumerate(("gradient", "curvature")):
         calls = {name: pair[index] for name, pair in problems.items()}
@@ -69,10 +88,16 @@ def compare(objective: str, chunks: list[int], repeats: int) -> list[Promise]:
         exact = torch.as_tensor(calls["plain"]())
         for name, call in calls.items():
             off = float((torch.as_tensor(call()) - exact).norm() / exact.norm())
-            row = f"{1e3 * times[name]:8.0f} ms{times[name] / times['plain']:7.2f}{memory[name] / 2**20:9.0f} MiB{memory[name] / memory['plain']:7.2f}"
+            row = (
+                f"{1e3 * times[name]:8.0f} ms{times[name] / times['plain']:7.2f}{memory[name] / 2**20:9.0f} "
+                f"MiB{memory[name] / memory['plain']:7.2f}"
+            )
             print(f"{objective:<15}{what:<11}{name:<15}{row}{off:10.0e}")
         if what == "gradient":
-            promises += [Promise(f"{objective}, {name}: memory", memory[name] / memory["plain"], MEMORY_LIMIT) for name in list(calls)[1:]]
+            promises += [
+                Promise(f"{objective}, {name}: memory", memory[name] / memory["plain"], MEMORY_LIMIT)
+                for name in list(calls)[1:]
+            ]
     return promises
 
 
@@ -84,7 +109,10 @@ def main() -> None:
     torch.set_num_threads(1)
     print("$ python -m benchmarks.vocabulary_loss")
     print(machine())
-    print(f"\n{VOCABULARY:,} tokens, {BATCH} × {POSITIONS} positions\n{'':41}{'time':>11}{'/plain':>7}{'memory':>13}{'/plain':>7}{'off by':>10}")
+    print(
+        f"\n{VOCABULARY:,} tokens, {BATCH} × {POSITIONS} "
+        f"positions\n{'':41}{'time':>11}{'/plain':>7}{'memory':>13}{'/plain':>7}{'off by':>10}"
+    )
     promises = [promise for objective in OBJECTIVES for promise in compare(objective, options.chunks, options.repeats)]
     print("\nwhat was promised", *promises, sep="\n")
 

@@ -1,4 +1,5 @@
-"""A hook of mkdocs: the page of all settings, written from the schema when the documentation is built, so that it cannot be out of date."""
+"""A hook of mkdocs: the page of all settings, written from the schema when the documentation is built, so that it
+cannot be out of date."""
 
 from __future__ import annotations
 

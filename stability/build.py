@@ -46,8 +46,22 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
         final_norm = build_norm(spec.norm, spec.model.width)
         context_norm = build_norm(spec.norm, spec.model.width) if _crosses_in_blocks(spec) else None
         embedding = _embedding(spec, objective)
-        model = Backbone(embedding, objective.num_outputs, spec.model.width, blocks, final_norm, context_norm, objective.condition, objective.pool)
-        initialise(model, spec.model.layers * _branches(spec) + len(contexts_of(spec.objective)), spec.model.qk_bias, spec.model.embedding_std)
+        model = Backbone(
+            embedding,
+            objective.num_outputs,
+            spec.model.width,
+            blocks,
+            final_norm,
+            context_norm,
+            objective.condition,
+            objective.pool,
+        )
+        initialise(
+            model,
+            spec.model.layers * _branches(spec) + len(contexts_of(spec.objective)),
+            spec.model.qk_bias,
+            spec.model.embedding_std,
+        )
         if isinstance(embedding, Conditioned):
             embedding.start_local(spec.model.qk_bias)
     return model
@@ -96,7 +110,10 @@ def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
         mixer,
         FeedForward(size.width, size.ffn_multiple),
         norms=(build_norm(spec.norm, size.width), build_norm(spec.norm, size.width)),
-        residuals=tuple(residual(spec.residual.settings, width=size.width, layer=number) for number in (num * layer, num * layer + num - 1)),
+        residuals=tuple(
+            residual(spec.residual.settings, width=size.width, layer=number)
+            for number in (num * layer, num * layer + num - 1)
+        ),
         cross=_cross(spec, shape),
         modulation=None if objective.condition is None else Modulation(objective.condition.width, size.width),
     )

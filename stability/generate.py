@@ -1,4 +1,5 @@
-"""``python -m stability.generate ckpt=… num=…``: samples of a checkpoint, a run or every run of a study, and their NLL under an oracle."""
+"""``python -m stability.generate ckpt=… num=…``: samples of a checkpoint, a run or every run of a study, and their NLL
+under an oracle."""
 
 from __future__ import annotations
 
@@ -121,7 +122,11 @@ def _print_samples(directory: RunDirectory, phase: str, num: int) -> None:
     texts = first_texts(directory, phase, num)
     print(f"{directory.run_id} {phase}: {len(texts)} of its samples")
     for text in texts:
-        print("  | " + textwrap.shorten(text.replace("\x00", "␀"), WIDTH, placeholder=" …") if " " in text else "  | " + text[:WIDTH])
+        print(
+            "  | " + textwrap.shorten(text.replace("\x00", "␀"), WIDTH, placeholder=" …")
+            if " " in text
+            else "  | " + text[:WIDTH]
+        )
     for line in lines_beside(directory, phase):
         print(line)
 
@@ -134,14 +139,20 @@ def _print_scores(directory: RunDirectory, phase: str) -> None:
     if path.exists() and len(table := pd.read_parquet(path)):
         scored = table.nll.dropna()
         error = scored.sem() if len(scored) > 1 else float("nan")
-        print(f"{phase}: generative NLL {scored.mean():.4f} ± {error:.4f} {_of_whom(table)} (mean and standard error over {len(scored)} samples)")
+        print(
+            f"{phase}: generative NLL {scored.mean():.4f} ± {error:.4f} {_of_whom(table)} (mean and standard error "
+            f"over {len(scored)} samples)"
+        )
     print(f"samples: {directory.path / 'samples'}")
 
 
 def _of_whom(table: pd.DataFrame) -> str:
-    """Unit and oracle, and the same per byte; of proteins, by whose masked NLL, and the tracks that it is the sum of."""
+    """Unit and oracle, and the same per byte; of proteins, by whose masked NLL, and the tracks that it is the sum
+    of."""
     oracle, means = table.oracle.iloc[0], table.mean(numeric_only=True).dropna()
-    if tracks := [f"{name} {means[column]:.4f}" for name in ("sequence", "structure") if (column := f"nll_{name}") in means]:
+    if tracks := [
+        f"{name} {means[column]:.4f}" for name in ("sequence", "structure") if (column := f"nll_{name}") in means
+    ]:
         return f"nats per residue by the masked NLL of {oracle}: {' + '.join(tracks)}"
     return f"nats per token of {oracle}" + (f", {means.nll_per_byte:.4f} per byte" if "nll_per_byte" in means else "")
 

@@ -1,4 +1,5 @@
-"""``python -m stability.hessian ckpt=… | hf=…``: α_max of a checkpoint, a run, every run of a study, or a Hugging Face model on the user's text."""
+"""``python -m stability.hessian ckpt=… | hf=…``: α_max of a checkpoint, a run, every run of a study, or a Hugging Face
+model on the user's text."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ def _works(subject: Subject, spec: HessianSpec) -> list[Work]:
         Work(
             directory,
             measure(directory, curvature, cache_dir=cache_dir, device=spec.device),
-            len(missing_phases(directory, curvature)) * _steps_of_a_phase(spec) + len(missing_tables(directory, curvature)) * tables_steps,
+            len(missing_phases(directory, curvature)) * _steps_of_a_phase(spec)
+            + len(missing_tables(directory, curvature)) * tables_steps,
         )
         for directory in pending
     ]
@@ -86,7 +88,11 @@ def _works(subject: Subject, spec: HessianSpec) -> list[Work]:
 def _tell_single_checkpoints(directories: Sequence[RunDirectory], phase: str) -> None:
     single = sum(len(directory.checkpoints()) == 1 for directory in directories)
     if phase == "all" and single:
-        whose = "run has one checkpoint only, which is measured under one name" if single == 1 else "runs have one checkpoint only, measured under one name"
+        whose = (
+            "run has one checkpoint only, which is measured under one name"
+            if single == 1
+            else "runs have one checkpoint only, measured under one name"
+        )
         print(f"{single} {whose}: terminal where the run came to its end, else earliest")
 
 
@@ -96,7 +102,10 @@ def _tell_divergence(directory: RunDirectory) -> None:
 
     status, found = directory.status(), directory.checkpoints()
     if status["state"] == "diverged" and TERMINAL not in phases(directory, "all"):
-        print(f"diverged at step {status['step']} of {planned_steps(directory)}: no {'terminal ' if found else ''}checkpoint")
+        print(
+            f"diverged at step {status['step']} of {planned_steps(directory)}: no "
+            f"{'terminal ' if found else ''}checkpoint"
+        )
 
 
 def _measure_hugging_face(spec: HessianSpec) -> int:
@@ -135,11 +144,15 @@ def _print_state(rows: pd.DataFrame, phase: str, state: str) -> None:
     stable = f"{100 * (defined.alpha_max > defined.lr).mean():3.0f} %" if len(defined) else " --"
     error = rows.rel_error.dropna()
     print(
-        f"{phase:10} state={state:10} lr={rows.lr.iloc[0]:g}  median α_max {median:>9}  stable {stable} of {len(defined)} steps  "
-        f"{', '.join(rows.method.unique())}, checked against differences: {error.iloc[0] if len(error) else float('nan'):.1e}"
+        f"{phase:10} state={state:10} lr={rows.lr.iloc[0]:g}  median α_max {median:>9}  stable {stable} of "
+        f"{len(defined)} steps  {', '.join(rows.method.unique())}, checked against differences: "
+        f"{error.iloc[0] if len(error) else float('nan'):.1e}"
     )
     if len(defined) < len(rows):
-        print(f"{'':10} α_max is not defined in {len(rows) - len(defined)} of {len(rows)} steps: {rows[rows.method == 'not defined'].note.iloc[0]}")
+        print(
+            f"{'':10} α_max is not defined in {len(rows) - len(defined)} of {len(rows)} steps: "
+            f"{rows[rows.method == 'not defined'].note.iloc[0]}"
+        )
     lost = defined.dropna(subset=["note"]) if "note" in defined else defined.iloc[:0]
     if len(lost):
         print(f"{'':10} not finite from step {lost.step.iloc[0]} on: {lost.note.iloc[0]}")

@@ -1,4 +1,5 @@
-"""``python -m stability.probe what=…``: what trained layers do to their signal (spectra, σ(W_qᵀW_k), discrepancy), and graphs on their own."""
+"""``python -m stability.probe what=…``: what trained layers do to their signal (spectra, σ(W_qᵀW_k), discrepancy), and
+graphs on their own."""
 
 from __future__ import annotations
 
@@ -73,10 +74,21 @@ def _works(subject: Subject, spec: ProbeSpec) -> list[Work]:
     steps = {directory: _steps_of_a_phase(runs[directory], spec) for directory in fitting}
     if (folder := subject.checkpoint) is not None:
         how = (folder, subject.phase, spec)
-        return [Work(directory, measure_checkpoint(directory, *how, cache_dir=subject.cache_dir), steps[directory], folder.name) for directory in fitting]
+        return [
+            Work(
+                directory,
+                measure_checkpoint(directory, *how, cache_dir=subject.cache_dir),
+                steps[directory],
+                folder.name,
+            )
+            for directory in fitting
+        ]
     pending = {directory: num for directory in fitting if (num := len(missing_phases(directory, spec)))}
     tell_skipped(len(pending), len(fitting), "measured already under this protocol")
-    return [Work(directory, measure(directory, spec, cache_dir=subject.cache_dir), num * steps[directory]) for directory, num in pending.items()]
+    return [
+        Work(directory, measure(directory, spec, cache_dir=subject.cache_dir), num * steps[directory])
+        for directory, num in pending.items()
+    ]
 
 
 def _steps_of_a_phase(run: RunSpec, spec: ProbeSpec) -> int:
@@ -136,7 +148,9 @@ def _graph_frame(spec: ProbeSpec) -> pd.DataFrame:
     if spec.what == "connectivity":
         return graph_frame(spec.what, list(connectivity_rows()))
     how = {"rho": spec.rho, "averaging": spec.averaging, "iterations": spec.iterations}
-    return graph_frame(spec.what, list(pdmm_rows(nodes=spec.nodes, constraints=spec.constraints, seed=spec.seed, **how)))
+    return graph_frame(
+        spec.what, list(pdmm_rows(nodes=spec.nodes, constraints=spec.constraints, seed=spec.seed, **how))
+    )
 
 
 def _graphs(spec: ProbeSpec) -> int:

@@ -14,7 +14,8 @@ _plugins: dict[tuple[str, str], str] = {}
 
 
 class Registry:
-    """The parts of one family, e.g. ``Registry("mechanisms")``: a part's name is the stem of its file, its object is the file's ``EXPORT``."""
+    """The parts of one family, e.g. ``Registry("mechanisms")``: a part's name is the stem of its file, its object is
+    the file's ``EXPORT``."""
 
     def __init__(self, family: str):
         if family not in FAMILIES:
@@ -26,17 +27,21 @@ class Registry:
         return {"data": "data source"}.get(self.family, self.family.removesuffix("s"))
 
     def names(self, **having: Any) -> tuple[str, ...]:
-        """Every public name, sorted (helpers begin with ``_``). ``having``: only parts whose class has these attributes, e.g. ``cross=False``.
+        """Every public name, sorted (helpers begin with ``_``). ``having``: only parts whose class has these
+        attributes, e.g. ``cross=False``.
 
         No part is imported where nothing is asked of them.
         """
         package = importlib.import_module(f"stability.{self.family}")
         own = [info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_")]
         names = sorted({*own, *(name for family, name in _plugins if family == self.family)})
-        return tuple(name for name in names if all(getattr(self.load(name), key) == value for key, value in having.items()))
+        return tuple(
+            name for name in names if all(getattr(self.load(name), key) == value for key, value in having.items())
+        )
 
     def load(self, name: str, **having: Any) -> Any:
-        """The class behind a name. ``ValueError`` names the nearest valid choice, among those with the attributes of ``having``."""
+        """The class behind a name. ``ValueError`` names the nearest valid choice, among those with the attributes of
+        ``having``."""
         if name not in self.names():
             raise ValueError(f"no {self.noun} called '{name}'; {near_misses(name, self.names(**having))}")
         path = _plugins.get((self.family, name), f"stability.{self.family}.{name}")
@@ -45,7 +50,9 @@ class Registry:
 
 def near_misses(name: str, choices: tuple[str, ...]) -> str:
     """``did you mean 'sc'? (choices: …)``: the closest choice first, then all of them where they fit a line."""
-    close = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.5) or [choice for choice in choices if choice.startswith(f"{name}_")]
+    close = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.5) or [
+        choice for choice in choices if choice.startswith(f"{name}_")
+    ]
     shown = choices if len(choices) <= MOST_CHOICES else tuple(choice for choice in choices if "." not in choice)
     listing = f"choices: {', '.join(shown) if shown else 'none'}"
     if not close:
@@ -61,11 +68,15 @@ def plugins_of(family: str) -> tuple[str, ...]:
 def add_plugin(module: str) -> tuple[str, str]:
     """Make a part that lives outside this package known under the stem of its module.
 
-    Parameters: ``module``, an importable dotted path whose ``EXPORT`` is a class with a ``family`` (every ``Abstract*`` base has one).
-    Returns: (family, name). Errors: ``ValueError`` where the module is missing, exports nothing, or takes a name that exists.
+    Parameters: ``module``, an importable dotted path whose ``EXPORT`` is a class with a ``family`` (every ``Abstract*``
+    base has one). Returns: (family, name). Errors: ``ValueError`` where the module is missing, exports nothing, or
+    takes a name that exists.
     """
     if not all(step.isidentifier() for step in str(module).split(".")):
-        raise ValueError(f"plugins: '{module}' is no module's name; give one that can be imported, e.g. plugins=[my_pkg.my_mechanism]")
+        raise ValueError(
+            f"plugins: '{module}' is no module's name; give one that can be imported, e.g. "
+            "plugins=[my_pkg.my_mechanism]"
+        )
     try:
         export = importlib.import_module(module).EXPORT
     except ModuleNotFoundError as error:

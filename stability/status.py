@@ -1,4 +1,5 @@
-"""``python -m stability.status``: how far a study is, from any terminal and at any time; and what of a pool no study needs."""
+"""``python -m stability.status``: how far a study is, from any terminal and at any time; and what of a pool no study
+needs."""
 
 from __future__ import annotations
 
@@ -98,7 +99,9 @@ def _watch(study: StudyFolder, interval_s: float, console: Console) -> None:
             view.progress.poll()
             worked_at = time.monotonic() if view.is_worked_on else worked_at
             if live:
-                live.update(board(view.progress, [(line, "") for line in view.heading()], console.size.height - 1), refresh=True)
+                live.update(
+                    board(view.progress, [(line, "") for line in view.heading()], console.size.height - 1), refresh=True
+                )
             else:
                 lines.tell(view.progress)
             if view.is_over or time.monotonic() - worked_at > IDLE_S:
@@ -115,7 +118,9 @@ def _clean(pool: Path, console: Console, *, asks: bool) -> int:
     from stability.runs.cleaning import debris, remove_debris, remove_run, unlisted_runs
 
     if not pool.is_dir():
-        raise ValueError(f"runs_dir: there is no folder {pool}, so nothing to clean; give runs_dir=… as the sweep had it")
+        raise ValueError(
+            f"runs_dir: there is no folder {pool}, so nothing to clean; give runs_dir=… as the sweep had it"
+        )
     runs, rests = unlisted_runs(pool), debris(pool)
     idle = [run for run in runs if not run.owner]
     for run in runs:
@@ -126,7 +131,10 @@ def _clean(pool: Path, console: Console, *, asks: bool) -> int:
     if not idle and not rests:
         _say(console, f"nothing to remove in {pool}")
         return 0
-    total = f"{_counted(len(idle), 'run')} that no study lists ({_megabytes(sum(run.num_bytes for run in idle))}), {_counted(len(rests), 'leftover')}"
+    total = (
+        f"{_counted(len(idle), 'run')} that no study lists ({_megabytes(sum(run.num_bytes for run in idle))}), "
+        f"{_counted(len(rests), 'leftover')}"
+    )
     if asks and not _confirmed(f"remove {total}? [y/N] ", pool):
         _say(console, "nothing was removed")
         return 0
@@ -140,7 +148,9 @@ def _clean(pool: Path, console: Console, *, asks: bool) -> int:
 
 def _confirmed(question: str, pool: Path) -> bool:
     if not sys.stdin.isatty():
-        raise ValueError(f"there is no terminal to ask on; clean=unlisted yes=true removes these from {pool} without asking")
+        raise ValueError(
+            f"there is no terminal to ask on; clean=unlisted yes=true removes these from {pool} without asking"
+        )
     try:
         return input(question).strip().lower() in ("y", "yes")
     except EOFError:

@@ -1,4 +1,5 @@
-"""``python -m stability.sweep``: train a product of mechanisms, learning rates and seeds, measure α_max, print the tables, write the PDF."""
+"""``python -m stability.sweep``: train a product of mechanisms, learning rates and seeds, measure α_max, print the
+tables, write the PDF."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``python -m stability.train_tokenizer``: an FSQ autoencoder of protein backbones, its measurement on held-out chains, and their structures as mmCIF."""
+"""``python -m stability.train_tokenizer``: an FSQ autoencoder of protein backbones, its measurement on held-out chains,
+and their structures as mmCIF."""
 
 from __future__ import annotations
 

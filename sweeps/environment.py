@@ -10,7 +10,8 @@ from pathlib import Path
 
 
 def of_workers(threads: int) -> dict[str, str]:
-    """This process's import path, so that a checkout that is not installed works from any folder, and the threads for OpenMP."""
+    """This process's import path, so that a checkout that is not installed works from any folder, and the threads for
+    OpenMP."""
     path = dict.fromkeys(str(Path(entry).resolve()) for entry in sys.path if not entry or Path(entry).is_dir())
     return {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": str(threads)}
 
@@ -20,7 +21,8 @@ def of_driver() -> dict[str, str]:
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_gcs_rpc_server_reconnect_timeout_s": "300",  # else a machine that is busy for a minute ends the driver
-        "RAY_DEDUP_LOGS_SKIP_REGEX": "^",  # read at import: what a raylet says goes nowhere; a dead worker is reported by its trial
+        # read at import: what a raylet says goes nowhere; a dead worker is reported by its trial
+        "RAY_DEDUP_LOGS_SKIP_REGEX": "^",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a share of a GPU sees none
     }
 

@@ -42,7 +42,10 @@ class Peak:
         if self.largest_mb == float("inf"):
             return f"{self.label} needs more than the {self.free_mb / 1024:.1f} GiB of a GPU: one trial a GPU"
         taken = f"at most {self.largest_mb / 1024:.2f} GiB ({self.label}) of a GPU's {self.free_mb / 1024:.1f} GiB"
-        return f"measured: {taken}; with {MARGIN - 1:.0%} and {CONTEXT_MB:.0f} MiB a process to spare, {self.num_fitting} trials a GPU"
+        return (
+            f"measured: {taken}; with {MARGIN - 1:.0%} and {CONTEXT_MB:.0f} MiB a process to spare, "
+            f"{self.num_fitting} trials a GPU"
+        )
 
 
 def probe(trials: Sequence[Trial], run: RunTrial = run_trial, device: Any = None) -> Peak:
@@ -95,9 +98,19 @@ def beginning(trial: Trial, pool: str) -> Trial:
         "evaluation": {**spec["evaluation"], "every_steps": PROBE_STEPS},
         "checkpoint": {"every_steps": 0},
     }
-    curvature = None if trial.curvature is None else {**trial.curvature, "phase": "terminal", "warmup_batches": 1, "warmup_steps": 0, "recorded_steps": 1}
-    generate = None if trial.generate is None else {**trial.generate, "num": min(trial.generate["num"], trial.generate["batch"])}
-    return replace(trial, run_id="probe", pool=pool, spec={**spec, **cut}, curvature=curvature, generate=generate, wandb=None)
+    curvature = (
+        None
+        if trial.curvature is None
+        else {**trial.curvature, "phase": "terminal", "warmup_batches": 1, "warmup_steps": 0, "recorded_steps": 1}
+    )
+    generate = (
+        None
+        if trial.generate is None
+        else {**trial.generate, "num": min(trial.generate["num"], trial.generate["batch"])}
+    )
+    return replace(
+        trial, run_id="probe", pool=pool, spec={**spec, **cut}, curvature=curvature, generate=generate, wandb=None
+    )
 
 
 class _Cuda:

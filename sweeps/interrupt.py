@@ -14,8 +14,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupt:
     """Within the ``with`` block the first SIGINT or SIGTERM sets `requested`; another one raises ``KeyboardInterrupt``.
 
-    ``on_request`` runs inside the signal handler: it may set a value, it must not print or lock. Outside the main thread, where Python
-    delivers no signals, nothing is installed.
+    ``on_request`` runs inside the signal handler: it may set a value, it must not print or lock. Outside the main
+    thread, where Python delivers no signals, nothing is installed.
     """
 
     def __init__(self, on_request: Callable[[], None] = lambda: None):
@@ -33,7 +33,8 @@ class Interrupt:
             signal.signal(number, handler)
 
     def until(self, steps: Iterator[None]) -> Iterator[None]:
-        """The steps, as far as no interrupt is requested; after the one during which it was they are closed, which saves what they work on."""
+        """The steps, as far as no interrupt is requested; after the one during which it was they are closed, which
+        saves what they work on."""
         with closing(steps):  # type: ignore[type-var]
             for _ in steps:
                 yield

@@ -1,4 +1,5 @@
-"""Run what is missing of a sweep: choose the trials, hand them to a launcher under the live table, report what failed."""
+"""Run what is missing of a sweep: choose the trials, hand them to a launcher under the live table, report what
+failed."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a sweep. ``num_trained``: trials that ended with a verdict in this launch, those that only lacked α_max or samples among them."""
+    """What became of a sweep. ``num_trained``: trials that ended with a verdict in this launch, those that only lacked
+    α_max or samples among them."""
 
     num_skipped: int
     num_trained: int
@@ -93,7 +95,12 @@ def run(
         view = LiveView(pending, num_skipped=num_skipped, earlier=ended, opening=opening, is_done=done, console=console)
         pending, interrupted = _work(spec, pending, view, done, console, run, mode)
     failed = [*left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
-    failures = [Failure(trial.run_id, trial.label, trial.directory.status().get("reason", ""), str(trial.directory.traceback_file)) for trial in failed]
+    failures = [
+        Failure(
+            trial.run_id, trial.label, trial.directory.status().get("reason", ""), str(trial.directory.traceback_file)
+        )
+        for trial in failed
+    ]
     outcome = Outcome(num_skipped, sum(map(done, pending)), tuple(failures), interrupted)
     _report(console, outcome, spec.retry)
     _report_wandb(console, [trial for trial in pending if trial.wandb])
@@ -101,7 +108,13 @@ def run(
 
 
 def _work(
-    spec: SweepSpec, trials: Sequence[Trial], view: LiveView, done: Callable[[Trial], bool], console: Console, run: RunTrial, mode: str | None
+    spec: SweepSpec,
+    trials: Sequence[Trial],
+    view: LiveView,
+    done: Callable[[Trial], bool],
+    console: Console,
+    run: RunTrial,
+    mode: str | None,
 ) -> tuple[list[Trial], bool]:
     """The trials as they were handed out, under the live table, and whether Ctrl-C ended that."""
     say = partial(_say, console)
@@ -120,7 +133,8 @@ def _work(
 
 
 def require(spec: SweepSpec) -> None:
-    """Errors: ``RuntimeError`` where a trial of the sweep finds no room on this machine, or no Ray cluster answers at ``ray.address``."""
+    """Errors: ``RuntimeError`` where a trial of the sweep finds no room on this machine, or no Ray cluster answers at
+    ``ray.address``."""
     if spec.launcher == "ray":
         from sweeps.launchers.ray import launcher as ray_launcher
         from sweeps.launchers.ray.workers import Share
@@ -129,13 +143,17 @@ def require(spec: SweepSpec) -> None:
 
 
 def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
-    """``"skips 12 finished runs, trains 36"``; what runs that are trained may lack is α_max, samples, or both. ``left``: failed ones."""
+    """``"skips 12 finished runs, trains 36"``; what runs that are trained may lack is α_max, samples, or both.
+    ``left``: failed ones."""
     to_measure = sum(trial.directory.finished for trial in pending)
     to_train = len(pending) - to_measure
     parts = [f"skips {skipped} finished run{'s' if skipped != 1 else ''}"] if skipped else []
     parts += [f"leaves {len(left)} failed run{'s' if len(left) != 1 else ''} (retry=none)"] if left else []
     parts += [f"trains {to_train or 'none'}"] if to_train or not to_measure else []
-    asked = {"α_max": any(trial.curvature is not None for trial in pending), "samples": any(trial.generate is not None for trial in pending)}
+    asked = {
+        "α_max": any(trial.curvature is not None for trial in pending),
+        "samples": any(trial.generate is not None for trial in pending),
+    }
     lacking = " or ".join(word for word, is_asked in asked.items() if is_asked)
     parts += [f"measures {lacking} of {to_measure}"] if to_measure else []
     return ", ".join(parts)
@@ -161,7 +179,9 @@ def _jobs_folder(spec: SweepSpec) -> Path:
     return StudyFolder.of(Path(spec.runs_dir).resolve(), spec.name).path / "slurm"
 
 
-def _stop_jobs(spec: SweepSpec, trials: Sequence[Trial], on_tick: Callable[[], None], say: Callable[[str], None]) -> None:
+def _stop_jobs(
+    spec: SweepSpec, trials: Sequence[Trial], on_tick: Callable[[], None], say: Callable[[str], None]
+) -> None:
     """Those of an earlier driver, too: their runs are waited for, not handed out."""
     from sweeps.launchers.slurm import launcher as slurm_launcher
 
@@ -174,7 +194,8 @@ def cpus_per_trial(spec: SweepSpec) -> float:
 
 
 def gpus_per_trial(spec: SweepSpec) -> float:
-    """The share of a GPU that a trial holds: what the spec says; where that is auto, which is measured when the trials start, a whole one a device."""
+    """The share of a GPU that a trial holds: what the spec says; where that is auto, which is measured when the trials
+    start, a whole one a device."""
     if spec.gpus_per_trial != "auto":
         return spec.gpus_per_trial
     return float(spec.devices_per_trial) if spec.device != "cpu" and _num_gpus() else 0.0
@@ -190,7 +211,9 @@ def slots(spec: SweepSpec) -> int:
         return most_at_once(spec.slurm, spec.threads * spec.devices_per_trial)
     from sweeps.launchers.ray.workers import Share
 
-    return max(1, Share(cpus_per_trial(spec), gpus_per_trial(spec)).fits({"CPU": os.cpu_count() or 1, "GPU": _num_gpus()}))
+    return max(
+        1, Share(cpus_per_trial(spec), gpus_per_trial(spec)).fits({"CPU": os.cpu_count() or 1, "GPU": _num_gpus()})
+    )
 
 
 def _num_gpus() -> int:
@@ -214,14 +237,25 @@ def _with_wandb(spec: SweepSpec, trials: Sequence[Trial], mode: str) -> list[Tri
     """Each trial with the arguments of its W&B run, where it has one."""
     if not mode:
         return list(trials)
-    return [replace(trial, wandb={"group": spec.name, "mode": mode, "config": trial.spec, "name": trial.label}) for trial in trials]
+    return [
+        replace(trial, wandb={"group": spec.name, "mode": mode, "config": trial.spec, "name": trial.label})
+        for trial in trials
+    ]
 
 
 def _report(console: Console, outcome: Outcome, retry: str) -> None:
     for failure in outcome.failures:
-        _say(console, f"failed {failure.label} ({failure.run_id}): {failure.reason}\n  traceback: {failure.traceback_file}")
+        _say(
+            console,
+            f"failed {failure.label} ({failure.run_id}): {failure.reason}\n  traceback: {failure.traceback_file}",
+        )
     if outcome.failures:
-        _say(console, "the same command tries the failed runs again" if retry == "failed" else "retry=failed tries the failed runs again")
+        _say(
+            console,
+            "the same command tries the failed runs again"
+            if retry == "failed"
+            else "retry=failed tries the failed runs again",
+        )
     if outcome.interrupted:
         _say(console, HINT)
 
@@ -232,7 +266,11 @@ def _report_wandb(console: Console, trials: Sequence[Trial]) -> None:
 
     failed = [path for path in (wandb_failure_file(trial.directory) for trial in trials) if path.exists()]
     if failed:
-        _say(console, f"W&B failed in {len(failed)} of {len(trials)} runs, their numbers are in metrics.jsonl: {failed[0].read_text().strip()}")
+        _say(
+            console,
+            f"W&B failed in {len(failed)} of {len(trials)} runs, their numbers are in metrics.jsonl: "
+            f"{failed[0].read_text().strip()}",
+        )
 
 
 def _say(console: Console, text: str) -> None:

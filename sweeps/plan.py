@@ -109,7 +109,9 @@ def _cost(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec) -> Cost:
     from stability.build import build_objective, count_parameters, resolve_device
 
     num_params, device = count_parameters(run, corpus.format), resolve_device(spec.device)
-    too_large = num_params > MOST_PARAMETERS or OPERATIONS * num_params * run.batch * run.model.positions > MOST_OPERATIONS
+    too_large = (
+        num_params > MOST_PARAMETERS or OPERATIONS * num_params * run.batch * run.model.positions > MOST_OPERATIONS
+    )
     # what is split may not fit the one device that would be timed
     is_timed = not spec.shard_parameters and not (too_large and device.type == "cpu")
     timing = _timing(run, corpus, spec, device) if is_timed else None
@@ -126,9 +128,15 @@ def _timing(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, device: Any) 
         trainer.validation.measure(trainer.model)
         validation_s = time.perf_counter() - started
     validations = 2 + run.steps // run.evaluation.every_steps
-    curvature_s = curvature_steps(spec.curvature, run.model.layers) * step_s * (spec.curvature.batch or run.batch) / run.batch if spec.hessian else 0.0
+    curvature_s = (
+        curvature_steps(spec.curvature, run.model.layers) * step_s * (spec.curvature.batch or run.batch) / run.batch
+        if spec.hessian
+        else 0.0
+    )
     samples_s = 0.0 if spec.generate is None else generation_steps(run, spec.generate) * step_s
-    return Timing(step_s, run.steps * step_s + validations * validation_s, curvature_s + samples_s, peak_memory_mb(trainer.device))
+    return Timing(
+        step_s, run.steps * step_s + validations * validation_s, curvature_s + samples_s, peak_memory_mb(trainer.device)
+    )
 
 
 def _step_s(trainer: Trainer) -> float:
@@ -161,7 +169,10 @@ def _mixing(run: RunSpec, direction: str) -> float:
     mixing = sum(mechanism.cost(run.mechanism.settings, shape, size.positions) for shape in shapes)
     if run.cross is not None:
         cross, objective = Registry("mechanisms").load(run.cross.name), Registry("objectives").load(run.objective.name)
-        contexts, num_context = objective.contexts_of(run.objective.settings), objective.num_context(run.objective.settings)
+        contexts, num_context = (
+            objective.contexts_of(run.objective.settings),
+            objective.num_context(run.objective.settings),
+        )
         if contexts:  # once before the blocks, counted as if each were as long as the source
             num_context, shapes = size.positions, shapes[:1] * len(contexts)
         mixing += sum(cross.cost(run.cross.settings, shape, size.positions, num_context) for shape in shapes)
@@ -170,7 +181,9 @@ def _mixing(run: RunSpec, direction: str) -> float:
 
 def curvature_steps(curvature: CurvatureSpec, layers: int) -> float:
     """Cost of the protocol, and of what `measure` adds to it, in training steps."""
-    warm_up = curvature.warmup_steps * len(curvature.state) + (curvature.warmup_batches if "paper" in curvature.state else 0)
+    warm_up = curvature.warmup_steps * len(curvature.state) + (
+        curvature.warmup_batches if "paper" in curvature.state else 0
+    )
     phases = 2 if curvature.phase == "all" else 1
     cost = 0.0
     if {"alpha_max", "critical_lr"} & set(curvature.measure):
@@ -193,7 +206,9 @@ def generation_steps(run: RunSpec, generation: GenerationSpec) -> float:
 def _recorded(curvature: CurvatureSpec) -> float:
     """The recorded steps of one state, in training steps."""
     critical = _critical(curvature.spectra) if "critical_lr" in curvature.measure else 0.0
-    return (RECORDED_STEP + critical) * curvature.recorded_steps + DIFFERENCE * min(curvature.parity_steps, curvature.recorded_steps)
+    return (RECORDED_STEP + critical) * curvature.recorded_steps + DIFFERENCE * min(
+        curvature.parity_steps, curvature.recorded_steps
+    )
 
 
 def _critical(spectra: SpectraSpec) -> float:
@@ -211,7 +226,9 @@ def _tables(spectra: SpectraSpec, layers: int) -> dict[str, float]:
     }
 
 
-def describe(spec: SweepSpec, corpus: AbstractCorpus, slots: float, trials: Sequence[Trial] | None, search: Search | None = None) -> str:
+def describe(
+    spec: SweepSpec, corpus: AbstractCorpus, slots: float, trials: Sequence[Trial] | None, search: Search | None = None
+) -> str:
     """The plan as text: a line a kind of run, then totals. ``slots``: trials that run side by side. ``trials``: the
     runs of the plan in their order, what is finished of them is left out of what it costs; None where ``corpus`` only
     stands for data that was not read. ``search``: what chooses further runs once these have ended."""
@@ -219,29 +236,46 @@ def describe(spec: SweepSpec, corpus: AbstractCorpus, slots: float, trials: Sequ
     rates = sorted({run.lr_peak for _, run in points})
     left = [left_of(trial, spec.retry) for trial in trials] if trials is not None else [Left(1.0, True)] * len(points)
     kinds = [kind_of(run, variant) for variant, run in points]
-    numbers, missing = Counter(kinds), Counter(kind for kind, each in zip(kinds, left, strict=True) if each.steps or each.after)
+    numbers, missing = (
+        Counter(kinds),
+        Counter(kind for kind, each in zip(kinds, left, strict=True) if each.steps or each.after),
+    )
     wide = max(34, *(len(kind) + 2 for kind in costs))
     lines = [
-        f"study {spec.name}: {runs(len(points))}{'' if trials is None else f' ({len(points) - missing.total()} of them finished)'}, "
+        f"study {spec.name}: "
+        f"{runs(len(points))}{'' if trials is None else f' ({len(points) - missing.total()} of them finished)'}, "
         f"{_rates_text(rates)}, {spec.seeds} seed{'s' if spec.seeds > 1 else ''}",
         _data_line(spec, corpus, trials is not None),
-        f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{f'mixing/{_unit(spec, 1)}':>14}{'step':>10}{'run':>10}{'memory':>10}",
+        f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{f'mixing/{_unit(spec, 1)}':>14}"
+        f"{'step':>10}{'run':>10}{'memory':>10}",
     ]
     for kind, cost in costs.items():
-        lines.append(f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>14,.0f}{_timing_columns(cost.timing)}")
+        lines.append(
+            f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>14,.0f}{_timing_columns(cost.timing)}"
+        )
     lines.append(_total(spec, [costs[kind] for kind in kinds], left, slots))
     if search is not None:
         lines.append(search.plan() + _at_most(costs, search.most_runs, slots))
     lines.append("mixing: multiply-adds of the mechanism in one forward pass, all layers")
     if any(cost.timing for cost in costs.values()):
         listed = ", ".join("α_max" if name == "alpha_max" else name for name in spec.curvature.measure)
-        included = [*([listed] if spec.hessian else []), *(["samples (not their oracle)"] if spec.generate is not None else [])]
-        lines.append(", ".join(["estimated from measured steps of each kind", *included]) + f"{' included' if included else ''}; nothing was trained")
+        included = [
+            *([listed] if spec.hessian else []),
+            *(["samples (not their oracle)"] if spec.generate is not None else []),
+        ]
+        lines.append(
+            ", ".join(["estimated from measured steps of each kind", *included])
+            + f"{' included' if included else ''}; nothing was trained"
+        )
     return "\n".join(lines)
 
 
 def _rates_text(rates: Sequence[float]) -> str:
-    return f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}" if len(rates) > 1 else f"learning rate {rates[0]:g}"
+    return (
+        f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}"
+        if len(rates) > 1
+        else f"learning rate {rates[0]:g}"
+    )
 
 
 def _data_line(spec: SweepSpec, corpus: AbstractCorpus, is_read: bool) -> str:
@@ -269,20 +303,28 @@ def _timing_columns(timing: Timing | None) -> str:
 def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: float) -> str:
     """``costs`` and ``left`` of each run."""
     a_run = spec.steps * spec.batch * spec.model.positions
-    missing, tokens = sum(bool(each.steps or each.after) for each in left), round(sum(each.steps for each in left) * a_run)
+    missing, tokens = (
+        sum(bool(each.steps or each.after) for each in left),
+        round(sum(each.steps for each in left) * a_run),
+    )
     text = f"in all: {len(left) * a_run:,} {_unit(spec)}; left to do: {runs(missing)}, {tokens:,} {_unit(spec)}"
     timings = [cost.timing for cost in costs if cost.timing is not None]
     if len(timings) < len(costs):
-        operations = sum(OPERATIONS * cost.num_params * each.steps * a_run for cost, each in zip(costs, left, strict=True))
+        operations = sum(
+            OPERATIONS * cost.num_params * each.steps * a_run for cost, each in zip(costs, left, strict=True)
+        )
         reason = "split over devices, which is not timed" if spec.shard_parameters else "too large to be timed on a CPU"
         return (
-            f"{text}; --: {reason} by a plan, nothing was built\n"
-            f"training: about {operations:.1e} operations ({OPERATIONS} per parameter and {_unit(spec, 1)}), {operations / REFERENCE_SPEED / 86_400:,.0f} days "
+            f"{text}; --: {reason} by a plan, nothing was built\ntraining: about {operations:.1e} operations "
+            f"({OPERATIONS} per parameter and {_unit(spec, 1)}), {operations / REFERENCE_SPEED / 86_400:,.0f} days "
             "at 1e13 a second; α_max and validation aside"
         )
     total_s = sum(each.seconds(timing) for timing, each in zip(timings, left, strict=True))
     memory_gb = slots * max(timing.memory_mb for timing in timings) / 1024
-    return f"{text}, {duration(total_s)} of work, about {duration(total_s / slots)} and {memory_gb:.1f} GiB with {_at_a_time(spec, slots)}"
+    return (
+        f"{text}, {duration(total_s)} of work, about {duration(total_s / slots)} and {memory_gb:.1f} GiB with "
+        f"{_at_a_time(spec, slots)}"
+    )
 
 
 def _at_a_time(spec: SweepSpec, slots: float) -> str:
@@ -290,8 +332,15 @@ def _at_a_time(spec: SweepSpec, slots: float) -> str:
     is measured by the sweep itself."""
     from stability.build import resolve_device
 
-    shares = spec.launcher == "ray" and spec.gpus_per_trial == "auto" and spec.devices_per_trial == 1 and resolve_device(spec.device).type == "cuda"
-    return f"{slots:g} at a time" + (", one a GPU: how many share one the sweep measures when it starts (gpus_per_trial=auto)" if shares else "")
+    shares = (
+        spec.launcher == "ray"
+        and spec.gpus_per_trial == "auto"
+        and spec.devices_per_trial == 1
+        and resolve_device(spec.device).type == "cuda"
+    )
+    return f"{slots:g} at a time" + (
+        ", one a GPU: how many share one the sweep measures when it starts (gpus_per_trial=auto)" if shares else ""
+    )
 
 
 def _at_most(costs: dict[str, Cost], most_runs: int, slots: float) -> str:
@@ -300,4 +349,7 @@ def _at_most(costs: dict[str, Cost], most_runs: int, slots: float) -> str:
     if len(timings) < len(costs):
         return f", at most {runs(most_runs)} in all"
     total_s = most_runs * sum(timings) / len(timings)
-    return f", at most {runs(most_runs)} in all: {duration(total_s)} of work, about {duration(total_s / slots)} with {slots:g} at a time"
+    return (
+        f", at most {runs(most_runs)} in all: {duration(total_s)} of work, about {duration(total_s / slots)} with "
+        f"{slots:g} at a time"
+    )

@@ -71,7 +71,12 @@ class Progress:
     which count for what is best."""
 
     def __init__(
-        self, trials: Sequence[Trial], is_done: Callable[[Trial], bool] = lambda trial: True, *, from_outside: bool = False, earlier: Sequence[Trial] = ()
+        self,
+        trials: Sequence[Trial],
+        is_done: Callable[[Trial], bool] = lambda trial: True,
+        *,
+        from_outside: bool = False,
+        earlier: Sequence[Trial] = (),
     ):
         self._is_done, self._from_outside = is_done, from_outside
         named = list(zip([*trials, *earlier], variants([*trials, *earlier]), strict=True))
@@ -138,7 +143,11 @@ class Progress:
         row.started_at = row.started_at or self._start_of(status)
         if row.state in FINISHED:
             result = status.get("result", {})
-            row.val_nll, row.val_accuracy, row.trained_at = result.get("val_nll"), result.get("val_accuracy"), status["changed_at"]
+            row.val_nll, row.val_accuracy, row.trained_at = (
+                result.get("val_nll"),
+                result.get("val_accuracy"),
+                status["changed_at"],
+            )
             if row.step_s is None and row.step and result.get("wall_s"):
                 row.step_s = result["wall_s"] / row.step
             if row.trial.measures and not self._is_done(row.trial):
@@ -157,7 +166,9 @@ class Progress:
         row.ended_at = changed_at
         if row.trial.measures and row.trained_at:
             row.ended_at = max(changed_at, (row.signature or (0, 0))[1] / 1e9)
-            began_at = row.started_at if row.trained else row.trained_at if row.started_at or self._from_outside else None
+            began_at = (
+                row.started_at if row.trained else row.trained_at if row.started_at or self._from_outside else None
+            )
             row.curvature_s = None if began_at is None else max(0.0, row.ended_at - began_at)
 
     def counts(self) -> Counter[str]:
@@ -172,8 +183,12 @@ class Progress:
         found: dict[str, dict[float, list[float]]] = {}
         for row in (*self.rows, *self._earlier):
             if row.state in FINISHED:
-                found.setdefault(row.variant, {}).setdefault(row.trial.spec["lr_peak"], []).append(math.inf if row.val_nll is None else row.val_nll)
-        medians = {variant: [(median(nlls), lr, len(nlls)) for lr, nlls in rates.items()] for variant, rates in found.items()}
+                found.setdefault(row.variant, {}).setdefault(row.trial.spec["lr_peak"], []).append(
+                    math.inf if row.val_nll is None else row.val_nll
+                )
+        medians = {
+            variant: [(median(nlls), lr, len(nlls)) for lr, nlls in rates.items()] for variant, rates in found.items()
+        }
         return {variant: min(points) for variant, points in medians.items() if math.isfinite(min(points)[0])}
 
     def row_eta_s(self, row: Row) -> float | None:
@@ -191,7 +206,9 @@ class Progress:
     @property
     def is_timed_whole(self) -> bool:
         """Whether what follows the training, which `eta_s` leaves out until then, has been timed once."""
-        return any(row.curvature_s is not None for row in self.rows) or not any(row.trial.measures for row in self.rows if not row.ended)
+        return any(row.curvature_s is not None for row in self.rows) or not any(
+            row.trial.measures for row in self.rows if not row.ended
+        )
 
     def eta_s(self) -> float | None:
         """Seconds until the last trial ends, at the speeds seen so far and as many at once as ran at most; None before
@@ -223,7 +240,10 @@ def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:
         groups.setdefault(row.variant, []).append(row)
     step_s, curvature_s = _median(row.step_s for row in rows), _median(row.curvature_s for row in rows)
     return {
-        variant: (_median(row.step_s for row in group) or step_s, _median(row.curvature_s for row in group) or curvature_s or 0.0)
+        variant: (
+            _median(row.step_s for row in group) or step_s,
+            _median(row.curvature_s for row in group) or curvature_s or 0.0,
+        )
         for variant, group in groups.items()
     }
 
@@ -233,7 +253,9 @@ def variants(trials: Sequence[Trial]) -> list[str]:
     several, an ablation's setting."""
     names = [[choice_name(trial.spec[axis]) for axis in AXES] for trial in trials]
     varied = [index for index in range(1, len(AXES)) if len({row[index] for row in names}) > 1]
-    chosen = [[row[0], *(row[index] for index in varied), trial.variant] for row, trial in zip(names, trials, strict=True)]
+    chosen = [
+        [row[0], *(row[index] for index in varied), trial.variant] for row, trial in zip(names, trials, strict=True)
+    ]
     return [" ".join(filter(None, words)) for words in chosen]
 
 
@@ -244,7 +266,11 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 def _measuring(trial: Trial) -> str:
     """What a trained trial is at: α_max, which comes first, until its table is there."""
-    return CURVATURE if trial.curvature is not None and not any(trial.directory.curvature_file("").parent.glob("*.parquet")) else SAMPLES
+    return (
+        CURVATURE
+        if trial.curvature is not None and not any(trial.directory.curvature_file("").parent.glob("*.parquet"))
+        else SAMPLES
+    )
 
 
 def _signature(trial: Trial) -> tuple[int, int]:

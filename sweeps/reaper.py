@@ -35,7 +35,9 @@ def reaper(folder: Path) -> Iterator[None]:
         return
     # a session of its own: what is typed at the driver's terminal is not meant for it
     command = [sys.executable, "-I", "-S", __file__, str(folder)]
-    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    watcher = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     assert watcher.stdin is not None
     try:
         yield
@@ -75,7 +77,11 @@ def _writes_into(process: Path, folder: str) -> bool:
     for descriptor in (process / "fd").iterdir():
         with suppress(FileNotFoundError):  # closed by now
             if os.readlink(descriptor).startswith(f"{folder}/"):  # noqa: PTH115 "pipe:[1]" is no path
-                flags = next(line for line in (process / "fdinfo" / descriptor.name).read_text().splitlines() if line.startswith("flags:"))
+                flags = next(
+                    line
+                    for line in (process / "fdinfo" / descriptor.name).read_text().splitlines()
+                    if line.startswith("flags:")
+                )
                 if int(flags.split()[1], 8) & os.O_ACCMODE != os.O_RDONLY:
                     return True
     return False

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class StudyRecord:
     """The record of one launch of a sweep.
 
-    ``before``: what ``study.json`` held when the launch began, at ``started`` (seconds since 1970); ``origin``: what it says beside the runs.
-    The methods' ``found`` is what a search keeps of its runs (`sweeps.search.rounds.Search.record`); None: a grid, whose runs are known from the start.
+    ``before``: what ``study.json`` held when the launch began, at ``started`` (seconds since 1970); ``origin``: what it
+      says beside the runs. The methods' ``found`` is what a search keeps of its runs
+      (`sweeps.search.rounds.Search.record`); None: a grid, whose runs are known from the start.
     """
 
     study: StudyFolder
@@ -43,9 +44,11 @@ class StudyRecord:
         self.study.write([trial.run_id for trial in trials], **values)
 
     def close(self, trials: Sequence[Trial], found: Mapping[str, Any] | None, *, has_worked: bool) -> None:
-        """Put the end of the launch on record, with the seconds that it and earlier ones of the same runs took (``provenance.wall_s``).
+        """Put the end of the launch on record, with the seconds that it and earlier ones of the same runs took
+        (``provenance.wall_s``).
 
-        ``has_worked``: whether a run was worked on; where none was, what the file said of the launch that did work stays.
+        ``has_worked``: whether a run was worked on; where none was, what the file said of the launch that did work
+          stays.
         """
         run_ids, begun = [trial.run_id for trial in trials], self.before.get("run_ids") or [None]
         is_same = begun == (run_ids if found is None else run_ids[: len(begun)])
@@ -74,11 +77,17 @@ def _origin(spec: SweepSpec, corpus: AbstractCorpus) -> dict[str, Any]:
 
 
 def _variants(spec: SweepSpec, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Which variant each run is, where settings vary one at a time, and each setting's values with their variants; {} without ``ablate``."""
+    """Which variant each run is, where settings vary one at a time, and each setting's values with their variants; {}
+    without ``ablate``."""
     if not spec.ablate:
         return {}
     ablations = [
-        {"axis": axis, "part": item.part, "setting": item.setting, "values": [{"value": value, "variant": label} for value, label, _ in variants]}
+        {
+            "axis": axis,
+            "part": item.part,
+            "setting": item.setting,
+            "values": [{"value": value, "variant": label} for value, label, _ in variants],
+        }
         for item, axis, variants in spec.ablations()
     ]
     return {"variants": {trial.run_id: trial.variant for trial in trials if trial.variant}, "ablations": ablations}

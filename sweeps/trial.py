@@ -71,7 +71,9 @@ class Trial:
         """``"sa hc window=4 lr=0.001 seed=0"``: of residual, optimizer and norm those that tell it from other runs of
         its sweep."""
         choices = [choice_name(self.spec[axis]) for axis in ("mechanism", *self.several)]
-        return " ".join(filter(None, (*choices, self.variant, f"lr={self.spec['lr_peak']:g}", f"seed={self.spec['seed']}")))
+        return " ".join(
+            filter(None, (*choices, self.variant, f"lr={self.spec['lr_peak']:g}", f"seed={self.spec['seed']}"))
+        )
 
     @property
     def lock(self) -> RunLock:
@@ -184,15 +186,25 @@ def _train_and_measure(trial: Trial) -> Iterator[None]:
     from stability.training.run import train
 
     spec, cache_dir = parse_run(trial.spec), Path(trial.pool) / "cache"
-    how = {"wandb": trial.wandb, "command": trial.command, "devices": trial.devices, "shard": trial.shard, "stop_at": trial.stop_at}
+    how = {
+        "wandb": trial.wandb,
+        "command": trial.command,
+        "devices": trial.devices,
+        "shard": trial.shard,
+        "stop_at": trial.stop_at,
+    }
     yield from train(spec, trial.directory, cache_dir=cache_dir, device=trial.device, **how)
     if not trial.directory.finished:  # stopped at a rung
         return
     if trial.curvature is not None:
         from stability.probes.curvature.alpha_max import measure
 
-        yield from measure(trial.directory, checked(CurvatureSpec, trial.curvature), cache_dir=cache_dir, device=trial.device)
+        yield from measure(
+            trial.directory, checked(CurvatureSpec, trial.curvature), cache_dir=cache_dir, device=trial.device
+        )
     if trial.generate is not None:
         from stability.probes.generation.generating import generate
 
-        yield from generate(trial.directory, checked(GenerationSpec, trial.generate), cache_dir=cache_dir, device=trial.device)
+        yield from generate(
+            trial.directory, checked(GenerationSpec, trial.generate), cache_dir=cache_dir, device=trial.device
+        )

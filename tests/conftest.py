@@ -23,8 +23,10 @@ from stability.config.run import RunSpec
 from stability.corpora.cache import prepare
 from stability.runs.directory import RunDirectory
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored, and tests of it would wait for ever
-if "OMP_NUM_THREADS" not in os.environ and "PYTEST_XDIST_WORKER_COUNT" in os.environ:  # side by side (-n): all threads of all tests are no more than the cores
+# a shell's background job starts with Ctrl-C ignored, and tests of it would wait for ever
+signal.signal(signal.SIGINT, signal.default_int_handler)
+# side by side (-n): all threads of all tests are no more than the cores
+if "OMP_NUM_THREADS" not in os.environ and "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
     os.environ["OMP_NUM_THREADS"] = str(threads)  # for the processes that tests start
     torch.set_num_threads(threads)
@@ -32,7 +34,8 @@ if "OMP_NUM_THREADS" not in os.environ and "PYTEST_XDIST_WORKER_COUNT" in os.env
 SENTENCE = "the window of a stable step is wide where the graph is smooth and narrow where the scores are sharp"
 
 
-PLUGGED = ("mechanism", "cross", "residual", "optimizer", "objective", "data")  # the groups of Hydra's that plugins are stored in
+# the groups of Hydra's that plugins are stored in
+PLUGGED = ("mechanism", "cross", "residual", "optimizer", "objective", "data")
 
 
 # What a run of a second consists of beside its data and objective.
@@ -107,8 +110,8 @@ def lab(tmp_path: Path) -> Lab:
 
 @pytest.fixture
 def entered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run an entry in this process as ``python -m`` does in its own: exit code, stdout, stderr. Importing torch anew takes longer than all that a refusal
-    does; what a process of its own says is tested in `test_command_line`."""
+    """Run an entry in this process as ``python -m`` does in its own: exit code, stdout, stderr. Importing torch anew
+    takes longer than all that a refusal does; what a process of its own says is tested in `test_command_line`."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handlers of the tests' own process stay
     monkeypatch.setattr(atexit, "register", lambda *_: None)
 

@@ -1,4 +1,5 @@
-"""`ablate.<part>.<setting>=[…]`: what it expands to, how its runs are told apart, what it refuses; and the parameter counts of the paper's Table 9."""
+"""`ablate.<part>.<setting>=[…]`: what it expands to, how its runs are told apart, what it refuses; and the parameter
+counts of the paper's Table 9."""
 
 from __future__ import annotations
 
@@ -29,8 +30,12 @@ def test_each_setting_varies_alone_around_the_base_at_every_rate_and_seed():
     settings = {label: (run.mechanism.settings.window, run.mechanism.settings.rank) for label, run in points}
     assert settings == {"": (2, 4), "window=4": (4, 4), "window=8": (8, 4), "rank=1": (2, 1)}
     assert len(points) == 4 * 2 * 2
-    assert {(label, run.lr_peak, run.seed) for label, run in points} == {(label, lr, seed) for label in settings for lr in (1e-3, 1e-2) for seed in (0, 1)}
-    assert len({run_id(run) for _, run in points}) == len(points), "the base is trained once, whatever values coincide with it"
+    assert {(label, run.lr_peak, run.seed) for label, run in points} == {
+        (label, lr, seed) for label in settings for lr in (1e-3, 1e-2) for seed in (0, 1)
+    }
+    assert len({run_id(run) for _, run in points}) == len(points), (
+        "the base is trained once, whatever values coincide with it"
+    )
 
 
 def test_the_base_and_its_variants_are_the_runs_that_plain_sweeps_would_make():
@@ -41,13 +46,26 @@ def test_the_base_and_its_variants_are_the_runs_that_plain_sweeps_would_make():
 
 
 def test_only_the_named_part_varies_and_other_axes_are_crossed_with_it():
-    assert variants("mechanism=[sa,sc]", "lr=1e-3", "ablate.sc.window=[4]") == [("sa", ""), ("sc", ""), ("sc", "window=4")]
-    crossed = read_spec("sweep", ["mechanism=sc", "norm=[layernorm,rmsnorm]", "lr=1e-3", "seeds=1", "ablate.sc.window=[4]"]).points("data")
-    assert [(run.norm, label) for label, run in crossed] == [("layernorm", ""), ("layernorm", "window=4"), ("rmsnorm", ""), ("rmsnorm", "window=4")]
+    assert variants("mechanism=[sa,sc]", "lr=1e-3", "ablate.sc.window=[4]") == [
+        ("sa", ""),
+        ("sc", ""),
+        ("sc", "window=4"),
+    ]
+    crossed = read_spec(
+        "sweep", ["mechanism=sc", "norm=[layernorm,rmsnorm]", "lr=1e-3", "seeds=1", "ablate.sc.window=[4]"]
+    ).points("data")
+    assert [(run.norm, label) for label, run in crossed] == [
+        ("layernorm", ""),
+        ("layernorm", "window=4"),
+        ("rmsnorm", ""),
+        ("rmsnorm", "window=4"),
+    ]
 
 
 def test_an_optimizers_settings_vary_for_every_mechanism_and_carry_its_name():
-    points = read_spec("sweep", ["mechanism=[sa,sc]", "lr=1e-3", "seeds=1", "ablate.adamw.beta2=[0.95,0.999]", "ablate.sc.rope=[none]"]).points("data")
+    points = read_spec(
+        "sweep", ["mechanism=[sa,sc]", "lr=1e-3", "seeds=1", "ablate.adamw.beta2=[0.95,0.999]", "ablate.sc.rope=[none]"]
+    ).points("data")
     assert [(run.mechanism.name, label) for label, run in points] == [
         ("sa", ""), ("sa", "adamw.beta2=0.95"), ("sc", ""), ("sc", "adamw.beta2=0.95"), ("sc", "rope=none"),
     ]  # fmt: skip
@@ -55,15 +73,24 @@ def test_an_optimizers_settings_vary_for_every_mechanism_and_carry_its_name():
 
 
 def test_the_parts_of_a_pattern_vary_under_the_patterns_name():
-    points = read_spec("sweep", ["mechanism=mix", "lr=1e-3", "seeds=1", "ablate.mix.sc.window=[2,4]", "ablate.mix.pattern=[[sa,sc],[sc,sa]]"]).points("data")
-    windows = {label: next(part.settings.window for part in run.mechanism.settings.parts if part.name == "sc") for label, run in points}
+    points = read_spec(
+        "sweep",
+        ["mechanism=mix", "lr=1e-3", "seeds=1", "ablate.mix.sc.window=[2,4]", "ablate.mix.pattern=[[sa,sc],[sc,sa]]"],
+    ).points("data")
+    windows = {
+        label: next(part.settings.window for part in run.mechanism.settings.parts if part.name == "sc")
+        for label, run in points
+    }
     assert windows == {"": 2, "sc.window=4": 4, "pattern=[sc,sa]": 2}
     assert points[-1][1].mechanism.settings.pattern == ("sc", "sa")
 
 
 def test_the_base_value_stands_in_its_place_among_the_columns():
     def columns(*words):
-        return {item.setting: [(value, label) for value, label, _ in found] for item, _, found in read_spec("sweep", ["mechanism=sc", *words]).ablations()}
+        return {
+            item.setting: [(value, label) for value, label, _ in found]
+            for item, _, found in read_spec("sweep", ["mechanism=sc", *words]).ablations()
+        }
 
     assert columns("ablate.sc.window=[1,4]", "ablate.sc.rope=[none]") == {
         "window": [(1, "window=1"), (2, ""), (4, "window=4")],
@@ -77,17 +104,29 @@ def test_the_base_value_stands_in_its_place_among_the_columns():
     [
         (["ablate.sc.windw=[1]"], r"ablate\.sc\.windw: unknown key; did you mean 'window'\? \(choices: window, rank, "),
         (["ablate.scc.window=[1]"], r"ablate\.scc: no such part; did you mean 'sc'\?"),
-        (["ablate.sw.window=[1]"], r"ablate\.sw\.window: sw is not among what this sweep selects \(sc, identity, adamw\)"),
+        (
+            ["ablate.sw.window=[1]"],
+            r"ablate\.sw\.window: sw is not among what this sweep selects \(sc, identity, adamw\)",
+        ),
         (["ablate.sc.window=[4,4.0]"], r"ablate\.sc\.window=\[4,4\]: 4 stands there twice; give each value once"),
         (["ablate.sc.window=[2,2]"], r"2 stands there twice"),
         (["ablate.sc.step_size=[0.2,0.20000000001]"], r"0\.2 stands there twice"),
-        (["ablate.sc.window=[0]"], r"ablate\.sc\.window: mechanism\.sc\.window=0: input should be greater than or equal to 1"),
-        (["ablate.sc.window=4"], r"ablate\.sc\.window=4: must be a list of one setting's values, e\.g\. ablate\.sc\.window=\[2,4,8\]"),
+        (
+            ["ablate.sc.window=[0]"],
+            r"ablate\.sc\.window: mechanism\.sc\.window=0: input should be greater than or equal to 1",
+        ),
+        (
+            ["ablate.sc.window=4"],
+            r"ablate\.sc\.window=4: must be a list of one setting's values, e\.g\. ablate\.sc\.window=\[2,4,8\]",
+        ),
         (["ablate.sc.window=[]"], r"ablate\.sc\.window=\[\]: must be a list"),
         (["ablate.sc=[4]"], r"ablate\.sc=\[4\]: names no setting; e\.g\. ablate\.sc\.SETTING=\[2,4,8\]"),
         (["ablate.sc.window.of=[4]"], r"ablate\.sc\.window: holds no settings of its own$"),
         (["ablate.sc.name=[sa]"], r"ablate\.sc\.name: unknown key"),
-        (["mechanism=mix", "ablate.mix.sd.window=[4]"], r"ablate\.mix\.sd: holds no settings of its own; did you mean 'sc'\?"),
+        (
+            ["mechanism=mix", "ablate.mix.sd.window=[4]"],
+            r"ablate\.mix\.sd: holds no settings of its own; did you mean 'sc'\?",
+        ),
         (["mechanism=mix", "ablate.mix.sc.windw=[4]"], r"ablate\.mix\.sc\.windw: unknown key; did you mean 'window'\?"),
         (["ablat.sc.window=[4]"], r"ablat\.sc\.window: unknown key"),
     ],
@@ -104,7 +143,14 @@ def test_the_preset_is_the_papers_ablation_and_a_setting_can_be_left_out():
     assert variants("study=ablation_consensus") == expected
     spec = read_spec("sweep", ["study=ablation_consensus"])
     base = spec.mechanism[0].settings
-    assert (base.window, base.rank, base.edge_hidden, spec.seeds, spec.hessian, len(spec.lr.rates())) == (2, 4, 256, 3, False, 1)
+    assert (base.window, base.rank, base.edge_hidden, spec.seeds, spec.hessian, len(spec.lr.rates())) == (
+        2,
+        4,
+        256,
+        3,
+        False,
+        1,
+    )
     assert variants("study=ablation_consensus", "~ablate.sc.rank", "ablate.sc.edge_hidden=[64]") == [
         ("sc", label) for label in ("", "edge_hidden=64", "window=4", "window=8", "window=12")
     ]  # fmt: skip
@@ -112,11 +158,22 @@ def test_the_preset_is_the_papers_ablation_and_a_setting_can_be_left_out():
 
 def test_the_preset_at_the_papers_size_is_written_in_its_header_with_the_papers_rates(lab):
     """Word by word as it stands there; the rate that the preset itself holds is nano's."""
-    header = [line.removeprefix("#").split() for line in (CONF / "study" / "ablation_consensus.yaml").read_text().splitlines() if line.startswith("#  ")]
+    header = [
+        line.removeprefix("#").split()
+        for line in (CONF / "study" / "ablation_consensus.yaml").read_text().splitlines()
+        if line.startswith("#  ")
+    ]
     words = [word.replace("FILE_OR_FOLDER", str(lab.text)) for line in header for word in line]
     spec = read_spec("sweep", words)
-    assert (spec.model.name, spec.steps, spec.batch, spec.mechanism[0].settings.edge_hidden) == ("text_193m", 20_000, 512, 256)
-    assert spec.lr.rates() == tuple(float(rate) for rate in yaml.safe_load((CONF / "lr" / "paper_medium.yaml").read_text())["values"])
+    assert (spec.model.name, spec.steps, spec.batch, spec.mechanism[0].settings.edge_hidden) == (
+        "text_193m",
+        20_000,
+        512,
+        256,
+    )
+    assert spec.lr.rates() == tuple(
+        float(rate) for rate in yaml.safe_load((CONF / "lr" / "paper_medium.yaml").read_text())["values"]
+    )
 
 
 def test_a_studys_runs_carry_their_variant_and_another_study_calls_the_same_run_its_base(lab, capsys):
@@ -141,7 +198,15 @@ def test_a_studys_runs_carry_their_variant_and_another_study_calls_the_same_run_
 
 def test_a_plan_of_a_model_that_no_memory_holds_counts_its_parameters(lab, capsys):
     """16 layers of width 65,536: the MLPs alone have 8·d²·16 = 5.5e11 weights."""
-    words = [f"runs_dir={lab.pool}", "data=text", f"data.path={lab.text}", "mechanism=sa", "lr=1e-3", "device=cpu", "dry_run=true"]
+    words = [
+        f"runs_dir={lab.pool}",
+        "data=text",
+        f"data.path={lab.text}",
+        "mechanism=sa",
+        "lr=1e-3",
+        "device=cpu",
+        "dry_run=true",
+    ]
     assert sweep.main([*words, "model.layers=16", "model.width=65536", "model.heads=512", "model.positions=16"]) == 0
     out = capsys.readouterr().out
     blocks = 16 * (12 * 65536**2 + 13 * 65536)  # two LayerNorms 4d, qkv and out 4d² + 4d, MLP 8d² + 5d
@@ -156,7 +221,8 @@ def test_counting_without_building_counts_what_is_built(lab, mechanism):
 
 
 CONF = Path(__file__).parents[1] / "conf"
-# The paper's Table 9, row "Model Size", in millions: value of the setting → size, at the text model of Table 10 called 193M.
+# The paper's Table 9, row "Model Size", in millions: value of the setting → size, at the text model of Table 10 called
+# 193M.
 MODEL_SIZE = {
     "edge_hidden": {4: 179, 16: 180, 64: 182, 256: 193},
     "rank": {1: 186, 4: 193, 8: 203, 16: 222},
@@ -171,9 +237,16 @@ def at_papers_scale(lab, **settings) -> int:
 
 
 def missing_millions(lab, edge_mlp: str) -> tuple[float, float]:
-    """Between which bounds lies what our model would have to have more, for every entry to come out rounded as the paper has it?"""
-    sizes = [(size, at_papers_scale(lab, edge_mlp=edge_mlp, **{setting: value})) for setting, row in MODEL_SIZE.items() for value, size in row.items()]
-    return max(size - 0.5 - count / 1e6 for size, count in sizes), min(size + 0.5 - count / 1e6 for size, count in sizes)
+    """Between which bounds lies what our model would have to have more, for every entry to come out rounded as the
+    paper has it?"""
+    sizes = [
+        (size, at_papers_scale(lab, edge_mlp=edge_mlp, **{setting: value}))
+        for setting, row in MODEL_SIZE.items()
+        for value, size in row.items()
+    ]
+    return max(size - 0.5 - count / 1e6 for size, count in sizes), min(
+        size + 0.5 - count / 1e6 for size, count in sizes
+    )
 
 
 def test_the_papers_model_sizes_differ_as_ours_do_with_the_shared_edge_mlp(lab):
@@ -184,8 +257,12 @@ def test_the_papers_model_sizes_differ_as_ours_do_with_the_shared_edge_mlp(lab):
 
 
 def test_a_heads_edge_mlp_has_the_parameters_of_its_layers(lab):
-    """2·64 → ξ with biases, then α, β and r·64 rows of Λ with biases: (129 + 2 + 64r)·ξ + 2 + 64r for each of 12 · 12 heads (facts 1: 131ξ + 64rξ)."""
-    edges = {(hidden, rank): 144 * ((131 + 64 * rank) * hidden + 2 + 64 * rank) for hidden, rank in ((4, 4), (256, 4), (256, 16))}
+    """2·64 → ξ with biases, then α, β and r·64 rows of Λ with biases: (129 + 2 + 64r)·ξ + 2 + 64r for each of 12 · 12
+    heads (facts 1: 131ξ + 64rξ)."""
+    edges = {
+        (hidden, rank): 144 * ((131 + 64 * rank) * hidden + 2 + 64 * rank)
+        for hidden, rank in ((4, 4), (256, 4), (256, 16))
+    }
     base = at_papers_scale(lab)
     for (hidden, rank), expected in edges.items():
         assert base - at_papers_scale(lab, edge_hidden=hidden, rank=rank) == edges[256, 4] - expected

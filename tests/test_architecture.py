@@ -1,4 +1,5 @@
-"""What the layout promises and no other test sees: torch-free modules, third parties in their homes, configs that compose."""
+"""What the layout promises and no other test sees: torch-free modules, third parties in their homes, configs that
+compose."""
 
 from __future__ import annotations
 
@@ -57,7 +58,10 @@ for module in {TORCH_FREE}:
 
 
 def test_curvature_stands_on_torch_alone():
-    code = "import sys, stability.curvature; print(sorted(n for n in sys.modules if n.split('.')[0] in ('stability', 'pydantic', 'hydra', 'pandas')))"
+    code = (
+        "import sys, stability.curvature; print(sorted(n for n in sys.modules if n.split('.')[0] in ('stability', "
+        "'pydantic', 'hydra', 'pandas')))"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
     assert "pydantic" not in out
     assert all(name.startswith(("stability.curvature", "stability'")) or name == "stability" for name in eval(out))
@@ -73,13 +77,14 @@ ADAPTERS = {"transformers", "lightning"}
 
 @pytest.mark.parametrize("folder", ALLOWED)
 def test_what_stands_alone_imports_only_what_it_may(folder):
-    """An allow-list, in functions too: import-linter has none, and a list of what is forbidden forgets the next package."""
+    """An allow-list, in functions too: import-linter has none, and a list of what is forbidden forgets the next
+    package."""
     allowed = ALLOWED[folder] | (ADAPTERS if folder == "stability/curvature" else set())
     for file in sorted((ROOT / folder).rglob("*.py")):
         for name in imported(file):
-            assert name.split(".")[0] in sys.stdlib_module_names or any(name == each or name.startswith(f"{each}.") for each in allowed), (
-                f"{file} imports {name}"
-            )
+            assert name.split(".")[0] in sys.stdlib_module_names or any(
+                name == each or name.startswith(f"{each}.") for each in allowed
+            ), f"{file} imports {name}"
 
 
 def imported(file):
@@ -107,15 +112,21 @@ def test_every_function_of_an_entry_says_what_it_takes_and_gives():
     entries = [file for file in (ROOT / "stability").glob("*.py") if "run_entry(main, HELP)" in file.read_text()]
     assert len(entries) == 7
     assert {file.name: list(untyped(file.read_text())) for file in entries} == {file.name: [] for file in entries}
-    faulty = "def a(x) -> int: ...\ndef b(x: int, *, y=1) -> int: ...\ndef c(x: Any) -> int: ...\ndef d(): ...\ndef e(*x, **y) -> None: ..."
+    faulty = (
+        "def a(x) -> int: ...\ndef b(x: int, *, y=1) -> int: ...\ndef c(x: Any) -> int: ...\ndef d(): ...\ndef "
+        "e(*x, **y) -> None: ..."
+    )
     assert list(untyped(faulty)) == ["a", "b", "c", "d", "e"]
 
 
 def test_every_package_is_installed_with_the_others():
-    """The list in pyproject.toml, from which a wheel is built: a folder that it forgets is missing for everyone but us."""
+    """The list in pyproject.toml, from which a wheel is built: a folder that it forgets is missing for everyone but
+    us."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     found = {
-        ".".join(file.parent.relative_to(ROOT).parts) for name in ("stability", "sweeps", "analysis", "kernels") for file in (ROOT / name).rglob("__init__.py")
+        ".".join(file.parent.relative_to(ROOT).parts)
+        for name in ("stability", "sweeps", "analysis", "kernels")
+        for file in (ROOT / name).rglob("__init__.py")
     }
     assert set(listed) == found | {"stability.conf"}
 
@@ -125,10 +136,20 @@ def test_kernels_package_is_empty():
 
 
 def test_every_part_has_one_file_and_one_yaml():
-    for family, group in (("mechanisms", "mechanism"), ("residuals", "residual"), ("optimizers", "optimizer"), ("objectives", "objective"), ("data", "data")):
+    for family, group in (
+        ("mechanisms", "mechanism"),
+        ("residuals", "residual"),
+        ("optimizers", "optimizer"),
+        ("objectives", "objective"),
+        ("data", "data"),
+    ):
         parts = Registry(family).names(cross=False) if family == "mechanisms" else Registry(family).names()
         assert {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")} == set(parts), family
-    assert {path.stem for path in (ROOT / "conf" / "cross").glob("*.yaml")} == {"auto", "none", *Registry("mechanisms").names(cross=True)}
+    assert {path.stem for path in (ROOT / "conf" / "cross").glob("*.yaml")} == {
+        "auto",
+        "none",
+        *Registry("mechanisms").names(cross=True),
+    }
 
 
 def test_every_yaml_holds_the_defaults_of_its_config():
@@ -190,6 +211,10 @@ def test_every_choice_of_every_group_composes_and_parses():
                 "multitrack": ["data=protein", "cross=auto", "objective.sources=[sequence]"],
                 "protein": ["objective=multitrack", "cross=auto", "objective.sources=[sequence]"],
             }.get(choice.stem, [])
-            extra = ["objective.tokenizer=0123456789ab"] if folder.name == "study" and choice.stem.startswith("protein_") else extra
+            extra = (
+                ["objective.tokenizer=0123456789ab"]
+                if folder.name == "study" and choice.stem.startswith("protein_")
+                else extra
+            )
             word = f"curvature={choice.stem}" if folder.name == "curvature" else f"{folder.name}={choice.stem}"
             parse(SweepSpec, {**compose("sweep", [word, *extra]), "name": "x"})

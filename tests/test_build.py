@@ -24,9 +24,16 @@ def test_the_same_spec_builds_the_same_weights_whatever_ran_before(lab):
 
 
 def test_parameters_are_those_of_the_architecture(lab):
-    """Embedding (V + mask)·D, head V·D + V, per block: two LayerNorms 4D, qkv and out 4D² + 4D, MLP 8D² + 5D; final LayerNorm 2D."""
+    """Embedding (V + mask)·D, head V·D + V, per block: two LayerNorms 4D, qkv and out 4D² + 4D, MLP 8D² + 5D; final
+    LayerNorm 2D."""
     width, vocab = 16, 256
-    expected = (vocab + 1) * width + vocab * width + vocab + 2 * (4 * width + 4 * width**2 + 4 * width + 8 * width**2 + 5 * width) + 2 * width
+    expected = (
+        (vocab + 1) * width
+        + vocab * width
+        + vocab
+        + 2 * (4 * width + 4 * width**2 + 4 * width + 8 * width**2 + 5 * width)
+        + 2 * width
+    )
     assert num_parameters(build_model(lab.spec(), vocab)) == expected
 
 
@@ -39,7 +46,11 @@ def test_branch_outputs_start_scaled_by_depth_and_biases_at_zero(lab):
     qkv_bias = model.blocks[1].mixer.qkv.bias
     assert (qkv_bias[:128] == 1.5).all()
     assert (qkv_bias[128:] == 0).all()
-    assert all((module.bias == 0).all() for name, module in model.named_modules() if isinstance(module, nn.Linear) and not name.endswith("qkv"))
+    assert all(
+        (module.bias == 0).all()
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not name.endswith("qkv")
+    )
 
 
 def test_equal_query_and_key_biases_make_the_first_attention_local(lab):
@@ -78,7 +89,9 @@ def test_identity_residual_is_the_plain_sum():
 
 
 def test_optimizers_take_their_settings(lab):
-    spec = lab.spec(optimizer={"name": "adamw", "weight_decay": 0.5, "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6}, lr_peak=0.25)
+    spec = lab.spec(
+        optimizer={"name": "adamw", "weight_decay": 0.5, "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6}, lr_peak=0.25
+    )
     group = build_optimizer(spec, build_model(spec, 256)).param_groups[0]
     assert (group["lr"], group["weight_decay"], group["betas"], group["eps"]) == (0.25, 0.5, (0.8, 0.95), 1e-6)
     spec = lab.spec(optimizer={"name": "sgd", "momentum": 0.9, "weight_decay": 0.1})

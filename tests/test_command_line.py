@@ -42,7 +42,12 @@ def test_nothing_is_the_quickstart():
     assert (model.layers, model.width, model.heads, model.positions) == (4, 64, 4, 64)
     adamw = spec.optimizer[0].settings
     assert (adamw.weight_decay, adamw.beta1, adamw.beta2) == (1e-2, 0.9, 0.999)
-    assert (spec.clip_norm, spec.schedule.name, spec.objective.settings.mask_rate, spec.threads) == (1.0, "constant", "uniform", 1)
+    assert (spec.clip_norm, spec.schedule.name, spec.objective.settings.mask_rate, spec.threads) == (
+        1.0,
+        "constant",
+        "uniform",
+        1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,7 +76,8 @@ def test_a_presets_settings_of_a_group_hold_only_while_its_choice_is_kept():
     assert sweep("study=text_mini", "data=stdlib").data.name == "stdlib"
     assert sweep("study=curvature", "lr=range").lr.values is None
     with pytest.raises(ValueError, match="data.hold_out"):
-        sweep("study=dna_mini", "data=text", "data.path=X", "data.hold_out=region")  # a setting that the user gave is never dropped
+        # a setting that the user gave is never dropped
+        sweep("study=dna_mini", "data=text", "data.path=X", "data.hold_out=region")
 
 
 def test_of_a_presets_mechanisms_those_still_chosen_keep_its_settings_and_the_others_are_not_run():
@@ -99,7 +105,9 @@ def test_the_users_words_work_exactly():
     assert sweep("data=text", "data.path=a/b.txt").data.settings.path == "a/b.txt"
 
 
-@pytest.mark.parametrize("path", ["a,b (c).txt", "it's.txt", "x=y.txt", "[z].txt", "wide space.jsonl.gz", "{q}:r.txt", "back\\slash.txt"])
+@pytest.mark.parametrize(
+    "path", ["a,b (c).txt", "it's.txt", "x=y.txt", "[z].txt", "wide space.jsonl.gz", "{q}:r.txt", "back\\slash.txt"]
+)
 def test_paths_with_hydras_own_characters_arrive_whole(path):
     assert sweep("data=text", f"data.path={path}").data.settings.path == path
 
@@ -115,7 +123,10 @@ def test_the_shim_touches_nothing_else():
         (["mechanism=scc"], "mechanism=scc: no such choice; did you mean 'sc'?"),
         (["lr=abc"], "lr=abc: no such choice"),
         (["mechanism=sa,sc"], "mechanism=sa,sc: a list is written in brackets: mechanism=[sa,sc]"),
-        (["curvature.state=paper"], "curvature.state=paper: must be a list, written in brackets, e.g. curvature.state=[paper]"),
+        (
+            ["curvature.state=paper"],
+            "curvature.state=paper: must be a list, written in brackets, e.g. curvature.state=[paper]",
+        ),
         (["lr=1e-400"], "lr.values=[0.0] must be positive, distinct numbers of 64 bits"),
         (["steps=abc"], "steps='abc': input should be a valid integer"),
         (["steps=1.5"], "steps=1.5: input should be a valid integer"),
@@ -124,13 +135,31 @@ def test_the_shim_touches_nothing_else():
         (["cross=cc", "cross.cc.window=4"], "cross.cc.window: unknown key; did you mean 'cross.window'?"),
         (["cross=auto", "cross.window=4"], "cross.window: unknown key; did you mean 'cross.cc.window'?"),
         (["cross=ca", "cross.window=4"], "cross.window: cross=cc has this setting, cross=ca has not"),
-        (["cross=auto", "objective=ar", "objective.context=16"], "objective.context: objective=mlm has this setting, objective=ar has not"),
-        (["lr=edge", "lr.edge.resolution=0.1"], "lr.edge.resolution: unknown key; did you mean 'lr.edge.resolution_decades'?"),
-        (["mechanism=sc", "mechanism.sc.windw=3"], "mechanism.sc.windw: unknown key; did you mean 'mechanism.sc.window'?"),
+        (
+            ["cross=auto", "objective=ar", "objective.context=16"],
+            "objective.context: objective=mlm has this setting, objective=ar has not",
+        ),
+        (
+            ["lr=edge", "lr.edge.resolution=0.1"],
+            "lr.edge.resolution: unknown key; did you mean 'lr.edge.resolution_decades'?",
+        ),
+        (
+            ["mechanism=sc", "mechanism.sc.windw=3"],
+            "mechanism.sc.windw: unknown key; did you mean 'mechanism.sc.window'?",
+        ),
         (["+mechanism.sc.windw=3"], "mechanism.sc.windw: unknown key; did you mean 'window'?"),
-        (["objective=score_entropy", "objective.context=8"], "objective.context: objective=mlm has this setting, objective=score_entropy has not"),
-        (["mechanism=sa", "mechanism.sc.window=3"], "mechanism.sc is not among what this command selects; add mechanism=[…,sc]"),
-        (["mechanism=sc", "objective=ar"], "objective=ar needs a causal mechanism and sc is none; these are: attentionx, sa, sw"),
+        (
+            ["objective=score_entropy", "objective.context=8"],
+            "objective.context: objective=mlm has this setting, objective=score_entropy has not",
+        ),
+        (
+            ["mechanism=sa", "mechanism.sc.window=3"],
+            "mechanism.sc is not among what this command selects; add mechanism=[…,sc]",
+        ),
+        (
+            ["mechanism=sc", "objective=ar"],
+            "objective=ar needs a causal mechanism and sc is none; these are: attentionx, sa, sw",
+        ),
         (["residual=[hc,hc]"], "residual=[hc,hc]: hc is named 2 times; give each once"),
         (["data=text"], "data.path: a value is missing"),
         (["data=text", "data.path=/no/such,file"], "data.path=/no/such,file: no such file or folder"),
@@ -140,7 +169,10 @@ def test_the_shim_touches_nothing_else():
         (["lr=-1e-3"], "must be positive"),
         (["lr=nan"], "lr.values"),
         (["lr=[]"], "lr.values"),
-        (["reports_dir=/dev/null/x", "dry_run=false"], "error: reports_dir=/dev/null/x: nothing can be written there (Not a directory)"),
+        (
+            ["reports_dir=/dev/null/x", "dry_run=false"],
+            "error: reports_dir=/dev/null/x: nothing can be written there (Not a directory)",
+        ),
         (["ray.address=foo"], "ray.address=foo: must be auto, or HOST:PORT of a cluster's head"),
         (["ray.address=foo:70000"], "ray.address=foo:70000: must be auto, or HOST:PORT of a cluster's head"),
         (["model.heads=3"], "model.heads=3 must divide model.width=64"),
@@ -187,7 +219,9 @@ run_entry(main, "")
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_entry_that_is_killed_says_what_one_stopped_by_ctrl_c_does(number):
-    with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITS], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
         assert process.stdout.readline() == "works\n"
         process.send_signal(number)
         assert process.communicate(timeout=30)[1] == "stopped; the same command goes on from here\n"
@@ -248,8 +282,19 @@ def test_on_a_terminal_there_is_a_bar(capsys, monkeypatch):
 
 def test_runs_with_one_checkpoint_only_are_told_where_both_ends_are_asked_for(lab, capsys):
     run = lab.train(lab.spec())
-    words = [f"ckpt={run.path}", "measure=[alpha_max]", "state=[checkpoint]", "warmup_batches=1", "warmup_steps=1", "recorded_steps=1", "device=cpu"]
-    told = "1 run has one checkpoint only, which is measured under one name: terminal where the run came to its end, else earliest"
+    words = [
+        f"ckpt={run.path}",
+        "measure=[alpha_max]",
+        "state=[checkpoint]",
+        "warmup_batches=1",
+        "warmup_steps=1",
+        "recorded_steps=1",
+        "device=cpu",
+    ]
+    told = (
+        "1 run has one checkpoint only, which is measured under one name: terminal where the run came to its end, "
+        "else earliest"
+    )
     assert len(run.checkpoints()) > 1
     hessian.main([*words, "phase=all"])
     assert told not in capsys.readouterr().out

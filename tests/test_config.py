@@ -33,7 +33,14 @@ def test_the_id_follows_what_trains_and_not_where_it_lies(lab, tmp_path):
     assert run_id(lab.spec(data={"name": "text", "path": str(copy)})) == run_id(spec)
     copy.write_text(copy.read_text().replace("wide", "vast"))
     assert run_id(lab.spec(data={"name": "text", "path": str(copy)})) != run_id(spec)
-    for change in ({"seed": 1}, {"lr_peak": 2e-3}, {"threads": 2}, {"steps": 13}, {"mechanism": {"name": "sw"}}, {"behaviour": 99}):
+    for change in (
+        {"seed": 1},
+        {"lr_peak": 2e-3},
+        {"threads": 2},
+        {"steps": 13},
+        {"mechanism": {"name": "sw"}},
+        {"behaviour": 99},
+    ):
         assert run_id(lab.spec(**change)) != run_id(spec), change
 
 
@@ -71,12 +78,18 @@ def test_a_wrong_item_is_one_mistake_and_an_empty_list_is_one_too():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective": {"name": "ar"}, "mechanism": {"name": "sc"}}, "objective=ar needs a causal mechanism and sc is none; these are: attentionx, sa, sw"),
+        (
+            {"objective": {"name": "ar"}, "mechanism": {"name": "sc"}},
+            "objective=ar needs a causal mechanism and sc is none; these are: attentionx, sa, sw",
+        ),
         ({"mechanism": {"name": "sx"}}, r"no mechanism called 'sx'; did you mean 's\w'\?"),
         ({"mechanism": {"name": "sc", "windw": 3}}, r"mechanism.sc.windw: unknown key; did you mean 'window'\?"),
         ({"mechanism": {"name": "mix", "pattern": ["sa", "sw", "sc"]}}, "3 entries for 2 layers"),
         ({"optimizer": {"name": "adamw", "beta1": 1.0}}, "optimizer.adamw.beta1=1.0: input should be less than 1"),
-        ({"model": {"name": "x", "layers": 1, "width": 16, "heads": 3, "positions": 8}}, r"model.heads=3 must divide model.width=16.*\[1, 2, 4, 8\]"),
+        (
+            {"model": {"name": "x", "layers": 1, "width": 16, "heads": 3, "positions": 8}},
+            r"model.heads=3 must divide model.width=16.*\[1, 2, 4, 8\]",
+        ),
         ({"schedule": {"name": "cosine", "warmup_steps": 12}}, "schedule.warmup_steps=12 must be below steps=12"),
         ({"lr_peak": float("nan")}, "lr_peak=nan"),
         ({"norm": "batchnorm"}, "norm='batchnorm': input should be 'layernorm' or 'rmsnorm'"),
@@ -110,7 +123,8 @@ def test_every_field_is_read_by_some_code():
                 if isinstance(node, ast.Attribute):
                     read.add(node.attr)
     unread = {name for model in all_settings() for name in model.model_fields if name not in read}
-    # `behaviour` separates ids of runs that trained differently: to be in the spec is all that it is for; `plugins` is read before there is a spec
+    # `behaviour` separates ids of runs that trained differently: to be in the spec is all that it is for; `plugins` is
+    # read before there is a spec
     assert unread == {"behaviour", "plugins"}
 
 
@@ -123,9 +137,15 @@ def test_a_plugin_is_found_by_its_stem_and_cannot_replace_a_part(tmp_path, monke
     (package / "sc.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("stability.registry._plugins", {})
-    spec = parse_run({**lab.spec().model_dump(mode="json"), "plugins": ["my_lab_plugins.twice"], "mechanism": {"name": "twice"}})
+    spec = parse_run(
+        {**lab.spec().model_dump(mode="json"), "plugins": ["my_lab_plugins.twice"], "mechanism": {"name": "twice"}}
+    )
     assert spec.mechanism.name == "twice"
     assert "twice" in Registry("mechanisms").names()
-    for module, message in (("my_lab_plugins.sc", "would replace the mechanism 'sc'"), ("my_lab_plugins.absent", "no module"), ("json", "has no EXPORT")):
+    for module, message in (
+        ("my_lab_plugins.sc", "would replace the mechanism 'sc'"),
+        ("my_lab_plugins.absent", "no module"),
+        ("json", "has no EXPORT"),
+    ):
         with pytest.raises(ValueError, match=message):
             parse(SweepSpec, {"plugins": [module]})

@@ -1,4 +1,5 @@
-"""A cross mechanism beside the mechanism: what `cross=` resolves to and refuses, the model around it, and a run from words to α_max."""
+"""A cross mechanism beside the mechanism: what `cross=` resolves to and refuses, the model around it, and a run from
+words to α_max."""
 
 from __future__ import annotations
 
@@ -36,12 +37,28 @@ def model(lab, **changes) -> Backbone:
     built = build_model(lab.spec(**{"objective": CONTEXT, "cross": "ca"} | changes), 256).double()
     with torch.no_grad():
         for parameter in built.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(parameter.numel())))
+            parameter.add_(
+                0.1
+                * torch.randn(
+                    parameter.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(parameter.numel())
+                )
+            )
     return built
 
 
 def test_auto_names_the_cross_mechanism_of_each_mechanisms_kind(lab):
-    spec = read_spec("sweep", [*TEXT, f"data.path={lab.text}", "mechanism=[sa,sw,sc,mix]", "cross=auto", "cross.cc.rank=2", "seeds=1", "name=x"])
+    spec = read_spec(
+        "sweep",
+        [
+            *TEXT,
+            f"data.path={lab.text}",
+            "mechanism=[sa,sw,sc,mix]",
+            "cross=auto",
+            "cross.cc.rank=2",
+            "seeds=1",
+            "name=x",
+        ],
+    )
     named = {run.mechanism.name: run.model_dump(mode="json")["cross"] for run in spec.expand("f" * 64)}
     assert {name: cross["name"] for name, cross in named.items()} == {"sa": "ca", "sw": "ca", "sc": "cc", "mix": "cc"}
     assert {named["sc"]["rank"], named["mix"]["rank"]} == {2}
@@ -59,24 +76,48 @@ def test_no_cross_mechanism_is_the_default(lab):
     [
         ({"mechanism": {"name": "ca"}}, "^mechanism=ca is a cross mechanism, it needs a context: cross=ca$"),
         ({"mechanism": {"name": "mix", "pattern": ["sa", "cc"]}}, "cc.*cross mechanism|'cc' cannot stand in a pattern"),
-        ({"cross": "ca"}, "^cross=ca needs a context, and objective=mlm has none; objective=mlm objective.context=64 gives the 64 tokens before each"),
+        (
+            {"cross": "ca"},
+            "^cross=ca needs a context, and objective=mlm has none; objective=mlm objective.context=64 gives the 64 "
+            "tokens before each",
+        ),
         ({"cross": "auto", "objective": {"name": "ar"}}, "^cross=ca needs a context, and objective=ar has none"),
-        ({"objective": CONTEXT}, "^objective.context=8 is read by a cross mechanism only; add cross=auto, or objective.context=0$"),
-        ({"objective": {"name": "mlm", "context": -1}}, "objective.context=-1: input should be greater than or equal to 0"),
+        (
+            {"objective": CONTEXT},
+            "^objective.context=8 is read by a cross mechanism only; add cross=auto, or objective.context=0$",
+        ),
+        (
+            {"objective": {"name": "mlm", "context": -1}},
+            "objective.context=-1: input should be greater than or equal to 0",
+        ),
         ({"objective": CONTEXT, "cross": "c"}, "^cross=c: no such cross mechanism; .*auto, ca, cc, none"),
         ({"objective": CONTEXT, "cross": "sc"}, "^cross=sc: no such cross mechanism"),
-        ({"objective": CONTEXT, "cross": {"name": "ca", "rop": "none"}}, "^cross.rop: unknown key; did you mean 'rope'"),
-        ({"objective": CONTEXT, "cross": {"name": "auto", "ca": {"rop": "none"}}}, "^cross.ca.rop: unknown key; did you mean 'rope'"),
+        (
+            {"objective": CONTEXT, "cross": {"name": "ca", "rop": "none"}},
+            "^cross.rop: unknown key; did you mean 'rope'",
+        ),
+        (
+            {"objective": CONTEXT, "cross": {"name": "auto", "ca": {"rop": "none"}}},
+            "^cross.ca.rop: unknown key; did you mean 'rope'",
+        ),
         ({"objective": CONTEXT, "cross": {"name": "auto", "ca": 3}}, "^cross.ca=3: must hold settings of ca"),
-        ({"mechanism": {"name": "sc", "graph": "given"}}, "mechanism=sc with graph=given takes edges= with every batch, and data=text has none"),
-        ({"mechanism": {"name": "mix", "sc": {"graph": "given"}}}, "mechanism=mix with graph=given takes edges= with every batch"),
+        (
+            {"mechanism": {"name": "sc", "graph": "given"}},
+            "mechanism=sc with graph=given takes edges= with every batch, and data=text has none",
+        ),
+        (
+            {"mechanism": {"name": "mix", "sc": {"graph": "given"}}},
+            "mechanism=mix with graph=given takes edges= with every batch",
+        ),
         (
             {"objective": CONTEXT, "cross": {"name": "cc", "graph": "window"}},
-            "^cross.graph=window needs a context as long as model.positions=16, got objective.context=8; choose auto or complete$",
+            "^cross.graph=window needs a context as long as model.positions=16, got objective.context=8; choose "
+            "auto or complete$",
         ),
         (
             {"objective": CONTEXT, "mechanism": {"name": "sc"}, "cross": {"name": "auto", "cc": {"graph": "window"}}},
-            "^cross.cc.graph=window needs a context as long as model.positions=16, got objective.context=8; choose auto or complete$",
+            "^cross.cc.graph=window needs a context as long as model.positions=16, got objective.context=8; choose "
+            "auto or complete$",
         ),
         (
             {"objective": {"name": "mlm", "context": 16}, "cross": {"name": "cc", "window": 16}},
@@ -92,7 +133,9 @@ def test_what_cannot_be_is_refused_in_one_line(lab, changes, message):
 
 
 def test_a_window_that_is_never_read_is_not_refused(lab):
-    assert lab.spec(objective=CONTEXT, cross={"name": "cc", "window": 100}).cross == cross_choice({"name": "cc", "window": 100})
+    assert lab.spec(objective=CONTEXT, cross={"name": "cc", "window": 100}).cross == cross_choice(
+        {"name": "cc", "window": 100}
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +178,9 @@ def test_branches_start_scaled_by_their_number(lab):
     size = {"name": "x", "layers": 2, "width": 64, "heads": 4, "positions": 16}
     for cross, objective, branches in ((None, {"name": "mlm"}, 4), ("ca", CONTEXT, 6)):
         block = build_model(lab.spec(model=size, cross=cross, objective=objective), 256).blocks[0]
-        outs = [module for name, module in block.named_modules() if name.endswith("out") and isinstance(module, nn.Linear)]
+        outs = [
+            module for name, module in block.named_modules() if name.endswith("out") and isinstance(module, nn.Linear)
+        ]
         assert len(outs) == branches // 2
         for out in outs:
             assert out.weight.std().item() == pytest.approx((3 * out.in_features * branches) ** -0.5, rel=0.06)
@@ -145,7 +190,10 @@ def test_branches_start_scaled_by_their_number(lab):
 def test_the_whole_model_ignores_what_padding_of_the_context_holds(lab, mechanism):
     built = model(lab, mechanism={"name": mechanism}, cross="auto")
     x, c = tokens(3, 16), tokens(3, 8, seed=1)
-    mask, context_mask = torch.arange(16) < torch.tensor([16, 10, 16])[:, None], torch.arange(8) < torch.tensor([8, 3, 0])[:, None]
+    mask, context_mask = (
+        torch.arange(16) < torch.tensor([16, 10, 16])[:, None],
+        torch.arange(8) < torch.tensor([8, 3, 0])[:, None],
+    )
     found = built(x, mask, context_BJ=c, context_mask_BJ=context_mask)
     other = built(x, mask, context_BJ=torch.where(context_mask, c, (c + 1) % 256), context_mask_BJ=context_mask)
     assert torch.equal(found[mask], other[mask])
@@ -166,14 +214,27 @@ def test_a_row_without_context_is_that_of_a_model_without_cross_branches(lab):
 def test_the_block_keeps_rows_without_context_whatever_a_mechanism_returns():
     class AddsOne(nn.Module):
         def forward(self, x_BND, context_BJD, *, mask_BN=None, context_mask_BJ=None):
-            return torch.full_like(x_BND, float("nan")).where(~context_mask_BJ.any(-1)[:, None, None], torch.ones_like(x_BND))
+            return torch.full_like(x_BND, float("nan")).where(
+                ~context_mask_BJ.any(-1)[:, None, None], torch.ones_like(x_BND)
+            )
 
     branch = CrossBranch(AddsOne(), nn.Identity(), build_residual("identity", width=4))
-    block = Block(build("sa", width=4, heads=2), nn.Linear(4, 4), (nn.Identity(), nn.Identity()), (build_residual("identity", width=4),) * 2, branch)
+    block = Block(
+        build("sa", width=4, heads=2),
+        nn.Linear(4, 4),
+        (nn.Identity(), nn.Identity()),
+        (build_residual("identity", width=4),) * 2,
+        branch,
+    )
     from stability.models.block import Context
 
-    state, mask = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([[True, False], [False, False]])
-    assert torch.equal(block.cross(state, Context(torch.zeros(2, 2, 4), mask), None), torch.stack([state[0] + 1, state[1]]))
+    state, mask = (
+        torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([[True, False], [False, False]]),
+    )
+    assert torch.equal(
+        block.cross(state, Context(torch.zeros(2, 2, 4), mask), None), torch.stack([state[0] + 1, state[1]])
+    )
 
 
 def test_a_context_that_is_missing_or_that_nothing_reads_is_told(lab):
@@ -192,10 +253,17 @@ class TakesEdges(AbstractMechanism):
 
 def test_edges_reach_the_mixers_that_take_them_and_no_other():
     def block(mixer):
-        return Block(mixer, nn.Linear(4, 4), (nn.Identity(), nn.Identity()), (build_residual("identity", width=4), build_residual("identity", width=4)))
+        return Block(
+            mixer,
+            nn.Linear(4, 4),
+            (nn.Identity(), nn.Identity()),
+            (build_residual("identity", width=4), build_residual("identity", width=4)),
+        )
 
     torch.manual_seed(0)
-    both = Backbone(nn.Embedding(10, 4), 10, 4, [block(TakesEdges()), block(build("sa", width=4, heads=2))], nn.Identity())
+    both = Backbone(
+        nn.Embedding(10, 4), 10, 4, [block(TakesEdges()), block(build("sa", width=4, heads=2))], nn.Identity()
+    )
     one = Backbone(nn.Embedding(10, 4), 10, 4, [block(build("sa", width=4, heads=2))], nn.Identity())
     edges, x = torch.tensor([[0, 2], [1, 0]]), torch.tensor([[1, 2, 3]])
     assert not torch.equal(both(x, edges=edges), both(x))
@@ -209,7 +277,9 @@ def test_a_model_of_given_graphs_takes_its_edges(lab):
     """As for molecules: the spec of a run cannot hold it, but a model can be built around it."""
     mixer = build("sc", width=16, heads=2, graph="given")
     plain = build_model(lab.spec(), 256)
-    plain.blocks[0] = Block(mixer, nn.Linear(16, 16), (nn.Identity(), nn.Identity()), (build_residual("identity", width=16),) * 2)
+    plain.blocks[0] = Block(
+        mixer, nn.Linear(16, 16), (nn.Identity(), nn.Identity()), (build_residual("identity", width=16),) * 2
+    )
     x, chain = tokens(2, 5), torch.tensor([[0, 1], [1, 2], [2, 3]])
     mask = torch.tensor([[True] * 5, [True] * 4 + [False]])
     found = plain(x, mask, edges=chain)
@@ -218,9 +288,31 @@ def test_a_model_of_given_graphs_takes_its_edges(lab):
 
 
 def test_one_command_trains_and_measures_with_a_context(lab, tmp_path):
-    words = [*TEXT, f"data.path={lab.text}", f"runs_dir={lab.pool}", "launcher=serial", "device=cpu", "mechanism=[sa,sc]", "cross=auto", "seeds=1"]
-    sizes = ["model.layers=2", "model.width=16", "model.heads=2", "model.positions=16", "steps=4", "batch=4", "evaluation.sequences=8"]
-    protocol = ["curvature.recorded_steps=2", "curvature.warmup_steps=1", "curvature.warmup_batches=2", "curvature.microbatch=3"]
+    words = [
+        *TEXT,
+        f"data.path={lab.text}",
+        f"runs_dir={lab.pool}",
+        "launcher=serial",
+        "device=cpu",
+        "mechanism=[sa,sc]",
+        "cross=auto",
+        "seeds=1",
+    ]
+    sizes = [
+        "model.layers=2",
+        "model.width=16",
+        "model.heads=2",
+        "model.positions=16",
+        "steps=4",
+        "batch=4",
+        "evaluation.sequences=8",
+    ]
+    protocol = [
+        "curvature.recorded_steps=2",
+        "curvature.warmup_steps=1",
+        "curvature.warmup_batches=2",
+        "curvature.microbatch=3",
+    ]
     assert sweep.main([*words, *sizes, *protocol, "report=false", "name=x"]) == 0
     found = collect(lab.pool / "studies" / "x")
     assert found.runs.val_nll.notna().all()
@@ -235,6 +327,14 @@ def test_one_command_trains_and_measures_with_a_context(lab, tmp_path):
 
 
 def test_the_data_must_hold_windows_with_their_context(lab):
-    words = [*TEXT, f"data.path={lab.text}", f"runs_dir={lab.pool}", "report=false", "cross=ca", "name=x", "objective.context=100000"]
+    words = [
+        *TEXT,
+        f"data.path={lab.text}",
+        f"runs_dir={lab.pool}",
+        "report=false",
+        "cross=ca",
+        "name=x",
+        "objective.context=100000",
+    ]
     with pytest.raises(ValueError, match="needs at least"):
         sweep.main(words)

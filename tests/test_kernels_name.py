@@ -20,6 +20,12 @@ print(tuple(model(torch.zeros(1, 4, dtype=torch.long)).logits.shape))
 def test_transformers_imports_and_runs_beside_our_kernels_package():
     pytest.importorskip("transformers")
     code = CODE.format(ours=str(ROOT / "kernels" / "__init__.py"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"})
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "(1, 4, 8)"

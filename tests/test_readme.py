@@ -21,7 +21,10 @@ from tests.mechanisms import checks
 from tests.reading import read_spec
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {str(file.relative_to(ROOT)): file.read_text() for file in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
+PAGES = {
+    str(file.relative_to(ROOT)): file.read_text()
+    for file in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
 README = PAGES["README.md"]
 BLOCKS = [(name, text) for page in PAGES.values() for name, text in re.findall(r"```(\w+)\n(.*?)```", page, re.DOTALL)]
 
@@ -67,11 +70,18 @@ def test_the_yaml_of_the_docs_holds_the_defaults_of_its_file(mean):
     assert Registry("mechanisms").load("mean").Config().window == 3
 
 
-COMMANDS = sorted({(page, command.strip()) for page, text in PAGES.items() for command in re.findall(r"python -m (stability\.\w+ ?[^#`\n]*)", text)})
+COMMANDS = sorted(
+    {
+        (page, command.strip())
+        for page, text in PAGES.items()
+        for command in re.findall(r"python -m (stability\.\w+ ?[^#`\n]*)", text)
+    }
+)
 
 
 def test_every_command_is_one_that_its_entry_takes(tmp_path, monkeypatch):
-    """Composed and validated, not run. A page about a part of one's own shows it as a plugin, which is made here from the page itself."""
+    """Composed and validated, not run. A page about a part of one's own shows it as a plugin, which is made here from
+    the page itself."""
     (tmp_path / "my_package").mkdir()
     for name in ("mean", "signum", "denoise", "csv_column"):
         (tmp_path / "my_package" / f"{name}.py").write_text(part_of_a_page(name))
@@ -79,14 +89,24 @@ def test_every_command_is_one_that_its_entry_takes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("my_corpus.jsonl.gz", "my_corpus.jsonl", "my.csv"):
         (tmp_path / name).touch()
-    assert len(COMMANDS) > 40 and {command.split()[0] for _, command in COMMANDS} >= {f"stability.{entry}" for entry in ENTRIES}
+    assert len(COMMANDS) > 40 and {command.split()[0] for _, command in COMMANDS} >= {
+        f"stability.{entry}" for entry in ENTRIES
+    }
     for page, command in COMMANDS:
         entry, *words = shlex.split(command)
         kind = entry.removeprefix("stability.")
         if kind == "status" and words and "=" not in words[0]:
             words[0] = f"name={words[0]}"  # as the entry reads it
         monkeypatch.setattr("stability.registry._plugins", {})
-        own = next((name for name in OWN for word in words if re.match(rf"(mechanism=\[sa,|optimizer=\[adamw,|objective=|data=){name}\b", word)), None)
+        own = next(
+            (
+                name
+                for name in OWN
+                for word in words
+                if re.match(rf"(mechanism=\[sa,|optimizer=\[adamw,|objective=|data=){name}\b", word)
+            ),
+            None,
+        )
         if own is not None and not any(word.startswith("plugins=") for word in words):
             words.append(f"plugins=[my_package.{own}]")  # the page shows it in its place in the repository
         if words and words != ["-h"] and not words[0].startswith(("name=[", "STUDY")):
@@ -110,8 +130,25 @@ def own_part(tmp_path, monkeypatch):
     return known
 
 
-TINY = ("model.layers=1", "model.width=16", "model.heads=2", "model.positions=16", "steps=12", "batch=4", "evaluation.every_steps=6", "evaluation.sequences=16")
-TINY += ("mechanism=sa", "lr=1e-3", "seeds=1", "launcher=serial", "report=false", "curvature.recorded_steps=3", "device=cpu")
+TINY = (
+    "model.layers=1",
+    "model.width=16",
+    "model.heads=2",
+    "model.positions=16",
+    "steps=12",
+    "batch=4",
+    "evaluation.every_steps=6",
+    "evaluation.sequences=16",
+)
+TINY += (
+    "mechanism=sa",
+    "lr=1e-3",
+    "seeds=1",
+    "launcher=serial",
+    "report=false",
+    "curvature.recorded_steps=3",
+    "device=cpu",
+)
 
 
 def swept(tmp_path, *words: str):
@@ -140,11 +177,17 @@ def test_the_step_of_that_optimizer_is_the_formula_above_it(own_part):
 
 def test_the_objective_of_the_docs_is_swept_and_measured(own_part, tmp_path):
     results = swept(tmp_path, *own_part("denoise"), "objective=denoise", "objective.rate=0.5")
-    assert set(results.runs["objective"]) == {"denoise"} and results.runs["val_nll"].notna().all() and len(results.curvature) == 6
+    assert (
+        set(results.runs["objective"]) == {"denoise"}
+        and results.runs["val_nll"].notna().all()
+        and len(results.curvature) == 6
+    )
 
 
 def test_the_data_source_of_the_docs_is_swept_and_known_by_its_content(own_part, tmp_path, monkeypatch):
-    rows = "".join(f'"a row about number {number} and its square, {number * number}, as text",{number}\n' for number in range(400))
+    rows = "".join(
+        f'"a row about number {number} and its square, {number * number}, as text",{number}\n' for number in range(400)
+    )
     (tmp_path / "my.csv").write_text(f"text,number\n{rows}")
     words = [*own_part("csv_column"), "data=csv_column"]
     first = swept(tmp_path, *words, f"data.path={tmp_path}/my.csv")
@@ -152,7 +195,16 @@ def test_the_data_source_of_the_docs_is_swept_and_known_by_its_content(own_part,
     second = swept(tmp_path, *words, f"data.path={tmp_path}/moved.csv")
     assert set(first.runs["data"]) == {"csv_column"} and list(first.runs["run_id"]) == list(second.runs["run_id"])
     with pytest.raises(ValueError, match=r"data\.column=txt: .*moved\.csv has the columns text, number"):
-        sweep.main([*TINY, *words, f"data.path={tmp_path}/moved.csv", "data.column=txt", f"runs_dir={tmp_path}/runs", "name=wrong"])
+        sweep.main(
+            [
+                *TINY,
+                *words,
+                f"data.path={tmp_path}/moved.csv",
+                "data.column=txt",
+                f"runs_dir={tmp_path}/runs",
+                "name=wrong",
+            ]
+        )
 
 
 def test_the_figure_of_the_docs_is_in_the_report(tmp_path, monkeypatch):
@@ -169,18 +221,24 @@ def test_the_figure_of_the_docs_is_in_the_report(tmp_path, monkeypatch):
 def test_the_yamls_of_the_docs_hold_the_defaults_of_their_files():
     for page in ("optimizer", "objective", "data_source"):
         text = PAGES[f"docs/extending/{page}.md"]
-        (code,), (written,) = (re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL) for language in ("python", "yaml"))
+        (code,), (written,) = (
+            re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL) for language in ("python", "yaml")
+        )
         names: dict[str, Any] = {}
         exec(code, names)
         stem = re.match(r"# stability/\w+/(\w+)\.py", code).group(1)
         values = {key: value for key, value in yaml.safe_load(written).items() if value != "???" and key != "name"}
-        fields = {key: field.default for key, field in names["EXPORT"].Config.model_fields.items() if not field.is_required()}
+        fields = {
+            key: field.default for key, field in names["EXPORT"].Config.model_fields.items() if not field.is_required()
+        }
         assert values == fields and f"/{stem}.yaml" in written, page
 
 
 def part_of_a_page(name: str) -> str:
     """The file that a page shows: its first line says which."""
-    return next(text for language, text in BLOCKS if language == "python" and re.match(rf"# stability/\w+/{name}\.py", text))
+    return next(
+        text for language, text in BLOCKS if language == "python" and re.match(rf"# stability/\w+/{name}\.py", text)
+    )
 
 
 def test_the_library_example_of_the_docs_runs():
@@ -205,7 +263,9 @@ def test_the_monitor_of_the_docs_runs(capsys):
 
 
 @pytest.mark.filterwarnings("ignore")  # Lightning's, about the loader's workers
-@pytest.mark.parametrize(("library", "callback"), [("transformers", "hf_callback"), ("lightning", "lightning_callback")])
+@pytest.mark.parametrize(
+    ("library", "callback"), [("transformers", "hf_callback"), ("lightning", "lightning_callback")]
+)
 def test_the_callbacks_of_the_docs_run_as_they_stand(library, callback, monkeypatch, tmp_path, capsys):
     pytest.importorskip(library)
     monkeypatch.chdir(tmp_path)
@@ -224,7 +284,11 @@ def test_the_docs_are_finished_and_their_files_exist():
     for page, text in PAGES.items():
         assert "@@" not in text
         for target in re.findall(r"\]\(([^)#]+)\)", text):
-            assert target.startswith("http") or (ROOT / page).parent.joinpath(target).exists() or target == "reference/settings.md", (page, target)
+            assert (
+                target.startswith("http")
+                or (ROOT / page).parent.joinpath(target).exists()
+                or target == "reference/settings.md"
+            ), (page, target)
     assert len(README.splitlines()) <= 130
 
 

@@ -1,4 +1,5 @@
-"""Ids of runs outlive new settings: a run that finished before a setting existed is the run that leaves it where it was."""
+"""Ids of runs outlive new settings: a run that finished before a setting existed is the run that leaves it where it
+was."""
 
 from __future__ import annotations
 
@@ -51,20 +52,37 @@ def test_a_run_from_before_the_settings_keeps_its_id(known, changes):
 
 def test_every_other_value_of_a_younger_setting_is_another_run():
     context = {"objective": {"name": "mlm", "context": 16}}
-    masking = ({"mask_rate": "fixed"}, {"mask_rate": "fixed", "fixed_rate": 0.3}, {"corruption": "bert"}, {"loss_chunk": 64})
+    masking = (
+        {"mask_rate": "fixed"},
+        {"mask_rate": "fixed", "fixed_rate": 0.3},
+        {"corruption": "bert"},
+        {"loss_chunk": 64},
+    )
     ids = [
         *(id_of(objective={"name": "mlm", **changed}) for changed in masking),
         id_of(objective="ar"),
         id_of(objective={"name": "ar", "loss_chunk": 64}),
         id_of(mechanism="sc"),
-        *(id_of(mechanism={"name": "sc", **changed}) for changed in ({"graph": "cycle"}, {"iterations": 2}, {"step": "learned"})),
+        *(
+            id_of(mechanism={"name": "sc", **changed})
+            for changed in ({"graph": "cycle"}, {"iterations": 2}, {"step": "learned"})
+        ),
         id_of(mechanism={"name": "sa", "mask_diagonal": True}),
         id_of(mechanism={"name": "mix", "sa": {"mask_diagonal": True}}),
         id_of(mechanism="mix"),
-        *(id_of(mechanism={"name": "mix", "sc": changed}) for changed in ({"graph": "cycle"}, {"iterations": 2}, {"step": "learned"})),
+        *(
+            id_of(mechanism={"name": "mix", "sc": changed})
+            for changed in ({"graph": "cycle"}, {"iterations": 2}, {"step": "learned"})
+        ),
         id_of(),
-        *(id_of(checkpoint=changed) for changed in ({"every_steps": 50}, {"every_steps": 50, "keep_last": 2}, {"keep_best": 1})),
-        *(id_of(guards=changed) for changed in ({"post_clip_norm": 0.5}, {"check_every": 2}, {"on_nonfinite": "skip_step", "retries": 3})),
+        *(
+            id_of(checkpoint=changed)
+            for changed in ({"every_steps": 50}, {"every_steps": 50, "keep_last": 2}, {"keep_best": 1})
+        ),
+        *(
+            id_of(guards=changed)
+            for changed in ({"post_clip_norm": 0.5}, {"check_every": 2}, {"on_nonfinite": "skip_step", "retries": 3})
+        ),
         *(id_of(guards={"on_nonfinite": "restore_last_good", "retries": number}) for number in (1, 2)),
         id_of(log={"gradients": 10}),
         id_of(optimizer={"name": "adamw", "decay": "matrices"}),

@@ -32,10 +32,15 @@ TEMPORARY_OF_THE_DEAD = re.sub(r"-\d+\.tmp$", "-99999999.tmp", temporary(Path("s
 
 def make_study(pool, name="mine", count=6, first=0, **more):
     """A study of queued runs, two mechanisms in turn."""
-    trials = [fakes.make_trial(pool, first + index, steps=8, mechanism={"name": ("sa", "sc")[index % 2]}, curvature={}) for index in range(count)]
+    trials = [
+        fakes.make_trial(pool, first + index, steps=8, mechanism={"name": ("sa", "sc")[index % 2]}, curvature={})
+        for index in range(count)
+    ]
     for trial in trials:
         trial.directory.write_spec(trial.spec | LABEL)
-    StudyFolder.of(pool, name).write([trial.run_id for trial in trials], spec=ASKED, command="python -m stability.sweep name=mine", **more)
+    StudyFolder.of(pool, name).write(
+        [trial.run_id for trial in trials], spec=ASKED, command="python -m stability.sweep name=mine", **more
+    )
     return trials
 
 
@@ -85,13 +90,19 @@ def test_a_study_is_told_by_verdict_with_what_runs_stalled_and_failed(pool, said
     lines = said("mine")
     assert lines[0] == "mine: 6 runs: 2 done (1 stable, 1 diverged), 1 running, 1 stalled, 1 failed, 1 queued"
     assert re.fullmatch(r"\d+ s left", lines[1])
-    assert lines[2:4] == ["best val NLL so far: sa 2.500 at lr=0.01", "α_max measured: 1 of 2 runs with a verdict (1 diverged: nothing to measure)"]
+    assert lines[2:4] == [
+        "best val NLL so far: sa 2.500 at lr=0.01",
+        "α_max measured: 1 of 2 runs with a verdict (1 diverged: nothing to measure)",
+    ]
     row = next(line for line in lines if line.startswith("sa "))
     assert row.split() == ["sa", "0.01", "2", "4/8", "1.250", "512", "2", "s", "training", "on", str(lock.owner())]
     text = "\n".join(lines)
     assert "stalled: their status says running, but no process works on them" in text
     assert f"  sc lr=0.01 seed=3 ({trials[3].run_id}) at 4/8" in lines
-    assert f"  sa lr=0.01 seed=4 ({trials[4].run_id}): ValueError: planted\n    traceback: {trials[4].directory.traceback_file}" in text
+    assert (
+        f"  sa lr=0.01 seed=4 ({trials[4].run_id}): ValueError: planted\n    traceback: "
+        f"{trials[4].directory.traceback_file}" in text
+    )
     assert "goes on with" not in text
     lock.release()
     lines = said("name=mine")
@@ -102,8 +113,17 @@ def test_a_study_is_told_by_verdict_with_what_runs_stalled_and_failed(pool, said
 def test_a_run_whose_owner_was_killed_is_stalled_and_nothing_of_it_counts_as_running(pool):
     (trial,) = make_study(pool, count=1)
     started(trial)
-    code = "import sys; from stability.runs.lock import RunLock; assert RunLock(sys.argv[1]).acquire(); print('held', flush=True); sys.stdin.read()"
-    owner = subprocess.Popen([sys.executable, "-c", code, trial.directory.path], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    code = (
+        "import sys; from stability.runs.lock import RunLock; assert RunLock(sys.argv[1]).acquire(); print('held', "
+        "flush=True); sys.stdin.read()"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code, trial.directory.path],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert owner.stdout is not None and owner.stdout.readline() == "held\n"
     view = StudyView.of(StudyFolder.of(pool, "mine"))
     view.progress.poll()
@@ -119,7 +139,10 @@ def test_a_run_that_ctrl_c_left_is_interrupted_at_its_saved_step_and_no_longer_o
     trials = make_study(pool, count=2)
     trials[0].directory.set_status("interrupted", step=5, num_steps=8)
     lines = said("mine")
-    assert lines[0] == "mine: 2 runs: 0 done, 0 running, 1 interrupted, 0 failed, 1 queued" and lines[1] == "nobody works on it"
+    assert (
+        lines[0] == "mine: 2 runs: 0 done, 0 running, 1 interrupted, 0 failed, 1 queued"
+        and lines[1] == "nobody works on it"
+    )
     where = lines.index("interrupted: saved; the same command goes on from there")
     assert lines[where + 1] == f"  sa lr=0.01 seed=0 ({trials[0].run_id}) at 5/8"
     assert lines[-1] == "goes on with: python -m stability.sweep name=mine"
@@ -144,9 +167,12 @@ def test_a_trained_run_is_running_while_its_curvature_is_measured_and_has_its_ve
 
 
 def test_the_empty_tables_of_runs_that_diverged_are_no_measurements(pool, said):
-    """Of three that diverged one left an earliest checkpoint, which was asked for and is measured; its terminal table is empty like the others'."""
+    """Of three that diverged one left an earliest checkpoint, which was asked for and is measured; its terminal table
+    is empty like the others'."""
     trials = make_study(pool, count=4)
-    StudyFolder.of(pool, "mine").write([trial.run_id for trial in trials], spec=ASKED | {"curvature": ASKED["curvature"] | {"phase": "all"}})
+    StudyFolder.of(pool, "mine").write(
+        [trial.run_id for trial in trials], spec=ASKED | {"curvature": ASKED["curvature"] | {"phase": "all"}}
+    )
     for trial in trials:
         measured(trial)
         write_parquet(fakes_frame(), trial.directory.curvature_file("earliest"), {})
@@ -159,7 +185,9 @@ def test_the_empty_tables_of_runs_that_diverged_are_no_measurements(pool, said):
 def test_a_run_that_diverged_before_its_end_is_not_waited_for_to_be_sampled(pool):
     """Seen while somebody still holds the run: one that came to its end is at its samples."""
     trials = make_study(pool, count=2)
-    StudyFolder.of(pool, "mine").write([trial.run_id for trial in trials], spec={"hessian": False, "generate": {"oracle": "hf:x"}})
+    StudyFolder.of(pool, "mine").write(
+        [trial.run_id for trial in trials], spec={"hessian": False, "generate": {"oracle": "hf:x"}}
+    )
     for trial, verdict, step in zip(trials, ("diverged", "stable"), (3, 8), strict=True):
         fakes.finish(trial.directory, verdict, step=step, val_nll=2.5)
         (trial.directory.path / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)

@@ -58,4 +58,6 @@ def test_each_entry_refuses_a_checkpoint_outside_of_a_run_and_says_what_it_would
         out = entered(f"stability.{entry}", f"ckpt={stray}", *WORDS[entry])
         assert (out.returncode, out.stdout) == (2, "")
         assert f"its {kept} would be kept; copy the whole run" in out.stderr
-        assert out.stderr.startswith(f"error: {stray} is not inside a run's folder (runs/<run_id>/checkpoints/…), where ")
+        assert out.stderr.startswith(
+            f"error: {stray} is not inside a run's folder (runs/<run_id>/checkpoints/…), where "
+        )

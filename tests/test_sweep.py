@@ -60,7 +60,19 @@ def test_one_command_goes_from_words_to_a_pdf(lab, words, tmp_path, capsys):
 
 def test_lines_tell_schemes_apart_and_fewer_held_out_examples_than_asked_for_are_told_once(lab, words, capsys):
     assert (
-        sweep.main([*words, "mechanism=sa", "lr=1e-3", "residual=[identity,hc]", "steps=2", "hessian=false", "report=false", "evaluation.sequences=5000"]) == 0
+        sweep.main(
+            [
+                *words,
+                "mechanism=sa",
+                "lr=1e-3",
+                "residual=[identity,hc]",
+                "steps=2",
+                "hessian=false",
+                "report=false",
+                "evaluation.sequences=5000",
+            ]
+        )
+        == 0
     )
     out = capsys.readouterr().out
     assert "start  sa identity lr=0.001 seed=0" in out and "start  sa hc lr=0.001 seed=0" in out
@@ -74,7 +86,10 @@ def test_lines_tell_schemes_apart_and_fewer_held_out_examples_than_asked_for_are
 def test_the_same_command_again_trains_nothing_and_an_extended_one_only_what_is_new(lab, words, tmp_path, capsys):
     words = [*words, "mechanism=sa"]  # drawn twice: half the panels
     sweep.main(words)
-    pdf, tables = tmp_path / "reports" / "small.pdf", capsys.readouterr().out.partition("Validation NLL")[2].partition("report: ")[0]
+    pdf, tables = (
+        tmp_path / "reports" / "small.pdf",
+        capsys.readouterr().out.partition("Validation NLL")[2].partition("report: ")[0],
+    )
     drawn = pdf.stat().st_mtime_ns
     study = StudyFolder(lab.pool / "studies" / "small")
     record = study.read()
@@ -88,7 +103,11 @@ def test_the_same_command_again_trains_nothing_and_an_extended_one_only_what_is_
     sweep.main([*words, "seeds=2"])
     assert "skips 2 finished runs, trains 2" in capsys.readouterr().out
     assert pdf.stat().st_mtime_ns > drawn
-    assert all(directory.metrics_file.stat().st_mtime_ns == stamps[directory.run_id] for directory in study.runs() if directory.run_id in stamps)
+    assert all(
+        directory.metrics_file.stat().st_mtime_ns == stamps[directory.run_id]
+        for directory in study.runs()
+        if directory.run_id in stamps
+    )
 
 
 def test_a_dry_run_prints_runs_parameters_tokens_time_and_memory_and_leaves_no_run(lab, words, capsys):
@@ -117,7 +136,11 @@ def test_a_crashed_run_does_not_stop_the_others_and_keeps_its_traceback(lab, wor
     runs = collect(lab.pool / "studies" / "small").runs.set_index("mechanism")
     assert set(runs.loc["sc", "status"]) == {"failed"}
     assert "failed" not in set(runs.loc["sa", "status"])
-    failed = next(directory for directory in StudyFolder(lab.pool / "studies" / "small").runs() if directory.status()["state"] == "failed")
+    failed = next(
+        directory
+        for directory in StudyFolder(lab.pool / "studies" / "small").runs()
+        if directory.status()["state"] == "failed"
+    )
     assert "planted" in failed.traceback_file.read_text()
     monkeypatch.undo()
     assert sweep.main(words) == 0, "the same command tries failed runs again"
@@ -149,7 +172,9 @@ def test_hessian_measures_what_a_sweep_left_out(lab, words, capsys):
     capsys.readouterr()
     hessian.main([f"ckpt={run}", *protocol])
     assert "measured already" in capsys.readouterr().out
-    hessian.main([f"ckpt={run / 'checkpoints' / 'step_000003'}", "recorded_steps=4", "warmup_steps=1", "warmup_batches=2"])
+    hessian.main(
+        [f"ckpt={run / 'checkpoints' / 'step_000003'}", "recorded_steps=4", "warmup_steps=1", "warmup_batches=2"]
+    )
     assert "earliest   state=paper" in capsys.readouterr().out
 
 
@@ -159,7 +184,17 @@ def test_report_is_made_again_from_a_name_or_a_folder(lab, words, tmp_path):
     assert report.main([f"name={lab.pool / 'studies' / 'small'}", f"reports_dir={tmp_path / 'two'}"]) == 0
     assert (tmp_path / "one" / "small.pdf").exists()
     assert (tmp_path / "two" / "small.pdf").exists()
-    assert report.main([f"name=[small,{lab.pool / 'studies' / 'small'}]", "together=both", f"runs_dir={lab.pool}", f"reports_dir={tmp_path / 'three'}"]) == 0
+    assert (
+        report.main(
+            [
+                f"name=[small,{lab.pool / 'studies' / 'small'}]",
+                "together=both",
+                f"runs_dir={lab.pool}",
+                f"reports_dir={tmp_path / 'three'}",
+            ]
+        )
+        == 0
+    )
     assert [path.name for path in (tmp_path / "three").iterdir()] == ["both.pdf"]
 
 

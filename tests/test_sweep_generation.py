@@ -27,9 +27,33 @@ def words(lab):
     """A sweep of two rates, and an oracle on the same text."""
     oracle = lab.train(lab.spec(objective={"name": "ar"}))
     return [
-        *(f"runs_dir={lab.pool}", "data=text", f"data.path={lab.text}", "launcher=serial", "device=cpu", "mechanism=[sa]", "lr=[1e-3,1e-2]", "seeds=1"),
-        *("steps=6", "batch=4", "evaluation.every_steps=3", "evaluation.sequences=8", "hessian=false", "report=false", "name=small"),
-        *("model.layers=2", "model.width=16", "model.heads=2", "model.positions=16", "generate.num=3", f"generate.oracle=ckpt:{oracle.path}"),
+        *(
+            f"runs_dir={lab.pool}",
+            "data=text",
+            f"data.path={lab.text}",
+            "launcher=serial",
+            "device=cpu",
+            "mechanism=[sa]",
+            "lr=[1e-3,1e-2]",
+            "seeds=1",
+        ),
+        *(
+            "steps=6",
+            "batch=4",
+            "evaluation.every_steps=3",
+            "evaluation.sequences=8",
+            "hessian=false",
+            "report=false",
+            "name=small",
+        ),
+        *(
+            "model.layers=2",
+            "model.width=16",
+            "model.heads=2",
+            "model.positions=16",
+            "generate.num=3",
+            f"generate.oracle=ckpt:{oracle.path}",
+        ),
     ]
 
 
@@ -41,7 +65,9 @@ def test_a_sweep_samples_and_scores_each_run_once(lab, words, capsys):
     assert runs.gen_nll.notna().all() and runs.gen_oracle.str.startswith("ckpt:").all()
     assert sweep.main(words) == 0
     assert "skips 2 finished runs" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"finished samples with num=3 \(asked for: 4\) of its terminal checkpoint \(and 1 more\)"):
+    with pytest.raises(
+        ValueError, match=r"finished samples with num=3 \(asked for: 4\) of its terminal checkpoint \(and 1 more\)"
+    ):
         sweep.main([*words, "generate.num=4"])
     assert sweep.main([*words, "generate.num=4", "generate.overwrite=true"]) == 0
     assert "measures samples of 2" in capsys.readouterr().out
@@ -73,7 +99,11 @@ def test_a_crash_in_sampling_is_a_failed_run_that_keeps_what_training_gave(lab, 
     for _ in run_trial(replace(trial, generate={"num": 1, "oracle": "ckpt:/nothing/there"})):
         pass
     status = trial.directory.status()
-    assert status["state"] == "failed" and "no checkpoint at /nothing/there" in status["reason"] and status["result"]["val_nll"] > 0
+    assert (
+        status["state"] == "failed"
+        and "no checkpoint at /nothing/there" in status["reason"]
+        and status["result"]["val_nll"] > 0
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""`generate.num=…` in a sweep of proteins, from the command line to the tables: synthetic chains, a tiny tokenizer, an oracle of the same tracks."""
+"""`generate.num=…` in a sweep of proteins, from the command line to the tables: synthetic chains, a tiny tokenizer, an
+oracle of the same tracks."""
 
 from __future__ import annotations
 
@@ -24,28 +25,60 @@ def pool(tmp_path_factory):
 def words(pool):
     identity = train_tokenizer(pool, spec(steps=2, atom_steps=2, warmup_steps=0)).run_id
     return [
-        *(f"runs_dir={pool}", "data=protein", "objective=multitrack", f"objective.tokenizer={identity}", "objective.contexts=[ss,sasa]", "cross=auto"),
-        *("launcher=serial", "device=cpu", "seeds=1", "steps=4", "batch=4", "evaluation.every_steps=2", "evaluation.sequences=8", "hessian=false"),
+        *(
+            f"runs_dir={pool}",
+            "data=protein",
+            "objective=multitrack",
+            f"objective.tokenizer={identity}",
+            "objective.contexts=[ss,sasa]",
+            "cross=auto",
+        ),
+        *(
+            "launcher=serial",
+            "device=cpu",
+            "seeds=1",
+            "steps=4",
+            "batch=4",
+            "evaluation.every_steps=2",
+            "evaluation.sequences=8",
+            "hessian=false",
+        ),
         *("report=false", "model.layers=1", "model.width=16", "model.heads=2", "model.positions=14"),
     ]
 
 
 def test_a_sweep_samples_and_scores_proteins_and_shows_their_components(words, pool, capsys):
     assert sweep.main([*words, "mechanism=[sa]", "lr=[1e-3]", "model.width=24", "name=judge"]) == 0
-    more = ["mechanism=[sa,sc]", "lr=[1e-3]", "name=small", "generate.num=2", f"generate.oracle=ckpt:{pool / 'studies' / 'judge'}"]
+    more = [
+        "mechanism=[sa,sc]",
+        "lr=[1e-3]",
+        "name=small",
+        "generate.num=2",
+        f"generate.oracle=ckpt:{pool / 'studies' / 'judge'}",
+    ]
     capsys.readouterr()
     assert sweep.main([*words, *more]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "Generative NLL against learning rate" in said and "Its masked NLL in nats per residue" in said and "contexts empty" in said
+    assert (
+        "Generative NLL against learning rate" in said
+        and "Its masked NLL in nats per residue" in said
+        and "contexts empty" in said
+    )
     assert "Generative NLL by component against learning rate" in said and "nats per byte" not in said
     runs = pd.read_parquet(pool / "studies" / "small" / "results" / "runs.parquet")
     assert len(runs) == 2 and runs.gen_oracle.str.startswith("ckpt:").all()
     assert runs.gen_nll.to_numpy() == pytest.approx((runs.gen_nll_sequence + runs.gen_nll_structure).to_numpy())
     for directory in StudyFolder(pool / "studies" / "small").runs():
-        assert {path.name for path in (directory.path / "samples" / "terminal").iterdir()} == {"sample_0.cif", "sample_1.cif"}
+        assert {path.name for path in (directory.path / "samples" / "terminal").iterdir()} == {
+            "sample_0.cif",
+            "sample_1.cif",
+        }
         assert len(pd.read_parquet(directory.generation_file("terminal"))) == 2
     assert sweep.main([*words, *more]) == 0 and "skips 2 finished runs" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"finished samples with contexts=empty \(asked for: given\) of its terminal checkpoint \(and 1 more\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"finished samples with contexts=empty \(asked for: given\) of its terminal checkpoint \(and 1 more\)",
+    ):
         sweep.main([*words, *more, "generate.contexts=given"])
 
 
@@ -53,9 +86,15 @@ def test_a_sweep_samples_and_scores_proteins_and_shows_their_components(words, p
     ("more", "message"),
     [
         (["generate.num=2", "generate.oracle=hf:gpt2"], "oracle=hf:gpt2 reads text, and these samples are proteins"),
-        (["generate.num=2", "generate.contexts=given", "objective.contexts=[]", "cross=none"], "contexts=given, and this run reads none"),
+        (
+            ["generate.num=2", "generate.contexts=given", "objective.contexts=[]", "cross=none"],
+            "contexts=given, and this run reads none",
+        ),
         (["generate.contexts=given"], "generate.contexts=given needs the number of samples"),
-        (["generate.num=2", "generate.sampler=analytic"], "sampler=analytic does not fit objective=multitrack; these do: top_prob, random"),
+        (
+            ["generate.num=2", "generate.sampler=analytic"],
+            "sampler=analytic does not fit objective=multitrack; these do: top_prob, random",
+        ),
     ],
 )
 def test_mistakes_are_told_before_anything_is_trained(words, pool, more, message):

@@ -21,14 +21,29 @@ def words(lab, tmp_path):
 
 
 def test_one_command_finds_the_edges_and_again_trains_nothing(lab, words, tmp_path, capsys):
-    words = [*words, "mechanism=[sa,sc]", "lr=edge", "lr.low=1e-3", "lr.high=1e-1", "lr.num=3", "lr.edge.resolution_decades=0.5", "lr.edge.extend_decades=1"]
+    words = [
+        *words,
+        "mechanism=[sa,sc]",
+        "lr=edge",
+        "lr.low=1e-3",
+        "lr.high=1e-1",
+        "lr.num=3",
+        "lr.edge.resolution_decades=0.5",
+        "lr.edge.extend_decades=1",
+    ]
     assert sweep.main([*words, "dry_run=true"]) == 0
-    assert "lr=edge: these are the first round; best rate and edges to 0.5 decades take up to" in capsys.readouterr().out
+    assert (
+        "lr=edge: these are the first round; best rate and edges to 0.5 decades take up to" in capsys.readouterr().out
+    )
     assert sweep.main(words) == 0
     out = capsys.readouterr().out
     assert "round 1\ntrains 6\n" in out and "Best learning rates and edges of stability" in out
     edges = collect(lab.pool / "studies" / "small").searches["edges"]
-    assert len(edges) == 2 and set(edges.state) == {"found"} and edges.num_runs.sum() == len(StudyFolder.of(lab.pool, "small").read()["run_ids"])
+    assert (
+        len(edges) == 2
+        and set(edges.state) == {"found"}
+        and edges.num_runs.sum() == len(StudyFolder.of(lab.pool, "small").read()["run_ids"])
+    )
     assert "Best learning rates and edges of stability" in text_of(tmp_path / "reports" / "small.pdf")
     record = StudyFolder.of(lab.pool, "small").read()
     assert sweep.main(words) == 0
@@ -65,4 +80,7 @@ def test_halving_leaves_the_worst_rates_early_and_the_best_ends_bit_for_bit_as_w
         whole = (tmp_path / "other" / run_id / "metrics.jsonl").read_text()
         assert whole.startswith((lab.pool / run_id / "metrics.jsonl").read_text())
     assert sweep.main([*words, "report=false"]) == 0
-    assert all((lab.pool / run_id / "metrics.jsonl").read_text() == (tmp_path / "other" / run_id / "metrics.jsonl").read_text() for run_id in runs.index)
+    assert all(
+        (lab.pool / run_id / "metrics.jsonl").read_text() == (tmp_path / "other" / run_id / "metrics.jsonl").read_text()
+        for run_id in runs.index
+    )

@@ -17,7 +17,17 @@ from stability.train_tokenizer import main
 from tests.reading import compose
 
 SMALL = ["encoder", "decoder", "atom_decoder"]
-WORDS = ["steps=4", "atom_steps=3", "warmup_steps=1", "batch=2", "positions=24", "every_steps=2", "chains=2", "structures=1", "rotations=1"]
+WORDS = [
+    "steps=4",
+    "atom_steps=3",
+    "warmup_steps=1",
+    "batch=2",
+    "positions=24",
+    "every_steps=2",
+    "chains=2",
+    "structures=1",
+    "rotations=1",
+]
 WORDS += [f"{name}.{key}" for name in SMALL for key in ("layers=1", "width=16", "heads=2")]
 
 
@@ -27,7 +37,11 @@ def test_the_entry_trains_measures_draws_and_skips_what_is_done(tmp_path, capsys
     first = capsys.readouterr().out
     (folder,) = (tmp_path / "runs" / "tokenizers").iterdir()
     assert f"tokenizer {folder.name}" in first and "synthetic" in first
-    assert "backbone RMSD, reconstructed" in first and "heavy-atom RMSD, stage 2" in first and "same tokens when rotated" in first
+    assert (
+        "backbone RMSD, reconstructed" in first
+        and "heavy-atom RMSD, stage 2" in first
+        and "same tokens when rotated" in first
+    )
     assert (tmp_path / "reports" / f"tokenizer_{folder.name}.pdf").stat().st_size > 5000
     assert len(list((folder / "structures").glob("*.cif"))) == 2
     before = (folder / "results" / "chains.parquet").stat().st_mtime_ns
@@ -51,14 +65,20 @@ def test_data_without_structures_are_refused_before_anything_is_trained(tmp_path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["mechanism=[sa,sc]"], r"mechanism=\[sa,sc\]: a tokenizer has one mechanism; patterns over layers are mechanism=mix"),
+        (
+            ["mechanism=[sa,sc]"],
+            r"mechanism=\[sa,sc\]: a tokenizer has one mechanism; patterns over layers are mechanism=mix",
+        ),
         (["optimizer=[sgd,adamw]"], r"optimizer=\[sgd,adamw\]: a tokenizer has one optimizer$"),
         (["mechanism=ca"], "mechanism=ca is a cross mechanism"),
         (["encodr.width=8"], r"encodr.width: unknown key; did you mean 'encoder.width'\?"),
         (["frame=own"], "frame='own'"),
         (["steps=10"], "warmup_steps=50 must be below steps=10"),
         (["levels=[1024]"], "levels.0=1024: .*less than or equal to 512"),
-        (["levels=[512,512,5]"], r"levels=\[512,512,5\] makes 1,310,720 codes, each a row of an embedding; at most 1,048,576"),
+        (
+            ["levels=[512,512,5]"],
+            r"levels=\[512,512,5\] makes 1,310,720 codes, each a row of an embedding; at most 1,048,576",
+        ),
     ],
 )
 def test_what_is_wrong_on_the_command_line_is_said_in_a_line(words, message):
@@ -103,6 +123,12 @@ def test_traces_are_refused_before_a_tokenizer_is_made_of_them(tmp_path):
     num, length = 6, 30
     seq = np.frombuffer("".join(letters(length, number) for number in range(num)).encode(), np.uint8)
     ca = np.cumsum(np.ones((num * length, 3), np.float32), axis=0)
-    np.savez(tmp_path / "traces.npz", ids=np.array([f"c{number}" for number in range(num)]), offsets=np.arange(num + 1) * length, seq=seq, ca=ca)
+    np.savez(
+        tmp_path / "traces.npz",
+        ids=np.array([f"c{number}" for number in range(num)]),
+        offsets=np.arange(num + 1) * length,
+        seq=seq,
+        ca=ca,
+    )
     with pytest.raises(ValueError, match="a tokenizer needs backbones, CA traces are not enough"):
         main([*WORDS, f"data.path={tmp_path / 'traces.npz'}", f"runs_dir={tmp_path / 'runs'}"])

@@ -14,17 +14,50 @@ NONE_READS = "read by launcher={} only, and this is launcher={}; "
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["slurm.partition=gpu"], "slurm.partition=gpu is " + NONE_READS.format("slurm", "ray") + "add launcher=slurm, or leave it out"),
-        (["launcher=serial", "slurm.cpus=2"], "slurm.cpus=2 is " + NONE_READS.format("slurm", "serial") + "add launcher=slurm, or leave it out"),
-        (["slurm.setup=[module]"], "slurm.setup=('module',) is " + NONE_READS.format("slurm", "ray") + "add launcher=slurm, or leave it out"),
-        (["launcher=serial", "ray.address=auto"], "ray.address=auto is " + NONE_READS.format("ray", "serial") + "add launcher=ray, or leave it out"),
-        (["launcher=slurm", "ray.node_retries=3"], "ray.node_retries=3 is " + NONE_READS.format("ray", "slurm") + "add launcher=ray, or leave it out"),
-        (["launcher=serial", "cpus_per_trial=2"], "cpus_per_trial=2 is " + NONE_READS.format("ray", "serial") + "add launcher=ray, or leave it out"),
-        (["launcher=serial", "gpus_per_trial=0.5"], "gpus_per_trial=0.5 is " + NONE_READS.format("ray", "serial") + "add launcher=ray, or leave it out"),
-        (["launcher=slurm", "gpus_per_trial=0"], "gpus_per_trial=0 is " + NONE_READS.format("ray", "slurm") + "give slurm.gpus=…, or leave it out"),
-        (["launcher=slurm", "cpus_per_trial=1"], "cpus_per_trial=1 is " + NONE_READS.format("ray", "slurm") + "give slurm.cpus=…, or leave it out"),
-        (["ray.node_retries=3"], "ray.node_retries=3 is about the nodes of a cluster; give ray.address=auto, or leave it out"),
-        (["halving.first_step=10"], "halving.first_step=10 is the first rung of halving.reduction=…, which is null; add halving.reduction=3"),
+        (
+            ["slurm.partition=gpu"],
+            "slurm.partition=gpu is " + NONE_READS.format("slurm", "ray") + "add launcher=slurm, or leave it out",
+        ),
+        (
+            ["launcher=serial", "slurm.cpus=2"],
+            "slurm.cpus=2 is " + NONE_READS.format("slurm", "serial") + "add launcher=slurm, or leave it out",
+        ),
+        (
+            ["slurm.setup=[module]"],
+            "slurm.setup=('module',) is " + NONE_READS.format("slurm", "ray") + "add launcher=slurm, or leave it out",
+        ),
+        (
+            ["launcher=serial", "ray.address=auto"],
+            "ray.address=auto is " + NONE_READS.format("ray", "serial") + "add launcher=ray, or leave it out",
+        ),
+        (
+            ["launcher=slurm", "ray.node_retries=3"],
+            "ray.node_retries=3 is " + NONE_READS.format("ray", "slurm") + "add launcher=ray, or leave it out",
+        ),
+        (
+            ["launcher=serial", "cpus_per_trial=2"],
+            "cpus_per_trial=2 is " + NONE_READS.format("ray", "serial") + "add launcher=ray, or leave it out",
+        ),
+        (
+            ["launcher=serial", "gpus_per_trial=0.5"],
+            "gpus_per_trial=0.5 is " + NONE_READS.format("ray", "serial") + "add launcher=ray, or leave it out",
+        ),
+        (
+            ["launcher=slurm", "gpus_per_trial=0"],
+            "gpus_per_trial=0 is " + NONE_READS.format("ray", "slurm") + "give slurm.gpus=…, or leave it out",
+        ),
+        (
+            ["launcher=slurm", "cpus_per_trial=1"],
+            "cpus_per_trial=1 is " + NONE_READS.format("ray", "slurm") + "give slurm.cpus=…, or leave it out",
+        ),
+        (
+            ["ray.node_retries=3"],
+            "ray.node_retries=3 is about the nodes of a cluster; give ray.address=auto, or leave it out",
+        ),
+        (
+            ["halving.first_step=10"],
+            "halving.first_step=10 is the first rung of halving.reduction=…, which is null; add halving.reduction=3",
+        ),
     ],
 )
 def test_what_the_chosen_launcher_does_not_read_is_refused_in_a_line(words, message):
@@ -38,7 +71,14 @@ def test_what_the_chosen_launcher_does_not_read_is_refused_in_a_line(words, mess
     [
         [],
         ["launcher=serial", "devices_per_trial=2", "microbatch=1"],
-        ["ray.address=auto", "ray.node_retries=3", "cpus_per_trial=2", "gpus_per_trial=0.5", "halving.reduction=3", "halving.first_step=10"],
+        [
+            "ray.address=auto",
+            "ray.node_retries=3",
+            "cpus_per_trial=2",
+            "gpus_per_trial=0.5",
+            "halving.reduction=3",
+            "halving.first_step=10",
+        ],
         ["launcher=slurm", "slurm.partition=gpu", "slurm.gpus=1", "slurm.setup=[module load cuda]"],
     ],
 )

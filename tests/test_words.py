@@ -56,7 +56,10 @@ def test_a_place_is_taken_away_by_its_key_alone():
         (["+spectra.foo=1"], "spectra.foo: unknown key; choices: "),
         (["+foo=1"], "foo: unknown key; choices: phase, state, "),
         (["+curvature.batch=3"], "curvature: unknown key; did you mean 'measure'?"),
-        (["positions=x", "seed=y"], "positions='x': input should be a valid integer, unable to parse string as an integer\nseed='y': "),
+        (
+            ["positions=x", "seed=y"],
+            "positions='x': input should be a valid integer, unable to parse string as an integer\nseed='y': ",
+        ),
     ],
 )
 def test_the_protocols_keys_are_written_flat_and_named_so(words, message):

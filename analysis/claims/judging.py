@@ -1,13 +1,15 @@
 """From the numbers to sentences and a table: do the papers' claims hold in this study?
 
-The consensus paper's claims stand in `windows` (its section 5.1) and `steps` (5.2.1), as it makes them; those of the other papers in `rivals` and
-`residuals`. Rules that keep them honest:
+The consensus paper's claims stand in `windows` (its section 5.1) and `steps` (5.2.1), as it makes them; those of the
+other papers in `rivals` and `residuals`. Rules that keep them honest:
 
-- A mechanism that did not learn is "untrained" (`learning` says what that takes); nothing is claimed about it. One that learned little is named.
-- One seed: no claim. Two: "indications", and only where both seeds agree. Three or more: "results", and only where the Student-t 95 %
-  interval of the paired differences excludes 0, or for equality lies within the margin as a whole. Else it cannot be told, and how many seeds would be
-  needed is said where the spread of the differences says it.
-- An open window is a lower bound; see `compare` for what that leaves undecided. Runs that diverged count (`step_shares`).
+- A mechanism that did not learn is "untrained" (`learning` says what that takes); nothing is claimed about it. One that
+  learned little is named.
+- One seed: no claim. Two: "indications", and only where both seeds agree. Three or more: "results", and only where the
+  Student-t 95 % interval of the paired differences excludes 0, or for equality lies within the margin as a whole. Else
+  it cannot be told, and how many seeds would be needed is said where the spread of the differences says it.
+- An open window is a lower bound; see `compare` for what that leaves undecided. Runs that diverged count
+  (`step_shares`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ from analysis.study import wording
 from analysis.study.load import FINISHED, Study
 from analysis.words import count_range, listed, plural
 
-VERDICTS = {"holds": "holds", "contradicted": "contradicted", "undecided": "cannot tell", "no claim": "too few seeds", "not judged": "not judged"}
+VERDICTS = {
+    "holds": "holds",
+    "contradicted": "contradicted",
+    "undecided": "cannot tell",
+    "no claim": "too few seeds",
+    "not judged": "not judged",
+}
 INDICATED = {"holds": "indications for", "contradicted": "indications against"}  # with two seeds, which make no result
 
 
@@ -36,7 +44,8 @@ def paragraph(study: Study) -> str:
 
 
 def judge(study: Study) -> tuple[Claim, ...]:
-    """The claims of every setting (optimizer, residual, … where they vary; of an ablation the base), then what limits them: missing runs, and the scale."""
+    """The claims of every setting (optimizer, residual, … where they vary; of an ablation the base), then what limits
+    them: missing runs, and the scale."""
     found, claims = windows(study), []
     for setting in sorted(set(study.runs.loc[study.runs["variant"] == "", "setting"])):
         names = set(study.runs.loc[study.runs["setting"] == setting, "series"])
@@ -44,9 +53,14 @@ def judge(study: Study) -> tuple[Claim, ...]:
         if rivals.another_question(study):
             continue  # than the consensus paper's
         prefix = f"Setting {setting}: " if setting else ""
-        claims += [replace(claim, text=prefix + claim.text, statement=claim.statement and prefix + claim.statement) for claim in _judge_setting(study, sides)]
+        claims += [
+            replace(claim, text=prefix + claim.text, statement=claim.statement and prefix + claim.statement)
+            for claim in _judge_setting(study, sides)
+        ]
     claims += _rival_claims(study, found)
-    return tuple(replace(claim, text=wording.worded(study, claim.text)) for claim in (*claims, *_coverage(study), _scale(study)))
+    return tuple(
+        replace(claim, text=wording.worded(study, claim.text)) for claim in (*claims, *_coverage(study), _scale(study))
+    )
 
 
 def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
@@ -63,14 +77,25 @@ def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
     learned = [Learned.of(study, each) for each in found]
     most = most_learned(learned)
     sides = [
-        Side(str(study.of(a.series)["mechanism"].iloc[0]), a.series, a, b, b.shortfall(most), bool((study.of(a.series)["status"] == "diverged").all()))
+        Side(
+            str(study.of(a.series)["mechanism"].iloc[0]),
+            a.series,
+            a,
+            b,
+            b.shortfall(most),
+            bool((study.of(a.series)["status"] == "diverged").all()),
+        )
         for a, b in zip(found, learned, strict=True)
     ]
     return {side.mechanism: side for side in sides}
 
 
 def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    claims = [Claim(f"trained {name}", "not judged", f"{name} {_said_of(side)}.") for name, side in sides.items() if side.shortfall]
+    claims = [
+        Claim(f"trained {name}", "not judged", f"{name} {_said_of(side)}.")
+        for name, side in sides.items()
+        if side.shortfall
+    ]
     absent = [name for name in ("sa", "sc") if name not in sides]
     if absent:
         return [*claims, unjudged_window(f"The study has no {listed(absent)} runs:")]
@@ -79,7 +104,13 @@ def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
     claims += [] if sides["sa"].trained else [unjudged_window("")]
     claims += window_claims(study, sides)
     if others := [name for name in ("mix", "sw") if name not in sides]:
-        claims.append(Claim("absent", "not judged", f"The study has no {listed(others)} runs: what the paper says of {_them(others)} cannot be judged."))
+        claims.append(
+            Claim(
+                "absent",
+                "not judged",
+                f"The study has no {listed(others)} runs: what the paper says of {_them(others)} cannot be judged.",
+            )
+        )
     claims += _limits({name: side for name, side in sides.items() if side.trained})
     return [*claims, *steps_claims(study, sides), *suboptimal_claims(study, sides)]
 
@@ -96,20 +127,35 @@ def _them(names: list[str]) -> str:
 
 
 def claims_table(study: Study) -> Table | None:
-    """Every statement of a paper's that the study was asked about: n, effect with its interval, verdict; None where there is none."""
+    """Every statement of a paper's that the study was asked about: n, effect with its interval, verdict; None where
+    there is none."""
     judged = [claim for claim in judge(study) if claim.statement]
     if not judged:
         return None
-    short = {claim.interval: claim.interval.replace("95 % interval", "95 %").replace("range of 2 seeds", "range") for claim in judged}
-    rows = tuple((Cell(each.statement), Cell(str(each.n)), Cell(each.effect or "--", short[each.interval]), Cell(_verdict(each))) for each in judged)
+    short = {
+        claim.interval: claim.interval.replace("95 % interval", "95 %").replace("range of 2 seeds", "range")
+        for claim in judged
+    }
+    rows = tuple(
+        (Cell(each.statement), Cell(str(each.n)), Cell(each.effect or "--", short[each.interval]), Cell(_verdict(each)))
+        for each in judged
+    )
     caption = (
-        "The papers' statements as they make them, and what this study says of each. n: paired seeds (of runs of suboptimal loss: runs). Below the effect the "
-        "interval that decides, of the paired difference: it must exclude 0, or lie within the margin where equality is claimed; of a comparison with several "
-        f"mechanisms that with the closest. A run that diverged ranks below every median α_max recorded. {_elsewhere(study)} {source(study)}"
+        "The papers' statements as they make them, and what this study says of each. n: paired seeds (of runs of "
+        "suboptimal loss: runs). Below the effect the interval that decides, of the paired difference: it must "
+        "exclude 0, or lie within the margin where equality is claimed; of a comparison with several mechanisms "
+        f"that with the closest. A run that diverged ranks below every median α_max recorded. {_elsewhere(study)} "
+        f"{source(study)}"
     )
     widths = ("2.5fr", "auto", "2.2fr", "auto")
     return Table(
-        "What the papers claim, and what was found here", caption, ("statement", "n", "effect", "verdict"), rows, (), ("left", "right", "left", "left"), widths
+        "What the papers claim, and what was found here",
+        caption,
+        ("statement", "n", "effect", "verdict"),
+        rows,
+        (),
+        ("left", "right", "left", "left"),
+        widths,
     )
 
 
@@ -121,19 +167,37 @@ def _verdict(claim: Claim) -> str:
 def _elsewhere(study: Study) -> str:
     """In what the runs differ from the paper's."""
     runs = study.runs
-    asked = f"{listed(sorted(set(runs['objective'])))} on {listed(sorted(set(runs['data'])))} with {listed(sorted(set(runs['optimizer'])))}"
-    return f"Not the papers' runs: here {count_range(runs['num_params'])} parameters, {asked}; {rivals.scale_of_the_papers(study)}."
+    asked = (
+        f"{listed(sorted(set(runs['objective'])))} on {listed(sorted(set(runs['data'])))} with "
+        f"{listed(sorted(set(runs['optimizer'])))}"
+    )
+    return (
+        f"Not the papers' runs: here {count_range(runs['num_params'])} parameters, {asked}; "
+        f"{rivals.scale_of_the_papers(study)}."
+    )
 
 
 def _limits(trained: dict[str, Side]) -> list[Claim]:
     """What a reader must know of windows of mechanisms that learned little."""
-    claims = [Claim("little learned", "no claim", text)] if (text := little({name: side.learned for name, side in trained.items()})) else []
-    lenient = {name: side.found.median for name, side in trained.items() if side.found.median is not None and side.found.median.is_lenient}
+    claims = (
+        [Claim("little learned", "no claim", text)]
+        if (text := little({name: side.learned for name, side in trained.items()}))
+        else []
+    )
+    lenient = {
+        name: side.found.median
+        for name, side in trained.items()
+        if side.found.median is not None and side.found.median.is_lenient
+    }
     if lenient:
-        places = listed(f"{name}'s admits NLLs up to {each.threshold_nll:.3f}, half is lost at {each.half_nll:.3f}" for name, each in lenient.items())
+        places = listed(
+            f"{name}'s admits NLLs up to {each.threshold_nll:.3f}, half is lost at {each.half_nll:.3f}"
+            for name, each in lenient.items()
+        )
         text = (
-            f"Within {100 * TOLERANCE:.0f} % of the best NLL there are rates that lost more than half of what was learned beyond token frequencies ({places}): "
-            "part of such a window's width comes from how little there was to lose."
+            f"Within {100 * TOLERANCE:.0f} % of the best NLL there are rates that lost more than half of what was "
+            f"learned beyond token frequencies ({places}): part of such a window's width comes from how little there "
+            "was to lose."
         )
         claims.append(Claim("lenient windows", "no claim", text))
     return claims
@@ -142,10 +206,17 @@ def _limits(trained: dict[str, Side]) -> list[Claim]:
 def _coverage(study: Study) -> list[Claim]:
     """What a reader must know of runs that are no results; nothing where all are."""
     counts = study.runs["status"].value_counts()
-    missing = [f"{counts[status]} {status}" for status in ("failed", "running", "interrupted", "stopped", "queued") if status in counts]
+    missing = [
+        f"{counts[status]} {status}"
+        for status in ("failed", "running", "interrupted", "stopped", "queued")
+        if status in counts
+    ]
     if not missing:
         return []
-    text = f"Of {plural(len(study.runs), 'run')}, {listed(missing)}: these are no results, and a window next to one counts as open."
+    text = (
+        f"Of {plural(len(study.runs), 'run')}, {listed(missing)}: these are no results, and a window next to one "
+        "counts as open."
+    )
     return [Claim("coverage", "not judged", text)]
 
 
@@ -153,7 +224,8 @@ def _scale(study: Study) -> Claim:
     finished = study.runs[study.runs["status"].isin(FINISHED)]
     runs = finished if len(finished) else study.runs
     text = (
-        f"All this is at {count_range(runs['num_params'])} parameters, {count_range(runs['num_steps'])} steps and {count_range(runs['num_tokens'])} "
-        f"tokens per run, {plural(study.runs['seed'].nunique(), 'seed')}; {rivals.scale_of_the_papers(study)}."
+        f"All this is at {count_range(runs['num_params'])} parameters, {count_range(runs['num_steps'])} steps and "
+        f"{count_range(runs['num_tokens'])} tokens per run, {plural(study.runs['seed'].nunique(), 'seed')}; "
+        f"{rivals.scale_of_the_papers(study)}."
     )
     return Claim("scale", "not judged", text)

@@ -1,8 +1,10 @@
-"""What mHC-lite's paper (arXiv:2601.05732) says of throughput, gradient norms, doubly stochastic mixing and depth, against a study's runs.
+"""What mHC-lite's paper (arXiv:2601.05732) says of throughput, gradient norms, doubly stochastic mixing and depth,
+against a study's runs.
 
-Every claim is between two series, or about one; where the study does not hold what a claim needs, it says what would judge it. Rules: n counts seeds (of
-throughput turns, of exactness runs). One seed makes no claim; two make "indications" where both agree; three or more "results" where a 95 % interval of the
-ratio, on a logarithmic scale, excludes equality.
+Every claim is between two series, or about one; where the study does not hold what a claim needs, it says what would
+judge it. Rules: n counts seeds (of throughput turns, of exactness runs). One seed makes no claim; two make
+"indications" where both agree; three or more "results" where a 95 % interval of the ratio, on a logarithmic scale,
+excludes equality.
 """
 
 from __future__ import annotations
@@ -24,20 +26,25 @@ from analysis.words import lr_text, plural, power
 EXACT = 1e-9  # in float64: rounding of sums over all connections stays far below, mHC's gap far above
 NEGLIGIBLE_SHARE = 1e-3  # of tokens; the paper's word is "non-negligible", its number is not in the text at hand
 OUTLIER_LOG_RANGE = 30.0  # the authors'
-SAME_NORM = 0.005  # gradient norms that differ by less are one: two schemes that start alike agree to five digits for a while
+# gradient norms that differ by less are one: two schemes that start alike agree to five digits for a while
+SAME_NORM = 0.005
 NEGLIGIBLE_SLOWDOWN = 0.05  # AttentionX's "negligible" has no number either
 
 
 def throughput_claim(study: Study, other: str, plain: str, *, statement: str, least: float = 1.0) -> Claim:
-    """Whether ``other`` trains at more than ``least`` times the throughput of ``plain``, from turns side by side alone."""
+    """Whether ``other`` trains at more than ``least`` times the throughput of ``plain``, from turns side by side
+    alone."""
     subject, found = f"throughput {other} beside {plain}", ratio(study, other, plain)
     if found is None:
         text = (
-            f"Not judged: the throughput of {other} beside {plain}. The runs' own clocks hold what else the machine did; "
-            f"python -m benchmarks.throughput runs/studies/{study.name} measures them side by side."
+            f"Not judged: the throughput of {other} beside {plain}. The runs' own clocks hold what else the machine "
+            f"did; python -m benchmarks.throughput runs/studies/{study.name} measures them side by side."
         )
         return Claim(subject, "not judged", text, statement)
-    numbers = f"{found.median:.3f} times that of {plain}, {_between(found)}, {plural(found.turns, 'turn')} side by side on {study.throughput['device']}"
+    numbers = (
+        f"{found.median:.3f} times that of {plain}, {_between(found)}, {plural(found.turns, 'turn')} side by side on "
+        f"{study.throughput['device']}"
+    )
     effect, known = f"{found.median:.3f} times the throughput", _between(found)
     if found.turns < FEWEST_TURNS:
         return Claim(
@@ -51,16 +58,23 @@ def throughput_claim(study: Study, other: str, plain: str, *, statement: str, le
     verdict: Verdict = "holds" if found.low > least else "contradicted" if found.high < least else "undecided"
     said = {"holds": "is", "contradicted": "is not", "undecided": "cannot be told to be"}[verdict]
     what = "higher" if least == 1.0 else f"at least {100 * least:.0f} % of it"
-    return Claim(subject, verdict, f"The throughput of {other} {said} {what} ({numbers}).", statement, found.turns, effect, known)
+    return Claim(
+        subject, verdict, f"The throughput of {other} {said} {what} ({numbers}).", statement, found.turns, effect, known
+    )
 
 
 def _between(found: Ratio) -> str:
-    return f"95 % interval of the median over turns {found.low:.3f} to {found.high:.3f}" if found.turns >= FEWEST_TURNS else "too few turns for an interval"
+    return (
+        f"95 % interval of the median over turns {found.low:.3f} to {found.high:.3f}"
+        if found.turns >= FEWEST_TURNS
+        else "too few turns for an interval"
+    )
 
 
 def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str) -> Claim:
-    """Whether the gradients of ``other`` are shorter: of each run the median norm over its steps (before clipping), paired by rate and seed over the rates
-    that every run of both finished, their ratio's geometric mean over rates for each seed."""
+    """Whether the gradients of ``other`` are shorter: of each run the median norm over its steps (before clipping),
+    paired by rate and seed over the rates that every run of both finished, their ratio's geometric mean over rates for
+    each seed."""
     subject = f"gradient norm {other} beside {plain}"
     norms = study.curves[study.curves["grad_norm"] > 0].groupby("run_id")["grad_norm"].median()
     tables = [_by_rate_and_seed(study.of(name), norms) for name in (other, plain)]
@@ -68,44 +82,70 @@ def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str)
     seeds = tables[0].columns.intersection(tables[1].columns)
     logs = np.log(tables[0].loc[shared, seeds] / tables[1].loc[shared, seeds]).dropna()
     if logs.empty:
-        text = f"Not judged: gradient norms of {other} beside {plain}; at no learning rate did every run of both finish with norms kept."
+        text = (
+            f"Not judged: gradient norms of {other} beside {plain}; at no learning rate did every run of both finish "
+            "with norms kept."
+        )
         return Claim(subject, "not judged", text, statement)
     per_seed = np.exp(logs.mean(axis=0))
     spread, rates = Spread.of(per_seed, POSITIVE), "rate" if len(logs) == 1 else "rates"
     low, high = spread.low, spread.high
-    known = f"{low:.3f} to {high:.3f}, {'range' if spread.n < 3 else '95 % interval of the geometric mean'}" if spread.n > 1 else ""
+    known = (
+        f"{low:.3f} to {high:.3f}, {'range' if spread.n < 3 else '95 % interval of the geometric mean'}"
+        if spread.n > 1
+        else ""
+    )
     effect = f"{spread.median:.3f} times the norm"
-    numbers = f"median over seeds {effect}{f'; {known}' if known else ''}, n={spread.n}, at the {rates} {', '.join(map(lr_text, logs.index))}"
+    numbers = (
+        f"median over seeds {effect}{f'; {known}' if known else ''}, n={spread.n}, at the {rates} "
+        f"{', '.join(map(lr_text, logs.index))}"
+    )
     if spread.n < 2:
-        return Claim(subject, "no claim", f"On gradient norms of {other} and {plain} no claim is made with one seed ({numbers}).", statement, 1, effect)
+        return Claim(
+            subject,
+            "no claim",
+            f"On gradient norms of {other} and {plain} no claim is made with one seed ({numbers}).",
+            statement,
+            1,
+            effect,
+        )
     verdict: Verdict = "holds" if high < 1 - SAME_NORM else "contradicted" if low > 1 + SAME_NORM else "undecided"
     if verdict == "undecided":
         text = f"Whether {other}'s gradient norm lies below {plain}'s stays undecided ({numbers})."
     else:
-        text = f"{_weight(spread.n)} that {other}'s gradient norm lies {'below' if verdict == 'holds' else 'above'} {plain}'s ({numbers})."
+        text = (
+            f"{_weight(spread.n)} that {other}'s gradient norm lies {'below' if verdict == 'holds' else 'above'} "
+            f"{plain}'s ({numbers})."
+        )
     return Claim(subject, verdict, text, statement, spread.n, effect, known)
 
 
 def _by_rate_and_seed(runs: Frame, norms: Frame) -> Frame:
     """Learning rate × seed, of the rates at which every run finished."""
     kept = runs.groupby("lr").filter(lambda part: part["status"].isin(FINISHED).all())
-    return kept.assign(norm=kept["run_id"].map(norms)).pivot_table(index="lr", columns="seed", values="norm", aggfunc="first")
+    return kept.assign(norm=kept["run_id"].map(norms)).pivot_table(
+        index="lr", columns="seed", values="norm", aggfunc="first"
+    )
 
 
 def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, SeriesWindows]) -> Iterator[Claim]:
-    """About doubly stochastic mixing: mHC-lite's exactness, mHC's drift through depth and its outliers, and what deeper models do. ``schemes``: series by
-    residual scheme, of one setting."""
+    """About doubly stochastic mixing: mHC-lite's exactness, mHC's drift through depth and its outliers, and what deeper
+    models do. ``schemes``: series by residual scheme, of one setting."""
     if STREAMS not in study.probes:
         text = (
             "Not judged: how doubly stochastic the mixing of residual streams is. "
             f"python -m stability.probe what=streams ckpt=runs/studies/{study.name} sequences=64 measures it."
         )
         yield Claim(
-            "stochasticity", "not judged", text, "mHC-lite's mixing matrices and their products are exactly doubly stochastic, HC's and mHC's are not (4.3)"
+            "stochasticity",
+            "not judged",
+            text,
+            "mHC-lite's mixing matrices and their products are exactly doubly stochastic, HC's and mHC's are not (4.3)",
         )
         return
     rows, finished = ordered(study), study.runs.loc[study.runs["status"].isin(FINISHED), "run_id"]
-    rows = rows[(rows["phase"] == "terminal") & rows["run_id"].isin(finished)]  # of a run that stopped early it is not the trained model
+    # of a run that stopped early it is not the trained model
+    rows = rows[(rows["phase"] == "terminal") & rows["run_id"].isin(finished)]
     if "mhc_lite" in schemes:
         yield from _exact(rows, schemes["mhc_lite"])
     for scheme in ("mhc", "hc"):
@@ -120,40 +160,70 @@ def _exact(rows: Frame, series: str) -> Iterator[Claim]:
     own = rows[rows["series"] == series]
     if own.empty:
         return
-    errors = {matrix: max(by_run(own, matrix, quantity, "error").max() for quantity in ("column_sum", "row_sum")) for matrix in ("single", "product")}
+    errors = {
+        matrix: max(by_run(own, matrix, quantity, "error").max() for quantity in ("column_sum", "row_sum"))
+        for matrix in ("single", "product")
+    }
     runs, worst = own["run_id"].nunique(), max(errors.values())
     numbers = (
-        f"largest distance of a column's or row's sum from 1: {power(errors['single'])} of single matrices, {power(errors['product'])} of their product, "
-        f"{plural(runs, 'run')}, in float64; the precision of training is not part of this"
+        f"largest distance of a column's or row's sum from 1: {power(errors['single'])} of single matrices, "
+        f"{power(errors['product'])} of their product, {plural(runs, 'run')}, in float64; the precision of training "
+        "is not part of this"
     )
     verdict: Verdict = "holds" if worst < EXACT else "contradicted"
     are = "are" if verdict == "holds" else "are not"
-    text = f"The mixing matrices of {series} and their product through all depth {are} doubly stochastic to rounding ({numbers})."
+    text = (
+        f"The mixing matrices of {series} and their product through all depth {are} doubly stochastic to rounding "
+        f"({numbers})."
+    )
     yield Claim(
-        f"stochasticity {series}", verdict, text, "mHC-lite's mixing matrices and their products are exactly doubly stochastic (4.3)", runs, f"≤ {power(worst)}"
+        f"stochasticity {series}",
+        verdict,
+        text,
+        "mHC-lite's mixing matrices and their products are exactly doubly stochastic (4.3)",
+        runs,
+        f"≤ {power(worst)}",
     )
 
 
 def _drift(rows: Frame, series: str, scheme: str) -> Iterator[Claim]:
-    """Whether the product's columns lie further from 1 than single matrices' do; paired by run, the geometric mean over rates of each seed."""
+    """Whether the product's columns lie further from 1 than single matrices' do; paired by run, the geometric mean over
+    rates of each seed."""
     own = rows[rows["series"] == series]
     errors = [by_run(own, matrix, "column_sum", "error") for matrix in ("single", "product")]
     if own.empty or errors[1].empty:
         return
     statement = (
-        "Finite Sinkhorn iterations leave mHC's column sums off 1, and composed across layers they drift further (4.3, Figure 3)" if scheme == "mhc" else ""
+        "Finite Sinkhorn iterations leave mHC's column sums off 1, and composed across layers they drift further "
+        "(4.3, Figure 3)"
+        if scheme == "mhc"
+        else ""
     )
     if errors[1].max() < EXACT:
         numbers = f"at most {power(errors[1].max())} off 1, {plural(len(errors[1]), 'run')}"
         text = f"The column sums of {series}, single and multiplied through depth, are 1 to rounding ({numbers})."
-        yield Claim(f"drift {series}", "contradicted", text, statement, errors[1].index.unique("seed").size, f"≤ {power(errors[1].max())}")
+        yield Claim(
+            f"drift {series}",
+            "contradicted",
+            text,
+            statement,
+            errors[1].index.unique("seed").size,
+            f"≤ {power(errors[1].max())}",
+        )
         return
     ratios = (errors[1] / errors[0]).groupby(level="seed").agg(lambda values: float(np.exp(np.log(values).mean())))
-    spread, worst = Spread.of(ratios, POSITIVE), [Spread.of(each.groupby(level="seed").median(), EXTREME) for each in errors]
-    known = f"{spread.low:.3g} to {spread.high:.3g}, {'range' if spread.n < 3 else '95 % interval of the geometric mean'}" if spread.n > 1 else ""
+    spread, worst = (
+        Spread.of(ratios, POSITIVE),
+        [Spread.of(each.groupby(level="seed").median(), EXTREME) for each in errors],
+    )
+    known = (
+        f"{spread.low:.3g} to {spread.high:.3g}, {'range' if spread.n < 3 else '95 % interval of the geometric mean'}"
+        if spread.n > 1
+        else ""
+    )
     numbers = (
-        f"columns off 1 by at most {power(worst[0].median)} in single matrices and {power(worst[1].median)} in their product (medians over seeds); "
-        f"{spread.median:.3g} times as far{f', {known}' if known else ''}, n={spread.n}"
+        f"columns off 1 by at most {power(worst[0].median)} in single matrices and {power(worst[1].median)} in their "
+        f"product (medians over seeds); {spread.median:.3g} times as far{f', {known}' if known else ''}, n={spread.n}"
     )
     effect = f"{spread.median:.3g} times as far from 1"
     if spread.n < 2:
@@ -167,7 +237,11 @@ def _drift(rows: Frame, series: str, scheme: str) -> Iterator[Claim]:
         )
         return
     verdict: Verdict = "holds" if spread.low > 1 else "contradicted" if spread.high < 1 else "undecided"
-    said = {"holds": "lie further off 1 than", "contradicted": "lie nearer to 1 than", "undecided": "cannot be told from"}[verdict]
+    said = {
+        "holds": "lie further off 1 than",
+        "contradicted": "lie nearer to 1 than",
+        "undecided": "cannot be told from",
+    }[verdict]
     yield Claim(
         f"drift {series}",
         verdict,
@@ -186,10 +260,15 @@ def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows]) -> Iter
     if own.empty:
         return
     subject, counted = f"outliers {series}", sorted(set(thresholds(own).values()))
-    statement = f"A non-negligible share of tokens has log(1/ν) > {OUTLIER_LOG_RANGE:g} before Sinkhorn in mHC (4.3, Figure 4)"
+    statement = (
+        f"A non-negligible share of tokens has log(1/ν) > {OUTLIER_LOG_RANGE:g} before Sinkhorn in mHC (4.3, Figure 4)"
+    )
     if counted != [OUTLIER_LOG_RANGE]:
         others = ", ".join(f"{value:g}" for value in counted)
-        text = f"Not judged: outliers of {series} were counted above {others}; python -m stability.probe what=streams outlier_log_range=30 counts as the paper."
+        text = (
+            f"Not judged: outliers of {series} were counted above {others}; python -m stability.probe what=streams "
+            "outlier_log_range=30 counts as the paper."
+        )
         yield Claim(subject, "not judged", text, statement)
         return
     shares = by_run(own, "single", "beyond", "share")
@@ -198,24 +277,46 @@ def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows]) -> Iter
     known = f"{100 * low:.3g} % to {100 * high:.3g} %, range over seeds"
     numbers = f"{effect} and connections at LR {lr_text(float(own['run_lr'].iloc[0]))}, {known}, n={len(shares)}"
     if len(shares) < 2:
-        yield Claim(subject, "no claim", f"On outliers of {series} no claim is made with one seed ({numbers}).", statement, 1, effect)
+        yield Claim(
+            subject,
+            "no claim",
+            f"On outliers of {series} no claim is made with one seed ({numbers}).",
+            statement,
+            1,
+            effect,
+        )
         return
     verdict: Verdict = "holds" if low > NEGLIGIBLE_SHARE else "contradicted" if high < NEGLIGIBLE_SHARE else "undecided"
-    said = {"holds": "not negligible", "contradicted": "negligible", "undecided": "negligible in some seeds only"}[verdict]
+    said = {"holds": "not negligible", "contradicted": "negligible", "undecided": "negligible in some seeds only"}[
+        verdict
+    ]
     yield Claim(
-        subject, verdict, f"In {series} outliers are {said} (the line drawn at {100 * NEGLIGIBLE_SHARE:g} %; {numbers}).", statement, len(shares), effect, known
+        subject,
+        verdict,
+        f"In {series} outliers are {said} (the line drawn at {100 * NEGLIGIBLE_SHARE:g} %; {numbers}).",
+        statement,
+        len(shares),
+        effect,
+        known,
     )
 
 
 def _depth(rows: Frame, series: str) -> Claim:
     """Never judged in one study: a sweep has one model, the paper compares 6 layers with 24."""
-    connections = int(rows.loc[rows["series"] == series, "connection"].max() + 1) if (rows["series"] == series).any() else 0
+    connections = (
+        int(rows.loc[rows["series"] == series, "connection"].max() + 1) if (rows["series"] == series).any() else 0
+    )
     had = f"this study has one depth ({plural(connections, 'connection')})" if connections else "it was not measured"
     text = (
-        f"Not judged: whether {series}'s range and column sums are worse in deeper models; {had}. The same study with model.layers=6 and with "
-        "model.layers=24, each probed with what=streams, would judge it."
+        f"Not judged: whether {series}'s range and column sums are worse in deeper models; {had}. The same study "
+        "with model.layers=6 and with model.layers=24, each probed with what=streams, would judge it."
     )
-    return Claim(f"depth {series}", "not judged", text, "mHC's relative range and column sums deviate more in deeper models (4.3: 6 against 24 layers)")
+    return Claim(
+        f"depth {series}",
+        "not judged",
+        text,
+        "mHC's relative range and column sums deviate more in deeper models (4.3: 6 against 24 layers)",
+    )
 
 
 def _weight(n: int) -> str:

@@ -1,6 +1,6 @@
-"""How a scheme compares with the one that its paper measures it against: best NLL, accuracy where there is one, stable window, seed by seed, under the rules
-of `claims`; then what `residual_claims` judges. Residual schemes are set beside the plain one, mHC-lite also beside mHC and HC, AttentionX beside attention
-of the same mask."""
+"""How a scheme compares with the one that its paper measures it against: best NLL, accuracy where there is one, stable
+window, seed by seed, under the rules of `claims`; then what `residual_claims` judges. Residual schemes are set beside
+the plain one, mHC-lite also beside mHC and HC, AttentionX beside attention of the same mask."""
 
 from __future__ import annotations
 
@@ -22,17 +22,28 @@ from analysis.words import listed, plural
 PLAIN = "identity"
 RIVALS = {"attentionx": "sa"}  # mechanisms, and what their papers compare them with
 FURTHER = {"mhc_lite": ("mhc", "hc")}  # residual schemes, and what their papers compare them with beside the plain one
-COMPARED = {"best NLL": ("val_nll", -1, "NLL", ".3f"), "best accuracy": ("val_accuracy", 1, "accuracy", ".4f")}  # column, which way is better, word, digits
-PAR_NATS = 0.01  # so much more is "on par": the paper gives no margin, and the numbers of its Table 1 are not in the text at hand
+# column, which way is better, word, digits
+COMPARED = {"best NLL": ("val_nll", -1, "NLL", ".3f"), "best accuracy": ("val_accuracy", 1, "accuracy", ".4f")}
+# so much more is "on par": the paper gives no margin, and the numbers of its Table 1 are not in the text at hand
+PAR_NATS = 0.01
 STATEMENTS = {
     ("mhc_lite", "mhc", "NLL"): "mHC-lite's loss is on par with mHC's or lower (4.1, Table 1)",
-    ("attentionx", "sa", "NLL"): "AttentionX's validation loss is lower than attention's of the same mask (4.2, Figure 1)",
-    ("attentionx", "sa", "accuracy"): "AttentionX's validation accuracy is higher than attention's of the same mask (4.1, Table 1)",
+    (
+        "attentionx",
+        "sa",
+        "NLL",
+    ): "AttentionX's validation loss is lower than attention's of the same mask (4.2, Figure 1)",
+    (
+        "attentionx",
+        "sa",
+        "accuracy",
+    ): "AttentionX's validation accuracy is higher than attention's of the same mask (4.1, Table 1)",
 }
 
 
 class Pair(NamedTuple):
-    """Two series and what tells them apart. ``remark``: begins the sentences on them; ``states``: whether a paper's statement is about this pair."""
+    """Two series and what tells them apart. ``remark``: begins the sentences on them; ``states``: whether a paper's
+    statement is about this pair."""
 
     plain: str
     other: str
@@ -44,7 +55,9 @@ class Pair(NamedTuple):
 def compares_residuals(study: Study) -> bool:
     """Whether residual schemes stand beside the plain one, or beside the one of `FURTHER`."""
     residuals = set(study.runs["residual"])
-    return (PLAIN in residuals and len(residuals) > 1) or any({name, plain} <= residuals for name, others in FURTHER.items() for plain in others)
+    return (PLAIN in residuals and len(residuals) > 1) or any(
+        {name, plain} <= residuals for name, others in FURTHER.items() for plain in others
+    )
 
 
 def compares_mechanisms(study: Study) -> bool:
@@ -62,8 +75,8 @@ def scale_of_the_papers(study: Study) -> str:
         return "the paper's models have 35 to 385 million parameters"
     papers = (
         [
-            "mHC-lite's models are nanoGPT's of 6 to 24 layers and width 512 to 1,024, trained in bfloat16 on 1.3 billion tokens of OpenWebText and "
-            "FineWeb-Edu; here all is float32"
+            "mHC-lite's models are nanoGPT's of 6 to 24 layers and width 512 to 1,024, trained in bfloat16 on 1.3 "
+            "billion tokens of OpenWebText and FineWeb-Edu; here all is float32"
         ]
         if compares_residuals(study)
         else []
@@ -72,9 +85,9 @@ def scale_of_the_papers(study: Study) -> str:
 
 
 def claims(study: Study, found: Mapping[str, SeriesWindows], shortfalls: Mapping[str, str]) -> list[Claim]:
-    """About each scheme beside the plain one of the same mechanism and otherwise equal setting, then beside those of `FURTHER`; of AttentionX beside
-    attention of the same mask, then of the other; then throughput, gradient norms, mixing and depth. ``shortfalls``: by series, why it learned too little
-    ("" where it did not)."""
+    """About each scheme beside the plain one of the same mechanism and otherwise equal setting, then beside those of
+    `FURTHER`; of AttentionX beside attention of the same mask, then of the other; then throughput, gradient norms,
+    mixing and depth. ``shortfalls``: by series, why it learned too little ("" where it did not)."""
     made, judged = [], set()
     for pair in _pairs(study):
         named = f"{pair.other} beside {pair.plain}" if pair.other in judged else pair.other
@@ -83,7 +96,9 @@ def claims(study: Study, found: Mapping[str, SeriesWindows], shortfalls: Mapping
     return [*_unmatched(study), *made, *_beyond_loss(study, found)]
 
 
-def _about(study: Study, pair: Pair, named: str, found: Mapping[str, SeriesWindows], shortfalls: Mapping[str, str]) -> Iterator[Claim]:
+def _about(
+    study: Study, pair: Pair, named: str, found: Mapping[str, SeriesWindows], shortfalls: Mapping[str, str]
+) -> Iterator[Claim]:
     """Best NLL, accuracy and window of one pair."""
     if lacking := [name for name in (pair.plain, pair.other) if shortfalls[name]]:
         text = f"{pair.other} is not compared with {pair.plain}: {listed(lacking)} learned too little."
@@ -93,13 +108,23 @@ def _about(study: Study, pair: Pair, named: str, found: Mapping[str, SeriesWindo
         if study.runs[column].notna().any():
             yield _best(study, f"{subject} {named}", subject, pair)
     verdict, text = _window(study, found[pair.other], found[pair.plain])
-    yield Claim(f"window {named}", verdict, pair.remark + text, n=len(found[pair.other].by_seed.keys() & found[pair.plain].by_seed.keys()))
+    yield Claim(
+        f"window {named}",
+        verdict,
+        pair.remark + text,
+        n=len(found[pair.other].by_seed.keys() & found[pair.plain].by_seed.keys()),
+    )
 
 
 def _pairs(study: Study) -> list[Pair]:
-    """A plain series and those that differ from it in their residual alone (of `FURTHER` too), or in their mechanism alone where that has it for a rival."""
+    """A plain series and those that differ from it in their residual alone (of `FURTHER` too), or in their mechanism
+    alone where that has it for a rival."""
     base = study.runs[study.runs["variant"] == ""].drop_duplicates("series")
-    found = [Pair(*each) for plain_of in (lambda name: (PLAIN,), lambda name: FURTHER.get(name, ())) for each in _residual_pairs(study, base, plain_of)]
+    found = [
+        Pair(*each)
+        for plain_of in (lambda name: (PLAIN,), lambda name: FURTHER.get(name, ()))
+        for each in _residual_pairs(study, base, plain_of)
+    ]
     for _, group in _alike(study.runs.drop_duplicates("series"), "mechanism"):
         found += _rival_pairs(study, group)
     return found
@@ -107,7 +132,9 @@ def _pairs(study: Study) -> list[Pair]:
 
 def _alike(runs: Frame, axis: str):
     """Groups of series that differ in ``axis`` (and, of mechanisms, their variant) alone."""
-    return runs.groupby([each for each in ("mechanism", *SETTING_AXES) if each not in (axis, "variant")], sort=False, dropna=False)
+    return runs.groupby(
+        [each for each in ("mechanism", *SETTING_AXES) if each not in (axis, "variant")], sort=False, dropna=False
+    )
 
 
 def _residual_pairs(study: Study, base: Frame, plain_of) -> Iterator[tuple[str, str, tuple[str, str]]]:
@@ -119,7 +146,8 @@ def _residual_pairs(study: Study, base: Frame, plain_of) -> Iterator[tuple[str, 
 
 
 def _rival_pairs(study: Study, group: Frame) -> Iterator[Pair]:
-    """AttentionX beside each `sa` (as it is, or with another mask), that of the same mask first; and the two of those beside each other."""
+    """AttentionX beside each `sa` (as it is, or with another mask), that of the same mask first; and the two of those
+    beside each other."""
     for name, plain in RIVALS.items():
         own = group[(group["mechanism"] == name) & (group["variant"] == "")]["series"]
         beside = group[(group["mechanism"] == plain) & group["variant"].str.match(r"(mask_diagonal=\w+)?$")]["series"]
@@ -127,7 +155,13 @@ def _rival_pairs(study: Study, group: Frame) -> Iterator[Pair]:
             ranked = sorted(beside, key=lambda series: not _same_mask(study, series, other))
             for series in ranked:
                 same = _same_mask(study, series, other)
-                remark = "" if same else "Mask and mechanism at once, one of the two seeing its own position and the other not: " if same is False else UNKNOWN
+                remark = (
+                    ""
+                    if same
+                    else "Mask and mechanism at once, one of the two seeing its own position and the other not: "
+                    if same is False
+                    else UNKNOWN
+                )
                 yield Pair(series, other, (name, plain), same is not False, remark)
         if len(beside) == 2:
             first, second = sorted(beside, key=lambda series: sees_itself(study, series) is False)
@@ -149,7 +183,10 @@ def _unmatched(study: Study) -> Iterator[Claim]:
     for other in dict.fromkeys(pair.other for pair in pairs):
         if any(pair.states for pair in pairs if pair.other == other):
             continue
-        text = f"Not judged: {other} against attention with the same mask, which this study does not hold; ablate.sa.mask_diagonal=[false,true] would judge it."
+        text = (
+            f"Not judged: {other} against attention with the same mask, which this study does not hold; "
+            "ablate.sa.mask_diagonal=[false,true] would judge it."
+        )
         yield Claim(f"same mask {other}", "not judged", text, STATEMENTS["attentionx", "sa", "NLL"])
 
 
@@ -157,40 +194,64 @@ def _beyond_loss(study: Study, found: Mapping[str, SeriesWindows]) -> Iterator[C
     """Throughput of AttentionX; throughput, gradient norm, mixing and depth of mHC-lite."""
     for pair in (pair for pair in _pairs(study) if pair.names[0] in RIVALS and pair.states):
         statement = "AttentionX's computational overhead is negligible (3.2)"
-        yield residual_claims.throughput_claim(study, pair.other, pair.plain, statement=statement, least=1 - residual_claims.NEGLIGIBLE_SLOWDOWN)
+        yield residual_claims.throughput_claim(
+            study, pair.other, pair.plain, statement=statement, least=1 - residual_claims.NEGLIGIBLE_SLOWDOWN
+        )
     base = study.runs[study.runs["variant"] == ""].drop_duplicates("series")
     for _, group in _alike(base, "residual"):
         schemes = {str(name): str(series) for name, series in zip(group["residual"], group["series"], strict=True)}
         if lite := schemes.get("mhc_lite"):
             for plain in (name for name in FURTHER["mhc_lite"] if name in schemes):
                 title = {"mhc": "mHC", "hc": "HC"}[plain]
-                statement = f"mHC-lite's throughput is higher than {title}'s without any kernel of its own (4.2, Figure 5)"
+                statement = (
+                    f"mHC-lite's throughput is higher than {title}'s without any kernel of its own (4.2, Figure 5)"
+                )
                 yield residual_claims.throughput_claim(study, lite, schemes[plain], statement=statement)
-                lower = "mHC-lite's gradient norm is slightly lower than mHC's (4.1, Figure 2)" if plain == "mhc" else ""
+                lower = (
+                    "mHC-lite's gradient norm is slightly lower than mHC's (4.1, Figure 2)" if plain == "mhc" else ""
+                )
                 yield residual_claims.gradient_norm_claim(study, lite, schemes[plain], statement=lower)
         if {"mhc", "mhc_lite", "hc"} & schemes.keys():
             yield from residual_claims.mixing_claims(study, schemes, dict(found))
 
 
 def _best(study: Study, about: str, subject: str, pair: Pair) -> Claim:
-    """On each seed's best over the rates that both were trained at; a seed whose runs all diverged has an infinitely bad one."""
+    """On each seed's best over the rates that both were trained at; a seed whose runs all diverged has an infinitely
+    bad one."""
     column, better, word, digits = COMPARED[subject]
     other, plain, statement = pair.other, pair.plain, STATEMENTS.get((*pair.names, word), "") if pair.states else ""
     tables = [_outcomes(study.of(name), column, -better * math.inf) for name in (other, plain)]
-    rates, seeds = (sorted(set(getattr(tables[0], axis)) & set(getattr(tables[1], axis))) for axis in ("index", "columns"))
+    rates, seeds = (
+        sorted(set(getattr(tables[0], axis)) & set(getattr(tables[1], axis))) for axis in ("index", "columns")
+    )
     bests = [(better * table.loc[rates, seeds]).max(axis=0) * better for table in tables]
-    pairs = [(a, b) for a, b in zip(*bests, strict=True) if not (math.isnan(a) or math.isnan(b) or math.isinf(a) and math.isinf(b))]
+    pairs = [
+        (a, b)
+        for a, b in zip(*bests, strict=True)
+        if not (math.isnan(a) or math.isnan(b) or math.isinf(a) and math.isinf(b))
+    ]
     differences = [a - b for a, b in pairs]
-    numbers = "medians: " + " against ".join(f"{median:{digits}}" for median in np.median(pairs, axis=0)) if pairs else "no seed has both"
+    numbers = (
+        "medians: " + " against ".join(f"{median:{digits}}" for median in np.median(pairs, axis=0))
+        if pairs
+        else "no seed has both"
+    )
     effect = f"{np.median(differences):+{digits}}".replace("-", "−") if pairs else ""
     if len(pairs) < 2:
-        text = f"On the best {word} of {other} and {plain}, no claim is made with {plural(len(pairs), 'seed')} ({numbers})."
+        text = (
+            f"On the best {word} of {other} and {plain}, no claim is made with {plural(len(pairs), 'seed')} "
+            f"({numbers})."
+        )
         return Claim(about, "no claim", pair.remark + text, statement, len(pairs), effect)
     direction, (low, high) = decide(differences, differences)
-    if word == "accuracy":  # a difference of shares: what lies beyond cannot be, and leaving it out takes nothing from the interval's coverage
+    # a difference of shares: what lies beyond cannot be, and leaving it out takes nothing from the interval's coverage
+    if word == "accuracy":
         low, high = max(low, -1.0), min(high, 1.0)
     known = " to ".join(f"{bound:+{digits}}".replace("-", "−") for bound in (low, high))
-    numbers += f"; paired difference {known}, n={len(pairs)}{', 95 % interval' if len(pairs) > 2 else ''}{_lost(pairs, other, plain)}"
+    numbers += (
+        f"; paired difference {known}, "
+        f"n={len(pairs)}{', 95 % interval' if len(pairs) > 2 else ''}{_lost(pairs, other, plain)}"
+    )
     wanted = "lower" if better < 0 else "higher"
     interval = f"{known}, {'range' if len(pairs) < 3 else '95 % interval of the mean paired difference'}"
     if "on par" in statement:
@@ -199,27 +260,52 @@ def _best(study: Study, about: str, subject: str, pair: Pair) -> Claim:
     if direction == 0:
         text = f"Whether {other} reaches a {wanted} {word} than {plain} at its best rate stays undecided ({numbers})."
         return Claim(about, "undecided", pair.remark + text, statement, len(pairs), effect, interval)
-    relation, verdict = ("lower" if direction < 0 else "higher"), ("holds" if direction * better > 0 else "contradicted")
-    text = f"{_weight(len(pairs))} that {other} reaches a {relation} {word} than {plain}, each at its best rate ({numbers})."
+    relation, verdict = (
+        ("lower" if direction < 0 else "higher"),
+        ("holds" if direction * better > 0 else "contradicted"),
+    )
+    text = (
+        f"{_weight(len(pairs))} that {other} reaches a {relation} {word} than {plain}, each at its best rate "
+        f"({numbers})."
+    )
     return Claim(about, verdict, pair.remark + text, statement, len(pairs), effect, interval)
 
 
 def _on_par(low: float, high: float, other: str, plain: str, n: int, numbers: str) -> tuple[Verdict, str]:
-    """Verdict and text on "on par or lower", from the interval of the difference in nats: whole below the margin, whole above it, or neither. A difference
-    that is certain, but lies within the margin, is on par."""
+    """Verdict and text on "on par or lower", from the interval of the difference in nats: whole below the margin, whole
+    above it, or neither. A difference that is certain, but lies within the margin, is on par."""
     if high < 0:
-        return "holds", f"{_weight(n)} that {other} reaches a lower NLL than {plain}, each at its best rate ({numbers})."
+        return (
+            "holds",
+            f"{_weight(n)} that {other} reaches a lower NLL than {plain}, each at its best rate ({numbers}).",
+        )
     if high < PAR_NATS:
-        return "holds", f"{_weight(n)} that {other}'s NLL is on par with {plain}'s, at most {PAR_NATS:g} nats above it, each at its best rate ({numbers})."
+        return (
+            "holds",
+            f"{_weight(n)} that {other}'s NLL is on par with {plain}'s, at most {PAR_NATS:g} nats above it, each at "
+            f"its best rate ({numbers}).",
+        )
     if low > PAR_NATS:
-        return "contradicted", f"{_weight(n)} that {other}'s NLL lies more than {PAR_NATS:g} nats above {plain}'s, each at its best rate ({numbers})."
-    return "undecided", f"Whether {other}'s NLL is on par with {plain}'s, at most {PAR_NATS:g} nats above it, or lower stays undecided ({numbers})."
+        return (
+            "contradicted",
+            f"{_weight(n)} that {other}'s NLL lies more than {PAR_NATS:g} nats above {plain}'s, each at its best "
+            f"rate ({numbers}).",
+        )
+    return (
+        "undecided",
+        f"Whether {other}'s NLL is on par with {plain}'s, at most {PAR_NATS:g} nats above it, or lower stays "
+        f"undecided ({numbers}).",
+    )
 
 
 def _lost(pairs: list[tuple[float, float]], other: str, plain: str) -> str:
     """How many seeds a series diverged in at every rate; "" where none."""
     lost = {name: sum(math.isinf(pair[place]) for pair in pairs) for place, name in enumerate((other, plain))}
-    return "".join(f"; {name} diverged at every rate in {count} of {plural(len(pairs), 'seed')}" for name, count in lost.items() if count)
+    return "".join(
+        f"; {name} diverged at every rate in {count} of {plural(len(pairs), 'seed')}"
+        for name, count in lost.items()
+        if count
+    )
 
 
 def _outcomes(runs: Frame, column: str, diverged: float) -> Frame:
@@ -232,11 +318,19 @@ def _window(study: Study, other: SeriesWindows, plain: SeriesWindows) -> tuple[V
     """Verdict and text; a seed that diverged at every rate has a window of width 0."""
     lost = diverged_everywhere(study, other.series), diverged_everywhere(study, plain.series)
     result: Comparison = compare_windows(other, plain, lost)
-    widths = [f"{each.series} {width_text(each.median).replace('≥', 'at least')} decades" for each in (other, plain) if each.median is not None]
+    widths = [
+        f"{each.series} {width_text(each.median).replace('≥', 'at least')} decades"
+        for each in (other, plain)
+        if each.median is not None
+    ]
     numbers = "; ".join(widths)
     both = f"{other.series}'s stable window is {{}} than {plain.series}'s"
     if result.n < 2:
-        return "no claim", f"On the stable windows of {other.series} and {plain.series}, no claim is made with {plural(result.n, 'seed')} ({numbers})."
+        return (
+            "no claim",
+            f"On the stable windows of {other.series} and {plain.series}, no claim is made with "
+            f"{plural(result.n, 'seed')} ({numbers}).",
+        )
     if result.direction == 0:
         return "undecided", f"Whether {both.format('wider')} stays undecided: {result.why_undecided} ({numbers})."
     within = " within the swept range" if result.scope == "range" else ""

@@ -27,12 +27,18 @@ Found = tuple[str, StepShares | Medians]
 
 
 def steps_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    """Two claims per phase and state on the mechanisms that learned, and on those of which every run diverged (0 % stable); the run's own state first, it
-    is the one that describes the training."""
+    """Two claims per phase and state on the mechanisms that learned, and on those of which every run diverged (0 %
+    stable); the run's own state first, it is the one that describes the training."""
     pairs = [pair for pair in phases_and_states(study) if pair[0] in (TERMINAL, EARLIEST)]
     others = [side for name, side in sides.items() if name != LEADER and (side.trained or side.only_diverged)]
     if not pairs:
-        return [Claim("stable steps", "not judged", "No α_max was measured at terminal checkpoints: the share of stable steps cannot be judged.")]
+        return [
+            Claim(
+                "stable steps",
+                "not judged",
+                "No α_max was measured at terminal checkpoints: the share of stable steps cannot be judged.",
+            )
+        ]
     pairs.sort(key=lambda pair: (pair[0] != TERMINAL, pair[1] != "checkpoint", pair[1]))
     return [claim for phase, state in pairs for claim in _of_state(study, phase, state, sides[LEADER], others)]
 
@@ -44,12 +50,20 @@ def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequen
     claims = []
     for kind, compare in (("stable steps", compare_stable_steps), ("median α_max", compare_medians)):
         what = "share of stable steps" if kind == "stable steps" else kind
-        statement = f"{LEADER} has the largest {'% stable' if kind == 'stable steps' else kind} of all ({phase}, state {state})"
-        results = {side.mechanism: compare(study, leader.series, side.series, state, phase, lrs) if lrs else None for side in others}
+        statement = (
+            f"{LEADER} has the largest {'% stable' if kind == 'stable steps' else kind} of all ({phase}, state {state})"
+        )
+        results = {
+            side.mechanism: compare(study, leader.series, side.series, state, phase, lrs) if lrs else None
+            for side in others
+        }
         found = [(name, result) for name, result in results.items() if result is not None]
         if len(found) < len(others) or not found:
             lacking = [side for side in others if results[side.mechanism] is None]
-            text = f"{sentence(where)}, {_why_none(study, leader, lacking, lrs, state, phase)}: who has the largest {what} cannot be judged."
+            text = (
+                f"{sentence(where)}, {_why_none(study, leader, lacking, lrs, state, phase)}: who has the largest "
+                f"{what} cannot be judged."
+            )
             claims.append(Claim(f"{kind} {tail}", "not judged", text, statement))
         else:
             claims.append(_largest(f"{kind} {tail}", what, where, lrs, found, statement))
@@ -57,7 +71,8 @@ def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequen
 
 
 def _why_none(study: Study, leader: Side, lacking: Sequence[Side], lrs: Sequence[float], state: str, phase: str) -> str:
-    """Why there is nothing to compare: no rate, no seed that has it all, or divergences alone, which are results without an α_max."""
+    """Why there is nothing to compare: no rate, no seed that has it all, or divergences alone, which are results
+    without an α_max."""
     names = f"{leader.mechanism} and {listed(side.mechanism for side in lacking)}"
     if not lrs:
         return f"{names} share no learning rate with results of a seed of both"
@@ -66,37 +81,65 @@ def _why_none(study: Study, leader: Side, lacking: Sequence[Side], lrs: Sequence
     there = count[count["series"].isin([leader.series, *(side.series for side in lacking)]) & count["run_lr"].isin(lrs)]
     if (there["outcome"] == DIVERGED).all():
         return f"every run of {names} diverged {rates}, which leaves no α_max to compare"
-    return f"no seed of {names} has results that can be compared at each {rates.removeprefix('at ').replace('the highest', 'of the highest', 1)}"
+    return (
+        f"no seed of {names} has results that can be compared at each "
+        f"{rates.removeprefix('at ').replace('the highest', 'of the highest', 1)}"
+    )
 
 
-def _largest(subject: str, what: str, where: str, lrs: Sequence[float], found: Sequence[Found], statement: str) -> Claim:
-    """Largest of all: where it is larger than each, by that one's own interval (as strict as one test, since all must hold)."""
+def _largest(
+    subject: str, what: str, where: str, lrs: Sequence[float], found: Sequence[Found], statement: str
+) -> Claim:
+    """Largest of all: where it is larger than each, by that one's own interval (as strict as one test, since all must
+    hold)."""
     n = min(each.result.n for _, each in found)
     rates = f"at the highest learning rate{'s' * (len(lrs) > 1)} that all have ({listed(map(lr_text, lrs))})"
     closest, _ = min(found, key=lambda pair: (_effect(pair[1]), pair[1].result.interval[0]))
     numbers = _numbers(found)
-    told = {name: _interval(each) + (f" of {plural(each.result.n, 'seed')}" if each.result.n != n else "") for name, each in found}
-    known: dict[str, Any] = {"statement": statement, "n": n, "effect": numbers, "interval": f"against {closest} {told[closest]}" if n > 1 else ""}
+    told = {
+        name: _interval(each) + (f" of {plural(each.result.n, 'seed')}" if each.result.n != n else "")
+        for name, each in found
+    }
+    known: dict[str, Any] = {
+        "statement": statement,
+        "n": n,
+        "effect": numbers,
+        "interval": f"against {closest} {told[closest]}" if n > 1 else "",
+    }
     said = f"{numbers}{_notes(found)}"
     if n < 2:
-        return Claim(subject, "no claim", f"{too_few(n)} on who has the largest {what} {rates}, {where}, is made; measured: {said}.", **known)
+        return Claim(
+            subject,
+            "no claim",
+            f"{too_few(n)} on who has the largest {what} {rates}, {where}, is made; measured: {said}.",
+            **known,
+        )
     ahead = [name for name, each in found if each.result.direction < 0]
     open_ = [(name, each) for name, each in found if each.result.direction == 0]
     if ahead:
-        text = f"{weight(n)} that {listed(ahead)} {_has(ahead)} a larger {what} than {LEADER} {rates}, {where} ({said}), unlike what the paper claims."
+        text = (
+            f"{weight(n)} that {listed(ahead)} {_has(ahead)} a larger {what} than {LEADER} {rates}, {where} "
+            f"({said}), unlike what the paper claims."
+        )
         return Claim(subject, "contradicted", text, **known)
     if open_:
         names = listed([name for name, _ in open_])
         room = f"against {closest} {told[closest]}"
-        text = f"Whether {LEADER} has the largest {what} {rates}, {where}, cannot be told: not apart from {names} ({said}; {room})."
+        text = (
+            f"Whether {LEADER} has the largest {what} {rates}, {where}, cannot be told: not apart from {names} "
+            f"({said}; {room})."
+        )
         return Claim(subject, "undecided", text + would_tell(_hardest(open_)), **known)
     details = "; ".join(f"against {name} {told[name]}" for name, _ in found)
-    text = f"{weight(n)} that {LEADER} has the largest {what} {rates}, {where} ({said}; {details}), as the paper claims."
+    text = (
+        f"{weight(n)} that {LEADER} has the largest {what} {rates}, {where} ({said}; {details}), as the paper claims."
+    )
     return Claim(subject, "holds", text, **known)
 
 
 def _effect(each: StepShares | Medians) -> float:
-    """By how much the leader lies above: points, or decades; ∞ above one that has no median because all its runs diverged, or a median of 0."""
+    """By how much the leader lies above: points, or decades; ∞ above one that has no median because all its runs
+    diverged, or a median of 0."""
     if isinstance(each, StepShares):
         return each.first - each.second
     first, second = (math.log10(value) if value > 0 else -math.inf for value in (each.first, each.second))
@@ -134,7 +177,12 @@ def _notes(found: Sequence[Found]) -> str:
     how = "counted as 0 %" if isinstance(found[0][1], StepShares) else "ranked below all that was recorded"
     told = [f"{plural(number, 'run')} of {name}" for name, number in diverged.items() if number]
     left_out = sorted({seed for _, each in found for seed in each.left_out})
-    seeds = f"; seed{'s' * (len(left_out) > 1)} {listed(map(str, left_out))} left out, for lack of a result of both at each rate" if left_out else ""
+    seeds = (
+        f"; seed{'s' * (len(left_out) > 1)} {listed(map(str, left_out))} left out, for lack of a result of both at "
+        "each rate"
+        if left_out
+        else ""
+    )
     return (f"; diverged, {how}: {listed(told)}" if told else "") + seeds
 
 
@@ -148,7 +196,8 @@ def suboptimal_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
 
 
 def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
-    """Counted are runs, taken as independent draws; a run that diverged has no terminal α_max and cannot be counted either way."""
+    """Counted are runs, taken as independent draws; a run that diverged has no terminal α_max and cannot be counted
+    either way."""
     subject, how = f"suboptimal runs {state}", STATE_WORDS.get(state, f"in state {state}")
     statement = f"a run of suboptimal loss has a median α_max below its LR (state {state})"
     runs = _runs(study, state, sides)
@@ -159,24 +208,42 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
         f"; {plural(diverged, 'run')} diverged and left none" if diverged else ""
     )
     if bad.empty:
-        text = f"{sentence(how)}, no run of suboptimal loss ({rule}) has a median α_max: whether it lies below the learning rate cannot be judged."
+        text = (
+            f"{sentence(how)}, no run of suboptimal loss ({rule}) has a median α_max: whether it lies below the "
+            "learning rate cannot be judged."
+        )
         return Claim(subject, "not judged", text, statement)
     below, n = int(bad["below"].sum()), len(bad)
     low, high = share_interval(below, n)
     verdict: Verdict = "holds" if low > 0.5 else "contradicted" if high < 0.5 else "undecided"
-    by_mechanism = [f"{side.mechanism} {int(part['below'].sum())} of {len(part)}" for side in sides if len(part := bad[bad["series"] == side.series])]
+    by_mechanism = [
+        f"{side.mechanism} {int(part['below'].sum())} of {len(part)}"
+        for side in sides
+        if len(part := bad[bad["series"] == side.series])
+    ]
     others = f"; of runs within {100 * TOLERANCE:.0f} %: {int(good['below'].sum())} of {len(good)}" if len(good) else ""
     numbers = f"{listed(by_mechanism)}; exact 95 % interval {100 * low:.0f} to {100 * high:.0f} %{others}"
-    count = f"{below} of {plural(n, 'run')} of suboptimal loss ({rule}) {'has' if below == 1 else 'have'} a median α_max below the learning rate"
-    stance = {"holds": "as the paper finds typical", "contradicted": "unlike what the paper finds typical", "undecided": "which leaves open what is typical"}[
-        verdict
-    ]
-    known = {"statement": statement, "n": n, "effect": f"{below} of {n} runs below", "interval": f"{100 * low:.0f} to {100 * high:.0f} %, exact 95 %"}
+    count = (
+        f"{below} of {plural(n, 'run')} of suboptimal loss ({rule}) {'has' if below == 1 else 'have'} a median α_max "
+        "below the learning rate"
+    )
+    stance = {
+        "holds": "as the paper finds typical",
+        "contradicted": "unlike what the paper finds typical",
+        "undecided": "which leaves open what is typical",
+    }[verdict]
+    known = {
+        "statement": statement,
+        "n": n,
+        "effect": f"{below} of {n} runs below",
+        "interval": f"{100 * low:.0f} to {100 * high:.0f} %, exact 95 %",
+    }
     return Claim(subject, verdict, f"{sentence(how)}, {count}, {stance} ({numbers}).", **known)
 
 
 def _runs(study: Study, state: str, sides: Sequence[Side]) -> Frame:
-    """`counted` at terminal checkpoints, with ``suboptimal`` and ``below`` (the median, of 0 too, below the learning rate)."""
+    """`counted` at terminal checkpoints, with ``suboptimal`` and ``below`` (the median, of 0 too, below the learning
+    rate)."""
     count = counted(study, TERMINAL, state).merge(study.runs[["run_id", "val_nll"]], on="run_id")
     count = count[count["series"].isin([side.series for side in sides]) & count["status"].isin((*FINISHED, "diverged"))]
     limits = {side.series: side.found.median.threshold_nll for side in sides if side.found.median is not None}

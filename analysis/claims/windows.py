@@ -48,9 +48,15 @@ def window_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
     """Of every two mechanisms that both learned, and of both NLLs as far as the study has them."""
     claims = []
     for column in (VALIDATION, GENERATIVE) if scored_by_one(study) else (VALIDATION,):
-        found = {name: side.found for name, side in sides.items()} if column == VALIDATION else _generative(study, sides)
+        found = (
+            {name: side.found for name, side in sides.items()} if column == VALIDATION else _generative(study, sides)
+        )
         trained = {name for name, side in sides.items() if side.trained}
-        claims += [_window_claim(study, (subject, wide, narrow), found, column) for subject, wide, narrow in WIDER if {wide, narrow} <= trained]
+        claims += [
+            _window_claim(study, (subject, wide, narrow), found, column)
+            for subject, wide, narrow in WIDER
+            if {wide, narrow} <= trained
+        ]
         claims += [_best_claim(study, sides["mix"], sides["sa"], column)] if {"mix", "sa"} <= trained else []
     return claims
 
@@ -82,15 +88,26 @@ def _window_claim(study: Study, claimed: tuple[str, str, str], found: dict[str, 
     known |= {"interval": interval_text(result.interval, result.n, "decades")}
     subject += "" if column == VALIDATION else " generative"
     if result.n < 2 or first.median is None or second.median is None:
-        return Claim(subject, "no claim", f"{too_few(result.n)} on {wider(wide, narrow)}{WORDS[column]} is made; {numbers}.", **known)
+        return Claim(
+            subject,
+            "no claim",
+            f"{too_few(result.n)} on {wider(wide, narrow)}{WORDS[column]} is made; {numbers}.",
+            **known,
+        )
     if result.n >= 3:
         numbers += f"; 95 % interval of the paired difference {bounds(result.interval)} decades"
     if result.direction == 0:
-        text = f"Whether {wide}'s stable window{WORDS[column]} is wider than {narrow}'s stays undecided: {result.why_undecided} ({numbers})."
+        text = (
+            f"Whether {wide}'s stable window{WORDS[column]} is wider than {narrow}'s stays undecided: "
+            f"{result.why_undecided} ({numbers})."
+        )
         return Claim(subject, "undecided", text + would_tell(result.differences), **known)
-    relation, verdict, stance = ("wider", "holds", "as") if result.direction > 0 else ("narrower", "contradicted", "unlike what")
+    relation, verdict, stance = (
+        ("wider", "holds", "as") if result.direction > 0 else ("narrower", "contradicted", "unlike what")
+    )
     text = (
-        f"{weight(result.n)} that {wide}'s stable window{WORDS[column]} is {relation} than {narrow}'s{within(result)}, {stance} the paper claims ({numbers})."
+        f"{weight(result.n)} that {wide}'s stable window{WORDS[column]} is {relation} than "
+        f"{narrow}'s{within(result)}, {stance} the paper claims ({numbers})."
     )
     return Claim(subject, verdict, text + _open_note(result, (wide, first), (narrow, second)), **known)
 
@@ -104,13 +121,24 @@ def _best_claim(study: Study, mix: Side, sa: Side, column: str) -> Claim:
     if bests is None or bests.result.n < 2:
         n = 0 if bests is None else bests.result.n
         numbers = "" if bests is None else f"; measured: {_best_words(bests)}{_lost(bests)}"
-        return Claim(subject, "no claim", f"{too_few(n)} on whether mix reaches sa's best {KIND[column]} is made{numbers}.", statement, n)
+        return Claim(
+            subject,
+            "no claim",
+            f"{too_few(n)} on whether mix reaches sa's best {KIND[column]} is made{numbers}.",
+            statement,
+            n,
+        )
     low, high = (100 * bound for bound in bests.result.interval)
     limit, n, effect = 100 * MARGIN, bests.result.n, _best_words(bests)
     known = {"statement": statement, "n": n, "effect": effect, "interval": interval_text((low, high), n, "%")}
     numbers = f"medians: {effect}; paired difference {known['interval']}, margin {limit:g} %{_lost(bests)}"
     if low > limit:
-        return Claim(subject, "contradicted", f"{weight(n)} that mix stays behind sa's best {KIND[column]}, unlike what the paper claims ({numbers}).", **known)
+        return Claim(
+            subject,
+            "contradicted",
+            f"{weight(n)} that mix stays behind sa's best {KIND[column]}, unlike what the paper claims ({numbers}).",
+            **known,
+        )
     if high < limit:
         how = (
             "reaches sa's"
@@ -119,25 +147,41 @@ def _best_claim(study: Study, mix: Side, sa: Side, column: str) -> Claim:
             if high > -limit
             else "lies below sa's by more than the margin, so reaches it:"
         )
-        return Claim(subject, "holds", f"{weight(n)} that mix's best {KIND[column]} {how}, as the paper claims ({numbers}).", **known)
-    text = f"Whether mix reaches sa's best {KIND[column]} cannot be told: the paired differences do not lie within the margin as a whole ({numbers})."
+        return Claim(
+            subject,
+            "holds",
+            f"{weight(n)} that mix's best {KIND[column]} {how}, as the paper claims ({numbers}).",
+            **known,
+        )
+    text = (
+        f"Whether mix reaches sa's best {KIND[column]} cannot be told: the paired differences do not lie within the "
+        f"margin as a whole ({numbers})."
+    )
     return Claim(subject, "undecided", text + would_tell([100 * each for each in bests.differences], limit), **known)
 
 
 def _best_words(bests: Bests) -> str:
-    return ", ".join(f"{name} {f'{nll:.3f}' if math.isfinite(nll) else '∞'}" for name, nll in (("mix", bests.first), ("sa", bests.second)))
+    return ", ".join(
+        f"{name} {f'{nll:.3f}' if math.isfinite(nll) else '∞'}"
+        for name, nll in (("mix", bests.first), ("sa", bests.second))
+    )
 
 
 def _lost(bests: Bests) -> str:
     """In how many seeds a series diverged at every rate, its best NLL counting as infinitely bad; "" where in none."""
     told = [
-        f"{name} diverged at every rate in {count} of {plural(bests.result.n, 'seed')}" for name, count in zip(("mix", "sa"), bests.lost, strict=True) if count
+        f"{name} diverged at every rate in {count} of {plural(bests.result.n, 'seed')}"
+        for name, count in zip(("mix", "sa"), bests.lost, strict=True)
+        if count
     ]
     return "".join(f"; {each}" for each in told)
 
 
 def _effect(*named: tuple[str, SeriesWindows]) -> str:
-    return ", ".join(f"{name} {width_text(found.median)}" for name, found in named if found.median is not None) + " decades"
+    return (
+        ", ".join(f"{name} {width_text(found.median)}" for name, found in named if found.median is not None)
+        + " decades"
+    )
 
 
 def _widths(*named: tuple[str, SeriesWindows]) -> str:
@@ -147,7 +191,11 @@ def _widths(*named: tuple[str, SeriesWindows]) -> str:
     for name, found in named:
         widths = found.seed_widths
         spread = f", single seeds {min(widths):.2f}–{max(widths):.2f}" if len(widths) > 1 else ""
-        parts.append(f"{name} no window" if found.median is None else f"{name} {width_text(found.median).replace('≥', 'at least')} decades{spread}")
+        parts.append(
+            f"{name} no window"
+            if found.median is None
+            else f"{name} {width_text(found.median).replace('≥', 'at least')} decades{spread}"
+        )
     return f"measured: {'; '.join(parts)}"
 
 
@@ -156,8 +204,16 @@ def _only_one_diverged(*named: tuple[str, SeriesWindows, Lost]) -> str:
     told, seeds = "", sorted(named[0][1].by_seed.keys() & named[1][1].by_seed.keys())
     for (name, found, lost), (other, others, _) in (named, named[::-1]):
         inside = sum(_breaks_within(found.by_seed[seed], others.by_seed[seed]) for seed in seeds)
-        told += f"; {name} diverged at a rate inside {other}'s window in {inside} of {plural(len(seeds), 'seed')}" if inside else ""
-        told += f"; {name} diverged at every rate in {len(lost)} of {plural(len(seeds), 'seed')}, a window of width 0" if lost else ""
+        told += (
+            f"; {name} diverged at a rate inside {other}'s window in {inside} of {plural(len(seeds), 'seed')}"
+            if inside
+            else ""
+        )
+        told += (
+            f"; {name} diverged at every rate in {len(lost)} of {plural(len(seeds), 'seed')}, a window of width 0"
+            if lost
+            else ""
+        )
     return told
 
 

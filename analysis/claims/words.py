@@ -40,7 +40,8 @@ def interval_text(interval: tuple[float, float], n: int, unit: str, digits: int 
 
 
 def would_tell(differences: Sequence[float], margin: float = math.nan) -> str:
-    """``" At this spread about 7 seeds would tell."``; "" where the differences are not known exactly, or are of fewer than two seeds."""
+    """``" At this spread about 7 seeds would tell."``; "" where the differences are not known exactly, or are of fewer
+    than two seeds."""
     if len(differences) < 2 or not all(math.isfinite(each) for each in differences):
         return ""
     needed = seeds_needed(differences, margin)

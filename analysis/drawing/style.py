@@ -1,4 +1,5 @@
-"""How figures look: one colour and marker per mechanism, the same in every figure and every study; sizes for the width of an A4 column."""
+"""How figures look: one colour and marker per mechanism, the same in every figure and every study; sizes for the width
+of an A4 column."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ class Look:
 
 
 def mechanism_looks(mechanisms: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each mechanism: fixed for sa sc mix sw; for another the slot of its name's checksum, or the next free one."""
+    """Colour and marker of each mechanism: fixed for sa sc mix sw; for another the slot of its name's checksum, or the
+    next free one."""
     looks, taken = {}, set()
     for name in sorted(set(mechanisms), key=paper_rank):
         if name in FIXED:
@@ -82,7 +84,9 @@ def mechanism_looks(mechanisms: Iterable[str]) -> dict[str, tuple[str, str]]:
             continue
         slot = zlib.crc32(name.encode()) % len(OTHERS)
         # With more mechanisms than slots the colours repeat; the legend still names each line.
-        free = [(slot + offset) % len(OTHERS) for offset in range(len(OTHERS)) if (slot + offset) % len(OTHERS) not in taken]
+        free = [
+            (slot + offset) % len(OTHERS) for offset in range(len(OTHERS)) if (slot + offset) % len(OTHERS) not in taken
+        ]
         chosen = free[0] if free else slot
         taken.add(chosen)
         looks[name] = OTHERS[chosen]
@@ -90,7 +94,8 @@ def mechanism_looks(mechanisms: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **options: Any) -> None:
-    """A legend above the panels, at most ``most`` entries in a row and fewer where they are wider than the figure; further rows make it taller."""
+    """A legend above the panels, at most ``most`` entries in a row and fewer where they are wider than the figure;
+    further rows make it taller."""
     for columns in range(min(most, len(handles)), 0, -1):
         legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns, **options)
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width - LEGEND_MARGIN * figure.dpi:
@@ -101,13 +106,16 @@ def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **optio
 
 
 def looks(study: Study) -> dict[str, Look]:
-    """Each series' look: the mechanism's colour and marker, the setting's dashes. Where one mechanism is compared with itself under several settings, as
-    residual schemes are, each setting has a colour and marker of its own."""
+    """Each series' look: the mechanism's colour and marker, the setting's dashes. Where one mechanism is compared with
+    itself under several settings, as residual schemes are, each setting has a colour and marker of its own."""
     by_mechanism = mechanism_looks(study.runs["mechanism"])
     settings = sorted(set(study.runs["setting"]))
     if len(by_mechanism) == 1 < len(settings) and not study.runs["variant"].any():
         palette = [*FIXED.values(), *OTHERS]
-        return {name: Look(*palette[place % len(palette)], DASHES[place % len(DASHES)]) for place, name in enumerate(study.series)}
+        return {
+            name: Look(*palette[place % len(palette)], DASHES[place % len(DASHES)])
+            for place, name in enumerate(study.series)
+        }
     pairs = study.runs[["series", "mechanism", "setting"]].drop_duplicates().itertuples(index=False)
     return {
         pair.series: Look(*by_mechanism[pair.mechanism], DASHES[settings.index(pair.setting) % len(DASHES)])
@@ -121,7 +129,8 @@ def panels_width(columns: int) -> float:
 
 
 def lr_colors(lrs: Iterable[float]) -> dict[float, Any]:
-    """One colour per learning rate along one ordered ramp, dark to bright; its pale end is left out, it vanishes on white."""
+    """One colour per learning rate along one ordered ramp, dark to bright; its pale end is left out, it vanishes on
+    white."""
     ordered = sorted(set(lrs))
     ramp = colormaps["plasma"]
     return {lr: ramp(0.02 + 0.84 * index / max(1, len(ordered) - 1)) for index, lr in enumerate(ordered)}
@@ -144,8 +153,8 @@ def _round_rates(low: float, high: float, most: int) -> list[float]:
 
 
 def lr_axis(ax: Axes, lrs: Iterable[float], most: int = 8) -> None:
-    """A log axis whose ticks are the swept rates themselves (every k-th where they are many, and none on another), or round numbers where they are more
-    than a grid has, as a search's are; with room on both sides."""
+    """A log axis whose ticks are the swept rates themselves (every k-th where they are many, and none on another), or
+    round numbers where they are more than a grid has, as a search's are; with room on both sides."""
     ordered = sorted(set(lrs))
     gap = math.log(ordered[-1] / ordered[0]) / (2 * most) if len(ordered) > most else 0.0
     rounded = _round_rates(ordered[0], ordered[-1], most) if len(ordered) > 2 * most else []

@@ -24,7 +24,10 @@ def source(study: Study) -> str:
     description = str(study.study.get("provenance", {}).get("data_description") or "")
     origin = description.partition(":")[0]  # what was read; counts follow
     named, objective = "; ".join(filter(None, (origin, wording.tokens(study)))), wording.objective(study)
-    return f"Data fingerprint {study.fingerprint}{f' ({named})' if named else ''}.{f' Objective: {objective}.' if objective else ''}"
+    return (
+        "Data fingerprint "
+        f"{study.fingerprint}{f' ({named})' if named else ''}.{f' Objective: {objective}.' if objective else ''}"
+    )
 
 
 def ended_badly(runs: Frame) -> list[str]:
@@ -46,8 +49,14 @@ def guarded_note(study: Study) -> str:
     runs = guarded(study.runs)
     if runs.empty:
         return ""
-    steps, restores = (plural(int(runs[column].sum()), word) for column, word in (("skipped_steps", "skipped step"), ("restores", "restore")))
-    return f" Guarded: {len(runs)} of {plural(len(study.runs), 'run')}, in which guards answered what ends a run as diverged ({steps}, {restores})."
+    steps, restores = (
+        plural(int(runs[column].sum()), word)
+        for column, word in (("skipped_steps", "skipped step"), ("restores", "restore"))
+    )
+    return (
+        f" Guarded: {len(runs)} of {plural(len(study.runs), 'run')}, in which guards answered what ends a run as "
+        f"diverged ({steps}, {restores})."
+    )
 
 
 def width_text(found: Window) -> str:

@@ -1,6 +1,7 @@
 """One table object with two renderings (plain text, typst), and the few typst pieces that the report is made of.
 
-Text never enters typst as markup: every string becomes a typst string literal, in which only the backslash and the quote mean something.
+Text never enters typst as markup: every string becomes a typst string literal, in which only the backslash and the
+quote mean something.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Table:
 
     def __post_init__(self) -> None:
         assert all(len(row) == len(self.header) for row in self.rows), "a row of another length than the header"
-        assert not self.groups or sum(span for _, span in self.groups) == len(self.header), "groups do not cover the columns"
+        assert not self.groups or sum(span for _, span in self.groups) == len(self.header), (
+            "groups do not cover the columns"
+        )
 
     def text(self, details: bool = True, wrap: int = 110) -> str:
         """Aligned plain text; `*` marks what is bold. ``details=False`` leaves the lines below the values out."""
@@ -59,7 +62,8 @@ class Table:
         return "\n".join(line.rstrip() for line in [*lines, *textwrap.wrap(caption, wrap)])
 
     def typst(self) -> str:
-        """A `figure` of kind table with rules above, below and under the header; it may break over pages and repeats its header."""
+        """A `figure` of kind table with rules above, below and under the header; it may break over pages and repeats
+        its header."""
         columns = ", ".join(self.widths) if self.widths else "auto, " * len(self.header)
         aligned = self.align or ("left",) + ("center",) * (len(self.header) - 1)
         head = "".join(f"table.cell(colspan: {span}, align: center, {_label(text)})," for text, span in self.groups)
@@ -69,10 +73,10 @@ class Table:
         # A short table stays on one page, caption and all; a long one may break anywhere.
         breakable = str(len(self.rows) > ROWS_KEPT_TOGETHER).lower()
         return (
-            f"#[#show figure: set block(breakable: {breakable})\n"
-            f"#figure(caption: [#strong[{prose(self.title + '.')}] {prose(self.caption)}], kind: table, table(\n"
-            f"columns: ({columns}), align: ({', '.join(f'{side} + top' for side in aligned)}), stroke: none,\n"
-            f"table.hline(stroke: 0.8pt), table.header({head}), table.hline(stroke: 0.5pt),\n{body}table.hline(stroke: 0.8pt)))]\n"
+            f"#[#show figure: set block(breakable: {breakable})\n#figure(caption: "
+            f"[#strong[{prose(self.title + '.')}] {prose(self.caption)}], kind: table, table(\ncolumns: ({columns}), "
+            f"align: ({', '.join(f'{side} + top' for side in aligned)}), stroke: none,\ntable.hline(stroke: 0.8pt), "
+            f"table.header({head}), table.hline(stroke: 0.5pt),\n{body}table.hline(stroke: 0.8pt)))]\n"
         )
 
 
@@ -95,7 +99,10 @@ def _widened(widths: list[int], groups: tuple[tuple[str, int], ...]) -> list[int
 
 
 def _padded(line, widths: list[int], aligned: tuple[str, ...]) -> str:
-    return "  ".join(text.ljust(width) if side == "left" else text.rjust(width) for text, width, side in zip(line, widths, aligned, strict=True))
+    return "  ".join(
+        text.ljust(width) if side == "left" else text.rjust(width)
+        for text, width, side in zip(line, widths, aligned, strict=True)
+    )
 
 
 def _group_line(groups: tuple[tuple[str, int], ...], widths: list[int]) -> str:
@@ -121,7 +128,9 @@ def _label(text: str) -> str:
 
 def _cell(cell: Cell) -> str:
     text = f"#strong({literal(cell.text)})" if cell.bold else f"#{literal(cell.text)}"
-    return f"[{text}{''.join(f' #linebreak() #detail({literal(line)})' for line in cell.detail.split(chr(10)) if line)}],"
+    return (
+        f"[{text}{''.join(f' #linebreak() #detail({literal(line)})' for line in cell.detail.split(chr(10)) if line)}],"
+    )
 
 
 def literal(text: object) -> str:
@@ -135,11 +144,15 @@ def _breakable(word: str) -> str:
     """Zero-width spaces after every separator of a word that no line could hold."""
     if len(word) <= 48:
         return word
-    return "".join(f"{character}\u200b" if character in "/,._-=&?" or index % 24 == 23 else character for index, character in enumerate(word))
+    return "".join(
+        f"{character}\u200b" if character in "/,._-=&?" or index % 24 == 23 else character
+        for index, character in enumerate(word)
+    )
 
 
 def prose(text: str) -> str:
-    """Plain text as typst content: a string literal, but for the few terms that are set as mathematics, and curly apostrophes."""
+    """Plain text as typst content: a string literal, but for the few terms that are set as mathematics, and curly
+    apostrophes."""
     parts = re.split("|".join(map(re.escape, TERMS)), text.replace("'", "’"))
     terms = re.findall("|".join(map(re.escape, TERMS)), text)
     return "".join(f"#{literal(part)}{TERMS.get(term, '')}" for part, term in zip(parts, [*terms, ""], strict=True))
@@ -161,7 +174,9 @@ def picture(path: Path, caption: str) -> str:
 def boxed(paragraphs: Sequence[str]) -> str:
     """Paragraphs on a tinted ground: what a hurried reader should read."""
     return (
-        '#block(width: 100%, fill: rgb("#f3f5f7"), inset: 8pt, radius: 2pt)[#set text(size: 9.4pt)\n' + "\n\n".join(prose(text) for text in paragraphs) + "]\n"
+        '#block(width: 100%, fill: rgb("#f3f5f7"), inset: 8pt, radius: 2pt)[#set text(size: 9.4pt)\n'
+        + "\n\n".join(prose(text) for text in paragraphs)
+        + "]\n"
     )
 
 
@@ -194,11 +209,13 @@ PREAMBLE = """
 
 
 def parts(titled: Sequence[tuple[str, str, str]]) -> str:
-    """Bodies one after another, each on a page of its own under its title and subtitle, after a list of what they hold."""
+    """Bodies one after another, each on a page of its own under its title and subtitle, after a list of what they
+    hold."""
     head = "#outline(title: none, depth: 1)\n"
     return head + "".join(
-        f"#pagebreak()\n#heading(level: 1, text(size: 16pt, {literal(title)}))\n#text(size: 10pt, fill: muted, {literal(subtitle)})\n\n"
-        f"#[#set heading(offset: 1)\n#show heading.where(level: 2): set text(size: 12.5pt)\n{body}]\n"
+        f"#pagebreak()\n#heading(level: 1, text(size: 16pt, {literal(title)}))\n#text(size: 10pt, fill: muted, "
+        f"{literal(subtitle)})\n\n#[#set heading(offset: 1)\n#show heading.where(level: 2): set text(size: "
+        f"12.5pt)\n{body}]\n"
         for title, subtitle, body in titled
     )
 

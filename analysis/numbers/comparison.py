@@ -1,7 +1,8 @@
-"""Paired comparisons over seeds, of quantities known exactly or only by bounds. Numbers only; `claims` makes the sentences.
+"""Paired comparisons over seeds, of quantities known exactly or only by bounds. Numbers only; `claims` makes the
+sentences.
 
-"Wider" compares the one window's lower with the other's upper bound. Where open ends leave that undecided, the parts within the swept
-range are compared, if both were swept over the same one, and the result says so.
+"Wider" compares the one window's lower with the other's upper bound. Where open ends leave that undecided, the parts
+within the swept range are compared, if both were swept over the same one, and the result says so.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ EVERYTHING = (-math.inf, math.inf)
 
 @dataclass(frozen=True)
 class Comparison:
-    """Which of two is greater (+1 the first, -1 the second, 0 undecided), on how many paired seeds, over which scope, and the interval.
+    """Which of two is greater (+1 the first, -1 the second, 0 undecided), on how many paired seeds, over which scope,
+    and the interval.
 
     ``differences``: by seed, where every one is known exactly; () where only bounds are."""
 
@@ -36,11 +38,14 @@ class Comparison:
     differences: tuple[float, ...] = ()
 
 
-def decide(lows: list[float], highs: list[float], tie: float = 0.0, limit: float = math.inf) -> tuple[int, tuple[float, float]]:
+def decide(
+    lows: list[float], highs: list[float], tie: float = 0.0, limit: float = math.inf
+) -> tuple[int, tuple[float, float]]:
     """Sign of a paired difference known by a lower and an upper bound per seed: (direction, interval).
 
-    Fewer than three seeds: all must agree, the interval is their range. Three or more: the Student-t 95 % interval of the mean lower (upper)
-    bound must exclude 0. ``limit``: no difference can be larger than this; the interval is cut there, which takes nothing from its coverage.
+    Fewer than three seeds: all must agree, the interval is their range. Three or more: the Student-t 95 % interval of
+    the mean lower (upper) bound must exclude 0. ``limit``: no difference can be larger than this; the interval is cut
+    there, which takes nothing from its coverage.
     """
     if not lows:
         return 0, EVERYTHING
@@ -54,12 +59,17 @@ Lost = Mapping[int, tuple[float, float]]  # seeds that diverged at every rate, a
 def diverged_everywhere(study: Study, series: str, column: str = VALIDATION) -> Lost:
     """The seeds of a series all of whose runs diverged, none missing, with the range of their learning rates."""
     table = outcomes(study, series, column)
-    return {int(seed): (float(table.index[0]), float(table.index[-1])) for seed in table.columns if np.isposinf(table[seed]).all()}
+    return {
+        int(seed): (float(table.index[0]), float(table.index[-1]))
+        for seed in table.columns
+        if np.isposinf(table[seed]).all()
+    }
 
 
 @dataclass(frozen=True)
 class _Width:
-    """What is known of one seed's width. ``is_below_most``: it is less than ``most``, an edge lying below (above) a rate at which a run diverged."""
+    """What is known of one seed's width. ``is_below_most``: it is less than ``most``, an edge lying below (above) a
+    rate at which a run diverged."""
 
     least: float
     most: float
@@ -70,21 +80,31 @@ class _Width:
 
     @staticmethod
     def of(found: SeriesWindows, seed: int, lost: Lost) -> _Width | None:
-        """0 where all of the seed's runs diverged: no learning rate is stable; None where it is not known, for runs are missing."""
+        """0 where all of the seed's runs diverged: no learning rate is stable; None where it is not known, for runs are
+        missing."""
         if seed in lost:
             return _Width(0.0, 0.0, 0.0, lost[seed])
         one = found.by_seed[seed]
         if one is None:
             return None
-        return _Width(one.width, one.width_max, one.width_max_in_grid, one.grid, "diverged" in (one.low.kind, one.high.kind), one.fills_grid)
+        return _Width(
+            one.width,
+            one.width_max,
+            one.width_max_in_grid,
+            one.grid,
+            "diverged" in (one.low.kind, one.high.kind),
+            one.fills_grid,
+        )
 
 
 def compare_windows(first: SeriesWindows, second: SeriesWindows, lost: tuple[Lost, Lost] = ({}, {})) -> Comparison:
-    """Whether the first's windows are wider, seed by seed. ``lost``: of each, the seeds that `diverged_everywhere`: their width is 0.
+    """Whether the first's windows are wider, seed by seed. ``lost``: of each, the seeds that `diverged_everywhere`:
+    their width is 0.
 
-    An edge next to a divergence lies strictly below the rate that diverged. So where the first is at least as wide as the second could be if that rate
-    belonged to it, in every one of two seeds or more, the first is wider in each: that decides by the sign, whatever the bounds' spread. An interval
-    of parts within the swept range, or of windows that all end in it, is cut at the width of that range, which no difference can pass.
+    An edge next to a divergence lies strictly below the rate that diverged. So where the first is at least as wide as
+    the second could be if that rate belonged to it, in every one of two seeds or more, the first is wider in each: that
+    decides by the sign, whatever the bounds' spread. An interval of parts within the swept range, or of windows that
+    all end in it, is cut at the width of that range, which no difference can pass.
     """
     seeds = sorted(first.by_seed.keys() & second.by_seed.keys())
     pairs = [(_Width.of(first, seed, lost[0]), _Width.of(second, seed, lost[1])) for seed in seeds]
@@ -93,21 +113,44 @@ def compare_windows(first: SeriesWindows, second: SeriesWindows, lost: tuple[Los
         return Comparison(0, len(pairs), why_undecided="in one seed or more a mechanism has no finished run")
     swept = max(math.log10(each.grid[1] / each.grid[0]) for pair in known for each in pair)
     closed = all(math.isfinite(each.most) for pair in known for each in pair)
-    whole, interval = _decide([(a.least, a.most, b.least, b.most) for a, b in known], known, swept if closed else math.inf)
+    whole, interval = _decide(
+        [(a.least, a.most, b.least, b.most) for a, b in known], known, swept if closed else math.inf
+    )
     if whole:
         return Comparison(whole, len(pairs), "whole", interval)
     if any(a.grid != b.grid for a, b in known):
-        return Comparison(0, len(pairs), "none", interval, "the two were swept over different ranges and a window is open or next to a divergence")
+        return Comparison(
+            0,
+            len(pairs),
+            "none",
+            interval,
+            "the two were swept over different ranges and a window is open or next to a divergence",
+        )
     part, interval = _decide([(a.least, a.most_in_grid, b.least, b.most_in_grid) for a, b in known], known, swept)
     if part:
         return Comparison(part, len(pairs), "range", interval)
     if all(a.fills_grid and b.fills_grid for a, b in known):
-        return Comparison(0, len(pairs), "none", interval, "both windows fill the whole sweep, a wider range of learning rates would tell")
+        return Comparison(
+            0,
+            len(pairs),
+            "none",
+            interval,
+            "both windows fill the whole sweep, a wider range of learning rates would tell",
+        )
     exact = all(math.isclose(each.least, each.most) for pair in known for each in pair)
-    return Comparison(0, len(pairs), "none", interval, _undecided(len(pairs)), tuple(a.least - b.least for a, b in known) if exact else ())
+    return Comparison(
+        0,
+        len(pairs),
+        "none",
+        interval,
+        _undecided(len(pairs)),
+        tuple(a.least - b.least for a, b in known) if exact else (),
+    )
 
 
-def _decide(bounds: list[tuple[float, float, float, float]], known: list[tuple[_Width, _Width]], limit: float) -> tuple[int, tuple[float, float]]:
+def _decide(
+    bounds: list[tuple[float, float, float, float]], known: list[tuple[_Width, _Width]], limit: float
+) -> tuple[int, tuple[float, float]]:
     """As `decide`, of the bounds (least, most) of both widths, and by the sign where every seed's bound is strict."""
     lows, highs = [least - most for least, _, _, most in bounds], [most - least for _, most, least, _ in bounds]
     direction, interval = decide(lows, highs, TIE_DECADES, limit)
@@ -127,9 +170,10 @@ def _undecided(n: int) -> str:
 
 @dataclass(frozen=True)
 class Bests:
-    """The best NLL of two series: medians over seeds, each seed's over the rates at which it has both; ``differences``: first − second by seed, as a share
-    of the second (±∞ where one of the two diverged at every rate, so that its best is infinitely bad); ``result``: of these; ``lost``: in how many seeds
-    the first, and the second, diverged at every rate."""
+    """The best NLL of two series: medians over seeds, each seed's over the rates at which it has both; ``differences``:
+    first − second by seed, as a share of the second (±∞ where one of the two diverged at every rate, so that its best
+    is infinitely bad); ``result``: of these; ``lost``: in how many seeds the first, and the second, diverged at every
+    rate."""
 
     first: float
     second: float
@@ -141,24 +185,37 @@ class Bests:
 def compare_bests(study: Study, first: str, second: str, column: str = VALIDATION) -> Bests | None:
     """The best NLL of two series seed by seed; None where no seed makes a pair (`_bests_of_seed`)."""
     tables = [outcomes(study, name, column) for name in (first, second)]
-    lrs, seeds = (sorted(set(getattr(tables[0], axis)) & set(getattr(tables[1], axis))) for axis in ("index", "columns"))
-    pairs = [pair for seed in seeds if (pair := _bests_of_seed(*(table.loc[lrs, seed] for table in tables))) is not None]
+    lrs, seeds = (
+        sorted(set(getattr(tables[0], axis)) & set(getattr(tables[1], axis))) for axis in ("index", "columns")
+    )
+    pairs = [
+        pair for seed in seeds if (pair := _bests_of_seed(*(table.loc[lrs, seed] for table in tables))) is not None
+    ]
     if not pairs:
         return None
     differences = [math.inf if math.isinf(a) else -math.inf if math.isinf(b) else (a - b) / abs(b) for a, b in pairs]
     direction, interval = decide(differences, differences)
     medians = np.median(pairs, axis=0)
     lost = (sum(math.isinf(a) for a, _ in pairs), sum(math.isinf(b) for _, b in pairs))
-    return Bests(float(medians[0]), float(medians[1]), Comparison(direction, len(pairs), "whole", interval), tuple(differences), lost)
+    return Bests(
+        float(medians[0]),
+        float(medians[1]),
+        Comparison(direction, len(pairs), "whole", interval),
+        tuple(differences),
+        lost,
+    )
 
 
 def _bests_of_seed(first: Column, second: Column) -> tuple[float, float] | None:
-    """The lower NLL of each over the rates at which both have a result, ∞ of a series that diverged at all of its rates.
+    """The lower NLL of each over the rates at which both have a result, ∞ of a series that diverged at all of its
+    rates.
 
-    None where this is no pair: both diverged everywhere, or one has nothing finite at the rates they share while runs of it that are missing, or at other
-    rates, may have it.
+    None where this is no pair: both diverged everywhere, or one has nothing finite at the rates they share while runs
+    of it that are missing, or at other rates, may have it.
     """
     both = first.notna() & second.notna()
     bests = (float(first[both].min()), float(second[both].min())) if both.any() else (math.inf, math.inf)
-    known = [math.isfinite(best) or bool(np.isposinf(each).all()) for best, each in zip(bests, (first, second), strict=True)]
+    known = [
+        math.isfinite(best) or bool(np.isposinf(each).all()) for best, each in zip(bests, (first, second), strict=True)
+    ]
     return bests if all(known) and any(map(math.isfinite, bests)) else None

@@ -1,12 +1,13 @@
 """What a mechanism learned beyond token frequencies, and whether that is enough to speak about it.
 
-Data differ in what there is to learn: a byte of English holds 3.2 nats under its frequencies and a small model soon spares 1 of them; a nucleotide holds
-1.386, and good models spare 0.03 to 0.16. A margin in nats fits one of the two. So a mechanism counts as trained where its gain, the nats by which its
-best NLL lies below the token-frequency NLL, is
+Data differ in what there is to learn: a byte of English holds 3.2 nats under its frequencies and a small model soon
+spares 1 of them; a nucleotide holds 1.386, and good models spare 0.03 to 0.16. A margin in nats fits one of the two. So
+a mechanism counts as trained where its gain, the nats by which its best NLL lies below the token-frequency NLL, is
 
 - certain: the seeds' interval at its best learning rate lies below the token-frequency NLL;
 - at least 1 % of the token-frequency NLL: less is no model of anything, however certain;
-- at least a quarter of the largest gain of its setting: a mechanism that stayed behind where others learned from the same data in the same steps.
+- at least a quarter of the largest gain of its setting: a mechanism that stayed behind where others learned from the
+  same data in the same steps.
 
 A gain below 5 % of the token-frequency NLL is said to be little, whatever is claimed besides.
 """
@@ -28,7 +29,8 @@ LITTLE_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Learned:
-    """Of one series, in nats: its best NLL (median over seeds; ∞: none), the token-frequency NLL, and the worst that its seeds' interval leaves possible."""
+    """Of one series, in nats: its best NLL (median over seeds; ∞: none), the token-frequency NLL, and the worst that
+    its seeds' interval leaves possible."""
 
     best_nll: float
     unigram_nll: float
@@ -39,7 +41,9 @@ class Learned:
         unigram = float(study.of(found.series)["unigram_nll"].median())
         if found.median is None:
             return Learned(math.inf, unigram, math.inf)
-        return Learned(found.median.best_nll, unigram, Spread.of(outcomes(study, found.series).loc[found.median.best_lr]).high)
+        return Learned(
+            found.median.best_nll, unigram, Spread.of(outcomes(study, found.series).loc[found.median.best_lr]).high
+        )
 
     @property
     def gain(self) -> float:
@@ -63,16 +67,27 @@ class Learned:
         if not self.gain > 0:
             return f"is untrained: {self._place()}"
         if not self.worst_nll < self.unigram_nll:
-            return f"is untrained: {self._place()}, and its seeds do not rule out that this is chance (NLLs up to {self.worst_nll:.3f})"
+            return (
+                f"is untrained: {self._place()}, and its seeds do not rule out that this is chance (NLLs up to "
+                f"{self.worst_nll:.3f})"
+            )
         if self.share < LEAST_SHARE:
-            return f"is untrained: {self._place()}, where at least {LEAST_SHARE * self.unigram_nll:.3f} below is asked for (1 %)"
+            return (
+                f"is untrained: {self._place()}, where at least {LEAST_SHARE * self.unigram_nll:.3f} below is asked "
+                "for (1 %)"
+            )
         if self.gain < SHARE_OF_MOST * most:
-            return f"is untrained: {self._place()}, less than a quarter of the {most:.3f} that another mechanism learned"
+            return (
+                f"is untrained: {self._place()}, less than a quarter of the {most:.3f} that another mechanism learned"
+            )
         return ""
 
     def _place(self) -> str:
         where = f"{self.gain:.3f} nats below" if self.gain >= 0 else f"{-self.gain:.3f} nats above"
-        return f"its best validation NLL, {self.best_nll:.3f}, lies {where} the token-frequency NLL of {self.unigram_nll:.3f}"
+        return (
+            f"its best validation NLL, {self.best_nll:.3f}, lies {where} the token-frequency NLL of "
+            f"{self.unigram_nll:.3f}"
+        )
 
 
 def most_learned(all_of_setting: list[Learned]) -> float:
@@ -86,4 +101,7 @@ def little(named: dict[str, Learned]) -> str:
     if not found:
         return ""
     gains = listed(f"{name} {each.gain:.3f} nats ({100 * each.share:.1f} %)" for name, each in found.items())
-    return f"Little was learned beyond token frequencies: {gains} below the token-frequency NLL. What is said of windows is said of models at that stage."
+    return (
+        f"Little was learned beyond token frequencies: {gains} below the token-frequency NLL. What is said of "
+        "windows is said of models at that stage."
+    )

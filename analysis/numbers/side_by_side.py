@@ -14,8 +14,9 @@ FEWEST_TURNS = 6  # of fewer no 95 % interval of a median can be had
 
 @dataclass(frozen=True)
 class Ratio:
-    """Throughput of one series over another's in turns taken side by side: the median, and its 95 % interval without any distribution assumed (order
-    statistics, by the binomial law of how many turns lie below the median); (0, ∞) of fewer than six turns."""
+    """Throughput of one series over another's in turns taken side by side: the median, and its 95 % interval without
+    any distribution assumed (order statistics, by the binomial law of how many turns lie below the median); (0, ∞) of
+    fewer than six turns."""
 
     median: float
     low: float
@@ -36,8 +37,8 @@ def ratio(study: Study, series: str, plain: str) -> Ratio | None:
 
 
 def _place(num: int) -> int | None:
-    """The largest k with P(fewer than k + 1 of ``num`` fair coins) ≤ 0.025: between the k-th and the (n − 1 − k)-th of the sorted values, counted from 0,
-    the median lies with at least 95 %."""
+    """The largest k with P(fewer than k + 1 of ``num`` fair coins) ≤ 0.025: between the k-th and the (n − 1 − k)-th of
+    the sorted values, counted from 0, the median lies with at least 95 %."""
     below, place = 0.0, None
     for k in range(num // 2):
         below += math.comb(num, k) / 2**num

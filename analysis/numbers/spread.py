@@ -14,13 +14,18 @@ Scale = Literal["real", "positive", "share", "extreme"]
 REAL: Scale = "real"  # differences and slopes, of either sign; nats, which are added and lie far from 0
 POSITIVE: Scale = "positive"  # norms, ratios, rates: above 0, multiplied
 SHARE: Scale = "share"  # between 0 and 1
-EXTREME: Scale = "extreme"  # the largest or worst of a run: its mean over seeds describes nothing, its smallest and largest value do
+# the largest or worst of a run: its mean over seeds describes nothing, its smallest and largest value do
+EXTREME: Scale = "extreme"
 
 INTERVAL_RULE = "Second line: min–max over the seeds (n = 2) or Student-t 95 % interval of the mean (n ≥ 3)"
 INTERVAL_RULES: dict[Scale, str] = {
     REAL: INTERVAL_RULE,
-    POSITIVE: "Second line: min–max over the seeds (n = 2, or a value of 0) or 95 % interval of the geometric mean (n ≥ 3), by Student's t on logarithms",
-    SHARE: "Second line: min–max over the seeds (n = 2, or a share of 0 or 1) or 95 % interval (n ≥ 3) by Student's t on the log-odds",
+    POSITIVE: (
+        "Second line: min–max over the seeds (n = 2, or a value of 0) or 95 % interval of the geometric mean (n ≥ "
+        "3), by Student's t on logarithms"
+    ),
+    SHARE: "Second line: min–max over the seeds (n = 2, or a share of 0 or 1) or 95 % interval (n ≥ 3) by Student's t "
+    "on the log-odds",
     EXTREME: "Second line: smallest and largest over the seeds",
 }
 
@@ -40,16 +45,21 @@ def mean_interval(values: Iterable[float]) -> tuple[float, float]:
 
 
 def interval(values: Iterable[float], scale: Scale = REAL) -> tuple[float, float]:
-    """The ends are those of a 95 % interval over three values or more that cannot leave the quantity's own range; over fewer, the smallest and largest.
+    """The ends are those of a 95 % interval over three values or more that cannot leave the quantity's own range; over
+    fewer, the smallest and largest.
 
-    ``scale``: "real" takes Student's t on the values (an interval of the mean), "positive" on their logarithms (of the geometric mean), "share" on the
-    log-odds (Student's interval on a transformed scale, back-transformed: Bland and Altman 1996, BMJ 312:1079; Brown, Cai and DasGupta 2001 for shares).
-    A Student interval of three heavy-tailed positive values easily passes 0, where none of them can lie. Where a value stands at the scale's end (a norm
-    of 0, a share of 0 or 1; beyond it by rounding, as an eigenvalue of 0 does) it has no finite transform, and "extreme", the largest of many tokens, has
-    no mean worth estimating from a few seeds: for both it is the smallest and largest.
+    ``scale``: "real" takes Student's t on the values (an interval of the mean), "positive" on their logarithms (of the
+      geometric mean), "share" on the log-odds (Student's interval on a transformed scale, back-transformed: Bland and
+      Altman 1996, BMJ 312:1079; Brown, Cai and DasGupta 2001 for shares). A Student interval of three heavy-tailed
+      positive values easily passes 0, where none of them can lie. Where a value stands at the scale's end (a norm of 0,
+      a share of 0 or 1; beyond it by rounding, as an eigenvalue of 0 does) it has no finite transform, and "extreme",
+      the largest of many tokens, has no mean worth estimating from a few seeds: for both it is the smallest and
+      largest.
     """
     array = np.asarray(list(values), dtype=float)
-    lower, upper = {REAL: (-math.inf, math.inf), SHARE: (0.0, 1.0)}.get(scale, (0.0 if scale == POSITIVE else -math.inf, math.inf))
+    lower, upper = {REAL: (-math.inf, math.inf), SHARE: (0.0, 1.0)}.get(
+        scale, (0.0 if scale == POSITIVE else -math.inf, math.inf)
+    )
     if not len(array):
         return (-math.inf, math.inf)
     if len(array) < 3 or scale == EXTREME or (scale != REAL and not (lower < array.min() and array.max() < upper)):
@@ -65,7 +75,8 @@ def interval(values: Iterable[float], scale: Scale = REAL) -> tuple[float, float
 
 @dataclass(frozen=True)
 class Spread:
-    """A median with its n and an interval: min–max for two values, for three or more a 95 % one on the quantity's `Scale` (see `interval`), none for one."""
+    """A median with its n and an interval: min–max for two values, for three or more a 95 % one on the quantity's
+    `Scale` (see `interval`), none for one."""
 
     median: float
     low: float
@@ -89,8 +100,9 @@ MOST_SEEDS = 100
 
 
 def seeds_needed(differences: Sequence[float], margin: float = math.nan) -> int | None:
-    """The smallest number of seeds whose Student-t 95 % interval, at the observed mean and spread of paired differences, excludes 0 or, with a ``margin``,
-    lies below it. None: more than `MOST_SEEDS`, or no number would do. Fewer than two differences have no spread: None."""
+    """The smallest number of seeds whose Student-t 95 % interval, at the observed mean and spread of paired
+    differences, excludes 0 or, with a ``margin``, lies below it. None: more than `MOST_SEEDS`, or no number would do.
+    Fewer than two differences have no spread: None."""
     values = np.asarray(differences, dtype=float)
     if len(values) < 2 or not np.isfinite(values).all():
         return None
@@ -100,7 +112,8 @@ def seeds_needed(differences: Sequence[float], margin: float = math.nan) -> int 
 
 
 def share_interval(hits: int, number: int) -> tuple[float, float]:
-    """The exact (Clopper–Pearson) 95 % interval of a share of which ``hits`` of ``number`` independent draws were seen, by bisection of binomial tails."""
+    """The exact (Clopper–Pearson) 95 % interval of a share of which ``hits`` of ``number`` independent draws were seen,
+    by bisection of binomial tails."""
     assert 0 <= hits <= number and number > 0
 
     def at_least(share: float) -> float:  # P(X ≥ hits), rising in the share

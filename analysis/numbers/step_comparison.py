@@ -1,4 +1,5 @@
-"""Paired comparisons of what was recorded at checkpoints, diverged runs counted (`step_shares`): % stable steps and median α_max. Numbers only."""
+"""Paired comparisons of what was recorded at checkpoints, diverged runs counted (`step_shares`): % stable steps and
+median α_max. Numbers only."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ HIGHEST_LRS = 2
 
 @dataclass(frozen=True)
 class StepShares:
-    """% stable of two series at the highest LRs that both have results at: means over seeds. ``left_out``: seeds that lack one of the runs; ``diverged``:
-    how many of the first's and of the second's runs there diverged. ``differences``: by seed, in points."""
+    """% stable of two series at the highest LRs that both have results at: means over seeds. ``left_out``: seeds that
+    lack one of the runs; ``diverged``: how many of the first's and of the second's runs there diverged.
+    ``differences``: by seed, in points."""
 
     lrs: tuple[float, ...]
     first: float
@@ -31,8 +33,9 @@ class StepShares:
 
 @dataclass(frozen=True)
 class Medians:
-    """Median α_max of two series at the same LRs: of the finite medians of the runs measured there (NaN where none is); ``result``: of log10 of their
-    ratio, by bounds, and ``differences`` the same by seed (NaN where only a bound is known). ``left_out`` and ``diverged``: as in `StepShares`."""
+    """Median α_max of two series at the same LRs: of the finite medians of the runs measured there (NaN where none is);
+    ``result``: of log10 of their ratio, by bounds, and ``differences`` the same by seed (NaN where only a bound is
+    known). ``left_out`` and ``diverged``: as in `StepShares`."""
 
     first: float
     second: float
@@ -50,8 +53,11 @@ def highest_lrs(study: Study, names: Sequence[str], state: str, phase: str = TER
     return tuple(sorted(series.index[(series == len(set(names))).any(axis=1)])[-HIGHEST_LRS:])
 
 
-def compare_stable_steps(study: Study, first: str, second: str, state: str, phase: str = TERMINAL, lrs: Sequence[float] = ()) -> StepShares | None:
-    """% stable of two series at ``lrs``, by default the `highest_lrs` of both; None where no seed has results of both at each of them.
+def compare_stable_steps(
+    study: Study, first: str, second: str, state: str, phase: str = TERMINAL, lrs: Sequence[float] = ()
+) -> StepShares | None:
+    """% stable of two series at ``lrs``, by default the `highest_lrs` of both; None where no seed has results of both
+    at each of them.
 
     Seed by seed both are taken at the same LRs: a seed that lacks one of the runs is left out.
     """
@@ -89,12 +95,16 @@ def _num_diverged(parts: Sequence[Frame], seeds: Collection[int]) -> tuple[int, 
     return first, second
 
 
-def compare_medians(study: Study, first: str, second: str, state: str, phase: str = TERMINAL, lrs: Sequence[float] = ()) -> Medians | None:
-    """log10 of the ratio of two series' median α_max, seed by seed at the same LRs (mean over these); None as in `compare_stable_steps`.
+def compare_medians(
+    study: Study, first: str, second: str, state: str, phase: str = TERMINAL, lrs: Sequence[float] = ()
+) -> Medians | None:
+    """log10 of the ratio of two series' median α_max, seed by seed at the same LRs (mean over these); None as in
+    `compare_stable_steps`.
 
-    A run that diverged has no α_max. For the comparison alone it is taken to lie below every median that was recorded at this phase and below the rate at
-    which it diverged: a rank, as its dash has in the paper's tables, and no value. A median of 0 lies below every positive one, too. Where neither run of
-    a seed and LR was measured that LR says nothing of the seed.
+    A run that diverged has no α_max. For the comparison alone it is taken to lie below every median that was recorded
+    at this phase and below the rate at which it diverged: a rank, as its dash has in the paper's tables, and no value.
+    A median of 0 lies below every positive one, too. Where neither run of a seed and LR was measured that LR says
+    nothing of the seed.
     """
     count = counted(study, phase, state)
     lrs = tuple(lrs) or highest_lrs(study, (first, second), state, phase)

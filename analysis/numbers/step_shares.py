@@ -1,10 +1,12 @@
-"""What every run counts with in an α_max table, figure or claim: its recorded steps, how many of them are stable, and its median α_max.
+"""What every run counts with in an α_max table, figure or claim: its recorded steps, how many of them are stable, and
+its median α_max.
 
-A run that diverged left no terminal checkpoint to measure. It counts all the same: as 0 % stable over the steps that it would have recorded, or the
-mechanisms that diverge most would look the most stable, only their survivors being left to be counted. At the earliest checkpoint a run counts with
-what was measured there, whatever became of it later; one that diverged before its first checkpoint counts as 0 % there, too. No α_max is made up for
-either: medians are over what was recorded. Runs that crashed, wait or were never measured are no results: they are counted nowhere, and said. Neither is a
-step that has no α_max, because the optimizer did not move there: it is left out of the recorded steps, and said.
+A run that diverged left no terminal checkpoint to measure. It counts all the same: as 0 % stable over the steps that it
+would have recorded, or the mechanisms that diverge most would look the most stable, only their survivors being left to
+be counted. At the earliest checkpoint a run counts with what was measured there, whatever became of it later; one that
+diverged before its first checkpoint counts as 0 % there, too. No α_max is made up for either: medians are over what was
+recorded. Runs that crashed, wait or were never measured are no results: they are counted nowhere, and said. Neither is
+a step that has no α_max, because the optimizer did not move there: it is left out of the recorded steps, and said.
 """
 
 from __future__ import annotations
@@ -24,13 +26,18 @@ MEASURED, DIVERGED, MISSING = "measured", "diverged", "not measured"  # beside N
 COUNTED = (MEASURED, DIVERGED)  # the outcomes that shares are made of
 PHASES = {TERMINAL: "terminal checkpoint", EARLIEST: "earliest checkpoint", LAST: "last checkpoint before the end"}
 RULE = {
-    TERMINAL: "A run that diverged has no terminal checkpoint and counts as 0 % over the {steps} that it would have recorded; no α_max is made up for it",
-    EARLIEST: "A run counts with what was measured at its earliest checkpoint, whatever became of it; one that diverged before it counts as 0 % over {steps}",
+    TERMINAL: "A run that diverged has no terminal checkpoint and counts as 0 % over the {steps} that it would have "
+    "recorded; no α_max is made up for it",
+    EARLIEST: (
+        "A run counts with what was measured at its earliest checkpoint, whatever became of it; one that diverged "
+        "before it counts as 0 % over {steps}"
+    ),
 }
 
 
 def stable_steps(rows: Frame) -> Column:
-    """Which recorded steps have α_max above the LR in force: ∞ does, 0 and NaN (a step lost to a non-finite loss) do not."""
+    """Which recorded steps have α_max above the LR in force: ∞ does, 0 and NaN (a step lost to a non-finite loss) do
+    not."""
     return rows["alpha_max"] > rows["lr"].fillna(rows["run_lr"])
 
 
@@ -41,16 +48,19 @@ def finite_median(values: Column) -> float:
 
 
 def recorded(study: Study, phase: str, state: str | None = None) -> Frame:
-    """The steps recorded at a phase's checkpoints, with their runs' columns; of one optimizer state where ``state`` names it.
+    """The steps recorded at a phase's checkpoints, with their runs' columns; of one optimizer state where ``state``
+    names it.
 
-    No row of a run that diverged is a terminal one, whatever it says, and no step that has no α_max by definition is among them.
+    No row of a run that diverged is a terminal one, whatever it says, and no step that has no α_max by definition is
+    among them.
     """
     rows = _steps_of(study, phase, state)
     return rows[rows["method"] != NOT_DEFINED]
 
 
 def undefined_steps(study: Study, phase: str, state: str) -> Frame:
-    """The steps at a phase's checkpoints that have no α_max because the optimizer's step there is zero, with their runs' columns."""
+    """The steps at a phase's checkpoints that have no α_max because the optimizer's step there is zero, with their
+    runs' columns."""
     rows = _steps_of(study, phase, state)
     return rows[rows["method"] == NOT_DEFINED]
 
@@ -66,8 +76,8 @@ def _diverged(study: Study) -> set[str]:
 
 
 def phases_and_states(study: Study) -> list[tuple[str, str]]:
-    """What was measured: terminal before earliest and last, paper before checkpoint. Where runs diverged and the terminal checkpoints were asked for,
-    they are among it even if no run has one."""
+    """What was measured: terminal before earliest and last, paper before checkpoint. Where runs diverged and the
+    terminal checkpoints were asked for, they are among it even if no run has one."""
     pairs = set(study.curvature[["phase", "state"]].itertuples(index=False, name=None))
     if _diverged(study):
         pairs |= {(TERMINAL, state) for phase, state in pairs if phase == LAST} | _asked(study)
@@ -93,10 +103,11 @@ def _asked(study: Study) -> set[tuple[str, str]]:
 def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Column] = stable_steps) -> Frame:
     """A row a run: ``run_id series mechanism setting seed run_lr outcome steps hits median``.
 
-    ``outcome``: measured, diverged, not defined (the run's optimizer has no such state, whatever became of the run, or no step has an α_max), or not
-    measured (no result); of the last two ``steps`` is 0. ``steps``: recorded, or that a diverged run would have recorded; ``hits``: those of them that
-    ``which`` picks, by default the stable ones; ``median``: of the run's finite α_max, NaN where there is none. Of phases other than terminal and earliest
-    only the runs that were measured.
+    ``outcome``: measured, diverged, not defined (the run's optimizer has no such state, whatever became of the run, or
+      no step has an α_max), or not measured (no result); of the last two ``steps`` is 0. ``steps``: recorded, or that a
+      diverged run would have recorded; ``hits``: those of them that ``which`` picks, by default the stable ones;
+      ``median``: of the run's finite α_max, NaN where there is none. Of phases other than terminal and earliest only
+      the runs that were measured.
     """
     rows = recorded(study, phase, state)
     columns = ["run_id", "series", "mechanism", "setting", "seed", "lr", "status", "optimizer", "last_checkpoint_step"]
@@ -104,10 +115,14 @@ def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Colum
     by_run = rows.groupby("run_id")
     sizes, hits = by_run.size(), which(rows).groupby(rows["run_id"]).sum()
     medians = by_run["alpha_max"].apply(finite_median) if len(rows) else pd.Series(dtype="float64")
-    left_nothing = (frame["status"] == "diverged") & ((phase == TERMINAL) | (frame["last_checkpoint_step"].isna() & (phase == EARLIEST)))
+    left_nothing = (frame["status"] == "diverged") & (
+        (phase == TERMINAL) | (frame["last_checkpoint_step"].isna() & (phase == EARLIEST))
+    )
     measured, lacking = frame["run_id"].isin(sizes.index), lacks_state(study, state)
     without = frame["run_id"].isin(undefined_steps(study, phase, state)["run_id"])
-    frame["outcome"] = np.select([measured, lacking, left_nothing, without], [MEASURED, NOT_DEFINED, DIVERGED, NOT_DEFINED], MISSING)
+    frame["outcome"] = np.select(
+        [measured, lacking, left_nothing, without], [MEASURED, NOT_DEFINED, DIVERGED, NOT_DEFINED], MISSING
+    )
     would_be = frame["outcome"].map({DIVERGED: planned_count(study, rows)}).fillna(0)
     frame["steps"] = frame["run_id"].map(sizes).fillna(would_be).astype(int)
     frame["hits"] = frame["run_id"].map(hits).fillna(0).astype(int)
@@ -116,10 +131,14 @@ def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Colum
 
 
 def planned_count(study: Study, rows: Frame) -> int:
-    """How many steps a run that diverged would have recorded: as many as the protocol of ``rows`` says, of the study's other rows where there are none,
-    or of its sweep; where no protocol was kept, as many as most runs recorded."""
+    """How many steps a run that diverged would have recorded: as many as the protocol of ``rows`` says, of the study's
+    other rows where there are none, or of its sweep; where no protocol was kept, as many as most runs recorded."""
     for known in (rows, study.curvature):
-        numbers = [json.loads(text)["recorded_steps"] for text in set(known["protocol"]) if text and "recorded_steps" in json.loads(text)]
+        numbers = [
+            json.loads(text)["recorded_steps"]
+            for text in set(known["protocol"])
+            if text and "recorded_steps" in json.loads(text)
+        ]
         numbers = numbers or known.groupby(["run_id", "phase", "state"]).size().mode().tolist()
         if numbers:
             return int(max(numbers))
@@ -132,7 +151,8 @@ def shown_series(study: Study, count: Frame) -> tuple[str, ...]:
 
 
 def undefined_series(study: Study, count: Frame) -> tuple[str, ...]:
-    """The series of which no run can have a result, since its optimizer has no such state or its steps no α_max, in the study's order."""
+    """The series of which no run can have a result, since its optimizer has no such state or its steps no α_max, in the
+    study's order."""
     can = set(count.loc[count["outcome"] != NOT_DEFINED, "series"])
     return tuple(name for name in study.series if name in set(count["series"]) - can)
 
@@ -145,4 +165,8 @@ def share(count: Frame) -> float:
 
 def notes(count: Frame) -> list[str]:
     """``["diverged 2/3", "not measured 1/3"]``: what a cell's numbers do not show."""
-    return [f"{outcome} {number}/{len(count)}" for outcome in (DIVERGED, NOT_DEFINED, MISSING) if (number := int((count["outcome"] == outcome).sum()))]
+    return [
+        f"{outcome} {number}/{len(count)}"
+        for outcome in (DIVERGED, NOT_DEFINED, MISSING)
+        if (number := int((count["outcome"] == outcome).sum()))
+    ]

@@ -1,4 +1,5 @@
-"""How doubly stochastic the mixing matrices of residual streams are, in numbers, from what `stability.probe what=streams` wrote."""
+"""How doubly stochastic the mixing matrices of residual streams are, in numbers, from what `stability.probe
+what=streams` wrote."""
 
 from __future__ import annotations
 
@@ -25,15 +26,16 @@ def iterations_of(rows: Frame) -> list[float]:
 
 
 def thresholds(rows: Frame) -> dict[str, float]:
-    """By run with iterations the ln(1/ν) above which its ``beyond`` counts outliers: as its probe wrote it, else K, which a probe took before there was a
-    setting."""
+    """By run with iterations the ln(1/ν) above which its ``beyond`` counts outliers: as its probe wrote it, else K,
+    which a probe took before there was a setting."""
     own = rows[rows["quantity"] == "threshold"].groupby("run_id")["value"].first()
     older = rows[rows["quantity"] == "iterations"].groupby("run_id")["value"].first()
     return {str(run_id): float(own.get(run_id, number)) for run_id, number in older.items()}
 
 
 def example(iterations: int) -> tuple[float, tuple[float, ...]]:
-    """ln(1/ν) and the column sums of the paper's own example (Section 1) after Sinkhorn's iterations, columns before rows.
+    """ln(1/ν) and the column sums of the paper's own example (Section 1) after Sinkhorn's iterations, columns before
+    rows.
 
     The example is [[1,d,d],[1,d,d],[d,1,1]] with d = 1e-13, after Linial et al. (1998).
     """
@@ -54,5 +56,13 @@ def by_run(rows: Frame, matrix: str, quantity: str, which: str) -> Column:
     elif len(part):
         ends = part.groupby("run_id")["connection"].transform("max" if matrix == "product" else "min")
         part = part[part["connection"] == ends]
-    take: dict[str, Callable[[Column], float]] = {"largest": np.max, "share": np.max, "error": lambda sums: float(np.abs(sums - 1).max())}
-    return part.groupby(RUN)["value"].agg(take[which]) if len(part) else pd.Series(dtype=float, index=pd.MultiIndex.from_arrays([[]] * len(RUN), names=RUN))
+    take: dict[str, Callable[[Column], float]] = {
+        "largest": np.max,
+        "share": np.max,
+        "error": lambda sums: float(np.abs(sums - 1).max()),
+    }
+    return (
+        part.groupby(RUN)["value"].agg(take[which])
+        if len(part)
+        else pd.Series(dtype=float, index=pd.MultiIndex.from_arrays([[]] * len(RUN), names=RUN))
+    )

@@ -1,14 +1,17 @@
 """The stable window: the learning rates around the best one whose NLL is within 5 % of it.
 
-Where a model's best lies less than 10 % below the token-frequency NLL, as on DNA (1.386 nats, good models 1.22 to 1.36), 5 % of it are more than half of
-what was learned beyond token frequencies: such a window is lenient, and whoever shows it says so.
+Where a model's best lies less than 10 % below the token-frequency NLL, as on DNA (1.386 nats, good models 1.22 to
+1.36), 5 % of it are more than half of what was learned beyond token frequencies: such a window is lenient, and whoever
+shows it says so.
 
-Edges. Between the last rate inside and the first outside the edge is interpolated linearly in log10 LR against NLL. Three neighbours allow
-no interpolation, and the edge is then the last rate that was measured inside:
+Edges. Between the last rate inside and the first outside the edge is interpolated linearly in log10 LR against NLL.
+Three neighbours allow no interpolation, and the edge is then the last rate that was measured inside:
 
 - the grid ends (`open`): the window may go on without limit, its width is a lower bound;
-- nobody measured the neighbour, because it failed or never ran (`unmeasured`): the same, a crash being no evidence of instability;
-- the neighbour diverged (`diverged`): the true edge lies between the two rates, so the width has a lower and an upper bound.
+- nobody measured the neighbour, because it failed or never ran (`unmeasured`): the same, a crash being no evidence of
+  instability;
+- the neighbour diverged (`diverged`): the true edge lies between the two rates, so the width has a lower and an upper
+  bound.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ Kind = Literal["interpolated", "open", "unmeasured", "diverged"]
 
 @dataclass(frozen=True)
 class Edge:
-    """One end of a window: the rate reported, why it ends there, and the furthest rate at which the true edge can lie (0 or ∞: unknown)."""
+    """One end of a window: the rate reported, why it ends there, and the furthest rate at which the true edge can lie
+    (0 or ∞: unknown)."""
 
     lr: float
     kind: Kind
@@ -87,10 +91,12 @@ class Window:
 
 
 def window(lrs, nlls, tolerance: float = TOLERANCE, unigram: float = math.nan) -> Window | None:
-    """The stable window of one curve. ``unigram``: the token-frequency NLL; NaN: not known, or no measure of these NLLs.
+    """The stable window of one curve. ``unigram``: the token-frequency NLL; NaN: not known, or no measure of these
+    NLLs.
 
-    ``lrs``: learning rates, each once, in any order. ``nlls``: one NLL (nats) for each, ``inf`` where the run diverged, ``nan`` where there
-    is no result. None where no run is finite. "Within 5 %" is taken of the best NLL's magnitude, so that a negative NLL (a density) works too.
+    ``lrs``: learning rates, each once, in any order. ``nlls``: one NLL (nats) for each, ``inf`` where the run diverged,
+      ``nan`` where there is no result. None where no run is finite. "Within 5 %" is taken of the best NLL's magnitude,
+      so that a negative NLL (a density) works too.
     """
     order = np.argsort(np.asarray(lrs, dtype=float))
     x, y = np.asarray(lrs, dtype=float)[order], np.asarray(nlls, dtype=float)[order]
@@ -128,7 +134,8 @@ def _edge(x: np.ndarray, y: np.ndarray, best: int, threshold: float, step: int) 
 
 
 def outcome(run, column: str = VALIDATION) -> float:
-    """A run's NLL as windows and medians count it: ∞ for a divergence, NaN where there is no result yet or a crash took it.
+    """A run's NLL as windows and medians count it: ∞ for a divergence, NaN where there is no result yet or a crash took
+    it.
 
     A finished run without a finite validation NLL counts as diverged; without a generative one it was not scored.
     """
@@ -143,19 +150,23 @@ def outcome(run, column: str = VALIDATION) -> float:
 def outcomes(study: Study, series: str, column: str = VALIDATION) -> Frame:
     """LR × seed → `outcome`; NaN where the sweep has no such run."""
     runs = study.of(series)
-    frame = pd.DataFrame({"lr": runs["lr"], "seed": runs["seed"], "nll": [outcome(run, column) for run in runs.itertuples()]})
+    frame = pd.DataFrame(
+        {"lr": runs["lr"], "seed": runs["seed"], "nll": [outcome(run, column) for run in runs.itertuples()]}
+    )
     return frame.pivot_table(index="lr", columns="seed", values="nll", aggfunc="median", dropna=False).sort_index()
 
 
 def median_line(table: Frame) -> Column:
-    """The median over seeds at each LR. A divergence counts as ∞, so an LR at which half of the seeds diverged lies outside every window."""
+    """The median over seeds at each LR. A divergence counts as ∞, so an LR at which half of the seeds diverged lies
+    outside every window."""
     rows = [row[~np.isnan(row)] for row in table.to_numpy(dtype=float)]
     return pd.Series([float(np.median(row)) if len(row) else math.nan for row in rows], index=table.index)
 
 
 @dataclass(frozen=True)
 class SeriesWindows:
-    """The window of one series' median line, and one window for each seed (None where no run of that seed is finite)."""
+    """The window of one series' median line, and one window for each seed (None where no run of that seed is
+    finite)."""
 
     series: str
     median: Window | None
@@ -167,13 +178,16 @@ class SeriesWindows:
 
 
 def windows(study: Study, tolerance: float = TOLERANCE, column: str = VALIDATION) -> dict[str, SeriesWindows]:
-    """The windows of every series of a study, in the study's order, on the validation NLL or the generative one (which no token-frequency NLL belongs to)."""
+    """The windows of every series of a study, in the study's order, on the validation NLL or the generative one (which
+    no token-frequency NLL belongs to)."""
     result = {}
     for series in study.series:
         table = outcomes(study, series, column)
         line = median_line(table)
         unigram = float(study.of(series)["unigram_nll"].median()) if column == VALIDATION else math.nan
         # A seed without any result is no evidence either way; one whose runs all diverged is, and keeps its None.
-        by_seed = {int(s): window(table.index, table[s], tolerance, unigram) for s in table.columns if table[s].notna().any()}
+        by_seed = {
+            int(s): window(table.index, table[s], tolerance, unigram) for s in table.columns if table[s].notna().any()
+        }
         result[series] = SeriesWindows(series, window(line.index, line, tolerance, unigram), by_seed)
     return result

@@ -1,4 +1,5 @@
-"""Settings varied one at a time around a base (`ablate.sc.window=[…]`): a table in the form of the paper's Table 9, and what follows from it."""
+"""Settings varied one at a time around a base (`ablate.sc.window=[…]`): a table in the form of the paper's Table 9, and
+what follows from it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
 from analysis.words import listed, lr_text, plural, short_count
 
-# How the paper heads the columns of Table 9; every other setting goes by its own name. All three lower its validation NLL as they rise.
+# How the paper heads the columns of Table 9; every other setting goes by its own name. All three lower its validation
+# NLL as they rise.
 PAPER_HEADINGS = {"edge_hidden": "Edge hidden dimension (ξ)", "rank": "Rank (r)", "window": "Window size (w)"}
 PAPER_PART = "sc"
 MOST_COLUMNS = 12
@@ -83,7 +85,9 @@ class Group:
 
     @property
     def numeric(self) -> bool:
-        return all(isinstance(column.value, int | float) and not isinstance(column.value, bool) for column in self.columns)
+        return all(
+            isinstance(column.value, int | float) and not isinstance(column.value, bool) for column in self.columns
+        )
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,8 @@ def value_text(value: Any) -> str:
 
 
 def tells_all(study: Study) -> bool:
-    """Whether the ablations' tables hold every series at its only learning rate: the tables against learning rate would say the same once more."""
+    """Whether the ablations' tables hold every series at its only learning rate: the tables against learning rate would
+    say the same once more."""
     shown = {column.series for each in ablations(study) for group in each.groups for column in group.columns}
     return study.runs["lr"].nunique() == 1 and shown == set(study.series)
 
@@ -142,22 +147,36 @@ def _fitting(groups: Sequence[Group]) -> list[tuple[Group, ...]]:
     pages: list[tuple[Group, ...]] = [()]
     for group in groups:
         room = MOST_COLUMNS - sum(len(each.columns) for each in pages[-1])
-        pages = [*pages[:-1], (*pages[-1], group)] if len(group.columns) <= room or not pages[-1] else [*pages, (group,)]
+        pages = (
+            [*pages[:-1], (*pages[-1], group)] if len(group.columns) <= room or not pages[-1] else [*pages, (group,)]
+        )
     return pages
 
 
 def _table(study: Study, base: str, groups: tuple[Group, ...]) -> Table:
     columns = [column for group in groups for column in group.columns]
     best = {id(column) for group in groups for column in group.columns if column.median == group.best}
-    rows = [(Cell("Validation NLL"), *(_narrow(nll_cell(column.runs, column.lr, id(column) in best)) for column in columns))]
+    rows = [
+        (Cell("Validation NLL"), *(_narrow(nll_cell(column.runs, column.lr, id(column) in best)) for column in columns))
+    ]
     if study.runs["lr"].nunique() > 1:
-        rows.append((Cell("at LR"), *(Cell("--" if math.isnan(column.lr) else lr_text(column.lr)) for column in columns)))
+        rows.append(
+            (Cell("at LR"), *(Cell("--" if math.isnan(column.lr) else lr_text(column.lr)) for column in columns))
+        )
     if any(np.isfinite(column.runs["gen_nll"]).any() for column in columns):
         rows.append((Cell("Generative NLL"), *(_generative(column) for column in columns)))
     rows.append((Cell("Model size"), *(_size(column) for column in columns)))
     widths = ("auto", *("1fr",) * len(columns))
     heads = (("", 1), *((group.heading, len(group.columns)) for group in groups))
-    return Table(f"Ablation of {base}", _caption(study, base, groups), ("", *(column.text for column in columns)), tuple(rows), heads, (), widths)
+    return Table(
+        f"Ablation of {base}",
+        _caption(study, base, groups),
+        ("", *(column.text for column in columns)),
+        tuple(rows),
+        heads,
+        (),
+        widths,
+    )
 
 
 def _caption(study: Study, base: str, groups: tuple[Group, ...]) -> str:
@@ -165,15 +184,17 @@ def _caption(study: Study, base: str, groups: tuple[Group, ...]) -> str:
     chosen = "; each column at its own best learning rate" if study.runs["lr"].nunique() > 1 else ""
     rule = INTERVAL_RULE.replace("Second line", "Below")
     return (
-        f"One setting at a time, the others at the base's {settings}: the base's own runs stand under each setting. Validation NLL, "
-        f"{wording.unit(study)}: median over the seeds that finished{chosen}. {rule}. Bold: best of its setting. Model size: true parameter counts. "
-        f"{source(study)}"
+        f"One setting at a time, the others at the base's {settings}: the base's own runs stand under each setting. "
+        f"Validation NLL, {wording.unit(study)}: median over the seeds that finished{chosen}. {rule}. Bold: best of "
+        f"its setting. Model size: true parameter counts. {source(study)}"
     )
 
 
 def _narrow(cell: Cell) -> Cell:
     """Its interval on two lines and its n and what ended badly below: twelve of these stand side by side."""
-    text, *below = (f"{cell.text}\n{cell.detail}").replace("–", "–\n").replace(", ", "\n").replace(" ", "\n").split("\n")
+    text, *below = (
+        (f"{cell.text}\n{cell.detail}").replace("–", "–\n").replace(", ", "\n").replace(" ", "\n").split("\n")
+    )
     return Cell(text, "\n".join(filter(None, below)), cell.bold)
 
 
@@ -190,14 +211,19 @@ def _size(column: Value) -> Cell:
 
 
 def directions(study: Study) -> list[str]:
-    """A sentence for each numeric setting: does the NLL fall or rise from its smallest value to its largest? Seeds are paired, diverged ones among them."""
+    """A sentence for each numeric setting: does the NLL fall or rise from its smallest value to its largest? Seeds are
+    paired, diverged ones among them."""
     return [
-        wording.worded(study, _direction(each.base, group)) for each in ablations(study) for group in each.groups if group.numeric and len(group.columns) > 1
+        wording.worded(study, _direction(each.base, group))
+        for each in ablations(study)
+        for group in each.groups
+        if group.numeric and len(group.columns) > 1
     ]
 
 
 def _direction(base: str, group: Group) -> str:
-    """On pairs of one seed; a run that diverged is infinitely bad, so that a seed that diverged at one of the two tells as much as any other."""
+    """On pairs of one seed; a run that diverged is infinitely bad, so that a seed that diverged at one of the two tells
+    as much as any other."""
     low, high = min(group.columns, key=lambda column: column.value), max(group.columns, key=lambda column: column.value)
     pairs = (high.by_seed - low.by_seed).dropna()  # ∞ − ∞ among it: what diverged at both tells nothing
     both = pairs[np.isfinite(pairs)]
@@ -212,13 +238,17 @@ def _direction(base: str, group: Group) -> str:
     weight = "two seeds indicate that it" if len(pairs) < 3 else "it"
     verdict = {0: "no direction can be claimed", 1: f"{weight} rises", -1: f"{weight} falls"}[_sign(list(pairs))]
     verdict += "; in the paper it falls (Table 9)" if group.in_paper else ""
-    little = f" Little was learned: the better of the two lies {learned:.3f} nats below the token-frequency NLL." if learned < LITTLE_SHARE * unigram else ""
+    little = (
+        f" Little was learned: the better of the two lies {learned:.3f} nats below the token-frequency NLL."
+        if learned < LITTLE_SHARE * unigram
+        else ""
+    )
     return f"{change}: {verdict}.{little}"
 
 
 def _sign(pairs: list[float]) -> int:
-    """As `decide`, one pair deciding nothing. Where every seed diverged at the same one of the two and finished at the other there is no spread to judge by:
-    they agree."""
+    """As `decide`, one pair deciding nothing. Where every seed diverged at the same one of the two and finished at the
+    other there is no spread to judge by: they agree."""
     if len(pairs) < 2:
         return 0
     if all(each == pairs[0] for each in pairs) and math.isinf(pairs[0]):
@@ -227,7 +257,8 @@ def _sign(pairs: list[float]) -> int:
 
 
 def _change(both: Column, lost: str) -> str:
-    """By how much the NLL changes over the seeds that finished at both values, and, where runs diverged, that these are not all."""
+    """By how much the NLL changes over the seeds that finished at both values, and, where runs diverged, that these are
+    not all."""
     counted = f"; {lost}, which counts as infinitely bad" if lost else ""
     if both.empty:
         return f"no seed finished at both{counted}"

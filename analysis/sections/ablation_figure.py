@@ -20,8 +20,8 @@ from analysis.study.load import Study
 
 PANELS_PER_ROW = 3
 CAPTION = (
-    "Validation NLL against one setting at a time, the others at the base's, whose value has the ring. Points: seeds; line: their median; ×: diverged "
-    "runs of all runs there."
+    "Validation NLL against one setting at a time, the others at the base's, whose value has the ring. Points: "
+    "seeds; line: their median; ×: diverged runs of all runs there."
 )
 
 
@@ -64,15 +64,50 @@ def _panel(ax: Axes, group: Group, look: Look) -> None:
     log = group.numeric and all(column.value > 0 for column in group.columns)
     places = [float(column.value) if group.numeric else float(index) for index, column in enumerate(group.columns)]
     medians = [column.median if math.isfinite(column.median) else math.nan for column in group.columns]
-    ax.plot(places, medians, color=look.color, zorder=3, linestyle="-" if group.numeric else "none", marker="" if group.numeric else "_", markersize=14)
+    ax.plot(
+        places,
+        medians,
+        color=look.color,
+        zorder=3,
+        linestyle="-" if group.numeric else "none",
+        marker="" if group.numeric else "_",
+        markersize=14,
+    )
     for place, column, median in zip(places, group.columns, medians, strict=True):
         finite = column.by_seed[np.isfinite(column.by_seed)]
-        ax.plot([place] * len(finite), finite, look.marker, color=look.color, markersize=4, markeredgecolor="white", markeredgewidth=0.5, zorder=4)
+        ax.plot(
+            [place] * len(finite),
+            finite,
+            look.marker,
+            color=look.color,
+            markersize=4,
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+            zorder=4,
+        )
         if diverged := int(np.isinf(column.by_seed).sum()):
             ax.plot(place, 0.965, color=look.color, transform=ax.get_xaxis_transform(), zorder=5, **CROSS)
-            ax.text(place, 0.92, f"{diverged}/{len(column.by_seed)}", transform=ax.get_xaxis_transform(), ha="center", va="top", fontsize=6, color=look.color)
+            ax.text(
+                place,
+                0.92,
+                f"{diverged}/{len(column.by_seed)}",
+                transform=ax.get_xaxis_transform(),
+                ha="center",
+                va="top",
+                fontsize=6,
+                color=look.color,
+            )
         if column.value == group.base_value:
-            ax.plot(place, median, "o", markersize=9, markerfacecolor="none", markeredgecolor=INK, markeredgewidth=0.9, zorder=5)
+            ax.plot(
+                place,
+                median,
+                "o",
+                markersize=9,
+                markerfacecolor="none",
+                markeredgecolor=INK,
+                markeredgewidth=0.9,
+                zorder=5,
+            )
     if log:
         ax.set_xscale("log")
     ax.xaxis.set_minor_locator(NullLocator())

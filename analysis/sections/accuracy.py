@@ -1,4 +1,5 @@
-"""The second validation number of classifiers: accuracy against learning rate, as a table and a figure; nothing where no run has it."""
+"""The second validation number of classifiers: accuracy against learning rate, as a table and a figure; nothing where
+no run has it."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ from analysis.words import lr_text
 NAME = "accuracy"
 COLUMN = "val_accuracy"
 CAPTION = (
-    "Share of the held-out images whose class is told right, at the end of training, against learning rate. Points: seeds; line: the median of those that "
-    "finished. The stable windows are judged on the cross entropy, not on this."
+    "Share of the held-out images whose class is told right, at the end of training, against learning rate. Points: "
+    "seeds; line: the median of those that finished. The stable windows are judged on the cross entropy, not on "
+    "this."
 )
 
 
@@ -42,8 +44,9 @@ def _table(study: Study, series: tuple[str, ...]) -> Table:
     best = {name: line.idxmax() for name, line in medians.items() if len(line)}
     rows = [(Cell(lr_text(lr)), *(_cell(study.of(name), lr, best.get(name) == lr) for name in series)) for lr in lrs]
     caption = (
-        f"Per cent of the held-out images whose class is told right, at the end of training; median over the seeds that finished. "
-        f"{INTERVAL_RULES[SHARE]}; below it the runs that ended badly. Bold: the best learning rate of each column. {source(study)}"
+        "Per cent of the held-out images whose class is told right, at the end of training; median over the seeds "
+        f"that finished. {INTERVAL_RULES[SHARE]}; below it the runs that ended badly. Bold: the best learning rate "
+        f"of each column. {source(study)}"
     )
     return Table("Accuracy against learning rate", caption, ("LR", *series), tuple(rows))
 
@@ -76,7 +79,16 @@ def _figure(study: Study, runs: Frame) -> Figure:
         own = runs[runs["series"] == name]
         line = own.groupby("lr")[COLUMN].median().sort_index()
         ax.plot(line.index, line, color=style.color, linestyle=style.dashes, zorder=3)
-        ax.plot(own["lr"], own[COLUMN], style.marker, color=style.color, markersize=4.2, markeredgecolor="white", markeredgewidth=0.5, zorder=4)
+        ax.plot(
+            own["lr"],
+            own[COLUMN],
+            style.marker,
+            color=style.color,
+            markersize=4.2,
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+            zorder=4,
+        )
     lr_axis(ax, study.runs["lr"])
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.set_xlabel("learning rate")

@@ -30,7 +30,10 @@ EDGES = (
 
 def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
     """One figure for every four series, states as rows; empty where nothing was recorded in this phase."""
-    rows, counts = recorded(study, phase), {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase}
+    rows, counts = (
+        recorded(study, phase),
+        {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase},
+    )
     shown = {name for count in counts.values() for name in shown_series(study, count)}
     present = [name for name in study.series if name in shown]
     if not present:
@@ -45,7 +48,10 @@ def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
 def _alpha_figure(rows: Frame, counts: dict[str, Frame], series: tuple[str, ...], styles: dict[str, Look]) -> Figure:
     """``counts``: by state, what `counted` says of the runs."""
     states = list(counts)
-    figure = Figure(figsize=(max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.3 * len(series))), 0.75 + 1.75 * len(states)), layout="constrained")
+    figure = Figure(
+        figsize=(max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.3 * len(series))), 0.75 + 1.75 * len(states)),
+        layout="constrained",
+    )
     grid = np.atleast_2d(figure.subplots(len(states), len(series), sharex=True, sharey=True, squeeze=False))
     lrs = sorted({lr for count in counts.values() for lr in count["run_lr"]})
     limits = _limits(rows, lrs)
@@ -65,7 +71,8 @@ def _alpha_figure(rows: Frame, counts: dict[str, Frame], series: tuple[str, ...]
 
 
 def _limits(rows: Frame, lrs: list[float]) -> tuple[float, float]:
-    """The finite positive values and the line α_max = α, with a strip above and one below for what is no point on a log axis."""
+    """The finite positive values and the line α_max = α, with a strip above and one below for what is no point on a log
+    axis."""
     positive = rows["alpha_max"][np.isfinite(rows["alpha_max"]) & (rows["alpha_max"] > 0)]
     values = np.concatenate([positive.to_numpy(dtype=float), lrs])
     low, high = math.log10(values.min()), math.log10(values.max())
@@ -88,7 +95,16 @@ def _panel(ax: Axes, part: Frame, count: Frame, style: Look, lrs: list[float], l
         ax.annotate(why, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=MUTED, fontsize=8)
         return
     finite = part[np.isfinite(part["alpha_max"]) & (part["alpha_max"] > 0)]
-    ax.plot(finite["run_lr"], finite["alpha_max"], ".", color=style.color, markersize=3.2, alpha=0.4, markeredgewidth=0, zorder=3)
+    ax.plot(
+        finite["run_lr"],
+        finite["alpha_max"],
+        ".",
+        color=style.color,
+        markersize=3.2,
+        alpha=0.4,
+        markeredgewidth=0,
+        zorder=3,
+    )
     medians = pd.Series({lr: finite_median(rows["alpha_max"]) for lr, rows in part.groupby("run_lr")})
     medians = medians.where(medians > 0)
     dots = {"marker": style.marker, "markersize": 4, "markeredgecolor": "white", "markeredgewidth": 0.5}
@@ -102,8 +118,25 @@ def _diverged_counts(ax: Axes, count: Frame, style: Look) -> None:
     for lr, runs in count.groupby("run_lr"):
         diverged = int((runs["outcome"] == DIVERGED).sum())
         if diverged:
-            ax.plot(lr, DIVERGED_HEIGHT, marker="X", color=style.color, markersize=4.6, linestyle="none", markeredgewidth=0, transform=strip, zorder=5)
-            note = {"xytext": (0, 3.5), "textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 5.5, "color": INK}
+            ax.plot(
+                lr,
+                DIVERGED_HEIGHT,
+                marker="X",
+                color=style.color,
+                markersize=4.6,
+                linestyle="none",
+                markeredgewidth=0,
+                transform=strip,
+                zorder=5,
+            )
+            note = {
+                "xytext": (0, 3.5),
+                "textcoords": "offset points",
+                "ha": "center",
+                "va": "bottom",
+                "fontsize": 5.5,
+                "color": INK,
+            }
             ax.annotate(f"{diverged}/{len(runs)}", (lr, DIVERGED_HEIGHT), xycoords=strip, **note)
 
 
@@ -114,8 +147,26 @@ def _edge_counts(ax: Axes, part: Frame, style: Look) -> None:
         for lr, rows in part.groupby("run_lr"):
             count = int(which(rows["alpha_max"].to_numpy(dtype=float)).sum())
             if count:
-                ax.plot(lr, height, marker=marker, color=style.color, markersize=3.6, linestyle="none", transform=strip, zorder=5)
-                ax.annotate(str(count), (lr, height), xycoords=strip, xytext=(3, 0), textcoords="offset points", va="center", fontsize=5.5, color=INK)
+                ax.plot(
+                    lr,
+                    height,
+                    marker=marker,
+                    color=style.color,
+                    markersize=3.6,
+                    linestyle="none",
+                    transform=strip,
+                    zorder=5,
+                )
+                ax.annotate(
+                    str(count),
+                    (lr, height),
+                    xycoords=strip,
+                    xytext=(3, 0),
+                    textcoords="offset points",
+                    va="center",
+                    fontsize=5.5,
+                    color=INK,
+                )
 
 
 def _legend(figure: Figure, rows: Frame, diverged: bool) -> None:
@@ -124,8 +175,23 @@ def _legend(figure: Figure, rows: Frame, diverged: bool) -> None:
         Line2D([], [], color=INK, linewidth=0.8, linestyle=(0, (4, 2)), label="$\\alpha_\\mathrm{max} = \\alpha$"),
         Line2D([], [], color=MUTED, marker=".", markersize=4, alpha=0.5, linestyle="none", label="recorded step"),
         Line2D([], [], color=MUTED, marker="o", markersize=4, label="median of finite steps"),
-        *(Line2D([], [], color=MUTED, marker=m, markersize=4, linestyle="none", label=label) for label, m, _, which in EDGES if which(values).any()),
+        *(
+            Line2D([], [], color=MUTED, marker=m, markersize=4, linestyle="none", label=label)
+            for label, m, _, which in EDGES
+            if which(values).any()
+        ),
     ]
     if diverged:
-        handles.append(Line2D([], [], color=MUTED, marker="X", markersize=5, linestyle="none", markeredgewidth=0, label="diverged, of all runs (0 % stable)"))
+        handles.append(
+            Line2D(
+                [],
+                [],
+                color=MUTED,
+                marker="X",
+                markersize=5,
+                linestyle="none",
+                markeredgewidth=0,
+                label="diverged, of all runs (0 % stable)",
+            )
+        )
     fitting_legend(figure, handles, 3, handlelength=2, columnspacing=1.4)

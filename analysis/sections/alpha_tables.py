@@ -1,4 +1,5 @@
-"""α_max in the layout of the paper's Tables 5 to 8, every run counted (`step_shares`); checkpoints of runs that stopped early in a table of their own."""
+"""α_max in the layout of the paper's Tables 5 to 8, every run counted (`step_shares`); checkpoints of runs that stopped
+early in a table of their own."""
 
 from __future__ import annotations
 
@@ -35,10 +36,15 @@ MOST_DIVERGED = 0.5  # of a cell's runs: from there on the survivors' median is 
 
 
 def alpha_tables(study: Study, phases: Sequence[str] | None = None, states: Sequence[str] | None = None) -> list[Table]:
-    """Table-5-style α_max tables, one per phase, state and at most four series, and one of the runs that stopped early; none where nothing was recorded."""
+    """Table-5-style α_max tables, one per phase, state and at most four series, and one of the runs that stopped early;
+    none where nothing was recorded."""
     tables = []
     for phase, state in phases_and_states(study):
-        if phase == LAST or (phases is not None and phase not in phases) or (states is not None and state not in states):
+        if (
+            phase == LAST
+            or (phases is not None and phase not in phases)
+            or (states is not None and state not in states)
+        ):
             continue
         rows, count = recorded(study, phase, state), counted(study, phase, state)
         tables += [_alpha_table(study, rows, count, phase, state, part) for part in _columns(study, count)]
@@ -57,38 +63,52 @@ def _lost(shown: Frame) -> str:
     """How many steps were lost to a number that is not finite, and where the first of them says that it came from."""
     lost = shown[shown["alpha_max"].isna()]
     origins = [note for note in lost["note"] if note]
-    return (f", {len(lost)} of {len(shown)} lost to a non-finite loss" if len(lost) else "") + (f" (the first: {origins[0]})" if origins else "")
+    return (f", {len(lost)} of {len(shown)} lost to a non-finite loss" if len(lost) else "") + (
+        f" (the first: {origins[0]})" if origins else ""
+    )
 
 
 def _undefined(study: Study, phase: str, state: str, series: Sequence[str]) -> str:
     """How many more steps have no α_max; "" where there are none."""
     rows = undefined_steps(study, phase, state)
     number = int(rows["series"].isin(series).sum())
-    return f", {plural(number, 'further step')} left out in which the optimizer did not move, so that α_max is not defined" if number else ""
+    return (
+        f", {plural(number, 'further step')} left out in which the optimizer did not move, so that α_max is not defined"
+        if number
+        else ""
+    )
 
 
 def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
     undefined = undefined_series(study, count)
-    unmeasured = [name for name in study.series if name in set(count["series"]) - {*shown_series(study, count), *undefined}]
+    unmeasured = [
+        name for name in study.series if name in set(count["series"]) - {*shown_series(study, count), *undefined}
+    ]
     count, shown = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
     lrs = sorted(set(count.loc[~count["series"].isin(undefined), "run_lr"]))
     body = tuple(_alpha_row(shown[shown["run_lr"] == lr], count[count["run_lr"] == lr], lr, series) for lr in lrs)
-    lost, how, rule = _lost(shown) + _undefined(study, phase, state, series), stated_in(study, shown, state), counting_rule(study, rows, phase)
+    lost, how, rule = (
+        _lost(shown) + _undefined(study, phase, state, series),
+        stated_in(study, shown, state),
+        counting_rule(study, rows, phase),
+    )
     absent = f" Not measured at all: {listed(unmeasured)}." if unmeasured else ""
     absent += f" Not defined here: {listed(undefined)}." if undefined else ""
     caption = (
-        "Left: median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), below it the range of the single runs' "
-        "medians, and n, the runs measured. Right: share of steps with α_max above the training LR in % (bold: highest of the row), below it the range over "
-        f"runs, and n, the steps. {rule} (survivors: the share without them). {count_range(shown.groupby('run_id').size())} steps recorded per run"
-        f"{lost}; -- where there is none.{absent} {how} {source(study)}"
+        "Left: median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), "
+        "below it the range of the single runs' medians, and n, the runs measured. Right: share of steps with α_max "
+        "above the training LR in % (bold: highest of the row), below it the range over runs, and n, the steps. "
+        f"{rule} (survivors: the share without them). {count_range(shown.groupby('run_id').size())} steps recorded "
+        f"per run{lost}; -- where there is none.{absent} {how} {source(study)}"
     )
     title = f"Median α_max and % stable steps, state “{state}”, {PHASES.get(phase, phase)}"
     groups = (("", 1), ("median α_max", len(series)), ("% stable", len(series)))
     widths = ("auto", *("1.3fr",) * len(series), *("1fr",) * len(series)) if len(series) > 2 else ()
     known = count[count["outcome"].isin(COUNTED)].groupby(["series", "run_lr"])
     brief = (
-        "Median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), and the share of steps with α_max above the "
-        f"training LR (bold: highest of the row); each cell over {count_range(known.size())} runs, {count_range(known['steps'].sum())} steps. "
+        "Median of the finite α_max (bold: above the training LR, with fewer than half of the runs diverged), and "
+        "the share of steps with α_max above the training LR (bold: highest of the row); each cell over "
+        f"{count_range(known.size())} runs, {count_range(known['steps'].sum())} steps. "
         f"{rule}.{where_diverged(count, series)}{absent} {how} {source(study)}"
     )
     return Table(title, caption, ("LR", *series, *series), body, groups, (), widths, brief)
@@ -96,16 +116,28 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
 
 def counting_rule(study: Study, rows: Frame, phase: str) -> str:
     """What a caption says of the runs that diverged; no full stop."""
-    return RULE[phase].format(steps=plural(planned_count(study, rows), "step")) if phase in RULE else "Runs that were measured only"
+    return (
+        RULE[phase].format(steps=plural(planned_count(study, rows), "step"))
+        if phase in RULE
+        else "Runs that were measured only"
+    )
 
 
 def where_diverged(count: Frame, series: Sequence[str]) -> str:
-    """``" Diverged: sa 2/3 at 3e-2; sw 3/3 at 1e-2 and 3e-2."``, for where the cells do not say it; "" where none did."""
+    """``" Diverged: sa 2/3 at 3e-2; sw 3/3 at 1e-2 and 3e-2."``, for where the cells do not say it; "" where none
+    did."""
     found = []
     for name in series:
         parts = count[count["series"] == name].groupby("run_lr")["outcome"]
-        numbers = {lr: f"{(outcomes == DIVERGED).sum()}/{len(outcomes)}" for lr, outcomes in parts if (outcomes == DIVERGED).any()}
-        found += [f"{name} {text} at {listed(lr_text(lr) for lr, each in numbers.items() if each == text)}" for text in dict.fromkeys(numbers.values())]
+        numbers = {
+            lr: f"{(outcomes == DIVERGED).sum()}/{len(outcomes)}"
+            for lr, outcomes in parts
+            if (outcomes == DIVERGED).any()
+        }
+        found += [
+            f"{name} {text} at {listed(lr_text(lr) for lr, each in numbers.items() if each == text)}"
+            for text in dict.fromkeys(numbers.values())
+        ]
     return f" Diverged: {'; '.join(found)}." if found else ""
 
 
@@ -113,7 +145,11 @@ def _alpha_row(rows: Frame, count: Frame, lr: float, series: tuple[str, ...]) ->
     parts = [(rows[rows["series"] == name], count[count["series"] == name]) for name in series]
     shares = [share(part) for _, part in parts]
     top = max((each for each in shares if not math.isnan(each)), default=math.nan)
-    return (Cell(lr_text(lr)), *(_median_cell(*part, lr) for part in parts), *(share_cell(part, top) for _, part in parts))
+    return (
+        Cell(lr_text(lr)),
+        *(_median_cell(*part, lr) for part in parts),
+        *(share_cell(part, top) for _, part in parts),
+    )
 
 
 def _median_cell(rows: Frame, count: Frame, lr: float) -> Cell:
@@ -133,7 +169,8 @@ def _is_undefined(count: Frame) -> bool:
 
 
 def share_cell(count: Frame, top: float = math.nan) -> Cell:
-    """The share of hits in % over all that counts, bold where it is ``top`` and above 0; below it the range over runs, n, and what became of the others."""
+    """The share of hits in % over all that counts, bold where it is ``top`` and above 0; below it the range over runs,
+    n, and what became of the others."""
     known, survivors, beside = count[count["outcome"].isin(COUNTED)], count[count["outcome"] == MEASURED], notes(count)
     if _is_undefined(count):
         return Cell(NOT_DEFINED)
@@ -142,7 +179,9 @@ def share_cell(count: Frame, top: float = math.nan) -> Cell:
     by_run, value = known["hits"] / known["steps"] * 100, share(known)
     interval = f"{by_run.min():.0f}–{by_run.max():.0f}, " if len(by_run) > 1 else ""
     beside += [f"survivors {share(survivors) * 100:.0f}"] if 0 < len(survivors) < len(known) else []
-    return Cell(f"{value * 100:.0f}", "\n".join([f"{interval}n={known['steps'].sum()}", *beside]), bool(value == top > 0))
+    return Cell(
+        f"{value * 100:.0f}", "\n".join([f"{interval}n={known['steps'].sum()}", *beside]), bool(value == top > 0)
+    )
 
 
 def last_table(study: Study) -> Table | None:
@@ -155,11 +194,19 @@ def last_table(study: Study) -> Table | None:
     runs = runs.assign(order=runs["series"].map(study.series.index)).sort_values(["order", "lr", "seed"], kind="stable")
     body = tuple(_last_row(run, rows[rows["run_id"] == run.run_id], states) for run in runs.itertuples())
     caption = (
-        "No terminal checkpoints: each is the last that a run left before it diverged or stopped, at the step named, and says what the curvature was there. "
-        "In the tables of terminal checkpoints these runs count as 0 % stable. Median of the finite α_max (bold: above the training LR) and share of "
-        f"recorded steps with α_max above the training LR in %, below it n, the steps. {stated(rows)} {source(study)}"
+        "No terminal checkpoints: each is the last that a run left before it diverged or stopped, at the step "
+        "named, and says what the curvature was there. In the tables of terminal checkpoints these runs count as 0 "
+        "% stable. Median of the finite α_max (bold: above the training LR) and share of recorded steps with α_max "
+        f"above the training LR in %, below it n, the steps. {stated(rows)} {source(study)}"
     )
-    header = ("mechanism", "LR", "seed", "last checkpoint", "end", *(name for _ in states for name in ("median α_max", "% stable")))
+    header = (
+        "mechanism",
+        "LR",
+        "seed",
+        "last checkpoint",
+        "end",
+        *(name for _ in states for name in ("median α_max", "% stable")),
+    )
     groups = (("", 5), *((f"state “{state}”", 2) for state in states))
     return Table("Last checkpoints before runs ended early", caption, header, body, groups)
 
@@ -172,7 +219,14 @@ def _last_row(run, rows: Frame, states: Sequence[str]) -> tuple[Cell, ...]:
         stable = f"{stable_steps(part).mean() * 100:.0f}" if len(part) else "--"
         cells += [Cell(power(median), "", bool(median > run.lr)), Cell(stable, f"n={len(part)}")]
     where = f"step {_whole(rows['checkpoint_step'].iloc[0])} of {_whole(run.planned_steps)}"
-    return (Cell(run.series), Cell(lr_text(run.lr)), Cell(f"{run.seed:g}"), Cell(where), Cell(f"{run.status}, step {_whole(run.num_steps)}"), *cells)
+    return (
+        Cell(run.series),
+        Cell(lr_text(run.lr)),
+        Cell(f"{run.seed:g}"),
+        Cell(where),
+        Cell(f"{run.status}, step {_whole(run.num_steps)}"),
+        *cells,
+    )
 
 
 def _whole(number: float) -> str:

@@ -31,7 +31,8 @@ BLOCKS_CAPTION = (
 
 
 def kind_of(block: str) -> str:
-    """The kind of a block: "blocks.1.mixer_norm" and "final_norm" are norms; what has none of the known names is "other"."""
+    """The kind of a block: "blocks.1.mixer_norm" and "final_norm" are norms; what has none of the known names is
+    "other"."""
     last = block.split(".")[-1]
     return "norms" if last.endswith("norm") else last if last in KINDS else "other"
 
@@ -56,14 +57,18 @@ def medians(rows: Frame, by: Sequence[str]) -> Any:
 
 
 def blocks_table(study: Study) -> Table | None:
-    """Shares by kind, a row for each phase, state, series and LR, and what lies off the diagonal blocks; None where it was not measured."""
+    """Shares by kind, a row for each phase, state, series and LR, and what lies off the diagonal blocks; None where it
+    was not measured."""
     if "blocks" not in study.spectra or study.spectra["blocks"].empty:
         return None
     present = set(study.spectra["blocks"]["block"].map(kind_of))
     kinds = tuple(kind for kind in KINDS if kind in present)
     body = []
     for phase, state, series, lr, rows, lost in spectrum_rows(study, "blocks"):
-        part, detail = with_kinds(rows), "\n".join(filter(None, (f"{phase}, {state}, n={rows['run_id'].nunique()}", lost)))
+        part, detail = (
+            with_kinds(rows),
+            "\n".join(filter(None, (f"{phase}, {state}, n={rows['run_id'].nunique()}", lost))),
+        )
         shares, own = (medians(part, ["kind"])["percent"], _off_diagonal(part)) if len(part) else ({}, "--")
         cells = [Cell(_whole(float(shares.get(kind, math.nan)))) for kind in kinds]
         body.append((Cell(series, detail), Cell(lr_text(lr)), *cells, Cell(own)))
@@ -72,7 +77,9 @@ def blocks_table(study: Study) -> Table | None:
         "measured (a run that diverged left no terminal checkpoint to measure). Coupling: what lies off the diagonal "
         f"blocks, uᵀHu − Σ u_b·H u_b over the single blocks of each layer, in % of |uᵀHu|. {source(study)}"
     )
-    return Table("Which parameters bend the loss along u", caption, ("mechanism", "LR", *kinds, "coupling"), tuple(body))
+    return Table(
+        "Which parameters bend the loss along u", caption, ("mechanism", "LR", *kinds, "coupling"), tuple(body)
+    )
 
 
 def _off_diagonal(part: Frame) -> str:
@@ -86,7 +93,8 @@ def _whole(percent: float) -> str:
 
 
 def block_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """Stacked bars of the shares by layer, a panel per series and LR; the state is that of the other spectra's figures. Empty where not measured."""
+    """Stacked bars of the shares by layer, a panel per series and LR; the state is that of the other spectra's figures.
+    Empty where not measured."""
     rows = shown(study, "blocks", phase)
     if rows is None:
         return []
@@ -124,7 +132,14 @@ def _panel(ax: Any, part: Frame, layers: Sequence[str], kinds: Sequence[str]) ->
     ax.set_xticks(range(len(layers)), layers)
     ax.axhline(0, color=MUTED, linewidth=0.6)
     if not np.isfinite(part["percent"]).any():
-        ax.annotate("not measured" if part.empty else "lost to a non-finite loss", (0.5, 0.5), xycoords="axes fraction", ha="center", color=MUTED, fontsize=8)
+        ax.annotate(
+            "not measured" if part.empty else "lost to a non-finite loss",
+            (0.5, 0.5),
+            xycoords="axes fraction",
+            ha="center",
+            color=MUTED,
+            fontsize=8,
+        )
         return
     shares = medians(part, ["layer", "kind"])["percent"]
     for index, layer in enumerate(layers):

@@ -1,4 +1,5 @@
-"""The parts that a protein's NLL is a sum of, validation and generative, as the consensus paper's Table 4 has them; nothing where no run has any."""
+"""The parts that a protein's NLL is a sum of, validation and generative, as the consensus paper's Table 4 has them;
+nothing where no run has any."""
 
 from __future__ import annotations
 
@@ -23,8 +24,11 @@ def _finished(runs: Frame, column: str) -> Frame:
 
 
 def component_tables(study: Study) -> list[Table]:
-    """Component and mechanism × learning rate: median NLL, its interval and n; total first. The validation NLL, then the generative one by each oracle."""
-    return _tables(study, study.runs, "val_nll", "NLL by component against learning rate", _of_validation(study)) + generative_component_tables(study)
+    """Component and mechanism × learning rate: median NLL, its interval and n; total first. The validation NLL, then
+    the generative one by each oracle."""
+    return _tables(
+        study, study.runs, "val_nll", "NLL by component against learning rate", _of_validation(study)
+    ) + generative_component_tables(study)
 
 
 def generative_component_tables(study: Study) -> list[Table]:
@@ -32,18 +36,32 @@ def generative_component_tables(study: Study) -> list[Table]:
     found = []
     for oracle in sorted(set(study.runs["gen_oracle"]) - {""}):
         runs = study.runs[study.runs["gen_oracle"] == oracle]
-        found += _tables(study, runs, "gen_nll", "Generative NLL by component against learning rate", _of_oracle(oracle))
+        found += _tables(
+            study, runs, "gen_nll", "Generative NLL by component against learning rate", _of_oracle(oracle)
+        )
     return found
 
 
 def _tables(study: Study, runs: Frame, nll: str, title: str, about: str) -> list[Table]:
-    """``runs``: those of the study that are shown; ``nll``: the column of the total, of which the parts' names are made; ``about``: begins the caption."""
+    """``runs``: those of the study that are shown; ``nll``: the column of the total, of which the parts' names are
+    made; ``about``: begins the caption."""
     parts = {name: f"{nll}_{column}" for name, column in PARTS.items() if len(_finished(runs, f"{nll}_{column}"))}
     if not parts:
         return []
-    lrs, caption = sorted(set(runs["lr"])), f"{about} {INTERVAL_RULES[POSITIVE]}; below it the runs that ended badly. {BOLD} {source(study)}"
+    lrs, caption = (
+        sorted(set(runs["lr"])),
+        f"{about} {INTERVAL_RULES[POSITIVE]}; below it the runs that ended badly. {BOLD} {source(study)}",
+    )
     groups = [tuple(lrs[start : start + RATES]) for start in range(0, len(lrs), RATES)]
-    return [Table(title, caption, ("Component", "Mechanism", *map(lr_text, some)), _rows(study, runs, {"Total": nll, **parts}, some)) for some in groups]
+    return [
+        Table(
+            title,
+            caption,
+            ("Component", "Mechanism", *map(lr_text, some)),
+            _rows(study, runs, {"Total": nll, **parts}, some),
+        )
+        for some in groups
+    ]
 
 
 def _rows(study: Study, runs: Frame, columns: dict[str, str], lrs: tuple[float, ...]) -> tuple[tuple[Cell, ...], ...]:
@@ -59,18 +77,23 @@ def _rows(study: Study, runs: Frame, columns: dict[str, str], lrs: tuple[float, 
 
 def _of_validation(study: Study) -> str:
     frequencies = {"total": "unigram_nll", **{name.lower(): f"unigram_nll_{column}" for name, column in PARTS.items()}}
-    known = [f"{name} {np.nanmedian(study.runs[column]):.3f}" for name, column in frequencies.items() if np.isfinite(study.runs[column]).any()]
+    known = [
+        f"{name} {np.nanmedian(study.runs[column]):.3f}"
+        for name, column in frequencies.items()
+        if np.isfinite(study.runs[column]).any()
+    ]
     return (
-        "Validation NLL at the end of training: nats per masked residue (sequence) and per masked structure token (structure), each averaged within a protein, "
-        f"then over proteins; the total is their sum. Token frequencies reach: {', '.join(known) or 'not recorded'}. Median over the seeds that finished."
+        "Validation NLL at the end of training: nats per masked residue (sequence) and per masked structure token "
+        "(structure), each averaged within a protein, then over proteins; the total is their sum. Token frequencies "
+        f"reach: {', '.join(known) or 'not recorded'}. Median over the seeds that finished."
     )
 
 
 def _of_oracle(oracle: str) -> str:
     return (
-        f"Oracle: {oracle}. Its masked NLL of the terminal checkpoints' samples, by its own mask schedules and in the units of the validation NLL: each part "
-        "averaged over drawn masks, then over samples; the total is their sum. Low is not good by itself: repetition scores low. Median over the seeds that "
-        "were scored."
+        f"Oracle: {oracle}. Its masked NLL of the terminal checkpoints' samples, by its own mask schedules and in "
+        "the units of the validation NLL: each part averaged over drawn masks, then over samples; the total is "
+        "their sum. Low is not good by itself: repetition scores low. Median over the seeds that were scored."
     )
 
 

@@ -1,7 +1,8 @@
-"""Learning curves as in the consensus paper's Figures 7 to 9: by mechanism with an early and a late panel, and by learning rate across mechanisms.
+"""Learning curves as in the consensus paper's Figures 7 to 9: by mechanism with an early and a late panel, and by
+learning rate across mechanisms.
 
-A line is the median over the seeds of one learning rate, its shade their range. A diverged seed counts as ∞ from where it ended, as in the windows: the
-line stops where half of the seeds are gone.
+A line is the median over the seeds of one learning rate, its shade their range. A diverged seed counts as ∞ from where
+it ended, as in the windows: the line stops where half of the seeds are gone.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ EARLY_SHARE = 5  # the early panel holds the first fifth of the steps
 SERIES_PER_FIGURE, RATES_PER_ROW = 5, 3
 POINTS = 400  # drawn of a line
 CAPTION = (
-    "Training loss against step by mechanism, as in the consensus paper's Figure 7, early (left, averaged over a hundredth of the run) and late (right, "
-    "over a twentieth), each on a scale of its own. Line: median over the seeds of a learning rate, ending where half of them have diverged; shade: their "
-    "range; circles: validation NLL; ×: the last loss of a run that diverged. What rises above the axis is cut."
+    "Training loss against step by mechanism, as in the consensus paper's Figure 7, early (left, averaged over a "
+    "hundredth of the run) and late (right, over a twentieth), each on a scale of its own. Line: median over the "
+    "seeds of a learning rate, ending where half of them have diverged; shade: their range; circles: validation "
+    "NLL; ×: the last loss of a run that diverged. What rises above the axis is cut."
 )
 BY_RATE_CAPTION = (
-    "The same by learning rate, the mechanisms beside each other, as the consensus paper's Figures 8 and 9; averaged over a twentieth of the run, scaled to "
-    "what comes after its first fifth."
+    "The same by learning rate, the mechanisms beside each other, as the consensus paper's Figures 8 and 9; "
+    "averaged over a twentieth of the run, scaled to what comes after its first fifth."
 )
 NAME, BY_RATE = "curves", "curves-by-lr"
 Limits = tuple[float, float]
@@ -59,23 +61,34 @@ def body(study: Study, drawn: Drawn) -> str:
 
 
 def smoothed(loss: Column, width: int | None = None) -> Column:
-    """Centred running mean over ``width`` steps (a twentieth of the run); non-finite losses are left out, not averaged in."""
+    """Centred running mean over ``width`` steps (a twentieth of the run); non-finite losses are left out, not averaged
+    in."""
     finite = loss.where(np.isfinite(loss))
     return finite.rolling(width or max(1, len(loss) // 20), center=True, min_periods=1).mean().where(finite.notna())
 
 
 def median_curve(runs: Frame, width: int) -> Frame:
-    """Columns median, low, high by step, of the smoothed losses of runs that differ in their seed; median NaN where half of them or more have diverged."""
+    """Columns median, low, high by step, of the smoothed losses of runs that differ in their seed; median NaN where
+    half of them or more have diverged."""
     curves, ended = {}, {}
     for run_id, run in runs[np.isfinite(runs["loss"])].groupby("run_id"):
-        curves[run_id], ended[run_id] = smoothed(run.set_index("step")["loss"].sort_index(), width), bool(run["diverged"].iloc[0])
+        curves[run_id], ended[run_id] = (
+            smoothed(run.set_index("step")["loss"].sort_index(), width),
+            bool(run["diverged"].iloc[0]),
+        )
     table = pd.DataFrame(curves).sort_index()
     counted = table.copy()
     for run_id in table:
         if ended[run_id]:
             counted.loc[counted.index > table[run_id].last_valid_index(), run_id] = math.inf
-    middle = pd.Series(np.nanmedian(counted.to_numpy(dtype=float), axis=1), index=table.index) if len(table) else pd.Series(dtype=float)
-    return pd.DataFrame({"median": middle.where(np.isfinite(middle)), "low": table.min(axis=1), "high": table.max(axis=1)})
+    middle = (
+        pd.Series(np.nanmedian(counted.to_numpy(dtype=float), axis=1), index=table.index)
+        if len(table)
+        else pd.Series(dtype=float)
+    )
+    return pd.DataFrame(
+        {"median": middle.where(np.isfinite(middle)), "low": table.min(axis=1), "high": table.max(axis=1)}
+    )
 
 
 def _by_mechanism(study: Study, rows: Frame, names: Iterable[str]) -> Figure:
@@ -108,8 +121,12 @@ def _by_rate(study: Study, rows: Frame, names: list[str]) -> Figure:
     lines = -(-len(lrs) // RATES_PER_ROW)
     figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 1.6 * lines), layout="constrained")
     axes = figure.subplots(lines, min(RATES_PER_ROW, len(lrs)), sharex=True, sharey=True, squeeze=False).ravel()
-    curves = {(name, lr): median_curve(runs, max(1, last // 20)) for (name, lr), runs in rows.groupby(["series", "run_lr"])}
-    limits = _limits([line[line.index >= last // EARLY_SHARE] for line in curves.values()], rows["val_nll"], early=False)
+    curves = {
+        (name, lr): median_curve(runs, max(1, last // 20)) for (name, lr), runs in rows.groupby(["series", "run_lr"])
+    }
+    limits = _limits(
+        [line[line.index >= last // EARLY_SHARE] for line in curves.values()], rows["val_nll"], early=False
+    )
     for index, lr in enumerate(lrs):
         for name in names:
             runs = rows[(rows["series"] == name) & (rows["run_lr"] == lr)]
@@ -130,7 +147,8 @@ def _by_rate(study: Study, rows: Frame, names: list[str]) -> Figure:
 
 
 def _limits(lines: list[Frame], validation: Column, *, early: bool) -> Limits:
-    """Room for the median lines: early up to where they start, late up to where nine tenths of their points lie; what blows up is cut."""
+    """Room for the median lines: early up to where they start, late up to where nine tenths of their points lie; what
+    blows up is cut."""
     known = [line["median"].dropna() for line in lines]
     known = [line for line in known if len(line)]
     if not known:
@@ -143,14 +161,23 @@ def _limits(lines: list[Frame], validation: Column, *, early: bool) -> Limits:
     return low - 0.06 * room, high + 0.1 * room
 
 
-def _draw(ax: Axes, line: Frame, runs: Frame, color, span: tuple[int, int], limits: Limits, look: Look | None = None) -> None:
-    """One line with its shade; circles: the median of the validation NLLs of a step; a cross: the end of each diverged run within the span."""
+def _draw(
+    ax: Axes, line: Frame, runs: Frame, color, span: tuple[int, int], limits: Limits, look: Look | None = None
+) -> None:
+    """One line with its shade; circles: the median of the validation NLLs of a step; a cross: the end of each diverged
+    run within the span."""
     shown = line[(line.index >= span[0]) & (line.index <= span[1])]
     thin = shown.iloc[:: max(1, len(shown) // POINTS)]
     ax.plot(thin.index, thin["median"], color=color, linewidth=0.95, linestyle=look.dashes if look else "-", zorder=3)
     ax.fill_between(thin.index, thin["low"], thin["high"], color=color, alpha=0.16, linewidth=0, zorder=2)
-    checked = runs[np.isfinite(runs["val_nll"]) & (runs["step"] >= span[0]) & (runs["step"] <= span[1])].groupby("step")["val_nll"].median()
-    ax.plot(checked.index, checked, "o", color=color, markerfacecolor="white", markersize=2.8, markeredgewidth=0.8, zorder=4)
+    checked = (
+        runs[np.isfinite(runs["val_nll"]) & (runs["step"] >= span[0]) & (runs["step"] <= span[1])]
+        .groupby("step")["val_nll"]
+        .median()
+    )
+    ax.plot(
+        checked.index, checked, "o", color=color, markerfacecolor="white", markersize=2.8, markeredgewidth=0.8, zorder=4
+    )
     for _, run in runs[runs["diverged"] & np.isfinite(runs["loss"])].groupby("run_id"):
         last = run.loc[run["step"].idxmax()]
         if span[0] <= last["step"] <= span[1]:
@@ -160,14 +187,28 @@ def _draw(ax: Axes, line: Frame, runs: Frame, color, span: tuple[int, int], limi
 def _marks(rows: Frame) -> list[Line2D]:
     marks = []
     if rows["val_nll"].notna().any():
-        marks.append(Line2D([], [], color=MUTED, marker="o", markerfacecolor="white", markersize=4, linestyle="none", label="validation"))
+        marks.append(
+            Line2D(
+                [],
+                [],
+                color=MUTED,
+                marker="o",
+                markerfacecolor="white",
+                markersize=4,
+                linestyle="none",
+                label="validation",
+            )
+        )
     if rows["diverged"].any():
         marks.append(Line2D([], [], color=MUTED, label="diverged", **CROSS))
     return marks
 
 
 def _rate_legend(figure: Figure, colors: dict, rows: Frame) -> None:
-    handles = [*(Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()), *_marks(rows)]
+    handles = [
+        *(Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()),
+        *_marks(rows),
+    ]
     place = {"loc": "outside upper center", "ncols": legend_columns(handles), "handlelength": 1.4, "columnspacing": 1.3}
     figure.legend(handles=handles, title="learning rate", title_fontsize=8.5, **place)
 

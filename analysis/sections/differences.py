@@ -14,11 +14,13 @@ from analysis.words import plural, power
 
 HEADER = ("mechanism", "pairs", "|difference|", "other sign", "exact", "paper's", "exact", "paper's")
 GROUPS = (("", 2), ("uᵀHu", 2), ("median α_max", 2), ("% stable", 2))
-DOUBTFUL = 1e-3  # relative error beyond which a reader asks which side erred (`stability.probes.curvature.descent.DOUBTFUL`)
+# relative error beyond which a reader asks which side erred (`stability.probes.curvature.descent.DOUBTFUL`)
+DOUBTFUL = 1e-3
 
 
 def verification(study: Study) -> str:
-    """How the curvatures were computed, how far one of each run and state lies from central differences, and which of the two is off where that is far."""
+    """How the curvatures were computed, how far one of each run and state lies from central differences, and which of
+    the two is off where that is far."""
     rows = of_trained(study, study.curvature)
     used = f"Methods: {methods(rows)}."
     checked = rows[rows["rel_error"].notna()]
@@ -26,14 +28,15 @@ def verification(study: Study) -> str:
         return f"{used} No curvature was compared with central differences."
     worst = checked.loc[checked["rel_error"].idxmax()]
     return (
-        f"{used} Verification: in {plural(len(checked), 'step')} the curvature was compared with central differences of the gradient; relative "
-        f"error: median {power(float(np.median(checked['rel_error'])))}, largest {power(float(worst['rel_error']))} "
-        f"(run {worst['run_id']}, state {worst['state']}).{_which_erred(checked)}"
+        f"{used} Verification: in {plural(len(checked), 'step')} the curvature was compared with central differences "
+        f"of the gradient; relative error: median {power(float(np.median(checked['rel_error'])))}, largest "
+        f"{power(float(worst['rel_error']))} (run {worst['run_id']}, state {worst['state']}).{_which_erred(checked)}"
     )
 
 
 def _which_erred(checked: Frame) -> str:
-    """Of the steps beyond `DOUBTFUL`: how far the difference, and the curvature that is used, lie from the curvature in float64; "" without such steps."""
+    """Of the steps beyond `DOUBTFUL`: how far the difference, and the curvature that is used, lie from the curvature in
+    float64; "" without such steps."""
     doubtful = checked[checked["rel_error"] > DOUBTFUL]
     judged = doubtful[np.isfinite(doubtful["float64_curvature"])]
     if doubtful.empty:
@@ -41,11 +44,18 @@ def _which_erred(checked: Frame) -> str:
     beyond = f" Beyond {DOUBTFUL:g}: {plural(len(doubtful), 'step')}"
     if judged.empty:
         return f"{beyond}, none of them computed in float64: which of the two is off is not known there."
-    off, error = (float(relative_difference(judged[name], judged["float64_curvature"]).max()) for name in ("difference_curvature", "curvature"))
-    others = f"; of the other {len(doubtful) - len(judged)} it is not known which is off" if len(judged) < len(doubtful) else ""
+    off, error = (
+        float(relative_difference(judged[name], judged["float64_curvature"]).max())
+        for name in ("difference_curvature", "curvature")
+    )
+    others = (
+        f"; of the other {len(doubtful) - len(judged)} it is not known which is off"
+        if len(judged) < len(doubtful)
+        else ""
+    )
     return (
-        f"{beyond}, {'all' if not others else len(judged)} of them computed once more in float64: there the difference was off by up to {power(off)}, the "
-        f"value that is used by up to {power(error)}{others}."
+        f"{beyond}, {'all' if not others else len(judged)} of them computed once more in float64: there the "
+        f"difference was off by up to {power(off)}, the value that is used by up to {power(error)}{others}."
     )
 
 
@@ -54,10 +64,13 @@ def _papers_error(rows: Frame) -> str:
     judged = rows[np.isfinite(rows["float64_curvature"])]
     if judged.empty:
         return ""
-    off, error = (float(relative_difference(judged[name], judged["float64_curvature"]).max()) for name in ("parity_curvature", "curvature"))
+    off, error = (
+        float(relative_difference(judged[name], judged["float64_curvature"]).max())
+        for name in ("parity_curvature", "curvature")
+    )
     return (
-        f" In {plural(len(judged), 'pair')} uᵀHu was computed once more in float64: there the paper's difference was off by up to {power(off)}, the exact "
-        f"value by up to {power(error)}."
+        f" In {plural(len(judged), 'pair')} uᵀHu was computed once more in float64: there the paper's difference was "
+        f"off by up to {power(off)}, the exact value by up to {power(error)}."
     )
 
 
@@ -73,7 +86,8 @@ def relative_difference(exact: Column, other: Column) -> Column:
 
 
 def other_sign(exact: Column, other: Column) -> Column:
-    """Where one curvature is positive and the other is not: Eq. 18 then gives a finite step to one and none to the other."""
+    """Where one curvature is positive and the other is not: Eq. 18 then gives a finite step to one and none to the
+    other."""
     return (exact > 0) != (other > 0)
 
 
@@ -84,21 +98,32 @@ def differences_table(study: Study) -> Table | None:
     for phase, state in phases_and_states(study):
         of_state, count = pairs(recorded(study, phase, state)), counted(study, phase, state)
         for name in (name for name in study.series if name in set(of_state["series"])):
-            body.append(_row(of_state[of_state["series"] == name], name, f"{phase}, {state}", diverged_note(count[count["series"] == name])))
+            body.append(
+                _row(
+                    of_state[of_state["series"] == name],
+                    name,
+                    f"{phase}, {state}",
+                    diverged_note(count[count["series"] == name]),
+                )
+            )
     if not body:
         return None
     caption = (
-        "The recorded steps measured both exactly and by the paper's central difference of gradients, (∇L(θ+εu) − ∇L(θ−εu))/2ε with raw ε = 1e-4, at the "
-        "same θ and along the same u. Difference: median of |a − b| / max(|a|, |b|), below it the largest; other sign: share of pairs in which one of "
-        f"the two is positive and the other is not. α_max: median of the finite ones. % stable: share of the pairs with α_max above the training LR (a run "
-        "that diverged has no pairs at a terminal checkpoint and is counted under them)."
-        f"{_papers_error(rows)}{SW if 'sw' in set(rows['mechanism']) else ''} {source(study)}"
+        "The recorded steps measured both exactly and by the paper's central difference of gradients, (∇L(θ+εu) − "
+        "∇L(θ−εu))/2ε with raw ε = 1e-4, at the same θ and along the same u. Difference: median of |a − b| / "
+        "max(|a|, |b|), below it the largest; other sign: share of pairs in which one of the two is positive and "
+        "the other is not. α_max: median of the finite ones. % stable: share of the pairs with α_max above the "
+        "training LR (a run that diverged has no pairs at a terminal checkpoint and is counted under "
+        f"them).{_papers_error(rows)}{SW if 'sw' in set(rows['mechanism']) else ''} {source(study)}"
     )
     return Table("Exact and finite differences", caption, HEADER, tuple(body), GROUPS)
 
 
 # Section 5.2.1 and Eq. 20
-SW = " For sw the paper has differences only: its band-masked implementation gave numerically unstable Hessian-vector products. Here sw is exact as well."
+SW = (
+    " For sw the paper has differences only: its band-masked implementation gave numerically unstable "
+    "Hessian-vector products. Here sw is exact as well."
+)
 
 
 def _row(part: Frame, name: str, where: str, lost: str) -> tuple[Cell, ...]:

@@ -1,4 +1,5 @@
-"""Attention's consensus discrepancy by depth beside PDMM's by iteration (`stability.probe what=pdmm`): tables, figures, and whether it falls."""
+"""Attention's consensus discrepancy by depth beside PDMM's by iteration (`stability.probe what=pdmm`): tables, figures,
+and whether it falls."""
 
 from __future__ import annotations
 
@@ -29,31 +30,38 @@ REACHED = 1e-6  # relative distance from the optimum that counts as reached
 ROUNDING = 1e-12  # below it an error is rounding
 FIGURE, PDMM = "discrepancy", "pdmm"
 MEASURED = (
-    "Root mean square of V − γAV over that of V, over heads, positions and held-out sequences, A the layer's softmax; own γ: the layer's (1 for sa and sw), "
-    "γ = 1: V − AV."
+    "Root mean square of V − γAV over that of V, over heads, positions and held-out sequences, A the layer's "
+    "softmax; own γ: the layer's (1 for sa and sw), γ = 1: V − AV."
 )
 CAPTIONS = {
     FIGURE: (
-        f"Consensus discrepancy of softmax attention by depth, {{phase}}. {MEASURED} Lines: medians over seeds, bands: their range; solid: own γ, dotted: "
-        "γ = 1 where that is another."
+        f"Consensus discrepancy of softmax attention by depth, {{phase}}. {MEASURED} Lines: medians over seeds, "
+        "bands: their range; solid: own γ, dotted: γ = 1 where that is another."
     ),
     PDMM: (
-        "PDMM on networks of {nodes} quadratic nodes ({recipe}): distance from the optimum of the KKT system, and the consensus discrepancy, the root mean "
-        "square of the constraints' residuals b_ij − A_ij x_i − A_ji x_j that enter the multipliers (Eqs. 3 and 4). Solid: synchronous; dotted: "
-        "asynchronous, where an iteration is as many updates of one random node as there are nodes."
+        "PDMM on networks of {nodes} quadratic nodes ({recipe}): distance from the optimum of the KKT system, and "
+        "the consensus discrepancy, the root mean square of the constraints' residuals b_ij − A_ij x_i − A_ji x_j "
+        "that enter the multipliers (Eqs. 3 and 4). Solid: synchronous; dotted: asynchronous, where an iteration is "
+        "as many updates of one random node as there are nodes."
     ),
 }
 
 
 def relative(rows: Frame, which: str) -> Column:
-    """Root mean square of Φ over that of V, by the rows' grouping keys (series … layer), pooled over heads and sequences of equal size."""
+    """Root mean square of Φ over that of V, by the rows' grouping keys (series … layer), pooled over heads and
+    sequences of equal size."""
     keys = ["order", "series", "run_lr", "seed", "layer"]
-    squares = rows.assign(part=rows[f"{which}_rms"] ** 2, value=rows["value_rms"] ** 2).groupby(keys)[["part", "value"]].mean()
+    squares = (
+        rows.assign(part=rows[f"{which}_rms"] ** 2, value=rows["value_rms"] ** 2)
+        .groupby(keys)[["part", "value"]]
+        .mean()
+    )
     return np.sqrt(squares["part"] / squares["value"])
 
 
 def slopes(by_layer: Column) -> Column:
-    """By series, LR and seed the least-squares slope of the relative discrepancy against the layer's number; NaN below two layers."""
+    """By series, LR and seed the least-squares slope of the relative discrepancy against the layer's number; NaN below
+    two layers."""
 
     def fit(one_seed: Column) -> float:
         layers = one_seed.index.get_level_values("layer").to_numpy(dtype=float)
@@ -93,7 +101,11 @@ def _phases(rows: Frame) -> list[str]:
 
 
 def _depth_tables(rows: Frame, origin: str) -> list[Table]:
-    return [make(rows[rows["phase"] == phase], PHASES.get(phase, phase), origin) for phase in _phases(rows) for make in (_layer_table, _slope_table)]
+    return [
+        make(rows[rows["phase"] == phase], PHASES.get(phase, phase), origin)
+        for phase in _phases(rows)
+        for make in (_layer_table, _slope_table)
+    ]
 
 
 def _layer_table(rows: Frame, phase: str, origin: str) -> Table:
@@ -101,11 +113,18 @@ def _layer_table(rows: Frame, phase: str, origin: str) -> Table:
     levels = ["order", "series", "run_lr", "layer"]
     gammas, body = rows.groupby(levels)["gamma"].first(), []
     for place, part in by_layer[OWN].groupby(level=levels):
-        cells = [spread_cell(values, "{:.3f}".format, POSITIVE) for values in (part, by_layer[UNSCALED].loc[part.index])]
+        cells = [
+            spread_cell(values, "{:.3f}".format, POSITIVE) for values in (part, by_layer[UNSCALED].loc[part.index])
+        ]
         _, series, lr, layer = place
         body.append((Cell(str(series)), Cell(lr_text(lr)), Cell(f"{layer:.0f}"), Cell(f"{gammas[place]:g}"), *cells))
     header = ("mechanism", "LR", "layer", "γ", "own γ", "γ = 1")
-    return Table(f"Consensus discrepancy of softmax attention, {phase}", f"{MEASURED} {INTERVAL_RULES[POSITIVE]}. {origin}", header, tuple(body))
+    return Table(
+        f"Consensus discrepancy of softmax attention, {phase}",
+        f"{MEASURED} {INTERVAL_RULES[POSITIVE]}. {origin}",
+        header,
+        tuple(body),
+    )
 
 
 def _slope_table(rows: Frame, phase: str, origin: str) -> Table:
@@ -116,11 +135,18 @@ def _slope_table(rows: Frame, phase: str, origin: str) -> Table:
         cells = [cell for values in both for cell in (_slope_cell(values), Cell(direction(values)))]
         body.append((Cell(str(series)), Cell(lr_text(lr)), *cells))
     caption = (
-        "Slope per layer of the relative discrepancy, by least squares over a run's attention layers; median over seeds. The paper expects it to fall with "
-        f"depth. Falls or rises: the 95 % interval of the mean over three seeds or more lies below or above 0. {INTERVAL_RULE}. {origin}"
+        "Slope per layer of the relative discrepancy, by least squares over a run's attention layers; median over "
+        "seeds. The paper expects it to fall with depth. Falls or rises: the 95 % interval of the mean over three "
+        f"seeds or more lies below or above 0. {INTERVAL_RULE}. {origin}"
     )
     groups = (("", 2), ("own γ", 2), ("γ = 1", 2))
-    return Table(f"Does the discrepancy fall with depth, {phase}", caption, ("mechanism", "LR", "slope", "depth", "slope", "depth"), tuple(body), groups)
+    return Table(
+        f"Does the discrepancy fall with depth, {phase}",
+        caption,
+        ("mechanism", "LR", "slope", "depth", "slope", "depth"),
+        tuple(body),
+        groups,
+    )
 
 
 def _slope_cell(per_seed: Column) -> Cell:
@@ -130,7 +156,8 @@ def _slope_cell(per_seed: Column) -> Cell:
 
 
 def pdmm_table(frame: Frame) -> Table:
-    """A row a graph and schedule: how fast PDMM reached the optimum, and its discrepancy at the first and the last iteration."""
+    """A row a graph and schedule: how fast PDMM reached the optimum, and its discrepancy at the first and the last
+    iteration."""
     body = []
     for (graph, schedule), part in frame.groupby(["graph", "schedule"], sort=False):
         ordered = part.sort_values("iteration")
@@ -138,13 +165,23 @@ def pdmm_table(frame: Frame) -> Table:
         first, last = ordered.iloc[0], ordered.iloc[-1]
         numbers = [power(value) for value in (last["error"], first["discrepancy"], last["discrepancy"])]
         steps = Cell(f"{reached.iloc[0]:.0f}" if len(reached) else "not reached")
-        body.append((Cell(graph), Cell(schedule), Cell(f"{first['edges']:.0f}"), steps, Cell(f"{shrinkage(ordered):.3f}"), *map(Cell, numbers)))
+        body.append(
+            (
+                Cell(graph),
+                Cell(schedule),
+                Cell(f"{first['edges']:.0f}"),
+                steps,
+                Cell(f"{shrinkage(ordered):.3f}"),
+                *map(Cell, numbers),
+            )
+        )
     header = ("graph", "schedule", "edges", f"to {power(REACHED, 1)}", "factor", "last error", "first", "last")
     last = int(frame["iteration"].max())
     caption = (
-        f"{frame['nodes'].iloc[0]:.0f} quadratic nodes, {recipe(frame)}; {last} iterations, an asynchronous one being as many updates of one random node as "
-        f"there are nodes. To {power(REACHED, 1)}: iterations until ‖x − x*‖ is that share of ‖x*‖, x* from the KKT system. Factor: mean per iteration of "
-        f"that error. Discrepancy: root mean square of the constraints' residuals at the first and the last iteration."
+        f"{frame['nodes'].iloc[0]:.0f} quadratic nodes, {recipe(frame)}; {last} iterations, an asynchronous one "
+        f"being as many updates of one random node as there are nodes. To {power(REACHED, 1)}: iterations until ‖x − "
+        "x*‖ is that share of ‖x*‖, x* from the KKT system. Factor: mean per iteration of that error. Discrepancy: "
+        "root mean square of the constraints' residuals at the first and the last iteration."
     )
     return Table("PDMM on small networks", caption, header, tuple(body), (("", 6), ("discrepancy", 2)))
 
@@ -167,18 +204,31 @@ def pdmm_figure(frame: Frame) -> Figure:
     """Error and discrepancy against the iteration, both logarithmic; a colour a graph."""
     figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
     axes = figure.subplots(1, 2)
-    colors = dict(zip(frame["graph"].unique(), itertools.cycle(color for color, _ in (*FIXED.values(), *OTHERS)), strict=False))
-    for ax, column, label in zip(axes, ("error", "discrepancy"), ("$\\|x - x^*\\| / \\|x^*\\|$", "consensus discrepancy"), strict=True):
+    colors = dict(
+        zip(frame["graph"].unique(), itertools.cycle(color for color, _ in (*FIXED.values(), *OTHERS)), strict=False)
+    )
+    for ax, column, label in zip(
+        axes, ("error", "discrepancy"), ("$\\|x - x^*\\| / \\|x^*\\|$", "consensus discrepancy"), strict=True
+    ):
         for (graph, schedule), part in frame.groupby(["graph", "schedule"], sort=False):
             above = part[part[column] > ROUNDING].sort_values("iteration")
-            ax.plot(above["iteration"], above[column], color=colors[graph], linestyle=_dashes(schedule == "synchronous"), linewidth=1.1)
+            ax.plot(
+                above["iteration"],
+                above[column],
+                color=colors[graph],
+                linestyle=_dashes(schedule == "synchronous"),
+                linewidth=1.1,
+            )
         ax.set_yscale("log")
         ax.yaxis.set_major_locator(LogLocator(numticks=7))
         ax.yaxis.set_minor_locator(NullLocator())
         ax.set_xlabel("iteration")
         ax.set_ylabel(label)
     handles = [Line2D([], [], color=color, linewidth=1.8, label=graph) for graph, color in colors.items()]
-    schedules = [Line2D([], [], color=INK, linestyle=_dashes(name == "synchronous"), label=name) for name in dict.fromkeys(frame["schedule"])]
+    schedules = [
+        Line2D([], [], color=INK, linestyle=_dashes(name == "synchronous"), label=name)
+        for name in dict.fromkeys(frame["schedule"])
+    ]
     fitting_legend(figure, [*handles, *schedules], 6)
     return figure
 
@@ -213,7 +263,15 @@ def _depth_panel(ax: Axes, part: Frame, colors: Mapping[float, Any]) -> None:
     for lr, at_lr in part.groupby("run_lr"):
         for which in (OWN, UNSCALED) if (at_lr["gamma"] != 1).any() else (OWN,):
             line = relative(at_lr, which).groupby(level="layer").agg(["median", "min", "max"])
-            ax.plot(line.index, line["median"], color=colors[lr], linestyle=_dashes(which == OWN), linewidth=1.1, marker="o", markersize=2.5)
+            ax.plot(
+                line.index,
+                line["median"],
+                color=colors[lr],
+                linestyle=_dashes(which == OWN),
+                linewidth=1.1,
+                marker="o",
+                markersize=2.5,
+            )
             ax.fill_between(line.index, line["min"], line["max"], color=colors[lr], alpha=0.13, linewidth=0)
     ax.set_xlabel("layer")
     ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -241,16 +299,25 @@ def hypothesis(study: Study) -> str:
     if FIGURE not in study.probes:
         return ""
     rows = _ordered(study)
-    found = [direction(part) for _, part in slopes(relative(rows[rows["phase"] == "terminal"], OWN)).groupby(level=["series", "run_lr"])]
+    found = [
+        direction(part)
+        for _, part in slopes(relative(rows[rows["phase"] == "terminal"], OWN)).groupby(level=["series", "run_lr"])
+    ]
     counts = [f"{found.count(word)} {said}" for word, said in _OUTCOMES.items() if word in found]
     return (
-        f"Does attention's discrepancy fall with depth, as the paper supposes? Of {len(found)} pairs of mechanism and learning rate: {listed(counts)}."
+        f"Does attention's discrepancy fall with depth, as the paper supposes? Of {len(found)} pairs of mechanism "
+        f"and learning rate: {listed(counts)}."
         if counts
         else ""
     )
 
 
-_OUTCOMES = {"falls": "fall", "rises": "rise", "undecided": "undecided at 95 %", "too few seeds": "with fewer than three seeds, which decide nothing"}
+_OUTCOMES = {
+    "falls": "fall",
+    "rises": "rise",
+    "undecided": "undecided at 95 %",
+    "too few seeds": "with fewer than three seeds, which decide nothing",
+}
 
 
 SECTION = Section(body, figures=figures)

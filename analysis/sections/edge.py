@@ -1,4 +1,5 @@
-"""What `lr=edge` found: each curve's best learning rate and its edges of stability with their brackets, and what that took against a grid."""
+"""What `lr=edge` found: each curve's best learning rate and its edges of stability with their brackets, and what that
+took against a grid."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ STATES = {
     "used up": "too noisy for narrow brackets in as many rates",
 }
 CAPTION = (
-    "Every learning rate that was tried, a row a mechanism. Filled: every seed ended stable; hollow: some seed spiked or learned nothing; ×: some seed "
-    "diverged. Star: the best rate; solid and dashed upright: the middles of the brackets of the edges by verdict and by NLL, arrows where an edge lies beyond."
+    "Every learning rate that was tried, a row a mechanism. Filled: every seed ended stable; hollow: some seed "
+    "spiked or learned nothing; ×: some seed diverged. Star: the best rate; solid and dashed upright: the middles "
+    "of the brackets of the edges by verdict and by NLL, arrows where an edge lies beyond."
 )
 
 
@@ -50,12 +52,16 @@ def edge_tables(study: Study) -> list[Table]:
     found = curves[0][1]
     unfinished = [f"{series} ({STATES[row.state]})" for series, row in curves if row.state != "found"]
     caption = (
-        f"Best: the lowest median NLL over seeds ({wording.unit(study)}); below it the neighbouring rates, between which the true best lies. By verdict: "
-        f"the largest rate at which every seed ended stable; by NLL: the largest whose median NLL is within {100 * found.nll_tolerance:g} % of the best, a "
-        f"divergence counting as infinite; below each the next rate tried, which no longer is: the edge lies in between, to {found.resolution_decades:g} "
-        f"decades. ≥: still so at the largest rate tried; <: not even at the smallest; none: at no rate, and the smallest learned too little rather than "
-        "diverged. Not at: rates below the edge that are beyond it all the same. Runs: how many there are, and how many a grid of the same resolution takes "
-        f"over the range that was tried. {_stopped(study)}" + (f"Not found to the end: {', '.join(unfinished)}. " if unfinished else "") + source(study)
+        f"Best: the lowest median NLL over seeds ({wording.unit(study)}); below it the neighbouring rates, between "
+        "which the true best lies. By verdict: the largest rate at which every seed ended stable; by NLL: the "
+        f"largest whose median NLL is within {100 * found.nll_tolerance:g} % of the best, a divergence counting as "
+        "infinite; below each the next rate tried, which no longer is: the edge lies in between, to "
+        f"{found.resolution_decades:g} decades. ≥: still so at the largest rate tried; <: not even at the smallest; "
+        "none: at no rate, and the smallest learned too little rather than diverged. Not at: rates below the edge "
+        "that are beyond it all the same. Runs: how many there are, and how many a grid of the same resolution "
+        f"takes over the range that was tried. {_stopped(study)}"
+        + (f"Not found to the end: {', '.join(unfinished)}. " if unfinished else "")
+        + source(study)
     )
     header = ("mechanism", "best LR", "NLL", "edge by verdict", "edge by NLL", "runs", "of a grid")
     return [Table("Best learning rates and edges of stability", caption, header, rows)]
@@ -67,7 +73,10 @@ def _stopped(study: Study) -> str:
     whole = study.runs["num_steps"].max()
     if diverged.empty or not diverged.sum() < len(diverged) * whole:
         return ""
-    return f"{plural(len(diverged), 'run')} diverged and stopped there, after {100 * diverged.sum() / (len(diverged) * whole):.0f} % of their steps. "
+    return (
+        f"{plural(len(diverged), 'run')} diverged and stopped there, after "
+        f"{100 * diverged.sum() / (len(diverged) * whole):.0f} % of their steps. "
+    )
 
 
 def _row(study: Study, series: str, row: Any) -> tuple[Cell, ...]:
@@ -75,9 +84,13 @@ def _row(study: Study, series: str, row: Any) -> tuple[Cell, ...]:
     seeds = Spread.of(at_best, POSITIVE) if math.isfinite(row.best_lr) else None
     return (
         Cell(series, "" if row.state == "found" else row.state),
-        Cell("--") if math.isnan(row.best_lr) else Cell(lr_text(row.best_lr), f"{_end(row.best_low)}–{_end(row.best_high)}"),
+        Cell("--")
+        if math.isnan(row.best_lr)
+        else Cell(lr_text(row.best_lr), f"{_end(row.best_low)}–{_end(row.best_high)}"),
         Cell("--") if seeds is None else Cell(f"{row.best_nll:.3f}", seeds.detail()),
-        _edge(row.verdict_lr, row.verdict_next_lr, row.verdict_exceptions, learned=not _only_plateaued(study.of(series))),
+        _edge(
+            row.verdict_lr, row.verdict_next_lr, row.verdict_exceptions, learned=not _only_plateaued(study.of(series))
+        ),
         _edge(row.nll_lr, row.nll_next_lr, row.nll_exceptions),
         Cell(f"{row.num_runs:.0f}", f"{plural(int(row.num_rates), 'rate')}, {plural(int(row.num_rounds), 'round')}"),
         Cell(f"{row.num_grid_runs:.0f}", f"n={row.num_seeds:.0f}"),
@@ -130,15 +143,36 @@ def _track(ax: Axes, study: Study, series: str, row: Any, place: int, look: Look
         if "diverged" in ended:
             ax.plot(lr, place, "x", color=look.color, markersize=4, markeredgewidth=1)
         else:
-            ax.plot(lr, place, "o", color=look.color, markersize=4, markerfacecolor=look.color if ended == {"stable"} else "white", markeredgewidth=0.8)
+            ax.plot(
+                lr,
+                place,
+                "o",
+                color=look.color,
+                markersize=4,
+                markerfacecolor=look.color if ended == {"stable"} else "white",
+                markeredgewidth=0.8,
+            )
     if math.isfinite(row.best_lr):
-        ax.plot(row.best_lr, place, "*", color=look.color, markersize=10, markeredgecolor=INK, markeredgewidth=0.6, zorder=5)
-    for lr, next_lr, dashes in ((row.verdict_lr, row.verdict_next_lr, "-"), (row.nll_lr, row.nll_next_lr, (0, (2, 1.4)))):
+        ax.plot(
+            row.best_lr, place, "*", color=look.color, markersize=10, markeredgecolor=INK, markeredgewidth=0.6, zorder=5
+        )
+    for lr, next_lr, dashes in (
+        (row.verdict_lr, row.verdict_next_lr, "-"),
+        (row.nll_lr, row.nll_next_lr, (0, (2, 1.4))),
+    ):
         if math.isfinite(lr) and math.isfinite(next_lr):
             middle = math.sqrt(lr * next_lr)
-            ax.plot([middle, middle], [place - 0.38, place + 0.38], color=INK, linewidth=1.2, linestyle=dashes, zorder=4)
+            ax.plot(
+                [middle, middle], [place - 0.38, place + 0.38], color=INK, linewidth=1.2, linestyle=dashes, zorder=4
+            )
         elif math.isfinite(lr):
-            ax.annotate("", (lr * 1.25, place), (lr, place), arrowprops={"arrowstyle": "->", "color": INK, "linestyle": dashes}, annotation_clip=False)
+            ax.annotate(
+                "",
+                (lr * 1.25, place),
+                (lr, place),
+                arrowprops={"arrowstyle": "->", "color": INK, "linestyle": dashes},
+                annotation_clip=False,
+            )
 
 
 def _legend() -> list[Line2D]:

@@ -1,4 +1,5 @@
-"""The generative NLL of the terminal checkpoints' samples, learning rate × mechanism; every table names the oracle that scored them."""
+"""The generative NLL of the terminal checkpoints' samples, learning rate × mechanism; every table names the oracle that
+scored them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from analysis.words import count_range, lr_text
 
 
 def generation_tables(study: Study) -> list[Table]:
-    """One for each oracle and six series; none where nothing was scored. Runs that different oracles scored never share a table."""
+    """One for each oracle and six series; none where nothing was scored. Runs that different oracles scored never share
+    a table."""
     if "generation" not in study.generation:
         return []
     scored = study.with_run(study.generation["generation"].query("phase == 'terminal'").drop(columns="seed"))
@@ -30,8 +32,9 @@ def _table(study: Study, scored: Frame, oracle: str, series: tuple[str, ...]) ->
     rows = tuple((Cell(lr_text(lr)), *(_cell(by_run, name, lr) for name in series)) for lr in lrs)
     caption = (
         f"Oracle: {oracle} (weights {shown['oracle_sha256'].iloc[0][:12]}). {_unit(shown)}; mean over "
-        f"{count_range(shown.groupby('run_id').size())} samples of the terminal checkpoint, median over seeds. {INTERVAL_RULES[POSITIVE]}"
-        f"{_per_byte(shown)}. {_how(shown)} Low is not good by itself: repetition scores low. {source(study)}"
+        f"{count_range(shown.groupby('run_id').size())} samples of the terminal checkpoint, median over seeds. "
+        f"{INTERVAL_RULES[POSITIVE]}{_per_byte(shown)}. {_how(shown)} Low is not good by itself: repetition scores "
+        f"low. {source(study)}"
     )
     return Table("Generative NLL against learning rate", caption, ("LR", *series), rows)
 
@@ -50,7 +53,10 @@ def _cell(by_run: Frame, series: str, lr: float) -> Cell:
 def _unit(shown: Frame) -> str:
     draws = shown["oracle_draws"].dropna()
     if len(draws):
-        return f"Its masked NLL in nats per residue, a sample's tracks added up, each averaged over {count_range(draws)} draws of masks"
+        return (
+            "Its masked NLL in nats per residue, a sample's tracks added up, each averaged over "
+            f"{count_range(draws)} draws of masks"
+        )
     return "Nats per token of the oracle, the first token of a sample given"
 
 
@@ -59,7 +65,10 @@ def _per_byte(shown: Frame) -> str:
     if shown["oracle_draws"].notna().any():
         return ""
     if shown["nll_per_byte"].isna().all():
-        return "; none per byte, since the samples' tokens (an unknown one among them) do not say how many bytes they stand for"
+        return (
+            "; none per byte, since the samples' tokens (an unknown one among them) do not say how many bytes they "
+            "stand for"
+        )
     return "; below it, where the oracle's tokens are no bytes, nats per byte"
 
 
@@ -71,4 +80,7 @@ def _how(shown: Frame) -> str:
 
 def _in_words(kind) -> str:
     steps = f" in {kind.steps:g} steps" if kind.steps == kind.steps else ""
-    return f"{kind.sampler}{steps}, temperature {kind.temperature:g}{f', contexts {kind.contexts}' if kind.contexts else ''}"
+    return (
+        f"{kind.sampler}{steps}, temperature "
+        f"{kind.temperature:g}{f', contexts {kind.contexts}' if kind.contexts else ''}"
+    )

@@ -1,5 +1,5 @@
-"""The generative NLL (what an oracle makes of the models' own samples) in the report: figure, tables and windows, as the right halves of the paper's
-Figures 2 and 3 and Tables 2 and 3."""
+"""The generative NLL (what an oracle makes of the models' own samples) in the report: figure, tables and windows, as
+the right halves of the paper's Figures 2 and 3 and Tables 2 and 3."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from analysis.study.load import Study
 
 NAME = "generative-nll"
 CAPTION = (
-    "Generative NLL in {unit} against learning rate; points, lines, bars and ×: as for the validation NLL. A low value is no proof "
-    "of good samples: repetition scores low. {oracle}"
+    "Generative NLL in {unit} against learning rate; points, lines, bars and ×: as for the validation NLL. A low "
+    "value is no proof of good samples: repetition scores low. {oracle}"
 )
 
 
 def oracle(study: Study) -> str:
-    """``"Oracle: …. "``, if one scored every generation of the study; "" where none did, or several, whose numbers make no common line."""
+    """``"Oracle: …. "``, if one scored every generation of the study; "" where none did, or several, whose numbers make
+    no common line."""
     scored = study.runs[np.isfinite(study.runs["gen_nll"])]
     names = sorted(set(scored["gen_oracle"]))
     return f"Oracle: {names[0] or 'not recorded'}. " if len(names) == 1 else ""

@@ -21,10 +21,11 @@ NAME = "gradient-norms"
 PANELS = 4  # learning rates, evenly chosen
 WINDOW_SHARE = 50  # of the steps: how many a mean runs over
 CAPTION = (
-    "Norm of the whole gradient before clipping against step, as mHC-lite's Figure 2, by learning rate (four at most). Line: median over seeds of a running "
-    "mean over a fiftieth of the steps; shade: the seeds' range. A line ends where its last seed does. With n streams the head reads the sum of n normed ones, "
-    "so that the logits start n times as large as with the plain residual (hc; mhc and mhc_lite nearly). NLL and gradient norm start larger for that "
-    "alone{here}, which is no sign of instability, but clip_norm acts on it."
+    "Norm of the whole gradient before clipping against step, as mHC-lite's Figure 2, by learning rate (four at "
+    "most). Line: median over seeds of a running mean over a fiftieth of the steps; shade: the seeds' range. A line "
+    "ends where its last seed does. With n streams the head reads the sum of n normed ones, so that the logits "
+    "start n times as large as with the plain residual (hc; mhc and mhc_lite nearly). NLL and gradient norm start "
+    "larger for that alone{here}, which is no sign of instability, but clip_norm acts on it."
 )
 
 
@@ -42,15 +43,23 @@ def body(study: Study, drawn: Drawn) -> str:
 
 
 def _at_the_start(study: Study) -> str:
-    """By how much, beside the plain residual of the same mechanism: ranges over mechanisms and schemes of medians over runs; "" without a plain one."""
+    """By how much, beside the plain residual of the same mechanism: ranges over mechanisms and schemes of medians over
+    runs; "" without a plain one."""
     norms = study.curves[study.curves["grad_norm"] > 0].sort_values("step").groupby("run_id")["grad_norm"].first()
     runs = study.runs.assign(start=study.runs["run_id"].map(norms))
     medians = runs.groupby(["mechanism", "residual"])[["init_nll", "start"]].median().dropna()
-    beside = [(row, medians.loc[(mechanism, PLAIN)]) for (mechanism, name), row in medians.iterrows() if name != PLAIN and (mechanism, PLAIN) in medians.index]
+    beside = [
+        (row, medians.loc[(mechanism, PLAIN)])
+        for (mechanism, name), row in medians.iterrows()
+        if name != PLAIN and (mechanism, PLAIN) in medians.index
+    ]
     if not beside:
         return ""
     nll, plain = (_span([values["init_nll"] for values in side], ".2f") for side in zip(*beside, strict=True))
-    return f" (here {nll} against {plain} nats and {_span([row['start'] / base['start'] for row, base in beside], '.1f')} times the norm)"
+    return (
+        f" (here {nll} against {plain} nats and "
+        f"{_span([row['start'] / base['start'] for row, base in beside], '.1f')} times the norm)"
+    )
 
 
 def _span(values: Sequence[float], digits: str) -> str:
@@ -60,7 +69,10 @@ def _span(values: Sequence[float], digits: str) -> str:
 
 def _figure(study: Study, rows: Frame) -> Figure:
     rates = sorted(set(rows["run_lr"]))
-    shown = [rates[place] for place in sorted({round(place) for place in np.linspace(0, len(rates) - 1, min(PANELS, len(rates)))})]
+    shown = [
+        rates[place]
+        for place in sorted({round(place) for place in np.linspace(0, len(rates) - 1, min(PANELS, len(rates)))})
+    ]
     styles, present = looks(study), set(rows["series"])
     figure = Figure(figsize=(max(3.2, WIDTH_INCHES * min(1.0, 0.1 + 0.24 * len(shown))), 2.6), layout="constrained")
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
@@ -87,7 +99,9 @@ def _line(ax: Axes, rows: Frame, look: Look) -> None:
 def norms(rows: Frame) -> Frame:
     """A column a run, a row a step: its running mean."""
     runs = {run_id: run.set_index("step")["grad_norm"].sort_index() for run_id, run in rows.groupby("run_id")}
-    return pd.DataFrame({run_id: norm.rolling(max(1, len(norm) // WINDOW_SHARE), min_periods=1).mean() for run_id, norm in runs.items()})
+    return pd.DataFrame(
+        {run_id: norm.rolling(max(1, len(norm) // WINDOW_SHARE), min_periods=1).mean() for run_id, norm in runs.items()}
+    )
 
 
 SECTION = Section(body, figures=figures)

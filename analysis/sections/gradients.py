@@ -19,8 +19,9 @@ from analysis.words import lr_text
 NAME = "gradients"
 COLUMNS, PANELS, LABELS = 2, 6, 24
 CAPTION = (
-    "Gradient norm of each block of parameters before clipping (log₁₀) against step, in the run that broke at the lowest learning rate: that diverged, "
-    "spiked or was held up by its guards, first seed; where none of a mechanism's did, at its highest rate. White: not finite."
+    "Gradient norm of each block of parameters before clipping (log₁₀) against step, in the run that broke at the "
+    "lowest learning rate: that diverged, spiked or was held up by its guards, first seed; where none of a "
+    "mechanism's did, at its highest rate. White: not finite."
 )
 
 
@@ -40,7 +41,8 @@ def body(study: Study, drawn: Drawn) -> str:
 
 
 def broken_run(study: Study, series: str, rows: Frame) -> Any:
-    """The run of the lowest rate at which one broke, of these with the lowest seed; else that of the highest rate; None where none has rows."""
+    """The run of the lowest rate at which one broke, of these with the lowest seed; else that of the highest rate; None
+    where none has rows."""
     runs = study.of(series)
     runs = runs[runs["run_id"].isin(set(rows["run_id"]))].sort_values(["lr", "seed"], kind="stable")
     broken = runs[runs["status"].isin(("diverged", "spiked")) | runs["run_id"].isin(guarded(runs)["run_id"])]
@@ -50,8 +52,11 @@ def broken_run(study: Study, series: str, rows: Frame) -> Any:
 
 
 def grid(rows: Frame) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Blocks in the model's order, steps, and log₁₀ of the norms (blocks × steps); NaN where there is none or it is 0."""
-    table = rows.pivot_table(index="block", columns="step", values="grad_norm", dropna=False, sort=False).sort_index(axis=1)
+    """Blocks in the model's order, steps, and log₁₀ of the norms (blocks × steps); NaN where there is none or it is
+    0."""
+    table = rows.pivot_table(index="block", columns="step", values="grad_norm", dropna=False, sort=False).sort_index(
+        axis=1
+    )
     table = table.reindex(rows["block"].drop_duplicates())
     norms = table.to_numpy(dtype=float)
     return list(table.index), table.columns.to_numpy(dtype=float), np.log10(np.where(norms > 0, norms, np.nan))
@@ -61,13 +66,25 @@ def _figure(rows: Frame, runs: Sequence[Any]) -> Figure:
     found = [grid(rows[rows["run_id"] == run.run_id]) for run in runs]
     lines, columns = math.ceil(len(runs) / COLUMNS), min(COLUMNS, len(runs))
     height = min(3.4, 0.7 + 0.11 * max(len(blocks) for blocks, _, _ in found))
-    figure = Figure(figsize=(WIDTH_INCHES if columns > 1 else 0.62 * WIDTH_INCHES, 0.3 + height * lines), layout="constrained")
+    figure = Figure(
+        figsize=(WIDTH_INCHES if columns > 1 else 0.62 * WIDTH_INCHES, 0.3 + height * lines), layout="constrained"
+    )
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
     finite = np.concatenate([values[np.isfinite(values)] for _, _, values in found])
-    low, high = np.percentile(finite, (1, 99)) if len(finite) else (0.0, 1.0)  # the last steps of a run that blows up would take the whole scale
+    # the last steps of a run that blows up would take the whole scale
+    low, high = np.percentile(finite, (1, 99)) if len(finite) else (0.0, 1.0)
     image: Any = None
     for ax, run, (blocks, steps, values) in zip(axes, runs, found, strict=False):
-        image = ax.pcolormesh(steps, np.arange(len(blocks)), values, cmap="plasma", vmin=low, vmax=high, shading="nearest", rasterized=True)
+        image = ax.pcolormesh(
+            steps,
+            np.arange(len(blocks)),
+            values,
+            cmap="plasma",
+            vmin=low,
+            vmax=high,
+            shading="nearest",
+            rasterized=True,
+        )
         ax.grid(visible=False)
         ax.invert_yaxis()
         stride = math.ceil(len(blocks) / LABELS)
@@ -77,7 +94,9 @@ def _figure(rows: Frame, runs: Sequence[Any]) -> Figure:
         ax.set_title(f"{run.series}, LR {lr_text(run.lr)}, seed {run.seed:g}: {run.status}", loc="left", fontsize=8.5)
     for ax in axes[len(runs) :]:
         ax.remove()
-    figure.colorbar(image, ax=list(axes[: len(runs)]), label="$\\log_{10}$ gradient norm", shrink=0.9, pad=0.01, extend="both")
+    figure.colorbar(
+        image, ax=list(axes[: len(runs)]), label="$\\log_{10}$ gradient norm", shrink=0.9, pad=0.01, extend="both"
+    )
     return figure
 
 

@@ -1,4 +1,5 @@
-"""Figures of what `stability.probe` measured: λ_1 of the plain graphs, the layers as filters, energies before and after, σ(W_qᵀW_k) against LR."""
+"""Figures of what `stability.probe` measured: λ_1 of the plain graphs, the layers as filters, energies before and
+after, σ(W_qᵀW_k) against LR."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ CONNECTIVITY_CAPTION = (
 
 
 def connectivity_figure(frame: Frame) -> Figure:
-    """λ_1 against N at each w, and against w at each N, both logarithmic, with closed form, bounds and fitted slopes."""
+    """λ_1 against N at each w, and against w at each N, both logarithmic, with closed form, bounds and fitted
+    slopes."""
     figure = Figure(figsize=(WIDTH_INCHES, 3.0), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     _connectivity_panel(left, frame, across="positions", fixed="window", names=("number of positions $N$", "w", "N"))
@@ -59,13 +61,27 @@ def connectivity_figure(frame: Frame) -> Figure:
     handles = [
         Line2D([], [], color=INK, marker="o", markersize=3.5, label="window path"),
         Line2D([], [], color=MUTED, linewidth=5, alpha=0.35, label="bounds"),
-        Line2D([], [], color=MUTED, linestyle="--", marker="x", markersize=4, linewidth=0.8, label="cycle and closed form"),
+        Line2D(
+            [], [], color=MUTED, linestyle="--", marker="x", markersize=4, linewidth=0.8, label="cycle and closed form"
+        ),
     ]
     whole = frame[frame["graph"] == "complete"].sort_values("positions")
     if len(whole):
         left.plot(whole["positions"], whole["bound_low"], color=MUTED, linestyle=":", linewidth=0.8)
         left.plot(whole["positions"], whole["connectivity"], "s", color=MUTED, markersize=3.5, markerfacecolor="none")
-        handles.append(Line2D([], [], color=MUTED, linestyle=":", marker="s", markersize=3.5, markerfacecolor="none", linewidth=0.8, label="complete, and N"))
+        handles.append(
+            Line2D(
+                [],
+                [],
+                color=MUTED,
+                linestyle=":",
+                marker="s",
+                markersize=3.5,
+                markerfacecolor="none",
+                linewidth=0.8,
+                label="complete, and N",
+            )
+        )
     fitting_legend(figure, handles, 4)
     return figure
 
@@ -74,16 +90,22 @@ def _connectivity_panel(ax: Axes, frame: Frame, *, across: str, fixed: str, name
     label, held, base = names
     colors = lr_colors(frame[frame["graph"] == "window"][fixed])
     for value, color in colors.items():
-        path, ring = (frame[(frame["graph"] == graph) & (frame[fixed] == value)].sort_values(across) for graph in ("window", "cycle"))
+        path, ring = (
+            frame[(frame["graph"] == graph) & (frame[fixed] == value)].sort_values(across)
+            for graph in ("window", "cycle")
+        )
         ax.fill_between(path[across], path["bound_low"], path["bound_high"], color=color, alpha=0.18, linewidth=0)
         ax.plot(path[across], path["connectivity"], "o-", color=color, markersize=3, linewidth=0.9)
         ax.plot(ring[across], ring["bound_low"], color=color, linestyle="--", linewidth=0.6)
         ax.plot(ring[across], ring["connectivity"], "x", color=color, markersize=3.5, markeredgewidth=0.8)
         if len(path) > 2:
             text = f"${held}={value:.0f}$: ${base}^{{{slope(list(path[across]), list(path['connectivity'])):.2f}}}$"
-            end, side, away = (-1, "left", 4) if across == "positions" else (0, "right", -4)  # where all lines end together
+            # where all lines end together
+            end, side, away = (-1, "left", 4) if across == "positions" else (0, "right", -4)
             place = (path[across].iloc[end], path["connectivity"].iloc[end])
-            ax.annotate(text, place, (away, 0), textcoords="offset points", fontsize=7, color=color, va="center", ha=side)
+            ax.annotate(
+                text, place, (away, 0), textcoords="offset points", fontsize=7, color=color, va="center", ha=side
+            )
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     ax.yaxis.set_minor_locator(NullLocator())
@@ -103,7 +125,8 @@ def write_figure(draw: Callable[[Frame], Figure], frame: Frame, path: Path) -> P
 
 
 def filter_figures(study: Study, phase: str) -> list[Figure]:
-    """Factor against share of the signal space: a row a series, a column a layer (four at most, evenly chosen), a line an LR; four rows a figure."""
+    """Factor against share of the signal space: a row a series, a column a layer (four at most, evenly chosen), a line
+    an LR; four rows a figure."""
     rows = _of_phase(study, "filter", phase)
     if rows is None:
         return []
@@ -124,7 +147,10 @@ def _of_phase(study: Study, name: str, phase: str) -> Frame | None:
 
 def _chosen(items: Sequence[float], most: int) -> list[float]:
     """At most so many, evenly spaced, first and last among them."""
-    return [items[place] for place in sorted({round(place) for place in np.linspace(0, len(items) - 1, min(most, len(items)))})]
+    return [
+        items[place]
+        for place in sorted({round(place) for place in np.linspace(0, len(items) - 1, min(most, len(items)))})
+    ]
 
 
 def _filter_figure(rows: Frame, spectra: Frame | None, names: Sequence[str], layers: Sequence[float]) -> Figure:
@@ -150,7 +176,9 @@ def _filter_figure(rows: Frame, spectra: Frame | None, names: Sequence[str], lay
 
 def _lr_legend(figure: Figure, colors: dict[float, Any], more: Sequence[Line2D] = ()) -> None:
     handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
-    fitting_legend(figure, [*handles, *more], 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3)
+    fitting_legend(
+        figure, [*handles, *more], 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3
+    )
 
 
 def _filter_panel(ax: Axes, part: Frame, colors: dict[float, Any]) -> None:
@@ -163,9 +191,18 @@ def _filter_panel(ax: Axes, part: Frame, colors: dict[float, Any]) -> None:
 
 
 def _mark_what_is_left(ax: Axes, spectra: Frame, colors: dict[float, Any]) -> None:
-    """At the right edge, per LR, √(variance after / before): the factor, in the root mean square, by which the layer itself multiplied differences."""
+    """At the right edge, per LR, √(variance after / before): the factor, in the root mean square, by which the layer
+    itself multiplied differences."""
     for lr, at_lr in spectra.groupby("run_lr"):
-        ax.plot([1.04] * len(kept(at_lr, "variance")), np.sqrt(kept(at_lr, "variance")), "<", color=colors[lr], markersize=3.5, zorder=4, clip_on=False)
+        ax.plot(
+            [1.04] * len(kept(at_lr, "variance")),
+            np.sqrt(kept(at_lr, "variance")),
+            "<",
+            color=colors[lr],
+            markersize=3.5,
+            zorder=4,
+            clip_on=False,
+        )
 
 
 def _factor_ticks(ax: Axes) -> None:
@@ -177,7 +214,8 @@ def _factor_ticks(ax: Axes) -> None:
 
 
 def _log_ticks(axis: Axis) -> None:
-    """Decades, and between them 2 and 5 where the data span less than two: a single tick is no scale. Below a factor of two, even steps."""
+    """Decades, and between them 2 and 5 where the data span less than two: a single tick is no scale. Below a factor of
+    two, even steps."""
     low, high = axis.get_view_interval()
     if high / low >= 100:
         axis.set_major_locator(LogLocator(numticks=6))
@@ -191,18 +229,21 @@ def _log_ticks(axis: Axis) -> None:
 
 
 def response_curve(rows: Frame) -> tuple[np.ndarray, np.ndarray]:
-    """Factors at `QUANTILES` in falling order, mean over heads, sequences and runs, and the standard error that comes from the quadrature's probes (0 for
-    singular values, which are exact)."""
+    """Factors at `QUANTILES` in falling order, mean over heads, sequences and runs, and the standard error that comes
+    from the quadrature's probes (0 for singular values, which are exact)."""
     curves, squares = [], []
     for _, head in rows.groupby(["run_id", "head", "sequence"]):
         by_probe = [_falling(probe) for _, probe in head.groupby("probe")]
         curves.append(np.mean(by_probe, axis=0))
-        squares.append(np.var(by_probe, axis=0, ddof=1) / len(by_probe) if len(by_probe) > 1 else np.zeros(len(QUANTILES)))
+        squares.append(
+            np.var(by_probe, axis=0, ddof=1) / len(by_probe) if len(by_probe) > 1 else np.zeros(len(QUANTILES))
+        )
     return np.mean(curves, axis=0), np.sqrt(np.mean(squares, axis=0) / len(squares))
 
 
 def _falling(rows: Frame) -> np.ndarray:
-    """The quantile function of one quadrature, from the largest factor to the smallest: each node stands in the middle of its weight."""
+    """The quantile function of one quadrature, from the largest factor to the smallest: each node stands in the middle
+    of its weight."""
     ordered = rows.sort_values("response", ascending=False)
     weights = ordered["weight"].to_numpy(dtype=float)
     middle = np.cumsum(weights) - weights / 2
@@ -234,12 +275,17 @@ def _energy_figure(rows: Frame, names: Sequence[str]) -> Figure:
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     _log_ticks(axes[0].yaxis)
     axes[0].set_ylabel("after / before")
-    _lr_legend(figure, colors, [Line2D([], [], color=INK, label="variance"), Line2D([], [], color=INK, linestyle=":", label="energy")])
+    _lr_legend(
+        figure,
+        colors,
+        [Line2D([], [], color=INK, label="variance"), Line2D([], [], color=INK, linestyle=":", label="energy")],
+    )
     return figure
 
 
 def kept(rows: Frame, quantity: str) -> Any:
-    """By layer the median over seeds of each seed's median over heads and sequences of after / before; layers that do not have it are left out."""
+    """By layer the median over seeds of each seed's median over heads and sequences of after / before; layers that do
+    not have it are left out."""
     ratio = rows[f"{quantity}_after"] / rows[f"{quantity}_before"]
     known = rows.assign(ratio=ratio)[ratio.notna()]
     return known.groupby(["layer", "seed"])["ratio"].median().groupby("layer").median()
@@ -255,7 +301,9 @@ def _qk_figure(study: Study, rows: Frame) -> Figure:
     heads, styles = qk_heads(rows.assign(order=0)), looks(study)
     present = [name for name in styles if name in set(heads["series"])]
     figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
-    for ax, column, label in zip(figure.subplots(1, 2), ("norm", "condition"), ("spectral norm", "condition number"), strict=True):
+    for ax, column, label in zip(
+        figure.subplots(1, 2), ("norm", "condition"), ("spectral norm", "condition number"), strict=True
+    ):
         for name in present:
             _qk_line(ax, heads[heads["series"] == name], column, styles[name])
         lr_axis(ax, study.runs["lr"], most=4)
@@ -263,7 +311,12 @@ def _qk_figure(study: Study, rows: Frame) -> Figure:
         _log_ticks(ax.yaxis)
         ax.set_xlabel("learning rate")
         ax.set_ylabel(f"{label} of $W_q^\\top W_k$")
-    handles = [Line2D([], [], color=styles[name].color, marker=styles[name].marker, markersize=4, label=textwrap.fill(name, 30)) for name in present]
+    handles = [
+        Line2D(
+            [], [], color=styles[name].color, marker=styles[name].marker, markersize=4, label=textwrap.fill(name, 30)
+        )
+        for name in present
+    ]
     fitting_legend(figure, handles, 4)
     return figure
 
@@ -274,7 +327,12 @@ def _qk_line(ax: Axes, heads: Frame, column: str, look: Any) -> None:
     spreads = {lr: Spread.of(part["median"], POSITIVE) for lr, part in per_seed.groupby("run_lr")}
     lrs = list(spreads)
     middle = np.array([spread.median for spread in spreads.values()])
-    reach = np.array([[s.median - s.low, s.high - s.median] if s.n > 1 and math.isfinite(s.low) else [0.0, 0.0] for s in spreads.values()]).T
+    reach = np.array(
+        [
+            [s.median - s.low, s.high - s.median] if s.n > 1 and math.isfinite(s.low) else [0.0, 0.0]
+            for s in spreads.values()
+        ]
+    ).T
     bars = {"color": look.color, "linestyle": look.dashes, "linewidth": 1.2, "marker": look.marker, "markersize": 4}
     # The interval is of the mean: of skewed values it may end short of the median.
     ax.errorbar(lrs, middle, yerr=np.maximum(reach, 0.0), capsize=2, **bars)

@@ -51,13 +51,18 @@ def study_tables(study: Study, what: str) -> list[Table]:
 
 
 def run_tables(frame: Frame, mechanism: str, what: str, ropes: Collection[str] = ()) -> list[Table]:
-    """The same of one run's own rows; ``ropes``: the settings ``rope`` of its consensus layers, where they are known."""
+    """The same of one run's own rows; ``ropes``: the settings ``rope`` of its consensus layers, where they are
+    known."""
     return _tables(frame.assign(series=mechanism, run_lr=frame["lr"], seed=0, order=0), what, "One run.", ropes)
 
 
 def _tables(rows: Frame, what: str, origin: str, ropes: Collection[str] = ()) -> list[Table]:
     phases: list[str] = sorted(set(rows["phase"]), key=phase_rank)
-    made = [table for phase in phases for table in _of_phase(rows[rows["phase"] == phase], PHASES.get(phase, phase), what, origin, ropes)]
+    made = [
+        table
+        for phase in phases
+        for table in _of_phase(rows[rows["phase"] == phase], PHASES.get(phase, phase), what, origin, ropes)
+    ]
     return [table for table in made if table.rows]
 
 
@@ -65,7 +70,10 @@ def _of_phase(rows: Frame, phase: str, what: str, origin: str, ropes: Collection
     if what == "qk":
         return [_qk_table(rows, phase, origin)]
     kinds = kind_of(rows)
-    return [_consensus_table(rows[kinds == CONSENSUS], phase, origin, ropes), _attention_table(rows[kinds == ATTENTION], phase, origin)]
+    return [
+        _consensus_table(rows[kinds == CONSENSUS], phase, origin, ropes),
+        _attention_table(rows[kinds == ATTENTION], phase, origin),
+    ]
 
 
 def kind_of(spectra: Frame) -> Any:
@@ -74,7 +82,8 @@ def kind_of(spectra: Frame) -> Any:
 
 
 def layer_and_filter(ropes: Collection[str]) -> str:
-    """What the filter of the graph is to the layer, by the layers' settings ``rope``; without them for each. Sentences of a caption."""
+    """What the filter of the graph is to the layer, by the layers' settings ``rope``; without them for each. Sentences
+    of a caption."""
     said = {
         "none": "the filter is the whole update, u − 2ηL̄u",
         "absolute": "the layer takes off 2ηL̄ũ, of the rotated ũ, not 2ηL̄u",
@@ -82,17 +91,23 @@ def layer_and_filter(ropes: Collection[str]) -> str:
     }
     known = [rope for rope in said if rope in ropes] or list(said)
     clauses = "; ".join(f"with rope={rope} {said[rope]}" for rope in known)
-    rotated = "" if known == ["none"] else ", and factors of the filter are not the layer's: what it did itself is the measured variance"
+    rotated = (
+        ""
+        if known == ["none"]
+        else ", and factors of the filter are not the layer's: what it did itself is the measured variance"
+    )
     return f"The filter is the graph's alone: {clauses}{rotated}."
 
 
 def _consensus_table(rows: Frame, phase: str, origin: str, ropes: Collection[str]) -> Table:
     caption = (
-        f"L̄ = ½(D_out + D_in − W − Wᵀ) on held-out text; medians over heads and sequences, then over seeds. Filter: 1 − 2ηλ over the spectrum of L̄, over T "
-        f"iterations their product Π(1 − 2η_tλ); η = {_range(rows['step_size'])} (the largest of T). No factor oscillates where η ≤ 1/(2λ_max); 1−2ηλ ≥ 0: the "
-        f"share of the spectrum where none does. {layer_and_filter(ropes)} Fiedler: smallest eigenvalue beyond the constants, between λ_1 of the "
-        "unweighted graph times the smallest and the largest eigenvalue of any symmetrised edge weight. Gain: the filter's largest |factor| over the interval "
-        "from Fiedler to λ_max. Energy (of the layer's own disagreements), variance (‖u − ū‖²): after over before the layer's update. "
+        "L̄ = ½(D_out + D_in − W − Wᵀ) on held-out text; medians over heads and sequences, then over seeds. Filter: "
+        "1 − 2ηλ over the spectrum of L̄, over T iterations their product Π(1 − 2η_tλ); η = "
+        f"{_range(rows['step_size'])} (the largest of T). No factor oscillates where η ≤ 1/(2λ_max); 1−2ηλ ≥ 0: the "
+        f"share of the spectrum where none does. {layer_and_filter(ropes)} Fiedler: smallest eigenvalue beyond the "
+        "constants, between λ_1 of the unweighted graph times the smallest and the largest eigenvalue of any "
+        "symmetrised edge weight. Gain: the filter's largest |factor| over the interval from Fiedler to λ_max. "
+        "Energy (of the layer's own disagreements), variance (‖u − ū‖²): after over before the layer's update. "
         f"{RULE}; of the share on the log-odds. {origin}"
     )
     return _layer_table(f"Learned graphs of consensus layers, {phase}", caption, rows, CONSENSUS_MEASURES)
@@ -111,10 +126,9 @@ def _attention_table(rows: Frame, phase: str, origin: str) -> Table:
     is_softmax = bool(rows.groupby("mixer")["second_eigenvalue"].count().all())
     name, matrices = ("Softmax attention", "Softmax matrices") if is_softmax else ("Attention", "Weights")
     caption = (
-        f"{matrices} A on held-out text; medians over heads and sequences, then over seeds. "
-        "Gain: largest singular value on the signals without a mean; "
-        "second |λ|: largest modulus of an eigenvalue beside the 1 of the constants; variance: of Av (attentionx: of v − γAv) over that of v. "
-        f"{RULE}. {origin}"
+        f"{matrices} A on held-out text; medians over heads and sequences, then over seeds. Gain: largest singular "
+        "value on the signals without a mean; second |λ|: largest modulus of an eigenvalue beside the 1 of the "
+        f"constants; variance: of Av (attentionx: of v − γAv) over that of v. {RULE}. {origin}"
     )
     return _layer_table(f"{name} as a filter, {phase}", caption, rows, ATTENTION_MEASURES)
 
@@ -122,7 +136,9 @@ def _attention_table(rows: Frame, phase: str, origin: str) -> Table:
 def _layer_table(title: str, caption: str, rows: Frame, measures: Sequence[Measure]) -> Table:
     body = []
     for (_, series, lr, layer), part in rows.groupby(["order", "series", "run_lr", "layer"]):
-        cells = [spread_cell(values(part).groupby(part["seed"]).median(), form, scale) for _, values, form, scale in measures]
+        cells = [
+            spread_cell(values(part).groupby(part["seed"]).median(), form, scale) for _, values, form, scale in measures
+        ]
         body.append((Cell(str(series)), Cell(lr_text(lr)), Cell(f"{layer:.0f}"), *cells))
     return Table(title, caption, ("mechanism", "LR", "layer", *(name for name, *_ in measures)), tuple(body))
 
@@ -145,18 +161,30 @@ def _qk_table(rows: Frame, phase: str, origin: str) -> Table:
     body = []
     for (_, series, lr), part in qk_heads(rows).groupby(["order", "series", "run_lr"]):
         seeds = part.groupby("seed")
-        cells = [spread_cell(getattr(seeds[column], how)(), power, POSITIVE) for column in ("norm", "condition") for how in ("median", "max")]
+        cells = [
+            spread_cell(getattr(seeds[column], how)(), power, POSITIVE)
+            for column in ("norm", "condition")
+            for how in ("median", "max")
+        ]
         body.append((Cell(str(series)), Cell(lr_text(lr)), *cells))
     caption = (
-        "Over the layers and heads of softmax attention, then the median over seeds. Condition: largest over smallest of the singular values that the head "
-        f"width allows. Consensus has no queries and keys. {RULE}. {origin}"
+        "Over the layers and heads of softmax attention, then the median over seeds. Condition: largest over "
+        f"smallest of the singular values that the head width allows. Consensus has no queries and keys. {RULE}. "
+        f"{origin}"
     )
     groups = (("", 2), ("spectral norm", 2), ("condition number", 2))
-    return Table(f"σ(W_qᵀW_k), {phase}", caption, ("mechanism", "LR", "median", "largest", "median", "largest"), tuple(body), groups)
+    return Table(
+        f"σ(W_qᵀW_k), {phase}",
+        caption,
+        ("mechanism", "LR", "median", "largest", "median", "largest"),
+        tuple(body),
+        groups,
+    )
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """The exponent of a power law y ~ x^s by least squares in logarithms over the upper half of the points: Θ speaks of large x. NaN below two."""
+    """The exponent of a power law y ~ x^s by least squares in logarithms over the upper half of the points: Θ speaks of
+    large x. NaN below two."""
     start = len(x) // 2 if len(x) > 3 else 0
     if len(x) < 2:
         return float("nan")
@@ -164,25 +192,42 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def connectivity_table(frame: Frame) -> Table:
-    """λ_1 of the window-path graph, a row a window and a column a length; bounds below each, fitted exponents at the ends; a row for the complete graph."""
+    """λ_1 of the window-path graph, a row a window and a column a length; bounds below each, fitted exponents at the
+    ends; a row for the complete graph."""
     path = frame[frame["graph"] == "window"].sort_values(["window", "positions"])
     lengths, body = sorted(set(path["positions"])), []
     for window, part in path.groupby("window"):
         found = part.set_index("positions")
         cells = [_connectivity_cell(found.loc[length]) if length in found.index else Cell("--") for length in lengths]
-        body.append((Cell(f"w = {window:.0f}"), *cells, Cell(f"N^{slope(list(found.index), list(found['connectivity'])):.2f}")))
+        body.append(
+            (Cell(f"w = {window:.0f}"), *cells, Cell(f"N^{slope(list(found.index), list(found['connectivity'])):.2f}"))
+        )
     whole = frame[frame["graph"] == "complete"].set_index("positions")
     if len(whole):
-        cells = [Cell(power(whole.loc[length, "connectivity"], 3)) if length in whole.index else Cell("--") for length in lengths]
+        cells = [
+            Cell(power(whole.loc[length, "connectivity"], 3)) if length in whole.index else Cell("--")
+            for length in lengths
+        ]
         body.append((Cell("K_N"), *cells, Cell(f"N^{slope(list(whole.index), list(whole['connectivity'])):.2f}")))
     columns = [path[path["positions"] == length] for length in lengths]
-    body.append((Cell("slope"), *(Cell(f"w^{slope(list(part['window']), list(part['connectivity'])):.2f}") for part in columns), Cell("")))
-    caption = (
-        "Algebraic connectivity computed; below it the bounds of Eq. 16. Slopes: least squares in logarithms over the upper half of a row or column; "
-        "Θ(w³/N²) as both grow. K_N: the complete graph, computed, λ_1 = N. Cycle (Eq. 15) and complete graphs agree with their closed forms to "
-        f"{_deviation(frame):.0e}."
+    body.append(
+        (
+            Cell("slope"),
+            *(Cell(f"w^{slope(list(part['window']), list(part['connectivity'])):.2f}") for part in columns),
+            Cell(""),
+        )
     )
-    return Table("λ_1 of the window-path graph", caption, ("", *(f"N = {length:.0f}" for length in lengths), "slope"), tuple(body))
+    caption = (
+        "Algebraic connectivity computed; below it the bounds of Eq. 16. Slopes: least squares in logarithms over "
+        "the upper half of a row or column; Θ(w³/N²) as both grow. K_N: the complete graph, computed, λ_1 = N. "
+        f"Cycle (Eq. 15) and complete graphs agree with their closed forms to {_deviation(frame):.0e}."
+    )
+    return Table(
+        "λ_1 of the window-path graph",
+        caption,
+        ("", *(f"N = {length:.0f}" for length in lengths), "slope"),
+        tuple(body),
+    )
 
 
 def _connectivity_cell(row: Any) -> Cell:

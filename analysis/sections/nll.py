@@ -27,7 +27,8 @@ def _nll_table(study: Study, series: tuple[str, ...]) -> Table:
     rows = [(Cell(lr_text(lr)), *(nll_cell(study.of(name), lr, best.get(name) == lr) for name in series)) for lr in lrs]
     caption = (
         f"{wording.unit(study).capitalize()} at the end of training; median over the seeds that finished. "
-        f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each column.{guarded_note(study)} {source(study)}"
+        f"{INTERVAL_RULE}; below it the runs that ended badly. Bold: the best learning rate of each "
+        f"column.{guarded_note(study)} {source(study)}"
     )
     return Table("Validation NLL against learning rate", caption, ("LR", *series), tuple(rows))
 
@@ -44,35 +45,53 @@ def nll_cell(runs: Frame, lr: float, bold: bool) -> Cell:
 
 
 def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Table:
-    """One row per series: its best learning rate, and the range of rates within 5 % of the best NLL (validation, or generative; ``oracle``: by whom)."""
+    """One row per series: its best learning rate, and the range of rates within 5 % of the best NLL (validation, or
+    generative; ``oracle``: by whom)."""
     found = windows(study, column=column)
     rows = tuple(_window_row(study, found[name], column) for name in study.series)
     lenient = any(each.median is not None and each.median.is_lenient for each in found.values())
-    half = " Half lost: the NLL within the window where half of what was learned beyond token frequencies is lost." if lenient else ""
-    reach = " Frequencies: what the training tokens' frequencies reach on the same validation examples." if column == VALIDATION else ""
+    half = (
+        " Half lost: the NLL within the window where half of what was learned beyond token frequencies is lost."
+        if lenient
+        else ""
+    )
+    reach = (
+        " Frequencies: what the training tokens' frequencies reach on the same validation examples."
+        if column == VALIDATION
+        else ""
+    )
     caption = (
-        "The range of learning rates whose NLL is within 5 % of the mechanism's best, around the best one, on the median over seeds (a divergence "
-        "counting as infinite); edges interpolated in log10 LR. ≥: the window reaches the end of the sweep, or a rate without a result, and is a "
-        "lower bound. A range a–b: the neighbouring rate diverged and the edge lies in between. Last column: the range of the windows of the "
+        "The range of learning rates whose NLL is within 5 % of the mechanism's best, around the best one, on the "
+        "median over seeds (a divergence counting as infinite); edges interpolated in log10 LR. ≥: the window "
+        "reaches the end of the sweep, or a rate without a result, and is a lower bound. A range a–b: the "
+        "neighbouring rate diverged and the edge lies in between. Last column: the range of the windows of the "
         f"single seeds.{reach}{half}{guarded_note(study)} {oracle}{source(study)}"
     )
     caption = wording.worded(study, caption)
     header = ("mechanism", "best LR", "best NLL", "frequencies", "window", "decades", "single seeds")
-    return Table("Stable windows" if column == VALIDATION else "Stable windows on the generative NLL", caption, header, rows)
+    return Table(
+        "Stable windows" if column == VALIDATION else "Stable windows on the generative NLL", caption, header, rows
+    )
 
 
 def _window_row(study: Study, found: SeriesWindows, column: str) -> tuple[Cell, ...]:
     runs = study.of(found.series)
     unigram = Spread.of(runs["unigram_nll"])
     half = f"half lost at {found.median.half_nll:.3f}" if found.median is not None and found.median.is_lenient else ""
-    unigram_cell = Cell("--") if column != VALIDATION else Cell(f"{unigram.median:.3f}" if unigram.n else "not recorded", half)
+    unigram_cell = (
+        Cell("--") if column != VALIDATION else Cell(f"{unigram.median:.3f}" if unigram.n else "not recorded", half)
+    )
     name = Cell(found.series, f"{count_range(runs['num_params'])} parameters")
     if found.median is None:
         return (name, Cell("--"), Cell("no run finished"), unigram_cell, Cell("--"), Cell("--"), Cell("--"))
     at_best = outcomes(study, found.series, column).loc[found.median.best_lr]
     best = Spread.of(at_best)
     widths = found.seed_widths
-    seeds = Cell(f"{min(widths):.2f} to {max(widths):.2f}", f"n={len(found.by_seed)}") if len(widths) > 1 else Cell("--", f"n={len(found.by_seed)}")
+    seeds = (
+        Cell(f"{min(widths):.2f} to {max(widths):.2f}", f"n={len(found.by_seed)}")
+        if len(widths) > 1
+        else Cell("--", f"n={len(found.by_seed)}")
+    )
     return (
         name,
         Cell(lr_text(found.median.best_lr)),

@@ -43,9 +43,12 @@ CROSS = {"marker": "x", "markersize": 5.5, "markeredgewidth": 1.5, "linestyle": 
 
 
 def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
-    """NLL (validation, or generative) against LR with the stable windows as bars beneath; None where no run has a finite NLL, or for a single LR."""
+    """NLL (validation, or generative) against LR with the stable windows as bars beneath; None where no run has a
+    finite NLL, or for a single LR."""
     tables = {name: outcomes(study, name, column) for name in study.series}
-    if study.runs["lr"].nunique() < 2 or not any(np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values()):
+    if study.runs["lr"].nunique() < 2 or not any(
+        np.isfinite(table.to_numpy(dtype=float)).any() for table in tables.values()
+    ):
         return None
     styles, found = looks(study), windows(study, column=column)
     figure = Figure(figsize=(WIDTH_INCHES, 2.5 + 0.15 * len(tables)), layout="constrained")
@@ -58,7 +61,13 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
     _window_bars(bars, found, styles)
     lr_axis(bars, study.runs["lr"])
     ax.tick_params(axis="x", length=0, labelbottom=False)
-    what = "generative NLL" if column != VALIDATION else "cross entropy" if wording.is_classification(study) else "validation NLL"
+    what = (
+        "generative NLL"
+        if column != VALIDATION
+        else "cross entropy"
+        if wording.is_classification(study)
+        else "validation NLL"
+    )
     ax.set_ylabel(f"{what} (nats)")
     bars.set_xlabel("learning rate")
     _top_marks(ax, tables, styles)
@@ -67,14 +76,17 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
 
 
 def _nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
-    """From the best run to the worst or, where one is far off, to twice the distance from the best to the token-frequency NLL; and that line."""
+    """From the best run to the worst or, where one is far off, to twice the distance from the best to the
+    token-frequency NLL; and that line."""
     finite = np.concatenate([table.to_numpy(dtype=float).ravel() for table in tables.values()])
     finite = finite[np.isfinite(finite)]
     low, high = float(finite.min()), float(finite.max())
     if math.isfinite(unigram):
-        least = 0.15 if unigram - low > TOLERANCE * abs(low) else TOLERANCE  # where little was learned the differences are small, too
+        # where little was learned the differences are small, too
+        least = 0.15 if unigram - low > TOLERANCE * abs(low) else TOLERANCE
         high = min(high, low + max(2 * (unigram - low), least * abs(low)))
-        # Models far better than token frequencies: its line would flatten their curves, and is named above the axis instead.
+        # Models far better than token frequencies: its line would flatten their curves, and is named above the axis
+        # instead.
         high = max(high, unigram) if unigram < low + 3 * (high - low) else high
     room = max(high - low, 0.02)
     # The strip at the top belongs to the crosses.
@@ -88,11 +100,21 @@ def _nll_line(ax: Axes, table: Frame, style: Look) -> None:
     top = ax.get_ylim()[1]
     for lr, row in table.iterrows():
         shown = [value for value in row if math.isfinite(value) and value <= top]
-        ax.plot([lr] * len(shown), shown, style.marker, color=style.color, markersize=4.2, markeredgecolor="white", markeredgewidth=0.5, zorder=4)
+        ax.plot(
+            [lr] * len(shown),
+            shown,
+            style.marker,
+            color=style.color,
+            markersize=4.2,
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+            zorder=4,
+        )
 
 
 def _top_marks(ax: Axes, tables: dict[str, Frame], styles: dict[str, Look]) -> None:
-    """At the top edge, side by side: a cross where runs of a series diverged, with their count; an open triangle where runs lie above the axis."""
+    """At the top edge, side by side: a cross where runs of a series diverged, with their count; an open triangle where
+    runs lie above the axis."""
     strip, top = blended_transform_factory(ax.transData, ax.transAxes), ax.get_ylim()[1]
     lrs = sorted({lr for table in tables.values() for lr in table.index})
     for lr in lrs:
@@ -105,26 +127,42 @@ def _top_marks(ax: Axes, tables: dict[str, Frame], styles: dict[str, Look]) -> N
             if diverged:
                 ax.plot(lr, 0.965, color=color, transform=place, zorder=5, **CROSS)
             else:
-                ax.plot(lr, 0.965, marker="^", color=color, markersize=5, markerfacecolor="none", linestyle="none", transform=place, clip_on=False)
+                ax.plot(
+                    lr,
+                    0.965,
+                    marker="^",
+                    color=color,
+                    markersize=5,
+                    markerfacecolor="none",
+                    linestyle="none",
+                    transform=place,
+                    clip_on=False,
+                )
             if diverged and step >= MARK_POINTS:
-                ax.text(lr, 0.93, f"{diverged}/{len(row)}", transform=place, ha="center", va="top", fontsize=6, color=color)
+                ax.text(
+                    lr, 0.93, f"{diverged}/{len(row)}", transform=place, ha="center", va="top", fontsize=6, color=color
+                )
 
 
 def _points_between(ax: Axes, lrs: Sequence[float]) -> float:
-    """The smallest distance between two neighbouring rates on paper, in points; the axes take about 0.85 of the figure's width."""
+    """The smallest distance between two neighbouring rates on paper, in points; the axes take about 0.85 of the
+    figure's width."""
     low, high = np.log10(ax.get_xlim())
     return float(np.diff(np.log10(lrs)).min() / (high - low)) * 0.85 * WIDTH_INCHES * 72
 
 
 def _unigram(ax: Axes, study: Study) -> None:
-    """What the training tokens' frequencies reach on the validation examples, as a model that ignores its context can: a line for each value."""
+    """What the training tokens' frequencies reach on the validation examples, as a model that ignores its context can:
+    a line for each value."""
     low, high = ax.get_ylim()
     for unigram in sorted({round(value, 3) for value in study.runs["unigram_nll"] if math.isfinite(value)}):
         inside = low < unigram < high
         if inside:
             ax.axhline(unigram, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.9, zorder=2)
         # Outside the axes, where no curve can run into it.
-        label = wording.baseline(study).replace(" ", "\n") + ("" if inside else f"\n{unigram:.2f} {'↑' if unigram > high else '↓'}")
+        label = wording.baseline(study).replace(" ", "\n") + (
+            "" if inside else f"\n{unigram:.2f} {'↑' if unigram > high else '↓'}"
+        )
         at = min(max(unigram, low), high)
         side = "center" if inside else "top" if unigram > high else "bottom"
         spot: dict[str, Any] = {"xy": (1.008, at), "xycoords": ("axes fraction", "data"), "annotation_clip": False}
@@ -132,7 +170,8 @@ def _unigram(ax: Axes, study: Study) -> None:
 
 
 def _window_bars(ax: Axes, found: dict[str, SeriesWindows], styles: dict[str, Look]) -> None:
-    """One bar per series over the rates of its window, thin lines for the seeds' own; an arrow where it is open, dots up to a rate that diverged."""
+    """One bar per series over the rates of its window, thin lines for the seeds' own; an arrow where it is open, dots
+    up to a rate that diverged."""
     for row, (name, each) in enumerate(found.items()):
         ax.axhline(row, color="#eef0f2", linewidth=0.8, zorder=0)
         if each.median is None:
@@ -144,7 +183,9 @@ def _window_bars(ax: Axes, found: dict[str, SeriesWindows], styles: dict[str, Lo
                 ax.plot([edge.lr, edge.furthest_lr], [row, row], color=color, linewidth=1, linestyle=(0, (1, 1.5)))
         for is_open, edge, marker in ((each.median.open_low, low, "<"), (each.median.open_high, high, ">")):
             if is_open:
-                ax.plot(edge.lr, row, marker=marker, color=color, markersize=6.5, clip_on=False, linestyle="none", zorder=4)
+                ax.plot(
+                    edge.lr, row, marker=marker, color=color, markersize=6.5, clip_on=False, linestyle="none", zorder=4
+                )
         for offset, seed in enumerate(filter(None, each.by_seed.values())):
             at = row + (0.30 if offset % 2 else -0.30)
             ax.plot([seed.low.lr, seed.high.lr], [at, at], color=color, linewidth=0.8, alpha=0.8)
@@ -161,19 +202,37 @@ def _nll_extras(tables: dict[str, Frame], ax: Axes) -> list[Line2D]:
     if np.isinf(values).any():
         extras.append(Line2D([], [], color=MUTED, label="diverged", **CROSS))
     if (values[np.isfinite(values)] > ax.get_ylim()[1]).any():
-        extras.append(Line2D([], [], color=MUTED, marker="^", markerfacecolor="none", markersize=5, linestyle="none", label="above the axis"))
+        extras.append(
+            Line2D(
+                [],
+                [],
+                color=MUTED,
+                marker="^",
+                markerfacecolor="none",
+                markersize=5,
+                linestyle="none",
+                label="above the axis",
+            )
+        )
     return extras
 
 
 def window_figure(study: Study) -> Figure | None:
-    """Widths of the stable windows in decades, the seeds' own as points; None where no series has one, or for a single LR."""
+    """Widths of the stable windows in decades, the seeds' own as points; None where no series has one, or for a single
+    LR."""
     found = {name: each for name, each in windows(study).items() if each.median is not None}
     if not found or study.runs["lr"].nunique() < 2:
         return None
     styles = looks(study)
     figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 0.3 * len(found)), layout="constrained")
     ax = figure.subplots()
-    bounds = [bound for each in found.values() if each.median for bound in (each.median.width, each.median.width_max) if math.isfinite(bound)]
+    bounds = [
+        bound
+        for each in found.values()
+        if each.median
+        for bound in (each.median.width, each.median.width_max)
+        if math.isfinite(bound)
+    ]
     span = max(1.08 * max([*bounds, *(width for each in found.values() for width in each.seed_widths)]), 0.3)
     for row, (name, each) in enumerate(found.items()):
         _width_bar(ax, row, each, styles[name])
@@ -200,7 +259,15 @@ def _width_bar(ax: Axes, row: int, each: SeriesWindows, style: Look) -> None:
     if math.isinf(found.width_max):
         arrow = {"arrowstyle": "<-", "color": style.color, "linewidth": 1.6}
         ax.annotate("", (found.width, row), xytext=(16, 0), textcoords="offset points", arrowprops=arrow, zorder=3)
-    ax.annotate(width_text(found), (1.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, color=INK, annotation_clip=False)
+    ax.annotate(
+        width_text(found),
+        (1.01, row),
+        xycoords=("axes fraction", "data"),
+        va="center",
+        fontsize=8.5,
+        color=INK,
+        annotation_clip=False,
+    )
 
 
 def applies(study: Study) -> bool:

@@ -19,11 +19,22 @@ def body(study: Study, drawn: Drawn) -> str:
         ("Command", _known(known.get("command") or study.study.get("command"))),
         ("Commit", f"{commit}, with uncommitted changes" if known.get("dirty") else commit),
         ("Hardware", _hardware(known.get("hardware"))),
-        ("Versions", ", ".join(f"{name} {version}" for name, version in _mapping(known.get("versions")).items()) or "not recorded"),
+        (
+            "Versions",
+            ", ".join(f"{name} {version}" for name, version in _mapping(known.get("versions")).items())
+            or "not recorded",
+        ),
         ("Data", f"{_known(known.get('data_description'))} (fingerprint {study.fingerprint})"),
         *wording.facts(study),
-        ("Started", f"{_known(known.get('started_at')).replace('T', ' ')}, launcher: {_known(study.study.get('launcher'))}"),
-        ("Wall time", f"{_seconds(known.get('wall_s'))} (the runs’ own clocks sum to {duration(float(study.runs['wall_s'].sum()))})"),
+        (
+            "Started",
+            f"{_known(known.get('started_at')).replace('T', ' ')}, launcher: {_known(study.study.get('launcher'))}",
+        ),
+        (
+            "Wall time",
+            f"{_seconds(known.get('wall_s'))} (the runs’ own clocks sum to "
+            f"{duration(float(study.runs['wall_s'].sum()))})",
+        ),
         ("Runs", ", ".join(f"{count} {status}" for status, count in study.runs["status"].value_counts().items())),
     ]
     return typeset.heading("What was run") + typeset.facts(pairs)

@@ -1,4 +1,5 @@
-"""Generated samples of the terminal checkpoints side by side, learning rate × mechanism: the first of each, as it begins (consensus paper D.4)."""
+"""Generated samples of the terminal checkpoints side by side, learning rate × mechanism: the first of each, as it
+begins (consensus paper D.4)."""
 
 from __future__ import annotations
 
@@ -25,14 +26,21 @@ def sample_tables(study: Study) -> list[Table]:
 def _table(study: Study, rows: Frame, series: tuple[str, ...]) -> Table:
     shown = rows[rows["series"].isin(series)].sort_values("seed").drop_duplicates(["series", "run_lr"])
     lrs = sorted(set(study.runs.loc[study.runs["series"].isin(series), "lr"]))
-    body = tuple((Cell(lr_text(lr)), *(_cell(shown[(shown["series"] == name) & (shown["run_lr"] == lr)]) for name in series)) for lr in lrs)
+    body = tuple(
+        (Cell(lr_text(lr)), *(_cell(shown[(shown["series"] == name) & (shown["run_lr"] == lr)]) for name in series))
+        for lr in lrs
+    )
     oracles = sorted(set(shown["oracle"]) - {""})
-    scored = f"nll: nats per token of the oracle {listed(oracles)}, of the whole sample. " if oracles else "No oracle has scored them. "
+    scored = (
+        f"nll: nats per token of the oracle {listed(oracles)}, of the whole sample. "
+        if oracles
+        else "No oracle has scored them. "
+    )
     how = sorted({f"{row.sampler}, temperature {row.temperature:g}" for row in shown.itertuples() if row.sampler})
     caption = (
-        f"The first sample of each run's terminal checkpoint as it begins, of each cell's lowest seed ({_seeds(shown)}); … where it goes on. Nothing was "
-        f"picked. {scored}Sampler: {listed(how)}. ↵ a line's end, → a tab, {UNSHOWN} what is no printable character; --: the run left no sample. "
-        f"{source(study)}"
+        "The first sample of each run's terminal checkpoint as it begins, of each cell's lowest seed "
+        f"({_seeds(shown)}); … where it goes on. Nothing was picked. {scored}Sampler: {listed(how)}. ↵ a line's end, "
+        f"→ a tab, {UNSHOWN} what is no printable character; --: the run left no sample. {source(study)}"
     )
     align, widths = ("left",) * (1 + len(series)), ("auto", *("1fr",) * len(series))
     return Table("Samples against learning rate", caption, ("LR", *series), body, (), align, widths)
@@ -54,7 +62,8 @@ def _cell(part: Frame) -> Cell:
 
 
 def visible(text: str) -> str:
-    """A sample on one line, every character of it seen: ends of lines and tabs as arrows, what cannot be printed as one sign."""
+    """A sample on one line, every character of it seen: ends of lines and tabs as arrows, what cannot be printed as one
+    sign."""
     return "".join(ENDS.get(character, character if character.isprintable() else UNSHOWN) for character in text)
 
 

@@ -18,18 +18,28 @@ from analysis.study.load import Frame, Study
 from analysis.words import plural
 
 NAME, SHOWN = "search", 8
-CAPTION = "The search, point by point: each point's objective, and the lowest so far as a line. Points of one round were chosen together."
+CAPTION = (
+    "The search, point by point: each point's objective, and the lowest so far as a line. Points of one round were "
+    "chosen together."
+)
 
 
 def points(study: Study) -> Frame:
-    """A row a point: series, mechanism, number, round, score, its runs' own (`by_seed`), and a column for each field; empty without a search."""
+    """A row a point: series, mechanism, number, round, score, its runs' own (`by_seed`), and a column for each field;
+    empty without a search."""
     table = study.searches.get("search")
     if table is None:
         return study.runs.iloc[:0]
     runs = study.runs.set_index("run_id")
     runs["own"] = runs[["val_nll", "init_nll"]].min(axis=1)
-    wide = table.pivot_table(index=["run_id", "number", "round"], columns="field", values="value").reset_index().join(runs[["series", "own"]], on="run_id")
-    wide = wide.join(table.drop_duplicates("run_id").set_index("run_id")["score"], on="run_id").join(runs["mechanism"], on="run_id")
+    wide = (
+        table.pivot_table(index=["run_id", "number", "round"], columns="field", values="value")
+        .reset_index()
+        .join(runs[["series", "own"]], on="run_id")
+    )
+    wide = wide.join(table.drop_duplicates("run_id").set_index("run_id")["score"], on="run_id").join(
+        runs["mechanism"], on="run_id"
+    )
     whole = wide.drop_duplicates(["series", "number"]).set_index(["series", "number"])
     whole["by_seed"] = wide.groupby(["series", "number"])["own"].agg(list)
     order = sorted(whole.index, key=lambda key: (study.series.index(key[0]), key[1]))
@@ -39,7 +49,9 @@ def points(study: Study) -> Frame:
 def search_tables(study: Study) -> list[Table]:
     """One for each kind of run."""
     found = points(study)
-    return [_table(study, str(series), part) for series, part in found.groupby("series", sort=False)] if len(found) else []
+    return (
+        [_table(study, str(series), part) for series, part in found.groupby("series", sort=False)] if len(found) else []
+    )
 
 
 def _fields(study: Study, part: Frame) -> list[str]:
@@ -52,9 +64,10 @@ def _table(study: Study, series: str, part: Frame) -> Table:
     unknown = int(part["score"].isna().sum())
     rows = tuple(_row(row, fields, place == 0) for place, row in enumerate(best.to_dict("records")))
     caption = (
-        f"The {plural(len(best), 'best point')} of {len(part)}{f' ({unknown} without a result)' if unknown else ''}, by the mean over seeds of the smaller "
-        f"of the validation NLL at the end and at initialisation ({wording.unit(study)}), which is finite where a run diverged. {INTERVAL_RULES[POSITIVE]}. "
-        f"Point and round: when it was tried. {source(study)}"
+        f"The {plural(len(best), 'best point')} of {len(part)}{f' ({unknown} without a result)' if unknown else ''}, "
+        "by the mean over seeds of the smaller of the validation NLL at the end and at initialisation "
+        f"({wording.unit(study)}), which is finite where a run diverged. {INTERVAL_RULES[POSITIVE]}. Point and "
+        f"round: when it was tried. {source(study)}"
     )
     return Table(f"Search over {', '.join(fields)}: {series}", caption, ("point", "objective", *fields), rows)
 
@@ -81,8 +94,23 @@ def _figure(found: Frame) -> Figure:
         color, marker = styles[part["mechanism"].iloc[0]]
         values = part["score"].to_numpy(dtype=float)
         lowest = np.fmin.accumulate(np.where(np.isnan(values), math.inf, values))
-        ax.plot(part["number"], values, marker, color=color, markersize=4, markeredgecolor="white", markeredgewidth=0.5, alpha=0.8)
-        handles += ax.plot(part["number"], np.where(np.isinf(lowest), np.nan, lowest), color=color, drawstyle="steps-post", label=str(series))
+        ax.plot(
+            part["number"],
+            values,
+            marker,
+            color=color,
+            markersize=4,
+            markeredgecolor="white",
+            markeredgewidth=0.5,
+            alpha=0.8,
+        )
+        handles += ax.plot(
+            part["number"],
+            np.where(np.isinf(lowest), np.nan, lowest),
+            color=color,
+            drawstyle="steps-post",
+            label=str(series),
+        )
     ax.set_xlabel("point")
     ax.set_ylabel("objective (nats)")
     fitting_legend(figure, handles, 6)

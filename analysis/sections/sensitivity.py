@@ -15,7 +15,8 @@ from analysis.study.load import FINISHED, Frame, Study
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Of one series: ``by_seed`` in nats, ``spread`` over them, and how many learning rates it is a mean over (the fewest of the seeds)."""
+    """Of one series: ``by_seed`` in nats, ``spread`` over them, and how many learning rates it is a mean over (the
+    fewest of the seeds)."""
 
     series: str
     by_seed: dict[int, float]
@@ -24,11 +25,12 @@ class Sensitivity:
 
 
 def sensitivity(study: Study, series: str) -> Sensitivity:
-    """Mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL of the sweep, in nats, seed by seed (Wortsman et al. 2024,
-    arXiv:2309.14322, Section 3: E_η[min(ℓ(A(η)), ℓ₀) − ℓ*]).
+    """Mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL of the sweep, in nats, seed by
+    seed (Wortsman et al. 2024, arXiv:2309.14322, Section 3: E_η[min(ℓ(A(η)), ℓ₀) − ℓ*]).
 
-    Every swept rate counts once, so that the number depends on the range that was swept: compare series of one study only. A diverged run counts
-    as its initial NLL; a failed or unfinished one is no evidence and is left out. 0: every rate is as good as the best.
+    Every swept rate counts once, so that the number depends on the range that was swept: compare series of one study
+    only. A diverged run counts as its initial NLL; a failed or unfinished one is no evidence and is left out. 0: every
+    rate is as good as the best.
     """
     by_seed, rates = {}, []
     for seed, runs in study.of(series).groupby("seed"):
@@ -36,7 +38,8 @@ def sensitivity(study: Study, series: str) -> Sensitivity:
         if len(losses):
             by_seed[int(seed)] = float(np.mean(losses) - np.min(losses))
             rates.append(len(losses))
-    # Smallest and largest: no seed can lose more than its initial NLL lies above its best, and where some seeds diverged at a rate and others did not there
+    # Smallest and largest: no seed can lose more than its initial NLL lies above its best, and where some seeds
+    # diverged at a rate and others did not there
     # are two clusters, for which an interval on logarithms ends far beyond what is possible.
     return Sensitivity(series, by_seed, Spread.of(by_seed.values(), EXTREME), min(rates, default=0))
 
@@ -44,7 +47,9 @@ def sensitivity(study: Study, series: str) -> Sensitivity:
 def _capped(runs: Frame) -> list[float]:
     """min(NLL, initial NLL) of every run that says something."""
     known = runs[(runs["status"] == "diverged") | (runs["status"].isin(FINISHED))]
-    pairs = zip(known["val_nll"].where(known["status"] != "diverged", math.inf).fillna(math.inf), known["init_nll"], strict=True)
+    pairs = zip(
+        known["val_nll"].where(known["status"] != "diverged", math.inf).fillna(math.inf), known["init_nll"], strict=True
+    )
     return [value for nll, init in pairs if math.isfinite(value := min(nll, init if math.isfinite(init) else math.inf))]
 
 
@@ -56,11 +61,17 @@ def sensitivity_table(study: Study) -> Table | None:
         return None
     best = min(each.spread.median for each in usable)
     rows = tuple(
-        (Cell(each.series), Cell(f"{each.spread.median:.3f}", each.spread.detail(), each.spread.median == best), Cell(str(each.num_rates))) for each in usable
+        (
+            Cell(each.series),
+            Cell(f"{each.spread.median:.3f}", each.spread.detail(), each.spread.median == best),
+            Cell(str(each.num_rates)),
+        )
+        for each in usable
     )
     caption = (
-        "Mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL, in nats (Wortsman et al. 2024): 0 where the learning rate does not "
-        "matter; a diverged run counts as the NLL at initialisation. Median over seeds, below it the smallest and largest of them, and n. It depends on the "
-        f"range swept. Bold: the lowest. {source(study)}"
+        "Mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL, in nats (Wortsman et al. "
+        "2024): 0 where the learning rate does not matter; a diverged run counts as the NLL at initialisation. "
+        "Median over seeds, below it the smallest and largest of them, and n. It depends on the range swept. Bold: "
+        f"the lowest. {source(study)}"
     )
     return Table("Learning-rate sensitivity", caption, ("mechanism", "sensitivity (nats)", "rates"), rows)

@@ -1,4 +1,5 @@
-"""Curvature in pictures: α_max step by step, the loss along u beside its quadratic model, and the Hessian's spectral density."""
+"""Curvature in pictures: α_max step by step, the loss along u beside its quadratic model, and the Hessian's spectral
+density."""
 
 from __future__ import annotations
 
@@ -46,17 +47,26 @@ DENSITY_CAPTION = (
 
 
 def step_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """α_max against recorded step, a panel per LR and state, a line per series (paper, Figure 6); one figure for every four LRs, none without rows."""
-    rows, counts = recorded(study, phase), {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase}
+    """α_max against recorded step, a panel per LR and state, a line per series (paper, Figure 6); one figure for every
+    four LRs, none without rows."""
+    rows, counts = (
+        recorded(study, phase),
+        {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase},
+    )
     with_result = {state: count[count["series"].isin(shown_series(study, count))] for state, count in counts.items()}
     lrs = [float(lr) for lr in sorted({lr for count in with_result.values() for lr in count["run_lr"]})]
     if not lrs:
         return []
     limits = _positive_limits(rows, lrs)
-    return [_step_figure(rows, with_result, part, looks(study), limits) for part in chunks([str(lr) for lr in lrs], PANELS_PER_ROW)]
+    return [
+        _step_figure(rows, with_result, part, looks(study), limits)
+        for part in chunks([str(lr) for lr in lrs], PANELS_PER_ROW)
+    ]
 
 
-def _step_figure(rows: Frame, counts: dict[str, Frame], lrs: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]) -> Figure:
+def _step_figure(
+    rows: Frame, counts: dict[str, Frame], lrs: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]
+) -> Figure:
     """``counts``: by state, what `counted` says of the runs."""
     states = list(counts)
     figure = Figure(figsize=(panels_width(len(lrs)), 0.7 + 1.55 * len(states)), layout="constrained")
@@ -75,7 +85,10 @@ def _step_figure(rows: Frame, counts: dict[str, Frame], lrs: Sequence[str], styl
     for ax in grid[-1]:
         ax.set_xlabel("recorded step")
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    handles = [Line2D([], [], color=styles[name].color, linestyle=styles[name].dashes, label=textwrap.fill(name, 30)) for name in present]
+    handles = [
+        Line2D([], [], color=styles[name].color, linestyle=styles[name].dashes, label=textwrap.fill(name, 30))
+        for name in present
+    ]
     handles += [Line2D([], [], label="training LR $\\alpha$", **TRAINING)]
     handles += [Line2D([], [], color=MUTED, marker="^", markersize=3.5, linestyle="none", label="∞"), _marker("v", "0")]
     fitting_legend(figure, handles, 4, handlelength=1.8, columnspacing=1.2)
@@ -83,7 +96,8 @@ def _step_figure(rows: Frame, counts: dict[str, Frame], lrs: Sequence[str], styl
 
 
 def _say_diverged(ax: Axes, count: Frame, by: str) -> None:
-    """Above a panel, how many runs have no line because they diverged (in every state alike), ``by`` series or run_lr: sa 2/3, sw 3/3."""
+    """Above a panel, how many runs have no line because they diverged (in every state alike), ``by`` series or run_lr:
+    sa 2/3, sw 3/3."""
     told = []
     for key, runs in count.groupby(by, sort=False):
         diverged, name = int((runs["outcome"] == DIVERGED).sum()), key if isinstance(key, str) else lr_text(float(key))
@@ -96,7 +110,9 @@ def _marker(marker: str, label: str) -> Line2D:
     return Line2D([], [], color=MUTED, marker=marker, markersize=3.5, linestyle="none", label=label)
 
 
-def _step_panel(ax: Axes, part: Frame, names: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]) -> None:
+def _step_panel(
+    ax: Axes, part: Frame, names: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]
+) -> None:
     """The median over seeds of each step; ∞ and 0 as marks at the edges, where the line breaks."""
     ax.set_yscale("log")
     ax.set_ylim(*limits)
@@ -107,7 +123,10 @@ def _step_panel(ax: Axes, part: Frame, names: Sequence[str], styles: dict[str, L
         medians = part[part["series"] == name].groupby("step")["alpha_max"].median()
         inside = medians.where(np.isfinite(medians) & (medians > 0))
         ax.plot(inside.index, inside, color=styles[name].color, linestyle=styles[name].dashes, linewidth=1.0, zorder=3)
-        for marker, height, steps in (("^", 0.96, medians.index[np.isposinf(medians)]), ("v", 0.04, medians.index[medians == 0])):
+        for marker, height, steps in (
+            ("^", 0.96, medians.index[np.isposinf(medians)]),
+            ("v", 0.04, medians.index[medians == 0]),
+        ):
             if len(steps):
                 ax.plot(steps, [height] * len(steps), marker, color=styles[name].color, markersize=2.6, transform=strip)
 
@@ -120,8 +139,9 @@ def _positive_limits(rows: Frame, lrs: Sequence[float]) -> tuple[float, float]:
 
 
 def profile_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """The loss along u at the first recorded step, with the quadratic model, α_max, the critical LR and the training LR; a column per series (four a
-    figure), a row for the lowest, middle and highest LR measured. The run's own optimizer state where it was measured, and the first seed."""
+    """The loss along u at the first recorded step, with the quadratic model, α_max, the critical LR and the training
+    LR; a column per series (four a figure), a row for the lowest, middle and highest LR measured. The run's own
+    optimizer state where it was measured, and the first seed."""
     rows = shown(study, "profile", phase)
     if rows is None:
         return []
@@ -183,7 +203,15 @@ def _profile_panel(ax: Axes, part: Frame, lr: float, diverged: bool) -> None:
     ax.ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
     ax.xaxis.get_offset_text().set_fontsize(7)
     if part.empty:
-        ax.annotate("diverged" if diverged else "not measured", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=MUTED, fontsize=8)
+        ax.annotate(
+            "diverged" if diverged else "not measured",
+            (0.5, 0.5),
+            xycoords="axes fraction",
+            ha="center",
+            va="center",
+            color=MUTED,
+            fontsize=8,
+        )
         return
     part, first = part.sort_values("alpha"), part.iloc[0]
     finite = part[np.isfinite(part["loss"])]
@@ -200,20 +228,23 @@ def _profile_panel(ax: Axes, part: Frame, lr: float, diverged: bool) -> None:
 
 
 def _loss_limits(finite: Frame, here: float) -> tuple[float, float]:
-    """The valley, and as much above the loss at θ as the valley is deep (at least a tenth of what was seen): a blow-up beyond is cut."""
+    """The valley, and as much above the loss at θ as the valley is deep (at least a tenth of what was seen): a blow-up
+    beyond is cut."""
     low, high = float(finite["loss"].min()), float(finite["loss"].max())
     depth = max(here - low, 0.1 * (high - low), 1e-6 * abs(here))
     return low - 0.35 * depth, min(high, here + depth) + 0.1 * depth
 
 
 def density_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """The Hessian's spectral density, a panel per series (four a figure), a line per LR (mean over seeds), each node of the quadrature widened by a
-    two-hundredth of the eigenvalues' range; empty where it was not measured."""
+    """The Hessian's spectral density, a panel per series (four a figure), a line per LR (mean over seeds), each node of
+    the quadrature widened by a two-hundredth of the eigenvalues' range; empty where it was not measured."""
     rows = shown(study, "density", phase)
     if rows is None:
         return []
     count = _counted_beside(study, rows)
-    present = [name for name in study.series if name in {*rows["series"], *count.loc[count["outcome"] == DIVERGED, "series"]}]
+    present = [
+        name for name in study.series if name in {*rows["series"], *count.loc[count["outcome"] == DIVERGED, "series"]}
+    ]
     return [_density_figure(rows, count, part) for part in chunks(present, PANELS_PER_ROW)]
 
 
@@ -260,6 +291,9 @@ def _density_panel(ax: Axes, rows: Frame, colors: dict[float, Any], diverged: bo
 
 
 def smoothed(rows: Frame, grid: np.ndarray, width: float) -> np.ndarray:
-    """The density at ``grid`` of one or more runs' quadratures, each run with equal weight, nodes widened to Gaussians of standard deviation ``width``."""
-    bells = np.exp(-0.5 * ((grid[:, None] - rows["node"].to_numpy(dtype=float)) / width) ** 2) / (width * math.sqrt(2 * math.pi))
+    """The density at ``grid`` of one or more runs' quadratures, each run with equal weight, nodes widened to Gaussians
+    of standard deviation ``width``."""
+    bells = np.exp(-0.5 * ((grid[:, None] - rows["node"].to_numpy(dtype=float)) / width) ** 2) / (
+        width * math.sqrt(2 * math.pi)
+    )
     return bells @ rows["weight"].to_numpy(dtype=float) / rows["run_id"].nunique()

@@ -8,7 +8,17 @@ import numpy as np
 
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table
-from analysis.numbers.step_shares import DIVERGED, LAST, PHASES, TERMINAL, counted, phases_and_states, recorded, shown_series, undefined_series
+from analysis.numbers.step_shares import (
+    DIVERGED,
+    LAST,
+    PHASES,
+    TERMINAL,
+    counted,
+    phases_and_states,
+    recorded,
+    shown_series,
+    undefined_series,
+)
 from analysis.sections.alpha_tables import ALPHA_COLUMNS, counting_rule, share_cell
 from analysis.study.load import Column, Frame, Study
 from analysis.words import listed, lr_text, plural, power
@@ -20,12 +30,17 @@ def fallen_steps(rows: Frame) -> Column:
 
 
 def fallen_tables(study: Study) -> list[Table]:
-    """One table per phase, state and at most four series: share of steps whose loss fell and, where it was measured, critical LR over α_max."""
+    """One table per phase, state and at most four series: share of steps whose loss fell and, where it was measured,
+    critical LR over α_max."""
     tables = []
     for phase, state in phases_and_states(study):
         if phase != LAST:
             rows, count = recorded(study, phase, state), counted(study, phase, state, fallen_steps)
-            tables += [_fallen_table(study, rows, count, phase, state, part) for part in chunks(shown_series(study, count), ALPHA_COLUMNS) if part]
+            tables += [
+                _fallen_table(study, rows, count, phase, state, part)
+                for part in chunks(shown_series(study, count), ALPHA_COLUMNS)
+                if part
+            ]
     return tables
 
 
@@ -35,31 +50,52 @@ def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: st
     body = []
     for lr in sorted(set(count["run_lr"])):
         cells = [share_cell(count[(count["run_lr"] == lr) & (count["series"] == name)]) for name in series]
-        cells += [_ratio(rows[(rows["run_lr"] == lr) & (rows["series"] == name)]) for name in series] if critical else []
+        cells += (
+            [_ratio(rows[(rows["run_lr"] == lr) & (rows["series"] == name)]) for name in series] if critical else []
+        )
         body.append((Cell(lr_text(lr)), *cells))
     caption = (
-        "Share of recorded steps after which the loss of the step's own batch was lower than before, in %; below it the range over runs, and n, the steps. "
-        f"{counting_rule(study, rows, phase)} (survivors: the share without them). {beyond_alpha_max(rows)}"
-        + (" Right: median over steps of critical LR / α_max, where both are finite and positive; below it the quartiles and n." if critical else "")
+        "Share of recorded steps after which the loss of the step's own batch was lower than before, in %; below it "
+        f"the range over runs, and n, the steps. {counting_rule(study, rows, phase)} (survivors: the share without "
+        f"them). {beyond_alpha_max(rows)}"
+        + (
+            " Right: median over steps of critical LR / α_max, where both are finite and positive; below it the "
+            "quartiles and n."
+            if critical
+            else ""
+        )
         + (f" Not defined in this state: {listed(undefined)}." if undefined else "")
         + f" {source(study)}"
     )
-    groups = (("", 1), ("% of steps that lowered the loss", len(series)), *((("critical LR / α_max", len(series)),) if critical else ()))
+    groups = (
+        ("", 1),
+        ("% of steps that lowered the loss", len(series)),
+        *((("critical LR / α_max", len(series)),) if critical else ()),
+    )
     title = f"Steps whose loss really fell, state “{state}”, {PHASES.get(phase, phase)}"
     return Table(title, caption, ("LR", *series, *(series if critical else ())), tuple(body), groups)
 
 
 def beyond_alpha_max(rows: Frame) -> str:
-    """How often a step longer than α_max, a threshold of second order only, lowered its loss nevertheless; says where there was none."""
+    """How often a step longer than α_max, a threshold of second order only, lowered its loss nevertheless; says where
+    there was none."""
     beyond = rows[rows["alpha_max"] < rows["lr"].fillna(rows["run_lr"])]
     if beyond.empty:
         return "α_max is a threshold of second order; no step went beyond it here."
     fell = int(fallen_steps(beyond).sum())
-    return f"α_max is a threshold of second order: of the {plural(len(beyond), 'step')} beyond it, {fell} lowered the loss nevertheless."
+    return (
+        f"α_max is a threshold of second order: of the {plural(len(beyond), 'step')} beyond it, {fell} lowered the "
+        "loss nevertheless."
+    )
 
 
 def _ratio(part: Frame) -> Cell:
-    usable = part[np.isfinite(part["critical_lr"]) & (part["critical_lr"] > 0) & np.isfinite(part["alpha_max"]) & (part["alpha_max"] > 0)]
+    usable = part[
+        np.isfinite(part["critical_lr"])
+        & (part["critical_lr"] > 0)
+        & np.isfinite(part["alpha_max"])
+        & (part["alpha_max"] > 0)
+    ]
     if usable.empty:
         return Cell("--")
     ratios = (usable["critical_lr"] / usable["alpha_max"]).to_numpy(dtype=float)
@@ -68,21 +104,22 @@ def _ratio(part: Frame) -> Cell:
 
 
 def of_trained(study: Study, rows: Frame) -> Frame:
-    """``rows`` (of the curvature or a spectrum) without the terminal ones of runs that diverged: as in `step_shares.recorded` those have no terminal
-    checkpoint, whatever results of an older version say."""
+    """``rows`` (of the curvature or a spectrum) without the terminal ones of runs that diverged: as in
+    `step_shares.recorded` those have no terminal checkpoint, whatever results of an older version say."""
     diverged = study.runs.loc[study.runs["status"] == "diverged", "run_id"]
     return rows[(rows["phase"] != TERMINAL) | ~rows["run_id"].isin(diverged)]
 
 
 def diverged_note(count: Frame) -> str:
-    """How many of the runs of ``count`` (see `counted`) diverged without a checkpoint to measure, e.g. diverged 2/3; "" where none did."""
+    """How many of the runs of ``count`` (see `counted`) diverged without a checkpoint to measure, e.g. diverged 2/3; ""
+    where none did."""
     number = int((count["outcome"] == DIVERGED).sum())
     return f"diverged {number}/{len(count)}" if number else ""
 
 
 def spectrum_rows(study: Study, name: str) -> Iterator[tuple[str, str, str, float, Frame, str]]:
-    """The rows of a spectrum by ``(phase, state, series, LR)``, and how many runs are missing there because they diverged. A series and LR of which every run
-    diverged comes with no rows."""
+    """The rows of a spectrum by ``(phase, state, series, LR)``, and how many runs are missing there because they
+    diverged. A series and LR of which every run diverged comes with no rows."""
     rows = of_trained(study, study.with_run(study.spectra[name]))
     pairs = set(study.spectra[name][["phase", "state"]].itertuples(index=False, name=None))
     for phase, state in sorted(pairs | {(TERMINAL, state) for phase, state in pairs if phase == LAST}):
@@ -99,16 +136,25 @@ def sharpness_table(study: Study) -> Table | None:
     """Medians over seeds of each series, LR, phase and state; None where sharpness was not measured."""
     if "sharpness" not in study.spectra or study.spectra["sharpness"].empty:
         return None
-    columns = ("sharpness", "adam_ratio", "trace", "gauss_newton_share", "noise_scale", "attention_logit_max", "attention_entropy")
+    columns = (
+        "sharpness",
+        "adam_ratio",
+        "trace",
+        "gauss_newton_share",
+        "noise_scale",
+        "attention_logit_max",
+        "attention_entropy",
+    )
     body = []
     for phase, state, series, lr, group, lost in spectrum_rows(study, "sharpness"):
         detail = "\n".join(filter(None, (f"{phase}, {state}, n={len(group)}", lost)))
         body.append((Cell(series, detail), Cell(lr_text(lr)), *(_median(group[column]) for column in columns)))
     caption = (
-        "At the first recorded step; median over the n runs measured, below it their range; a run that diverged left no terminal checkpoint to measure and is "
-        "counted under the name. λ_max: largest Hessian eigenvalue (Lanczos). Adam ratio: λ_max of the "
-        "preconditioned Hessian over its threshold (2+2β₁)/((1−β₁)η), unstable above 1 (Cohen et al. 2022). Trace: Hutch++. GN: share of uᵀHu that the "
-        f"Gauss–Newton part makes up. Noise: gradient noise scale in sequences. Attention: largest logit, and mean entropy in nats. {source(study)}"
+        "At the first recorded step; median over the n runs measured, below it their range; a run that diverged "
+        "left no terminal checkpoint to measure and is counted under the name. λ_max: largest Hessian eigenvalue "
+        "(Lanczos). Adam ratio: λ_max of the preconditioned Hessian over its threshold (2+2β₁)/((1−β₁)η), unstable "
+        "above 1 (Cohen et al. 2022). Trace: Hutch++. GN: share of uᵀHu that the Gauss–Newton part makes up. Noise: "
+        f"gradient noise scale in sequences. Attention: largest logit, and mean entropy in nats. {source(study)}"
     )
     header = ("mechanism", "LR", "λ_max", "Adam ratio", "trace", "GN", "noise", "logit", "entropy")
     return Table("Sharpness and its companions", caption, header, tuple(body))
@@ -118,4 +164,7 @@ def _median(values: Column) -> Cell:
     known = values[values.notna()]
     if known.empty:
         return Cell("--")
-    return Cell(power(float(known.median())), f"{power(float(known.min()))}–{power(float(known.max()))}" if len(known) > 1 else "")
+    return Cell(
+        power(float(known.median())),
+        f"{power(float(known.min()))}–{power(float(known.max()))}" if len(known) > 1 else "",
+    )

@@ -1,4 +1,5 @@
-"""Figures of the mixing matrices of residual streams (`stability.probe what=streams`), after mHC-lite's Figures 3 and 4; the report's part with its table."""
+"""Figures of the mixing matrices of residual streams (`stability.probe what=streams`), after mHC-lite's Figures 3 and
+4; the report's part with its table."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ from analysis.drawing.typeset import heading, paragraph
 from analysis.numbers.step_shares import PHASES
 from analysis.numbers.stream_mixing import NAME, iterations_of, ordered, thresholds
 from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
-from analysis.sections.streams import PRECISION, example_text, iteration_count, phases, study_tables, threshold_text, token_count
+from analysis.sections.streams import (
+    PRECISION,
+    example_text,
+    iteration_count,
+    phases,
+    study_tables,
+    threshold_text,
+    token_count,
+)
 from analysis.study.load import Column, Frame, Study
 from analysis.words import lr_text, power
 
@@ -33,11 +42,13 @@ PANELS = (
     ("gain forward, backward", ("product", "forward_gain"), ("rest", "backward_gain")),
 )
 CAPTION = (
-    "Mixing matrices A of residual streams (X' = AᵀX + …) by connection l, {phase}, over every token of held-out sequences ({tokens}). First three columns, "
-    "the first as mHC-lite's Figure 4, the others as its Figure 3: median (solid), 90 % of the values (shade), smallest and largest (dotted), over the seeds "
-    "of a rate. ν: smallest over largest entry of what Sinkhorn's iterations are given{iterations}; grey line: ln 1/ν = {threshold}, above which a token "
-    "counts as an outlier. Last: the most that mixing alone multiplies the largest entry of a signal by up to connection l (solid), and of its gradient from "
-    "the head back to it (dashed). {precision}"
+    "Mixing matrices A of residual streams (X' = AᵀX + …) by connection l, {phase}, over every token of held-out "
+    "sequences ({tokens}). First three columns, the first as mHC-lite's Figure 4, the others as its Figure 3: "
+    "median (solid), 90 % of the values (shade), smallest and largest (dotted), over the seeds of a rate. ν: "
+    "smallest over largest entry of what Sinkhorn's iterations are given{iterations}; grey line: ln 1/ν = "
+    "{threshold}, above which a token counts as an outlier. Last: the most that mixing alone multiplies the largest "
+    "entry of a signal by up to connection l (solid), and of its gradient from the head back to it (dashed). "
+    "{precision}"
 )
 
 
@@ -93,7 +104,9 @@ def _figure(rows: Frame, names: Sequence[str]) -> Figure:
         ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
     spread = [Line2D([], [], color=INK, linestyle=":", label="smallest, largest")]
-    fitting_legend(figure, [*handles, *spread], 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3)
+    fitting_legend(
+        figure, [*handles, *spread], 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3
+    )
     return figure
 
 
@@ -117,7 +130,15 @@ def _panel(ax: Axes, rows: Frame, beside: Frame | None, colors: Mapping[float, A
     values = rows["value"] if beside is None else [*rows["value"], *beside["value"]]
     if np.max(np.abs(np.subtract(values, 1))) < ROUNDING:  # exact: the axis would show the rounding
         ax.set_ylim(0.9, 1.1)
-        ax.text(0.5, 0.62, f"all within {power(float(np.max(np.abs(np.subtract(values, 1)))))}", transform=ax.transAxes, ha="center", fontsize=7.5, color=MUTED)
+        ax.text(
+            0.5,
+            0.62,
+            f"all within {power(float(np.max(np.abs(np.subtract(values, 1)))))}",
+            transform=ax.transAxes,
+            ha="center",
+            fontsize=7.5,
+            color=MUTED,
+        )
     if np.min(values) > 0 and np.max(values) / np.min(values) > STEEP and rows["quantity"].iloc[0] != "log_range":
         ax.set_yscale("log")
     elif np.max(np.abs(values)) > STEEP and rows["quantity"].iloc[0] != "log_range":

@@ -24,16 +24,17 @@ COLUMNS: tuple[tuple[str, str, str, str], ...] = (
 )
 GROUPS = (("", 2), ("before Sinkhorn", 2), ("A, sums off by", 2), ("A_1 ⋯ A_L, off by", 2), ("norm", 1), ("gain", 2))
 CAPTION = (
-    "Of every token on held-out data ({tokens}), the worst; then the median over seeds. A: the mixing matrix of a connection, X' = AᵀX + …, over all "
-    "connections; A_1 ⋯ A_L: their product through the depth. ν: the smallest over the largest entry before Sinkhorn's iterations{iterations}, ln 1/ν the "
-    "logarithm of its inverse; outliers: the share of tokens and connections where that exceeds {threshold}. Off by: largest distance of a column's or "
-    "row's sum from 1. Norm: largest "
-    "spectral norm of the product. Gain: by how much mixing alone may multiply the largest entry of a signal through all connections (forward, at most the "
-    "column sums) or of its gradient (backward, the row sums). {precision}"
+    "Of every token on held-out data ({tokens}), the worst; then the median over seeds. A: the mixing matrix of a "
+    "connection, X' = AᵀX + …, over all connections; A_1 ⋯ A_L: their product through the depth. ν: the smallest "
+    "over the largest entry before Sinkhorn's iterations{iterations}, ln 1/ν the logarithm of its inverse; "
+    "outliers: the share of tokens and connections where that exceeds {threshold}. Off by: largest distance of a "
+    "column's or row's sum from 1. Norm: largest spectral norm of the product. Gain: by how much mixing alone may "
+    "multiply the largest entry of a signal through all connections (forward, at most the column sums) or of its "
+    "gradient (backward, the row sums). {precision}"
 )
 PRECISION = (
-    "Computed in float64 from the trained weights: what is exact here is so to 1e-15. It is not in the precision of training; with coefficients in bfloat16, "
-    "mHC-lite's columns sum to 0.9982 at initialisation."
+    "Computed in float64 from the trained weights: what is exact here is so to 1e-15. It is not in the precision of "
+    "training; with coefficients in bfloat16, mHC-lite's columns sum to 0.9982 at initialisation."
 )
 
 
@@ -60,12 +61,25 @@ def _tables(rows: Frame, origin: str) -> list[Table]:
 def _table(rows: Frame, phase: str, origin: str) -> Table:
     columns = [by_run(rows, matrix, quantity, which) for _, matrix, quantity, which in COLUMNS]
     body = []
-    for key in rows[["order", "series", "run_lr"]].drop_duplicates().sort_values(["order", "run_lr"]).itertuples(index=False):
-        cells = [_cell(values.xs(tuple(key)) if tuple(key) in values.index else values.iloc[:0], which) for values, which in _named(columns)]
+    for key in (
+        rows[["order", "series", "run_lr"]].drop_duplicates().sort_values(["order", "run_lr"]).itertuples(index=False)
+    ):
+        cells = [
+            _cell(values.xs(tuple(key)) if tuple(key) in values.index else values.iloc[:0], which)
+            for values, which in _named(columns)
+        ]
         body.append((Cell(str(key.series)), Cell(lr_text(key.run_lr)), *cells))
     header = ("mechanism", "LR", *(heading for heading, _, _, _ in COLUMNS))
-    caption = CAPTION.format(tokens=token_count(rows), iterations=iteration_count(rows), threshold=threshold_text(rows), precision=PRECISION)
-    return Table(f"Mixing of residual streams, {phase}", f"{caption} {INTERVAL_RULES[EXTREME]}. {origin}", header, tuple(body), GROUPS)
+    caption = CAPTION.format(
+        tokens=token_count(rows), iterations=iteration_count(rows), threshold=threshold_text(rows), precision=PRECISION
+    )
+    return Table(
+        f"Mixing of residual streams, {phase}",
+        f"{caption} {INTERVAL_RULES[EXTREME]}. {origin}",
+        header,
+        tuple(body),
+        GROUPS,
+    )
 
 
 def token_count(rows: Frame) -> str:
@@ -87,7 +101,10 @@ def threshold_text(rows: Frame) -> str:
     own, older = ([found[run_id] for run_id in found if (run_id in known) == is_own] for is_own in (True, False))
     parts = [f"{value:g}" for value in sorted(set(own))]
     if older:
-        parts.append(f"{listed(f'{value:g}' for value in sorted(set(older)))} ({plural(len(older), 'run')} measured before the threshold was a setting: K)")
+        parts.append(
+            f"{listed(f'{value:g}' for value in sorted(set(older)))} ({plural(len(older), 'run')} measured before "
+            "the threshold was a setting: K)"
+        )
     return listed(parts) or "a threshold"
 
 
@@ -96,8 +113,16 @@ def example_text(iterations: list[float]) -> str:
     said = []
     for number in iterations:
         log_range, sums = example(int(number))
-        said.append(f"{number:.0f} iterations leave columns that sum to {listed(f'{total:.3f}' for total in sums)} (ln 1/ν = {log_range:.1f})")
-    return f"Of the example in mHC-lite's Section 1, rows (1, d, d), (1, d, d) and (d, 1, 1) with d = 1e-13, {listed(said)}." if said else ""
+        said.append(
+            f"{number:.0f} iterations leave columns that sum to {listed(f'{total:.3f}' for total in sums)} (ln 1/ν = "
+            f"{log_range:.1f})"
+        )
+    return (
+        "Of the example in mHC-lite's Section 1, rows (1, d, d), (1, d, d) and (d, 1, 1) with d = 1e-13, "
+        f"{listed(said)}."
+        if said
+        else ""
+    )
 
 
 def _named(columns: list[Column]) -> list[tuple[Column, str]]:
@@ -105,6 +130,8 @@ def _named(columns: list[Column]) -> list[tuple[Column, str]]:
 
 
 def _cell(per_seed: Column, which: str) -> Cell:
-    form = {"largest": lambda value: f"{value:.4g}", "share": lambda value: f"{100 * value:.3g} %", "error": power}[which]
+    form = {"largest": lambda value: f"{value:.4g}", "share": lambda value: f"{100 * value:.3g} %", "error": power}[
+        which
+    ]
     spread = Spread.of(per_seed, EXTREME)
     return Cell("--") if spread.n == 0 else Cell(form(spread.median), spread.detail(form))

@@ -1,4 +1,5 @@
-"""What a structure tokenizer does to held-out chains, from its ``results`` folder: a table, and a figure with a backbone beside its reconstruction."""
+"""What a structure tokenizer does to held-out chains, from its ``results`` folder: a table, and a figure with a
+backbone beside its reconstruction."""
 
 from __future__ import annotations
 
@@ -41,7 +42,10 @@ def load_results(folder: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFra
         raise ValueError(f"no summary.json in {folder}; python -m stability.train_tokenizer writes it at its end")
     summary = json.loads((folder / "summary.json").read_text())
     if summary["schema"] != SCHEMA:
-        raise ValueError(f"{folder} holds results of version {summary['schema']}, this is version {SCHEMA}; move it away and run the same command again")
+        raise ValueError(
+            f"{folder} holds results of version {summary['schema']}, this is version {SCHEMA}; move it away and run "
+            "the same command again"
+        )
     return summary, pd.read_parquet(folder / "chains.parquet"), pd.read_parquet(folder / "codes.parquet")
 
 
@@ -57,7 +61,10 @@ def table(folder: Path) -> str:
         error = f"± {values.sem():.2f}" if len(values) > 1 else ""
         lines.append(f"  {label:38} {values.mean():6.2f} {error} Å, median {values.median():.2f}")
     share = 100 * summary["used_codes"] / summary["num_codes"]
-    lines.append(f"  {'codes used':38} {summary['used_codes']} of {summary['num_codes']} ({share:.0f} %), perplexity {summary['perplexity']:.0f}")
+    lines.append(
+        f"  {'codes used':38} {summary['used_codes']} of {summary['num_codes']} ({share:.0f} %), perplexity "
+        f"{summary['perplexity']:.0f}"
+    )
     lines.append(
         f"  {'same tokens when rotated and shifted':38} {100 * summary['same_tokens']:.2f} % of positions, "
         f"{summary['rotations']} rotations a chain; of the worst chain {100 * chains.same_tokens.min():.0f} %"
@@ -102,7 +109,8 @@ def _rmsds(chains: Frame) -> list[tuple[str, Column]]:
 
 
 def structure_figure(folder: Path) -> Figure:
-    """Backbone of the chain of median RMSD, original and reconstructed; RMSD of all chains; how often each code is used."""
+    """Backbone of the chain of median RMSD, original and reconstructed; RMSD of all chains; how often each code is
+    used."""
     summary, chains, codes = load_results(folder)
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(WIDTH_INCHES, 4.6), layout="constrained")
@@ -125,14 +133,22 @@ def write(folder: Path, path: Path) -> Path:
 def _backbones(figure: Figure, grid: Any, example: Any) -> None:
     """α carbons as lines, broken where residues are missing; the same axes left and right."""
     mask_N = example["mask_N"]
-    traces = [np.where(mask_N[:, None], example[name][:, ALPHA_CARBON], np.nan) for name in ("original_NAX", "reconstructed_NAX")]
+    traces = [
+        np.where(mask_N[:, None], example[name][:, ALPHA_CARBON], np.nan)
+        for name in ("original_NAX", "reconstructed_NAX")
+    ]
     middle_X, radius = np.nanmean(traces[0], 0), np.nanmax(np.abs(traces[0] - np.nanmean(traces[0], 0)))
     titles = (f"{example['chain']}, original", f"reconstructed, RMSD {float(example['rmsd']):.2f} Å")
     for column, (title, shown) in enumerate(zip(titles, ((0,), (0, 1)), strict=True)):
         ax: Any = figure.add_subplot(grid[0, column], projection="3d")
         for index in shown:
             faint = column == 1 and index == 0
-            ax.plot(*traces[index].T, color=(ORIGINAL, RECONSTRUCTED)[index], linewidth=1.0 if faint else 1.6, alpha=0.35 if faint else 1.0)
+            ax.plot(
+                *traces[index].T,
+                color=(ORIGINAL, RECONSTRUCTED)[index],
+                linewidth=1.0 if faint else 1.6,
+                alpha=0.35 if faint else 1.0,
+            )
         ax.set_title(title)
         ax.set(xlim=_around(middle_X[0], radius), ylim=_around(middle_X[1], radius), zlim=_around(middle_X[2], radius))
         ax.set_box_aspect((1, 1, 1), zoom=1.55)
@@ -150,10 +166,19 @@ def _rmsd_panel(ax: Axes, chains: pd.DataFrame) -> None:
         ("ideal_rmsd", BASELINE, ":", "mean geometry"),
     ):
         ordered = np.sort(chains[name])
-        ax.step(ordered, np.arange(1, len(ordered) + 1) / len(ordered), where="post", color=color, linestyle=dashes, label=label)
+        ax.step(
+            ordered,
+            np.arange(1, len(ordered) + 1) / len(ordered),
+            where="post",
+            color=color,
+            linestyle=dashes,
+            label=label,
+        )
     ax.set_xscale("log")
     ax.set(xlabel="backbone RMSD (Å)", ylabel="share of held-out chains", ylim=(0, 1.02))
-    ax.legend(loc="lower center", bbox_to_anchor=(0.45, 0.98), ncols=3, fontsize=7.5, handlelength=1.4, columnspacing=1.0)
+    ax.legend(
+        loc="lower center", bbox_to_anchor=(0.45, 0.98), ncols=3, fontsize=7.5, handlelength=1.4, columnspacing=1.0
+    )
 
 
 def _codes_panel(ax: Axes, codes: pd.DataFrame, summary: dict[str, Any]) -> None:
@@ -161,7 +186,12 @@ def _codes_panel(ax: Axes, codes: pd.DataFrame, summary: dict[str, Any]) -> None
     used = counts[counts > 0]
     ax.plot(np.arange(1, len(used) + 1), used / used.sum(), color=INK)
     ax.axhline(1 / summary["num_codes"], color=MUTED, linestyle=":", linewidth=0.9)
-    ax.set(xscale="log", yscale="log", xlabel=f"code, by frequency ({len(used)} of {summary['num_codes']} used)", ylabel="share of residues")
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel=f"code, by frequency ({len(used)} of {summary['num_codes']} used)",
+        ylabel="share of residues",
+    )
     ax.set_title(f"perplexity {summary['perplexity']:.0f}; dotted: uniform", fontsize=8.5)
 
 

@@ -1,4 +1,5 @@
-"""How fast schemes train: ratios from a side-by-side measurement (`benchmarks.throughput`), else each run's own clock without a ratio."""
+"""How fast schemes train: ratios from a side-by-side measurement (`benchmarks.throughput`), else each run's own clock
+without a ratio."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from analysis.words import plural
 
 
 def throughput_table(study: Study) -> Table | None:
-    """A row a series, the first one being what the others are measured against; None where the study compares no schemes with a plain one."""
+    """A row a series, the first one being what the others are measured against; None where the study compares no
+    schemes with a plain one."""
     if not another_question(study):
         return None
     return _side_by_side(study) if study.throughput else _as_trained(study)
@@ -27,21 +29,28 @@ def _side_by_side(study: Study) -> Table:
     present = [name for name in study.series if name in rows]
     body = []
     for name in present:
-        per_second, found = rows[name]["tokens_per_step"] / np.median(rows[name]["seconds"]), ratio(study, name, present[0])
+        per_second, found = (
+            rows[name]["tokens_per_step"] / np.median(rows[name]["seconds"]),
+            ratio(study, name, present[0]),
+        )
         assert found is not None, "both were measured"
         interval = "" if name == present[0] or found.turns < FEWEST_TURNS else f"{found.low:.3f}–{found.high:.3f}"
         body.append((Cell(name), Cell(_rounded(per_second)), Cell(f"{found.median:.2f}", interval)))
     caption = wording.worded(
         study,
-        f"Tokens per second of training steps on one batch (forward, backward, clipping, optimizer), the mechanisms taking turns: medians over "
-        f"{plural(len(rows[present[0]]['seconds']), 'turn')}. Ratio: of the same turn, to {present[0]}; below it the 95 % interval of its median over turns "
-        f"(order statistics). {study.throughput['device']}; {study.throughput['machine']}. ",
+        "Tokens per second of training steps on one batch (forward, backward, clipping, optimizer), the mechanisms "
+        f"taking turns: medians over {plural(len(rows[present[0]]['seconds']), 'turn')}. Ratio: of the same turn, to "
+        f"{present[0]}; below it the 95 % interval of its median over turns (order statistics). "
+        f"{study.throughput['device']}; {study.throughput['machine']}. ",
     )
-    return Table("Throughput side by side", f"{caption}{source(study)}", ("mechanism", "per second", "ratio"), tuple(body))
+    return Table(
+        "Throughput side by side", f"{caption}{source(study)}", ("mechanism", "per second", "ratio"), tuple(body)
+    )
 
 
 def _as_trained(study: Study) -> Table | None:
-    """Without ratios: runs of one scheme followed each other, and what else the machine did at the time is in their clocks."""
+    """Without ratios: runs of one scheme followed each other, and what else the machine did at the time is in their
+    clocks."""
     finished = study.runs[study.runs["status"].isin(FINISHED) & (study.runs["wall_s"] > 0)]
     if finished.empty:
         return None
@@ -50,16 +59,24 @@ def _as_trained(study: Study) -> Table | None:
     rows = tuple((Cell(name), Cell(_rounded(each.median), each.detail(_rounded))) for name, each in found.items())
     caption = wording.worded(
         study,
-        f"Tokens per second of a run's whole wall time, validation and checkpoints in it; median over rates and seeds. {INTERVAL_RULES[POSITIVE]}. Measured by "
-        f"the runs' own clocks{_where(study)}: runs of one mechanism followed each other, so that what else the machine did at the time is in it, and no "
-        f"ratio is made of it. python -m benchmarks.throughput runs/studies/{study.name} measures them side by side. ",
+        "Tokens per second of a run's whole wall time, validation and checkpoints in it; median over rates and "
+        f"seeds. {INTERVAL_RULES[POSITIVE]}. Measured by the runs' own clocks{_where(study)}: runs of one mechanism "
+        "followed each other, so that what else the machine did at the time is in it, and no ratio is made of it. "
+        f"python -m benchmarks.throughput runs/studies/{study.name} measures them side by side. ",
     )
     return Table("Throughput as trained", f"{caption}{source(study)}", ("mechanism", "per second"), rows)
 
 
 def _where(study: Study) -> str:
     hardware = study.study.get("provenance", {}).get("hardware") or {}
-    known = [str(part) for part in (hardware.get("gpu") or hardware.get("cpu"), f"{hardware['cores']} cores" if hardware.get("cores") else None) if part]
+    known = [
+        str(part)
+        for part in (
+            hardware.get("gpu") or hardware.get("cpu"),
+            f"{hardware['cores']} cores" if hardware.get("cores") else None,
+        )
+        if part
+    ]
     return f" ({', '.join(known)})" if known else ""
 
 

@@ -37,13 +37,20 @@ def trouble_table(study: Study) -> Table | None:
     align = ("left", "left", "right", "right", "left", "right", "left")
     widths = ("auto",) * 6 + ("1fr",)
     title = f"Runs that did not end stable{'' if (runs['status'] != 'stable').all() else ' by themselves'}"
-    return Table(title, caption, ("run", "mechanism", "LR", "seed", "status", "steps", "reason"), rows, (), align, widths)
+    return Table(
+        title, caption, ("run", "mechanism", "LR", "seed", "status", "steps", "reason"), rows, (), align, widths
+    )
 
 
 def guards_did(run) -> str:
     """What guards did in a run, e.g. 2 steps skipped, 1 restore; "" where they left it alone."""
     skipped, restores = (0 if math.isnan(number) else int(number) for number in (run.skipped_steps, run.restores))
-    return ", ".join(filter(None, (f"{plural(skipped, 'step')} skipped" if skipped else "", plural(restores, "restore") if restores else "")))
+    return ", ".join(
+        filter(
+            None,
+            (f"{plural(skipped, 'step')} skipped" if skipped else "", plural(restores, "restore") if restores else ""),
+        )
+    )
 
 
 def body(study: Study, drawn: Drawn) -> str:

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from stability.runs.schema import OPTIONAL, REQUIRED, SCHEMA_VERSION, TEXT
 
 if TYPE_CHECKING:
-    # pandas annotates its results as unions of all that can come out: checked against those, every second line is a false error.
+    # pandas annotates its results as unions of all that can come out: checked against those, every second line is a
+    # false error.
     Frame = Any
     Column = Any
 else:
@@ -42,10 +43,12 @@ PAPER_ORDER = ("sa", "sc", "mix", "sw")
 class Study:
     """A study's three tables, its `study.json`, and by name the further tables that it has (`schema.OPTIONAL`).
 
-    `runs` carries three columns more than its file: `setting` (the other axes that vary in this study, "" where none does), `series`
-    (mechanism, sa+ca with its cross mechanism, and setting: what one line of a figure shows) and `base` (the series that a variant of an ablation
-    belongs to; its own for the rest). ``tokenizer``: the folder of what its structure tokenizer was measured to do, where it has one.
-    ``throughput``: what `benchmarks.throughput` measured side by side (``results/throughput.json``), {} where it did not.
+    `runs` carries three columns more than its file: `setting` (the other axes that vary in this study, "" where none
+    does), `series` (mechanism, sa+ca with its cross mechanism, and setting: what one line of a figure shows) and `base`
+    (the series that a variant of an ablation belongs to; its own for the rest). ``tokenizer``: the folder of what its
+    structure tokenizer was measured to do, where it has one.
+    ``throughput``: what `benchmarks.throughput` measured side by side (``results/throughput.json``), {} where it did
+      not.
     """
 
     name: str
@@ -65,7 +68,10 @@ class Study:
     def series(self) -> tuple[str, ...]:
         """Every series, sa sc mix sw first, the others by name; settings together, the plain residual first."""
         pairs = self.runs[["setting", "mechanism", "series"]].drop_duplicates().itertuples(index=False)
-        return tuple(pair.series for pair in sorted(pairs, key=lambda pair: (_setting_rank(pair.setting), paper_rank(pair.mechanism))))
+        return tuple(
+            pair.series
+            for pair in sorted(pairs, key=lambda pair: (_setting_rank(pair.setting), paper_rank(pair.mechanism)))
+        )
 
     @property
     def is_search(self) -> bool:
@@ -77,14 +83,19 @@ class Study:
     def fingerprint(self) -> str:
         """The first 12 hex digits of the data's fingerprint (of each, where the study holds several data sets)."""
         known = sorted({value[:12] for value in self.runs["data_fingerprint"] if value})
-        return ", ".join(known) or str(self.study.get("provenance", {}).get("data_fingerprint") or "")[:12] or "not recorded"
+        return (
+            ", ".join(known)
+            or str(self.study.get("provenance", {}).get("data_fingerprint") or "")[:12]
+            or "not recorded"
+        )
 
     def of(self, series: str) -> Frame:
         """The runs of one series."""
         return self.runs[self.runs["series"] == series]
 
     def with_run(self, frame: Frame) -> Frame:
-        """`curvature`, `curves`, one of `spectra` or of a run's `probes` with its runs' `series`, `mechanism`, `setting`, `seed` and LR (`run_lr`)."""
+        """`curvature`, `curves`, one of `spectra` or of a run's `probes` with its runs' `series`, `mechanism`,
+        `setting`, `seed` and LR (`run_lr`)."""
         keys = self.runs[["run_id", "series", "mechanism", "setting", "seed", "lr"]].rename(columns={"lr": "run_lr"})
         return frame.merge(keys, on="run_id", how="inner")
 
@@ -97,14 +108,17 @@ def paper_rank(mechanism: str) -> tuple[int, str]:
 def load(study_dir: Path | str) -> Study:
     """Read ``<runs_dir>/studies/<name>/study.json`` and ``results/{runs,curvature,curves}.parquet``.
 
-    Errors: ``ValueError`` of one line where a file is missing (it names the command that makes it), unreadable, or of another schema version.
+    Errors: ``ValueError`` of one line where a file is missing (it names the command that makes it), unreadable, or of
+    another schema version.
     """
     study_dir = Path(study_dir)
     manifest = _manifest(study_dir)
     frames = {name: _frame(study_dir, name, manifest) for name in REQUIRED}
     frames["runs"] = _with_series(frames["runs"].drop_duplicates("run_id").reset_index(drop=True))
     if frames["runs"].empty:
-        raise ValueError(f"{study_dir}: results/runs.parquet lists no run; `{_sweep_command(study_dir, manifest)}` makes them")
+        raise ValueError(
+            f"{study_dir}: results/runs.parquet lists no run; `{_sweep_command(study_dir, manifest)}` makes them"
+        )
     found = {path.stem for path in (study_dir / "results").glob("*.parquet") if path.is_file()}
     extra = {
         kind: {name: _frame(study_dir, name, manifest) for name in tables if name in found}
@@ -121,7 +135,8 @@ def load(study_dir: Path | str) -> Study:
 
 
 def _tokenizer(study_dir: Path, manifest: dict[str, Any]) -> Path | None:
-    """The results of the structure tokenizer in the study's pool that its objective names; None where it names none, or that one was not measured."""
+    """The results of the structure tokenizer in the study's pool that its objective names; None where it names none, or
+    that one was not measured."""
     identity = (manifest.get("spec") or {}).get("objective", {}).get("tokenizer")
     folder = study_dir.resolve().parent.parent / "tokenizers" / str(identity) / "results"
     return folder if identity and (folder / "summary.json").is_file() else None
@@ -182,11 +197,15 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
     version = _schema_version(table.schema.metadata or {})
     if version != SCHEMA_VERSION:
         found = "no schema version" if version is None else f"schema version {version}"
-        raise ValueError(f"{path} has {found}, this analysis reads version {SCHEMA_VERSION}: `{command}` writes it again")
+        raise ValueError(
+            f"{path} has {found}, this analysis reads version {SCHEMA_VERSION}: `{command}` writes it again"
+        )
     columns = COLUMNS[name]
     lacking = [column for column in columns if column not in table.column_names]
     if lacking:
-        raise ValueError(f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}: `{command}` writes it again")
+        raise ValueError(
+            f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}: `{command}` writes it again"
+        )
     return _typed(table.select(list(columns)).to_pandas())
 
 
@@ -202,7 +221,8 @@ def _schema_version(metadata: dict[bytes, bytes]) -> int | None:
 
 
 def _typed(frame: Frame) -> Frame:
-    """Text columns as str ("" for null), all others as float64 (NaN for null): an all-null column has no type of its own in parquet."""
+    """Text columns as str ("" for null), all others as float64 (NaN for null): an all-null column has no type of its
+    own in parquet."""
     columns = {
         column: frame[column].map(lambda value: "" if pd.isna(value) else str(value)).astype(object)
         if column in TEXT
@@ -218,10 +238,19 @@ def _with_series(runs: Frame) -> Frame:
     varying = [axis for axis in SETTING_AXES if axis not in ("variant", "cross") and runs[axis].nunique() > 1]
     # With cross=auto each mechanism has its own: a name's second half, unless one mechanism comes with several.
     varying += ["cross"] if (runs.groupby("mechanism")["cross"].nunique() > 1).any() else []
-    named = [f"{m}+{cross}" if cross and "cross" not in varying else m for m, cross in zip(runs["mechanism"], runs["cross"], strict=True)]
-    labels = [[value[:12] or "none" for value in row] for row in runs[varying].itertuples(index=False)] if varying else [[]] * len(runs)
+    named = [
+        f"{m}+{cross}" if cross and "cross" not in varying else m
+        for m, cross in zip(runs["mechanism"], runs["cross"], strict=True)
+    ]
+    labels = (
+        [[value[:12] or "none" for value in row] for row in runs[varying].itertuples(index=False)]
+        if varying
+        else [[]] * len(runs)
+    )
     runs["base"] = [" ".join([m, *label]) for m, label in zip(named, labels, strict=True)]
-    runs["setting"] = [" ".join([*label, variant]).strip() for label, variant in zip(labels, runs["variant"], strict=True)]
+    runs["setting"] = [
+        " ".join([*label, variant]).strip() for label, variant in zip(labels, runs["variant"], strict=True)
+    ]
     runs["series"] = [f"{m} {s}".strip() for m, s in zip(named, runs["setting"], strict=True)]
     return runs
 
@@ -233,7 +262,10 @@ def _setting_rank(setting: str) -> tuple[bool, Any]:
 
 def _natural(text: str) -> tuple[tuple[str, float], ...]:
     """Sort key under which window=8 comes before window=12."""
-    return tuple((part, 0.0) if index % 2 == 0 else ("", float(part)) for index, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", text)))
+    return tuple(
+        (part, 0.0) if index % 2 == 0 else ("", float(part))
+        for index, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", text))
+    )
 
 
 def phase_rank(phase: str) -> tuple[bool, tuple[tuple[str, float], ...]]:

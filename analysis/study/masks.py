@@ -5,21 +5,26 @@ from __future__ import annotations
 from analysis.study.load import Study
 
 SETTING = "mask_diagonal"
-CAUSAL, BIDIRECTIONAL = ("ar",), ("mlm", "classify", "score_entropy", "multitrack")  # objectives, and the direction in which they read
+# objectives, and the direction in which they read
+CAUSAL, BIDIRECTIONAL = ("ar",), ("mlm", "classify", "score_entropy", "multitrack")
 
 
 def sees_itself(study: Study, series: str) -> bool | None:
-    """Of `sa` or `attentionx` whether its diagonal is seen; None where the record does not say: no spec, an objective of someone's own, another mechanism.
+    """Of `sa` or `attentionx` whether its diagonal is seen; None where the record does not say: no spec, an objective
+    of someone's own, another mechanism.
 
-    A variant of an ablation (``mask_diagonal=true``) goes before the study's spec; what neither holds is the mechanism's default, which for `attentionx` is
-    to see it where causal and not where bidirectional. A spec from before `sa` had the setting is of runs that saw it.
+    A variant of an ablation (``mask_diagonal=true``) goes before the study's spec; what neither holds is the
+    mechanism's default, which for `attentionx` is to see it where causal and not where bidirectional. A spec from
+    before `sa` had the setting is of runs that saw it.
     """
     row = study.of(series).iloc[0]
     spec = study.study.get("spec")
     parts = {part.get("name"): part for part in spec.get("mechanism", [])} if isinstance(spec, dict) else {}
     if row["mechanism"] not in parts or row["mechanism"] not in ("sa", "attentionx"):
         return None
-    masked = {"true": True, "false": False, "null": None}.get(row["variant"].removeprefix(f"{SETTING}="), parts[row["mechanism"]].get(SETTING))
+    masked = {"true": True, "false": False, "null": None}.get(
+        row["variant"].removeprefix(f"{SETTING}="), parts[row["mechanism"]].get(SETTING)
+    )
     if masked is not None:
         return not masked
     if row["mechanism"] == "sa":

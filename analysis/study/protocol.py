@@ -1,4 +1,5 @@
-"""What a reader of an α_max table must know of how it was measured: the protocol in one line, and the methods that were used."""
+"""What a reader of an α_max table must know of how it was measured: the protocol in one line, and the methods that were
+used."""
 
 from __future__ import annotations
 
@@ -11,21 +12,29 @@ from analysis.words import listed, plural
 
 
 def sentence(protocol: Mapping[str, Any], gradients: Mapping[str, str] | None = None) -> str:
-    """One line from the fields of `stability.config.curvature.CurvatureSpec`; a null batch or clipping norm reads as the run's own.
+    """One line from the fields of `stability.config.curvature.CurvatureSpec`; a null batch or clipping norm reads as
+    the run's own.
 
-    ``gradients``: whose slope entered α_max, by optimizer state, where rows say so; else what the protocol asks for in each of its states.
+    ``gradients``: whose slope entered α_max, by optimizer state, where rows say so; else what the protocol asks for in
+      each of its states.
     """
     decay = "included" if protocol["weight_decay"] else "left out"
     clip = f"{protocol['clip_norm']:g}" if protocol["clip_norm"] else "the run's own"
     batch = f"{protocol['batch']} sequences" if protocol["batch"] else "the run's own batch"
     parts = f", {protocol['microbatch']} at a time" if protocol["microbatch"] else ""
     counted = [f"{protocol[key]} {nouns[protocol[key] != 1]}" for key, nouns in NOUNS.items()]
-    slope = _slope({state: gradient_of(protocol, state) for state in protocol["state"]} if gradients is None else gradients)
-    return f"{', '.join(counted)} of {batch}{parts}; {slope}; weight decay {decay} in u; clipping norm {clip}; method {protocol['method']}"
+    slope = _slope(
+        {state: gradient_of(protocol, state) for state in protocol["state"]} if gradients is None else gradients
+    )
+    return (
+        f"{', '.join(counted)} of {batch}{parts}; {slope}; weight decay {decay} in u; clipping norm {clip}; method "
+        f"{protocol['method']}"
+    )
 
 
 def gradient_of(protocol: Mapping[str, Any], state: str) -> str:
-    """Whose slope a protocol asks for in an optimizer state, as `stability.config.curvature.CurvatureSpec.gradient_of` has it."""
+    """Whose slope a protocol asks for in an optimizer state, as `stability.config.curvature.CurvatureSpec.gradient_of`
+    has it."""
     gradient = str(protocol["gradient"])
     return gradient if gradient != "auto" else "clipped" if state == "paper" else "true"
 
@@ -37,7 +46,8 @@ def _slope(gradients: Mapping[str, str]) -> str:
     return f"slope of the {listed(f'{gradient} gradient in state “{state}”' for state, gradient in gradients.items())}"
 
 
-NOT_DEFINED = "not defined"  # the method of a recorded step without an α_max: it is neither stable nor unstable, and no share counts it
+# the method of a recorded step without an α_max: it is neither stable nor unstable, and no share counts it
+NOT_DEFINED = "not defined"
 NOUNS = {
     "warmup_batches": ("warm-up batch", "warm-up batches"),
     "warmup_steps": ("warm-up step", "warm-up steps"),
@@ -49,7 +59,8 @@ BEFORE = {"microbatch": None, "gradient": "true", "weight_decay": True, "clip_no
 
 
 def stated_in(study: Study, rows: Frame, state: str) -> str:
-    """As `stated`; where a table of an optimizer state has no row, the protocol by which the state was measured elsewhere in the study, or was to be."""
+    """As `stated`; where a table of an optimizer state has no row, the protocol by which the state was measured
+    elsewhere in the study, or was to be."""
     if len(rows):
         return stated(rows)
     others = study.curvature.loc[study.curvature["state"] == state, "protocol"]
@@ -61,13 +72,16 @@ def stated_in(study: Study, rows: Frame, state: str) -> str:
 
 
 def stated(rows: Frame) -> str:
-    """The protocol of recorded steps (each of them, with its runs, where they differ) and the methods that they came to, with counts."""
+    """The protocol of recorded steps (each of them, with its runs, where they differ) and the methods that they came
+    to, with counts."""
     known = [(_read(text, group), group["run_id"].nunique()) for text, group in rows.groupby("protocol") if text]
     counts: dict[str, int] = {}
     for line, runs in known:
         counts[line] = counts.get(line, 0) + runs
     missing = int(rows.loc[rows["protocol"] == "", "run_id"].nunique())
-    lines = [line if len(counts) == 1 and not missing else f"{line} ({plural(runs, 'run')})" for line, runs in counts.items()]
+    lines = [
+        line if len(counts) == 1 and not missing else f"{line} ({plural(runs, 'run')})" for line, runs in counts.items()
+    ]
     lines += [f"not recorded ({plural(missing, 'run')})"] if missing and counts else ["not recorded"] if missing else []
     return f"Protocol: {' / '.join(lines)}. Methods: {methods(rows)}."
 
@@ -77,17 +91,20 @@ def _read(text: str, rows: Frame) -> str:
 
 
 def gradients(rows: Frame) -> dict[str, str]:
-    """By optimizer state, sorted from paper on: whose slope the rows hold, by their own column, else by their protocol; several as "true or clipped"."""
+    """By optimizer state, sorted from paper on: whose slope the rows hold, by their own column, else by their protocol;
+    several as "true or clipped"."""
     found: dict[str, set[str]] = {}
     for state, own, protocol in set(zip(rows["state"], rows["gradient"], rows["protocol"], strict=True)):
         told = own or (gradient_of(BEFORE | json.loads(protocol), state) if protocol else "")
         found.setdefault(state, set()).update({told} - {""})
-    return {state: " or ".join(sorted(found[state], reverse=True)) for state in sorted(found, reverse=True) if found[state]}
+    return {
+        state: " or ".join(sorted(found[state], reverse=True)) for state in sorted(found, reverse=True) if found[state]
+    }
 
 
 def is_literal(rows: Frame) -> bool:
-    """Whether the rows of state "paper" were measured as 5.2.1 says, word for word but for the batch's size: gradient clipped to 1 in everything, decay in u,
-    5 batches of warm-up, 5 steps, 25 recorded. False without such rows."""
+    """Whether the rows of state "paper" were measured as 5.2.1 says, word for word but for the batch's size: gradient
+    clipped to 1 in everything, decay in u, 5 batches of warm-up, 5 steps, 25 recorded. False without such rows."""
     paper = rows[rows["state"] == "paper"]
     if paper.empty or gradients(paper) != {"paper": "clipped"} or (paper["protocol"] == "").any():
         return False
@@ -98,40 +115,54 @@ LITERAL = {"warmup_batches": 5, "warmup_steps": 5, "recorded_steps": 25, "weight
 
 
 def states_explained(rows: Frame) -> str:
-    """What the optimizer states of a study's recorded steps are, and whether "paper" is the paper's protocol to the letter."""
+    """What the optimizer states of a study's recorded steps are, and whether "paper" is the paper's protocol to the
+    letter."""
     slopes, literal = gradients(rows), is_literal(rows)
     follows = "follows the paper's protocol to the letter" if literal else "starts from the paper's warm-up"
-    own = "" if literal or "paper" not in slopes else f", here with the slope of the {slopes['paper']} gradient, in the protocol that the tables state"
+    own = (
+        ""
+        if literal or "paper" not in slopes
+        else f", here with the slope of the {slopes['paper']} gradient, in the protocol that the tables state"
+    )
     return (
-        f"State “checkpoint” starts from the run's own optimizer state, state “paper” {follows}{own}: averages over the warm-up batches, "
-        "already unbiased, are bias-corrected once more (after five batches m is divided by 0.47, v by 0.006), which shortens the step direction and lengthens "
-        "α_max accordingly; read “paper” against the paper's tables, “checkpoint” for what the training met."
+        f"State “checkpoint” starts from the run's own optimizer state, state “paper” {follows}{own}: averages over "
+        "the warm-up batches, already unbiased, are bias-corrected once more (after five batches m is divided by "
+        "0.47, v by 0.006), which shortens the step direction and lengthens α_max accordingly; read “paper” against "
+        "the paper's tables, “checkpoint” for what the training met."
     )
 
 
 def asked_protocol(study: Study) -> dict[str, Any]:
-    """The protocol by which the sweep itself was to measure α_max, the runs' own batch and clipping norm in place of nulls; {} where it was not to."""
+    """The protocol by which the sweep itself was to measure α_max, the runs' own batch and clipping norm in place of
+    nulls; {} where it was not to."""
     spec: dict[str, Any] = study.study.get("spec") or {}
     protocol: dict[str, Any] = (spec.get("curvature") or {}) if spec.get("hessian") else {}
-    return protocol | {key: spec[key] for key in ("batch", "clip_norm") if protocol and protocol.get(key) is None and key in spec}
+    return protocol | {
+        key: spec[key] for key in ("batch", "clip_norm") if protocol and protocol.get(key) is None and key in spec
+    }
 
 
-# The project's optimizers that are no Adam: state "paper" is not defined for them. Known here for runs that left no file to say it; a test holds it to them.
+# The project's optimizers that are no Adam: state "paper" is not defined for them. Known here for runs that left no
+# file to say it; a test holds it to them.
 NO_ADAM = ("sgd",)
 
 
 def lacks_state(study: Study, state: str) -> Column:
-    """Which runs' optimizer does not define an optimizer state, a row of ``study.runs`` each: what an optimizer is decides, not what became of a run."""
+    """Which runs' optimizer does not define an optimizer state, a row of ``study.runs`` each: what an optimizer is
+    decides, not what became of a run."""
     told = study.runs["undefined_states"].map(lambda names: state in names.split())
     optimizers = set(study.runs.loc[told, "optimizer"]) | set(NO_ADAM if state == "paper" else ())
     return study.runs["optimizer"].isin(optimizers)
 
 
 def undefined_states(study: Study) -> str:
-    """The optimizer states that were asked for and that some runs' optimizer does not define, in a sentence each; "" where there is none."""
+    """The optimizer states that were asked for and that some runs' optimizer does not define, in a sentence each; ""
+    where there is none."""
     told = {state for names in study.runs["undefined_states"] for state in names.split()}
     asked = {*told, *study.curvature["state"], *asked_protocol(study).get("state", ())}
-    why = "its warm-up sets the averages m and v of Adam; these runs can be measured from their own optimizer state only"
+    why = (
+        "its warm-up sets the averages m and v of Adam; these runs can be measured from their own optimizer state only"
+    )
     sentences = []
     for state in sorted(asked):
         optimizers = study.runs.loc[lacks_state(study, state), "optimizer"].tolist()
@@ -144,4 +175,7 @@ def undefined_states(study: Study) -> str:
 
 def methods(rows: Frame) -> str:
     """The methods used, with counts of steps."""
-    return listed(f"{method or 'not recorded'} ({plural(count, 'step')})" for method, count in rows["method"].value_counts().items())
+    return listed(
+        f"{method or 'not recorded'} ({plural(count, 'step')})"
+        for method, count in rows["method"].value_counts().items()
+    )

@@ -1,4 +1,5 @@
-"""What the runs of a study have in common and no column says: objective, tokens, size, steps, from the spec that its sweep left in `study.json`."""
+"""What the runs of a study have in common and no column says: objective, tokens, size, steps, from the spec that its
+sweep left in `study.json`."""
 
 from __future__ import annotations
 
@@ -43,17 +44,27 @@ def tokens(study: Study) -> str:
 
 
 def unit(study: Study) -> str:
-    """Of the validation NLL: score entropy bounds the NLL of all tokens from above, a classifier's counts images, the others' the tokens that they predict."""
+    """Of the validation NLL: score entropy bounds the NLL of all tokens from above, a classifier's counts images, the
+    others' the tokens that they predict."""
     if is_classification(study):
         return "cross entropy, nats per image"
     if set(study.runs["objective"]) == {"multitrack"}:
         return "nats per masked position, its parts added up"
-    return "upper bound, nats per token" if set(study.runs["objective"]) == {"score_entropy"} else "nats per predicted token"
+    return (
+        "upper bound, nats per token"
+        if set(study.runs["objective"]) == {"score_entropy"}
+        else "nats per predicted token"
+    )
 
 
 def generative_unit(study: Study) -> str:
-    """Of the generative NLL: what an oracle gives its own tokens, or by its own masks the hidden residues of a protein."""
-    return "nats per residue by the oracle's masked NLL" if set(study.runs["objective"]) == {"multitrack"} else "nats per token of the oracle"
+    """Of the generative NLL: what an oracle gives its own tokens, or by its own masks the hidden residues of a
+    protein."""
+    return (
+        "nats per residue by the oracle's masked NLL"
+        if set(study.runs["objective"]) == {"multitrack"}
+        else "nats per token of the oracle"
+    )
 
 
 def is_classification(study: Study) -> bool:
@@ -80,7 +91,12 @@ def _model(study: Study) -> str:
     known, parameters = _part(study, "model"), f"{count_range(study.runs['num_params'])} parameters"
     if not known:
         return f"{listed(sorted(set(study.runs['model']) - {''})) or 'size not recorded'}; {parameters}"
-    counts = [plural(known["layers"], "layer"), f"width {known['width']}", plural(known["heads"], "head"), f"{known['positions']} positions"]
+    counts = [
+        plural(known["layers"], "layer"),
+        f"width {known['width']}",
+        plural(known["heads"], "head"),
+        f"{known['positions']} positions",
+    ]
     return f"{known['name']}: {', '.join(counts)}; {parameters}"
 
 
@@ -89,7 +105,10 @@ def _training(study: Study) -> str:
     if not {"steps", "batch"} <= spec.keys():
         return "not recorded"
     parts = f", {spec['microbatch']} at a time" if spec.get("microbatch") else ""
-    return f"{plural(spec['steps'], 'step')} of {plural(spec['batch'], 'image' if is_classification(study) else 'sequence')}{parts}"
+    return (
+        f"{plural(spec['steps'], 'step')} of "
+        f"{plural(spec['batch'], 'image' if is_classification(study) else 'sequence')}{parts}"
+    )
 
 
 def _spec(study: Study) -> dict[str, Any]:

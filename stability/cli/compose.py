@@ -54,7 +54,8 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
                 for group in anew:  # of an axis, the parts that are still chosen keep what the preset says of them
                     config[group] = {name: config[group][name] for name in own[group]} if group in AXES else own[group]
         return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
-    except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:  # ValueError: Hydra's own, e.g. for ~model=7
+    # ValueError: Hydra's own, e.g. for ~model=7
+    except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ValueError(explained(error, root, invocation)) from None
 
 
@@ -78,7 +79,8 @@ def _chosen_anew(root: str, invocation: Invocation) -> list[str]:
 
 
 def store_plugins(invocation: Invocation) -> None:
-    """Make ``plugins=[my_pkg.my_mechanism]`` known to the registry, and its Config's defaults to Hydra, so that it is chosen like a yaml of ours."""
+    """Make ``plugins=[my_pkg.my_mechanism]`` known to the registry, and its Config's defaults to Hydra, so that it is
+    chosen like a yaml of ours."""
     from hydra.core.config_store import ConfigStore
 
     given = [word.value for word in invocation.words if str(word).startswith("plugins=")]
@@ -90,6 +92,11 @@ def store_plugins(invocation: Invocation) -> None:
         exported = Registry(family).load(name)
         group = "cross" if getattr(exported, "cross", False) else {"data": "data"}.get(family, family.removesuffix("s"))
         fields = exported.Config.model_fields
-        node = {key: "???" if field.is_required() else field.get_default(call_default_factory=True) for key, field in fields.items()}
+        node = {
+            key: "???" if field.is_required() else field.get_default(call_default_factory=True)
+            for key, field in fields.items()
+        }
         whole = node if group in AXES else {"name": name, **node}
-        ConfigStore.instance().store(group=group, name=name, node=whole, package=f"{group}.{name}" if group in AXES else group)
+        ConfigStore.instance().store(
+            group=group, name=name, node=whole, package=f"{group}.{name}" if group in AXES else group
+        )

@@ -1,4 +1,5 @@
-"""What conf/ offers, and what is said of a word on the command line that it does not: one line, with the nearest word that would be right."""
+"""What conf/ offers, and what is said of a word on the command line that it does not: one line, with the nearest word
+that would be right."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def defaults(config: str) -> dict[str, str]:
 
 
 def unknown_key(key: str, root: str, chosen: Mapping[str, str]) -> str:
-    """``chosen``: the choices that the command line makes, by group. What another choice has is named as that choice's, not as a slip of the pen."""
+    """``chosen``: the choices that the command line makes, by group. What another choice has is named as that choice's,
+    not as a slip of the pen."""
     group, _, setting = key.partition(".")
     name, known = setting.partition(".")[0], _keys(root, chosen)
     if group in AXES and name in choices(group) and f"{group}.{name}" not in known:
@@ -46,12 +48,16 @@ def unknown_key(key: str, root: str, chosen: Mapping[str, str]) -> str:
             return f"{key}: unknown key; did you mean '{namesake}'?"
         if owners := _owners(group, setting):
             other = f"{group}={chosen[group]}" if group in chosen else "the one that is chosen"
-            return f"{key}: {group}={' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} this setting, {other} has not"
+            return (
+                f"{key}: {group}={' and '.join(owners)} {'has' if len(owners) == 1 else 'have'} this setting, "
+                f"{other} has not"
+            )
     return f"{key}: unknown key; {near_misses(key, known)}"
 
 
 def _namesake(key: str, known: tuple[str, ...]) -> str | None:
-    """The key of the same group for a setting of the same name, e.g. for ``cross.cc.window`` where cc is the choice: ``cross.window``."""
+    """The key of the same group for a setting of the same name, e.g. for ``cross.cc.window`` where cc is the choice:
+    ``cross.window``."""
     group, last = key.partition(".")[0], key.rpartition(".")[2]
     return next((other for other in known if other.startswith(f"{group}.") and other.endswith(f".{last}")), None)
 
@@ -60,7 +66,11 @@ def _owners(group: str, setting: str) -> list[str]:
     """The choices of a group whose yaml has the setting, e.g. of ``objective`` and ``context``: mlm."""
     from omegaconf import OmegaConf
 
-    return [name for name in choices(group) if setting and setting in list(OmegaConf.load(conf_dir() / group / f"{name}.yaml"))]
+    return [
+        name
+        for name in choices(group)
+        if setting and setting in list(OmegaConf.load(conf_dir() / group / f"{name}.yaml"))
+    ]
 
 
 def _keys(root: str, chosen: Mapping[str, str]) -> tuple[str, ...]:
@@ -76,5 +86,8 @@ def _keys(root: str, chosen: Mapping[str, str]) -> tuple[str, ...]:
             walk(value, f"{prefix}{key}.")
 
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        walk(OmegaConf.to_container(compose(root, overrides=[f"{group}={choice}" for group, choice in chosen.items()])), "")
+        walk(
+            OmegaConf.to_container(compose(root, overrides=[f"{group}={choice}" for group, choice in chosen.items()])),
+            "",
+        )
     return tuple(flat)

@@ -19,7 +19,8 @@ USAGE = 2
 
 
 def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
-    """Run an entry's ``main`` on the command line: ``-h``, and what the user or the machine got wrong as two lines with exit code 2."""
+    """Run an entry's ``main`` on the command line: ``-h``, and what the user or the machine got wrong as two lines with
+    exit code 2."""
     argv = sys.argv[1:]
     if any(flag in argv for flag in ("-h", "--help", "help")):
         print(help_text.strip())
@@ -35,7 +36,10 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except OSError as error:  # an unwritable folder, a full disk
-        print("error: " + printable(f"{error.strerror or error}: {error.filename or ''}", Invocation.of(argv)), file=sys.stderr)
+        print(
+            "error: " + printable(f"{error.strerror or error}: {error.filename or ''}", Invocation.of(argv)),
+            file=sys.stderr,
+        )
         sys.exit(USAGE)
     except KeyboardInterrupt as stop:
         print("stopped; the same command goes on from here", file=sys.stderr)
@@ -43,7 +47,8 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """SIGTERM, from `kill` or a machine that shuts down, ends an entry as Ctrl-C does. (A sweep's launch has a handler of its own, `sweeps.interrupt`.)"""
+    """SIGTERM, from `kill` or a machine that shuts down, ends an entry as Ctrl-C does. (A sweep's launch has a handler
+    of its own, `sweeps.interrupt`.)"""
     raise KeyboardInterrupt(number)
 
 
@@ -54,4 +59,6 @@ def check_writable(key: str, folder: str) -> None:
         with tempfile.TemporaryFile(dir=nearest):
             pass
     except OSError as error:
-        raise RuntimeError(f"{key}={folder}: nothing can be written there ({error.strerror or error}); give a folder of your own") from None
+        raise RuntimeError(
+            f"{key}={folder}: nothing can be written there ({error.strerror or error}); give a folder of your own"
+        ) from None

@@ -1,4 +1,5 @@
-"""What is said of words on the command line that Hydra would read otherwise than they were meant, or not at all: each named as it was typed, in our words."""
+"""What is said of words on the command line that Hydra would read otherwise than they were meant, or not at all: each
+named as it was typed, in our words."""
 
 from __future__ import annotations
 
@@ -10,19 +11,22 @@ from stability.cli.words import Invocation, Word
 from stability.registry import near_misses
 
 LONGEST_SHOWN = 80  # characters of a word that are shown
-LONGEST_PART, LONGEST_LINE = 300, 600  # of a message: of what it repeats from the command line, a path mostly; of a line
+# of a message: of what it repeats from the command line, a path mostly; of a line
+LONGEST_PART, LONGEST_LINE = 300, 600
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 MORE = "(-h shows more)"
 
 
 def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
-    """The text on one line: control characters and bytes that are no UTF-8 as escapes, of a long text its beginning and its length."""
+    """The text on one line: control characters and bytes that are no UTF-8 as escapes, of a long text its beginning and
+    its length."""
     short = text if len(text) <= longest else f"{text[:longest]}… ({len(text):,} characters)"
     return CONTROL.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), short)
 
 
 def printable(message: str, invocation: Invocation) -> str:
-    """A message as a terminal can show it: what of it comes from the command line as `shown` does it, and no line longer than a few rows."""
+    """A message as a terminal can show it: what of it comes from the command line as `shown` does it, and no line
+    longer than a few rows."""
     parts = {part for word in invocation.words for part in (str(word), f"{word.sign}{word.key}", word.value or "")}
     unprintable = [part for part in parts if len(part) > LONGEST_PART or CONTROL.search(part)]
     for part in sorted(unprintable, key=len, reverse=True):
@@ -31,7 +35,8 @@ def printable(message: str, invocation: Invocation) -> str:
 
 
 def check_words(invocation: Invocation, root: str) -> None:
-    """Refuse what Hydra would take without a word, or raise something else about than `HydraException`. Errors: ``ValueError`` of one line."""
+    """Refuse what Hydra would take without a word, or raise something else about than `HydraException`. Errors:
+    ``ValueError`` of one line."""
     for word in invocation.words:
         typed = shown(str(word))
         if word.value is None and not word.sign.startswith("~"):
@@ -39,7 +44,10 @@ def check_words(invocation: Invocation, root: str) -> None:
         if "${" in str(word):  # it could read the environment, and what it stands for would be in no record
             raise ValueError(f"{typed}: '${{' is not filled in here; write the value itself, or let the shell do it")
         if not re.fullmatch(r"\w+(\.\w+)*", word.key, re.ASCII):
-            raise ValueError(f"'{typed}' has no key that could be read; keys are names joined by dots, e.g. mechanism.sc.window=4 {MORE}")
+            raise ValueError(
+                f"'{typed}' has no key that could be read; keys are names joined by dots, e.g. mechanism.sc.window=4 "
+                f"{MORE}"
+            )
         if word.group == "hydra":
             raise ValueError(f"{typed}: settings of Hydra itself are not read here; leave it out {MORE}")
         if word.key in _groups(root):
@@ -59,7 +67,10 @@ def _check_choice(sign: str, group: str, value: str) -> None:
     from hydra.core.config_store import ConfigStore
 
     if sign.startswith("+"):
-        raise ValueError(f"{shown(f'{sign}{group}={value}')}: {group} is chosen already, and nothing can be added to it; write {group}={shown(value)}")
+        raise ValueError(
+            f"{shown(f'{sign}{group}={value}')}: {group} is chosen already, and nothing can be added to it; write "
+            f"{group}={shown(value)}"
+        )
     if sign.startswith("~"):
         return
     names = _names(value)
@@ -69,18 +80,27 @@ def _check_choice(sign: str, group: str, value: str) -> None:
     known = (*choices(group), *(name.removesuffix(".yaml") for name in plugins))
     wrong = next((name for name in names if name not in known), None)
     if group == "mechanism" and wrong in set(choices("cross")) - {"auto", "none"}:
-        raise ValueError(f"mechanism={wrong} is a cross mechanism, it needs a context: cross={wrong} objective.context=64")
+        raise ValueError(
+            f"mechanism={wrong} is a cross mechanism, it needs a context: cross={wrong} objective.context=64"
+        )
     if group in AXES and "," in value and not value.strip().startswith("["):
         raise ValueError(f"{group}={shown(value)}: a list is written in brackets: {group}=[{shown(value)}]")
     if wrong is not None or not names:
-        raise ValueError(f"{group}={shown(value if wrong is None else wrong)}: no such choice; {near_misses(shown(wrong or value), known)}")
+        raise ValueError(
+            f"{group}={shown(value if wrong is None else wrong)}: no such choice; "
+            f"{near_misses(shown(wrong or value), known)}"
+        )
 
 
 def _names(value: str) -> list[str]:
     """The names of ``[sa,sc]`` or of ``sa``, with or without quotes, right or wrong."""
     text = value.strip()
     listed = text[1:-1].split(",") if text.startswith("[") and text.endswith("]") else [text]
-    return [name for name in (re.sub(r"""^(['"])(.*)\1$""", r"\2", item.strip()) for item in listed) if name or len(listed) > 1]
+    return [
+        name
+        for name in (re.sub(r"""^(['"])(.*)\1$""", r"\2", item.strip()) for item in listed)
+        if name or len(listed) > 1
+    ]
 
 
 def explained(error: Exception, root: str, invocation: Invocation) -> str:
@@ -90,7 +110,11 @@ def explained(error: Exception, root: str, invocation: Invocation) -> str:
             return reason
     text = str(error).strip()
     if match := re.search(r"Could not override '([^']+)'", text):
-        chosen = {key: value for key, value in invocation.given.items() if key in _groups(root) and (conf_dir() / key).is_dir()}
+        chosen = {
+            key: value
+            for key, value in invocation.given.items()
+            if key in _groups(root) and (conf_dir() / key).is_dir()
+        }
         return unknown_key(match.group(1), root, chosen)
     if "Missing mandatory value" in text:
         key = getattr(error, "full_key", "") or text.rsplit(" ", 1)[-1]
@@ -106,11 +130,17 @@ def _unreadable(word: Word) -> str | None:
     key, value, typed = f"{word.sign}{word.key}", word.value or "", shown(str(word))
     parser = OverridesParser.create()
     try:
-        several = [override for override in word.for_hydra() if parser.parse_override(str(override)).is_sweep_override()]
+        several = [
+            override for override in word.for_hydra() if parser.parse_override(str(override)).is_sweep_override()
+        ]
     except (HydraException, ValueError, RecursionError):  # ValueError: a number of more digits than Python reads
         if re.search(r"\d{1000}", value):
             return f"{typed}: a number of that many digits cannot be read"
-        as_text = "" if "'" in value or not value.strip() else f", or in quotes if it is meant as it stands: \"{shown(key)}='{shown(value)}'\""
+        as_text = (
+            ""
+            if "'" in value or not value.strip()
+            else f", or in quotes if it is meant as it stands: \"{shown(key)}='{shown(value)}'\""
+        )
         return f"{typed}: this value cannot be read; give a number, a name or a list like [1,2]{as_text}"
     return f"{typed}: takes one value; a list is written in brackets, e.g. [1,2]" if several else None
 
@@ -134,7 +164,11 @@ def _reason(text: str) -> str:
     """Hydra's reason in our words."""
     if "Could not delete" in text:
         held = re.search(r"The value of '[^']*' is (.*) and not", text, re.DOTALL)
-        return "there is nothing of that name to take away" if held is None else f"holds {shown(held.group(1))}; write only ~ and the key to take it away"
+        return (
+            "there is nothing of that name to take away"
+            if held is None
+            else f"holds {shown(held.group(1))}; write only ~ and the key to take it away"
+        )
     if "An item is already at" in text:
         return "there is such a key already; leave the + out"
     if "Multiple values for" in text:

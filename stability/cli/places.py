@@ -1,4 +1,5 @@
-"""Paths on the command line: which keys hold them (the fields that `stability.config.identity.Place` marks), and how Hydra takes them whole."""
+"""Paths on the command line: which keys hold them (the fields that `stability.config.identity.Place` marks), and how
+Hydra takes them whole."""
 
 from __future__ import annotations
 
@@ -20,10 +21,12 @@ ELEMENT = re.compile(r"""\s*('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^,]+)\s*(?:,|$
 
 
 def quoted(key: str, value: str) -> str | None:
-    """The value of ``key=value`` in Hydra's quotes, where it is to be taken as it was written; None where Hydra reads it as it is.
+    """The value of ``key=value`` in Hydra's quotes, where it is to be taken as it was written; None where Hydra reads
+    it as it is.
 
-    Quoted is what a place's field holds (of ``[…]`` in a field of several places each one), and any other text with a ``/`` in it, since no number and
-    no name of a choice has one. Not quoted is what has quotes, brackets or a backslash of its own, and ``null``.
+    Quoted is what a place's field holds (of ``[…]`` in a field of several places each one), and any other text with a
+    ``/`` in it, since no number and no name of a choice has one. Not quoted is what has quotes, brackets or a backslash
+    of its own, and ``null``.
     """
     if value[:1] in QUOTES or value == "null" or WORD.fullmatch(value):
         return None
@@ -38,7 +41,9 @@ def quoted(key: str, value: str) -> str | None:
 
 def places_in(key: str) -> str | None:
     """``one`` or ``several``: what a key of the command line holds, as its field says; None for what is no place."""
-    return _entries_places().get(key) or next((found for config, field in _settings_of(key) if (found := _of_field(config, field))), None)
+    return _entries_places().get(key) or next(
+        (found for config, field in _settings_of(key) if (found := _of_field(config, field))), None
+    )
 
 
 def _in_brackets(value: str) -> bool:
@@ -75,7 +80,8 @@ def _of_field(config: type[BaseModel], key: str) -> str | None:
 def _settings_of(key: str) -> Iterator[tuple[type[BaseModel], str]]:
     """The Configs that a key like ``data.path`` or ``mechanism.sc.window`` may belong to, and the field's name.
 
-    Of our own parts data sources alone have places (tests/identity), so that no others are imported for this; of plugins, which are, all.
+    Of our own parts data sources alone have places (tests/identity), so that no others are imported for this; of
+    plugins, which are, all.
     """
     group, *path = key.split(".")
     family = {"data": "data", "cross": "mechanisms"}.get(group, f"{group}s")

@@ -7,16 +7,24 @@ from collections.abc import Iterable, Iterator, Sequence
 
 
 def follow(tasks: Iterable[Iterator[None]], labels: Sequence[str], lengths: Sequence[int]) -> None:
-    """Run the tasks one after another under one bar or, where the output is no terminal, with a line for each that is done. A task may take fewer
-    steps than planned (no paper state for SGD, no checkpoint)."""
+    """Run the tasks one after another under one bar or, where the output is no terminal, with a line for each that is
+    done. A task may take fewer steps than planned (no paper state for SGD, no checkpoint)."""
     from rich import get_console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    named = ((f"{number}/{len(labels)} {label}", steps) for number, (steps, label) in enumerate(zip(tasks, labels, strict=True), 1))
+    named = (
+        (f"{number}/{len(labels)} {label}", steps)
+        for number, (steps, label) in enumerate(zip(tasks, labels, strict=True), 1)
+    )
     if not get_console().is_terminal:
         _follow_in_lines(named)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total} steps"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns) as progress:
         bar = progress.add_task("", total=sum(lengths), visible=bool(lengths))
         for number, (name, steps) in enumerate(named, 1):

@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from analysis.study.load import Study
 
 
-def publish(study: StudyFolder, reports_dir: str | None, phases: Sequence[str] = ("terminal",), *, unless_same: bool = False) -> None:
-    """Collect the runs into parquet, print the tables (α_max of the phases' checkpoints among them), write the PDF. With ``unless_same`` all that is
-    only printed where no run, table or line of our code has changed since it was last done: drawing takes longer than recognising 200 runs."""
+def publish(
+    study: StudyFolder, reports_dir: str | None, phases: Sequence[str] = ("terminal",), *, unless_same: bool = False
+) -> None:
+    """Collect the runs into parquet, print the tables (α_max of the phases' checkpoints among them), write the PDF.
+    With ``unless_same`` all that is only printed where no run, table or line of our code has changed since it was last
+    done: drawing takes longer than recognising 200 runs."""
     from stability.runs.up_to_date import Published
 
     pdf = None if reports_dir is None else Path(reports_dir) / f"{study.path.name}.pdf"

@@ -9,13 +9,27 @@ from stability.cli.places import places_in
 from stability.cli.words import CHOICES, Invocation
 
 # keys that change where or how a sweep runs, not what it is: they never enter its name
-LABELS = ("name", "runs_dir", "reports_dir", "launcher", "logger", "device", "dry_run", "report", "cpus_per_trial", "gpus_per_trial", "plugins", "study")
+LABELS = (
+    "name",
+    "runs_dir",
+    "reports_dir",
+    "launcher",
+    "logger",
+    "device",
+    "dry_run",
+    "report",
+    "cpus_per_trial",
+    "gpus_per_trial",
+    "plugins",
+    "study",
+)
 LABELS += ("retry", "search.num", "search.batch")  # how far a sweep goes
 LAUNCHERS = ("ray.", "slurm.", "devices_per_trial", "shard_parameters")  # their settings, likewise
 
 
 def study_name(invocation: Invocation) -> str:
-    """The preset's name where nothing else was asked for, else a name made from the overrides: ``mechanism=sc lr=range`` → ``sc-range``."""
+    """The preset's name where nothing else was asked for, else a name made from the overrides: ``mechanism=sc
+    lr=range`` → ``sc-range``."""
     given = {word.key: word.value or "" for word in invocation.words}
     asked = [_word(key, value) for key, value in given.items() if key not in LABELS and not key.startswith(LAUNCHERS)]
     named = ([given.get("study", "quickstart")] if "study" in given or not asked else []) + asked

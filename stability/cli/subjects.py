@@ -46,7 +46,10 @@ class Subject:
         verified_manifest(folder)
         directory = RunDirectory.at(folder.parent.parent)
         if not directory.spec_file.exists():
-            raise ValueError(f"{folder} is not inside a run's folder (runs/<run_id>/checkpoints/…), where its {kept} would be kept; copy the whole run")
+            raise ValueError(
+                f"{folder} is not inside a run's folder (runs/<run_id>/checkpoints/…), where its {kept} would be "
+                "kept; copy the whole run"
+            )
         named = {path: name for name, path in phases(directory, "all").items()}
         return cls((directory,), directory.path.parent, checkpoint=folder, phase=named.get(folder, folder.name))
 
@@ -71,7 +74,9 @@ class Subject:
             return [self.directory]
         unfinished = [directory for directory in self.directories if not directory.finished]
         if unfinished and len(self.directories) == 1:
-            raise ValueError(f"{unfinished[0].run_id} is {unfinished[0].status()['state']}; run its sweep to the end first")
+            raise ValueError(
+                f"{unfinished[0].run_id} is {unfinished[0].status()['state']}; run its sweep to the end first"
+            )
         if unfinished:
             print(f"leaves out {len(unfinished)} of {len(self.directories)} runs, which have not reached their verdict")
         if without_checkpoint is not None and len(self.directories) == 1 and not self.directory.checkpoints():
@@ -110,7 +115,10 @@ def locked(directory: RunDirectory, steps: Iterator[None]) -> Iterator[None]:
     none of them, and a line says so."""
     lock = RunLock(directory.path)
     if not lock.acquire():
-        print(f"leaves out {directory.run_id}: {lock.owner() or 'another process'} works on it; the same command does the rest later")
+        print(
+            f"leaves out {directory.run_id}: {lock.owner() or 'another process'} works on it; the same command does "
+            "the rest later"
+        )
         return
     try:
         yield from lock.during(steps)

@@ -44,8 +44,8 @@ class Word:
     def for_hydra(self) -> tuple[Word, ...]:
         """The words that Hydra gets for this one.
 
-        ``lr=1e-3`` and ``lr=[…]`` choose conf/lr/values.yaml, paths are quoted, ``ablate.…``, ``search.space.…`` and what
-        a model's yaml may leave to its default are added; everything else passes unchanged.
+        ``lr=1e-3`` and ``lr=[…]`` choose conf/lr/values.yaml, paths are quoted, ``ablate.…``, ``search.space.…`` and
+        what a model's yaml may leave to its default are added; everything else passes unchanged.
         """
         if self.value is None:
             return (self,)

@@ -26,13 +26,21 @@ class Ablation(Settings):
     `stability.config.parts.Part`."""
 
     part: str = Field(min_length=1, description="name of the part whose setting varies, e.g. sc")
-    setting: str = Field(min_length=1, description="the setting, dotted where it lies deeper: window, or sc.window of mix")
-    values: tuple[Any, ...] = Field(min_length=1, description="the values that it takes; whether the base's own is among them does not matter")
+    setting: str = Field(
+        min_length=1, description="the setting, dotted where it lies deeper: window, or sc.window of mix"
+    )
+    values: tuple[Any, ...] = Field(
+        min_length=1, description="the values that it takes; whether the base's own is among them does not matter"
+    )
 
     @field_validator("values", mode="before")
     @classmethod
     def _hashable(cls, values: Any) -> Any:
-        return [tuple(value) if isinstance(value, list) else value for value in values] if isinstance(values, list | tuple) else values
+        return (
+            [tuple(value) if isinstance(value, list) else value for value in values]
+            if isinstance(values, list | tuple)
+            else values
+        )
 
     @property
     def path(self) -> str:
@@ -53,7 +61,10 @@ class Ablation(Settings):
             part = self._built(base, value, build)
             variant = Variant(value, "" if part == base else f"{prefix}{self.setting}={value_text(value)}", part)
             if any(part == other.part or variant.label == other.label for other in found):
-                raise ValueError(f"{self.path}={value_text(self.values)}: {value_text(value)} stands there twice; give each value once")
+                raise ValueError(
+                    f"{self.path}={value_text(self.values)}: {value_text(value)} stands there twice; give each value "
+                    "once"
+                )
             found.append(variant)
         if all(variant.label for variant in found):
             found.insert(_place(own, self.values), Variant(own, "", base))
@@ -77,10 +88,15 @@ class Ablation(Settings):
         for step in self.setting.split(".")[:-1]:
             inner = {key: item for key, item in held.items() if isinstance(item, dict)} | _named(held)
             if step not in inner:
-                raise ValueError(f"{path}.{step}: holds no settings of its own" + (f"; {near_misses(step, tuple(inner))}" if inner else ""))
+                raise ValueError(
+                    f"{path}.{step}: holds no settings of its own"
+                    + (f"; {near_misses(step, tuple(inner))}" if inner else "")
+                )
             held, path = inner[step], f"{path}.{step}"
         if self._key not in _keys(held):
-            raise ValueError(f"{path}.{self._key}: unknown key; {near_misses(self._key, _keys(held) + tuple(_named(held)))}")
+            raise ValueError(
+                f"{path}.{self._key}: unknown key; {near_misses(self._key, _keys(held) + tuple(_named(held)))}"
+            )
         return held
 
 
@@ -123,9 +139,15 @@ def read(value: Any) -> Any:
                 walk(item, (*path, str(key)))
         elif len(path) < 2:
             part, given = path[0] if path else "sc", value_text(node)
-            raise ValueError(f"ablate{'.' * bool(path)}{'.'.join(path)}={given}: names no setting; e.g. ablate.{part}.SETTING=[2,4,8]")
+            raise ValueError(
+                f"ablate{'.' * bool(path)}{'.'.join(path)}={given}: names no setting; e.g. "
+                f"ablate.{part}.SETTING=[2,4,8]"
+            )
         elif not isinstance(node, list | tuple) or not node:
-            raise ValueError(f"{'.'.join(('ablate', *path))}={value_text(node)}: must be a list of one setting's values, e.g. ablate.sc.window=[2,4,8]")
+            raise ValueError(
+                f"{'.'.join(('ablate', *path))}={value_text(node)}: must be a list of one setting's values, e.g. "
+                "ablate.sc.window=[2,4,8]"
+            )
         else:
             found.append({"part": path[0], "setting": ".".join(path[1:]), "values": node})
 
@@ -139,7 +161,10 @@ def require_swept(ablations: Sequence[Ablation], swept: dict[str, list[str]], kn
     names = [name for axis in swept.values() for name in axis]
     for ablation in ablations:
         if ablation.part not in known and ablation.part not in names:
-            raise ValueError(f"ablate.{ablation.part}: no such part; {near_misses(ablation.part, tuple(dict.fromkeys((*names, *known))))}")
+            raise ValueError(
+                f"ablate.{ablation.part}: no such part; "
+                f"{near_misses(ablation.part, tuple(dict.fromkeys((*names, *known))))}"
+            )
         if names.count(ablation.part) != 1:
             what = "is not among" if ablation.part not in names else "stands for several parts of"
             raise ValueError(f"{ablation.path}: {ablation.part} {what} what this sweep selects ({', '.join(names)})")

@@ -59,7 +59,9 @@ def _first_causes(items: Sequence[Any]) -> list[Any]:
 
     def follows(item: Any) -> bool:
         loc = item["loc"]
-        return item["type"] == "too_short" and any(len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in items)
+        return item["type"] == "too_short" and any(
+            len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in items
+        )
 
     return [item for item in items if not follows(item)]
 
@@ -92,7 +94,9 @@ def check_heads(heads: int, width: int, at: str) -> None:
     if width % heads or width // heads % 2:
         valid = [number for number in range(1, width + 1) if width % number == 0 and width // number % 2 == 0]
         remedy = f"valid: {valid}" if valid else f"{at}width must be even"
-        raise ValueError(f"{at}heads={heads} must divide {at}width={width} into even head widths (RoPE turns pairs); {remedy}")
+        raise ValueError(
+            f"{at}heads={heads} must divide {at}width={width} into even head widths (RoPE turns pairs); {remedy}"
+        )
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, ...]:

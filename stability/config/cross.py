@@ -14,7 +14,9 @@ from stability.registry import Registry, near_misses
 class CrossOfEach(Settings):
     """``cross=auto``: beside each self mechanism the cross mechanism of its kind, which its class names."""
 
-    parts: tuple[Part, ...] = Field(default=(), description="cross mechanisms with settings of their own; the others have their defaults")
+    parts: tuple[Part, ...] = Field(
+        default=(), description="cross mechanisms with settings of their own; the others have their defaults"
+    )
 
     def beside(self, mechanism: Part) -> Part:
         name = Registry("mechanisms").load(mechanism.name).cross_kind
@@ -25,12 +27,15 @@ def cross_part(name: str, settings: dict[str, Any] | None = None, *, path: str =
     """The `Part` of a cross mechanism; errors name the setting under ``path``."""
     registry = Registry("mechanisms")
     if name not in registry.names() or not registry.load(name).cross:
-        raise ValueError(f"cross={name}: no such cross mechanism; {near_misses(name, ('auto', *registry.names(cross=True), 'none'))}")
+        raise ValueError(
+            f"cross={name}: no such cross mechanism; {near_misses(name, ('auto', *registry.names(cross=True), 'none'))}"
+        )
     return Part(name=name, settings=settings_of("mechanisms", name, settings or {}, path=path))
 
 
 def cross_choice(value: Any) -> Part | CrossOfEach | None:
-    """What ``cross=`` holds: ``ca``, ``{"name": "cc", "window": 4}``; ``{"name": "auto", "cc": {"window": 4}}``; None for ``none``."""
+    """What ``cross=`` holds: ``ca``, ``{"name": "cc", "window": 4}``; ``{"name": "auto", "cc": {"window": 4}}``; None
+    for ``none``."""
     if value is None or isinstance(value, Part | CrossOfEach):
         return value
     name, settings = name_and_settings("mechanisms", value)
@@ -56,9 +61,15 @@ def cross_has_context(cross: Part | None, objective: Part) -> None:
     num_context, contexts = num_context_of(objective), contexts_of(objective)
     if cross is None:
         if num_context:
-            raise ValueError(f"objective.context={num_context} is read by a cross mechanism only; add cross=auto, or objective.context=0")
+            raise ValueError(
+                f"objective.context={num_context} is read by a cross mechanism only; add cross=auto, or "
+                "objective.context=0"
+            )
         if contexts:
-            raise ValueError(f"objective.contexts=[{','.join(contexts)}] is read by cross mechanisms only; add cross=auto, or objective.contexts=[]")
+            raise ValueError(
+                f"objective.contexts=[{','.join(contexts)}] is read by cross mechanisms only; add cross=auto, or "
+                "objective.contexts=[]"
+            )
     elif not num_context and not contexts:
         needed = f"cross={cross.name} needs a context, and objective={objective.name} has none"
         if "contexts" in type(objective.settings).model_fields:
@@ -67,7 +78,8 @@ def cross_has_context(cross: Part | None, objective: Part) -> None:
 
 
 def cross_fits(cross: Part, num_positions: int, objective: Part, key: str) -> None:
-    """``ValueError`` where a cross mechanism's settings, written under ``key``, do not fit the lengths. Without a context there is none to fit."""
+    """``ValueError`` where a cross mechanism's settings, written under ``key``, do not fit the lengths. Without a
+    context there is none to fit."""
     lengths_fit(cross, num_positions, num_positions if contexts_of(objective) else num_context_of(objective), key)
 
 

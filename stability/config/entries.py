@@ -1,4 +1,5 @@
-"""What the entries beside the sweep work from: `stability.hessian`, `stability.report`, `stability.probe` (`stability.generate`: `sampling`)."""
+"""What the entries beside the sweep work from: `stability.hessian`, `stability.report`, `stability.probe`
+(`stability.generate`: `sampling`)."""
 
 from __future__ import annotations
 
@@ -17,12 +18,22 @@ class HessianSpec(Settings):
     """α_max of checkpoints that exist (``ckpt``), or of a Hugging Face causal LM on the user's data (``hf``)."""
 
     written_flat: ClassVar[str | None] = "curvature"
-    ckpt: Annotated[str | None, Place()] = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
-    hf: Annotated[str | None, Place()] = Field(default=None, min_length=1, description="a Hugging Face causal language model: a folder, or a name on the hub")
-    data: Annotated[Part, one_part("data")] | None = Field(default=None, description="the text that the model is to be fine-tuned on (hf)")
+    ckpt: Annotated[str | None, Place()] = Field(
+        default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder"
+    )
+    hf: Annotated[str | None, Place()] = Field(
+        default=None, min_length=1, description="a Hugging Face causal language model: a folder, or a name on the hub"
+    )
+    data: Annotated[Part, one_part("data")] | None = Field(
+        default=None, description="the text that the model is to be fine-tuned on (hf)"
+    )
     lr: LearningRates | None = Field(default=None, description="learning rates that are asked about (hf)")
-    positions: int | None = Field(default=None, ge=2, description="tokens per sequence (hf); null: 128, or the model's largest where that is less")
-    curvature: CurvatureSpec = Field(default=CurvatureSpec(), description="the protocol; its keys are written flat, e.g. batch=512")
+    positions: int | None = Field(
+        default=None, ge=2, description="tokens per sequence (hf); null: 128, or the model's largest where that is less"
+    )
+    curvature: CurvatureSpec = Field(
+        default=CurvatureSpec(), description="the protocol; its keys are written flat, e.g. batch=512"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
 
     @model_validator(mode="before")
@@ -39,7 +50,10 @@ class HessianSpec(Settings):
     def _one_subject(self) -> HessianSpec:
         if (self.ckpt is None) == (self.hf is None):
             given = "neither" if self.ckpt is None else "both"
-            raise ValueError(f"give either ckpt=FOLDER or hf=NAME_OR_PATH ({given} given); e.g. ckpt=runs/studies/quickstart, or hf=gpt2 data=text …")
+            raise ValueError(
+                f"give either ckpt=FOLDER or hf=NAME_OR_PATH ({given} given); e.g. ckpt=runs/studies/quickstart, or "
+                "hf=gpt2 data=text …"
+            )
         for key in ("data", "lr", "positions"):
             if self.ckpt is not None and getattr(self, key) is not None:
                 raise ValueError(f"{key} belongs to hf=…; a checkpoint carries its own {key}")
@@ -47,9 +61,14 @@ class HessianSpec(Settings):
             if self.hf is not None and getattr(self, key) is None:
                 raise ValueError(f"{key}: a value is missing; hf={self.hf} needs {example}")
         if self.lr is not None and self.lr.edge is not None:
-            raise ValueError("lr=edge belongs to a sweep, which trains; name the rates that are asked about, e.g. lr=[1e-5,1e-4]")
+            raise ValueError(
+                "lr=edge belongs to a sweep, which trains; name the rates that are asked about, e.g. lr=[1e-5,1e-4]"
+            )
         if self.hf is not None and self.curvature.measure != ("alpha_max",):
-            raise ValueError(f"measure=[{','.join(self.curvature.measure)}] belongs to ckpt=…; a Hugging Face model is asked for alpha_max only")
+            raise ValueError(
+                f"measure=[{','.join(self.curvature.measure)}] belongs to ckpt=…; a Hugging Face model is asked for "
+                "alpha_max only"
+            )
         if self.hf is not None and self.curvature.phase != "terminal":
             raise ValueError(f"phase={self.curvature.phase} belongs to ckpt=…; a Hugging Face model has one state only")
         return self
@@ -59,7 +78,11 @@ def _several(value: Any) -> Any:
     """``[a,b]`` comes as it was written, since a name may be a path."""
     if not isinstance(value, str):
         return value
-    return tuple(name.strip() for name in value[1:-1].split(",")) if value.startswith("[") and value.endswith("]") else (value,)
+    return (
+        tuple(name.strip() for name in value[1:-1].split(","))
+        if value.startswith("[") and value.endswith("]")
+        else (value,)
+    )
 
 
 class ReportSpec(Settings):
@@ -68,7 +91,9 @@ class ReportSpec(Settings):
     name: Annotated[tuple[str, ...], BeforeValidator(_several), Place()] = Field(
         min_length=1, description="studies' names under runs_dir/studies, or their folders"
     )
-    together: str | None = Field(default=None, pattern=STUDY_NAME, description="name of one PDF about all of them; null: one each")
+    together: str | None = Field(
+        default=None, pattern=STUDY_NAME, description="name of one PDF about all of them; null: one each"
+    )
     runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
     reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the PDFs")
 
@@ -82,14 +107,17 @@ class StatusSpec(Settings):
     """How far a study is, or all studies of a pool; what of the pool no study needs."""
 
     name: Annotated[str | None, Place()] = Field(
-        default=None, min_length=1, description="a study's name under runs_dir/studies, or its folder; null: all of them, a line each"
+        default=None,
+        min_length=1,
+        description="a study's name under runs_dir/studies, or its folder; null: all of them, a line each",
     )
     runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs")
     watch: Annotated[float | None, BeforeValidator(_interval)] = Field(
         default=None, gt=0, description="look again every so many seconds until the study has ended; true: every 2"
     )
     clean: Literal["unlisted"] | None = Field(
-        default=None, description="unlisted: remove the runs that no study lists, and what dead processes left half-written"
+        default=None,
+        description="unlisted: remove the runs that no study lists, and what dead processes left half-written",
     )
     yes: bool = Field(default=False, description="remove without asking (clean)")
 
@@ -108,31 +136,62 @@ class ProbeSpec(Settings):
     """What the trained layers do to their signal, and the graphs they do it on."""
 
     what: Literal["spectra", "qk", "pdmm", "streams", "connectivity"] = Field(
-        description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of residual streams, or the plain graphs' λ_1"
+        description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of "
+        "residual streams, or the plain graphs' λ_1"
     )
-    ckpt: Annotated[str | None, Place()] = Field(default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
+    ckpt: Annotated[str | None, Place()] = Field(
+        default=None, min_length=1, description="a checkpoint folder, a run's folder or a study's folder"
+    )
     phase: Literal["terminal", "earliest", "last", "all"] = Field(
-        default="terminal", description="which checkpoints of a run are measured: of its last planned step, the first, the last before a divergence"
+        default="terminal",
+        description="which checkpoints of a run are measured: of its last planned step, the first, the last before a "
+        "divergence",
     )
-    sequences: int = Field(default=2, ge=1, description="held-out sequences that the layers are measured on (spectra, pdmm, streams)")
+    sequences: int = Field(
+        default=2, ge=1, description="held-out sequences that the layers are measured on (spectra, pdmm, streams)"
+    )
     outlier_log_range: float = Field(
-        default=30.0, gt=0, description="ln(1/ν) above which what Sinkhorn's iterations are given counts as an outlier, ν the relative range (streams)"
+        default=30.0,
+        gt=0,
+        description=(
+            "ln(1/ν) above which what Sinkhorn's iterations are given counts as an outlier, ν the relative range "
+            "(streams)"
+        ),
     )
-    probes: int = Field(default=4, ge=2, description="random vectors of a spectral density (spectra); their scatter is its error bar")
+    probes: int = Field(
+        default=4, ge=2, description="random vectors of a spectral density (spectra); their scatter is its error bar"
+    )
     products: int = Field(default=32, ge=1, description="products with L̄ for each of them (spectra)")
-    seed: int = Field(default=0, ge=0, description="seed of the random vectors (spectra) or of the networks and of who acts (pdmm)")
+    seed: int = Field(
+        default=0, ge=0, description="seed of the random vectors (spectra) or of the networks and of who acts (pdmm)"
+    )
     nodes: int = Field(default=8, ge=3, le=1024, description="nodes of each network (pdmm)")
-    constraints: Literal["consensus", "general"] = Field(default="consensus", description="x_i = x_j on every edge, or random A_ij, A_ji and b_ij (pdmm)")
+    constraints: Literal["consensus", "general"] = Field(
+        default="consensus", description="x_i = x_j on every edge, or random A_ij, A_ji and b_ij (pdmm)"
+    )
     rho: float = Field(default=1.0, gt=0, description="weight ρ of PDMM's quadratic penalty (pdmm)")
-    averaging: float = Field(default=1.0, gt=0, le=1, description="share of the new message in what a node sends: 1 is PDMM, 0.5 is ADMM (pdmm)")
-    iterations: int = Field(default=200, ge=2, description="iterations; an asynchronous one is as many updates as there are nodes (pdmm)")
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="where the model runs; eigenvalues of graphs are found on the CPU")
+    averaging: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="share of the new message in what a node sends: 1 is PDMM, 0.5 is ADMM (pdmm)",
+    )
+    iterations: int = Field(
+        default=200, ge=2, description="iterations; an asynchronous one is as many updates as there are nodes (pdmm)"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="where the model runs; eigenvalues of graphs are found on the CPU"
+    )
     reports_dir: Annotated[str, Place()] = Field(
-        default="reports", min_length=1, description="folder of the figure that is drawn where no ckpt is named (connectivity, pdmm)"
+        default="reports",
+        min_length=1,
+        description="folder of the figure that is drawn where no ckpt is named (connectivity, pdmm)",
     )
 
     @model_validator(mode="after")
     def _subject(self) -> ProbeSpec:
         if self.what not in ("connectivity", "pdmm") and self.ckpt is None:
-            raise ValueError(f"what={self.what} needs ckpt=FOLDER: a study, a run or a checkpoint; e.g. ckpt=runs/studies/quickstart")
+            raise ValueError(
+                f"what={self.what} needs ckpt=FOLDER: a study, a run or a checkpoint; e.g. ckpt=runs/studies/quickstart"
+            )
         return self

@@ -13,27 +13,56 @@ from stability.config.identity import Place
 
 STEPPED = ("euler", "analytic")
 ORACLES = (
-    "oracle=hf:gpt2-large (any Hugging Face causal LM by name or folder) or oracle=ckpt:runs/<run_id> (one of ours: objective=ar; for proteins multitrack)"
+    "oracle=hf:gpt2-large (any Hugging Face causal LM by name or folder) or oracle=ckpt:runs/<run_id> (one of ours: "
+    "objective=ar; for proteins multitrack)"
 )
 
 
 class GenerationSpec(Settings):
     """Samples of a checkpoint, and their NLL under an oracle."""
 
-    num: int = Field(ge=1, description="samples of each checkpoint, each as long as the model's positions, a protein as a held-out one (the paper: 1000)")
-    sampler: Literal["auto", "top_prob", "random", "euler", "analytic", "ar"] = Field(
-        default="auto", description="auto: top_prob where tokens are masked, ar for autoregressive models, analytic for a uniform graph"
+    num: int = Field(
+        ge=1,
+        description=(
+            "samples of each checkpoint, each as long as the model's positions, a protein as a held-out one (the "
+            "paper: 1000)"
+        ),
     )
-    steps: int | None = Field(default=None, ge=1, description="steps from all noise to none (euler, analytic); null: as many as positions")
-    temperature: float = Field(default=1.0, ge=0, description="what the logarithms of a token's probabilities are divided by; 0: always the likeliest token")
+    sampler: Literal["auto", "top_prob", "random", "euler", "analytic", "ar"] = Field(
+        default="auto",
+        description=(
+            "auto: top_prob where tokens are masked, ar for autoregressive models, analytic for a uniform graph"
+        ),
+    )
+    steps: int | None = Field(
+        default=None, ge=1, description="steps from all noise to none (euler, analytic); null: as many as positions"
+    )
+    temperature: float = Field(
+        default=1.0,
+        ge=0,
+        description="what the logarithms of a token's probabilities are divided by; 0: always the likeliest token",
+    )
     batch: int = Field(default=32, ge=1, description="sequences that the model, and the oracle, are given at a time")
     seed: int = Field(default=0, ge=0, description="seed of the samples; sample i is a function of it and of i")
-    overwrite: bool = Field(default=False, description="whether finished samples and scores that other settings or another oracle gave are replaced")
-    oracle: Annotated[str | None, Place()] = Field(default=None, description="who scores the samples: hf:NAME_OR_FOLDER or ckpt:FOLDER; null: nobody")
-    contexts: Literal["empty", "given"] = Field(
-        default="empty", description="objective.contexts of the proteins to sample: empty: none is known; given: those of held-out protein i for sample i"
+    overwrite: bool = Field(
+        default=False,
+        description="whether finished samples and scores that other settings or another oracle gave are replaced",
     )
-    oracle_draws: int = Field(default=8, ge=1, description="drawn masks under which a protein's oracle measures each sample; its score is their mean")
+    oracle: Annotated[str | None, Place()] = Field(
+        default=None, description="who scores the samples: hf:NAME_OR_FOLDER or ckpt:FOLDER; null: nobody"
+    )
+    contexts: Literal["empty", "given"] = Field(
+        default="empty",
+        description=(
+            "objective.contexts of the proteins to sample: empty: none is known; given: those of held-out protein i "
+            "for sample i"
+        ),
+    )
+    oracle_draws: int = Field(
+        default=8,
+        ge=1,
+        description="drawn masks under which a protein's oracle measures each sample; its score is their mean",
+    )
 
     @field_validator("oracle")
     @classmethod
@@ -46,13 +75,18 @@ class GenerationSpec(Settings):
     @model_validator(mode="after")
     def _steps_are_read(self) -> GenerationSpec:
         if self.steps is not None and self.sampler not in (*STEPPED, "auto"):  # what auto stands for depends on the run
-            raise ValueError(f"steps={self.steps} belongs to sampler=euler and sampler=analytic; sampler={self.sampler} fills one position a step")
+            raise ValueError(
+                f"steps={self.steps} belongs to sampler=euler and sampler=analytic; sampler={self.sampler} fills one "
+                "position a step"
+            )
         return self
 
     @model_validator(mode="after")
     def _draws_are_read(self) -> GenerationSpec:
         if self.oracle is None and self.oracle_draws != type(self).model_fields["oracle_draws"].default:
-            raise ValueError(f"oracle_draws={self.oracle_draws} belongs to an oracle, and none is given; add oracle=ckpt:FOLDER")
+            raise ValueError(
+                f"oracle_draws={self.oracle_draws} belongs to an oracle, and none is given; add oracle=ckpt:FOLDER"
+            )
         return self
 
     def absolute(self) -> GenerationSpec:
@@ -67,9 +101,15 @@ class GenerationSpec(Settings):
 class GenerateSpec(GenerationSpec):
     """Samples of checkpoints that exist."""
 
-    ckpt: Annotated[str, Place()] = Field(min_length=1, description="a checkpoint folder, a run's folder or a study's folder")
+    ckpt: Annotated[str, Place()] = Field(
+        min_length=1, description="a checkpoint folder, a run's folder or a study's folder"
+    )
     phase: Literal["terminal", "earliest", "last", "all"] = Field(
-        default="terminal", description="which checkpoints of a run are sampled from: of its last planned step, the first, the last before a divergence"
+        default="terminal",
+        description=(
+            "which checkpoints of a run are sampled from: of its last planned step, the first, the last before a "
+            "divergence"
+        ),
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
 
@@ -82,5 +122,7 @@ def asked_for(value: Any) -> Any:
     others = {key: item for key, item in value.items() if key in GenerationSpec.model_fields and key != "num"}
     given = [key for key, item in others.items() if item != GenerationSpec.model_fields[key].default]
     if given:
-        raise ValueError(f"generate.{given[0]}={value[given[0]]} needs the number of samples; add generate.num=32 (the paper: 1000)")
+        raise ValueError(
+            f"generate.{given[0]}={value[given[0]]} needs the number of samples; add generate.num=32 (the paper: 1000)"
+        )
     return None

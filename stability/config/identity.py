@@ -1,8 +1,10 @@
 """What a run is, and what is only said of it: markers at the fields of a spec, and the ids that are made by them.
 
-A field enters an id unless it says otherwise where it is declared, e.g. ``path: Annotated[str | None, Place()] = None``:
+A field enters an id unless it says otherwise where it is declared, e.g. ``path: Annotated[str | None, Place()] =
+None``:
 
-- `Place`: it says where something lies. Never in an id, and taken whole on the command line, whatever characters are in it.
+- `Place`: it says where something lies. Never in an id, and taken whole on the command line, whatever characters are in
+  it.
 - `Fingerprinted`: the fingerprint of the data stands for it.
 - `Label`: tables name the run by it, nothing else.
 - `Since`: it is younger than runs that exist; with its neutral value it is left out, so that they keep their ids.
@@ -24,7 +26,8 @@ from pydantic import BaseModel
 from stability.registry import Registry
 
 ID_DIGITS = 12
-# Settings of a data source that left the ids before a field could say so. A source of somebody's own may have them unmarked, so that this stays;
+# Settings of a data source that left the ids before a field could say so. A source of somebody's own may have them
+# unmarked, so that this stays;
 # a source of ours marks them (tests/identity).
 UNMARKED = ("path", "tokenizer", "ranks", "keep", "annotations")
 
@@ -33,8 +36,8 @@ UNMARKED = ("path", "tokenizer", "ranks", "keep", "annotations")
 class Place:
     """The field holds a path (or a tuple of them), or something that may be one.
 
-    ``names``: a regular expression of what is no path but a name that means the same everywhere, e.g. of a dataset on a hub: such a value is part
-    of the id.
+    ``names``: a regular expression of what is no path but a name that means the same everywhere, e.g. of a dataset on a
+      hub: such a value is part of the id.
     """
 
     names: str | None = None
@@ -55,11 +58,13 @@ class Label:
 
 @dataclass(frozen=True)
 class Since:
-    """The field is younger than runs that exist, and ``neutral`` is the value by which it does what they did without it.
+    """The field is younger than runs that exist, and ``neutral`` is the value by which it does what they did without
+    it.
 
-    It says what runs of that time did, and is never changed, whatever becomes of the field's default: else their ids would stand for other runs. Of a
-    group of settings it is what is left of it, ``{}``. ``of``: the parts, by name, whose runs are older than the field, where a Config is inherited
-    by others that had it from their first run on; empty: whatever it stands in.
+    It says what runs of that time did, and is never changed, whatever becomes of the field's default: else their ids
+    would stand for other runs. Of a group of settings it is what is left of it, ``{}``. ``of``: the parts, by name,
+    whose runs are older than the field, where a Config is inherited by others that had it from their first run on;
+    empty: whatever it stands in.
     """
 
     neutral: Any
@@ -68,7 +73,8 @@ class Since:
 
 @dataclass(frozen=True)
 class Bare:
-    """The part or group in the field is written as its bare name where all its settings are left out, as it was when there was a name only."""
+    """The part or group in the field is written as its bare name where all its settings are left out, as it was when
+    there was a name only."""
 
 
 @dataclass(frozen=True)
@@ -89,28 +95,39 @@ def tokenizer_id(spec: BaseModel) -> str:
 
 
 def essence(spec: BaseModel) -> str:
-    """What decides how a run turns out, as canonical JSON: sorted keys, no spaces, nothing that is marked as being outside of its id."""
+    """What decides how a run turns out, as canonical JSON: sorted keys, no spaces, nothing that is marked as being
+    outside of its id."""
     return json.dumps(reduced(spec.model_dump(mode="json"), type(spec)), sort_keys=True, separators=(",", ":"))
 
 
 def same_run(on_disk: Mapping[str, Any], values: Mapping[str, Any], schema: type[BaseModel]) -> bool:
-    """Whether two specs of a kind, as plain JSON values, are of one run. One of them may be older than some of its fields."""
+    """Whether two specs of a kind, as plain JSON values, are of one run. One of them may be older than some of its
+    fields."""
     first, second = (reduced(json.loads(json.dumps(each)), schema) for each in (on_disk, values))
     return first == second
 
 
-def filled(values: Mapping[str, Any], schema: type[BaseModel] | None, part: str = "", family: str | None = None) -> dict[str, Any]:
-    """A spec's plain JSON values with the neutral value of every `Since` field that is not there: what an older file means, whatever defaults are today.
+def filled(
+    values: Mapping[str, Any], schema: type[BaseModel] | None, part: str = "", family: str | None = None
+) -> dict[str, Any]:
+    """A spec's plain JSON values with the neutral value of every `Since` field that is not there: what an older file
+    means, whatever defaults are today.
 
-    ``schema``: the class that declares them; None: nobody here knows, and nothing is added. ``part``, ``family``: whose settings these are.
+    ``schema``: the class that declares them; None: nobody here knows, and nothing is added. ``part``, ``family``: whose
+      settings these are.
     """
     whole = dict(values)
     for key, field in ({} if schema is None else schema.model_fields).items():
-        since = next((marker for marker in field.metadata if isinstance(marker, Since) and (not marker.of or part in marker.of)), None)
+        since = next(
+            (marker for marker in field.metadata if isinstance(marker, Since) and (not marker.of or part in marker.of)),
+            None,
+        )
         if since is not None:
             whole.setdefault(key, since.neutral)
         if key in whole:
-            whole[key] = _filled_inside(whole[key], field.annotation, family_of(field.metadata) or (family if key == "parts" else None))
+            whole[key] = _filled_inside(
+                whole[key], field.annotation, family_of(field.metadata) or (family if key == "parts" else None)
+            )
     return whole
 
 
@@ -122,15 +139,21 @@ def _filled_inside(value: Any, annotation: Any, family: str | None) -> Any:
     name = value.get("name", "")
     if family is None or not name:
         return filled(value, group_of(annotation), name)
-    return {"name": name, **filled({key: item for key, item in value.items() if key != "name"}, _config(family, name), name, family)}
+    return {
+        "name": name,
+        **filled({key: item for key, item in value.items() if key != "name"}, _config(family, name), name, family),
+    }
 
 
 def reduced(values: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
-    """A spec's plain JSON values less what is outside of its id. ``schema``: the class that declares them; None: nobody here knows."""
+    """A spec's plain JSON values less what is outside of its id. ``schema``: the class that declares them; None: nobody
+    here knows."""
     return _reduced(values, schema)
 
 
-def _reduced(values: Mapping[str, Any], schema: type[BaseModel] | None, part: str = "", family: str | None = None) -> dict[str, Any]:
+def _reduced(
+    values: Mapping[str, Any], schema: type[BaseModel] | None, part: str = "", family: str | None = None
+) -> dict[str, Any]:
     """``part``, ``family``: whose settings these are."""
     kept: dict[str, Any] = {}
     for key, value in values.items():
@@ -141,7 +164,10 @@ def _reduced(values: Mapping[str, Any], schema: type[BaseModel] | None, part: st
         # a pattern of somebody's own need not say that what it lists is of its own family
         own = family_of(markers) or (family if key == "parts" else None)
         inner = _inner(value, None if field is None else field.annotation, own, markers)
-        if not any(isinstance(marker, Since) and (not marker.of or part in marker.of) and inner == marker.neutral for marker in markers):
+        if not any(
+            isinstance(marker, Since) and (not marker.of or part in marker.of) and inner == marker.neutral
+            for marker in markers
+        ):
             kept[key] = inner
     return kept
 
@@ -149,7 +175,10 @@ def _reduced(values: Mapping[str, Any], schema: type[BaseModel] | None, part: st
 def _is_outside(markers: Sequence[Any], value: Any) -> bool:
     if any(isinstance(marker, Fingerprinted) for marker in markers):
         return not isinstance(value, dict)
-    return any(isinstance(marker, Label) or (isinstance(marker, Place) and not marker.is_part_of_an_id(value)) for marker in markers)
+    return any(
+        isinstance(marker, Label) or (isinstance(marker, Place) and not marker.is_part_of_an_id(value))
+        for marker in markers
+    )
 
 
 def _inner(value: Any, annotation: Any, family: str | None, markers: Sequence[Any]) -> Any:
@@ -162,7 +191,12 @@ def _inner(value: Any, annotation: Any, family: str | None, markers: Sequence[An
         return value.get("name", {})
     name = value.get("name", "")
     if family is not None and name:
-        kept = {"name": name, **_reduced({key: item for key, item in value.items() if key != "name"}, _config(family, name), name, family)}
+        kept = {
+            "name": name,
+            **_reduced(
+                {key: item for key, item in value.items() if key != "name"}, _config(family, name), name, family
+            ),
+        }
     else:
         kept = _reduced(value, group_of(annotation), name)
     return name if kept == {"name": name} and any(isinstance(marker, Bare) for marker in markers) else kept

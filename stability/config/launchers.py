@@ -15,34 +15,53 @@ def _share(value: Any) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if value == "auto" or (is_number and (0 <= value <= 1 or (value > 1 and float(value).is_integer()))):
         return value
-    raise ValueError(f"gpus_per_trial={value}: give auto, a share of a GPU from 0 to 1 (0.25), or a whole number of GPUs")
+    raise ValueError(
+        f"gpus_per_trial={value}: give auto, a share of a GPU from 0 to 1 (0.25), or a whole number of GPUs"
+    )
 
 
 GpuShare = Annotated[float | Literal["auto"], BeforeValidator(_share)]
 
 
 def check_shards(devices: int, batch: int, whole: Sequence[str]) -> int:
-    """The parts of a batch that devices which split parameters take: one each. ``whole``: optimizers of the sweep that need whole matrices.
+    """The parts of a batch that devices which split parameters take: one each. ``whole``: optimizers of the sweep that
+    need whole matrices.
 
     Errors: ``ValueError`` where there is nothing to split, or it cannot be."""
     if devices == 1:
-        raise ValueError("shard_parameters=true splits a run among its devices, and devices_per_trial is 1; give devices_per_trial=2 or more")
+        raise ValueError(
+            "shard_parameters=true splits a run among its devices, and devices_per_trial is 1; give "
+            "devices_per_trial=2 or more"
+        )
     if batch % devices:
-        raise ValueError(f"shard_parameters=true: each of devices_per_trial={devices} takes as many sequences, so that batch={batch} must be a multiple of it")
+        raise ValueError(
+            f"shard_parameters=true: each of devices_per_trial={devices} takes as many sequences, so that "
+            f"batch={batch} must be a multiple of it"
+        )
     if whole:
-        raise ValueError(f"shard_parameters=true: optimizer={whole[0]} needs whole tensors, of which each device has a slice; give an elementwise one: adamw")
+        raise ValueError(
+            f"shard_parameters=true: optimizer={whole[0]} needs whole tensors, of which each device has a slice; "
+            "give an elementwise one: adamw"
+        )
     return devices
 
 
 def check_devices(devices: int, batch: int, parts: int, gpus: int) -> None:
-    """Errors: ``ValueError`` where a run's devices would have nothing to do (of a batch in ``parts``), or where a job has fewer ``gpus`` (0: none)."""
+    """Errors: ``ValueError`` where a run's devices would have nothing to do (of a batch in ``parts``), or where a job
+    has fewer ``gpus`` (0: none)."""
     if devices > batch:
-        raise ValueError(f"devices_per_trial={devices} share out the sequences of a step, of which there are batch={batch}; give no more devices than these")
+        raise ValueError(
+            f"devices_per_trial={devices} share out the sequences of a step, of which there are batch={batch}; give "
+            "no more devices than these"
+        )
     if devices > parts:
         most = -(-batch // devices)
         while -(-batch // most) < devices:
             most -= 1
-        raise ValueError(f"devices_per_trial={devices} share out microbatches, of which batch={batch} has {parts}; give microbatch={most} or less")
+        raise ValueError(
+            f"devices_per_trial={devices} share out microbatches, of which batch={batch} has {parts}; give "
+            f"microbatch={most} or less"
+        )
     if 0 < gpus < devices:
         raise ValueError(f"slurm.gpus={gpus} must be at least devices_per_trial={devices}, or 0 for CPUs")
 
@@ -50,15 +69,30 @@ def check_devices(devices: int, batch: int, parts: int, gpus: int) -> None:
 class RaySpec(Settings):
     """`launcher=ray`."""
 
-    address: str | None = Field(default=None, min_length=1, description="a Ray cluster that runs already: auto or HOST:PORT; null: Ray on this machine alone")
-    node_retries: int = Field(default=2, ge=0, description="how often a run goes on on another node after its own has died, before it is failed")
+    address: str | None = Field(
+        default=None,
+        min_length=1,
+        description="a Ray cluster that runs already: auto or HOST:PORT; null: Ray on this machine alone",
+    )
+    node_retries: int = Field(
+        default=2,
+        ge=0,
+        description="how often a run goes on on another node after its own has died, before it is failed",
+    )
 
     @field_validator("address")
     @classmethod
     def _a_member(cls, value: str | None) -> str | None:
         if value is not None and value.startswith("ray://"):
-            raise ValueError(f"ray.address={value}: Ray's client protocol is not used here; run the command on a machine of the cluster with ray.address=auto")
-        if value is not None and value != "auto" and not (re.fullmatch(r".+:\d{1,5}", value) and 0 < int(value.rpartition(":")[2]) < 65_536):
+            raise ValueError(
+                f"ray.address={value}: Ray's client protocol is not used here; run the command on a machine of the "
+                "cluster with ray.address=auto"
+            )
+        if (
+            value is not None
+            and value != "auto"
+            and not (re.fullmatch(r".+:\d{1,5}", value) and 0 < int(value.rpartition(":")[2]) < 65_536)
+        ):
             raise ValueError(f"ray.address={value}: must be auto, or HOST:PORT of a cluster's head, e.g. 10.0.0.1:6379")
         return value
 
@@ -66,43 +100,77 @@ class RaySpec(Settings):
 class SlurmSpec(Settings):
     """`launcher=slurm`: one job a run, in arrays."""
 
-    executor: Literal["slurm", "local"] = Field(default="slurm", description="slurm: sbatch; local: the same jobs as processes of this machine")
+    executor: Literal["slurm", "local"] = Field(
+        default="slurm", description="slurm: sbatch; local: the same jobs as processes of this machine"
+    )
     partition: str | None = Field(default=None, min_length=1, description="partition; null: the cluster's default")
     account: str | None = Field(default=None, min_length=1, description="account that is charged")
     qos: str | None = Field(default=None, min_length=1, description="quality of service")
     constraint: str | None = Field(default=None, min_length=1, description="features that a node must have")
-    minutes: int = Field(default=240, ge=3, description="time limit of a job; a run that is not done by then saves and is queued again")
-    grace_s: int = Field(default=90, ge=10, le=3600, description="seconds before the limit at which a job saves: longer than a step and a checkpoint take")
-    requeues: int = Field(default=10, ge=0, description="how often a job that was preempted or ran out of time is queued again, before its run is failed")
+    minutes: int = Field(
+        default=240, ge=3, description="time limit of a job; a run that is not done by then saves and is queued again"
+    )
+    grace_s: int = Field(
+        default=90,
+        ge=10,
+        le=3600,
+        description="seconds before the limit at which a job saves: longer than a step and a checkpoint take",
+    )
+    requeues: int = Field(
+        default=10,
+        ge=0,
+        description="how often a job that was preempted or ran out of time is queued again, before its run is failed",
+    )
     cpus: int | None = Field(default=None, ge=1, description="CPUs of a job; null: as many as a run has threads")
     gpus: int = Field(default=0, ge=0, description="GPUs of a job")
     mem_gb: float | None = Field(default=None, gt=0, description="memory of a job; null: the cluster's default")
-    max_parallel: int = Field(default=256, ge=1, description="jobs of the sweep that run at a time; local: no more than cores and GPUs allow")
+    max_parallel: int = Field(
+        default=256, ge=1, description="jobs of the sweep that run at a time; local: no more than cores and GPUs allow"
+    )
     setup: tuple[str, ...] = Field(default=(), description="shell lines before each job, e.g. ['module load cuda']")
 
     @field_validator("grace_s")
     @classmethod
     def _grace_is_short(cls, value: int, info) -> int:
         if "minutes" in info.data and value >= 60 * info.data["minutes"]:
-            raise ValueError(f"slurm.grace_s={value} must be below the job's {60 * info.data['minutes']} s (slurm.minutes={info.data['minutes']})")
+            raise ValueError(
+                f"slurm.grace_s={value} must be below the job's {60 * info.data['minutes']} s "
+                f"(slurm.minutes={info.data['minutes']})"
+            )
         return value
 
 
-def check_launcher(launcher: str, own: Mapping[str, Settings], cpus_per_trial: float | None, gpus_per_trial: float | str) -> None:
-    """Errors: ``ValueError`` for a setting that the chosen launcher does not read. ``own``: of each launcher that has settings of its own, these."""
+def check_launcher(
+    launcher: str, own: Mapping[str, Settings], cpus_per_trial: float | None, gpus_per_trial: float | str
+) -> None:
+    """Errors: ``ValueError`` for a setting that the chosen launcher does not read. ``own``: of each launcher that has
+    settings of its own, these."""
     for owner, settings in own.items():
         fields = type(settings).model_fields
-        given = [f"{owner}.{name}={getattr(settings, name)}" for name in fields if getattr(settings, name) != fields[name].default]
+        given = [
+            f"{owner}.{name}={getattr(settings, name)}"
+            for name in fields
+            if getattr(settings, name) != fields[name].default
+        ]
         if given and launcher != owner:
-            raise ValueError(f"{given[0]} is read by launcher={owner} only, and this is launcher={launcher}; add launcher={owner}, or leave it out")
+            raise ValueError(
+                f"{given[0]} is read by launcher={owner} only, and this is launcher={launcher}; add "
+                f"launcher={owner}, or leave it out"
+            )
     if launcher == "ray":
         ray = own["ray"]
         assert isinstance(ray, RaySpec)
         if ray.address is None and ray.node_retries != RaySpec.model_fields["node_retries"].default:
-            raise ValueError(f"ray.node_retries={ray.node_retries} is about the nodes of a cluster; give ray.address=auto, or leave it out")
+            raise ValueError(
+                f"ray.node_retries={ray.node_retries} is about the nodes of a cluster; give ray.address=auto, or "
+                "leave it out"
+            )
         return
     instead = {"slurm": "give slurm.{0}s=…", "serial": "add launcher=ray"}[launcher]
     for name, value, default in (("cpu", cpus_per_trial, None), ("gpu", gpus_per_trial, "auto")):
         if value != default:
             told = f"{name}s_per_trial={value:g}" if isinstance(value, float | int) else f"{name}s_per_trial={value}"
-            raise ValueError(f"{told} is read by launcher=ray only, and this is launcher={launcher}; {instead.format(name)}, or leave it out")
+            raise ValueError(
+                f"{told} is read by launcher=ray only, and this is launcher={launcher}; {instead.format(name)}, or "
+                "leave it out"
+            )

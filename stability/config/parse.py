@@ -36,7 +36,8 @@ def parse(kind: type[AnySettings], values: dict[str, Any]) -> AnySettings:
 
 
 def parse_run(values: dict[str, Any]) -> RunSpec:
-    """The `RunSpec` behind a ``spec.json`` (or a checkpoint's manifest), plugins included. A field younger than the file has its neutral value."""
+    """The `RunSpec` behind a ``spec.json`` (or a checkpoint's manifest), plugins included. A field younger than the
+    file has its neutral value."""
     for module in values.get("plugins") or ():
         add_plugin(module)
     return checked(RunSpec, filled(values, RunSpec))

@@ -53,7 +53,10 @@ def named(family: str, name: str, settings: Any) -> dict[str, Any]:
     """One part of an axis as Hydra composes it, ``sc: {window: 2}`` → ``{"name": "sc", "window": 2}``. Errors:
     ``ValueError`` where it holds no settings."""
     if settings is not None and not isinstance(settings, dict):
-        raise ValueError(f"{Registry(family).noun}.{name}={settings!r}: must hold settings of {name}, e.g. {Registry(family).noun}.{name}.SETTING=VALUE")
+        raise ValueError(
+            f"{Registry(family).noun}.{name}={settings!r}: must hold settings of {name}, e.g. "
+            f"{Registry(family).noun}.{name}.SETTING=VALUE"
+        )
     return {"name": name, **{str(key): item for key, item in (settings or {}).items()}}
 
 
@@ -83,8 +86,8 @@ def read_by(data: Part, info: ValidationInfo) -> Part:
         fitting = [name for name in sources.names() if sources.load(name).corpus.kind == needed]
         others = [name for name in objectives.names() if objectives.load(name).corpus_kind == given]
         raise ValueError(
-            f"objective={objective} reads {needed}, and data={data.name} gives {given}; "
-            f"objective={objective} takes data={' or '.join(fitting) or 'none'}, data={data.name} takes objective={' or '.join(others) or 'none'}"
+            f"objective={objective} reads {needed}, and data={data.name} gives {given}; objective={objective} takes "
+            f"data={' or '.join(fitting) or 'none'}, data={data.name} takes objective={' or '.join(others) or 'none'}"
         )
     return data
 
@@ -121,7 +124,10 @@ def agreeing(family: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
             key, value = f"{Registry(family).noun}.{item.name}.{field}", getattr(item.settings, field)
             first, expected = seen.setdefault(field, (key, value))
             if value != expected:
-                raise ValueError(f"{first}={_written(expected)} and {key}={_written(value)}: in one sweep they must be the same; set both, or sweep them apart")
+                raise ValueError(
+                    f"{first}={_written(expected)} and {key}={_written(value)}: in one sweep they must be the same; "
+                    "set both, or sweep them apart"
+                )
     return parts
 
 

@@ -13,35 +13,62 @@ class EdgeSettings(Settings):
     """How finely the best rate and the edges of stability are looked for around a coarse range
     (`sweeps.search.edge`)."""
 
-    resolution_decades: float = Field(default=0.05, ge=0.02, le=1, description="width of the brackets in which the best rate and both edges end")
-    nll_tolerance: float = Field(default=0.05, gt=0, le=1, description="share of the best NLL by which an NLL may lie above it and still be near it")
-    extend_decades: float = Field(default=2.0, ge=0, le=6, description="how far beyond low and high rates are tried where an edge or the best lies outside")
+    resolution_decades: float = Field(
+        default=0.05, ge=0.02, le=1, description="width of the brackets in which the best rate and both edges end"
+    )
+    nll_tolerance: float = Field(
+        default=0.05,
+        gt=0,
+        le=1,
+        description="share of the best NLL by which an NLL may lie above it and still be near it",
+    )
+    extend_decades: float = Field(
+        default=2.0,
+        ge=0,
+        le=6,
+        description="how far beyond low and high rates are tried where an edge or the best lies outside",
+    )
 
 
 class LearningRates(Settings):
     """Either ``values``, or ``num`` rates from ``low`` to ``high`` in equal ratios, rounded to three digits; with
     ``edge`` these are only the first."""
 
-    values: tuple[float, ...] | None = Field(default=None, min_length=1, max_length=500, description="the rates themselves")
+    values: tuple[float, ...] | None = Field(
+        default=None, min_length=1, max_length=500, description="the rates themselves"
+    )
     low: float | None = Field(default=None, gt=0, description="smallest rate of a range")
     high: float | None = Field(default=None, gt=0, description="largest rate of a range")
     num: int | None = Field(default=None, ge=2, le=500, description="number of rates of a range")
-    edge: EdgeSettings | None = Field(default=None, description="further rates around the best one and the edges of stability (lr=edge); null: none")
+    edge: EdgeSettings | None = Field(
+        default=None, description="further rates around the best one and the edges of stability (lr=edge); null: none"
+    )
 
     @model_validator(mode="after")
     def _one_form(self) -> LearningRates:
         of_range = (self.low, self.high, self.num)
         given = [item is not None for item in of_range]
         if not (all(given) if self.values is None else not any(given)):
-            raise ValueError("lr takes either values, or low, high and num together; e.g. lr=1e-3, lr=[1e-4,1e-3] or lr=range lr.num=9")
+            raise ValueError(
+                "lr takes either values, or low, high and num together; e.g. lr=1e-3, lr=[1e-4,1e-3] or lr=range "
+                "lr.num=9"
+            )
         if self.values is not None and (min(self.values) <= 0 or len(set(self.values)) < len(self.values)):
-            raise ValueError(f"lr.values={list(self.values)} must be positive, distinct numbers of 64 bits (smaller ones than 5e-324 are 0)")
+            raise ValueError(
+                f"lr.values={list(self.values)} must be positive, distinct numbers of 64 bits (smaller ones than "
+                "5e-324 are 0)"
+            )
         if self.low is not None and self.high is not None and self.low >= self.high:
             raise ValueError(f"lr.low={self.low:g} must be below lr.high={self.high:g}")
         if self.edge is not None and self.values is not None:
-            raise ValueError("lr.edge starts from a range and takes no values; give lr=edge lr.low=… lr.high=… lr.num=…")
+            raise ValueError(
+                "lr.edge starts from a range and takes no values; give lr=edge lr.low=… lr.high=… lr.num=…"
+            )
         if len(set(self.rates())) < len(self.rates()):
-            raise ValueError(f"lr.num={self.num} rates from {self.low:g} to {self.high:g} are the same in three digits; give fewer, or a wider range")
+            raise ValueError(
+                f"lr.num={self.num} rates from {self.low:g} to {self.high:g} are the same in three digits; give "
+                "fewer, or a wider range"
+            )
         return self
 
     def rates(self) -> tuple[float, ...]:

@@ -13,7 +13,8 @@ from stability.config.parts import Part, one_part, read_by
 from stability.config.training import CheckpointSpec, EvaluationSpec, GuardSpec, LogSpec, ScheduleSpec, VerdictSpec
 from stability.registry import Registry
 
-BEHAVIOUR_VERSION = 1  # raised when the same spec would train differently: old runs then keep their ids and are not taken for new ones
+# raised when the same spec would train differently: old runs then keep their ids and are not taken for new ones
+BEHAVIOUR_VERSION = 1
 
 
 class ModelSpec(Settings):
@@ -25,8 +26,13 @@ class ModelSpec(Settings):
     heads: int = Field(ge=1, description="number of heads H")
     positions: int = Field(ge=2, le=2**24, description="sequence length N that is trained on")
     ffn_multiple: float = Field(default=4.0, gt=0, le=1024, description="hidden width of the MLP as a multiple of d")
-    qk_bias: float = Field(default=0.0, description="where attention's query and key biases start; equal ones make the first pattern local (RoPE)")
-    embedding_std: Annotated[float, Since(1.0)] = Field(default=1.0, gt=0, description="standard deviation that token embeddings start with")
+    qk_bias: float = Field(
+        default=0.0,
+        description="where attention's query and key biases start; equal ones make the first pattern local (RoPE)",
+    )
+    embedding_std: Annotated[float, Since(1.0)] = Field(
+        default=1.0, gt=0, description="standard deviation that token embeddings start with"
+    )
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> ModelSpec:
@@ -44,15 +50,21 @@ class AbstractRecipe(Settings):
     steps: int = Field(ge=1, description="optimizer steps")
     batch: int = Field(ge=1, le=2**24, description="sequences per step")
     microbatch: Annotated[int | None, Since(None)] = Field(
-        default=None, ge=1, description="sequences whose activations exist at once; a step adds up their gradients; null: all"
+        default=None,
+        ge=1,
+        description="sequences whose activations exist at once; a step adds up their gradients; null: all",
     )
     clip_norm: float = Field(gt=0, description="largest global gradient norm that reaches the optimizer")
     evaluation: EvaluationSpec = Field(default=EvaluationSpec(), description="validation cadence and size")
     checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="checkpoint cadence")
     verdict: VerdictSpec = Field(default=VerdictSpec(), description="what counts as a spike")
-    guards: Annotated[GuardSpec, Since({})] = Field(default=GuardSpec(), description="what a step does whose numbers are not finite")
+    guards: Annotated[GuardSpec, Since({})] = Field(
+        default=GuardSpec(), description="what a step does whose numbers are not finite"
+    )
     log: Annotated[LogSpec, Since({})] = Field(default=LogSpec(), description="what is logged beside the metrics")
-    threads: int = Field(default=1, ge=1, le=4096, description="CPU threads per run; part of a run's identity, since sums depend on it")
+    threads: int = Field(
+        default=1, ge=1, le=4096, description="CPU threads per run; part of a run's identity, since sums depend on it"
+    )
     plugins: tuple[str, ...] = Field(default=(), description="importable modules that add parts of your own")
 
     @model_validator(mode="after")
@@ -69,7 +81,10 @@ class AbstractRecipe(Settings):
     @model_validator(mode="after")
     def _microbatch_is_a_part(self) -> AbstractRecipe:
         if self.microbatch is not None and self.microbatch >= self.batch:
-            raise ValueError(f"microbatch={self.microbatch} must be below batch={self.batch}, of which it is a part; microbatch=null takes the batch whole")
+            raise ValueError(
+                f"microbatch={self.microbatch} must be below batch={self.batch}, of which it is a part; "
+                "microbatch=null takes the batch whole"
+            )
         return self
 
 
@@ -81,23 +96,30 @@ class RunSpec(AbstractRecipe):
         default=None, description="cross mechanism beside it in every block, which reads the objective's context"
     )
     residual: Annotated[Part, one_part("residuals")] = Field(description="residual scheme")
-    optimizer: Annotated[Part, one_part("optimizers")] = Field(description="optimizer and its settings but for the learning rate")
+    optimizer: Annotated[Part, one_part("optimizers")] = Field(
+        description="optimizer and its settings but for the learning rate"
+    )
     norm: Literal["layernorm", "rmsnorm"] = Field(description="normalisation before each branch")
     lr_peak: float = Field(gt=0, description="peak learning rate")
     seed: int = Field(ge=0, description="seed of initialisation, data order and masks")
-    data_fingerprint: str = Field(min_length=1, description="sha256 of the prepared data, which stands for its path in the run's id")
+    data_fingerprint: str = Field(
+        min_length=1, description="sha256 of the prepared data, which stands for its path in the run's id"
+    )
     behaviour: int = Field(default=BEHAVIOUR_VERSION, description="version of the training code's behaviour")
 
     @field_validator("cross", mode="before")
     @classmethod
     def _resolved(cls, value: Any, info: ValidationInfo) -> Any:
-        """The cross mechanism itself. Its lengths are looked at here, where it is known under which key its settings were written."""
+        """The cross mechanism itself. Its lengths are looked at here, where it is known under which key its settings
+        were written."""
         choice, known = cross_choice(value), info.data
         auto = isinstance(choice, CrossOfEach)
         if isinstance(choice, CrossOfEach) and "mechanism" in known:
             choice = choice.beside(known["mechanism"])
         if isinstance(choice, Part) and {"model", "objective"} <= known.keys():
-            cross_fits(choice, known["model"].positions, known["objective"], f"cross.{choice.name}." if auto else "cross.")
+            cross_fits(
+                choice, known["model"].positions, known["objective"], f"cross.{choice.name}." if auto else "cross."
+            )
         return choice
 
     @model_validator(mode="after")
@@ -107,15 +129,23 @@ class RunSpec(AbstractRecipe):
         mechanism, settings = registry.load(self.mechanism.name), self.mechanism.settings
         needed = mechanism.fewest_layers(settings)
         if needed > self.model.layers:
-            raise ValueError(f"mechanism.{self.mechanism.name}.pattern has {needed} entries for {self.model.layers} layers; give at most {self.model.layers}")
+            raise ValueError(
+                f"mechanism.{self.mechanism.name}.pattern has {needed} entries for {self.model.layers} layers; give "
+                f"at most {self.model.layers}"
+            )
         if direction not in mechanism.supported_directions(settings):
             choices = registry.names(cross=False)
-            fitting = [name for name in choices if direction in registry.load(name).supported_directions(registry.load(name).Config())]
+            fitting = [
+                name
+                for name in choices
+                if direction in registry.load(name).supported_directions(registry.load(name).Config())
+            ]
             names = f"objective={self.objective.name} needs a {direction} mechanism and {self.mechanism.name} is none"
             raise ValueError(f"{names}; these are: {', '.join(fitting)}")
         if mechanism.needs_edges(settings):
             raise ValueError(
-                f"mechanism={self.mechanism.name} with graph=given takes edges= with every batch, and data={self.data.name} has none; choose another graph"
+                f"mechanism={self.mechanism.name} with graph=given takes edges= with every batch, and "
+                f"data={self.data.name} has none; choose another graph"
             )
         mechanism.check_positions(settings, self.model.positions)
         return self

@@ -22,7 +22,11 @@ class Dimension(Settings):
     """One numeric field, written ``search.space.PATH={low:…,high:…,log:true}``. It is an integer where the field of the
     recipe is one."""
 
-    path: str = Field(min_length=1, description="the field as it is written on the command line: lr_peak, steps, mechanism.sc.step_size, optimizer.adamw.beta2")
+    path: str = Field(
+        min_length=1,
+        description="the field as it is written on the command line: lr_peak, steps, mechanism.sc.step_size, "
+        "optimizer.adamw.beta2",
+    )
     low: float = Field(description="smallest value")
     high: float = Field(description="largest value")
     log: bool = Field(default=False, description="whether equal ratios count as equally far")
@@ -51,7 +55,10 @@ def _dimensions(value: Any) -> Any:
         if node is None:
             return
         if not isinstance(node, dict):
-            raise ValueError(f"search.space.{path}={node!r}: must be a range, in quotes for the shell: 'search.space.{path}={{low:1e-4,high:1e-1,log:true}}'")
+            raise ValueError(
+                f"search.space.{path}={node!r}: must be a range, in quotes for the shell: "
+                f"'search.space.{path}={{low:1e-4,high:1e-1,log:true}}'"
+            )
         if {"low", "high"} & node.keys():
             found.append({"path": path, **node})
             return
@@ -68,9 +75,13 @@ class SearchSpec(Settings):
     name: Literal["optuna"] = Field(description="how points are chosen")
     num: int = Field(default=40, ge=1, description="points that are tried of each kind of run, each with all seeds")
     startup: int = Field(default=10, ge=1, description="of them the first, drawn at random")
-    batch: int | None = Field(default=None, ge=1, description="points chosen at a time of each kind; null: as many as run side by side")
+    batch: int | None = Field(
+        default=None, ge=1, description="points chosen at a time of each kind; null: as many as run side by side"
+    )
     seed: int = Field(default=0, ge=0, description="seed of the draws; the same seed and batch choose the same points")
-    space: Annotated[tuple[Dimension, ...], BeforeValidator(_dimensions)] = Field(min_length=1, description="fields that vary and their ranges")
+    space: Annotated[tuple[Dimension, ...], BeforeValidator(_dimensions)] = Field(
+        min_length=1, description="fields that vary and their ranges"
+    )
 
     @property
     def center_lr(self) -> float | None:
@@ -82,8 +93,13 @@ class HalvingSpec(Settings):
     """`halving.reduction=3` over a grid: at each rung, of the learning rates of each kind of run one in so many goes
     on, the best by validation NLL."""
 
-    reduction: int = Field(ge=2, description="of a rung's learning rates one in so many goes on; the rungs lie so many times further apart each")
-    first_step: int | None = Field(default=None, ge=1, description="the first rung's step; null: so that there are up to two rungs before the end")
+    reduction: int = Field(
+        ge=2,
+        description="of a rung's learning rates one in so many goes on; the rungs lie so many times further apart each",
+    )
+    first_step: int | None = Field(
+        default=None, ge=1, description="the first rung's step; null: so that there are up to two rungs before the end"
+    )
 
     def rungs(self, steps: int, every_steps: int) -> tuple[int, ...]:
         """Steps at which runs are compared, each of them validated and before the last. ``ValueError`` where there is
@@ -93,7 +109,10 @@ class HalvingSpec(Settings):
             found += [rung] if rung not in found else []
             step *= self.reduction
         if not found:
-            raise ValueError(f"halving: no validation falls on a rung before steps={steps}; give evaluation.every_steps below its {every_steps}")
+            raise ValueError(
+                f"halving: no validation falls on a rung before steps={steps}; give evaluation.every_steps below its "
+                f"{every_steps}"
+            )
         return tuple(found)
 
 
@@ -102,7 +121,10 @@ def halving_asked_for(value: Any) -> Any:
     if not isinstance(value, dict) or value.get("reduction") is not None:
         return value
     if value.get("first_step") is not None:
-        raise ValueError(f"halving.first_step={value['first_step']} is the first rung of halving.reduction=…, which is null; add halving.reduction=3")
+        raise ValueError(
+            f"halving.first_step={value['first_step']} is the first rung of halving.reduction=…, which is null; add "
+            "halving.reduction=3"
+        )
     return None
 
 
@@ -127,7 +149,10 @@ def current(path: str, recipe: Mapping[str, Any]) -> int | float:
     holder, key = _holder(path, recipe)
     value = holder[key]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"search.space.{path}: is {'null' if value is None else repr(value)} in this sweep, and only numbers can be searched")
+        raise ValueError(
+            f"search.space.{path}: is {'null' if value is None else repr(value)} in this sweep, and only numbers can "
+            "be searched"
+        )
     return value
 
 

@@ -23,7 +23,8 @@ from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.search import HalvingSpec, SearchSpec, chosen, halving_asked_for
 from stability.registry import Registry
 
-ABLATED = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers"}  # axes whose parts' settings can vary, and their families
+# axes whose parts' settings can vary, and their families
+ABLATED = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers"}
 
 
 def _axis_of_names(value: Any) -> Any:
@@ -35,33 +36,57 @@ def _axis_of_names(value: Any) -> Any:
 class SweepSpec(AbstractRecipe):
     """A product of mechanisms, residuals, optimizers, norms, learning rates and seeds, and how to run it."""
 
-    mechanism: Annotated[tuple[Part, ...], some_parts("mechanisms")] = Field(min_length=1, description="sequence mechanisms")
+    mechanism: Annotated[tuple[Part, ...], some_parts("mechanisms")] = Field(
+        min_length=1, description="sequence mechanisms"
+    )
     residual: Annotated[tuple[Part, ...], some_parts("residuals")] = Field(min_length=1, description="residual schemes")
     optimizer: Annotated[tuple[Part, ...], some_parts("optimizers")] = Field(min_length=1, description="optimizers")
-    norm: Annotated[tuple[Literal["layernorm", "rmsnorm"], ...], BeforeValidator(_axis_of_names)] = Field(min_length=1, description="normalisations")
+    norm: Annotated[tuple[Literal["layernorm", "rmsnorm"], ...], BeforeValidator(_axis_of_names)] = Field(
+        min_length=1, description="normalisations"
+    )
     cross: Annotated[Part | CrossOfEach | None, BeforeValidator(cross_choice)] = Field(
         default=None, description="cross mechanism beside each; auto: ca beside attention, cc beside consensus"
     )
     lr: LearningRates = Field(description="peak learning rates")
-    search: Annotated[SearchSpec | None, BeforeValidator(chosen)] = Field(default=None, description="fields that vary beside the product; null: none")
-    halving: Annotated[HalvingSpec | None, BeforeValidator(halving_asked_for)] = Field(default=None, description="runs left early; reduction=null: none")
+    search: Annotated[SearchSpec | None, BeforeValidator(chosen)] = Field(
+        default=None, description="fields that vary beside the product; null: none"
+    )
+    halving: Annotated[HalvingSpec | None, BeforeValidator(halving_asked_for)] = Field(
+        default=None, description="runs left early; reduction=null: none"
+    )
     seeds: int = Field(ge=1, le=1000, description="number of seeds, counted from 0")
     ablate: Annotated[tuple[Ablation, ...], BeforeValidator(read_ablations)] = Field(
-        default=(), description="settings of parts that vary one at a time around the base, e.g. ablate.sc.window=[2,4,8]"
+        default=(),
+        description="settings of parts that vary one at a time around the base, e.g. ablate.sc.window=[2,4,8]",
     )
     hessian: bool = Field(default=True, description="whether α_max is measured after each run")
     curvature: CurvatureSpec = Field(default=CurvatureSpec(), description="how α_max is measured")
     generate: Annotated[GenerationSpec | None, BeforeValidator(asked_for)] = Field(
-        default=None, description="samples of each run's last checkpoint and their NLL under an oracle; generate.num=null: none"
+        default=None,
+        description="samples of each run's last checkpoint and their NLL under an oracle; generate.num=null: none",
     )
     name: str = Field(pattern=STUDY_NAME, max_length=100, description="the study's name, a folder under runs/studies")
     runs_dir: Annotated[str, Place()] = Field(min_length=1, description="folder of the pool of runs")
     launcher: Literal["serial", "ray", "slurm"] = Field(description="what the runs are handed to")
-    retry: Literal["failed", "none"] = Field(default="failed", description="failed: the same command tries failed runs again; none: leaves them")
-    cpus_per_trial: float | None = Field(default=None, gt=0, description="CPUs that one trial holds (ray); null: as many as it has threads")
-    gpus_per_trial: GpuShare = Field(default="auto", description="share of a GPU that one trial holds (ray); auto: as many as fit, by their measured memory")
-    devices_per_trial: int = Field(default=1, ge=1, description="devices of one machine that share a run's microbatches, which changes no bit of it")
-    shard_parameters: bool = Field(default=False, description="whether they share its parameters and its batch instead; the same run up to rounding")
+    retry: Literal["failed", "none"] = Field(
+        default="failed", description="failed: the same command tries failed runs again; none: leaves them"
+    )
+    cpus_per_trial: float | None = Field(
+        default=None, gt=0, description="CPUs that one trial holds (ray); null: as many as it has threads"
+    )
+    gpus_per_trial: GpuShare = Field(
+        default="auto",
+        description="share of a GPU that one trial holds (ray); auto: as many as fit, by their measured memory",
+    )
+    devices_per_trial: int = Field(
+        default=1,
+        ge=1,
+        description="devices of one machine that share a run's microbatches, which changes no bit of it",
+    )
+    shard_parameters: bool = Field(
+        default=False,
+        description="whether they share its parameters and its batch instead; the same run up to rounding",
+    )
     ray: RaySpec = Field(default=RaySpec(), description="launcher=ray")
     slurm: SlurmSpec = Field(default=SlurmSpec(), description="launcher=slurm")
     logger: Literal["files", "wandb"] = Field(description="where metrics go beside the run's files")
@@ -74,7 +99,11 @@ class SweepSpec(AbstractRecipe):
     def _devices_have_work(self) -> SweepSpec:
         check_launcher(self.launcher, {"ray": self.ray, "slurm": self.slurm}, self.cpus_per_trial, self.gpus_per_trial)
         whole = [item.name for item in self.optimizer if not Registry("optimizers").load(item.name).elementwise]
-        parts = check_shards(self.devices_per_trial, self.batch, whole) if self.shard_parameters else -(-self.batch // (self.microbatch or self.batch))
+        parts = (
+            check_shards(self.devices_per_trial, self.batch, whole)
+            if self.shard_parameters
+            else -(-self.batch // (self.microbatch or self.batch))
+        )
         check_devices(self.devices_per_trial, self.batch, parts, self.slurm.gpus)
         return self
 
@@ -88,32 +117,58 @@ class SweepSpec(AbstractRecipe):
     @model_validator(mode="after")
     def _one_way_of_searching(self) -> SweepSpec:
         if self.search is not None and (self.lr.edge is not None or self.ablate):
-            raise ValueError(f"search={self.search.name} chooses its own points: leave {'lr=edge' if self.lr.edge is not None else 'ablate'} out, or search")
+            raise ValueError(
+                f"search={self.search.name} chooses its own points: leave "
+                f"{'lr=edge' if self.lr.edge is not None else 'ablate'} out, or search"
+            )
         if self.halving is not None and (self.search is not None or self.lr.edge is not None):
-            raise ValueError("halving leaves runs of a grid early, search and lr=edge need every run to its end; choose one")
+            raise ValueError(
+                "halving leaves runs of a grid early, search and lr=edge need every run to its end; choose one"
+            )
         if self.search is not None and self.search.center_lr is None and len(self.lr.rates()) > 1:
-            raise ValueError("search: one learning rate is needed that all points have, e.g. lr=1e-3, or a range search.space.lr_peak={low:1e-4,high:1e-1}")
+            raise ValueError(
+                "search: one learning rate is needed that all points have, e.g. lr=1e-3, or a range "
+                "search.space.lr_peak={low:1e-4,high:1e-1}"
+            )
         return self
 
     def ablations(self) -> tuple[tuple[Ablation, str, list[Variant]], ...]:
         """Each ablation with its axis and its variants, the base's own value among them."""
-        axes = [(item, axis, base) for item in self.ablate for axis in ABLATED for base in getattr(self, axis) if base.name == item.part]
+        axes = [
+            (item, axis, base)
+            for item in self.ablate
+            for axis in ABLATED
+            for base in getattr(self, axis)
+            if base.name == item.part
+        ]
         return tuple((item, axis, item.variants(axis, base, partial(part, ABLATED[axis]))) for item, axis, base in axes)
 
     def curves(self) -> tuple[tuple[str, dict[str, Any]], ...]:
-        """Every kind of run with its variant's label ("" for the base), variants of a base beside it: what has a curve against the learning rate."""
+        """Every kind of run with its variant's label ("" for the base), variants of a base beside it: what has a curve
+        against the learning rate."""
         kinds = itertools.product(self.mechanism, self.residual, self.optimizer, self.norm)
-        bases: list[dict[str, Any]] = [dict(zip(("mechanism", "residual", "optimizer", "norm"), kind, strict=True)) for kind in kinds]
+        bases: list[dict[str, Any]] = [
+            dict(zip(("mechanism", "residual", "optimizer", "norm"), kind, strict=True)) for kind in kinds
+        ]
         return tuple((label, choice) for base in bases for label, choice in self._around(base))
 
-    def points(self, data_fingerprint: str, rates: Sequence[Sequence[float]] | None = None) -> tuple[tuple[str, RunSpec], ...]:
-        """Every run with its variant's label, seeds innermost: a table fills row by row. ``rates``: those of each of `curves`; None: the sweep's own,
-        which with lr=edge are those of the first round; a search has one."""
-        shared = {name: getattr(self, name) for name in AbstractRecipe.model_fields} | {"cross": self.cross, "data_fingerprint": data_fingerprint}
+    def points(
+        self, data_fingerprint: str, rates: Sequence[Sequence[float]] | None = None
+    ) -> tuple[tuple[str, RunSpec], ...]:
+        """Every run with its variant's label, seeds innermost: a table fills row by row. ``rates``: those of each of
+        `curves`; None: the sweep's own, which with lr=edge are those of the first round; a search has one."""
+        shared = {name: getattr(self, name) for name in AbstractRecipe.model_fields} | {
+            "cross": self.cross,
+            "data_fingerprint": data_fingerprint,
+        }
         curves, center = self.curves(), None if self.search is None else self.search.center_lr
         each = rates if rates is not None else [self.lr.rates() if center is None else (center,)] * len(curves)
         numbers = [[{"lr_peak": lr, "seed": seed} for lr in own for seed in range(self.seeds)] for own in each]
-        return tuple((label, checked(RunSpec, shared | choice | number)) for (label, choice), own in zip(curves, numbers, strict=True) for number in own)
+        return tuple(
+            (label, checked(RunSpec, shared | choice | number))
+            for (label, choice), own in zip(curves, numbers, strict=True)
+            for number in own
+        )
 
     def _around(self, base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """The base, then each variant of the parts that stand in it."""

@@ -28,7 +28,10 @@ def _single(family: str) -> Any:
             return part(family, value)
         if len(value) != 1:
             noun = Registry(family).noun
-            raise ValueError(f"{noun}=[{','.join(value)}]: a tokenizer has one {noun}" + "; patterns over layers are mechanism=mix" * (noun == "mechanism"))
+            raise ValueError(
+                f"{noun}=[{','.join(value)}]: a tokenizer has one {noun}"
+                + "; patterns over layers are mechanism=mix" * (noun == "mechanism")
+            )
         return part(family, *(named(family, name, settings) for name, settings in value.items()))
 
     return BeforeValidator(read)
@@ -46,40 +49,70 @@ class AbstractTokenizerRecipe(Settings):
     """What decides how a tokenizer turns out, but for the data's content."""
 
     data: Annotated[Part, one_part("data"), Fingerprinted()] = Field(description="protein chains")
-    mechanism: Annotated[Part, _single("mechanisms"), Family("mechanisms")] = Field(description="sequence mechanism of encoder and decoders")
-    cross: Annotated[Part | CrossOfEach | None, BeforeValidator(cross_choice)] = Field(
-        description="cross mechanism by which the stage-2 decoder reads the sequence; auto: ca beside attention, cc beside consensus"
+    mechanism: Annotated[Part, _single("mechanisms"), Family("mechanisms")] = Field(
+        description="sequence mechanism of encoder and decoders"
     )
-    optimizer: Annotated[Part, _single("optimizers"), Family("optimizers")] = Field(description="optimizer and its settings but for the learning rate")
+    cross: Annotated[Part | CrossOfEach | None, BeforeValidator(cross_choice)] = Field(
+        description=(
+            "cross mechanism by which the stage-2 decoder reads the sequence; auto: ca beside attention, cc beside "
+            "consensus"
+        )
+    )
+    optimizer: Annotated[Part, _single("optimizers"), Family("optimizers")] = Field(
+        description="optimizer and its settings but for the learning rate"
+    )
     norm: Literal["layernorm", "rmsnorm"] = Field(default="layernorm", description="normalisation before each branch")
-    frame: Literal["principal", "raw"] = Field(description="frame in which a chain is read: along its principal axes, or as it lies (the paper's)")
-    levels: tuple[Annotated[int, Field(ge=2, le=MOST_LEVELS)], ...] = Field(min_length=1, max_length=16, description="FSQ levels of each dimension")
+    frame: Literal["principal", "raw"] = Field(
+        description="frame in which a chain is read: along its principal axes, or as it lies (the paper's)"
+    )
+    levels: tuple[Annotated[int, Field(ge=2, le=MOST_LEVELS)], ...] = Field(
+        min_length=1, max_length=16, description="FSQ levels of each dimension"
+    )
     encoder: StackSize = Field(description="stage 1: the encoder's transformer")
     decoder: StackSize = Field(description="stage 1: the light decoder's, to N, CA and C")
     atom_decoder: StackSize = Field(description="stage 2: the decoder's to all heavy atoms")
     kernel: int = Field(ge=1, le=10_001, description="residues that a convolution sees at once, an odd number")
-    ffn_multiple: float = Field(default=4.0, gt=0, le=1024, description="hidden width of the MLPs as a multiple of the width")
-    positions: int = Field(ge=4, le=2**24, description="residues of a training crop, and of the part of a held-out chain that is measured")
+    ffn_multiple: float = Field(
+        default=4.0, gt=0, le=1024, description="hidden width of the MLPs as a multiple of the width"
+    )
+    positions: int = Field(
+        ge=4, le=2**24, description="residues of a training crop, and of the part of a held-out chain that is measured"
+    )
     steps: int = Field(ge=1, description="optimizer steps of stage 1")
     atom_steps: int = Field(ge=0, description="optimizer steps of stage 2; 0: no stage 2")
     batch: int = Field(ge=1, le=2**24, description="crops per step")
-    lr_peak: float = Field(gt=0, description="learning rate after warm-up, from which it decays along a cosine to a tenth; the same in both stages")
+    lr_peak: float = Field(
+        gt=0,
+        description=(
+            "learning rate after warm-up, from which it decays along a cosine to a tenth; the same in both stages"
+        ),
+    )
     warmup_steps: int = Field(ge=0, description="steps of linear warm-up of each stage")
     clip_norm: float = Field(gt=0, description="largest global gradient norm that reaches the optimizer")
     every_steps: int = Field(ge=1, description="steps between validations, each of which writes a checkpoint")
-    chains: int = Field(ge=1, description="held-out chains of a validation during training, the first; the end measures all of them")
+    chains: int = Field(
+        ge=1, description="held-out chains of a validation during training, the first; the end measures all of them"
+    )
     seed: int = Field(ge=0, description="seed of initialisation, crops and rotations")
-    threads: int = Field(default=1, ge=1, le=4096, description="CPU threads; part of the identity, since sums depend on it")
+    threads: int = Field(
+        default=1, ge=1, le=4096, description="CPU threads; part of the identity, since sums depend on it"
+    )
 
     @model_validator(mode="after")
     def _mechanism_fits(self) -> AbstractTokenizerRecipe:
         mechanism, settings = Registry("mechanisms").load(self.mechanism.name), self.mechanism.settings
         if "bidirectional" not in mechanism.supported_directions(settings) or mechanism.needs_edges(settings):
-            raise ValueError(f"mechanism={self.mechanism.name} cannot stand in a tokenizer, which reads chains in both directions and has no edges=")
+            raise ValueError(
+                f"mechanism={self.mechanism.name} cannot stand in a tokenizer, which reads chains in both directions "
+                "and has no edges="
+            )
         for name in ("encoder", "decoder", "atom_decoder"):
             if mechanism.fewest_layers(settings) > getattr(self, name).layers:
                 needed = mechanism.fewest_layers(settings)
-                raise ValueError(f"{name}.layers={getattr(self, name).layers}: mechanism={self.mechanism.name} has a pattern of {needed} layers; give more")
+                raise ValueError(
+                    f"{name}.layers={getattr(self, name).layers}: mechanism={self.mechanism.name} has a pattern of "
+                    f"{needed} layers; give more"
+                )
         mechanism.check_positions(settings, self.positions)
         return self
 
@@ -87,7 +120,10 @@ class AbstractTokenizerRecipe(Settings):
     @classmethod
     def _codes_can_be_used(cls, value: tuple[int, ...]) -> tuple[int, ...]:
         if (num := math.prod(value)) > MOST_CODES:
-            raise ValueError(f"levels=[{','.join(map(str, value))}] makes {num:,} codes, each a row of an embedding; at most {MOST_CODES:,}, e.g. [7,5,5,5,5]")
+            raise ValueError(
+                f"levels=[{','.join(map(str, value))}] makes {num:,} codes, each a row of an embedding; at most "
+                f"{MOST_CODES:,}, e.g. [7,5,5,5,5]"
+            )
         return value
 
     @model_validator(mode="after")
@@ -95,11 +131,18 @@ class AbstractTokenizerRecipe(Settings):
         for name in ("encoder", "decoder", "atom_decoder"):
             check_heads(getattr(self, name).heads, getattr(self, name).width, f"{name}.")
         if self.kernel % 2 == 0:
-            raise ValueError(f"kernel={self.kernel} must be odd, so that a convolution has a middle; e.g. kernel={self.kernel + 1}")
+            raise ValueError(
+                f"kernel={self.kernel} must be odd, so that a convolution has a middle; e.g. kernel={self.kernel + 1}"
+            )
         if self.warmup_steps >= self.steps or (self.atom_steps and self.warmup_steps >= self.atom_steps):
-            raise ValueError(f"warmup_steps={self.warmup_steps} must be below steps={self.steps} and atom_steps={self.atom_steps}")
+            raise ValueError(
+                f"warmup_steps={self.warmup_steps} must be below steps={self.steps} and atom_steps={self.atom_steps}"
+            )
         if self.atom_steps and self.cross is None:
-            raise ValueError("cross=none: the stage-2 decoder reads the sequence by a cross mechanism; add cross=auto, or atom_steps=0")
+            raise ValueError(
+                "cross=none: the stage-2 decoder reads the sequence by a cross mechanism; add cross=auto, or "
+                "atom_steps=0"
+            )
         cross = self.cross.beside(self.mechanism) if isinstance(self.cross, CrossOfEach) else self.cross
         if cross is not None:
             lengths_fit(cross, self.positions, self.positions, "cross.")
@@ -109,8 +152,12 @@ class AbstractTokenizerRecipe(Settings):
 class TokenizerRunSpec(AbstractTokenizerRecipe):
     """One tokenizer, completely: equal specs train equal tokenizers."""
 
-    cross: Annotated[Part | None, Family("mechanisms")] = Field(description="cross mechanism by which the stage-2 decoder reads the sequence")
-    data_fingerprint: str = Field(min_length=1, description="sha256 of the prepared chains, which stands for their path in the id")
+    cross: Annotated[Part | None, Family("mechanisms")] = Field(
+        description="cross mechanism by which the stage-2 decoder reads the sequence"
+    )
+    data_fingerprint: str = Field(
+        min_length=1, description="sha256 of the prepared chains, which stands for their path in the id"
+    )
     behaviour: int = Field(default=TOKENIZER_VERSION, description="version of the training code's behaviour")
 
     @field_validator("cross", mode="before")
@@ -118,16 +165,28 @@ class TokenizerRunSpec(AbstractTokenizerRecipe):
     def _resolved(cls, value: Any, info: ValidationInfo) -> Any:
         """The cross mechanism itself, since ``auto`` does not say which one a later version would take."""
         choice = cross_choice(value)
-        return choice.beside(info.data["mechanism"]) if isinstance(choice, CrossOfEach) and "mechanism" in info.data else choice
+        return (
+            choice.beside(info.data["mechanism"])
+            if isinstance(choice, CrossOfEach) and "mechanism" in info.data
+            else choice
+        )
 
 
 class TokenizerSpec(AbstractTokenizerRecipe):
     """A tokenizer to train, and where."""
 
-    runs_dir: Annotated[str, Place()] = Field(default="runs", min_length=1, description="folder of the pool of runs; tokenizers lie in its folder tokenizers")
+    runs_dir: Annotated[str, Place()] = Field(
+        default="runs", min_length=1, description="folder of the pool of runs; tokenizers lie in its folder tokenizers"
+    )
     reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the figure")
-    rotations: int = Field(default=4, ge=1, description="random rotations and shifts of each held-out chain that its tokens are compared under")
-    structures: int = Field(default=4, ge=0, description="held-out chains that are written as mmCIF, original and reconstructed")
+    rotations: int = Field(
+        default=4,
+        ge=1,
+        description="random rotations and shifts of each held-out chain that its tokens are compared under",
+    )
+    structures: int = Field(
+        default=4, ge=0, description="held-out chains that are written as mmCIF, original and reconstructed"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
 
     def run(self, data_fingerprint: str) -> TokenizerRunSpec:

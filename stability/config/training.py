@@ -15,65 +15,113 @@ class ScheduleSpec(Settings):
 
     name: Literal["constant", "linear", "cosine"] = Field(description="shape of the decay after warm-up")
     warmup_steps: int = Field(default=0, ge=0, description="steps of linear warm-up from 0")
-    final_ratio: float = Field(default=0.1, ge=0, le=1, description="what the decay heads for, over the peak: reached one step after the last (linear, cosine)")
+    final_ratio: float = Field(
+        default=0.1,
+        ge=0,
+        le=1,
+        description="what the decay heads for, over the peak: reached one step after the last (linear, cosine)",
+    )
 
 
 class EvaluationSpec(Settings):
-    every_steps: int = Field(default=100, ge=1, description="steps between validations; the first and the last step are always validated")
-    sequences: int = Field(default=256, ge=1, description="held-out sequences per validation, the same ones with the same masks every time")
+    every_steps: int = Field(
+        default=100, ge=1, description="steps between validations; the first and the last step are always validated"
+    )
+    sequences: int = Field(
+        default=256, ge=1, description="held-out sequences per validation, the same ones with the same masks every time"
+    )
 
 
 class VerdictSpec(Settings):
-    smoothing_steps: int = Field(default=20, ge=1, description="steps of the exponential mean of the training loss that a spike is judged on")
-    spike_nats: float = Field(
-        default=0.5, gt=0, description="rise of the smoothed loss above its running minimum that counts as a spike, in a loss with little noise"
+    smoothing_steps: int = Field(
+        default=20, ge=1, description="steps of the exponential mean of the training loss that a spike is judged on"
     )
-    # Trains nothing else: a run older than it was judged without (a noisy loss then passed for a spike), and keeps that verdict until it is trained again.
+    spike_nats: float = Field(
+        default=0.5,
+        gt=0,
+        description=(
+            "rise of the smoothed loss above its running minimum that counts as a spike, in a loss with little noise"
+        ),
+    )
+    # Trains nothing else: a run older than it was judged without (a noisy loss then passed for a spike), and keeps that
+    # verdict until it is trained again.
     noise_margin: Annotated[float, Since(8.0)] = Field(
-        default=8.0, ge=0, description="standard deviations of the smoothed loss's own batch noise that a rise must exceed as well to be a spike; 0: none"
+        default=8.0,
+        ge=0,
+        description=(
+            "standard deviations of the smoothed loss's own batch noise that a rise must exceed as well to be a "
+            "spike; 0: none"
+        ),
     )
 
 
 class CheckpointSpec(Settings):
-    every_steps: int = Field(default=0, ge=0, description="extra checkpoint cadence; 0: only at the first evaluation and at the end")
+    every_steps: int = Field(
+        default=0, ge=0, description="extra checkpoint cadence; 0: only at the first evaluation and at the end"
+    )
     keep_last: Annotated[int | None, Since(None)] = Field(
         default=None, ge=1, description="how many of the extra cadence's checkpoints stay, the newest ones; null: all"
     )
     keep_best: Annotated[int, Since(0)] = Field(
-        default=0, ge=0, description="validated checkpoints of lowest validation NLL that are written and stay; 0: none for its NLL"
+        default=0,
+        ge=0,
+        description="validated checkpoints of lowest validation NLL that are written and stay; 0: none for its NLL",
     )
 
     @model_validator(mode="after")
     def _something_rolls(self) -> CheckpointSpec:
         if self.keep_last is not None and not self.every_steps:
-            raise ValueError(f"checkpoint.keep_last={self.keep_last} keeps the newest of checkpoint.every_steps=…, which is 0; give a cadence, e.g. 100")
+            raise ValueError(
+                f"checkpoint.keep_last={self.keep_last} keeps the newest of checkpoint.every_steps=…, which is 0; "
+                "give a cadence, e.g. 100"
+            )
         return self
 
 
 class GuardSpec(Settings):
-    """Algorithm 1 of *Frankenstein Transformer* (its section 4.7). A sweep of stability leaves the guards off: they hide divergence."""
+    """Algorithm 1 of *Frankenstein Transformer* (its section 4.7). A sweep of stability leaves the guards off: they
+    hide divergence."""
 
     post_clip_norm: Annotated[float | None, Since(None)] = Field(
         default=None,
         gt=0,
-        description="gradient norm after clipping (below clip_norm) above which a step is bad as one that is not finite is: a run that it stops has diverged",
+        description=(
+            "gradient norm after clipping (below clip_norm) above which a step is bad as one that is not finite is: "
+            "a run that it stops has diverged"
+        ),
     )
     check_every: Annotated[int, Since(1)] = Field(
-        default=1, ge=1, description="steps between checks; a step that is validated or may write a checkpoint is always checked"
+        default=1,
+        ge=1,
+        description="steps between checks; a step that is validated or may write a checkpoint is always checked",
     )
     on_nonfinite: Annotated[Literal["stop", "skip_step", "restore_last_good"], Since("stop")] = Field(
-        default="stop", description="what a bad step does: end the run as diverged, be left out, or bring back the last good checkpoint"
+        default="stop",
+        description=(
+            "what a bad step does: end the run as diverged, be left out, or bring back the last good checkpoint"
+        ),
     )
-    retries: Annotated[int, Since(0)] = Field(default=0, ge=0, description="steps that a run may skip, or restores; the next bad step ends it as diverged")
+    retries: Annotated[int, Since(0)] = Field(
+        default=0, ge=0, description="steps that a run may skip, or restores; the next bad step ends it as diverged"
+    )
 
     @model_validator(mode="after")
     def _budget_belongs_to_what_spends_it(self) -> GuardSpec:
         if self.on_nonfinite == "stop" and self.retries:
-            raise ValueError(f"guards.retries={self.retries} is spent by guards.on_nonfinite=skip_step or restore_last_good; stop needs none")
+            raise ValueError(
+                f"guards.retries={self.retries} is spent by guards.on_nonfinite=skip_step or restore_last_good; stop "
+                "needs none"
+            )
         if self.on_nonfinite != "stop" and not self.retries:
-            raise ValueError(f"guards.on_nonfinite={self.on_nonfinite} needs a budget, after which the run counts as diverged: guards.retries=3")
+            raise ValueError(
+                f"guards.on_nonfinite={self.on_nonfinite} needs a budget, after which the run counts as diverged: "
+                "guards.retries=3"
+            )
         if self.on_nonfinite == "skip_step" and self.check_every > 1:
-            raise ValueError(f"guards.check_every={self.check_every} takes bad steps unseen, and then skipping is too late; give 1, or restore_last_good")
+            raise ValueError(
+                f"guards.check_every={self.check_every} takes bad steps unseen, and then skipping is too late; give "
+                "1, or restore_last_good"
+            )
         return self
 
     def check(self, clip_norm: float, checkpoint: CheckpointSpec) -> None:
@@ -82,12 +130,17 @@ class GuardSpec(Settings):
             limit = f"guards.post_clip_norm={self.post_clip_norm:g}"
             raise ValueError(f"{limit} is never exceeded: gradients are clipped to clip_norm={clip_norm:g}; give less")
         if self.on_nonfinite == "restore_last_good" and checkpoint.keep_last == 1:
-            raise ValueError("guards.on_nonfinite=restore_last_good needs checkpoint.keep_last=2 or more: the newest one may hold what went wrong")
+            raise ValueError(
+                "guards.on_nonfinite=restore_last_good needs checkpoint.keep_last=2 or more: the newest one may "
+                "hold what went wrong"
+            )
 
 
 class LogSpec(Settings):
     """What a run logs that it would not by itself."""
 
     gradients: Annotated[int, Since(0)] = Field(
-        default=0, ge=0, description="steps between the gradient statistics of each block of parameters (gradients.jsonl); 0: none"
+        default=0,
+        ge=0,
+        description="steps between the gradient statistics of each block of parameters (gradients.jsonl); 0: none",
     )

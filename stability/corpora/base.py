@@ -14,9 +14,10 @@ from stability.corpora.io import disk
 class AbstractCorpus:
     """Base of prepared data. A subclass has a ``kind`` and implements the methods below but for `save`.
 
-    ``kind``: what an objective asks for (`AbstractObjective.corpus_kind`); it stands in the folder's description, but for tokens, which had none at first.
-    ``fingerprint``: sha256 over the contents; ``description``: one line on what was read. ``format``: what an objective and a model are built for, as
-    plain JSON; it is written beside checkpoints. For tokens the vocabulary's size.
+    ``kind``: what an objective asks for (`AbstractObjective.corpus_kind`); it stands in the folder's description, but
+      for tokens, which had none at first.
+    ``fingerprint``: sha256 over the contents; ``description``: one line on what was read. ``format``: what an objective
+      and a model are built for, as plain JSON; it is written beside checkpoints. For tokens the vocabulary's size.
     """
 
     kind: ClassVar[str]
@@ -28,19 +29,23 @@ class AbstractCorpus:
         raise NotImplementedError
 
     def described(self, positions: int) -> str:
-        """The description, with what becomes of the data where ``positions`` of them are drawn at a time (an objective's `tokens_needed`)."""
+        """The description, with what becomes of the data where ``positions`` of them are drawn at a time (an
+        objective's `tokens_needed`)."""
         return self.description
 
     def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
-        """Errors: ``ValueError`` where a model of ``positions`` cannot be trained on the data, or there is too little of them."""
+        """Errors: ``ValueError`` where a model of ``positions`` cannot be trained on the data, or there is too little
+        of them."""
         raise NotImplementedError
 
     def batch(self, split: str, num: int, positions: int, generator: Generator) -> Any:
-        """``num`` random training (or held-out) items, which only ``generator`` decides: what the objective's `examples` reads, with a ``split(rows)``."""
+        """``num`` random training (or held-out) items, which only ``generator`` decides: what the objective's
+        `examples` reads, with a ``split(rows)``."""
         raise NotImplementedError
 
     def windows(self, split: str, num: int, positions: int) -> Any:
-        """At most ``num`` items of ``split``, evenly spaced from first to last, the same ones at every call; otherwise as `batch`."""
+        """At most ``num`` items of ``split``, evenly spaced from first to last, the same ones at every call; otherwise
+        as `batch`."""
         raise NotImplementedError
 
     def log_frequencies(self) -> Float64[Tensor, " outcomes"]:
@@ -48,7 +53,8 @@ class AbstractCorpus:
         raise NotImplementedError
 
     def save(self, folder: Path) -> None:
-        """Write to a temporary neighbour, fsync, rename to ``folder``. Where another process was first, its equal copy stays.
+        """Write to a temporary neighbour, fsync, rename to ``folder``. Where another process was first, its equal copy
+        stays.
 
         Errors: ``ValueError`` where ``folder`` exists and holds something else; ``OSError`` from the disk.
         """
@@ -68,5 +74,6 @@ class AbstractCorpus:
 
     @classmethod
     def load(cls, folder: Path) -> AbstractCorpus:
-        """What `save` wrote, memory-mapped read-only and checked. Errors: ``ValueError`` naming the file that is missing, cut short or altered."""
+        """What `save` wrote, memory-mapped read-only and checked. Errors: ``ValueError`` naming the file that is
+        missing, cut short or altered."""
         raise NotImplementedError

@@ -22,8 +22,8 @@ from stability.runs.leftovers import remove_abandoned
 def prepare(part: Part, cache_dir: Path) -> Any:
     """The corpus of a data source, tokenised only where ``cache_dir`` does not have it yet; memory-mapped from there.
 
-    Any number of processes may do so at once. Errors: ``ValueError`` for data that cannot be read (nothing is written then) and for a cache
-    that was damaged; ``RuntimeError`` where the cache cannot be written.
+    Any number of processes may do so at once. Errors: ``ValueError`` for data that cannot be read (nothing is written
+    then) and for a cache that was damaged; ``RuntimeError`` where the cache cannot be written.
     """
     source = Registry("data").load(part.name)
     key = source.cache_key(part.settings)
@@ -35,7 +35,9 @@ def prepare(part: Part, cache_dir: Path) -> Any:
     except OSError as error:  # what the user gave is refused with a ValueError; this is our own disk
         raise RuntimeError(f"cannot prepare data beside {cache_dir}: {error.strerror or error}") from error
     if source.cache_key(part.settings) != key:
-        raise ValueError(f"data: what data={part.name} reads changed while it was read; run again when nothing writes there")
+        raise ValueError(
+            f"data: what data={part.name} reads changed while it was read; run again when nothing writes there"
+        )
     try:
         corpus.save(cache_dir / corpus.fingerprint)
         if entry is not None:
@@ -47,8 +49,8 @@ def prepare(part: Part, cache_dir: Path) -> Any:
 
 
 def prepare_for_plan(part: Part, cache_dir: Path) -> tuple[Any, bool]:
-    """(corpus, whether it is the data itself): what a dry run works on. Data that would have to be downloaded stays where it is; random tokens of the
-    same vocabulary stand for it unless ``cache_dir`` has it. Errors: as `prepare`."""
+    """(corpus, whether it is the data itself): what a dry run works on. Data that would have to be downloaded stays
+    where it is; random tokens of the same vocabulary stand for it unless ``cache_dir`` has it. Errors: as `prepare`."""
     source = Registry("data").load(part.name)
     stand_in = source.stand_in(part.settings)
     if stand_in is None:
@@ -64,10 +66,14 @@ def load(cache_dir: Path, fingerprint: str) -> Any:
     """
     folder = cache_dir / fingerprint
     if not folder.is_dir():
-        raise ValueError(f"no prepared data with the fingerprint {fingerprint} under {cache_dir}; a sweep on the same data makes it")
+        raise ValueError(
+            f"no prepared data with the fingerprint {fingerprint} under {cache_dir}; a sweep on the same data makes it"
+        )
     corpus = _class_of(disk.verified_meta(folder).get("kind", Corpus.kind), folder).load(folder)
     if corpus.fingerprint != fingerprint:
-        raise ValueError(f"prepared data: {folder} holds another corpus ({corpus.fingerprint}).\nDelete {folder} and run again.")
+        raise ValueError(
+            f"prepared data: {folder} holds another corpus ({corpus.fingerprint}).\nDelete {folder} and run again."
+        )
     return corpus
 
 
@@ -78,12 +84,16 @@ def _class_of(kind: str, folder: Path) -> type[AbstractCorpus]:
     sources = (Registry("data").load(name) for name in Registry("data").names())
     found = next((source.corpus for source in sources if source.corpus.kind == kind), None)
     if found is None:
-        raise ValueError(f"prepared data: {folder} holds {kind}, which no data source here prepares; name the plugin that does: plugins=[…]")
+        raise ValueError(
+            f"prepared data: {folder} holds {kind}, which no data source here prepares; name the plugin that does: "
+            "plugins=[…]"
+        )
     return found
 
 
 def _nearest_folder(path: Path) -> Path:
-    """``path``, or the nearest folder above it that exists: unnamed files lie on the same disk, and nothing is created for data that may be bad."""
+    """``path``, or the nearest folder above it that exists: unnamed files lie on the same disk, and nothing is created
+    for data that may be bad."""
     return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 

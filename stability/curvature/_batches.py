@@ -9,14 +9,17 @@ from torch import Tensor
 
 
 def num_rows(batch: Any) -> int:
-    """The first dimension that the batch's tensors share. ``batch``: a tensor, or tuples, lists and dicts of them; numbers and 0-d tensors go along.
+    """The first dimension that the batch's tensors share. ``batch``: a tensor, or tuples, lists and dicts of them;
+    numbers and 0-d tensors go along.
 
     ValueError where there is no tensor or they differ.
     """
     sizes = {tensor.shape[0] for tensor in _tensors(batch)}
     if len(sizes) != 1:
         found = f"tensors of {sorted(sizes)} rows" if sizes else f"no tensor in a {type(batch).__name__}"
-        raise ValueError(f"rows= needs a batch whose tensors share their first dimension (in tuples, lists, dicts); it has {found}")
+        raise ValueError(
+            f"rows= needs a batch whose tensors share their first dimension (in tuples, lists, dicts); it has {found}"
+        )
     return sizes.pop()
 
 

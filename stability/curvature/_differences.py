@@ -10,7 +10,8 @@ import torch
 from stability.curvature._graph import check_used, plain_gradient
 from stability.curvature._inputs import Objective, RandomState, Tensors, dot, mean_of, norm
 
-# c = ε‖u‖. The paper's raw ε errs by up to 28 % along AdamW's u and can flip the sign; c in [1e-3, 1e-2] by 0.17 % (facts 8).
+# c = ε‖u‖. The paper's raw ε errs by up to 28 % along AdamW's u and can flip the sign; c in [1e-3, 1e-2] by 0.17 %
+# (facts 8).
 DISPLACEMENTS = (1e-2, 3e-3)
 PARITY_EPSILON = 1e-4  # the paper's, Eq. 20
 _ROUNDINGS = 8.0  # roundings charged to each component of a gradient in the error bar
@@ -19,7 +20,8 @@ _SAFETY = 2.0  # both parts of the bar are estimates; measured errors reached 1.
 
 @dataclass(frozen=True)
 class Slope:
-    """One gradient, projected: loss L, slope ⟨∇L, u⟩, and Σ|g_i u_i|, to which the slope's rounding error is proportional."""
+    """One gradient, projected: loss L, slope ⟨∇L, u⟩, and Σ|g_i u_i|, to which the slope's rounding error is
+    proportional."""
 
     loss: float
     slope: float
@@ -27,9 +29,13 @@ class Slope:
 
 
 def slope_at(objective: Objective, params: Tensors, direction: Tensors, shift: float, random: RandomState) -> Slope:
-    """L, ⟨∇L, u⟩ and Σ|g_i u_i| (an upper bound, for several microbatches) at params + shift·direction, one microbatch's graph at a time."""
+    """L, ⟨∇L, u⟩ and Σ|g_i u_i| (an upper bound, for several microbatches) at params + shift·direction, one
+    microbatch's graph at a time."""
     with torch.no_grad():
-        moved = {name: param.detach().add(direction[name], alpha=shift) if shift else param.detach() for name, param in params.items()}
+        moved = {
+            name: param.detach().add(direction[name], alpha=shift) if shift else param.detach()
+            for name, param in params.items()
+        }
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in moved.items()}
     loss = slope = magnitude = total = 0.0
     with random.replayed(), torch.enable_grad():
@@ -45,23 +51,33 @@ def slope_at(objective: Objective, params: Tensors, direction: Tensors, shift: f
     return Slope(mean_of(loss, total), mean_of(slope, total), mean_of(magnitude, total))
 
 
-def curvature_at(objective: Objective, params: Tensors, direction: Tensors, epsilon: float, random: RandomState) -> tuple[float, float]:
-    """uᵀHu ≈ [⟨∇L(θ+εu), u⟩ − ⟨∇L(θ−εu), u⟩] / 2ε (Eq. 20, projected), and the part of its error that rounding may make."""
+def curvature_at(
+    objective: Objective, params: Tensors, direction: Tensors, epsilon: float, random: RandomState
+) -> tuple[float, float]:
+    """uᵀHu ≈ [⟨∇L(θ+εu), u⟩ − ⟨∇L(θ−εu), u⟩] / 2ε (Eq. 20, projected), and the part of its error that rounding may
+    make."""
     ahead, behind = (slope_at(objective, params, direction, sign * epsilon, random) for sign in (1, -1))
     precision = max(torch.finfo(param.dtype).eps for param in params.values())
-    return (ahead.slope - behind.slope) / (2 * epsilon), _ROUNDINGS * precision * (ahead.magnitude + behind.magnitude) / (2 * epsilon)
+    return (ahead.slope - behind.slope) / (2 * epsilon), _ROUNDINGS * precision * (
+        ahead.magnitude + behind.magnitude
+    ) / (2 * epsilon)
 
 
-def curvature_with_error(objective: Objective, params: Tensors, direction: Tensors, random: RandomState) -> tuple[float, float]:
+def curvature_with_error(
+    objective: Objective, params: Tensors, direction: Tensors, random: RandomState
+) -> tuple[float, float]:
     """uᵀHu by central differences at two displacements c = ε‖u‖, and a bar that covers its error.
 
-    The truncation error grows as c², so that the two values' difference d gives 1.1·d for the larger and 0.1·d for the smaller c; the rounding error
-    falls as 1/c. The value with the smaller sum of both is returned, with 2·(|d| + its rounding) as the bar.
+    The truncation error grows as c², so that the two values' difference d gives 1.1·d for the larger and 0.1·d for the
+    smaller c; the rounding error falls as 1/c. The value with the smaller sum of both is returned, with 2·(|d| + its
+    rounding) as the bar.
     """
     length = norm(direction)
     if length == 0 or not math.isfinite(length):
         return length * 0, length * 0  # 0 for no step, NaN for a broken one
-    (wide, wide_rounding), (narrow, narrow_rounding) = (curvature_at(objective, params, direction, c / length, random) for c in DISPLACEMENTS)
+    (wide, wide_rounding), (narrow, narrow_rounding) = (
+        curvature_at(objective, params, direction, c / length, random) for c in DISPLACEMENTS
+    )
     difference, ratio = abs(wide - narrow), (DISPLACEMENTS[1] / DISPLACEMENTS[0]) ** 2
     if difference / (1 - ratio) + wide_rounding < difference * ratio / (1 - ratio) + narrow_rounding:
         return wide, _SAFETY * (difference + wide_rounding)

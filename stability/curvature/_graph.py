@@ -19,8 +19,11 @@ _REFUSALS = re.compile(
     re.IGNORECASE,
 )
 
-# Operations whose second derivative torch 2.13 gives wrong without a word: _weight_norm's takes ‖v‖ for a constant (found by differences of losses).
-_WRONG_TWICE = {"WeightNormInterfaceBackward0": "torch._weight_norm, as torch.nn.utils.parametrizations.weight_norm uses it,"}
+# Operations whose second derivative torch 2.13 gives wrong without a word: _weight_norm's takes ‖v‖ for a constant
+# (found by differences of losses).
+_WRONG_TWICE = {
+    "WeightNormInterfaceBackward0": "torch._weight_norm, as torch.nn.utils.parametrizations.weight_norm uses it,"
+}
 
 
 class NoSecondDerivative(RuntimeError):
@@ -53,7 +56,9 @@ def _name(node: object) -> str:
 def _check_twice(nodes: list[object]) -> None:
     wrong = next((named for node in nodes if (named := _WRONG_TWICE.get(type(node).__name__))), None)
     if wrong is not None:
-        raise NoSecondDerivative(f"{wrong} has a wrong second derivative in torch; use method='taylor', or 'finite_difference'")
+        raise NoSecondDerivative(
+            f"{wrong} has a wrong second derivative in torch; use method='taylor', or 'finite_difference'"
+        )
 
 
 def _nodes(loss: Tensor) -> Iterator[object]:
@@ -68,11 +73,13 @@ def _nodes(loss: Tensor) -> Iterator[object]:
 
 
 def gradient_with_graph(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | None]:
-    """∂loss/∂leaf with its graph, None where the loss does not use the leaf. Raises `NoSecondDerivative` where the graph would be cut.
+    """∂loss/∂leaf with its graph, None where the loss does not use the leaf. Raises `NoSecondDerivative` where the
+    graph would be cut.
 
-    A custom Function whose backward is a kernel, or is marked `once_differentiable`, drops its second derivative in silence under `autograd.grad`
-    (facts 7). A correct backward is linear in the gradient that comes in, so that when this one requires a gradient, as the seed below
-    makes it, the outgoing one must, too: a hook on each custom node looks.
+    A custom Function whose backward is a kernel, or is marked `once_differentiable`, drops its second derivative in
+    silence under `autograd.grad` (facts 7). A correct backward is linear in the gradient that comes in, so that when
+    this one requires a gradient, as the seed below makes it, the outgoing one must, too: a hook on each custom node
+    looks.
     """
     if loss.grad_fn is None:
         return dict.fromkeys(leaves)
@@ -84,7 +91,9 @@ def gradient_with_graph(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | Non
     seed = torch.ones_like(loss, requires_grad=True)
     gradients = torch.autograd.grad(loss, list(leaves.values()), seed, create_graph=True, allow_unused=True)
     if cut:
-        raise NoSecondDerivative(f"{cut[0]} (a custom autograd.Function) has no second derivative; use method='finite_difference'")
+        raise NoSecondDerivative(
+            f"{cut[0]} (a custom autograd.Function) has no second derivative; use method='finite_difference'"
+        )
     return dict(zip(leaves, gradients, strict=True))
 
 
@@ -93,8 +102,10 @@ def _watch(name: str, cut: list[str]):
         if not any(grad is not None and grad.requires_grad for grad in grad_outputs):
             return
         for grad in grad_inputs:
-            dropped = grad is not None and not grad.requires_grad and bool(grad.any())  # a backward may return plain zeros to block a path
-            if dropped or (grad is not None and type(grad.grad_fn).__name__ == "Error"):  # "Error": the mark of once_differentiable
+            # a backward may return plain zeros to block a path
+            dropped = grad is not None and not grad.requires_grad and bool(grad.any())
+            # "Error": the mark of once_differentiable
+            if dropped or (grad is not None and type(grad.grad_fn).__name__ == "Error"):
                 cut.append(name)
 
     return hook
@@ -108,7 +119,8 @@ def plain_gradient(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | None]:
 
 
 def product_along(gradients: dict[str, Tensor | None], leaves: Tensors, direction: Tensors) -> dict[str, Tensor | None]:
-    """H u by reverse over reverse: the gradient of ⟨∇L, u⟩. None where H u is zero because nothing depends on the leaf. Frees the graph."""
+    """H u by reverse over reverse: the gradient of ⟨∇L, u⟩. None where H u is zero because nothing depends on the leaf.
+    Frees the graph."""
     used = [(gradient, direction[name]) for name, gradient in gradients.items() if gradient is not None]
     if not used:
         return dict.fromkeys(leaves)
@@ -117,6 +129,9 @@ def product_along(gradients: dict[str, Tensor | None], leaves: Tensors, directio
 
 
 def check_used(gradients: dict[str, Tensor | None]) -> None:
-    """ValueError where the loss depends on none of the parameters: loss_fn then used tensors of its own instead of those it was given."""
+    """ValueError where the loss depends on none of the parameters: loss_fn then used tensors of its own instead of
+    those it was given."""
     if all(gradient is None for gradient in gradients.values()):
-        raise ValueError("the loss depends on none of params; loss_fn must use the tensors it is given (torch.func.functional_call)")
+        raise ValueError(
+            "the loss depends on none of params; loss_fn must use the tensors it is given (torch.func.functional_call)"
+        )

@@ -1,4 +1,5 @@
-"""What every method works on: checked parameters and directions, the loss as one mean over microbatches, replayed random state."""
+"""What every method works on: checked parameters and directions, the loss as one mean over microbatches, replayed
+random state."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from torch._C import DisableTorchFunctionSubclass
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Tensors = dict[str, Tensor]
-_CHUNK = 1 << 20  # elements of a dot product converted to float64 at a time: 16 MiB instead of two doubled embedding tables
+# elements of a dot product converted to float64 at a time: 16 MiB instead of two doubled embedding tables
+_CHUNK = 1 << 20
 
 
 def check_params(params: Mapping[str, Tensor]) -> Tensors:
@@ -25,36 +27,54 @@ def check_params(params: Mapping[str, Tensor]) -> Tensors:
         if not isinstance(tensor, Tensor):
             raise ValueError(f"params[{name!r}] is a {type(tensor).__name__}, not a tensor")
         if not tensor.is_floating_point():
-            raise ValueError(f"params[{name!r}] has dtype {tensor.dtype}; only floating-point tensors have a derivative")
+            raise ValueError(
+                f"params[{name!r}] has dtype {tensor.dtype}; only floating-point tensors have a derivative"
+            )
     # Plain tensors, as torch.func uses them, carry no flag at all; a frozen one among trainable ones got in by mistake.
     frozen = [name for name, tensor in params.items() if not tensor.requires_grad]
     if frozen and len(frozen) < len(params):
-        raise ValueError(f"params[{frozen[0]!r}] has requires_grad=False; leave frozen parameters out of params and direction")
+        raise ValueError(
+            f"params[{frozen[0]!r}] has requires_grad=False; leave frozen parameters out of params and direction"
+        )
     return dict(params)
 
 
 def check_direction(params: Tensors, direction: Mapping[str, Tensor]) -> Tensors:
-    """``direction`` with the keys, order, shapes and dtypes of ``params``, detached; a one-line ValueError where it does not fit."""
+    """``direction`` with the keys, order, shapes and dtypes of ``params``, detached; a one-line ValueError where it
+    does not fit."""
     if not isinstance(direction, Mapping):
-        raise ValueError(f"direction must be a dict of name -> tensor with the keys of params, not a {type(direction).__name__}")
-    for names, rule in (([n for n in params if n not in direction], "lacks"), ([n for n in direction if n not in params], "has, beyond params,")):
+        raise ValueError(
+            f"direction must be a dict of name -> tensor with the keys of params, not a {type(direction).__name__}"
+        )
+    for names, rule in (
+        ([n for n in params if n not in direction], "lacks"),
+        ([n for n in direction if n not in params], "has, beyond params,"),
+    ):
         if names:
-            raise ValueError(f"direction {rule} {len(names)} of its keys, first {names[0]!r}; params and direction need the same keys")
+            raise ValueError(
+                f"direction {rule} {len(names)} of its keys, first {names[0]!r}; params and direction need the same "
+                "keys"
+            )
     for name, param in params.items():
         step = direction[name]
         if not isinstance(step, Tensor):
             raise ValueError(f"direction[{name!r}] is a {type(step).__name__}, not a tensor")
         if step.shape != param.shape:
-            raise ValueError(f"direction[{name!r}] has shape {tuple(step.shape)}; params[{name!r}] has {tuple(param.shape)}")
+            raise ValueError(
+                f"direction[{name!r}] has shape {tuple(step.shape)}; params[{name!r}] has {tuple(param.shape)}"
+            )
         if not step.is_floating_point():
-            raise ValueError(f"direction[{name!r}] has dtype {step.dtype}; a direction is made of floating-point tensors")
+            raise ValueError(
+                f"direction[{name!r}] has dtype {step.dtype}; a direction is made of floating-point tensors"
+            )
         if step.device != param.device:
             raise ValueError(f"direction[{name!r}] is on {step.device}; params[{name!r}] is on {param.device}")
     return {name: direction[name].detach().to(param.dtype) for name, param in params.items()}
 
 
 class Objective:
-    """L(params) = Σ sum / Σ count over the microbatches; without ``batches`` one term, loss_fn(params) itself, with count 1."""
+    """L(params) = Σ sum / Σ count over the microbatches; without ``batches`` one term, loss_fn(params) itself, with
+    count 1."""
 
     def __init__(self, loss_fn: Callable[..., Any], batches: Iterable[Any] | None = None):
         if not callable(loss_fn):
@@ -65,9 +85,11 @@ class Objective:
             raise ValueError("batches is empty; give at least one microbatch, or leave batches out for loss_fn(params)")
 
     def terms(self, params: Mapping[str, Tensor], *, twice: bool = False) -> Iterator[tuple[Tensor, float]]:
-        """(sum, count) of one microbatch after another; nothing of a microbatch is held here once the next is asked for.
+        """(sum, count) of one microbatch after another; nothing of a microbatch is held here once the next is asked
+        for.
 
-        ``twice``: the loss will be differentiated twice, which attention allows under SDPBackend.MATH only, and torch.compile not at all (facts 7).
+        ``twice``: the loss will be differentiated twice, which attention allows under SDPBackend.MATH only, and
+          torch.compile not at all (facts 7).
         """
         if self.batches is None:
             yield self._scalar(self._evaluate(twice, params)), 1.0
@@ -79,14 +101,19 @@ class Objective:
         versions = _versions(params)
         result = self._called(twice, params, *batch)
         written = next((name for name, version in _versions(params).items() if version != versions[name]), None)
-        if written is not None:  # the next evaluation would be of another function, and the caller's own parameters have moved
-            raise ValueError(f"loss_fn writes into params[{written!r}] in place (nn.Embedding's max_norm does so); curvature needs a loss that only reads them")
+        # the next evaluation would be of another function, and the caller's own parameters have moved
+        if written is not None:
+            raise ValueError(
+                f"loss_fn writes into params[{written!r}] in place (nn.Embedding's max_norm does so); curvature "
+                "needs a loss that only reads them"
+            )
         return result
 
     def _called(self, twice: bool, *args: Any) -> Any:
         if not twice:
             return self.loss_fn(*args)
-        # Whoever compiled something has imported dynamo, which takes seconds; nobody else needs to be told to run it as written.
+        # Whoever compiled something has imported dynamo, which takes seconds; nobody else needs to be told to run it as
+        # written.
         stance = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
         with sdpa_kernel(SDPBackend.MATH), stance:
             return self.loss_fn(*args)
@@ -97,7 +124,9 @@ class Objective:
             raise ValueError(f"with batches, loss_fn(params, batch) returns (sum, count); it returned a {found}")
         count = float(result[1])
         if not count >= 0 or math.isinf(count):
-            raise ValueError(f"with batches, loss_fn(params, batch) returns (sum, count); it returned the count {count}")
+            raise ValueError(
+                f"with batches, loss_fn(params, batch) returns (sum, count); it returned the count {count}"
+            )
         return self._scalar(result[0]), count
 
     @staticmethod
@@ -105,12 +134,15 @@ class Objective:
         if not isinstance(loss, Tensor):
             raise ValueError(f"loss_fn returned a {type(loss).__name__}; a scalar tensor is needed")
         if loss.numel() != 1 or not loss.is_floating_point():
-            raise ValueError(f"loss_fn returned {loss.dtype} of shape {tuple(loss.shape)}; a floating-point scalar is needed")
+            raise ValueError(
+                f"loss_fn returned {loss.dtype} of shape {tuple(loss.shape)}; a floating-point scalar is needed"
+            )
         return loss.reshape(())
 
 
 def _versions(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """How often each tensor was written into; inference tensors do not count. Read past `__torch_function__`, which would cost more than the check."""
+    """How often each tensor was written into; inference tensors do not count. Read past `__torch_function__`, which
+    would cost more than the check."""
     with DisableTorchFunctionSubclass():
         return {name: 0 if tensor.is_inference() else tensor._version for name, tensor in tensors.items()}
 
@@ -124,12 +156,20 @@ def mean_of(total: float, count: float) -> float:
 
 def dot(a: Tensor, b: Tensor) -> float:
     """⟨a, b⟩ accumulated in float64 (float32 sums over millions of products lose the slope's small digits)."""
-    return float(sum((x.double() * y.double()).sum() for x, y in zip(_pieces(a.detach()), _pieces(b.detach()), strict=True)))
+    return float(
+        sum((x.double() * y.double()).sum() for x, y in zip(_pieces(a.detach()), _pieces(b.detach()), strict=True))
+    )
 
 
 def norm(tensors: Mapping[str, Tensor]) -> float:
     """Euclidean norm over all tensors, in float64."""
-    return math.hypot(*(float(torch.linalg.vector_norm(piece, dtype=torch.float64)) for tensor in tensors.values() for piece in _pieces(tensor.detach())))
+    return math.hypot(
+        *(
+            float(torch.linalg.vector_norm(piece, dtype=torch.float64))
+            for tensor in tensors.values()
+            for piece in _pieces(tensor.detach())
+        )
+    )
 
 
 def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
@@ -137,8 +177,9 @@ def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 class RandomState:
-    """The generators as they stood at one moment. Each `replayed` pass starts there, so that dropout and random masks repeat, and leaves
-    the global generators untouched. Generators of numpy, `random` or the caller's own are not covered."""
+    """The generators as they stood at one moment. Each `replayed` pass starts there, so that dropout and random masks
+    repeat, and leaves the global generators untouched. Generators of numpy, `random` or the caller's own are not
+    covered."""
 
     def __init__(self, params: Mapping[str, Tensor]):
         self.devices = sorted({tensor.device.index or 0 for tensor in params.values() if tensor.is_cuda})

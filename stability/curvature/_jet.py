@@ -1,8 +1,10 @@
-"""The tensor that carries a value and its first two derivatives along a line, and the dispatch of operations to their rules.
+"""The tensor that carries a value and its first two derivatives along a line, and the dispatch of operations to their
+rules.
 
-Two levels. `__torch_function__` sees what the user calls: it refuses what would drop derivatives in silence, and takes the fused rules (linear, attention,
-LayerNorm, cross entropy …). Everything else goes on into torch, which decomposes it, and arrives in `__torch_dispatch__` as one of ATen's
-operations, where the remaining rules are, and where an operation without one raises.
+Two levels. `__torch_function__` sees what the user calls: it refuses what would drop derivatives in silence, and takes
+the fused rules (linear, attention, LayerNorm, cross entropy …). Everything else goes on into torch, which decomposes
+it, and arrives in `__torch_dispatch__` as one of ATen's operations, where the remaining rules are, and where an
+operation without one raises.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from torch._C import _set_grad_enabled as set_grad_enabled
 Component = Tensor | None
 Rule = Callable[..., Any]
 
-FUNCTION_RULES: dict[Any, Rule] = {}  # what users call -> rule(*args, **kwargs); NotImplemented hands the call on to torch's own decomposition
+# what users call -> rule(*args, **kwargs); NotImplemented hands the call on to torch's own decomposition
+FUNCTION_RULES: dict[Any, Rule] = {}
 ATEN_RULES: dict[Any, Rule] = {}  # torch.ops.aten packet -> rule(func, args, kwargs)
 
 
@@ -31,7 +34,8 @@ class HeldConstant(NoRule):
 
 
 class Jet(Tensor):
-    """f(t), f′(t) and f″(t) of one tensor at t = 0; a derivative that is None is zero. The derivatives have the shape and dtype of the value."""
+    """f(t), f′(t) and f″(t) of one tensor at t = 0; a derivative that is None is zero. The derivatives have the shape
+    and dtype of the value."""
 
     value: Tensor
     first: Component
@@ -39,7 +43,9 @@ class Jet(Tensor):
 
     @staticmethod
     def __new__(cls, value: Tensor, first: Component = None, second: Component = None) -> Jet:
-        jet = Tensor._make_wrapper_subclass(cls, value.shape, strides=value.stride(), dtype=value.dtype, device=value.device, layout=value.layout)
+        jet = Tensor._make_wrapper_subclass(
+            cls, value.shape, strides=value.stride(), dtype=value.dtype, device=value.device, layout=value.layout
+        )
         jet.value, jet.first, jet.second = value, first, second
         return jet
 
@@ -60,13 +66,17 @@ class Jet(Tensor):
     @classmethod
     def _by_rule(cls, func, args, kwargs):
         rule = FUNCTION_RULES.get(func)
-        set_grad_enabled(False)  # they are enabled here, or `_refuse_drops` had raised; torch.no_grad would cost as much as the rest of this function
+        # they are enabled here, or `_refuse_drops` had raised; torch.no_grad would cost as much as the rest of this
+        # function
+        set_grad_enabled(False)
         try:
             with DisableTorchFunctionSubclass():
                 result = NotImplemented if rule is None else rule(*args, **kwargs)
                 return func(*args, **kwargs) if result is NotImplemented else result
         except NoRule as error:
-            raise type(error)(f"{error} (called by {name_of(func)})") if " (called by " not in str(error) else error from None
+            raise (
+                type(error)(f"{error} (called by {name_of(func)})") if " (called by " not in str(error) else error
+            ) from None
         finally:
             set_grad_enabled(True)
 
@@ -88,8 +98,14 @@ def _getter(attribute: str) -> Any:
     return getattr(Tensor, attribute).__get__
 
 
-_ATTRIBUTES = "shape dtype device ndim layout requires_grad is_cuda is_sparse is_nested is_leaf is_cpu is_meta is_mps is_xpu grad_fn itemsize nbytes"
-_QUESTIONS = "size dim numel stride is_contiguous is_floating_point is_complex element_size __len__ nelement ndimension get_device is_signed __repr__ __hash__"
+_ATTRIBUTES = (
+    "shape dtype device ndim layout requires_grad is_cuda is_sparse is_nested is_leaf is_cpu is_meta is_mps is_xpu "
+    "grad_fn itemsize nbytes"
+)
+_QUESTIONS = (
+    "size dim numel stride is_contiguous is_floating_point is_complex element_size __len__ nelement ndimension "
+    "get_device is_signed __repr__ __hash__"
+)
 _METADATA = {
     *(_getter(name) for name in _ATTRIBUTES.split()),
     *(getattr(Tensor, name) for name in _QUESTIONS.split()),
@@ -98,27 +114,64 @@ _METADATA = {
 _DROPS = {  # what leaves torch, or makes a constant of a tensor
     *(
         getattr(Tensor, name)
-        for name in ["detach", "numpy", "tolist", "item", "data_ptr", "storage", "untyped_storage", "new_tensor", "backward", "register_hook", "pin_memory"]
+        for name in [
+            "detach",
+            "numpy",
+            "tolist",
+            "item",
+            "data_ptr",
+            "storage",
+            "untyped_storage",
+            "new_tensor",
+            "backward",
+            "register_hook",
+            "pin_memory",
+        ]
     ),
     *(
         getattr(Tensor, f"__{name}__")
-        for name in ["setitem", "bool", "float", "int", "complex", "index", "array", "dlpack", "deepcopy", "reduce_ex", "contains"]
+        for name in [
+            "setitem",
+            "bool",
+            "float",
+            "int",
+            "complex",
+            "index",
+            "array",
+            "dlpack",
+            "deepcopy",
+            "reduce_ex",
+            "contains",
+        ]
     ),
-    *(torch.detach, torch.autograd.grad, torch.autograd.backward, _getter("data"), vars(torch._C.TensorBase)["data"].__set__, _getter("grad")),
+    *(
+        torch.detach,
+        torch.autograd.grad,
+        torch.autograd.backward,
+        _getter("data"),
+        vars(torch._C.TensorBase)["data"].__set__,
+        _getter("grad"),
+    ),
 }
 
 
 def _refuse_drops(func: Any) -> None:
-    # The pass runs with gradients enabled although nothing records any: whoever switches them off means a constant, or is a custom Function's forward.
+    # The pass runs with gradients enabled although nothing records any: whoever switches them off means a constant, or
+    # is a custom Function's forward.
     if not torch.is_grad_enabled():
-        raise HeldConstant(f"taylor refuses {name_of(func)} inside torch.no_grad or a custom autograd.Function: derivatives would be dropped or wrong")
+        raise HeldConstant(
+            f"taylor refuses {name_of(func)} inside torch.no_grad or a custom autograd.Function: derivatives would "
+            "be dropped or wrong"
+        )
     if func in _KEEPS:
         return
     if func in _DROPS:
         raise HeldConstant(f"taylor refuses {name_of(func)}: it would drop derivatives")
     name = getattr(func, "__name__", "")
     if name.endswith("_") and not name.endswith("__"):
-        raise NoRule(f"taylor refuses {name_of(func)}: it writes into a tensor in place, where derivatives would be lost")
+        raise NoRule(
+            f"taylor refuses {name_of(func)}: it writes into a tensor in place, where derivatives would be lost"
+        )
     _KEEPS.add(func)
 
 
@@ -172,7 +225,9 @@ def jet(value: Tensor, first: Component, second: Component) -> Tensor:
 def each(function: Callable[[Tensor], Tensor], x: Any) -> Tensor:
     """function(x) for a linear function: applied to each component."""
     value, first, second = parts(x)
-    return jet(function(value), None if first is None else function(first), None if second is None else function(second))
+    return jet(
+        function(value), None if first is None else function(first), None if second is None else function(second)
+    )
 
 
 def _fitted(component: Component, like: Tensor) -> Component:

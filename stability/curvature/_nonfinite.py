@@ -58,7 +58,10 @@ class _Watch:
             for kind, part in zip(_KINDS, parts(tensor), strict=True):
                 if part is not None and part.is_floating_point() and bool((part.isnan() | (part == torch.inf)).any()):
                     names = {id(child): name for name, child in self.root.named_modules()}
-                    self.found = f"the {kind} of {names.get(id(module)) or 'the model'} ({type(module).__name__}) is the first that is not finite"
+                    self.found = (
+                        f"the {kind} of {names.get(id(module)) or 'the model'} ({type(module).__name__}) is the "
+                        "first that is not finite"
+                    )
                     return
 
 

@@ -72,7 +72,11 @@ def _relu(x):
 
 @pointwise("leaky_relu")
 def _leaky_relu(x, negative_slope=0.01):
-    return torch.nn.functional.leaky_relu(x, negative_slope), torch.full_like(x, negative_slope).masked_fill_(x > 0, 1), None
+    return (
+        torch.nn.functional.leaky_relu(x, negative_slope),
+        torch.full_like(x, negative_slope).masked_fill_(x > 0, 1),
+        None,
+    )
 
 
 @pointwise("elu")
@@ -91,7 +95,11 @@ def _celu(x, alpha=1.0):
 @pointwise("hardswish")
 def _hardswish(x):
     inside = (x > -3) & (x < 3)
-    return torch.nn.functional.hardswish(x), torch.where(inside, (2 * x + 3) / 6, (x >= 3).to(x.dtype)), inside.to(x.dtype) / 3
+    return (
+        torch.nn.functional.hardswish(x),
+        torch.where(inside, (2 * x + 3) / 6, (x >= 3).to(x.dtype)),
+        inside.to(x.dtype) / 3,
+    )
 
 
 @pointwise("hardsigmoid")

@@ -1,7 +1,8 @@
 """F.scaled_dot_product_attention to second order, in blocks of query rows: no N×N matrix of derivatives is ever whole.
 
-With scores s = qKᵀ: s′ = [q′, q]·[K, K′]ᵀ and s″ = [q″, 2q′, q]·[K, K′, K″]ᵀ are one product each over concatenated features, and the outputs
-o′ = [p′, p]·[V; V′] and o″ = [p″, p′, p]·[V; 2V′; V″] one each over concatenated keys. In the causal case a block's keys end where its last row does.
+With scores s = qKᵀ: s′ = [q′, q]·[K, K′]ᵀ and s″ = [q″, 2q′, q]·[K, K′, K″]ᵀ are one product each over concatenated
+features, and the outputs o′ = [p′, p]·[V; V′] and o″ = [p″, p′, p]·[V; 2V′; V″] one each over concatenated keys. In the
+causal case a block's keys end where its last row does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch.nn import functional as F
 
 from stability.curvature._jet import Component, filled, jet, on, on_aten, parts
 
-SCORES = 1 << 18  # scores of one block, all heads and sequences together: 1 MiB in float32, for each of about eight buffers
+# scores of one block, all heads and sequences together: 1 MiB in float32, for each of about eight buffers
+SCORES = 1 << 18
 _MIN_ROWS = 16
 
 
@@ -26,7 +28,8 @@ def _math_backend(func, args, kwargs):
 
 @on(F.scaled_dot_product_attention)
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """softmax(qKᵀ·scale + mask) V. With dropout torch's own decomposition serves, whole matrices and all, so that the same mask is drawn."""
+    """softmax(qKᵀ·scale + mask) V. With dropout torch's own decomposition serves, whole matrices and all, so that the
+    same mask is drawn."""
     if dropout_p > 0 or min(query.ndim, key.ndim, value.ndim) < 3:
         return NotImplemented
     if enable_gqa and key.shape[-3] != query.shape[-3]:
@@ -50,7 +53,8 @@ def _flat(x: Tensor, batch: torch.Size) -> tuple[list[Tensor], bool]:
 
 @dataclass
 class _Mask:
-    """What is added to the scores: boolean (False hides), additive (with derivatives where it is learned), or causal (row i sees keys up to i)."""
+    """What is added to the scores: boolean (False hides), additive (with derivatives where it is learned), or causal
+    (row i sees keys up to i)."""
 
     parts: tuple[Component, Component, Component]
     batch: torch.Size
@@ -64,11 +68,17 @@ class _Mask:
         """Add to s, s′ and s″ of the query ``rows`` and the first ``keys`` keys, in place."""
         for score, part in zip(scores, self.parts, strict=True):
             if part is not None:
-                block = part[..., rows if part.ndim > 1 and part.shape[-2] > 1 else slice(None), :keys] if part.ndim > 1 else part[:keys]
+                block = (
+                    part[..., rows if part.ndim > 1 and part.shape[-2] > 1 else slice(None), :keys]
+                    if part.ndim > 1
+                    else part[:keys]
+                )
                 whole = score.view(*self.batch, *score.shape[-2:])
                 whole.masked_fill_(~block, -torch.inf) if block.dtype == torch.bool else whole.add_(block)
         if self.causal:
-            row, column = (torch.arange(*span, device=scores[0].device) for span in ((rows.start, rows.stop), (0, keys)))
+            row, column = (
+                torch.arange(*span, device=scores[0].device) for span in ((rows.start, rows.stop), (0, keys))
+            )
             scores[0].masked_fill_(column > row[:, None], -torch.inf)
 
 
@@ -101,7 +111,8 @@ def _scores(q: list[Tensor], keys: Tensor) -> list[Tensor]:
 
 
 def _softmax_of(scores: list[Tensor]) -> Tensor:
-    """[p″, p′, p] as (batch, rows, 3, keys), by the formulas of `softmax_parts`, overwriting the scores. A row that sees no key gives zeros."""
+    """[p″, p′, p] as (batch, rows, 3, keys), by the formulas of `softmax_parts`, overwriting the scores. A row that
+    sees no key gives zeros."""
     s0, s1, s2 = scores
     weights = torch.empty(*s0.shape[:-1], 3, s0.shape[-1], dtype=s0.dtype, device=s0.device)
     p2, p1, p = weights.unbind(-2)
@@ -118,7 +129,8 @@ def _softmax_of(scores: list[Tensor]) -> Tensor:
 
 
 def _write_outputs(weights: Tensor, values: Tensor, out: list[Tensor]) -> None:
-    """o = pV, o′ = [p′, p]·[V; V′], o″ = [p″, p′, p]·[V; 2V′; V″]; ``values``: V, V′ and V″ as (batch, 3, keys, width)."""
+    """o = pV, o′ = [p′, p]·[V; V′], o″ = [p″, p′, p]·[V; 2V′; V″]; ``values``: V, V′ and V″ as (batch, 3, keys,
+    width)."""
     o0, o1, o2 = out
     o0.copy_(weights[:, :, 2] @ values[:, 0])
     o1.copy_(weights[:, :, 1:].flatten(-2) @ values[:, :2].flatten(1, 2))

@@ -17,7 +17,11 @@ from stability.curvature._rules_products import bilinear, matmul
 def _batch_norm_eval(func, args, kwargs):
     """(x − running mean)·γ/√(running variance + ε) + β: affine in x."""
     x, weight, bias, mean, variance, _, eps = args
-    return (*_affine_of_channels((x - _over_channels(mean, x)) * _over_channels((variance + eps).rsqrt(), x), weight, bias), None, None)
+    return (
+        *_affine_of_channels((x - _over_channels(mean, x)) * _over_channels((variance + eps).rsqrt(), x), weight, bias),
+        None,
+        None,
+    )
 
 
 @on_aten("_native_batch_norm_legit")
@@ -53,7 +57,9 @@ def _max_pool(func, args, kwargs):
     """The derivatives at the largest elements."""
     axes = 3 if "3d" in func.overloadpacket.__name__ else 2
     _, indices = func(args[0].value, *args[1:], **kwargs)
-    return each(lambda part: part.flatten(-axes).gather(-1, indices.flatten(-axes)).reshape(indices.shape), args[0]), indices
+    return each(
+        lambda part: part.flatten(-axes).gather(-1, indices.flatten(-axes)).reshape(indices.shape), args[0]
+    ), indices
 
 
 @on_aten("vdot")

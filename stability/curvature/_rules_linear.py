@@ -1,4 +1,5 @@
-"""Rules of operations that are linear in what carries derivatives: each component passes through the operation itself."""
+"""Rules of operations that are linear in what carries derivatives: each component passes through the operation
+itself."""
 
 from __future__ import annotations
 
@@ -9,7 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from stability.curvature._jet import ATEN_RULES, FUNCTION_RULES, Component, Jet, NoRule, each, filled, jet, on, on_aten, parts
+from stability.curvature._jet import (
+    ATEN_RULES,
+    FUNCTION_RULES,
+    Component,
+    Jet,
+    NoRule,
+    each,
+    filled,
+    jet,
+    on,
+    on_aten,
+    parts,
+)
 
 _LINEAR = """
 expand slice select t transpose permute unsqueeze squeeze diagonal unfold alias sum mean cumsum flip roll repeat tril triu index_select gather index clone
@@ -20,7 +33,8 @@ replication_pad3d _adaptive_avg_pool2d _adaptive_avg_pool3d avg_pool3d upsample_
 upsample_nearest1d upsample_nearest2d upsample_nearest3d
 """
 # What a comparison or an index is made of has derivative zero: a plain tensor comes out, from the values alone.
-# The same as users call them: taken here, they need not pass through torch's dispatcher, which costs more than the operation where tensors are small.
+# The same as users call them: taken here, they need not pass through torch's dispatcher, which costs more than the
+# operation where tensors are small.
 _LINEAR_CALLS = """
 __getitem__ unflatten flatten t transpose permute unsqueeze squeeze split chunk unbind narrow select flip sum mean expand repeat roll cumsum neg
 """
@@ -67,9 +81,13 @@ def _constant(func, args, kwargs):
 
 
 for _rule, _names in ((_linear, _LINEAR), (_constant, _CONSTANT)):
-    ATEN_RULES.update({getattr(torch.ops.aten, name): _rule for name in _names.split() if hasattr(torch.ops.aten, name)})
+    ATEN_RULES.update(
+        {getattr(torch.ops.aten, name): _rule for name in _names.split() if hasattr(torch.ops.aten, name)}
+    )
 for _name in _LINEAR_CALLS.split():
-    FUNCTION_RULES.update({call: partial(_linear_call, call) for home in (Tensor, torch) if (call := getattr(home, _name, None))})
+    FUNCTION_RULES.update(
+        {call: partial(_linear_call, call) for home in (Tensor, torch) if (call := getattr(home, _name, None))}
+    )
 
 
 @on_aten("view", "_unsafe_view", "_reshape_alias", "reshape")
@@ -97,12 +115,20 @@ def _add(func, args, kwargs):
 
 @on(Tensor.add, torch.add)
 def _add_call(a, b, **kwargs):
-    return _add(torch.ops.aten.add.Tensor, (a, b), kwargs) if isinstance(a, Tensor) and "out" not in kwargs else NotImplemented
+    return (
+        _add(torch.ops.aten.add.Tensor, (a, b), kwargs)
+        if isinstance(a, Tensor) and "out" not in kwargs
+        else NotImplemented
+    )
 
 
 @on(Tensor.sub, torch.sub)
 def _sub_call(a, b, **kwargs):
-    return _add(torch.ops.aten.sub.Tensor, (a, b), kwargs) if isinstance(a, Tensor) and "out" not in kwargs else NotImplemented
+    return (
+        _add(torch.ops.aten.sub.Tensor, (a, b), kwargs)
+        if isinstance(a, Tensor) and "out" not in kwargs
+        else NotImplemented
+    )
 
 
 def _combined(x: Component, y: Component, signs: tuple[float, float]) -> Component:
@@ -115,7 +141,9 @@ def _combined(x: Component, y: Component, signs: tuple[float, float]) -> Compone
 @on_aten("cat", "stack")
 def _cat(func, args, kwargs):
     """Also the components of a list in which some tensors carry no derivative."""
-    derivatives = (None if all(parts(x)[k] is None for x in args[0]) else _zeros_filled(func, args, kwargs, k) for k in (1, 2))
+    derivatives = (
+        None if all(parts(x)[k] is None for x in args[0]) else _zeros_filled(func, args, kwargs, k) for k in (1, 2)
+    )
     return jet(func(components(args[0], 0), *args[1:], **kwargs), *derivatives)
 
 
@@ -132,7 +160,9 @@ def _where(func, args, kwargs):
     derivatives = []
     for index in (1, 2):
         x, y = parts(a)[index], parts(b)[index]
-        derivatives.append(None if x is None and y is None else torch.where(condition, 0 if x is None else x, 0 if y is None else y))
+        derivatives.append(
+            None if x is None and y is None else torch.where(condition, 0 if x is None else x, 0 if y is None else y)
+        )
     return jet(torch.where(condition, parts(a)[0], parts(b)[0]), *derivatives)
 
 
@@ -160,7 +190,16 @@ def _embedding(func, args, kwargs):
     return jet(torch.embedding(value, indices), *rows)
 
 
-@on_aten("index_add", "scatter_add", "index_put", "scatter", "select_scatter", "slice_scatter", "diagonal_scatter", "index_copy")
+@on_aten(
+    "index_add",
+    "scatter_add",
+    "index_put",
+    "scatter",
+    "select_scatter",
+    "slice_scatter",
+    "diagonal_scatter",
+    "index_copy",
+)
 def _placed(func, args, kwargs):
     """Writing a tensor into a copy of another: linear in both."""
     named = {name: item for name, item in kwargs.items() if not isinstance(item, Jet)}
@@ -183,7 +222,8 @@ def _derivative(arg: Any, index: int) -> Any:
 
 @on(F.dropout, torch.dropout)
 def _dropout(x, p=0.5, training=True, inplace=False, *, train=None):
-    """The mask that torch draws for the value, whose scaling is applied to the derivatives; identity outside training."""
+    """The mask that torch draws for the value, whose scaling is applied to the derivatives; identity outside
+    training."""
     if not (training if train is None else train) or p == 0:
         return x
     if inplace or not isinstance(x, Jet):

@@ -13,7 +13,9 @@ from stability.curvature._rules_pointwise import PIECE
 
 
 @on(F.cross_entropy)
-def _cross_entropy(input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0):
+def _cross_entropy(
+    input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0
+):
     """Class indices along the last axis of a matrix; the rarer forms are decomposed by torch.
 
     L = lse(z) − z_y, L′ = ⟨p,z′⟩ − z′_y, L″ = ⟨p, z″ + (z′ − ⟨p,z′⟩)²⟩ − z″_y (facts 8).
@@ -32,14 +34,18 @@ def _cross_entropy(input, target, weight=None, size_average=None, ignore_index=-
     step = max(PIECE // input.shape[1], 1)
     for start in range(0, len(target), step):
         rows = slice(start, start + step)
-        block = _nll_rows(z0[rows], None if z1 is None else z1[rows], None if z2 is None else z2[rows], safe[rows, None])
+        block = _nll_rows(
+            z0[rows], None if z1 is None else z1[rows], None if z2 is None else z2[rows], safe[rows, None]
+        )
         for out, piece in zip(losses, block, strict=True):
             out[rows] = piece
     value, first, second = (loss.masked_fill_(~kept, 0) for loss in losses)
     return _totalled(jet(value, first, second), kept, reduction)
 
 
-def _smoothed(logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, smoothing: float) -> Any:
+def _smoothed(
+    logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, smoothing: float
+) -> Any:
     """(1 − s)·w_y(−log p_y) + s/C·Σ_c w_c(−log p_c); a mean divides by Σ w_y of the rows that count."""
     log_p, kept = logits.log_softmax(-1), target != ignore_index
     safe = torch.where(kept, target, 0)
@@ -75,7 +81,9 @@ def _nll_loss(func, args, kwargs):
     x, target, weight, reduction, ignore_index = args
     value, first, second = parts(x)
     result, total = func(value, target, weight, reduction, ignore_index)
-    pieces = (None if part is None else func(part, target, weight, reduction, ignore_index)[0] for part in (first, second))
+    pieces = (
+        None if part is None else func(part, target, weight, reduction, ignore_index)[0] for part in (first, second)
+    )
     return jet(result, *pieces), total
 
 
@@ -109,7 +117,11 @@ def _bce_with_logits(func, args, kwargs):
     1)y)·softplus(−x)."""
     x, target = args[:2]
     weight, positive = (args[index] if len(args) > index else None for index in (2, 3))
-    loss = F.softplus(x) - x * target if positive is None else (1 - target) * x + (1 + (positive - 1) * target) * F.softplus(-x)
+    loss = (
+        F.softplus(x) - x * target
+        if positive is None
+        else (1 - target) * x + (1 + (positive - 1) * target) * F.softplus(-x)
+    )
     return _reduced(loss if weight is None else loss * weight, args[4] if len(args) > 4 else 1)
 
 

@@ -1,4 +1,5 @@
-"""Second-order rules of functions of one number: y = g(x), y′ = g′x′, y″ = g″x′² + g′x″, computed piece by piece so that temporaries stay in the cache."""
+"""Second-order rules of functions of one number: y = g(x), y′ = g′x′, y″ = g″x′² + g′x″, computed piece by piece so
+that temporaries stay in the cache."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def pointwise(*names: str) -> Callable[[Formula], Formula]:
 
     def register(formula: Formula) -> Formula:
         def rule(func: Any, args: Any, kwargs: Any) -> Any:
-            if any(isinstance(other, Tensor) for other in (*args[1:], *kwargs.values())) or not isinstance(args[0], Jet):
+            if any(isinstance(other, Tensor) for other in (*args[1:], *kwargs.values())) or not isinstance(
+                args[0], Jet
+            ):
                 raise NoRule(f"taylor has no rule for {func} with tensors as parameters")
             return compose(args[0], formula, *args[1:], **kwargs)
 
@@ -175,7 +178,8 @@ def _square(x):
 
 @on_aten("pow")
 def _pow(func, args, kwargs):
-    """x^p for a number p; with a tensor or a jet on either side exp(p·log x), which needs x > 0 where p moves, as autograd does."""
+    """x^p for a number p; with a tensor or a jet on either side exp(p·log x), which needs x > 0 where p moves, as
+    autograd does."""
     base, exponent = args
     if isinstance(base, Jet) and not isinstance(exponent, Tensor):
         return compose(base, _pow_number, exponent)
@@ -196,7 +200,8 @@ def _power(x: Tensor, factor: float, exponent: float) -> Any:
 
 
 def _bounded(name: str) -> Callable[..., Tensor]:
-    """Clamping to constants: derivatives pass where the value does, and are cut (not multiplied by 0, which would keep a NaN) elsewhere."""
+    """Clamping to constants: derivatives pass where the value does, and are cut (not multiplied by 0, which would keep
+    a NaN) elsewhere."""
 
     def rule(func, args, kwargs):
         if not isinstance(args[0], Jet) or any(isinstance(bound, Jet) for bound in (*args[1:], *kwargs.values())):
@@ -209,7 +214,9 @@ def _bounded(name: str) -> Callable[..., Tensor]:
     return rule
 
 
-ATEN_RULES.update({getattr(torch.ops.aten, name): _bounded(name) for name in ("clamp", "clamp_min", "clamp_max", "hardtanh")})
+ATEN_RULES.update(
+    {getattr(torch.ops.aten, name): _bounded(name) for name in ("clamp", "clamp_min", "clamp_max", "hardtanh")}
+)
 
 
 @on_aten("remainder", "fmod", "frac")
@@ -267,6 +274,10 @@ def _extreme(func, args, kwargs):
     share = ((a == value).to(value.dtype) + 1 - (b == value).to(value.dtype)) / 2
     derivatives = []
     for x, y in ((a1, b1), (a2, b2)):
-        both = None if x is None and y is None else torch.where(share > 0, filled(x, a) * share, 0) + torch.where(share < 1, filled(y, b) * (1 - share), 0)
+        both = (
+            None
+            if x is None and y is None
+            else torch.where(share > 0, filled(x, a) * share, 0) + torch.where(share < 1, filled(y, b) * (1 - share), 0)
+        )
         derivatives.append(both)
     return jet(value, *derivatives)

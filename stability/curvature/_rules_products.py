@@ -15,7 +15,8 @@ Bilinear = Callable[[Tensor, Tensor], Tensor]
 
 
 def bilinear(product: Bilinear, a: Any, b: Any, accumulate: Callable[..., Tensor] | None = None) -> Tensor:
-    """product(a, b) of two jets, linear in each. ``accumulate(out, x, y, factor)``: out += factor·product(x, y), in place."""
+    """product(a, b) of two jets, linear in each. ``accumulate(out, x, y, factor)``: out += factor·product(x, y), in
+    place."""
     (a0, a1, a2), (b0, b1, b2) = parts(a), parts(b)
     accumulate = accumulate or (lambda out, x, y, factor: out.add_(product(x, y), alpha=factor))
     first = _sum(product, accumulate, [(a1, b0, 1), (a0, b1, 1)])
@@ -123,7 +124,9 @@ def _solve_triangular(func, args, kwargs):
     (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
     if not kwargs.get("left", True):
         upper = not kwargs["upper"]
-        solved = torch.linalg.solve_triangular(args[0].mT, args[1].mT, upper=upper, unitriangular=kwargs.get("unitriangular", False))
+        solved = torch.linalg.solve_triangular(
+            args[0].mT, args[1].mT, upper=upper, unitriangular=kwargs.get("unitriangular", False)
+        )
         return solved.mT
     x = func(a, b, **kwargs)
     # Only the triangle that is read counts, and not its diagonal of ones.
@@ -201,15 +204,19 @@ def _affine(like: Tensor, constant: Component, terms: list[tuple[Component, Comp
 
 @on(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm)
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b with torch.matmul's broadcasting; accumulated in place where the shapes make it one matrix product or one batch of them."""
+    """a @ b with torch.matmul's broadcasting; accumulated in place where the shapes make it one matrix product or one
+    batch of them."""
     if a.ndim >= 2 and b.ndim == 2:
         flat = _reshaped(a, (-1, a.shape[-1]))
         product = bilinear(torch.mm, flat, b, lambda out, x, y, factor: out.addmm_(x, y, alpha=factor))
         return _reshaped(product, (*a.shape[:-1], b.shape[-1]))
     if a.ndim < 2 or b.ndim < 2:
         return bilinear(torch.matmul, a, b)
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # expanded once, where torch.matmul would do it for each product
-    left, right = (each(lambda part: part.expand(*batch, *part.shape[-2:]).reshape(-1, *part.shape[-2:]), x) for x in (a, b))
+    # expanded once, where torch.matmul would do it for each product
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    left, right = (
+        each(lambda part: part.expand(*batch, *part.shape[-2:]).reshape(-1, *part.shape[-2:]), x) for x in (a, b)
+    )
     product = bilinear(torch.bmm, left, right, lambda out, x, y, factor: out.baddbmm_(x, y, alpha=factor))
     return _reshaped(product, (*batch, a.shape[-2], b.shape[-1]))
 

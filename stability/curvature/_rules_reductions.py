@@ -1,4 +1,5 @@
-"""Rules of softmax, norms and the other operations that reduce an axis. Row by row where they are used most, so that temporaries stay small."""
+"""Rules of softmax, norms and the other operations that reduce an axis. Row by row where they are used most, so that
+temporaries stay small."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from stability.curvature._rules_pointwise import PIECE
 
 
 def softmax_parts(s0: Tensor, s1: Component, s2: Component, dim: int = -1) -> tuple[Tensor, Component, Component]:
-    """p = softmax(s), p′ = p∘c₁ and p″ = p∘(q − ⟨p,q⟩), with c₁ = s′ − ⟨p,s′⟩ and q = s″ + c₁² (facts 8). Overwrites none of its arguments."""
+    """p = softmax(s), p′ = p∘c₁ and p″ = p∘(q − ⟨p,q⟩), with c₁ = s′ − ⟨p,s′⟩ and q = s″ + c₁² (facts 8). Overwrites
+    none of its arguments."""
     p = torch.softmax(s0, dim)
     if s1 is None and s2 is None:
         return p, None, None
@@ -36,7 +38,9 @@ def _safe_softmax(func, args, kwargs):
     x, dim = args[0], args[1]
     dead = (x.value == -torch.inf).all(dim, keepdim=True)
     value, first, second = parts(x)
-    return each(lambda part: part.masked_fill(dead, 0), jet(*softmax_parts(value.masked_fill(dead, 0), first, second, dim)))
+    return each(
+        lambda part: part.masked_fill(dead, 0), jet(*softmax_parts(value.masked_fill(dead, 0), first, second, dim))
+    )
 
 
 @on_aten("_log_softmax")
@@ -85,12 +89,15 @@ def _layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5, cudnn_ena
 @on_aten("native_layer_norm")
 def _native_layer_norm(func, args, kwargs):
     x, shape, weight, bias, eps = args
-    return _normalized(x, shape, weight, bias, eps, centred=True), None, None  # mean and 1/σ are read by a backward only
+    # mean and 1/σ are read by a backward only
+    return _normalized(x, shape, weight, bias, eps, centred=True), None, None
 
 
 @on(F.rms_norm, torch.rms_norm)
 def _rms_norm(x, normalized_shape, weight=None, eps=None):
-    return _normalized(x, normalized_shape, weight, None, torch.finfo(x.dtype).eps if eps is None else eps, centred=False)
+    return _normalized(
+        x, normalized_shape, weight, None, torch.finfo(x.dtype).eps if eps is None else eps, centred=False
+    )
 
 
 @on_aten("_fused_rms_norm")
@@ -99,7 +106,8 @@ def _fused_rms_norm(func, args, kwargs):
 
 
 def _normalized(x: Any, shape: Any, weight: Any, bias: Any, eps: float, centred: bool) -> Tensor:
-    """n·γ + β, where n is x over its root mean square (x minus its mean over its standard deviation, when ``centred``)."""
+    """n·γ + β, where n is x over its root mean square (x minus its mean over its standard deviation, when
+    ``centred``)."""
     width = 1
     for size in shape:
         width *= size
@@ -114,9 +122,14 @@ def _normalized(x: Any, shape: Any, weight: Any, bias: Any, eps: float, centred:
     return jet(*out) if carries or isinstance(weight, Jet) or isinstance(bias, Jet) else out[0]
 
 
-def _unit_rows(x0: Tensor, x1: Component, x2: Component, eps: float, centred: bool) -> tuple[Tensor, Component, Component]:
-    """n = c·r with r = (⟨c²⟩ + ε)^(−1/2): with a = c′r, b = c″r and s = ⟨na⟩,  n′ = a − ns,  n″ = b − 2as + n(3s² − ⟨a²⟩ − ⟨nb⟩)."""
-    c0, c1, c2 = parts(each(lambda part: part - part.mean(-1, keepdim=True), jet(x0, x1, x2))) if centred else (x0, x1, x2)
+def _unit_rows(
+    x0: Tensor, x1: Component, x2: Component, eps: float, centred: bool
+) -> tuple[Tensor, Component, Component]:
+    """n = c·r with r = (⟨c²⟩ + ε)^(−1/2): with a = c′r, b = c″r and s = ⟨na⟩, n′ = a − ns, n″ = b − 2as + n(3s² − ⟨a²⟩
+    − ⟨nb⟩)."""
+    c0, c1, c2 = (
+        parts(each(lambda part: part - part.mean(-1, keepdim=True), jet(x0, x1, x2))) if centred else (x0, x1, x2)
+    )
     scale = (c0.square().mean(-1, keepdim=True) + eps).rsqrt_()
     n = c0 * scale
     if c1 is None and c2 is None:
@@ -156,7 +169,9 @@ def _affine(n0, n1, n2, gains, biases, y0, y1, y2) -> None:
 def _group_norm(func, args, kwargs):
     x, weight, bias, batch, channels, size, groups, eps = args
     shape = x.shape
-    n = _normalized(x.reshape(batch, groups, -1), [channels // groups * size], None, None, eps, centred=True).reshape(shape)
+    n = _normalized(x.reshape(batch, groups, -1), [channels // groups * size], None, None, eps, centred=True).reshape(
+        shape
+    )
     broadcast = (1, channels, *[1] * (len(shape) - 2))
     n = n if weight is None else n * weight.reshape(broadcast)
     return n if bias is None else n + bias.reshape(broadcast), None, None
@@ -185,7 +200,8 @@ def _var_mean(func, args, kwargs):
 
 @on_aten("logcumsumexp")
 def _logcumsumexp(func, args, kwargs):
-    """Running log-sum-exp from the running sums of e^(x − max), with the maximum over the whole axis taken out as a constant."""
+    """Running log-sum-exp from the running sums of e^(x − max), with the maximum over the whole axis taken out as a
+    constant."""
     x, dim = args
     top = x.value.amax(dim, keepdim=True)
     return (x - top).exp().cumsum(dim).log() + top

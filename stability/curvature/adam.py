@@ -1,4 +1,5 @@
-"""Sharpness as Adam feels it: the Hessian between its own preconditioner, and the value at which its steps start to oscillate."""
+"""Sharpness as Adam feels it: the Hessian between its own preconditioner, and the value at which its steps start to
+oscillate."""
 
 from __future__ import annotations
 
@@ -29,27 +30,32 @@ class PreconditionedSharpness:
 
 
 def adam_threshold(lr: float, beta1: float) -> float:
-    """(2 + 2β₁)/((1 − β₁)η): the preconditioned sharpness beyond which Adam with frozen P diverges on a quadratic; 38/η at β₁ = 0.9
-    (Cohen et al. 2022, arXiv:2207.14484, Eq. 4: heavy-ball with an exponential mean of gradients)."""
+    """(2 + 2β₁)/((1 − β₁)η): the preconditioned sharpness beyond which Adam with frozen P diverges on a quadratic; 38/η
+    at β₁ = 0.9 (Cohen et al. 2022, arXiv:2207.14484, Eq. 4: heavy-ball with an exponential mean of gradients)."""
     if not (lr > 0 and math.isfinite(lr) and 0 <= beta1 < 1):
         raise ValueError(f"lr={lr}, beta1={beta1}: lr must be positive and 0 <= beta1 < 1")
     return (2 + 2 * beta1) / ((1 - beta1) * lr)
 
 
 def adam_preconditioner(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> Tensors:
-    """P = sqrt(v̂) + ε by name, v̂ = v/(1 − β₂ᵗ) as `torch.optim.Adam` corrects it (the running maximum of v with amsgrad).
+    """P = sqrt(v̂) + ε by name, v̂ = v/(1 − β₂ᵗ) as `torch.optim.Adam` corrects it (the running maximum of v with
+    amsgrad).
 
-    ``params``: the tensors that the optimizer holds. Errors: ``ValueError`` for another optimizer than Adam and AdamW, a tensor that it does not
-    hold, or one without state (no step was taken yet).
+    ``params``: the tensors that the optimizer holds. Errors: ``ValueError`` for another optimizer than Adam and AdamW,
+      a tensor that it does not hold, or one without state (no step was taken yet).
     """
     if not isinstance(optimizer, torch.optim.Adam):  # AdamW is a subclass
-        raise ValueError(f"the preconditioner is read from Adam's or AdamW's state, not from {type(optimizer).__name__}'s")
+        raise ValueError(
+            f"the preconditioner is read from Adam's or AdamW's state, not from {type(optimizer).__name__}'s"
+        )
     groups = {id(tensor): group for group in optimizer.param_groups for tensor in group["params"]}
     found: Tensors = {}
     for name, param in params.items():
         state = optimizer.state.get(param, {})
         if id(param) not in groups or "exp_avg_sq" not in state:
-            raise ValueError(f"params[{name!r}] has no second moment in this {type(optimizer).__name__}; take a step first")
+            raise ValueError(
+                f"params[{name!r}] has no second moment in this {type(optimizer).__name__}; take a step first"
+            )
         group = groups[id(param)]
         second = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
         found[name] = (second / (1 - group["betas"][1] ** float(state["step"]))).sqrt() + group["eps"]
@@ -67,14 +73,21 @@ def preconditioned_sharpness(
     iterations: int = 64,
     seed: int = 0,
 ) -> PreconditionedSharpness:
-    """λ_max(P^{-1/2} H P^{-1/2}) by Lanczos, P from the optimizer's state, beside the threshold of its lr and β₁ (Cohen et al. 2022).
+    """λ_max(P^{-1/2} H P^{-1/2}) by Lanczos, P from the optimizer's state, beside the threshold of its lr and β₁ (Cohen
+    et al. 2022).
 
-    ``held``: the optimizer's own tensors by name, where ``params`` are other ones (copies from before the step); they and the state are only
-    read. lr and β₁ are those of the first group. Weight decay is not part of H. Errors: those of `adam_preconditioner` and `directional`.
+    ``held``: the optimizer's own tensors by name, where ``params`` are other ones (copies from before the step); they
+      and the state are only read. lr and β₁ are those of the first group. Weight decay is not part of H. Errors: those
+      of `adam_preconditioner` and `directional`.
     """
-    factors = {name: tensor.rsqrt() for name, tensor in adam_preconditioner(optimizer, params if held is None else held).items()}
+    factors = {
+        name: tensor.rsqrt()
+        for name, tensor in adam_preconditioner(optimizer, params if held is None else held).items()
+    }
     checked = check_params(params)
     found = largest(hessian_operator(loss_fn, checked, batches, factors), checked, tolerance, iterations, seed)
     group = optimizer.param_groups[0]
     threshold = adam_threshold(float(group["lr"]), float(group["betas"][0]))
-    return PreconditionedSharpness(found.value, found.residual, threshold, found.value / threshold, found.products, found.converged)
+    return PreconditionedSharpness(
+        found.value, found.residual, threshold, found.value / threshold, found.products, found.converged
+    )

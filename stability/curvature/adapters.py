@@ -17,7 +17,14 @@ Loss = Callable[[nn.Module, Any], Any]
 Log = Callable[[dict[str, Any]], Any]
 
 
-def hf_callback(every: int = 1, rows: int | None = None, loss_fn: Loss | None = None, *, method: str = "auto", log: Log | None = None) -> Any:
+def hf_callback(
+    every: int = 1,
+    rows: int | None = None,
+    loss_fn: Loss | None = None,
+    *,
+    method: str = "auto",
+    log: Log | None = None,
+) -> Any:
     """A `transformers.TrainerCallback` that measures the Trainer's own optimizer steps: ``Trainer(…,
     callbacks=[hf_callback(every=10)])``.
 
@@ -39,8 +46,12 @@ def hf_callback(every: int = 1, rows: int | None = None, loss_fn: Loss | None = 
         def history(self) -> list[MonitorRow]:
             return [] if self.monitor is None else self.monitor.history
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
-            self.monitor = AlphaMaxMonitor(model, optimizer, self._inputs.loss, every, rows, method=method, log=log, group=_all_ranks())
+        def on_train_begin(
+            self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
+        ) -> None:
+            self.monitor = AlphaMaxMonitor(
+                model, optimizer, self._inputs.loss, every, rows, method=method, log=log, group=_all_ranks()
+            )
             self._inputs.watch(model, self.monitor, shared=getattr(args, "average_tokens_across_devices", False))
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -58,7 +69,14 @@ def hf_callback(every: int = 1, rows: int | None = None, loss_fn: Loss | None = 
     return AlphaMaxCallback()
 
 
-def lightning_callback(every: int = 1, rows: int | None = None, loss_fn: Loss | None = None, *, method: str = "auto", log: Log | None = None) -> Any:
+def lightning_callback(
+    every: int = 1,
+    rows: int | None = None,
+    loss_fn: Loss | None = None,
+    *,
+    method: str = "auto",
+    log: Log | None = None,
+) -> Any:
     """A Lightning `Callback` that measures the steps of automatic optimization: ``Trainer(…,
     callbacks=[lightning_callback(every=10)])``.
 
@@ -80,9 +98,14 @@ def lightning_callback(every: int = 1, rows: int | None = None, loss_fn: Loss | 
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             if len(trainer.optimizers) != 1:
-                raise ValueError(f"the module has {len(trainer.optimizers)} optimizers; lightning_callback measures one, AlphaMaxMonitor any of them")
+                raise ValueError(
+                    f"the module has {len(trainer.optimizers)} optimizers; lightning_callback measures one, "
+                    "AlphaMaxMonitor any of them"
+                )
             loss = loss_fn or _training_step
-            self.monitor = AlphaMaxMonitor(pl_module, trainer.optimizers[0], _inner(loss), every, rows, method=method, log=log, group=_all_ranks())
+            self.monitor = AlphaMaxMonitor(
+                pl_module, trainer.optimizers[0], _inner(loss), every, rows, method=method, log=log, group=_all_ranks()
+            )
 
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             if self.monitor is not None:

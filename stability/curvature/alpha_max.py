@@ -1,4 +1,5 @@
-"""α_max, Eq. 18 of the consensus paper (5.2), and the parts of its protocol (5.2.1) that know torch optimizers and nothing else."""
+"""α_max, Eq. 18 of the consensus paper (5.2), and the parts of its protocol (5.2.1) that know torch optimizers and
+nothing else."""
 
 from __future__ import annotations
 
@@ -23,9 +24,10 @@ ROUNDING_LIMIT = 1e-2  # share of a step that float rounding may make up before 
 def alpha_max(slope: float, curvature: float) -> float:
     """The step length at which θ + αu stops lowering the loss to second order: −2⟨∇L,u⟩ / uᵀHu (Eq. 18).
 
-    0 where u does not descend (slope >= 0); inf where it descends and the curvature is not positive; NaN where either number is NaN or
-    infinite, so that a broken evaluation never passes for a stable or an unstable step. NaN also where both are 0: u is zero, or the loss does not
-    change along it, and no length of such a step is too long or short enough.
+    0 where u does not descend (slope >= 0); inf where it descends and the curvature is not positive; NaN where either
+    number is NaN or infinite, so that a broken evaluation never passes for a stable or an unstable step. NaN also where
+    both are 0: u is zero, or the loss does not change along it, and no length of such a step is too long or short
+    enough.
     """
     if not (math.isfinite(slope) and math.isfinite(curvature)) or slope == curvature == 0:
         return math.nan
@@ -35,18 +37,23 @@ def alpha_max(slope: float, curvature: float) -> float:
 
 
 def step_direction(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], lr: float) -> dict[str, Tensor]:
-    """Perform ``optimizer.step()`` and return u = (θ⁺ − θ)/lr, the displacement that really happened, decoupled weight decay included.
+    """Perform ``optimizer.step()`` and return u = (θ⁺ − θ)/lr, the displacement that really happened, decoupled weight
+    decay included.
 
-    ``params``: names of tensors that the optimizer holds, with their gradients in ``.grad``. ``lr``: the rate that u is divided by; with several
-    groups the base rate, so that θ⁺ = θ + lr·u still holds. The subtraction is exact in float64, but θ⁺ itself is rounded to
-    the parameters' dtype: a warning is given where that rounding makes up more than 1 % of the step, as it does at tiny lr.
+    ``params``: names of tensors that the optimizer holds, with their gradients in ``.grad``. ``lr``: the rate that u is
+      divided by; with several groups the base rate, so that θ⁺ = θ + lr·u still holds. The subtraction is exact in
+      float64, but θ⁺ itself is rounded to the parameters' dtype: a warning is given where that rounding makes up more
+      than 1 % of the step, as it does at tiny lr.
     """
     if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr > 0):
         raise ValueError(f"lr is {lr!r}; a positive finite number is needed to divide the step by")
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     for name, param in params.items():
         if id(param) not in held:
-            raise ValueError(f"params[{name!r}] is not among the tensors of this {type(optimizer).__name__}; its step would read as zero")
+            raise ValueError(
+                f"params[{name!r}] is not among the tensors of this {type(optimizer).__name__}; its step would read "
+                "as zero"
+            )
     before = {name: param.detach().clone() for name, param in params.items()}
     optimizer.step()
     direction: dict[str, Tensor] = {}
@@ -63,12 +70,14 @@ def step_direction(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor
 
 
 def step_without_decay(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], lr: float) -> dict[str, Tensor]:
-    """The direction u of the step that the optimizer would take from here with weight decay λ = 0 in every group; nothing of it or of ``params`` changes.
+    """The direction u of the step that the optimizer would take from here with weight decay λ = 0 in every group;
+    nothing of it or of ``params`` changes.
 
-    A twin of the optimizer takes that step on copies of parameters, gradients and state, with the random numbers that the optimizer's own step will draw.
-    So no rule of how a class decays is needed: decoupled (AdamW), proximal (Adan), times a rate of its own (Prodigy). The L2 penalty that SGD and Adam
-    add to the gradient is left out likewise, as this step's −∇L of the loss alone; what earlier steps put of it into momentum and averages stays there.
-    ``params`` and ``lr``: as in `step_direction`. Groups without an entry "weight_decay" decay nothing.
+    A twin of the optimizer takes that step on copies of parameters, gradients and state, with the random numbers that
+    the optimizer's own step will draw. So no rule of how a class decays is needed: decoupled (AdamW), proximal (Adan),
+    times a rate of its own (Prodigy). The L2 penalty that SGD and Adam add to the gradient is left out likewise, as
+    this step's −∇L of the loss alone; what earlier steps put of it into momentum and averages stays there. ``params``
+    and ``lr``: as in `step_direction`. Groups without an entry "weight_decay" decay nothing.
     """
     twin, copy_of = _twin(optimizer)
     for group in twin.param_groups:
@@ -78,8 +87,8 @@ def step_without_decay(optimizer: torch.optim.Optimizer, params: Mapping[str, Te
 
 
 def _twin(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, dict[int, Tensor]]:
-    """The optimizer over copies of its tensors and their gradients, and these copies by the originals' ids. Hooks, and a `step` that a scheduler put
-    in the place of the class's own, are left behind: they belong to the original."""
+    """The optimizer over copies of its tensors and their gradients, and these copies by the originals' ids. Hooks, and
+    a `step` that a scheduler put in the place of the class's own, are left behind: they belong to the original."""
     copy_of: dict[int, Tensor] = {}
     for tensor in (tensor for group in optimizer.param_groups for tensor in group["params"]):
         copied = torch.nn.Parameter(tensor.detach().clone(), requires_grad=tensor.requires_grad)
@@ -97,10 +106,13 @@ def exact_difference(after: Tensor, before: Tensor) -> Tensor:
 
 
 def rounding_share(before: Mapping[str, Tensor], lengths: Mapping[str, float]) -> float:
-    """How much of a step the rounding of θ⁺ to the parameters' dtype makes up; ``lengths``: the norm of each tensor's step. 0 without a step."""
+    """How much of a step the rounding of θ⁺ to the parameters' dtype makes up; ``lengths``: the norm of each tensor's
+    step. 0 without a step."""
     moved = {name: tensor for name, tensor in before.items() if lengths[name]}
     # Rounding a number to p bits is off by ulp/sqrt(12) on average, ulp between eps/2 and eps of the number.
-    lost = math.hypot(*(0.75 * torch.finfo(tensor.dtype).eps * norm({name: tensor}) for name, tensor in moved.items())) / math.sqrt(12)
+    lost = math.hypot(
+        *(0.75 * torch.finfo(tensor.dtype).eps * norm({name: tensor}) for name, tensor in moved.items())
+    ) / math.sqrt(12)
     return lost / math.hypot(*(lengths[name] for name in moved)) if moved else 0.0
 
 
@@ -109,14 +121,18 @@ def paper_state(
     gradients: Iterable[Mapping[str, Tensor] | Sequence[Tensor | None]],
     params: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Set Adam's or AdamW's state as 5.2.1 reads: m and v the means of g and g² over the warm-up batches, step count their number.
+    """Set Adam's or AdamW's state as 5.2.1 reads: m and v the means of g and g² over the warm-up batches, step count
+    their number.
 
-    ``gradients``: one item per warm-up batch, already clipped where the protocol clips; either a dict by the names of ``params`` or a sequence in
-    the order of the optimizer's parameters. An iterator is consumed one item at a time. m and v are unbiased means already, yet the next step
-    corrects bias as its 6th (after 5 batches): it divides m by 0.469 and v by 0.006, as the paper literally says (facts 1).
+    ``gradients``: one item per warm-up batch, already clipped where the protocol clips; either a dict by the names of
+      ``params`` or a sequence in the order of the optimizer's parameters. An iterator is consumed one item at a time. m
+      and v are unbiased means already, yet the next step corrects bias as its 6th (after 5 batches): it divides m by
+      0.469 and v by 0.006, as the paper literally says (facts 1).
     """
     if not isinstance(optimizer, torch.optim.Adam):  # AdamW is a subclass
-        raise ValueError(f"state=paper is defined for Adam and AdamW, not for {type(optimizer).__name__}; use the run's own state")
+        raise ValueError(
+            f"state=paper is defined for Adam and AdamW, not for {type(optimizer).__name__}; use the run's own state"
+        )
     held = [tensor for group in optimizer.param_groups for tensor in group["params"]]
     names = _names_of(held, params)
     first: list[Tensor | None] = [None] * len(held)
@@ -150,7 +166,9 @@ def _names_of(held: list[Tensor], params: Mapping[str, Tensor] | None) -> list[s
     return [by_id[id(tensor)] for tensor in held]
 
 
-def _ordered(item: Mapping[str, Tensor] | Sequence[Tensor | None], names: list[str] | None, length: int) -> Sequence[Tensor | None]:
+def _ordered(
+    item: Mapping[str, Tensor] | Sequence[Tensor | None], names: list[str] | None, length: int
+) -> Sequence[Tensor | None]:
     if isinstance(item, Mapping):
         if names is None:
             raise ValueError("gradients by name need params=dict(model.named_parameters()), which says whose they are")

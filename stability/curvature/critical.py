@@ -80,7 +80,11 @@ def critical_lr(
     if start is None:
         if alpha_max is None:
             known = directional(loss_fn, line.params, line.direction, batches=line.objective.batches).alpha_max
-        start = known / 2 if 0 < known < math.inf else _FIRST_MOVE * (norm(line.params) or 1.0) / (norm(line.direction) or 1.0)
+        start = (
+            known / 2
+            if 0 < known < math.inf
+            else _FIRST_MOVE * (norm(line.params) or 1.0) / (norm(line.direction) or 1.0)
+        )
     if not (start > 0 and math.isfinite(start)):
         raise ValueError(f"start is {start}; a positive finite step length is needed")
     value, low, high = _search(line, start, start * 2.0**20 if limit is None else limit, resolution)
@@ -115,7 +119,13 @@ def _search(line: _Line, start: float, limit: float, resolution: float) -> tuple
 class _Line:
     """α ↦ L(θ + αu), each value computed once."""
 
-    def __init__(self, loss_fn: Callable[..., Any], params: Mapping[str, Tensor], direction: Mapping[str, Tensor], batches: Iterable[Any] | None):
+    def __init__(
+        self,
+        loss_fn: Callable[..., Any],
+        params: Mapping[str, Tensor],
+        direction: Mapping[str, Tensor],
+        batches: Iterable[Any] | None,
+    ):
         self.params: Tensors = check_params(params)
         self.direction = check_direction(self.params, direction)
         self.objective, self.random = Objective(loss_fn, batches), RandomState(self.params)

@@ -1,4 +1,5 @@
-"""What curvature and gradient are made of: the Gauss–Newton part of uᵀHu, the parameter blocks' shares, the gradient's noise."""
+"""What curvature and gradient are made of: the Gauss–Newton part of uᵀHu, the parameter blocks' shares, the gradient's
+noise."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from stability.curvature.products import directional, hvp
 
 @dataclass(frozen=True)
 class GaussNewton:
-    """``part``: uᵀJᵀH_out J u. ``curvature``: uᵀHu. ``share``: part / curvature, NaN where uᵀHu is 0; the rest is the model's own bend."""
+    """``part``: uᵀJᵀH_out J u. ``curvature``: uᵀHu. ``share``: part / curvature, NaN where uᵀHu is 0; the rest is the
+    model's own bend."""
 
     part: float
     curvature: float
@@ -33,12 +35,14 @@ def gauss_newton(
     *,
     batches: Iterable[Any] | None = None,
 ) -> GaussNewton:
-    """The Gauss–Newton part of uᵀHu (Schraudolph 2002; Sagun et al. 2017, arXiv:1706.04454), for a loss given in two parts.
+    """The Gauss–Newton part of uᵀHu (Schraudolph 2002; Sagun et al. 2017, arXiv:1706.04454), for a loss given in two
+    parts.
 
-    ``model_fn(params) -> outputs`` (one tensor) and ``output_loss_fn(outputs) -> scalar``; with ``batches``, ``model_fn(params, batch)`` and
-    ``output_loss_fn(outputs, batch) -> (sum, count)``, combined as one mean. Ju is one forward-mode derivative of the outputs (right through
-    LayerNorm, facts 8; torch.func.jvp), then the loss's second derivative along Ju at fixed outputs; uᵀHu is `directional` of the composition.
-    Errors: those of `directional`; what torch says where an operation has no forward mode.
+    ``model_fn(params) -> outputs`` (one tensor) and ``output_loss_fn(outputs) -> scalar``; with ``batches``,
+    ``model_fn(params, batch)`` and ``output_loss_fn(outputs, batch) -> (sum, count)``, combined as one mean. Ju is one
+    forward-mode derivative of the outputs (right through LayerNorm, facts 8; torch.func.jvp), then the loss's second
+    derivative along Ju at fixed outputs; uᵀHu is `directional` of the composition. Errors: those of `directional`; what
+    torch says where an operation has no forward mode.
     """
     params = check_params(params)
     direction = check_direction(params, direction)
@@ -56,11 +60,15 @@ def gauss_newton(
     if listed is None:
         part = directional(lambda at: output_loss_fn(at["0"]), outputs, moves).curvature
     else:
-        part = directional(lambda at, index: output_loss_fn(at[str(index)], listed[index]), outputs, moves, batches=range(len(listed))).curvature
+        part = directional(
+            lambda at, index: output_loss_fn(at[str(index)], listed[index]), outputs, moves, batches=range(len(listed))
+        ).curvature
     return GaussNewton(part, whole.curvature, part / whole.curvature if whole.curvature else math.nan)
 
 
-def _moved(model_fn: Callable[..., Tensor], params: Tensors, direction: Tensors, batch: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+def _moved(
+    model_fn: Callable[..., Tensor], params: Tensors, direction: Tensors, batch: tuple[Any, ...]
+) -> tuple[Tensor, Tensor]:
     primals = {name: param.detach() for name, param in params.items()}
     with torch.no_grad():
         pair = torch.func.jvp(lambda at: model_fn(at, *batch), (primals,), (direction,))
@@ -78,10 +86,12 @@ def block_shares(
     batches: Iterable[Any] | None = None,
     block: Callable[[str], str] | int = 2,
 ) -> dict[str, float]:
-    """u_b·(Hu)_b of every block b of parameters; they add up to uᵀHu, and hold b's coupling with all the others (a share may be negative).
+    """u_b·(Hu)_b of every block b of parameters; they add up to uᵀHu, and hold b's coupling with all the others (a
+    share may be negative).
 
-    ``block``: a function from a parameter's name to its block's, or how many leading dotted parts of the name make one ("blocks.0.mixer.qkv.weight"
-    at 2 belongs to "blocks.0"). One Hessian-vector product. Source: uᵀHu = Σ_b u_bᵀ(Hu)_b, by definition.
+    ``block``: a function from a parameter's name to its block's, or how many leading dotted parts of the name make one
+      ("blocks.0.mixer.qkv.weight" at 2 belongs to "blocks.0"). One Hessian-vector product. Source: uᵀHu = Σ_b
+      u_bᵀ(Hu)_b, by definition.
     """
     if isinstance(block, int) and block < 1:
         raise ValueError(f"block is {block}; give at least one leading part of the names")
@@ -96,7 +106,8 @@ def block_shares(
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """``value``: B_simple = trace / gradient_sq, in the unit that the counts count; inf where gradient_sq came out ≤ 0 (the noise hides the gradient).
+    """``value``: B_simple = trace / gradient_sq, in the unit that the counts count; inf where gradient_sq came out ≤ 0
+      (the noise hides the gradient).
     ``trace``: tr Σ of one item's gradient. ``gradient_sq``: |G|². Both without bias, from ``microbatches`` of them."""
 
     value: float
@@ -105,12 +116,16 @@ class NoiseScale:
     microbatches: int
 
 
-def gradient_noise_scale(loss_fn: Callable[..., Any], params: Mapping[str, Tensor], batches: Iterable[Any]) -> NoiseScale:
-    """The simple noise scale of McCandlish et al. 2018 (arXiv:1812.06162, appendix A.1) from the gradients of microbatches.
+def gradient_noise_scale(
+    loss_fn: Callable[..., Any], params: Mapping[str, Tensor], batches: Iterable[Any]
+) -> NoiseScale:
+    """The simple noise scale of McCandlish et al. 2018 (arXiv:1812.06162, appendix A.1) from the gradients of
+    microbatches.
 
-    ``loss_fn(params, batch) -> (sum, count)``, b_i = count. E|g_i|² = |G|² + tr Σ/b_i for a microbatch and |G|² + tr Σ/B for all of them together are two
-    equations for |G|² and tr Σ; with equal counts they are the paper's. The counts must be of independent items (sequences, rather
-    than their tokens). Errors: ``ValueError`` for fewer than two microbatches that count something.
+    ``loss_fn(params, batch) -> (sum, count)``, b_i = count. E|g_i|² = |G|² + tr Σ/b_i for a microbatch and |G|² + tr
+    Σ/B for all of them together are two equations for |G|² and tr Σ; with equal counts they are the paper's. The counts
+    must be of independent items (sequences, rather than their tokens). Errors: ``ValueError`` for fewer than two
+    microbatches that count something.
     """
     params = check_params(params)
     leaves = {name: param.detach().requires_grad_() for name, param in params.items()}

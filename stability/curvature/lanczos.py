@@ -1,4 +1,5 @@
-"""The Lanczos recurrence with full reorthogonalisation on flat vectors, and the operators (Hessians) that it is run on."""
+"""The Lanczos recurrence with full reorthogonalisation on flat vectors, and the operators (Hessians) that it is run
+on."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Operator:
     device: torch.device
 
     def probe(self, generator: torch.Generator, kind: str = "rademacher") -> Tensor:
-        """A random vector (n,): ±1 with equal odds, or standard normal. Drawn on the CPU, so that a seed means the same on every device."""
+        """A random vector (n,): ±1 with equal odds, or standard normal. Drawn on the CPU, so that a seed means the same
+        on every device."""
         if kind == "normal":
             return torch.randn(self.size, generator=generator, dtype=torch.float64).to(self.device, self.dtype)
         return (torch.randint(0, 2, (self.size,), generator=generator) * 2 - 1).to(self.device, self.dtype)
@@ -40,13 +42,20 @@ def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
 def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Tensors:
     """The inverse of `flatten`, with the shapes and dtypes of ``like``."""
     pieces = vector.split([tensor.numel() for tensor in like.values()])
-    return {name: piece.reshape(tensor.shape).to(tensor.dtype) for (name, tensor), piece in zip(like.items(), pieces, strict=True)}
+    return {
+        name: piece.reshape(tensor.shape).to(tensor.dtype)
+        for (name, tensor), piece in zip(like.items(), pieces, strict=True)
+    }
 
 
 def hessian_operator(
-    loss_fn: Callable[..., Any], params: Mapping[str, Tensor], batches: Iterable[Any] | None = None, scale: Mapping[str, Tensor] | None = None
+    loss_fn: Callable[..., Any],
+    params: Mapping[str, Tensor],
+    batches: Iterable[Any] | None = None,
+    scale: Mapping[str, Tensor] | None = None,
 ) -> Operator:
-    """H of a loss as in `directional`, by double backward; with ``scale`` (tensors s by name, as ``params``) diag(s) H diag(s)."""
+    """H of a loss as in `directional`, by double backward; with ``scale`` (tensors s by name, as ``params``) diag(s) H
+    diag(s)."""
     params = check_params(params)
     batches = None if batches is None else list(batches)  # one pass for each product
     factor = None if scale is None else flatten(check_direction(params, scale))
@@ -62,8 +71,9 @@ def hessian_operator(
 
 @dataclass(frozen=True)
 class Krylov:
-    """k steps of the recurrence A Q = Q T + β q eᵏᵀ. ``basis``: the k columns of Q, each (n,). ``values`` (k,) ascending and ``vectors`` (k, k): the
-    eigenpairs of T (Ritz pairs) in float64. ``beta``: the coupling that was left over, 0 where the space is complete."""
+    """k steps of the recurrence A Q = Q T + β q eᵏᵀ. ``basis``: the k columns of Q, each (n,). ``values`` (k,)
+    ascending and ``vectors`` (k, k): the eigenpairs of T (Ritz pairs) in float64. ``beta``: the coupling that was left
+    over, 0 where the space is complete."""
 
     basis: tuple[Tensor, ...]
     values: Tensor
@@ -72,7 +82,8 @@ class Krylov:
 
     @property
     def residuals(self) -> Tensor:
-        """(k,): ‖A y − θ y‖ = |β s_k| of each Ritz pair; an eigenvalue of A lies within this distance of θ (Parlett 1998, 4.5 and 13.2)."""
+        """(k,): ‖A y − θ y‖ = |β s_k| of each Ritz pair; an eigenvalue of A lies within this distance of θ (Parlett
+        1998, 4.5 and 13.2)."""
         return self.beta * self.vectors[-1].abs()
 
     def combine(self, weights: Tensor) -> Tensor:
@@ -84,10 +95,11 @@ class Krylov:
 
 
 def krylov(operator: Operator, start: Tensor, iterations: int) -> Iterator[Krylov]:
-    """The Krylov space of ``start`` (n,) after 1, 2, … products, until ``iterations``, n, or the space is complete (Lanczos 1950).
+    """The Krylov space of ``start`` (n,) after 1, 2, … products, until ``iterations``, n, or the space is complete
+    (Lanczos 1950).
 
-    Every new vector is orthogonalised twice against all earlier ones (Parlett 1998, 6.9), so that no eigenvalue appears twice.
-    Memory: one vector of n a step. A product that is not finite ends it with eigenvalues of NaN.
+    Every new vector is orthogonalised twice against all earlier ones (Parlett 1998, 6.9), so that no eigenvalue appears
+    twice. Memory: one vector of n a step. A product that is not finite ends it with eigenvalues of NaN.
     """
     basis, alphas, betas = [start / start.norm()], [], []
     while len(alphas) < min(iterations, operator.size):
@@ -101,7 +113,10 @@ def krylov(operator: Operator, start: Tensor, iterations: int) -> Iterator[Krylo
             yield Krylov(tuple(basis), lost, torch.eye(len(alphas), dtype=torch.float64), math.nan)
             return
         values, vectors = torch.linalg.eigh(_tridiagonal(alphas, betas))
-        complete = beta <= _BREAKDOWN * torch.finfo(operator.dtype).eps * float(values.abs().max()) or len(alphas) == operator.size
+        complete = (
+            beta <= _BREAKDOWN * torch.finfo(operator.dtype).eps * float(values.abs().max())
+            or len(alphas) == operator.size
+        )
         yield Krylov(tuple(basis), values, vectors, 0.0 if complete else beta)
         if complete:
             return

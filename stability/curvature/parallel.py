@@ -1,4 +1,5 @@
-"""Curvature under data parallelism: every rank evaluates its own share of the batch, and every rank gets the numbers of the whole."""
+"""Curvature under data parallelism: every rank evaluates its own share of the batch, and every rank gets the numbers of
+the whole."""
 
 from __future__ import annotations
 
@@ -33,14 +34,17 @@ def parallel_directional(
     check: bool | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Directional:
-    """`directional` of the loss over the batches of all ranks: L = Σ sum / Σ count, slope ⟨∇L, u⟩, curvature uᵀHu and α_max (Eq. 18) from these.
+    """`directional` of the loss over the batches of all ranks: L = Σ sum / Σ count, slope ⟨∇L, u⟩, curvature uᵀHu and
+    α_max (Eq. 18) from these.
 
-    Called by every rank of ``group`` (None: all) with the same ``params`` and ``direction`` and its own microbatches ``batches``;
-    ``loss_fn(params, batch) -> (sum, count)``. One collective, of a few numbers in float64, summed in the order of the ranks: every rank returns the same bits,
-    and they equal one process's over all batches to float64 rounding. A rank may hold nothing that counts. ``shares`` are summed, ``error_bar`` is
-    the sum of the ranks' (an upper bound), ``rel_error`` the worst one, ``method`` joins the names where ranks differ.
+    Called by every rank of ``group`` (None: all) with the same ``params`` and ``direction`` and its own microbatches
+    ``batches``; ``loss_fn(params, batch) -> (sum, count)``. One collective, of a few numbers in float64, summed in the
+    order of the ranks: every rank returns the same bits, and they equal one process's over all batches to float64
+    rounding. A rank may hold nothing that counts. ``shares`` are summed, ``error_bar`` is the sum of the ranks' (an
+    upper bound), ``rel_error`` the worst one, ``method`` joins the names where ranks differ.
 
-    Errors: a rank's own error is raised there after the exchange, and a RuntimeError that names it on the others, so that none waits for ever.
+    Errors: a rank's own error is raised there after the exchange, and a RuntimeError that names it on the others, so
+    that none waits for ever.
     """
     items = list(enumerate(batches))
     counts: dict[int, float] = {}
@@ -65,7 +69,8 @@ def parallel_directional(
 
 
 def parallel_mean(total: float, count: float, group: dist.ProcessGroup | None = None) -> float:
-    """Σ total / Σ count over the ranks of ``group`` (None: all), in float64 and the same on each. ValueError where the counts sum to 0."""
+    """Σ total / Σ count over the ranks of ``group`` (None: all), in float64 and the same on each. ValueError where the
+    counts sum to 0."""
     parts = gathered((total, count), group)
     return mean_of(sum(part[0] for part in parts), sum(part[1] for part in parts))
 
@@ -85,9 +90,16 @@ def _whole(parts: Sequence[_Part]) -> Directional:
         raise RuntimeError(f"another rank could not measure its part; {errors[0]}")
     sums = [part.sums for part in parts if part.sums is not None]
     count = sum(part.count for part in parts)
-    loss, slope, curvature = (mean_of(sum(getattr(each, name) for each in sums), count) for name in ("loss", "slope", "curvature"))
-    shares = {name: mean_of(sum((each.shares or {}).get(name, 0.0) for each in sums), count) for name in sums[0].shares or {}}
-    bars, errors_found = [each.error_bar for each in sums], [each.rel_error for each in sums if each.rel_error is not None]
+    loss, slope, curvature = (
+        mean_of(sum(getattr(each, name) for each in sums), count) for name in ("loss", "slope", "curvature")
+    )
+    shares = {
+        name: mean_of(sum((each.shares or {}).get(name, 0.0) for each in sums), count) for name in sums[0].shares or {}
+    }
+    bars, errors_found = (
+        [each.error_bar for each in sums],
+        [each.rel_error for each in sums if each.rel_error is not None],
+    )
     return Directional(
         loss,
         slope,
@@ -97,13 +109,23 @@ def _whole(parts: Sequence[_Part]) -> Directional:
         rel_error=max(errors_found) if errors_found else None,
         error_bar=None if any(bar is None for bar in bars) else mean_of(sum(bar or 0.0 for bar in bars), count),
         shares=shares if all(each.shares is not None for each in sums) else None,
-        nonfinite=next((f"rank {rank}: {part.sums.nonfinite}" for rank, part in enumerate(parts) if part.sums and part.sums.nonfinite), None),
+        nonfinite=next(
+            (
+                f"rank {rank}: {part.sums.nonfinite}"
+                for rank, part in enumerate(parts)
+                if part.sums and part.sums.nonfinite
+            ),
+            None,
+        ),
     )
 
 
 def _pair(result: Any) -> Sequence[Any]:
     if not isinstance(result, (tuple, list)) or len(result) != 2:
-        raise ValueError(f"loss_fn(params, batch) returns (sum, count), which ranks need to be weighed; it returned a {type(result).__name__}")
+        raise ValueError(
+            "loss_fn(params, batch) returns (sum, count), which ranks need to be weighed; it returned a "
+            f"{type(result).__name__}"
+        )
     return result
 
 

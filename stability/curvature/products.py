@@ -11,8 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stability.curvature._differences import PARITY_EPSILON, curvature_at, curvature_with_error, relative_error, slope_at
-from stability.curvature._graph import NoSecondDerivative, check_used, custom_function, gradient_with_graph, product_along, refusals_named
+from stability.curvature._differences import (
+    PARITY_EPSILON,
+    curvature_at,
+    curvature_with_error,
+    relative_error,
+    slope_at,
+)
+from stability.curvature._graph import (
+    NoSecondDerivative,
+    check_used,
+    custom_function,
+    gradient_with_graph,
+    product_along,
+    refusals_named,
+)
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, dot, mean_of
 from stability.curvature._jet import HeldConstant, NoRule
 from stability.curvature._nonfinite import first_nonfinite
@@ -20,18 +33,22 @@ from stability.curvature.alpha_max import alpha_max
 from stability.curvature.taylor import taylor_sums
 
 METHODS = ("auto", "taylor", "double_backward", "finite_difference", "parity")
-AGREEMENT = 1e-2  # relative, beyond the differences' own error bar: what a custom Function's second derivative may be off by and still be believed
+# relative, beyond the differences' own error bar: what a custom Function's second derivative may be off by and still be
+# believed
+AGREEMENT = 1e-2
 
 
 @dataclass(frozen=True)
 class Directional:
     """The loss along θ + αu to second order: L + α·slope + α²·curvature/2.
 
-    ``loss``: L(θ). ``slope``: ⟨∇L, u⟩. ``curvature``: uᵀHu. ``alpha_max``: Eq. 18 from these, NaN where any of the three is not finite.
-    ``method``: the one that gave the curvature. ``rel_error``: |a − b| / max(|a|, |b|) of the curvature against central differences, where
-    asked for; ``difference``: the b of it.
-    ``error_bar``: with method finite_difference, what the curvature may be off by. ``shares``: u_b·(Hu)_b by parameter, which add up to the
-    curvature, where the method yields them. ``nonfinite``: where a number is not finite, the first parameter or module that is not.
+    ``loss``: L(θ). ``slope``: ⟨∇L, u⟩. ``curvature``: uᵀHu. ``alpha_max``: Eq. 18 from these, NaN where any of the
+      three is not finite.
+    ``method``: the one that gave the curvature. ``rel_error``: |a − b| / max(|a|, |b|) of the curvature against central
+      differences, where asked for; ``difference``: the b of it.
+    ``error_bar``: with method finite_difference, what the curvature may be off by. ``shares``: u_b·(Hu)_b by parameter,
+      which add up to the curvature, where the method yields them. ``nonfinite``: where a number is not finite, the
+      first parameter or module that is not.
     """
 
     loss: float
@@ -57,14 +74,16 @@ def directional(
 ) -> Directional:
     """Loss, slope, curvature and α_max of ``loss_fn`` at ``params`` along ``direction`` (same keys and shapes).
 
-    ``loss_fn(params) -> scalar``, or with ``batches`` ``loss_fn(params, batch) -> (sum, count)``: L = Σ sum / Σ count, one microbatch at a
-    time. ``method``: "taylor" (exact, one forward pass, no stored activations; `NoRule` where an operation has no rule), "double_backward"
-    (exact; `NoSecondDerivative` where one is missing), "finite_difference" (central differences of gradients at ‖εu‖ = 1e-2 and 3e-3, with an
-    error bar), "parity" (the paper's raw ε = 1e-4, for comparison only), or "auto": the first of these three that the loss allows; that it
-    came to differences is announced by a warning, and so is a loss of which a part is detached (`detach`, `item`, `no_grad`): double backward
+    ``loss_fn(params) -> scalar``, or with ``batches`` ``loss_fn(params, batch) -> (sum, count)``: L = Σ sum / Σ count,
+    one microbatch at a time. ``method``: "taylor" (exact, one forward pass, no stored activations; `NoRule` where an
+    operation has no rule), "double_backward" (exact; `NoSecondDerivative` where one is missing), "finite_difference"
+    (central differences of gradients at ‖εu‖ = 1e-2 and 3e-3, with an error bar), "parity" (the paper's raw ε = 1e-4,
+    for comparison only), or "auto": the first of these three that the loss allows; that it came to differences is
+    announced by a warning, and so is a loss of which a part is detached (`detach`, `item`, `no_grad`): double backward
     takes that part for a constant, as the training step's gradient does. A NaN stays a NaN under every method.
-    ``check=True`` compares the curvature with central differences and stores `rel_error`. None does so for double backward through a custom
-    `autograd.Function`, whose second derivative nobody vouches for; where the two disagree, that is a missing second derivative.
+    ``check=True`` compares the curvature with central differences and stores `rel_error`. None does so for double
+    backward through a custom `autograd.Function`, whose second derivative nobody vouches for; where the two disagree,
+    that is a missing second derivative.
 
     Random state: each evaluation starts from the global generators as they are now, which are left untouched.
     ValueError for params, directions and losses that do not fit.
@@ -73,13 +92,20 @@ def directional(
     params = check_params(params)
     problem = Problem(Objective(loss_fn, batches), params, check_direction(params, direction), RandomState(params))
     evaluate = {"auto": _by_any, "taylor": _by_taylor, "double_backward": _by_double_backward}.get(method)
-    return explained(problem, _by_differences(problem, method, bool(check)) if evaluate is None else evaluate(problem, check))
+    return explained(
+        problem, _by_differences(problem, method, bool(check)) if evaluate is None else evaluate(problem, check)
+    )
 
 
 def hvp(
-    loss_fn: Callable[..., Any], params: Mapping[str, Tensor], direction: Mapping[str, Tensor], *, batches: Iterable[Any] | None = None
+    loss_fn: Callable[..., Any],
+    params: Mapping[str, Tensor],
+    direction: Mapping[str, Tensor],
+    *,
+    batches: Iterable[Any] | None = None,
 ) -> dict[str, Tensor]:
-    """H u by double backward (reverse over reverse, right through LayerNorm), for a loss as in `directional`; zeros where nothing depends."""
+    """H u by double backward (reverse over reverse, right through LayerNorm), for a loss as in `directional`; zeros
+    where nothing depends."""
     params = check_params(params)
     problem = Problem(Objective(loss_fn, batches), params, check_direction(params, direction), RandomState(params))
     products = {name: torch.zeros_like(param.detach()) for name, param in params.items()}
@@ -108,14 +134,17 @@ class Problem:
 
 @dataclass
 class Sums:
-    """Running sums of the loss, of ⟨∇, u⟩ and of u_b·(Hu)_b over microbatches, as floats, which were accumulated in float64."""
+    """Running sums of the loss, of ⟨∇, u⟩ and of u_b·(Hu)_b over microbatches, as floats, which were accumulated in
+    float64."""
 
     loss: float = 0.0
     count: float = 0.0
     slope: float = 0.0
     shares: dict[str, float] = field(default_factory=dict)
 
-    def add(self, gradients: Mapping[str, Tensor | None], products: Mapping[str, Tensor | None], direction: Tensors) -> None:
+    def add(
+        self, gradients: Mapping[str, Tensor | None], products: Mapping[str, Tensor | None], direction: Tensors
+    ) -> None:
         for name, step in direction.items():
             gradient, product = gradients[name], products[name]
             self.slope += 0.0 if gradient is None else dot(gradient, step)
@@ -123,7 +152,9 @@ class Sums:
 
     def result(self, method: str) -> Directional:
         shares = {name: mean_of(share, self.count) for name, share in self.shares.items()}
-        return _directional(mean_of(self.loss, self.count), mean_of(self.slope, self.count), sum(shares.values()), method, shares=shares)
+        return _directional(
+            mean_of(self.loss, self.count), mean_of(self.slope, self.count), sum(shares.values()), method, shares=shares
+        )
 
 
 def _directional(loss: float, slope: float, curvature: float, method: str, **extra: Any) -> Directional:
@@ -132,7 +163,8 @@ def _directional(loss: float, slope: float, curvature: float, method: str, **ext
 
 
 def _by_any(problem: Problem, check: bool | None) -> Directional:
-    """taylor; where it lacks a rule double backward; where that lacks a second derivative, central differences. A NaN is nobody's reason to go on."""
+    """taylor; where it lacks a rule double backward; where that lacks a second derivative, central differences. A NaN
+    is nobody's reason to go on."""
     unforeseen = None
     try:
         return _by_taylor(problem, check)
@@ -148,17 +180,25 @@ def _by_any(problem: Problem, check: bool | None) -> Directional:
     except NoSecondDerivative as error:
         announce(error)
         return _by_differences(problem, "finite_difference", bool(check))
-    if unforeseen is not None and result.rel_error is None:  # a custom Function looks like a no_grad block to taylor, and has been checked
-        warnings.warn(f"curvature by double backward, because taylor failed: {unforeseen}", RuntimeWarning, stacklevel=3)
+    # a custom Function looks like a no_grad block to taylor, and has been checked
+    if unforeseen is not None and result.rel_error is None:
+        warnings.warn(
+            f"curvature by double backward, because taylor failed: {unforeseen}", RuntimeWarning, stacklevel=3
+        )
     return result
 
 
 def _by_taylor(problem: Problem, check: bool | None) -> Directional:
-    return checked(problem, _directional(*taylor_sums(problem.objective, problem.params, problem.direction, problem.random), "taylor"), bool(check))
+    return checked(
+        problem,
+        _directional(*taylor_sums(problem.objective, problem.params, problem.direction, problem.random), "taylor"),
+        bool(check),
+    )
 
 
 def _by_double_backward(problem: Problem, check: bool | None) -> Directional:
-    """Reverse over reverse; checked by differences, unless told not to, where a custom Function's second derivative is relied on."""
+    """Reverse over reverse; checked by differences, unless told not to, where a custom Function's second derivative is
+    relied on."""
     leaves = {name: param.detach().requires_grad_() for name, param in problem.params.items()}
     sums, unvouched = Sums(), ""
     with problem.random.replayed(), torch.enable_grad(), refusals_named():
@@ -173,9 +213,11 @@ def _by_double_backward(problem: Problem, check: bool | None) -> Directional:
 
 
 def checked(problem: Problem, result: Directional, check: bool | None, unvouched: str = "") -> Directional:
-    """The result with what ``check`` asks for. ``unvouched``: the name of a custom Function in the graph, "" where there is none.
+    """The result with what ``check`` asks for. ``unvouched``: the name of a custom Function in the graph, "" where
+    there is none.
 
-    Raises `NoSecondDerivative` where differences of gradients contradict the curvature that came through such a Function.
+    Raises `NoSecondDerivative` where differences of gradients contradict the curvature that came through such a
+    Function.
     """
     if check is False or not (check or unvouched):
         return result
@@ -183,8 +225,9 @@ def checked(problem: Problem, result: Directional, check: bool | None, unvouched
     off, size = abs(result.curvature - reference), max(abs(result.curvature), abs(reference))
     if unvouched and off > bar + AGREEMENT * size:  # never true of a NaN
         raise NoSecondDerivative(
-            f"{unvouched} (a custom autograd.Function) has a wrong second derivative: uᵀHu comes out as {result.curvature:.4g}, by differences of "
-            f"gradients as {reference:.4g} ± {bar:.1g}; use method='finite_difference'"
+            f"{unvouched} (a custom autograd.Function) has a wrong second derivative: uᵀHu comes out as "
+            f"{result.curvature:.4g}, by differences of gradients as {reference:.4g} ± {bar:.1g}; use "
+            "method='finite_difference'"
         )
     return replace(result, rel_error=relative_error(result.curvature, reference), difference=reference)
 
@@ -193,7 +236,8 @@ def _by_differences(problem: Problem, method: str, check: bool) -> Directional:
     center = slope_at(problem.objective, problem.params, problem.direction, 0.0, problem.random)
     if method == "finite_difference":
         curvature, bar = curvature_with_error(problem.objective, problem.params, problem.direction, problem.random)
-        share = relative_error(curvature, curvature - bar) if check else None  # its own two displacements are all there is to compare
+        # its own two displacements are all there is to compare
+        share = relative_error(curvature, curvature - bar) if check else None
         return _directional(center.loss, center.slope, curvature, method, rel_error=share, error_bar=bar)
     curvature, _ = curvature_at(problem.objective, problem.params, problem.direction, PARITY_EPSILON, problem.random)
     return checked(problem, _directional(center.loss, center.slope, curvature, method), check)
@@ -203,7 +247,9 @@ def explained(problem: Problem, result: Directional) -> Directional:
     """The result, with the origin of what is not finite in it."""
     if math.isfinite(result.loss) and math.isfinite(result.slope) and math.isfinite(result.curvature):
         return result
-    return replace(result, nonfinite=first_nonfinite(problem.objective, problem.params, problem.direction, problem.random))
+    return replace(
+        result, nonfinite=first_nonfinite(problem.objective, problem.params, problem.direction, problem.random)
+    )
 
 
 def check_method(method: str) -> None:

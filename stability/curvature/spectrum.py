@@ -1,7 +1,9 @@
-"""The Hessian's spectrum from products with it: largest eigenvalue, density, trace. Losses and parameters as `directional` takes them.
+"""The Hessian's spectrum from products with it: largest eigenvalue, density, trace. Losses and parameters as
+`directional` takes them.
 
-The products are double backward, exact, and carry float32's rounding (4e-6 relative, facts 8). What does not depend on rounding is the error
-of the estimate itself, and each result carries it. Probes come from a seed; the global random state is left alone.
+The products are double backward, exact, and carry float32's rounding (4e-6 relative, facts 8). What does not depend on
+rounding is the error of the estimate itself, and each result carries it. Probes come from a seed; the global random
+state is left alone.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from stability.curvature.lanczos import Krylov, Operator, hessian_operator, kryl
 
 @dataclass(frozen=True)
 class Eigenvalue:
-    """``value``: a Ritz value. ``residual``: ‖Hy − value·y‖ for the unit ``vector`` y (by name); an eigenvalue lies within it, and the Ritz value
-    never exceeds the largest one. ``products``: Hessian-vector products spent. ``converged``: residual ≤ tolerance·|value|."""
+    """``value``: a Ritz value. ``residual``: ‖Hy − value·y‖ for the unit ``vector`` y (by name); an eigenvalue lies
+    within it, and the Ritz value never exceeds the largest one. ``products``: Hessian-vector products spent.
+    ``converged``: residual ≤ tolerance·|value|."""
 
     value: float
     residual: float
@@ -32,8 +35,8 @@ class Eigenvalue:
 
 @dataclass(frozen=True)
 class SpectralDensity:
-    """A quadrature of φ(λ) = (1/n) Σ_i δ(λ − λ_i): ``nodes`` (k,) in the unit of the loss per squared parameter, ``weights`` (k,) that sum
-    to 1, ``size`` n, ``probes`` and ``probe_of`` (k,), the probe that each node came from."""
+    """A quadrature of φ(λ) = (1/n) Σ_i δ(λ − λ_i): ``nodes`` (k,) in the unit of the loss per squared parameter,
+    ``weights`` (k,) that sum to 1, ``size`` n, ``probes`` and ``probe_of`` (k,), the probe that each node came from."""
 
     nodes: Tensor
     weights: Tensor
@@ -42,13 +45,15 @@ class SpectralDensity:
     size: int
 
     def moment(self, power: int) -> tuple[float, float]:
-        """(tr(Hᵖ)/n, its standard error over the probes, NaN for one probe); without bias while power < 2·iterations."""
+        """(tr(Hᵖ)/n, its standard error over the probes, NaN for one probe); without bias while power <
+        2·iterations."""
         terms = self.weights * self.probes * self.nodes**power
         by_probe = torch.zeros(self.probes, dtype=torch.float64).index_add(0, self.probe_of, terms)
         return float(by_probe.mean()), _standard_error(by_probe)
 
     def smoothed(self, grid: Tensor, width: float) -> Tensor:
-        """The density at ``grid`` (g,), each node widened to a Gaussian of standard deviation ``width`` (Ghorbani et al. 2019, Eq. 6): (g,)."""
+        """The density at ``grid`` (g,), each node widened to a Gaussian of standard deviation ``width`` (Ghorbani et
+        al. 2019, Eq. 6): (g,)."""
         if not width > 0:
             raise ValueError(f"width is {width}; a positive standard deviation is needed")
         bells = torch.exp(-0.5 * ((grid[:, None] - self.nodes) / width) ** 2) / (width * math.sqrt(2 * math.pi))
@@ -57,7 +62,8 @@ class SpectralDensity:
 
 @dataclass(frozen=True)
 class Trace:
-    """``value``: tr H. ``standard_error``: of the part that was sampled (0 where the sketch held all of H; NaN from fewer than two samples)."""
+    """``value``: tr H. ``standard_error``: of the part that was sampled (0 where the sketch held all of H; NaN from
+    fewer than two samples)."""
 
     value: float
     standard_error: float
@@ -73,11 +79,13 @@ def top_eigenvalue(
     iterations: int = 64,
     seed: int = 0,
 ) -> Eigenvalue:
-    """λ_max of the Hessian (the sharpness of Cohen et al. 2021, arXiv:2103.00065) by Lanczos with full reorthogonalisation.
+    """λ_max of the Hessian (the sharpness of Cohen et al. 2021, arXiv:2103.00065) by Lanczos with full
+    reorthogonalisation.
 
-    Stops once the residual bound is below ``tolerance``·|λ|, or after ``iterations`` products (6–16 reach 1 %, facts 8). From a random start the
-    largest eigenvalue is missed with probability zero, but the bound alone proves only that *some* eigenvalue is that near.
-    Memory: one copy of the parameters for each product. A loss with a NaN gives NaN. Errors: ``ValueError`` as `directional`.
+    Stops once the residual bound is below ``tolerance``·|λ|, or after ``iterations`` products (6–16 reach 1 %, facts
+    8). From a random start the largest eigenvalue is missed with probability zero, but the bound alone proves only that
+    *some* eigenvalue is that near. Memory: one copy of the parameters for each product. A loss with a NaN gives NaN.
+    Errors: ``ValueError`` as `directional`.
     """
     params = check_params(params)
     return largest(hessian_operator(loss_fn, params, batches), params, tolerance, iterations, seed)
@@ -90,7 +98,9 @@ def largest(operator: Operator, params: Tensors, tolerance: float, iterations: i
     start = operator.probe(torch.Generator().manual_seed(seed), "normal")
     found = _last(krylov(operator, start, iterations), until=lambda space: _settled(space, tolerance))
     vector = unflatten(found.combine(found.vectors[:, -1]), params)
-    return Eigenvalue(float(found.values[-1]), float(found.residuals[-1]), len(found.values), _settled(found, tolerance), vector)
+    return Eigenvalue(
+        float(found.values[-1]), float(found.residuals[-1]), len(found.values), _settled(found, tolerance), vector
+    )
 
 
 def _settled(found: Krylov, tolerance: float) -> bool:
@@ -106,10 +116,12 @@ def spectral_density(
     iterations: int = 32,
     seed: int = 0,
 ) -> SpectralDensity:
-    """The Hessian's spectral density by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017; Ghorbani et al. 2019, arXiv:1901.10159).
+    """The Hessian's spectral density by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017; Ghorbani et al. 2019,
+    arXiv:1901.10159).
 
-    From each of ``probes`` Rademacher vectors a Krylov space of ``iterations`` products: its Ritz values are the nodes, the squared first
-    components of their vectors the weights. probes·iterations products. A loss with a NaN gives nodes of NaN.
+    From each of ``probes`` Rademacher vectors a Krylov space of ``iterations`` products: its Ritz values are the nodes,
+    the squared first components of their vectors the weights. probes·iterations products. A loss with a NaN gives nodes
+    of NaN.
     """
     if probes < 1 or iterations < 1:
         raise ValueError(f"probes={probes}, iterations={iterations}: both must be at least 1")
@@ -131,15 +143,27 @@ def _last(spaces: Iterable[Krylov], until: Callable[[Krylov], bool] = lambda spa
     return last
 
 
-def trace(loss_fn: Callable[..., Any], params: Mapping[str, Tensor], *, batches: Iterable[Any] | None = None, products: int = 30, seed: int = 0) -> Trace:
+def trace(
+    loss_fn: Callable[..., Any],
+    params: Mapping[str, Tensor],
+    *,
+    batches: Iterable[Any] | None = None,
+    products: int = 30,
+    seed: int = 0,
+) -> Trace:
     """tr H by Hutch++ (Meyer et al. 2021, arXiv:2010.09649, Algorithm 1) from ``products`` Hessian-vector products.
 
-    A third of them sketches the range of H (Q = orth(H S)), a third gives tr(QᵀHQ) exactly, a third samples the trace of (I − QQᵀ)H(I − QQᵀ)
-    with Rademacher vectors, whose scatter is the standard error. Exact for a Hessian of rank ≤ products/3.
+    A third of them sketches the range of H (Q = orth(H S)), a third gives tr(QᵀHQ) exactly, a third samples the trace
+    of (I − QQᵀ)H(I − QQᵀ) with Rademacher vectors, whose scatter is the standard error. Exact for a Hessian of rank ≤
+    products/3.
     """
     if products < 3:
         raise ValueError(f"products is {products}; Hutch++ needs at least 3")
-    operator, generator, third = hessian_operator(loss_fn, params, batches), torch.Generator().manual_seed(seed), products // 3
+    operator, generator, third = (
+        hessian_operator(loss_fn, params, batches),
+        torch.Generator().manual_seed(seed),
+        products // 3,
+    )
     sketched = torch.stack([operator.apply(operator.probe(generator)) for _ in range(min(third, operator.size))], dim=1)
     if not bool(sketched.isfinite().all()):
         return Trace(math.nan, math.nan, sketched.shape[1])
@@ -156,7 +180,8 @@ def trace(loss_fn: Callable[..., Any], params: Mapping[str, Tensor], *, batches:
 
 
 def _orthonormal(columns: Tensor) -> Tensor:
-    """An orthonormal basis (n, r) of the columns' span; directions below rounding are left out, so that a low rank stays low."""
+    """An orthonormal basis (n, r) of the columns' span; directions below rounding are left out, so that a low rank
+    stays low."""
     left, sizes, _ = torch.linalg.svd(columns, full_matrices=False)
     return left[:, sizes > sizes[0] * torch.finfo(columns.dtype).eps * max(columns.shape)]
 

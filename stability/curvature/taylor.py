@@ -1,4 +1,5 @@
-"""Second-order Taylor propagation: L, ⟨∇L, u⟩ and uᵀHu from one forward pass that carries (f, f′, f″) along θ + tu, exactly, and stores no activations."""
+"""Second-order Taylor propagation: L, ⟨∇L, u⟩ and uᵀHu from one forward pass that carries (f, f′, f″) along θ + tu,
+exactly, and stores no activations."""
 
 from __future__ import annotations
 
@@ -26,25 +27,41 @@ from stability.curvature._jet import Jet, NoRule, parts
 __all__ = ["NoRule", "missing_rule", "taylor_sums"]
 
 
-def taylor_sums(objective: Objective, params: Tensors, direction: Tensors, random: RandomState) -> tuple[float, float, float]:
-    """(L, slope, curvature), one microbatch at a time. Raises `NoRule`, naming it, at an operation that has no rule or would drop derivatives."""
+def taylor_sums(
+    objective: Objective, params: Tensors, direction: Tensors, random: RandomState
+) -> tuple[float, float, float]:
+    """(L, slope, curvature), one microbatch at a time. Raises `NoRule`, naming it, at an operation that has no rule or
+    would drop derivatives."""
     jets = {name: Jet(param.detach(), direction[name]) for name, param in params.items()}
     sums, total = [0.0, 0.0, 0.0], 0.0
     with random.replayed(), torch.enable_grad():  # gradients on: a rule tells by it that nobody switched them off
         for value, count in objective.terms(jets, twice=True):
             if not isinstance(value, Jet):
-                raise ValueError("the loss depends on none of params; loss_fn must use the tensors it is given (torch.func.functional_call)")
-            sums = [total_of + (0.0 if part is None else part.item()) for total_of, part in zip(sums, parts(value), strict=True)]
+                raise ValueError(
+                    "the loss depends on none of params; loss_fn must use the tensors it is given "
+                    "(torch.func.functional_call)"
+                )
+            sums = [
+                total_of + (0.0 if part is None else part.item())
+                for total_of, part in zip(sums, parts(value), strict=True)
+            ]
             total += count
     loss, slope, curvature = (mean_of(part, total) for part in sums)
     return loss, slope, curvature
 
 
-def missing_rule(loss_fn: Callable[..., Any], params: Mapping[str, Tensor], *, batches: Iterable[Any] | None = None) -> str | None:
+def missing_rule(
+    loss_fn: Callable[..., Any], params: Mapping[str, Tensor], *, batches: Iterable[Any] | None = None
+) -> str | None:
     """Why taylor cannot differentiate this loss (the operation's name is in the text), or None where it can."""
     params = check_params(params)
     try:
-        taylor_sums(Objective(loss_fn, batches), params, {name: torch.ones_like(param) for name, param in params.items()}, RandomState(params))
+        taylor_sums(
+            Objective(loss_fn, batches),
+            params,
+            {name: torch.ones_like(param) for name, param in params.items()},
+            RandomState(params),
+        )
     except NoRule as error:
         return str(error)
     return None

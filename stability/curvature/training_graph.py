@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stability.curvature._graph import check_used, custom_function, gradient_with_graph, plain_gradient, product_along, refusals_named
+from stability.curvature._graph import (
+    check_used,
+    custom_function,
+    gradient_with_graph,
+    plain_gradient,
+    product_along,
+    refusals_named,
+)
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, mean_of
 from stability.curvature._jet import plus
 from stability.curvature._nonfinite import first_nonfinite
@@ -42,7 +49,9 @@ class GradientWithGraph:
         self._graph: dict[str, Tensor | None] | None = None
         self._unvouched = ""
         with torch.enable_grad():
-            self.loss, self._gradient = self._keep_graph() if batches is None and method == "double_backward" else self._accumulate()
+            self.loss, self._gradient = (
+                self._keep_graph() if batches is None and method == "double_backward" else self._accumulate()
+            )
 
     def _keep_graph(self) -> tuple[float, Tensors]:
         with refusals_named():
@@ -50,7 +59,9 @@ class GradientWithGraph:
             self._unvouched = custom_function(value)
             self._graph = gradient_with_graph(value, self.params)
         check_used(self._graph)
-        return value.item(), {name: _filled(gradient, self.params[name]).clone() for name, gradient in self._graph.items()}
+        return value.item(), {
+            name: _filled(gradient, self.params[name]).clone() for name, gradient in self._graph.items()
+        }
 
     def _accumulate(self) -> tuple[float, Tensors]:
         loss = total = 0.0
@@ -91,11 +102,20 @@ class GradientWithGraph:
         line."""
         ones = {name: torch.ones_like(param) for name, param in self.params.items()}
         with self.random.replayed():
-            return first_nonfinite(self.objective, {name: param.detach() for name, param in self.params.items()}, ones, self.random)
+            return first_nonfinite(
+                self.objective, {name: param.detach() for name, param in self.params.items()}, ones, self.random
+            )
 
     def _again(self, problem: Problem) -> Directional:
         with self.random.replayed():
-            return directional(self.objective.loss_fn, self.params, problem.direction, self.method, batches=self.objective.batches, check=self.check)
+            return directional(
+                self.objective.loss_fn,
+                self.params,
+                problem.direction,
+                self.method,
+                batches=self.objective.batches,
+                check=self.check,
+            )
 
     def release(self) -> None:
         """Free the kept graph; `along` still works, by evaluating again."""

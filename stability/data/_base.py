@@ -11,7 +11,8 @@ from stability.corpora.tokens.corpus import Corpus
 
 
 class AbstractDataSource:
-    """Base of every data source. A subclass holds its `Config` and implements `prepare`; `cache_key` spares a second preparation.
+    """Base of every data source. A subclass holds its `Config` and implements `prepare`; `cache_key` spares a second
+    preparation.
 
     ``corpus``: the class of what it prepares; its ``kind`` is what objectives ask for.
     """
@@ -22,7 +23,8 @@ class AbstractDataSource:
 
     @classmethod
     def prepare(cls, config: Any, scratch: Path | None = None) -> AbstractCorpus:
-        """Read (and tokenise) everything. ``scratch``: a folder on the disk that the corpus will lie on, for unnamed files; None: the system's temporary one.
+        """Read (and tokenise) everything. ``scratch``: a folder on the disk that the corpus will lie on, for unnamed
+        files; None: the system's temporary one.
 
         Errors: ``ValueError`` of one or two lines: field or file, place, what would be right.
         """
@@ -30,7 +32,8 @@ class AbstractDataSource:
 
     @classmethod
     def cache_key(cls, config: Any) -> str | None:
-        """A string that changes whenever `prepare` would give another corpus, found without preparing it. None: prepare every time.
+        """A string that changes whenever `prepare` would give another corpus, found without preparing it. None: prepare
+        every time.
 
         Errors: ``ValueError`` as `prepare`, as far as what it looks at is concerned.
         """
@@ -38,10 +41,12 @@ class AbstractDataSource:
 
     @classmethod
     def remedy(cls, config: Any, corpus: Any) -> str:
-        """Which of its settings may help where windows are too long for a side of the corpus: ", or data.…=…"; empty: none."""
+        """Which of its settings may help where windows are too long for a side of the corpus: ", or data.…=…"; empty:
+        none."""
         return ""
 
     @classmethod
     def stand_in(cls, config: Any) -> AbstractCorpus | None:
-        """Random tokens of the vocabulary that `prepare` would give, for a plan: what a source returns that would have to download. None: `prepare`."""
+        """Random tokens of the vocabulary that `prepare` would give, for a plan: what a source returns that would have
+        to download. None: `prepare`."""
         return None

@@ -31,12 +31,19 @@ class DnaConfig(Settings):
     path: Annotated[str | None, Place()] = Field(
         default=None,
         min_length=1,
-        description="a .fa, .fasta, .fna, .fas or .ffn file (each with .gz or .zst, too), or a folder of them; null: a synthetic genome",
+        description="a .fa, .fasta, .fna, .fas or .ffn file (each with .gz or .zst, too), or a folder of them; null: a "
+        "synthetic genome",
     )
     hold_out: HoldOut = Field(
-        default="auto", description="records: whole ones, 1 % of the nucleotides; region: the middle 1 % of every record; auto: records if there are 20 or more"
+        default="auto",
+        description=(
+            "records: whole ones, 1 % of the nucleotides; region: the middle 1 % of every record; auto: records if "
+            "there are 20 or more"
+        ),
     )
-    reverse_complement: bool = Field(default=False, description="whether training windows are turned into the other strand with probability one half")
+    reverse_complement: bool = Field(
+        default=False, description="whether training windows are turned into the other strand with probability one half"
+    )
 
 
 class Dna(AbstractDataSource):
@@ -54,7 +61,9 @@ class Dna(AbstractDataSource):
         files = fasta_files(config.path)
         with bar("reading FASTA", num_bytes=total_bytes(files)):
             found = (record for file in files for record in records(file))
-            return split_records(found, origin_of(config.path, files, "DNA"), config.hold_out, config.reverse_complement, scratch)
+            return split_records(
+                found, origin_of(config.path, files, "DNA"), config.hold_out, config.reverse_complement, scratch
+            )
 
     @classmethod
     def cache_key(cls, config: DnaConfig) -> str:

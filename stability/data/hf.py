@@ -45,20 +45,36 @@ class HuggingFaceConfig(AbstractTokenized):
     """Which rows of which dataset, and how they become tokens."""
 
     tokenizer: Annotated[Literal["bytes", "gpt2", "nucleotides"], Fingerprinted()] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default="bytes", description="bytes: UTF-8; gpt2: GPT-2's byte-pair encoding; nucleotides: the codes of the IUPAC, as data=dna"
+        default="bytes",
+        description="bytes: UTF-8; gpt2: GPT-2's byte-pair encoding; nucleotides: the codes of the IUPAC, as data=dna",
     )
-    dataset: Annotated[str, Place(names=HUB_ID)] = Field(min_length=1, description="id on the hub, e.g. Skylion007/openwebtext, or a folder of data files")
-    subset: str | None = Field(default=None, min_length=1, description="the dataset's configuration, e.g. sample-10BT; null: its default")
-    revision: str | None = Field(default=None, min_length=1, description="commit or tag on the hub, which pins the content; null: what it holds on the day")
-    split: str = Field(default="train", min_length=1, description="the dataset's own split that is read; a part of it is held out here")
+    dataset: Annotated[str, Place(names=HUB_ID)] = Field(
+        min_length=1, description="id on the hub, e.g. Skylion007/openwebtext, or a folder of data files"
+    )
+    subset: str | None = Field(
+        default=None, min_length=1, description="the dataset's configuration, e.g. sample-10BT; null: its default"
+    )
+    revision: str | None = Field(
+        default=None,
+        min_length=1,
+        description="commit or tag on the hub, which pins the content; null: what it holds on the day",
+    )
+    split: str = Field(
+        default="train", min_length=1, description="the dataset's own split that is read; a part of it is held out here"
+    )
     field: str = Field(default="text", min_length=1, description="column that holds the text (or the nucleotides)")
     max_documents: int = Field(default=10_000, ge=2, description="rows read, from the first on")
-    reverse_complement: bool = Field(default=False, description="whether training windows are turned into the other strand at random (nucleotides)")
+    reverse_complement: bool = Field(
+        default=False, description="whether training windows are turned into the other strand at random (nucleotides)"
+    )
 
     @model_validator(mode="after")
     def _only_for_nucleotides(self) -> HuggingFaceConfig:
         if self.reverse_complement and self.tokenizer != "nucleotides":
-            raise ValueError(f"data.reverse_complement=true belongs to data.tokenizer=nucleotides (data.tokenizer={self.tokenizer} given)")
+            raise ValueError(
+                "data.reverse_complement=true belongs to data.tokenizer=nucleotides "
+                f"(data.tokenizer={self.tokenizer} given)"
+            )
         return self
 
 
@@ -78,7 +94,14 @@ class HuggingFaceDataset(AbstractDataSource):
             if config.tokenizer == "nucleotides":
                 return split_records(_records(config), f"DNA of {origin}", "auto", config.reverse_complement, scratch)
             tokenizer = config.build_tokenizer()
-            return split_documents((text for _, text in _texts(config)), f"text of {origin}", ".", tokenizer=tokenizer, keep=config.keep, scratch=scratch)
+            return split_documents(
+                (text for _, text in _texts(config)),
+                f"text of {origin}",
+                ".",
+                tokenizer=tokenizer,
+                keep=config.keep,
+                scratch=scratch,
+            )
 
     @classmethod
     def cache_key(cls, config: HuggingFaceConfig) -> str:
@@ -87,9 +110,15 @@ class HuggingFaceDataset(AbstractDataSource):
         settings = {**config.model_dump(mode="json"), "ranks": None}
         if _is_folder(config):
             folder = Path(config.dataset).expanduser()
-            files = sorted((file.relative_to(folder).as_posix(), sha256_of_file(file)) for file in folder.rglob("*") if file.is_file())
+            files = sorted(
+                (file.relative_to(folder).as_posix(), sha256_of_file(file))
+                for file in folder.rglob("*")
+                if file.is_file()
+            )
             settings["dataset"] = hashlib.sha256(json.dumps(files).encode()).hexdigest()
-        return json.dumps([VERSION, settings], sort_keys=True) + (f"records {RECORDS_VERSION}" if config.tokenizer == "nucleotides" else config.tokenizer_key())
+        return json.dumps([VERSION, settings], sort_keys=True) + (
+            f"records {RECORDS_VERSION}" if config.tokenizer == "nucleotides" else config.tokenizer_key()
+        )
 
     @classmethod
     def stand_in(cls, config: HuggingFaceConfig) -> Corpus | None:
@@ -101,12 +130,20 @@ class HuggingFaceDataset(AbstractDataSource):
         _check_id(config)
         size, draws = _vocab_size(config), np.random.default_rng(0)
         train, val = (draws.integers(size, size=STAND_IN_TOKENS).astype(token_dtype(size)) for _ in range(2))
-        description = f"{_origin(config)}, up to {config.max_documents:,} rows, {config.tokenizer}, {size:,} tokens in the vocabulary"
-        return Corpus.of(train, val, vocab_size=size, description=description, num_train_documents=0, num_val_documents=0)
+        description = (
+            f"{_origin(config)}, up to {config.max_documents:,} rows, {config.tokenizer}, {size:,} tokens in the "
+            "vocabulary"
+        )
+        return Corpus.of(
+            train, val, vocab_size=size, description=description, num_train_documents=0, num_val_documents=0
+        )
 
 
 def _origin(config: HuggingFaceConfig) -> str:
-    return f"{Path(config.dataset).name if _is_folder(config) else config.dataset}{f' ({config.subset})' if config.subset else ''}, {config.split}"
+    return (
+        f"{Path(config.dataset).name if _is_folder(config) else config.dataset}"
+        f"{f' ({config.subset})' if config.subset else ''}, {config.split}"
+    )
 
 
 def _vocab_size(config: HuggingFaceConfig) -> int:
@@ -124,7 +161,10 @@ def _texts(config: HuggingFaceConfig) -> Iterator[tuple[int, str]]:
     for number, row in enumerate(_rows(config), start=1):
         place = f"data.dataset={config.dataset}, row {number}"
         if config.field not in row:
-            raise ValueError(f"{place} has no column '{config.field}'; it has: {', '.join(map(str, row)) or 'none'}; name one with data.field=COLUMN")
+            raise ValueError(
+                f"{place} has no column '{config.field}'; it has: {', '.join(map(str, row)) or 'none'}; name one "
+                "with data.field=COLUMN"
+            )
         if text := checked_text(row[config.field], place, config.field):
             yield number, text
 
@@ -135,8 +175,8 @@ def _records(config: HuggingFaceConfig) -> Iterator[tuple[str, bytes]]:
         if (at := tokens.find(INVALID)) >= 0:
             character = text[len(text.encode("utf-8")[:at].decode("utf-8", "ignore"))]
             raise ValueError(
-                f"data.dataset={config.dataset}, row {number}, character {at + 1} is {character!r}, which is no nucleotide.\n"
-                f"Accepted are the codes of the IUPAC, {CODES[:-1]}, in either case, and the gap, - or ."
+                f"data.dataset={config.dataset}, row {number}, character {at + 1} is {character!r}, which is no "
+                f"nucleotide.\nAccepted are the codes of the IUPAC, {CODES[:-1]}, in either case, and the gap, - or ."
             )
         yield str(number), tokens
 
@@ -152,14 +192,25 @@ def _rows(config: HuggingFaceConfig) -> Iterator[dict[str, Any]]:
         place = str(Path(config.dataset).expanduser()) if _is_folder(config) else config.dataset
         rows = datasets.load_dataset(place, config.subset, split=config.split, revision=config.revision, streaming=True)
         yield from islice(rows, config.max_documents)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, datasets.exceptions.DatasetsError, HTTPError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        datasets.exceptions.DatasetsError,
+        HTTPError,
+    ) as error:
         if isinstance(error, RuntimeError) and "scripts are no longer supported" in str(error):
             raise ValueError(
-                f"data.dataset={config.dataset} is a script, which the installed datasets {datasets.__version__} does not run.\n"
-                f"The hub's own conversion of it may be read: data.revision={CONVERTED}"
+                f"data.dataset={config.dataset} is a script, which the installed datasets {datasets.__version__} "
+                f"does not run.\nThe hub's own conversion of it may be read: data.revision={CONVERTED}"
             ) from None
         reason = (str(error).strip().splitlines() or [""])[0][:200]
-        raise ValueError(f"data.dataset={config.dataset}: cannot read its split '{config.split}'.\n({type(error).__name__}: {reason})") from None
+        raise ValueError(
+            f"data.dataset={config.dataset}: cannot read its split '{config.split}'.\n({type(error).__name__}: "
+            f"{reason})"
+        ) from None
 
 
 def _is_folder(config: HuggingFaceConfig) -> bool:
@@ -169,7 +220,10 @@ def _is_folder(config: HuggingFaceConfig) -> bool:
 def _check_id(config: HuggingFaceConfig) -> None:
     """Errors: ``ValueError`` for what can only have been meant as a folder: ids on the hub are of the form `HUB_ID`."""
     if not re.fullmatch(HUB_ID, config.dataset):
-        raise ValueError(f"data.dataset={config.dataset}: no such folder.\nGive a folder of data files, or an id on the hub such as {EXAMPLE}")
+        raise ValueError(
+            f"data.dataset={config.dataset}: no such folder.\nGive a folder of data files, or an id on the hub such "
+            f"as {EXAMPLE}"
+        )
 
 
 def _datasets() -> Any:
@@ -192,7 +246,8 @@ def _check_reach(config: HuggingFaceConfig) -> None:
     except OSError as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise RuntimeError(
-            f"data.dataset={config.dataset}: no such folder, and the hub does not answer ({reason}).\nWithout a network use files: data=text data.path=FOLDER"
+            f"data.dataset={config.dataset}: no such folder, and the hub does not answer ({reason}).\nWithout a "
+            "network use files: data=text data.path=FOLDER"
         ) from None
 
 

@@ -34,10 +34,16 @@ class ImagesConfig(Settings):
     path: Annotated[str | None, Place()] = Field(
         default=None,
         min_length=1,
-        description="an .npz file, CIFAR-10's or CIFAR-100's python batches (folder or .tar.gz), or a folder with train/<class>/*.png; null: synthetic images",
+        description="an .npz file, CIFAR-10's or CIFAR-100's python batches (folder or .tar.gz), or a folder with "
+        "train/<class>/*.png; null: synthetic images",
     )
     hold_out: float | None = Field(
-        default=None, gt=0, lt=1, description="share of the images that is held out where the data has no test (or val) side of its own; null: 0.01"
+        default=None,
+        gt=0,
+        lt=1,
+        description=(
+            "share of the images that is held out where the data has no test (or val) side of its own; null: 0.01"
+        ),
     )
 
 
@@ -74,7 +80,9 @@ class Images(AbstractDataSource):
         if config.path is None:
             _refuse_hold_out(config, "the synthetic images have")
             sides = (("train", synthetic.NUM_TRAIN, synthetic.SEED), ("val", synthetic.NUM_VAL, synthetic.SEED + 1))
-            made = ((side, pixels, label, "") for side, num, seed in sides for pixels, label in synthetic.images(num, seed))
+            made = (
+                (side, pixels, label, "") for side, num, seed in sides for pixels, label in synthetic.images(num, seed)
+            )
             return _corpus(made, synthetic.CLASS_NAMES, synthetic.DESCRIPTION, config, scratch)
         found = find(config.path)
         with bar("reading images"):
@@ -88,7 +96,13 @@ class Images(AbstractDataSource):
         return json.dumps([VERSION, config.hold_out, files])
 
 
-def _corpus(items: Iterator[tuple[str, np.ndarray, int, str]], names: tuple[str, ...], origin: str, config: ImagesConfig, scratch: Path | None) -> ImageCorpus:
+def _corpus(
+    items: Iterator[tuple[str, np.ndarray, int, str]],
+    names: tuple[str, ...],
+    origin: str,
+    config: ImagesConfig,
+    scratch: Path | None,
+) -> ImageCorpus:
     piles: dict[str, Pile] = {}
     shape: tuple[int, ...] | None = None
     for side, image_HWC, label, place in items:
@@ -109,7 +123,9 @@ def _corpus(items: Iterator[tuple[str, np.ndarray, int, str]], names: tuple[str,
 
 def _refuse_hold_out(config: ImagesConfig, who: str) -> None:
     if config.hold_out is not None:
-        raise ValueError(f"data.hold_out={config.hold_out} changes nothing here: {who} a held-out side of its own; leave it out")
+        raise ValueError(
+            f"data.hold_out={config.hold_out} changes nothing here: {who} a held-out side of its own; leave it out"
+        )
 
 
 def _held_out(whole: Side, share: float, origin: str, scratch: Path | None) -> tuple[Side, Side]:
@@ -117,7 +133,10 @@ def _held_out(whole: Side, share: float, origin: str, scratch: Path | None) -> t
     num = len(whole.labels_M)
     if num < 2:
         raise ValueError(f"data: {origin} holds {num} image; at least 2 are needed, so that one can be held out")
-    digests = [hashlib.sha256(image.tobytes() + bytes([label & 255, label >> 8])).digest() for image, label in zip(*whole, strict=True)]
+    digests = [
+        hashlib.sha256(image.tobytes() + bytes([label & 255, label >> 8])).digest()
+        for image, label in zip(*whole, strict=True)
+    ]
     order = sorted(range(num), key=digests.__getitem__)
     num_held_out = min(num - 1, max(1, -int(-num * share // 1)))
     piles = Pile(scratch), Pile(scratch)

@@ -43,16 +43,28 @@ class ProteinConfig(Settings):
     path: Annotated[str | None, Place()] = Field(
         default=None,
         min_length=1,
-        description="PDB, mmCIF (.gz), a tar of them (.tar, .tar.gz, .tgz), .npz shards, or a folder of such files; null: synthetic chains",
+        description=(
+            "PDB, mmCIF (.gz), a tar of them (.tar, .tar.gz, .tgz), .npz shards, or a folder of such files; null: "
+            "synthetic chains"
+        ),
     )
     annotations: Annotated[str | None, Place(), Fingerprinted()] = Field(
-        default=None, min_length=1, description="UniProt flat file (.txt, .dat) or table (.tsv) by accession: domains, descriptions, orthologous groups"
+        default=None,
+        min_length=1,
+        description=(
+            "UniProt flat file (.txt, .dat) or table (.tsv) by accession: domains, descriptions, orthologous groups"
+        ),
     )
     plddt: Literal["auto", "always", "never"] = Field(
-        default="auto", description="whether B-factors are pLDDT: auto: where the file says that it is a predicted model"
+        default="auto",
+        description="whether B-factors are pLDDT: auto: where the file says that it is a predicted model",
     )
-    min_residues: int = Field(default=10, ge=10, description="chains with fewer residues that have coordinates are left out")
-    held_out: float = Field(default=0.01, gt=0, le=0.5, description="share of the chains that is held out, in whole proteins")
+    min_residues: int = Field(
+        default=10, ge=10, description="chains with fewer residues that have coordinates are left out"
+    )
+    held_out: float = Field(
+        default=0.01, gt=0, le=0.5, description="share of the chains that is held out, in whole proteins"
+    )
 
 
 class Protein(AbstractDataSource):
@@ -76,7 +88,9 @@ class Protein(AbstractDataSource):
         key = sha256(str(cls.cache_key(config)).encode()).hexdigest()[:16]
         with bar("reading structures"), _workplace(scratch, key) as folder:
             found = _chains(files, folder, config, skipped)
-            corpus = corpus_of(found, skipped, annotations, origin_of(config.path, files, "proteins"), config.held_out, scratch)
+            corpus = corpus_of(
+                found, skipped, annotations, origin_of(config.path, files, "proteins"), config.held_out, scratch
+            )
         _tell(skipped)
         return corpus
 
@@ -88,8 +102,20 @@ class Protein(AbstractDataSource):
         if config.annotations is not None:
             check_annotations(file := Path(config.annotations).expanduser())
             annotations = sha256_of_file(file)
-        files = [] if config.path is None else [(file.name, sha256_of_file(file)) for file in protein_files(config.path)]
-        return json.dumps([VERSION, CORPUS_VERSION, config.plddt, config.min_residues, config.held_out, annotations, files or ["synthetic", synthetic.SEED]])
+        files = (
+            [] if config.path is None else [(file.name, sha256_of_file(file)) for file in protein_files(config.path)]
+        )
+        return json.dumps(
+            [
+                VERSION,
+                CORPUS_VERSION,
+                config.plddt,
+                config.min_residues,
+                config.held_out,
+                annotations,
+                files or ["synthetic", synthetic.SEED],
+            ]
+        )
 
 
 def protein_files(path: str) -> list[Path]:
@@ -121,7 +147,9 @@ def _workplace(scratch: Path | None, key: str) -> Iterator[Path]:
             lock.release()
 
 
-def _chains(files: list[Path], folder: Path, config: ProteinConfig, skipped: list[tuple[str, str]]) -> Iterator[ProteinChain]:
+def _chains(
+    files: list[Path], folder: Path, config: ProteinConfig, skipped: list[tuple[str, str]]
+) -> Iterator[ProteinChain]:
     """The chains of all files; ``skipped`` grows on the way."""
     ready = [file for file in files if suffix_of(file, (".npz",))]
     structures = [file for file in files if file not in set(ready)]

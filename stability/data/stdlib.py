@@ -33,7 +33,8 @@ class StdlibConfig(Settings):
 
 
 class StdlibDocstrings(AbstractDataSource):
-    """Docstrings of modules, classes and functions, read from the source files (nothing is imported), and the entries of ``pydoc_data.topics``.
+    """Docstrings of modules, classes and functions, read from the source files (nothing is imported), and the entries
+    of ``pydoc_data.topics``.
 
     Shorter than 32 characters: left out. Test suites, site-packages and files that do not parse: left out.
     """
@@ -42,16 +43,23 @@ class StdlibDocstrings(AbstractDataSource):
 
     @classmethod
     def prepare(cls, config: StdlibConfig, scratch: Path | None = None) -> Corpus:
-        """Parse the library's source (some seconds). Errors: ``ValueError`` where this Python has no standard library source in a folder."""
+        """Parse the library's source (some seconds). Errors: ``ValueError`` where this Python has no standard library
+        source in a folder."""
         root = library_folder()
         origin = f"standard library docstrings of {platform.python_implementation()} {platform.python_version()}"
-        return split_documents((text for file in source_files(root) for text in documents(file)), origin, scratch=scratch)
+        return split_documents(
+            (text for file in source_files(root) for text in documents(file)), origin, scratch=scratch
+        )
 
     @classmethod
     def cache_key(cls, config: StdlibConfig) -> str:
         """Python's version and build, and name, size and modification time of every file that would be read."""
         root = library_folder()
-        digest = hashlib.sha256(repr((VERSION, platform.python_implementation(), platform.python_version(), platform.python_build())).encode())
+        digest = hashlib.sha256(
+            repr(
+                (VERSION, platform.python_implementation(), platform.python_version(), platform.python_build())
+            ).encode()
+        )
         for file in source_files(root):
             status = file.stat()
             digest.update(f"{file.relative_to(root).as_posix()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
@@ -59,7 +67,8 @@ class StdlibDocstrings(AbstractDataSource):
 
 
 def library_folder() -> Path:
-    """The folder of the standard library's source. Errors: ``ValueError`` where there is none (zipped or stripped installations)."""
+    """The folder of the standard library's source. Errors: ``ValueError`` where there is none (zipped or stripped
+    installations)."""
     folder = Path(sysconfig.get_path("stdlib"))
     if not (folder / "os.py").is_file() or not (folder / "argparse.py").is_file():
         raise ValueError(
@@ -93,7 +102,8 @@ def documents(file: Path) -> Iterator[str]:
 
 
 def docstrings(tree: ast.Module) -> Iterator[str]:
-    """Every docstring, dedented. Only statements are walked: expressions, most of a tree, define nothing that has one."""
+    """Every docstring, dedented. Only statements are walked: expressions, most of a tree, define nothing that has
+    one."""
     pending: list[ast.AST] = [tree]
     while pending:
         node = pending.pop()
@@ -108,7 +118,11 @@ def topics(tree: ast.Module) -> Iterator[str]:
     """The texts of the dictionary ``topics`` that ``pydoc_data.topics`` is."""
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
-            yield from (value.value for value in statement.value.values if isinstance(value, ast.Constant) and isinstance(value.value, str))
+            yield from (
+                value.value
+                for value in statement.value.values
+                if isinstance(value, ast.Constant) and isinstance(value.value, str)
+            )
 
 
 EXPORT = StdlibDocstrings

@@ -27,9 +27,15 @@ class TextConfig(AbstractTokenized):
     """The settings of data=text: where the text is, and how it becomes tokens."""
 
     path: Annotated[str, Place()] = Field(
-        min_length=1, description="a .txt or .jsonl file (either with .gz or .zst), a .parquet file, or a folder of them with its subfolders"
+        min_length=1,
+        description="a .txt or .jsonl file (either with .gz or .zst), a .parquet file, or a folder of them with its "
+        "subfolders",
     )
-    field: str = Field(default="text", min_length=1, description="key that holds the text in a line of a .jsonl file; column of a .parquet file")
+    field: str = Field(
+        default="text",
+        min_length=1,
+        description="key that holds the text in a line of a .jsonl file; column of a .parquet file",
+    )
 
 
 class Text(AbstractDataSource):
@@ -45,10 +51,20 @@ class Text(AbstractDataSource):
     def prepare(cls, config: TextConfig, scratch: Path | None = None) -> Corpus:
         """Read every file once. Errors: ``ValueError`` naming the file, the place in it and what would be right."""
         files, tokenizer = text_files(config.path), config.build_tokenizer()
-        hint = f".\nA document is a line of a .jsonl file or a block of {BLOCK_CHARACTERS:,} characters of a .txt file; repetitions count once."
+        hint = (
+            f".\nA document is a line of a .jsonl file or a block of {BLOCK_CHARACTERS:,} characters of a .txt file; "
+            "repetitions count once."
+        )
         with bar("reading text", num_bytes=total_bytes(files)):
             found = (text for file in files for text in documents(file, config.field))
-            return split_documents(found, origin_of(config.path, files, "text"), hint, tokenizer=tokenizer, keep=config.keep, scratch=scratch)
+            return split_documents(
+                found,
+                origin_of(config.path, files, "text"),
+                hint,
+                tokenizer=tokenizer,
+                keep=config.keep,
+                scratch=scratch,
+            )
 
     @classmethod
     def cache_key(cls, config: TextConfig) -> str:

@@ -5,12 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 
-def build(name: str, *, width: int, heads: int, direction: str = "bidirectional", layer: int = 0, num_layers: int = 1, **settings: Any):
-    """One mechanism as a module: ``forward(x_BND, mask_BN=None) -> y_BND``; a cross mechanism (ca, cc): ``forward(x_BND, context_BJD, mask_BN=None,
-    context_mask_BJ=None) -> y_BND``.
+def build(
+    name: str,
+    *,
+    width: int,
+    heads: int,
+    direction: str = "bidirectional",
+    layer: int = 0,
+    num_layers: int = 1,
+    **settings: Any,
+):
+    """One mechanism as a module: ``forward(x_BND, mask_BN=None) -> y_BND``; a cross mechanism (ca, cc):
+    ``forward(x_BND, context_BJD, mask_BN=None, context_mask_BJ=None) -> y_BND``.
 
-    ``settings`` are the fields of the mechanism's Config, e.g. ``window=4``. Errors: ``ValueError`` for an unknown name, an unknown or
-    ill-typed setting, a width that the heads do not divide, a direction that the mechanism cannot do.
+    ``settings`` are the fields of the mechanism's Config, e.g. ``window=4``. Errors: ``ValueError`` for an unknown
+    name, an unknown or ill-typed setting, a width that the heads do not divide, a direction that the mechanism cannot
+    do.
     """
     from stability.config.parts import settings_of
     from stability.mechanisms._base import MixerShape

@@ -1,4 +1,5 @@
-"""What a sequence mechanism is: a module that mixes positions, (B, N, D) in and out; a cross mechanism also reads a context (B, J, D)."""
+"""What a sequence mechanism is: a module that mixes positions, (B, N, D) in and out; a cross mechanism also reads a
+context (B, J, D)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ BIDIRECTIONAL, CAUSAL = "bidirectional", "causal"
 class MixerShape:
     """Where a mixer stands: what the backbone knows of it and its own settings do not.
 
-    ``direction``: "bidirectional" or "causal"; ``layer`` of ``num_layers``, counted from 0 (patterns such as `mix` choose by it).
+    ``direction``: "bidirectional" or "causal"; ``layer`` of ``num_layers``, counted from 0 (patterns such as `mix`
+      choose by it).
     """
 
     width: int
@@ -31,7 +33,9 @@ class MixerShape:
             if value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not divisible by heads {self.heads}; choose a divisor of {self.width}")
+            raise ValueError(
+                f"width {self.width} is not divisible by heads {self.heads}; choose a divisor of {self.width}"
+            )
 
     @property
     def head_width(self) -> int:
@@ -40,23 +44,33 @@ class MixerShape:
     def require_pairs(self) -> None:
         """``ValueError`` of one line for an odd head width, of which RoPE cannot turn pairs."""
         if self.head_width % 2:
-            even = [heads for heads in range(1, self.width + 1) if self.width % heads == 0 and self.width // heads % 2 == 0]
+            even = [
+                heads for heads in range(1, self.width + 1) if self.width % heads == 0 and self.width // heads % 2 == 0
+            ]
             choices = f"heads that leave an even one: {', '.join(map(str, even))}" if even else "choose an even width"
-            raise ValueError(f"head width {self.width}/{self.heads} = {self.head_width} is odd, and RoPE turns pairs; {choices}")
+            raise ValueError(
+                f"head width {self.width}/{self.heads} = {self.head_width} is odd, and RoPE turns pairs; {choices}"
+            )
 
 
 def without_padding(x_BND: Tensor, mask_BN: Tensor | None, *, name: str = "mask_BN") -> Tensor:
     """``x_BND`` with zeros where the mask is False; unchanged without a mask. A factor of zero would not silence a NaN.
 
-    Errors: ``ValueError`` of one line, under the argument's ``name``, for a mask of another shape or of another dtype than bool.
+    Errors: ``ValueError`` of one line, under the argument's ``name``, for a mask of another shape or of another dtype
+    than bool.
     """
     if mask_BN is None:
         return x_BND
     expected = tuple(x_BND.shape[:2])
     if tuple(mask_BN.shape) != expected:
-        raise ValueError(f"{name} has shape {tuple(mask_BN.shape)}; expected {expected}, True where a position is valid")
+        raise ValueError(
+            f"{name} has shape {tuple(mask_BN.shape)}; expected {expected}, True where a position is valid"
+        )
     if mask_BN.dtype != torch.bool:
-        raise ValueError(f"{name} has dtype {str(mask_BN.dtype).removeprefix('torch.')}; expected bool, True where a position is valid")
+        raise ValueError(
+            f"{name} has dtype {str(mask_BN.dtype).removeprefix('torch.')}; expected bool, True where a position is "
+            "valid"
+        )
     return torch.where(mask_BN[..., None], x_BND, 0.0)
 
 
@@ -64,11 +78,15 @@ def require_context(x_BND: Tensor, context_BJD: Tensor) -> None:
     """``ValueError`` of one line for a context of another width or batch than the source's."""
     batch, _, width = x_BND.shape
     if context_BJD.ndim != 3 or context_BJD.shape[0] != batch or context_BJD.shape[2] != width:
-        raise ValueError(f"the context has shape {tuple(context_BJD.shape)}; expected ({batch}, J, {width}), as the source is {tuple(x_BND.shape)}")
+        raise ValueError(
+            f"the context has shape {tuple(context_BJD.shape)}; expected ({batch}, J, {width}), as the source is "
+            f"{tuple(x_BND.shape)}"
+        )
 
 
 class AbstractMechanism(nn.Module):
-    """Base of every mechanism. A subclass holds its `Config`, says which `directions` it can do, and implements `forward`."""
+    """Base of every mechanism. A subclass holds its `Config`, says which `directions` it can do, and implements
+    `forward`."""
 
     family: ClassVar[str] = "mechanisms"
     cross: ClassVar[bool] = False
@@ -100,7 +118,8 @@ class AbstractMechanism(nn.Module):
 
     @classmethod
     def needs_edges(cls, config: Any) -> bool:
-        """Whether `forward` cannot do without ``edges=``, which come with each batch (a molecule's bonds); a sweep's data have none."""
+        """Whether `forward` cannot do without ``edges=``, which come with each batch (a molecule's bonds); a sweep's
+        data have none."""
         return False
 
     @classmethod
@@ -114,9 +133,11 @@ class AbstractMechanism(nn.Module):
 
 
 class AbstractCrossMechanism(nn.Module):
-    """Base of every mechanism that adds to a source what it reads in a context. It stands beside a self mechanism (``cross=ca``), never alone.
+    """Base of every mechanism that adds to a source what it reads in a context. It stands beside a self mechanism
+    (``cross=ca``), never alone.
 
-    The context is given whole, and no source position reads another one here: that is the self mechanism's affair, and so is causality.
+    The context is given whole, and no source position reads another one here: that is the self mechanism's affair, and
+    so is causality.
     """
 
     family: ClassVar[str] = "mechanisms"
@@ -133,27 +154,36 @@ class AbstractCrossMechanism(nn.Module):
 
     @classmethod
     def for_words(cls, config: Any) -> Any:
-        """The settings for a context whose entries are not positions of the source, even where there happen to be as many."""
+        """The settings for a context whose entries are not positions of the source, even where there happen to be as
+        many."""
         return config
 
     def start_local(self, bias: float) -> None:
-        """Begin with each source position at its own place in the context, as ``model.qk_bias`` has it; for a context that stands position by position beside
-        the source. Nothing where the mechanism has no such start."""
+        """Begin with each source position at its own place in the context, as ``model.qk_bias`` has it; for a context
+        that stands position by position beside the source. Nothing where the mechanism has no such start."""
 
     @classmethod
     def check_positions(cls, config: Any, num_positions: int, num_context: int) -> None:
-        """``ValueError`` of one line where the settings do not fit sources of ``num_positions`` and contexts of ``num_context``; it names settings
-        as ``cross.<setting>``, to which ``cross=auto`` adds the mechanism's name."""
+        """``ValueError`` of one line where the settings do not fit sources of ``num_positions`` and contexts of
+        ``num_context``; it names settings as ``cross.<setting>``, to which ``cross=auto`` adds the mechanism's name."""
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int, num_context: int) -> float:
-        """Multiply-adds of one forward pass over one source of ``num_positions`` and one context of ``num_context``, projections included."""
+        """Multiply-adds of one forward pass over one source of ``num_positions`` and one context of ``num_context``,
+        projections included."""
         raise NotImplementedError
 
-    def forward(self, x_BND: Tensor, context_BJD: Tensor, *, mask_BN: Tensor | None = None, context_mask_BJ: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x_BND: Tensor,
+        context_BJD: Tensor,
+        *,
+        mask_BN: Tensor | None = None,
+        context_mask_BJ: Tensor | None = None,
+    ) -> Tensor:
         """What each source position takes from the context, (B, N, D). Masks: True where an entry is valid.
 
-        What the others hold changes no valid output. A row whose context is wholly padded must come out finite, derivatives too; whatever it is,
-        the block adds nothing to such a row.
+        What the others hold changes no valid output. A row whose context is wholly padded must come out finite,
+        derivatives too; whatever it is, the block adds nothing to such a row.
         """
         raise NotImplementedError

@@ -1,7 +1,8 @@
-"""The two edge sets of cross-consensus: source positions i to context positions j, those in a window or all (paper C.1).
+"""The two edge sets of cross-consensus: source positions i to context positions j, those in a window or all (paper
+C.1).
 
-``rows`` are the source positions that an edge set covers, so that a caller can go through a long sequence block by block. Edges come last
-in every tensor: P of them per sequence.
+``rows`` are the source positions that an edge set covers, so that a caller can go through a long sequence block by
+block. Edges come last in every tensor: P of them per sequence.
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ from torch import Tensor
 
 
 class WindowedEdges:
-    """i → j for |i − j| ≤ w, j = i among them, where both sides are as long (Eq. 38): offset by offset, by slices alone."""
+    """i → j for |i − j| ≤ w, j = i among them, where both sides are as long (Eq. 38): offset by offset, by slices
+    alone."""
 
     def __init__(self, window: int, num_positions: int):
         reach = min(window, num_positions - 1)
         self.rows = slice(0, num_positions)
         self.sources, self.targets = (
-            [slice(max(0, sign * offset), num_positions + min(0, sign * offset)) for offset in range(-reach, reach + 1)] for sign in (-1, 1)
+            [slice(max(0, sign * offset), num_positions + min(0, sign * offset)) for offset in range(-reach, reach + 1)]
+            for sign in (-1, 1)
         )
         self.lengths = [source.stop - source.start for source in self.sources]
         self.num_edges = sum(self.lengths)
 
     def sums(self, at_rows: Tensor, at_context: Tensor) -> Tensor:
         """at_rows + at_context for each edge, (…, P)."""
-        return torch.cat([at_rows[..., i] + at_context[..., j] for i, j in zip(self.sources, self.targets, strict=True)], -1)
+        return torch.cat(
+            [at_rows[..., i] + at_context[..., j] for i, j in zip(self.sources, self.targets, strict=True)], -1
+        )
 
     def collect(self, flow: Tensor) -> Tensor:
         """The sum over each row's edges, (…, N)."""

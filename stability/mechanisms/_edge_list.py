@@ -1,4 +1,5 @@
-"""The general form of self-consensus: any set of directed edges, gathered at its ends and added up again (Algorithm 1, line 8, literally)."""
+"""The general form of self-consensus: any set of directed edges, gathered at its ends and added up again (Algorithm 1,
+line 8, literally)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from stability.models.position import rope
 class EdgeList:
     """Directed edges i → j, each with R_ij: out-edges add R_ij(u_i − u_j) to g_i, in-edges take R_ki(u_k − u_i) off it.
 
-    ``rotation``: "absolute" takes disagreements between ũ_i and ũ_j, "relative" between ρ(i − j)u_i and u_j, "none" between u_i and u_j.
+    ``rotation``: "absolute" takes disagreements between ũ_i and ũ_j, "relative" between ρ(i − j)u_i and u_j, "none"
+      between u_i and u_j.
     """
 
     def __init__(self, edges: Edges, batch: int, num_positions: int, mask_BN: Tensor | None, rotation: str):
@@ -44,9 +46,12 @@ class EdgeList:
         return g_HKM.unflatten(-1, (self.shape[0], self.num_positions))
 
     def directed(self, r_BHEKK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Sources, targets and R (times the gate) of the edges that exist. Errors: ``ValueError`` where they differ within the batch."""
+        """Sources, targets and R (times the gate) of the edges that exist. Errors: ``ValueError`` where they differ
+        within the batch."""
         if len(self.edges.source_BE) > 1:
-            raise ValueError(f"each of the {self.shape[0]} sequences has edges of its own; give edge_weights one sequence at a time")
+            raise ValueError(
+                f"each of the {self.shape[0]} sequences has edges of its own; give edge_weights one sequence at a time"
+            )
         if self.factor_BE is not None:
             r_BHEKK = r_BHEKK * self.factor_BE[:, None, :, None, None]
         kept_E = slice(None) if self.edges.kept_BE is None else self.edges.kept_BE[0]

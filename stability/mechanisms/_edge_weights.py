@@ -1,8 +1,9 @@
-"""What self- and cross-consensus share: the edge MLPs of Algorithms 2 and 3, the weights R that they make, and the step sizes.
+"""What self- and cross-consensus share: the edge MLPs of Algorithms 2 and 3, the weights R that they make, and the step
+sizes.
 
-Axes beside the legend's: P the edges, or unordered pairs, of one sequence; T the directions in which an MLP's outputs belong to one entry of P
-(2 where P counts unordered pairs, 1 where it counts directed edges). Features lead and edges come last: every reduction over features then
-runs over long contiguous rows.
+Axes beside the legend's: P the edges, or unordered pairs, of one sequence; T the directions in which an MLP's outputs
+belong to one entry of P (2 where P counts unordered pairs, 1 where it counts directed edges). Features lead and edges
+come last: every reduction over features then runs over long contiguous rows.
 """
 
 from __future__ import annotations
@@ -24,30 +25,51 @@ from stability.mechanisms._base import MixerShape
 class ConsensusSettings(Settings):
     """The settings of the edge MLP and of the step, the same in self- and cross-consensus."""
 
-    window: int = Field(default=2, ge=1, description="w: positions on each side that share an edge with a position; cut at the ends")
-    rank: int = Field(default=4, ge=0, le=2**16, description="r: rows of Λ, the rank of an edge's anisotropic part; 0: scalar weights, R = α I")
+    window: int = Field(
+        default=2, ge=1, description="w: positions on each side that share an edge with a position; cut at the ends"
+    )
+    rank: int = Field(
+        default=4,
+        ge=0,
+        le=2**16,
+        description="r: rows of Λ, the rank of an edge's anisotropic part; 0: scalar weights, R = α I",
+    )
     edge_hidden: int = Field(default=16, ge=1, le=2**20, description="ξ: hidden width of the edge MLP")
-    # One η for each iteration, not for each position too (as an earlier implementation learns): a parameter for each position would tie the layer to
+    # One η for each iteration, not for each position too (as an earlier implementation learns): a parameter for each
+    # position would tie the layer to
     # one sequence length, and lengths vary here.
-    step_size: float = Field(default=0.1, gt=0, description="η: step along the gradient of the disagreement energy; where a learned step starts")
+    step_size: float = Field(
+        default=0.1,
+        gt=0,
+        description="η: step along the gradient of the disagreement energy; where a learned step starts",
+    )
     step: Annotated[Literal["fixed", "learned"], Since("fixed", of=("sc",))] = Field(
         default="fixed", description="whether η stays at step_size or is learned, one for each iteration"
     )
-    iterations: Annotated[int, Since(1, of=("sc",))] = Field(default=1, ge=1, description="T: steps in a row, all with the edge weights of the layer's input")
-    edge_mlp: Literal["shared", "separate"] = Field(default="shared", description="one first layer for α, β and Λ, or one for each")
-    # At 1 all edges start nearly equal and the update is a plain blur: the quickstart's sc then ends at 3.21 nats, at 4 at 3.12 (two seeds).
-    edge_gain: float = Field(default=4.0, gt=0, description="first weights of the layers that α and β come from, over torch's default")
+    iterations: Annotated[int, Since(1, of=("sc",))] = Field(
+        default=1, ge=1, description="T: steps in a row, all with the edge weights of the layer's input"
+    )
+    edge_mlp: Literal["shared", "separate"] = Field(
+        default="shared", description="one first layer for α, β and Λ, or one for each"
+    )
+    # At 1 all edges start nearly equal and the update is a plain blur: the quickstart's sc then ends at 3.21 nats, at 4
+    # at 3.12 (two seeds).
+    edge_gain: float = Field(
+        default=4.0, gt=0, description="first weights of the layers that α and β come from, over torch's default"
+    )
 
 
 class EdgeWeights(NamedTuple):
-    """R = α I + Σ_p gain_p Λ_pᵀ Λ_p with gain_p = β / (r‖Λ_p‖²): Λ before its rows are normalised. Gain and Λ are None at rank 0."""
+    """R = α I + Σ_p gain_p Λ_pᵀ Λ_p with gain_p = β / (r‖Λ_p‖²): Λ before its rows are normalised. Gain and Λ are None
+    at rank 0."""
 
     alpha_HTBP: Tensor
     gain_HTRBP: Tensor | None
     lambda_HTRKBP: Tensor | None
 
     def flow(self, difference_HKBP: Tensor) -> Tensor:
-        """(Σ_T R)·difference for each entry of P, without ever writing a normalised Λ: its rows' norms are in the gain."""
+        """(Σ_T R)·difference for each entry of P, without ever writing a normalised Λ: its rows' norms are in the
+        gain."""
         isotropic_HKBP = self.alpha_HTBP.sum(1)[:, None] * difference_HKBP
         if self.gain_HTRBP is None or self.lambda_HTRKBP is None:
             return isotropic_HKBP
@@ -59,21 +81,32 @@ class EdgeWeights(NamedTuple):
         identity_KK = torch.eye(head_width, dtype=self.alpha_HTBP.dtype, device=self.alpha_HTBP.device)
         r_BHTPKK = self.alpha_HTBP.permute(2, 0, 1, 3)[..., None, None] * identity_KK
         if self.gain_HTRBP is not None and self.lambda_HTRKBP is not None:
-            r_BHTPKK = r_BHTPKK + torch.einsum("htrbp,htrkbp,htrlbp->bhtpkl", self.gain_HTRBP, self.lambda_HTRKBP, self.lambda_HTRKBP)
+            r_BHTPKK = r_BHTPKK + torch.einsum(
+                "htrbp,htrkbp,htrlbp->bhtpkl", self.gain_HTRBP, self.lambda_HTRKBP, self.lambda_HTRKBP
+            )
         return r_BHTPKK.flatten(2, 3)
 
 
 class EdgeNetwork(nn.Module):
-    """The parameters behind the edges, one MLP per head. A mixin: they stand beside the projections, under the names that checkpoints hold."""
+    """The parameters behind the edges, one MLP per head. A mixin: they stand beside the projections, under the names
+    that checkpoints hold."""
 
     config: Any
     heads: int
 
     def add_edge_parameters(self, config: ConsensusSettings, shape: MixerShape) -> None:
         self.config, self.heads = config, shape.heads
-        hidden, head_width, num_mlps, num_scalars = config.edge_hidden, shape.head_width, mlps_of(config), 2 if config.rank else 1
-        # (H, 2, ξ, d_H): [:, 0] acts on the source's and [:, 1] on the target's embedding; the MLPs for α, β, Λ follow one another along ξ
-        self.pair_weight = _uniform(2 * head_width, shape.heads, 2, num_mlps * hidden, head_width, gain=config.edge_gain)
+        hidden, head_width, num_mlps, num_scalars = (
+            config.edge_hidden,
+            shape.head_width,
+            mlps_of(config),
+            2 if config.rank else 1,
+        )
+        # (H, 2, ξ, d_H): [:, 0] acts on the source's and [:, 1] on the target's embedding; the MLPs for α, β, Λ follow
+        # one another along ξ
+        self.pair_weight = _uniform(
+            2 * head_width, shape.heads, 2, num_mlps * hidden, head_width, gain=config.edge_gain
+        )
         self.pair_bias = _uniform(2 * head_width, shape.heads, num_mlps * hidden)
         # (H, 2, ξ): α, β; without anisotropic part (rank 0) α alone
         self.scalar_weight = _uniform(hidden, shape.heads, num_scalars, hidden, gain=config.edge_gain)
@@ -82,7 +115,9 @@ class EdgeNetwork(nn.Module):
             self.lambda_weight = _uniform(hidden, shape.heads, config.rank * head_width, hidden)
             self.lambda_bias = _uniform(hidden, shape.heads, config.rank * head_width)
         if config.step == "learned":
-            self.step_before_softplus = nn.Parameter(torch.full((config.iterations,), _softplus_inverse(config.step_size)))
+            self.step_before_softplus = nn.Parameter(
+                torch.full((config.iterations,), _softplus_inverse(config.step_size))
+            )
 
     def per_head(self, projection: nn.Linear, x_BND: Tensor) -> Tensor:
         """The projected signal, (H, K, B, N)."""
@@ -101,18 +136,24 @@ class EdgeNetwork(nn.Module):
         return (self.config.step_size,) * self.config.iterations
 
     def heads_in_turn(self, device: torch.device) -> list[slice]:
-        """On a CPU one head at a time: its Λ then stays in the cache (measured: a fifth faster in the larger benchmark). Elsewhere all at once."""
+        """On a CPU one head at a time: its Λ then stays in the cache (measured: a fifth faster in the larger
+        benchmark). Elsewhere all at once."""
         at_once = 1 if device.type == "cpu" else self.heads
         return [slice(head, head + at_once) for head in range(0, self.heads, at_once)]
 
     def at_ends(self, x_BND: Tensor, ends: slice = slice(None)) -> list[Tensor]:
-        """What a node gives to the first layer as an edge's source and as its target, each (H, X, B, N); ``ends`` takes one of the two.
+        """What a node gives to the first layer as an edge's source and as its target, each (H, X, B, N); ``ends`` takes
+        one of the two.
 
         The layer is linear in [y_i; y_j]: two products per node, one sum per edge.
         """
         x_H1KM = x_BND.flatten(0, 1).t().unflatten(0, (self.heads, 1, -1))
         node_HTXM = self.pair_weight[:, ends] @ x_H1KM
-        biased = [node_HTXM[:, 0] + self.pair_bias[..., None], *node_HTXM[:, 1:].unbind(1)] if not ends.start else node_HTXM.unbind(1)
+        biased = (
+            [node_HTXM[:, 0] + self.pair_bias[..., None], *node_HTXM[:, 1:].unbind(1)]
+            if not ends.start
+            else node_HTXM.unbind(1)
+        )
         return [node_HXM.unflatten(-1, x_BND.shape[:2]) for node_HXM in biased]
 
     def edge_weights_of(self, hidden_HTXM: Tensor, heads: slice, batch_and_edges: tuple[int, int]) -> EdgeWeights:
@@ -124,8 +165,12 @@ class EdgeNetwork(nn.Module):
         of_lambda_HTXM = hidden_HTXM[:, :, -self.config.edge_hidden :]
         lambda_HTYM = self.lambda_weight[heads, None] @ of_lambda_HTXM + self.lambda_bias[heads, None, :, None]
         lambda_HTRKM = lambda_HTYM.unflatten(2, (self.config.rank, -1))
-        gain_HTRM = scalars_HTSM[:, :, 1][:, :, None] / (self.config.rank * _nonzero((lambda_HTRKM * lambda_HTRKM).sum(3)))
-        return EdgeWeights(alpha_HTBP, gain_HTRM.unflatten(-1, batch_and_edges), lambda_HTRKM.unflatten(-1, batch_and_edges))
+        gain_HTRM = scalars_HTSM[:, :, 1][:, :, None] / (
+            self.config.rank * _nonzero((lambda_HTRKM * lambda_HTRKM).sum(3))
+        )
+        return EdgeWeights(
+            alpha_HTBP, gain_HTRM.unflatten(-1, batch_and_edges), lambda_HTRKM.unflatten(-1, batch_and_edges)
+        )
 
     def _scalars(self, hidden_HTXM: Tensor, heads: slice) -> Tensor:
         """α and β before their softplus, (H, T, 2, B·P); α alone at rank 0."""
@@ -142,14 +187,16 @@ def mlps_of(config: ConsensusSettings) -> int:
 
 
 def cost_per_edge(config: ConsensusSettings, shape: MixerShape) -> float:
-    """Multiply-adds of one directed edge over all heads: α (and β) and Λ with its rows' norms once, then R·(u_i − u_j) in each iteration."""
+    """Multiply-adds of one directed edge over all heads: α (and β) and Λ with its rows' norms once, then R·(u_i − u_j)
+    in each iteration."""
     of_lambda = config.rank * shape.head_width
     once = (2 if config.rank else 1) * config.edge_hidden + of_lambda * (config.edge_hidden + 1)
     return float(shape.heads * (once + config.iterations * (2 * of_lambda + shape.head_width)))
 
 
 def _nonzero(squares: Tensor) -> Tensor:
-    """The squared norms, 1 for a zero row, which Eq. 36 leaves as it is. Zero means: 1/square³ overflows; second derivatives hold that power."""
+    """The squared norms, 1 for a zero row, which Eq. 36 leaves as it is. Zero means: 1/square³ overflows; second
+    derivatives hold that power."""
     return torch.where(squares > torch.finfo(squares.dtype).tiny ** (1 / 3), squares, 1.0)
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 class Edges:
     """Directed edges source → target, (B, E) each; one row stands for a whole batch that shares its edges.
 
-    ``kept_BE``: False where an entry is no edge (filler); ``gate_BE``: what an edge's R is multiplied by. None: all are edges; all gates are 1.
+    ``kept_BE``: False where an entry is no edge (filler); ``gate_BE``: what an edge's R is multiplied by. None: all are
+      edges; all gates are 1.
     """
 
     source_BE: Tensor
@@ -21,7 +22,8 @@ class Edges:
     gate_BE: Tensor | None = None
 
     def factor(self, mask_BN: Tensor | None) -> Tensor | None:
-        """What each edge's flow is multiplied by: 0 for filler and at a padded end, else its gate; None where all are 1."""
+        """What each edge's flow is multiplied by: 0 for filler and at a padded end, else its gate; None where all are
+        1."""
         kept_BE = self.kept_BE
         if mask_BN is not None:
             ends = (mask_BN.gather(1, end_BE.expand(len(mask_BN), -1)) for end_BE in (self.source_BE, self.target_BE))
@@ -48,8 +50,8 @@ def cycle_edges(window: int, num_positions: int, device: torch.device) -> Edges:
 def top_edges(score_BNN: Tensor, num_chosen: int, mask_BN: Tensor | None) -> Edges:
     """For each node i the valid j ≠ i of the ``num_chosen`` largest scores s_ij; fewer where there are fewer.
 
-    The choice is hard, and the gradient reaches the scores that it kept through the gate 2σ(s_ij), which is 1 at s = 0: with the choice held,
-    everything is smooth. Padded nodes choose nothing and are not chosen.
+    The choice is hard, and the gradient reaches the scores that it kept through the gate 2σ(s_ij), which is 1 at s = 0:
+    with the choice held, everything is smooth. Padded nodes choose nothing and are not chosen.
     """
     num_positions = score_BNN.shape[-1]
     allowed_BNN = ~torch.eye(num_positions, dtype=torch.bool, device=score_BNN.device).expand(score_BNN.shape)
@@ -58,28 +60,42 @@ def top_edges(score_BNN: Tensor, num_chosen: int, mask_BN: Tensor | None) -> Edg
     chosen_BNW = score_BNN.masked_fill(~allowed_BNN, -torch.inf).topk(min(num_chosen, num_positions - 1), -1).indices
     source_BNW = torch.arange(num_positions, device=score_BNN.device)[:, None].expand_as(chosen_BNW)
     gate_BNW = 2 * torch.sigmoid(score_BNN.gather(-1, chosen_BNW))
-    return Edges(source_BNW.flatten(1), chosen_BNW.flatten(1), allowed_BNN.gather(-1, chosen_BNW).flatten(1), gate_BNW.flatten(1))
+    return Edges(
+        source_BNW.flatten(1), chosen_BNW.flatten(1), allowed_BNN.gather(-1, chosen_BNW).flatten(1), gate_BNW.flatten(1)
+    )
 
 
 def given_edges(edges: Tensor, batch: int, num_positions: int, device: torch.device) -> Edges:
-    """A caller's edges: int64 (E, 2) or (B, E, 2), rows [-1, -1] being filler, or a boolean adjacency (N, N) or (B, N, N), True at [i, j] for i → j.
+    """A caller's edges: int64 (E, 2) or (B, E, 2), rows [-1, -1] being filler, or a boolean adjacency (N, N) or (B, N,
+    N), True at [i, j] for i → j.
 
-    Self-loops are dropped (they contribute nothing). Errors: ``ValueError`` of one line for what is no tensor, for another shape or dtype, for a
-    position that does not exist, and for an edge given twice.
+    Self-loops are dropped (they contribute nothing). Errors: ``ValueError`` of one line for what is no tensor, for
+    another shape or dtype, for a position that does not exist, and for an edge given twice.
     """
     if not isinstance(edges, Tensor):
-        raise ValueError(f"edges must be a tensor, got {type(edges).__name__}; e.g. torch.tensor([[0, 1]]) for one edge 0 → 1")
+        raise ValueError(
+            f"edges must be a tensor, got {type(edges).__name__}; e.g. torch.tensor([[0, 1]]) for one edge 0 → 1"
+        )
     rows = (batch,) if edges.ndim == 3 else ()
     adjacency = edges.dtype == torch.bool and tuple(edges.shape) == (*rows, num_positions, num_positions)
-    if not adjacency and not (edges.dtype == torch.int64 and edges.ndim in (2, 3) and tuple(edges.shape) == (*rows, edges.shape[-2], 2)):
-        expected = f"int64 (E, 2) or ({batch}, E, 2), or bool ({num_positions}, {num_positions}) or ({batch}, {num_positions}, {num_positions})"
-        raise ValueError(f"edges has dtype {str(edges.dtype).removeprefix('torch.')} and shape {tuple(edges.shape)}; expected {expected}")
+    if not adjacency and not (
+        edges.dtype == torch.int64 and edges.ndim in (2, 3) and tuple(edges.shape) == (*rows, edges.shape[-2], 2)
+    ):
+        expected = (
+            f"int64 (E, 2) or ({batch}, E, 2), or bool ({num_positions}, {num_positions}) or ({batch}, "
+            f"{num_positions}, {num_positions})"
+        )
+        raise ValueError(
+            f"edges has dtype {str(edges.dtype).removeprefix('torch.')} and shape {tuple(edges.shape)}; expected "
+            f"{expected}"
+        )
     edges = edges.to(device)
     return _listed(edges) if adjacency else _checked(edges if edges.ndim == 3 else edges[None], num_positions)
 
 
 def _listed(adjacency: Tensor) -> Edges:
-    """The edges of a boolean adjacency, row by row; where the rows of a batch hold different numbers, filler at their ends."""
+    """The edges of a boolean adjacency, row by row; where the rows of a batch hold different numbers, filler at their
+    ends."""
     adjacency_BNN = adjacency if adjacency.ndim == 3 else adjacency[None]
     adjacency_BNN = adjacency_BNN & ~torch.eye(adjacency.shape[-1], dtype=torch.bool, device=adjacency.device)
     if len(adjacency_BNN) == 1:
@@ -98,11 +114,19 @@ def _checked(edges_BE2: Tensor, num_positions: int) -> Edges:
     filler_BE = (edges_BE2 == -1).all(-1)
     wrong_BE = ((edges_BE2 < 0) | (edges_BE2 >= num_positions)).any(-1) & ~filler_BE
     if wrong_BE.any():
-        raise ValueError(f"edges holds {edges_BE2[wrong_BE][0].tolist()}; positions go from 0 to {num_positions - 1} ([-1, -1] is filler)")
+        raise ValueError(
+            f"edges holds {edges_BE2[wrong_BE][0].tolist()}; positions go from 0 to {num_positions - 1} ([-1, -1] is "
+            "filler)"
+        )
     row_B1 = torch.arange(len(edges_BE2), device=edges_BE2.device)[:, None]
-    number_M, count_M = ((row_B1 * num_positions + source_BE) * num_positions + target_BE)[~filler_BE].unique(return_counts=True)
+    number_M, count_M = ((row_B1 * num_positions + source_BE) * num_positions + target_BE)[~filler_BE].unique(
+        return_counts=True
+    )
     if (count_M > 1).any():
         double = int(number_M[count_M > 1][0])
-        raise ValueError(f"edges holds {[double // num_positions % num_positions, double % num_positions]} twice; give each directed edge once")
+        raise ValueError(
+            f"edges holds {[double // num_positions % num_positions, double % num_positions]} twice; give each "
+            "directed edge once"
+        )
     kept_BE = ~filler_BE & (source_BE != target_BE)
     return Edges(source_BE.clamp(min=0), target_BE.clamp(min=0), None if kept_BE.all() else kept_BE)

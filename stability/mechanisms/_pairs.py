@@ -1,6 +1,8 @@
-"""The fast form of the window-path and the complete graph: unordered pairs {i, j = i + offset}, offset by offset, by slices alone.
+"""The fast form of the window-path and the complete graph: unordered pairs {i, j = i + offset}, offset by offset, by
+slices alone.
 
-Both directed edges of a pair (T: 0 is i → j, 1 is j → i) share the disagreement u_i − u_j, and the update moves its ends oppositely.
+Both directed edges of a pair (T: 0 is i → j, 1 is j → i) share the disagreement u_i − u_j, and the update moves its
+ends oppositely.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from stability.models.position import rope
 
 
 class Pairs:
-    """Pairs {i, i + offset} for offsets 1 … w of sequences of ``num_positions`` (Definition 3.1; w = N − 1: the complete graph)."""
+    """Pairs {i, i + offset} for offsets 1 … w of sequences of ``num_positions`` (Definition 3.1; w = N − 1: the
+    complete graph)."""
 
     def __init__(self, window: int, batch: int, num_positions: int, mask_BN: Tensor | None, rotate: bool):
         self.offsets = range(1, min(window, num_positions - 1) + 1)
@@ -33,7 +36,9 @@ class Pairs:
     def collect(self, flow_HKBP: Tensor) -> Tensor:
         """g: each pair's flow added at i and taken off at j; nothing from a pair with a padded end."""
         if self.mask_BN is not None:
-            flow_HKBP = flow_HKBP * torch.cat([self.mask_BN[:, :-offset] & self.mask_BN[:, offset:] for offset in self.offsets], -1)
+            flow_HKBP = flow_HKBP * torch.cat(
+                [self.mask_BN[:, :-offset] & self.mask_BN[:, offset:] for offset in self.offsets], -1
+            )
         flows = zip(self.offsets, flow_HKBP.split(self.lengths, -1), strict=True)
         return torch.stack([F.pad(flow, (0, offset)) - F.pad(flow, (offset, 0)) for offset, flow in flows]).sum(0)
 

@@ -9,7 +9,8 @@ from stability.models.position import rope
 
 
 def cos_sin(u_HKBN: Tensor, num_positions: int) -> tuple[Tensor, Tensor]:
-    """cos θ(p) and sin θ(p) of the positions 0 … ``num_positions`` − 1, (K/2, N) each. `rope` itself gives them: it turns [1; 0] into [cos; sin]."""
+    """cos θ(p) and sin θ(p) of the positions 0 … ``num_positions`` − 1, (K/2, N) each. `rope` itself gives them: it
+    turns [1; 0] into [cos; sin]."""
     unit_K = (torch.arange(u_HKBN.shape[1], device=u_HKBN.device) < u_HKBN.shape[1] // 2).to(u_HKBN.dtype)
     unit_KN = unit_K[:, None].expand(-1, num_positions)
     cos, sin = rope(unit_KN, position_dim=1, width_dim=0).chunk(2)

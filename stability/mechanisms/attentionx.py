@@ -1,4 +1,5 @@
-"""`attentionx`: values minus γ times their softmax attention, the consensus discrepancy of AttentionX (Zhang and Heusdens), with rotary positions."""
+"""`attentionx`: values minus γ times their softmax attention, the consensus discrepancy of AttentionX (Zhang and
+Heusdens), with rotary positions."""
 
 from __future__ import annotations
 
@@ -17,25 +18,36 @@ GAMMA_WITH_DIAGONAL, GAMMA_WITHOUT = 3.0, 1.0  # the paper's nanoGPT (4.2) and i
 
 
 class AttentionX(AbstractSoftmaxAttention):
-    """y_i = W_o Φ_i + b_o with Φ_i = v_i − γ Σ_j softmax_j(q̃_i·k̃_j / √K) v_j per head (Eqs. 10, 11); RoPE on q and k; j ≤ i where causal, j ≠ i where
-    the diagonal is masked.
+    """y_i = W_o Φ_i + b_o with Φ_i = v_i − γ Σ_j softmax_j(q̃_i·k̃_j / √K) v_j per head (Eqs. 10, 11); RoPE on q and k;
+    j ≤ i where causal, j ≠ i where the diagonal is masked.
 
-    The softmax runs over what is left after masking, so its rows sum to 1. A row with nothing left (the first position of a causal sequence with a masked
-    diagonal, one position alone, a row whose other keys are all padding) has the empty sum: Φ_i = v_i. The parameters are those of `sa`.
+    The softmax runs over what is left after masking, so its rows sum to 1. A row with nothing left (the first position
+    of a causal sequence with a masked diagonal, one position alone, a row whose other keys are all padding) has the
+    empty sum: Φ_i = v_i. The parameters are those of `sa`.
     """
 
     class Config(Settings):
-        """What is subtracted; null takes the paper's recipe, γ > 1 where a position sees itself and γ = 1 where it does not (3.2)."""
+        """What is subtracted; null takes the paper's recipe, γ > 1 where a position sees itself and γ = 1 where it does
+        not (3.2)."""
 
-        gamma: float | None = Field(default=None, ge=0, description="γ, the weight of the attended values; null: 1 with a masked diagonal, 3 without")
-        mask_diagonal: bool | None = Field(default=None, description="whether no position sees itself; null: masked where bidirectional, seen where causal")
+        gamma: float | None = Field(
+            default=None,
+            ge=0,
+            description="γ, the weight of the attended values; null: 1 with a masked diagonal, 3 without",
+        )
+        mask_diagonal: bool | None = Field(
+            default=None,
+            description="whether no position sees itself; null: masked where bidirectional, seen where causal",
+        )
 
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
         self.mask_diagonal = not self.causal if config.mask_diagonal is None else config.mask_diagonal
-        self.gamma = config.gamma if config.gamma is not None else GAMMA_WITHOUT if self.mask_diagonal else GAMMA_WITH_DIAGONAL
+        self.gamma = (
+            config.gamma if config.gamma is not None else GAMMA_WITHOUT if self.mask_diagonal else GAMMA_WITH_DIAGONAL
+        )
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
@@ -56,7 +68,9 @@ class AttentionX(AbstractSoftmaxAttention):
         """softmax(q̃k̃ᵀ/√K) v, zero in rows that see nothing."""
         if mask_BN is None and not self.mask_diagonal:
             return F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, is_causal=self.causal)
-        visible = visible_pairs(q_BHNK.shape[2], mask_BN, causal=self.causal, mask_diagonal=self.mask_diagonal, device=q_BHNK.device)
+        visible = visible_pairs(
+            q_BHNK.shape[2], mask_BN, causal=self.causal, mask_diagonal=self.mask_diagonal, device=q_BHNK.device
+        )
         return attended(q_BHNK, k_BHNK, v_BHNK, visible)
 
 

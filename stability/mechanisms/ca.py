@@ -16,16 +16,20 @@ from stability.models.position import rope
 
 
 class CrossAttention(AbstractCrossMechanism):
-    """y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; q from the source x, k and v from the context c, each at its own positions 0, 1, ….
+    """y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; q from the source x, k and v from the context c,
+    each at its own positions 0, 1, ….
 
     A source whose context is wholly padded, or empty, gets 0, not b_o: there is nothing that could be attended to.
-    Attention is torch's own scaled_dot_product_attention: for second derivatives call the model under ``sdpa_kernel(SDPBackend.MATH)``.
+    Attention is torch's own scaled_dot_product_attention: for second derivatives call the model under
+    ``sdpa_kernel(SDPBackend.MATH)``.
     """
 
     class Config(Settings):
         """Positions; width and heads come from the model."""
 
-        rope: Literal["absolute", "none"] = Field(default="absolute", description="whether q and k are rotated by their positions in source and context")
+        rope: Literal["absolute", "none"] = Field(
+            default="absolute", description="whether q and k are rotated by their positions in source and context"
+        )
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
@@ -38,7 +42,8 @@ class CrossAttention(AbstractCrossMechanism):
 
     @torch.no_grad()
     def start_local(self, bias: float) -> None:
-        """Equal biases of q and k give each pair a score that falls off with its distance under RoPE (`models/init.py`)."""
+        """Equal biases of q and k give each pair a score that falls off with its distance under RoPE
+        (`models/init.py`)."""
         self.q.bias.fill_(bias)
         self.kv.bias[: self.q.out_features] = bias
 
@@ -54,16 +59,19 @@ class CrossAttention(AbstractCrossMechanism):
         mask_BN: Tensor | None = None,
         context_mask_BJ: Tensor | None = None,
     ) -> Float[Tensor, "B N D"]:
-        """Masks as in the base class, True where an entry is valid. Errors: ``ValueError`` for a mask of a wrong shape or dtype, and for a context of
-        another width or batch than the source's."""
+        """Masks as in the base class, True where an entry is valid. Errors: ``ValueError`` for a mask of a wrong shape
+        or dtype, and for a context of another width or batch than the source's."""
         require_context(x_BND, context_BJD)
         q_BNHK = self.q(without_padding(x_BND, mask_BN)).unflatten(-1, (self.heads, -1))
-        kv_BJTHK = self.kv(without_padding(context_BJD, context_mask_BJ, name="context_mask_BJ")).unflatten(-1, (2, self.heads, -1))
+        kv_BJTHK = self.kv(without_padding(context_BJD, context_mask_BJ, name="context_mask_BJ")).unflatten(
+            -1, (2, self.heads, -1)
+        )
         k_BJHK, v_BJHK = kv_BJTHK.unbind(2)
         if self.rotated:
             q_BNHK, k_BJHK = rope(q_BNHK, position_dim=1), rope(k_BJHK, position_dim=1)
         q_BHNK, k_BHJK, v_BHJK = (part.transpose(1, 2) for part in (q_BNHK, k_BJHK, v_BJHK))
-        visible = None  # where there is padding: no row is left empty, which torch's SDPA forgives and other softmaxes do not
+        # where there is padding: no row is left empty, which torch's SDPA forgives and other softmaxes do not
+        visible = None
         if context_mask_BJ is not None:
             visible = (context_mask_BJ | ~context_mask_BJ.any(-1, keepdim=True))[:, None, None]
         y_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHJK, v_BHJK, attn_mask=visible)

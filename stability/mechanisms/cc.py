@@ -1,4 +1,5 @@
-"""`cc`: multi-head cross-consensus, a source drawn towards a context (consensus paper, Algorithms 3, 4 and 6, appendices C.1 to C.3)."""
+"""`cc`: multi-head cross-consensus, a source drawn towards a context (consensus paper, Algorithms 3, 4 and 6,
+appendices C.1 to C.3)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from stability.mechanisms._edge_weights import ConsensusSettings, EdgeNetwork, E
 from stability.mechanisms._rotation import cos_sin, turned
 from stability.models.position import rope
 
-# Numbers of the largest tensor (Λ) of one block of source rows: 64 MiB in float32. What autograd keeps for a backward pass is all blocks' together.
+# Numbers of the largest tensor (Λ) of one block of source rows: 64 MiB in float32. What autograd keeps for a backward
+# pass is all blocks' together.
 BLOCK_NUMBERS = 1 << 24
 
 
@@ -35,18 +37,24 @@ class _Sides(NamedTuple):
 class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
     """y_out = W_o u′ + b_o with u = W_s y + b_s, v = W_c c + b_c, u′ = u − η·g and g_i = Σ_j R_ij(u_i − v_j), per head.
 
-    R_ij = α I + β Λᵀ Λ is positive definite; α, β > 0 and Λ (r × d_H, rows of norm 1/√r) come from an MLP of [y_i; c_j]. With
-    ``rope="absolute"`` g holds ũ_i − ṽ_j, each turned by its own position (C.3). Several iterations repeat u ← u − η_t·g(u) with the edge
-    weights of y and c; the context stays. A position without valid context keeps u′ = u.
+    R_ij = α I + β Λᵀ Λ is positive definite; α, β > 0 and Λ (r × d_H, rows of norm 1/√r) come from an MLP of [y_i;
+    c_j]. With ``rope="absolute"`` g holds ũ_i − ṽ_j, each turned by its own position (C.3). Several iterations repeat u
+    ← u − η_t·g(u) with the edge weights of y and c; the context stays. A position without valid context keeps u′ = u.
     """
 
     class Config(ConsensusSettings):
         """Graph, edge MLP and step."""
 
         graph: Literal["auto", "window", "complete"] = Field(
-            default="auto", description="which context positions a source position sees; auto: those in the window where both are as long, else all"
+            default="auto",
+            description=(
+                "which context positions a source position sees; auto: those in the window where both are as long, "
+                "else all"
+            ),
         )
-        rope: Literal["absolute", "none"] = Field(default="absolute", description="whether disagreements are taken between rotated embeddings")
+        rope: Literal["absolute", "none"] = Field(
+            default="absolute", description="whether disagreements are taken between rotated embeddings"
+        )
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
@@ -91,18 +99,30 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         mask_BN: Tensor | None = None,
         context_mask_BJ: Tensor | None = None,
     ) -> Float[Tensor, "B N D"]:
-        """Padding: an edge with a padded end contributes nothing, and nothing comes from a context of length J = 0: u′ = u.
+        """Padding: an edge with a padded end contributes nothing, and nothing comes from a context of length J = 0: u′
+        = u.
 
-        A window that reaches past the ends is cut there (w ≥ N − 1: the complete graph); only a run refuses w ≥ N. Errors: ``ValueError`` for
-        wrong masks, for a context of another width or batch than the source's, and for ``graph="window"`` where J ≠ N.
+        A window that reaches past the ends is cut there (w ≥ N − 1: the complete graph); only a run refuses w ≥ N.
+        Errors: ``ValueError`` for wrong masks, for a context of another width or batch than the source's, and for
+        ``graph="window"`` where J ≠ N.
         """
         require_context(x_BND, context_BJD)
         x_BND = without_padding(x_BND, mask_BN)
         context_BJD = without_padding(context_BJD, context_mask_BJ, name="context_mask_BJ")
-        masks = None if mask_BN is None and context_mask_BJ is None else (_or_all(mask_BN, x_BND), _or_all(context_mask_BJ, context_BJD))
+        masks = (
+            None
+            if mask_BN is None and context_mask_BJ is None
+            else (_or_all(mask_BN, x_BND), _or_all(context_mask_BJ, context_BJD))
+        )
         slices = self.heads_in_turn(x_BND.device)
         updated = [
-            torch.cat([self._updated(edges, heads, sides, masks) for edges in self._blocks(x_BND, context_BJD, len(sides.u_HKBN))], -1)
+            torch.cat(
+                [
+                    self._updated(edges, heads, sides, masks)
+                    for edges in self._blocks(x_BND, context_BJD, len(sides.u_HKBN))
+                ],
+                -1,
+            )
             for heads, sides in zip(slices, self._sides(x_BND, context_BJD).split(slices[0].stop), strict=True)
         ]
         return self.joined(self.out, torch.cat(updated))
@@ -113,23 +133,38 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
             v_HKBJ = rope(v_HKBJ, position_dim=-1, width_dim=1)
         return _Sides(u_HKBN, v_HKBJ, self.at_ends(x_BND, slice(0, 1))[0], self.at_ends(context_BJD, slice(1, 2))[0])
 
-    def _blocks(self, x_BND: Tensor, context_BJD: Tensor, heads_at_once: int) -> list[WindowedEdges] | list[CompleteEdges]:
-        """The edges, where they are complete in blocks of source rows, so that Λ of one block holds about `BLOCK_NUMBERS` numbers."""
+    def _blocks(
+        self, x_BND: Tensor, context_BJD: Tensor, heads_at_once: int
+    ) -> list[WindowedEdges] | list[CompleteEdges]:
+        """The edges, where they are complete in blocks of source rows, so that Λ of one block holds about
+        `BLOCK_NUMBERS` numbers."""
         (batch, num_positions, width), num_context = x_BND.shape, context_BJD.shape[1]
         if self.config.graph == "window" and num_context != num_positions:
-            raise ValueError(f"cross.graph=window needs a context as long as the source ({num_positions}), got {num_context}; choose auto or complete")
+            raise ValueError(
+                f"cross.graph=window needs a context as long as the source ({num_positions}), got {num_context}; "
+                "choose auto or complete"
+            )
         if self._windowed(self.config, num_positions, num_context):
             return [WindowedEdges(self.config.window, num_positions)]
         of_row = heads_at_once * batch * num_context * max(self.config.rank, 1) * (width // self.heads)
         step = max(BLOCK_NUMBERS // max(of_row, 1), 1)
-        return [CompleteEdges(first, min(first + step, num_positions), num_context) for first in range(0, num_positions, step)]
+        return [
+            CompleteEdges(first, min(first + step, num_positions), num_context)
+            for first in range(0, num_positions, step)
+        ]
 
-    def _updated(self, edges: WindowedEdges | CompleteEdges, heads: slice, sides: _Sides, masks: tuple[Tensor, Tensor] | None) -> Tensor:
+    def _updated(
+        self, edges: WindowedEdges | CompleteEdges, heads: slice, sides: _Sides, masks: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
         """u′ of the rows that ``edges`` cover (Algorithm 6, lines 14 to 17)."""
         rows = edges.rows
         weights = self._weights(edges, heads, sides)
         valid_BP = 1.0 if masks is None else edges.sums(masks[0][:, rows].byte(), masks[1].byte()) == 2
-        angles = [table[:, None, rows] for table in cos_sin(sides.u_HKBN, sides.u_HKBN.shape[-1])] if self.config.rope == "absolute" else []
+        angles = (
+            [table[:, None, rows] for table in cos_sin(sides.u_HKBN, sides.u_HKBN.shape[-1])]
+            if self.config.rope == "absolute"
+            else []
+        )
         u = sides.u_HKBN[..., rows]
         for step_size in self.step_sizes():
             difference = edges.sums(turned(u, *angles) if angles else u, -sides.v_HKBJ)
@@ -144,13 +179,23 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
     def edge_weights(
         self, x_BND: Float[Tensor, "B N D"], context_BJD: Float[Tensor, "B J D"]
     ) -> tuple[Int64[Tensor, " E"], Int64[Tensor, " E"], Float[Tensor, "B H E K K"]]:
-        """``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the edges from source position i to context position j."""
+        """``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the edges from source position i to context
+        position j."""
         require_context(x_BND, context_BJD)
         num_positions, num_context = x_BND.shape[1], context_BJD.shape[1]
         windowed = isinstance(self._blocks(x_BND, context_BJD, self.heads)[0], WindowedEdges)
-        edges = WindowedEdges(self.config.window, num_positions) if windowed else CompleteEdges(0, num_positions, num_context)
-        r_BHEKK = self._weights(edges, slice(None), self._sides(x_BND, context_BJD)).dense(self.source.out_features // self.heads)
-        number_E = edges.sums(torch.arange(num_positions, device=x_BND.device) * num_context, torch.arange(num_context, device=x_BND.device))
+        edges = (
+            WindowedEdges(self.config.window, num_positions)
+            if windowed
+            else CompleteEdges(0, num_positions, num_context)
+        )
+        r_BHEKK = self._weights(edges, slice(None), self._sides(x_BND, context_BJD)).dense(
+            self.source.out_features // self.heads
+        )
+        number_E = edges.sums(
+            torch.arange(num_positions, device=x_BND.device) * num_context,
+            torch.arange(num_context, device=x_BND.device),
+        )
         return number_E // num_context, number_E % num_context, r_BHEKK
 
 

@@ -1,4 +1,5 @@
-"""`mix`: a pattern of mechanisms over the layers; by default the first half softmax attention, the rest self-consensus (paper E)."""
+"""`mix`: a pattern of mechanisms over the layers; by default the first half softmax attention, the rest self-consensus
+(paper E)."""
 
 from __future__ import annotations
 
@@ -17,40 +18,56 @@ class Mix(AbstractMechanism):
     """Layer l of L is the mechanism ``pattern[l·len(pattern) // L]``, with its own settings."""
 
     class Config(Settings):
-        """Which mechanism stands in which layer. Written ``pattern=[sa,sc] sc.window=4``; kept as ``parts``, in the pattern's order."""
+        """Which mechanism stands in which layer. Written ``pattern=[sa,sc] sc.window=4``; kept as ``parts``, in the
+        pattern's order."""
 
-        pattern: tuple[str, ...] = Field(default=("sa", "sc"), description="mechanisms from the first layer to the last, stretched evenly over the layers")
-        parts: Annotated[tuple[Part, ...], Family("mechanisms")] = Field(description="the pattern's mechanisms with their settings")
+        pattern: tuple[str, ...] = Field(
+            default=("sa", "sc"),
+            description="mechanisms from the first layer to the last, stretched evenly over the layers",
+        )
+        parts: Annotated[tuple[Part, ...], Family("mechanisms")] = Field(
+            description="the pattern's mechanisms with their settings"
+        )
 
         @model_validator(mode="before")
         @classmethod
         def _fold(cls, values: Any) -> Any:
-            """Direct keys ({"sc": {"window": 4}}) become parts; what the pattern does not name is dropped, what is missing gets its defaults."""
+            """Direct keys ({"sc": {"window": 4}}) become parts; what the pattern does not name is dropped, what is
+            missing gets its defaults."""
             if not isinstance(values, dict):
                 return values
             pattern = _pattern(values.get("pattern", cls.model_fields["pattern"].default))
             given = _given({key: item for key, item in values.items() if key != "pattern"})
-            return {"pattern": pattern, "parts": tuple(given.get(name) or _part(name, {}) for name in dict.fromkeys(pattern))}
+            return {
+                "pattern": pattern,
+                "parts": tuple(given.get(name) or _part(name, {}) for name in dict.fromkeys(pattern)),
+            }
 
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
     cross_kind = "cc"
 
     @classmethod
     def build(cls, config: Any, shape: MixerShape) -> AbstractMechanism:
-        """The module of layer ``shape.layer``. Errors: ``ValueError`` where the pattern is longer than the model is deep, or cannot do the direction."""
+        """The module of layer ``shape.layer``. Errors: ``ValueError`` where the pattern is longer than the model is
+        deep, or cannot do the direction."""
         if len(config.pattern) > shape.num_layers:
             raise ValueError(
-                f"mechanism.mix.pattern={_listed(config.pattern)} has {len(config.pattern)} entries for {shape.num_layers} layers; "
-                f"give at most {shape.num_layers}"
+                f"mechanism.mix.pattern={_listed(config.pattern)} has {len(config.pattern)} entries for "
+                f"{shape.num_layers} layers; give at most {shape.num_layers}"
             )
-        if shape.direction not in cls.supported_directions(config):  # of the whole pattern: one layer of it may well do the direction
-            raise ValueError(f"mix of {', '.join(config.pattern)} cannot be {shape.direction}; choose parts that all can")
+        # of the whole pattern: one layer of it may well do the direction
+        if shape.direction not in cls.supported_directions(config):
+            raise ValueError(
+                f"mix of {', '.join(config.pattern)} cannot be {shape.direction}; choose parts that all can"
+            )
         mechanism, settings = _of_layer(config, shape)
         return mechanism.build(settings, shape)
 
     @classmethod
     def supported_directions(cls, config: Any) -> frozenset[str]:
-        return cls.directions.intersection(*(_load(item.name).supported_directions(item.settings) for item in config.parts))
+        return cls.directions.intersection(
+            *(_load(item.name).supported_directions(item.settings) for item in config.parts)
+        )
 
     @classmethod
     def fewest_layers(cls, config: Any) -> int:
@@ -92,20 +109,35 @@ def _choices() -> tuple[str, ...]:
 
 def _pattern(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not value or not all(isinstance(name, str) for name in value):
-        raise ValueError(f"mechanism.mix.pattern={value!r}: must be a list of mechanisms, e.g. [sa,sc]; choices: {', '.join(_choices())}")
+        raise ValueError(
+            f"mechanism.mix.pattern={value!r}: must be a list of mechanisms, e.g. [sa,sc]; choices: "
+            f"{', '.join(_choices())}"
+        )
     for name in value:
         if name not in _choices():
-            raise ValueError(f"mechanism.mix.pattern={_listed(value)}: '{name}' cannot stand in a pattern; {near_misses(name, _choices())}")
+            raise ValueError(
+                f"mechanism.mix.pattern={_listed(value)}: '{name}' cannot stand in a pattern; "
+                f"{near_misses(name, _choices())}"
+            )
     return tuple(value)
 
 
 def _given(values: dict[str, Any]) -> dict[str, Part]:
     """The parts that were written out, by name: the keys of ``parts`` and the direct ones."""
     parts = values.pop("parts", ())
-    if not isinstance(parts, list | tuple) or not all(isinstance(item, Part) or (isinstance(item, dict) and "name" in item) for item in parts):
-        raise ValueError(f"mechanism.mix.parts={parts!r}: must be a list of {{name: …, settings}}; rather write mechanism.mix.sc.window=4")
+    if not isinstance(parts, list | tuple) or not all(
+        isinstance(item, Part) or (isinstance(item, dict) and "name" in item) for item in parts
+    ):
+        raise ValueError(
+            f"mechanism.mix.parts={parts!r}: must be a list of {{name: …, settings}}; rather write "
+            "mechanism.mix.sc.window=4"
+        )
     named = {item.name: item for item in parts if isinstance(item, Part)}
-    written = {item["name"]: {key: setting for key, setting in item.items() if key != "name"} for item in parts if isinstance(item, dict)}
+    written = {
+        item["name"]: {key: setting for key, setting in item.items() if key != "name"}
+        for item in parts
+        if isinstance(item, dict)
+    }
     return named | {name: _part(name, settings) for name, settings in {**written, **values}.items()}
 
 
@@ -114,7 +146,9 @@ def _part(name: str, settings: Any) -> Part:
     if name not in _choices():
         raise ValueError(f"mechanism.mix.{name}: unknown key; {near_misses(name, ('pattern', *_choices()))}")
     if not isinstance(settings, dict | None):
-        raise ValueError(f"mechanism.mix.{name}={settings!r}: must hold settings of {name}, e.g. mechanism.mix.sc.window=4")
+        raise ValueError(
+            f"mechanism.mix.{name}={settings!r}: must hold settings of {name}, e.g. mechanism.mix.sc.window=4"
+        )
     try:
         return part("mechanisms", {"name": name, **(settings or {})})
     except ValueError as error:

@@ -17,18 +17,20 @@ from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, withou
 
 
 class SoftmaxAttention(AbstractSoftmaxAttention):
-    """y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; RoPE on q and k; j ≤ i where causal, j ≠ i with a masked diagonal.
+    """y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; RoPE on q and k; j ≤ i where causal, j ≠ i with a
+    masked diagonal.
 
-    A row that the masked diagonal leaves without a key (the first position of a causal sequence, one position alone, a row whose other keys are all
-    padding) has the empty sum, as in `attentionx`: y_i = b_o.
-    Attention is torch's own scaled_dot_product_attention: for second derivatives call the model under ``sdpa_kernel(SDPBackend.MATH)``.
+    A row that the masked diagonal leaves without a key (the first position of a causal sequence, one position alone, a
+    row whose other keys are all padding) has the empty sum, as in `attentionx`: y_i = b_o. Attention is torch's own
+    scaled_dot_product_attention: for second derivatives call the model under ``sdpa_kernel(SDPBackend.MATH)``.
     """
 
     class Config(Settings):
         """Which keys a position sees; width, heads and direction come from the model and the objective."""
 
         mask_diagonal: Annotated[bool, Since(False)] = Field(
-            default=False, description="whether no position sees itself, as in attentionx's image models and in their baseline"
+            default=False,
+            description="whether no position sees itself, as in attentionx's image models and in their baseline",
         )
 
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
@@ -50,12 +52,20 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
 
     def _attended(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
         if self.mask_diagonal:
-            return attended(q_BHNK, k_BHNK, v_BHNK, visible_pairs(q_BHNK.shape[2], mask_BN, causal=self.causal, mask_diagonal=True, device=q_BHNK.device))
+            return attended(
+                q_BHNK,
+                k_BHNK,
+                v_BHNK,
+                visible_pairs(q_BHNK.shape[2], mask_BN, causal=self.causal, mask_diagonal=True, device=q_BHNK.device),
+            )
         visible = None if mask_BN is None else self._visible(mask_BN)
-        return F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=visible, is_causal=self.causal and visible is None)
+        return F.scaled_dot_product_attention(
+            q_BHNK, k_BHNK, v_BHNK, attn_mask=visible, is_causal=self.causal and visible is None
+        )
 
     def _visible(self, mask_BN: Tensor) -> Tensor:
-        """True where a query (third axis) may see a key (fourth). No row is empty: torch's SDPA forgives that, other softmaxes give NaN."""
+        """True where a query (third axis) may see a key (fourth). No row is empty: torch's SDPA forgives that, other
+        softmaxes give NaN."""
         if not self.causal:
             return (mask_BN | ~mask_BN.any(-1, keepdim=True))[:, None, None]
         ones_NN = torch.ones(mask_BN.shape[1], mask_BN.shape[1], dtype=torch.bool, device=mask_BN.device)

@@ -23,12 +23,14 @@ WINDOW_MATTERS = ("window", "cycle", "top_w")
 
 
 class SelfConsensus(EdgeNetwork, AbstractConsensus):
-    """y_out = W_o u′ + b_o with u = W_s y + b_s, u′ = u − η·g and g_i = Σ_j R_ij(u_i − u_j) − Σ_k R_ki(u_k − u_i), per head.
+    """y_out = W_o u′ + b_o with u = W_s y + b_s, u′ = u − η·g and g_i = Σ_j R_ij(u_i − u_j) − Σ_k R_ki(u_k − u_i), per
+    head.
 
-    R_ij = α I + β Λᵀ Λ is positive definite; α, β > 0 and Λ (r × d_H, rows of norm 1/√r) come from an MLP of [y_i; y_j]. With
-    ``rope="absolute"`` the disagreements in g are those of the rotated ũ (C.3, read literally: u′ = u − η·g(ũ)), with "relative" they are
-    ρ(i − j)u_i − u_j, in both sums. Several iterations repeat u ← u − η_t·g(u) with the edge weights of y. The sums run over a directed
-    graph, the same for all heads: j over the out-edges i → j, k over the in-edges k → i.
+    R_ij = α I + β Λᵀ Λ is positive definite; α, β > 0 and Λ (r × d_H, rows of norm 1/√r) come from an MLP of [y_i;
+    y_j]. With ``rope="absolute"`` the disagreements in g are those of the rotated ũ (C.3, read literally: u′ = u −
+    η·g(ũ)), with "relative" they are ρ(i − j)u_i − u_j, in both sums. Several iterations repeat u ← u − η_t·g(u) with
+    the edge weights of y. The sums run over a directed graph, the same for all heads: j over the out-edges i → j, k
+    over the in-edges k → i.
     """
 
     class Config(ConsensusSettings):
@@ -36,10 +38,17 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
 
         graph: Annotated[Literal["window", "cycle", "complete", "given", "top_w"], Since("window", of=("sc",))] = Field(
             default="window",
-            description="which positions share an edge: those in the window, wrapped around, all, those given with each batch, the best scored",
+            description=(
+                "which positions share an edge: those in the window, wrapped around, all, those given with each "
+                "batch, the best scored"
+            ),
         )
         rope: Literal["absolute", "relative", "none"] = Field(
-            default="absolute", description="whether disagreements are taken between rotated embeddings, each by its position or one by the distance"
+            default="absolute",
+            description=(
+                "whether disagreements are taken between rotated embeddings, each by its position or one by the "
+                "distance"
+            ),
         )
 
     directions = frozenset({BIDIRECTIONAL})
@@ -80,12 +89,15 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
             per_node += 2 * shape.width * shape.head_width + num_positions * shape.head_width
         return float(num_positions * per_node + edges * cost_per_edge(config, shape))
 
-    def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None, edges: Tensor | None = None) -> Float[Tensor, "B N D"]:
-        """Padding: an edge with a padded end contributes nothing. A window that reaches past the ends is cut there (w ≥ N − 1: the complete graph);
-        only a run, whose length is known beforehand, refuses w ≥ N.
+    def forward(
+        self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None, edges: Tensor | None = None
+    ) -> Float[Tensor, "B N D"]:
+        """Padding: an edge with a padded end contributes nothing. A window that reaches past the ends is cut there (w ≥
+        N − 1: the complete graph); only a run, whose length is known beforehand, refuses w ≥ N.
 
-        ``edges`` belong to ``graph="given"``: directed edges i → j as int64 (E, 2), shared by the batch, or (B, E, 2) with rows [-1, -1] as
-        filler, or a boolean adjacency (N, N) or (B, N, N), True at [i, j]. Errors: ``ValueError`` for a wrong mask and for wrong edges.
+        ``edges`` belong to ``graph="given"``: directed edges i → j as int64 (E, 2), shared by the batch, or (B, E, 2)
+        with rows [-1, -1] as filler, or a boolean adjacency (N, N) or (B, N, N), True at [i, j]. Errors: ``ValueError``
+        for a wrong mask and for wrong edges.
         """
         x_BND = without_padding(x_BND, mask_BN)
         u_HKBN = self.per_head(self.source, x_BND)
@@ -113,7 +125,10 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
 
     def _given(self, edges: Tensor | None, x_BND: Tensor) -> Edges:
         if edges is None:
-            raise ValueError("mechanism.sc.graph=given needs edges: forward(x, edges=…), e.g. int64 (E, 2) with a row [i, j] for each edge i → j")
+            raise ValueError(
+                "mechanism.sc.graph=given needs edges: forward(x, edges=…), e.g. int64 (E, 2) with a row [i, j] for "
+                "each edge i → j"
+            )
         return given_edges(edges, x_BND.shape[0], x_BND.shape[1], x_BND.device)
 
     def _scores(self, x_BND: Tensor) -> Tensor:
@@ -128,7 +143,8 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         slices, step_sizes = self.heads_in_turn(u_HKBN.device), self.step_sizes()
         at_once = slices[0].stop
         weights: Iterable[EdgeWeights] = (
-            self.edge_weights_of(hidden, heads, graph.shape) for heads, hidden in zip(slices, hidden_HTXM.split(at_once), strict=True)
+            self.edge_weights_of(hidden, heads, graph.shape)
+            for heads, hidden in zip(slices, hidden_HTXM.split(at_once), strict=True)
         )
         if len(step_sizes) > 1:
             weights = list(weights)
@@ -141,14 +157,20 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
     def edge_weights(
         self, x_BND: Float[Tensor, "B N D"], *, edges: Tensor | None = None
     ) -> tuple[Int64[Tensor, " E"], Int64[Tensor, " E"], Float[Tensor, "B H E K K"]]:
-        """``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the directed edges i = source → j = target of the graph, gates included.
+        """``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the directed edges i = source → j = target
+          of the graph, gates included.
 
-        Errors: ``ValueError`` where there are no edges, and where each sequence of a larger batch has its own (top_w, edges given per sequence).
+        Errors: ``ValueError`` where there are no edges, and where each sequence of a larger batch has its own (top_w,
+        edges given per sequence).
         """
         graph = self._graph(x_BND, None, edges)
         if not graph.shape[1]:
             given = "edges holds no edge; give at least one"
-            raise ValueError(given if self.config.graph == "given" else f"a sequence of {x_BND.shape[1]} position has no edges; give at least 2")
+            raise ValueError(
+                given
+                if self.config.graph == "given"
+                else f"a sequence of {x_BND.shape[1]} position has no edges; give at least 2"
+            )
         weights = self.edge_weights_of(self._hidden(x_BND, graph), slice(None), graph.shape)
         return graph.directed(weights.dense(self.source.out_features // self.heads))
 

@@ -14,21 +14,26 @@ from stability.config import Settings
 from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 
-# Queries are taken in blocks of at least this many. Measured against one product per offset: as fast at w = 2, at w = 12 a step takes 0.6 of the time.
+# Queries are taken in blocks of at least this many. Measured against one product per offset: as fast at w = 2, at w =
+# 12 a step takes 0.6 of the time.
 MIN_BLOCK = 16
 
 
 class SlidingWindowAttention(AbstractSoftmaxAttention):
-    """Softmax attention in which position i sees j with |i − j| ≤ w, or i − w ≤ j ≤ i where causal; RoPE on q and k (paper E: w = 2).
+    """Softmax attention in which position i sees j with |i − j| ≤ w, or i − w ≤ j ≤ i where causal; RoPE on q and k
+    (paper E: w = 2).
 
-    The queries are cut into blocks of c = max(w, 16); a block sees its own keys and w more on each side (causal: before it). Time and
-    memory are O(N·(c + 2w)), linear in N, and there is no N × N mask. A position always sees itself, so no softmax row is empty.
+    The queries are cut into blocks of c = max(w, 16); a block sees its own keys and w more on each side (causal: before
+    it). Time and memory are O(N·(c + 2w)), linear in N, and there is no N × N mask. A position always sees itself, so
+    no softmax row is empty.
     """
 
     class Config(Settings):
         """Width of the band."""
 
-        window: int = Field(default=2, ge=1, description="positions seen on each side (causal: before), besides oneself")
+        window: int = Field(
+            default=2, ge=1, description="positions seen on each side (causal: before), besides oneself"
+        )
 
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
 
@@ -50,7 +55,9 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
         q_BHNK, k_BHNK, v_BHNK = self.split(self.qkv(x_BND))
         blocks_of_q = F.pad(q_BHNK, (0, 0, 0, fill)).unflatten(2, (num_blocks, block))
         visible = self._visible(num_positions, num_blocks, block, mask_BN, x_BND.device)
-        y = F.scaled_dot_product_attention(blocks_of_q, self._seen(k_BHNK, block, fill), self._seen(v_BHNK, block, fill), attn_mask=visible)
+        y = F.scaled_dot_product_attention(
+            blocks_of_q, self._seen(k_BHNK, block, fill), self._seen(v_BHNK, block, fill), attn_mask=visible
+        )
         return self.joined(y.flatten(2, 3)[:, :, :num_positions], x_BND)
 
     def visible(self, num_positions: int, device: torch.device) -> Bool[Tensor, "N N"]:
@@ -59,12 +66,16 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
         return (offset_NN >= -self.before) & (offset_NN <= self.after)
 
     def _seen(self, k_BHNK: Tensor, block: int, fill: int) -> Tensor:
-        """What each block of queries may look at: (B, H, blocks, before + block + after, K), zero beyond the sequence."""
+        """What each block of queries may look at: (B, H, blocks, before + block + after, K), zero beyond the
+        sequence."""
         padded = F.pad(k_BHNK, (0, 0, self.before, fill + self.after))
         return padded.unfold(2, self.before + block + self.after, block).transpose(-1, -2)
 
-    def _visible(self, num_positions: int, num_blocks: int, block: int, mask_BN: Tensor | None, device: torch.device) -> Tensor:
-        """True where a query sees a key, (blocks, block, before + block + after); with a leading (B, 1) where there is padding."""
+    def _visible(
+        self, num_positions: int, num_blocks: int, block: int, mask_BN: Tensor | None, device: torch.device
+    ) -> Tensor:
+        """True where a query sees a key, (blocks, block, before + block + after); with a leading (B, 1) where there is
+        padding."""
         starts = torch.arange(num_blocks, device=device)[:, None, None] * block
         query = starts + torch.arange(block, device=device)[:, None]
         key = starts - self.before + torch.arange(self.before + block + self.after, device=device)

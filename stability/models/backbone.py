@@ -15,14 +15,16 @@ Pool = Callable[[Tensor, Tensor | None], Tensor]
 
 
 class Backbone(nn.Module):
-    """Tokens (B, N) → logits (B, N, V): embedding, blocks, final norm, linear head. Positions enter inside the mixers (RoPE).
+    """Tokens (B, N) → logits (B, N, V): embedding, blocks, final norm, linear head. Positions enter inside the mixers
+    (RoPE).
 
-    ``embedding``: whatever turns the inputs into (B, N, D): an `nn.Embedding` of tokens, patches of images. ``pool``: what the head reads where it does
-    not read every position: ``pool(hidden_BND, mask_BN)`` → (B, M, D), the logits then being (B, M, V); None: every position.
+    ``embedding``: whatever turns the inputs into (B, N, D): an `nn.Embedding` of tokens, patches of images. ``pool``:
+      what the head reads where it does not read every position: ``pool(hidden_BND, mask_BN)`` → (B, M, D), the logits
+      then being (B, M, V); None: every position.
 
-    With cross branches in the blocks, context tokens (B, J) are embedded by the same embedding and normed once: every block reads the same context, on
-    the scale of the normed source that it is compared with. ``condition``: the model reads a noise level (B,), which modulates its blocks (built
-    for it) and its final norm; its head starts at zero.
+    With cross branches in the blocks, context tokens (B, J) are embedded by the same embedding and normed once: every
+    block reads the same context, on the scale of the normed source that it is compared with. ``condition``: the model
+    reads a noise level (B,), which modulates its blocks (built for it) and its final norm; its head starts at zero.
     """
 
     def __init__(
@@ -45,7 +47,8 @@ class Backbone(nn.Module):
         self.noise_level = None if condition is None else NoiseLevel(condition)
         self.final_modulation = None if condition is None else FinalModulation(condition.width, width)
         if condition is not None:
-            nn.init.zeros_(self.head.weight)  # with the modulations' zeros, an untrained model says log s = −log(e^σ − 1) − log V: every token alike
+            # with the modulations' zeros, an untrained model says log s = −log(e^σ − 1) − log V: every token alike
+            nn.init.zeros_(self.head.weight)
 
     def forward(
         self,
@@ -58,12 +61,13 @@ class Backbone(nn.Module):
         readout: Readout | None = None,
         **inputs: Any,
     ) -> Any:
-        """``tokens_BN``: what the embedding reads. ``context_BJ``: context tokens, needed exactly where there are cross branches; masks: True where a token is
-        valid. ``sigma_B``: each sequence's noise level, needed exactly where the model is conditioned. ``readout``: called as ``readout(hidden_BND,
-        weight_VD, bias_V)`` with what the head would read and the head's parameters; its result stands for the logits (a loss that never makes them all).
+        """``tokens_BN``: what the embedding reads. ``context_BJ``: context tokens, needed exactly where there are cross
+          branches; masks: True where a token is valid. ``sigma_B``: each sequence's noise level, needed exactly where
+          the model is conditioned. ``readout``: called as ``readout(hidden_BND, weight_VD, bias_V)`` with what the head
+          would read and the head's parameters; its result stands for the logits (a loss that never makes them all).
 
-        ``inputs``: what mixers take besides, e.g. ``edges=`` for ``sc`` with ``graph=given``. Errors: ``ValueError`` for a context or a noise level that is
-        missing or that nothing reads, and for an input that no mixer takes.
+        ``inputs``: what mixers take besides, e.g. ``edges=`` for ``sc`` with ``graph=given``. Errors: ``ValueError``
+          for a context or a noise level that is missing or that nothing reads, and for an input that no mixer takes.
         """
         context, condition_BC = self._context(context_BJ, context_mask_BJ), self._condition(sigma_B)
         if inputs:
@@ -82,7 +86,10 @@ class Backbone(nn.Module):
     def _condition(self, sigma_B: Tensor | None) -> Tensor | None:
         if self.noise_level is None:
             if sigma_B is not None:
-                raise ValueError("sigma_B is read by time-conditioned blocks only, and this model has none; train it with objective=score_entropy")
+                raise ValueError(
+                    "sigma_B is read by time-conditioned blocks only, and this model has none; train it with "
+                    "objective=score_entropy"
+                )
             return None
         if sigma_B is None:
             raise ValueError("this model's blocks read the noise level; give sigma_B=, one per sequence")
@@ -91,7 +98,10 @@ class Backbone(nn.Module):
     def _context(self, context_BJ: Tensor | None, context_mask_BJ: Tensor | None) -> Context | None:
         if self.context_norm is None:
             if context_BJ is not None or context_mask_BJ is not None:
-                raise ValueError("context_BJ and context_mask_BJ are read by a cross mechanism only, and this model has none; build it with cross=auto")
+                raise ValueError(
+                    "context_BJ and context_mask_BJ are read by a cross mechanism only, and this model has none; "
+                    "build it with cross=auto"
+                )
             return None
         if context_BJ is None:
             raise ValueError("this model's cross mechanism needs a context; give context_BJ=, the context's tokens")
@@ -100,7 +110,9 @@ class Backbone(nn.Module):
     def _check(self, inputs: dict[str, Any]) -> None:
         taken = frozenset().union(*(cast(Block, block).mixer_inputs for block in self.blocks))
         if unread := sorted(set(inputs) - taken):
-            raise ValueError(f"{unread[0]}=: no mixer of this model takes it (edges= belongs to mechanism=sc with graph=given)")
+            raise ValueError(
+                f"{unread[0]}=: no mixer of this model takes it (edges= belongs to mechanism=sc with graph=given)"
+            )
 
 
 def num_parameters(model: nn.Module) -> int:
@@ -108,6 +120,7 @@ def num_parameters(model: nn.Module) -> int:
 
 
 def block_of(name: str) -> str:
-    """The block of a model's parameter: "blocks.0.mixer" (ffn, mixer_norm, …) for what lies in a layer, the module's name for what does not."""
+    """The block of a model's parameter: "blocks.0.mixer" (ffn, mixer_norm, …) for what lies in a layer, the module's
+    name for what does not."""
     parts = name.split(".")
     return ".".join(parts[:3] if parts[0] == "blocks" else parts[:1])

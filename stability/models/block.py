@@ -26,7 +26,8 @@ class CrossBranch(nn.Module):
         self.mechanism, self.norm, self.residual = mechanism, norm, residual
 
     def forward(self, state: Tensor, context: Context, mask_BN: Tensor | None) -> Tensor:
-        """The state with what it reads in the context; rows of the batch whose context is wholly padded keep their state, whatever the mechanism returns."""
+        """The state with what it reads in the context; rows of the batch whose context is wholly padded keep their
+        state, whatever the mechanism returns."""
         x_BJD, mask_BJ = context
 
         def branch(x_BND: Tensor) -> Tensor:
@@ -39,8 +40,9 @@ class CrossBranch(nn.Module):
 
 
 class Block(nn.Module):
-    """Mixer branch, cross branch where there is one, feed-forward branch. ``residuals``: the connections of the first and the last, each called as
-    ``residual(state, branch)``. ``modulation``: what a condition does to the first and the last (adaLN-zero), None in a model without one."""
+    """Mixer branch, cross branch where there is one, feed-forward branch. ``residuals``: the connections of the first
+    and the last, each called as ``residual(state, branch)``. ``modulation``: what a condition does to the first and the
+    last (adaLN-zero), None in a model without one."""
 
     def __init__(
         self,
@@ -65,11 +67,15 @@ class Block(nn.Module):
         inputs: dict[str, Any] | None = None,
         condition_BC: Tensor | None = None,
     ) -> Tensor:
-        """``inputs``: what mixers may take beside state and mask (``edges``); this block's gets those that its `forward` names.
+        """``inputs``: what mixers may take beside state and mask (``edges``); this block's gets those that its
+          `forward` names.
         ``condition_BC``: what ``modulation`` reads, given exactly where there is one."""
         own = {name: value for name, value in (inputs or {}).items() if name in self.mixer_inputs}
         of_mixer, of_ffn = UNMODULATED if self.modulation is None else self.modulation(condition_BC)
-        state = self.mixer_residual(state, lambda x_BND: of_mixer.gated(self.mixer(of_mixer.moved(self.mixer_norm(x_BND)), mask_BN=mask_BN, **own)))
+        state = self.mixer_residual(
+            state,
+            lambda x_BND: of_mixer.gated(self.mixer(of_mixer.moved(self.mixer_norm(x_BND)), mask_BN=mask_BN, **own)),
+        )
         if self.cross is not None and context is not None:
             state = self.cross(state, context, mask_BN)
         return self.ffn_residual(state, lambda x_BND: of_ffn.gated(self.ffn(of_ffn.moved(self.ffn_norm(x_BND)))))

@@ -1,4 +1,5 @@
-"""Blocks that read a noise level: adaLN-zero (Peebles & Xie 2023, arXiv:2212.09748), as discrete diffusion uses it (Lou et al. 2024)."""
+"""Blocks that read a noise level: adaLN-zero (Peebles & Xie 2023, arXiv:2212.09748), as discrete diffusion uses it (Lou
+et al. 2024)."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class ConditionShape(NamedTuple):
 
 
 class NoiseLevel(nn.Module):
-    """σ (B,) → sinusoids, cos and sin at periods from 2π to nearly 2π·10⁴ → Linear, SiLU, Linear → SiLU: the condition (B, C)."""
+    """σ (B,) → sinusoids, cos and sin at periods from 2π to nearly 2π·10⁴ → Linear, SiLU, Linear → SiLU: the condition
+    (B, C)."""
 
     def __init__(self, shape: ConditionShape):
         super().__init__()
@@ -29,7 +31,9 @@ class NoiseLevel(nn.Module):
 
     def forward(self, sigma_B: Tensor) -> Tensor:
         silu = nn.functional.silu
-        return silu(self.condition(silu(self.hidden(sinusoids(sigma_B, self.num_sinusoids).to(self.hidden.weight.dtype)))))
+        return silu(
+            self.condition(silu(self.hidden(sinusoids(sigma_B, self.num_sinusoids).to(self.hidden.weight.dtype))))
+        )
 
 
 def sinusoids(sigma_B: Tensor, num: int) -> Tensor:
@@ -42,7 +46,8 @@ def sinusoids(sigma_B: Tensor, num: int) -> Tensor:
 
 
 class Modulated(NamedTuple):
-    """What a condition does to one branch, (B, 1, D) each: x·(1 + scale) + shift before it, gate·y after it; None: nothing."""
+    """What a condition does to one branch, (B, 1, D) each: x·(1 + scale) + shift before it, gate·y after it; None:
+    nothing."""
 
     shift: Tensor | None = None
     scale: Tensor | None = None
@@ -59,7 +64,8 @@ UNMODULATED = (Modulated(), Modulated())
 
 
 class Modulation(nn.Module):
-    """Shift, scale and gate of a block's two branches, linear in the condition; all zero at the start, so that a block begins as the identity."""
+    """Shift, scale and gate of a block's two branches, linear in the condition; all zero at the start, so that a block
+    begins as the identity."""
 
     def __init__(self, condition_width: int, width: int):
         super().__init__()

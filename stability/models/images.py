@@ -34,10 +34,19 @@ class ImageFormat(NamedTuple):
 
         Errors: ``ValueError`` of one line where there is none, with the numbers of positions that there are.
         """
-        sides = {self.height * self.width // side**2: side for side in range(1, math.gcd(self.height, self.width) + 1) if self._fits(side)}
+        sides = {
+            self.height * self.width // side**2: side
+            for side in range(1, math.gcd(self.height, self.width) + 1)
+            if self._fits(side)
+        }
         if positions not in sides:
-            choices = ", ".join(f"{number} ({side}×{side} pixels)" for number, side in sorted(sides.items()) if number > 1)
-            raise ValueError(f"model.positions={positions}: a position is a square patch, and images of {self.height}×{self.width} have as many as {choices}")
+            choices = ", ".join(
+                f"{number} ({side}×{side} pixels)" for number, side in sorted(sides.items()) if number > 1
+            )
+            raise ValueError(
+                f"model.positions={positions}: a position is a square patch, and images of "
+                f"{self.height}×{self.width} have as many as {choices}"
+            )
         return sides[positions]
 
     def _fits(self, side: int) -> bool:

@@ -7,11 +7,13 @@ from torch import Tensor
 
 
 def rope(u: Tensor, *, position_dim: int = -2, width_dim: int = -1, base: float = 10_000.0) -> Tensor:
-    """ũ = u ⊙ cos θ(p) + (P u) ⊙ sin θ(p), θ(p)_k = p·base^(−2k/K), P u = [−second half; first half] (paper C.3, Eqs. 41–42).
+    """ũ = u ⊙ cos θ(p) + (P u) ⊙ sin θ(p), θ(p)_k = p·base^(−2k/K), P u = [−second half; first half] (paper C.3, Eqs.
+    41–42).
 
-    ``u``: any shape; ``position_dim`` counts the positions p = 0, 1, …, ``width_dim`` is the head width K, which must be even.
-    Angles are float32 or wider; the result has u's dtype. Plain differentiable operations, and nothing is kept between calls: a table made
-    inside a functional transform or under inference mode must not outlive it, and making it is below 1 % of a layer.
+    ``u``: any shape; ``position_dim`` counts the positions p = 0, 1, …, ``width_dim`` is the head width K, which must
+      be even. Angles are float32 or wider; the result has u's dtype. Plain differentiable operations, and nothing is
+      kept between calls: a table made inside a functional transform or under inference mode must not outlive it, and
+      making it is below 1 % of a layer.
     """
     cos, sin = _cos_sin(u, position_dim, width_dim, base)
     first, second = u.chunk(2, dim=width_dim)
@@ -23,7 +25,9 @@ def _cos_sin(u: Tensor, position_dim: int, width_dim: int, base: float) -> tuple
     """cos θ and sin θ of the K/2 angles per position, shaped so that they broadcast against half of ``u``."""
     width = u.shape[width_dim]
     if width % 2:
-        raise ValueError(f"RoPE turns pairs: the head width must be even, got {width}; choose heads so that width / heads is even")
+        raise ValueError(
+            f"RoPE turns pairs: the head width must be even, got {width}; choose heads so that width / heads is even"
+        )
     wide = torch.promote_types(u.dtype, torch.float32)
     position = torch.arange(u.shape[position_dim], dtype=wide, device=u.device)
     rate = base ** (-torch.arange(0, width, 2, dtype=wide, device=u.device) / width)

@@ -1,4 +1,5 @@
-"""Special tokens of a protein's tracks, the first of every vocabulary. No torch: what reads files in many processes needs them, too."""
+"""Special tokens of a protein's tracks, the first of every vocabulary. No torch: what reads files in many processes
+needs them, too."""
 
 from __future__ import annotations
 

@@ -70,10 +70,20 @@ class Conditioned(nn.Module):
     row's context has no entry that may be read. ``contexts``: what embeds each, and whether it stands position by
     position beside the sources."""
 
-    def __init__(self, sources: nn.Module, contexts: Sequence[tuple[nn.Module, bool]], norms: Sequence[nn.Module], branches: Sequence[nn.Module]):
+    def __init__(
+        self,
+        sources: nn.Module,
+        contexts: Sequence[tuple[nn.Module, bool]],
+        norms: Sequence[nn.Module],
+        branches: Sequence[nn.Module],
+    ):
         super().__init__()
         self.sources = sources
-        self.tracks, self.norms, self.branches = nn.ModuleList(embed for embed, _ in contexts), nn.ModuleList(norms), nn.ModuleList(branches)
+        self.tracks, self.norms, self.branches = (
+            nn.ModuleList(embed for embed, _ in contexts),
+            nn.ModuleList(norms),
+            nn.ModuleList(branches),
+        )
         self._aligned = [is_aligned for _, is_aligned in contexts]
 
     def start_local(self, bias: float) -> None:

@@ -23,27 +23,38 @@ class ObjectiveSettings(Settings):
     """What every objective can be told."""
 
     loss_chunk: Annotated[int | None, Since(None, of=("mlm", "ar"))] = Field(
-        default=None, ge=1, description="positions of a batch whose logits exist at once, computed again in the backward pass; null: all of them, kept"
+        default=None,
+        ge=1,
+        description=(
+            "positions of a batch whose logits exist at once, computed again in the backward pass; null: all of "
+            "them, kept"
+        ),
     )
 
 
 def refuse_unread(settings: ObjectiveSettings, names: Sequence[str], is_read: bool, owner: str) -> None:
-    """Errors: ``ValueError`` where one of ``names`` is set (to another value than its default, which every spec writes) and nothing reads it.
+    """Errors: ``ValueError`` where one of ``names`` is set (to another value than its default, which every spec writes)
+    and nothing reads it.
 
     ``owner``: the setting under which it is read, and what was given instead.
     """
     changed = [name for name in names if getattr(settings, name) != type(settings).model_fields[name].default]
     if changed and not is_read:
-        raise ValueError(f"objective.{changed[0]}={getattr(settings, changed[0])} changes nothing here: it belongs to {owner}")
+        raise ValueError(
+            f"objective.{changed[0]}={getattr(settings, changed[0])} changes nothing here: it belongs to {owner}"
+        )
 
 
 class Examples(NamedTuple):
-    """One batch as the model sees it. ``weights_BN``: the share of each position in the loss, 0 where it does not count.
+    """One batch as the model sees it. ``weights_BN``: the share of each position in the loss, 0 where it does not
+    count.
 
-    ``inputs_BN``: tokens, or what else the model's embedding reads (named tuples of tensors, too), a row a sequence. Targets and weights have as many columns
-    as the model gives logits: N, or fewer where its head reads something pooled; and an axis more where several things are predicted at a position.
-    ``context_BJ``: tokens that the model's cross mechanism reads, None for a model without one. ``sigma_B``: the total noise that each sequence was
-    corrupted with, which a time-conditioned model reads, None for any other. ``mask_BN``: True where a position is no padding; None: there is none.
+    ``inputs_BN``: tokens, or what else the model's embedding reads (named tuples of tensors, too), a row a sequence.
+      Targets and weights have as many columns as the model gives logits: N, or fewer where its head reads something
+      pooled; and an axis more where several things are predicted at a position.
+    ``context_BJ``: tokens that the model's cross mechanism reads, None for a model without one. ``sigma_B``: the total
+      noise that each sequence was corrupted with, which a time-conditioned model reads, None for any other.
+      ``mask_BN``: True where a position is no padding; None: there is none.
     """
 
     inputs_BN: Any
@@ -54,7 +65,8 @@ class Examples(NamedTuple):
     mask_BN: Tensor | None = None
 
     def logits(self, model: nn.Module, params: Mapping[str, Tensor] | None = None, **options: Any) -> Any:
-        """The model's logits (B, N, V) on this batch; ``params`` stand in for its own where they are given. ``options``: more for its `forward`."""
+        """The model's logits (B, N, V) on this batch; ``params`` stand in for its own where they are given.
+        ``options``: more for its `forward`."""
         given = {"context_BJ": self.context_BJ, "sigma_B": self.sigma_B, "mask_BN": self.mask_BN, **options}
         given = {name: value for name, value in given.items() if value is not None}
         if params is None:
@@ -66,35 +78,46 @@ class Examples(NamedTuple):
 
     def split(self, rows: int) -> list[Examples]:
         """Microbatches of ``rows`` rows, the last one shorter where they do not divide the batch; views."""
-        return [self.each(lambda tensor, start=start: tensor[start : start + rows]) for start in range(0, max(len(self.targets_BN), 1), rows)]
+        return [
+            self.each(lambda tensor, start=start: tensor[start : start + rows])
+            for start in range(0, max(len(self.targets_BN), 1), rows)
+        ]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Examples:
         parts: Any = (None if part is None else tree_map(change, part) for part in self)
         return Examples(*parts)
 
     def counted(self) -> tuple[Examples, Tensor]:
-        """Every position that counts as a sequence of length one (R, 1), in order, with its sequence's σ; and which of the B·N they are (R). Inputs that
-        do not stand position by position beside the targets come whole, those of its sequence."""
+        """Every position that counts as a sequence of length one (R, 1), in order, with its sequence's σ; and which of
+        the B·N they are (R). Inputs that do not stand position by position beside the targets come whole, those of its
+        sequence."""
         counts_BN = self.weights_BN if self.weights_BN.ndim == 2 else self.weights_BN.any(-1)
         index_R = counts_BN.flatten().nonzero().squeeze(-1)
         targets_R1, weights_R1 = (tensor.flatten(0, 1)[index_R, None] for tensor in (self.targets_BN, self.weights_BN))
         row_R = index_R // self.targets_BN.shape[1]
         is_beside = isinstance(self.inputs_BN, Tensor) and self.inputs_BN.shape == self.targets_BN.shape
-        inputs = self.inputs_BN.flatten()[index_R, None] if is_beside else tree_map(lambda tensor: tensor[row_R], self.inputs_BN)
+        inputs = (
+            self.inputs_BN.flatten()[index_R, None]
+            if is_beside
+            else tree_map(lambda tensor: tensor[row_R], self.inputs_BN)
+        )
         sigma_R = None if self.sigma_B is None else self.sigma_B[row_R]
         return Examples(inputs, targets_R1, weights_R1, sigma_B=sigma_R), index_R
 
 
 class AbstractObjective:
-    """``direction``: what it asks of the mechanism. ``num_inputs`` / ``num_outputs``: rows of the embedding, columns of the head.
+    """``direction``: what it asks of the mechanism. ``num_inputs`` / ``num_outputs``: rows of the embedding, columns of
+      the head.
 
-    ``config``: its settings, those of `ObjectiveSettings` among them. ``mask_id``: the id that stands for a hidden token, one past the vocabulary; None where
-    nothing is unmasked (ar, a uniform graph). ``condition``: the shape of what a model makes of the noise level σ (`Examples.sigma_B`) for its
-    time-conditioned blocks; None: it reads none.
+    ``config``: its settings, those of `ObjectiveSettings` among them. ``mask_id``: the id that stands for a hidden
+      token, one past the vocabulary; None where nothing is unmasked (ar, a uniform graph). ``condition``: the shape of
+      what a model makes of the noise level σ (`Examples.sigma_B`) for its time-conditioned blocks; None: it reads none.
 
-    ``corpus_kind``: the kind of prepared data that it reads (`AbstractCorpus.kind`); ``unit``: what a model's position is called, and several of them;
-    ``baseline``: what knows the targets' frequencies and nothing else. ``score_names``: what is validated beside the NLL (`validate`). ``components``:
-    names of the parts that the loss is a sum of, where it is one (`component_sums`).
+    ``corpus_kind``: the kind of prepared data that it reads (`AbstractCorpus.kind`); ``unit``: what a model's position
+      is called, and several of them;
+    ``baseline``: what knows the targets' frequencies and nothing else. ``score_names``: what is validated beside the
+      NLL (`validate`). ``components``: names of the parts that the loss is a sum of, where it is one
+      (`component_sums`).
 
     ``samplers``: names of the samplers that generation may take, its default first; () where nothing can be sampled.
     "ar" reads the logits of the next token, "top_prob" and "random" `clean_probs` (of proteins ``track_probs``),
@@ -126,7 +149,8 @@ class AbstractObjective:
         return 8
 
     def embedding(self, width: int, positions: int) -> nn.Module:
-        """How a model reads `Examples.inputs_BN`: a module that makes (B, N, D) of them. Its weights are drawn from the global random state."""
+        """How a model reads `Examples.inputs_BN`: a module that makes (B, N, D) of them. Its weights are drawn from the
+        global random state."""
         return nn.Embedding(self.num_inputs, width)
 
     @property
@@ -141,12 +165,13 @@ class AbstractObjective:
 
     @classmethod
     def contexts_of(cls, config: Any) -> tuple[str, ...]:
-        """Names of the contexts that enter once before the blocks, each through a cross mechanism of its own; those that stand position by position beside
-        the model's, first."""
+        """Names of the contexts that enter once before the blocks, each through a cross mechanism of its own; those
+        that stand position by position beside the model's, first."""
         return ()
 
     def context_embeddings(self, width: int) -> Sequence[tuple[nn.Module, bool]]:
-        """Of each of `contexts_of`, what makes (B, J, D) of its track in `Examples.inputs_BN`, and whether it stands position by position beside them."""
+        """Of each of `contexts_of`, what makes (B, J, D) of its track in `Examples.inputs_BN`, and whether it stands
+        position by position beside them."""
         return ()
 
     @classmethod
@@ -162,11 +187,13 @@ class AbstractObjective:
         """Errors: ``ValueError`` where the settings do not fit the data's format."""
 
     def augmented(self, batch: Any, generator: torch.Generator) -> Any:
-        """What training makes of a batch before `examples` sees it, and validation does not; without any, nothing is drawn from ``generator``."""
+        """What training makes of a batch before `examples` sees it, and validation does not; without any, nothing is
+        drawn from ``generator``."""
         return batch
 
     def examples(self, tokens_BN: Any, generator: torch.Generator) -> Examples:
-        """Corrupt (or shift) int64 tokens, or whatever the corpus's batches are; every random choice comes from ``generator``."""
+        """Corrupt (or shift) int64 tokens, or whatever the corpus's batches are; every random choice comes from
+        ``generator``."""
         raise NotImplementedError
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
@@ -180,8 +207,11 @@ class AbstractObjective:
         """What a mean of the loss divides by: the sum of the weights."""
         return examples.weights_BN.to(dtype).sum()
 
-    def loss(self, model: nn.Module, examples: Examples, params: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """`loss_sum` of the model on a batch; ``params`` stand in for its own. With ``loss_chunk`` the logits of the batch never exist at once."""
+    def loss(
+        self, model: nn.Module, examples: Examples, params: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """`loss_sum` of the model on a batch; ``params`` stand in for its own. With ``loss_chunk`` the logits of the
+        batch never exist at once."""
         if self.config.loss_chunk is None:
             return self.loss_sum(examples.logits(model, params), examples)
         read = partial(chunked_sum, self.loss_sum, examples, self.config.loss_chunk)
@@ -189,7 +219,8 @@ class AbstractObjective:
         return total, self.count(examples, total.dtype)
 
     def validate(self, model: nn.Module, examples: Examples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """`loss`, and by name the sums of what else is validated, each to be divided by the same count; a name is that of a column of ``metrics.jsonl``."""
+        """`loss`, and by name the sums of what else is validated, each to be divided by the same count; a name is that
+        of a column of ``metrics.jsonl``."""
         return *self.loss(model, examples), {}
 
     def component_sums(self, logits_BNV: Tensor, examples: Examples) -> Tensor:
@@ -197,16 +228,21 @@ class AbstractObjective:
         raise NotImplementedError
 
     def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
-        """The logits (B, N, V) of the best model that reads nothing of its input but what a corrupted position itself says: tokens by their frequencies."""
+        """The logits (B, N, V) of the best model that reads nothing of its input but what a corrupted position itself
+        says: tokens by their frequencies."""
         return log_frequencies_V.expand(*examples.targets_BN.shape, -1)
 
     def clean_probs(self, model: nn.Module, tokens_BN: Tensor) -> Tensor:
-        """What the model holds each position's clean token to be, given a partly masked sequence (``mask_id`` where a token is hidden): (B, N, V) with
-        V the vocabulary without the mask, float32 or wider, rows sum to 1. Trained at masked positions only. Without gradients.
+        """What the model holds each position's clean token to be, given a partly masked sequence (``mask_id`` where a
+        token is hidden): (B, N, V) with V the vocabulary without the mask, float32 or wider, rows sum to 1. Trained at
+        masked positions only. Without gradients.
 
         Errors: ``ValueError`` where the objective masks nothing (``mask_id`` is None).
         """
-        raise ValueError(f"{type(self).__name__} hides no tokens, so that there is nothing to unmask; train with objective=mlm or score_entropy (absorbing)")
+        raise ValueError(
+            f"{type(self).__name__} hides no tokens, so that there is nothing to unmask; train with objective=mlm or "
+            "score_entropy (absorbing)"
+        )
 
 
 def wide(x: Tensor) -> Tensor:

@@ -12,12 +12,16 @@ from torch.utils.checkpoint import checkpoint
 LossSum = Callable[[Tensor, Any], tuple[Tensor, ...]]
 
 
-def chunked_sum(loss_sum: LossSum, examples: Any, chunk: int, hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor) -> Tensor:
-    """Σ over positions of ``loss_sum(head(hidden), examples)`` (a scalar, or a vector of several sums), the head applied to ``chunk`` positions after another.
+def chunked_sum(
+    loss_sum: LossSum, examples: Any, chunk: int, hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor
+) -> Tensor:
+    """Σ over positions of ``loss_sum(head(hidden), examples)`` (a scalar, or a vector of several sums), the head
+    applied to ``chunk`` positions after another.
 
-    Positions of weight zero are left out: their logits are never computed. The backward pass computes each chunk's logits again (a checkpoint), so that
-    peak memory is that of one chunk. A first derivative gains this way; a second one (double backward) keeps what it recomputed, and is as exact.
-    Where no gradient is recorded by autograd (validation; taylor, whose tensors carry their derivatives with them) there is nothing to compute again.
+    Positions of weight zero are left out: their logits are never computed. The backward pass computes each chunk's
+    logits again (a checkpoint), so that peak memory is that of one chunk. A first derivative gains this way; a second
+    one (double backward) keeps what it recomputed, and is as exact. Where no gradient is recorded by autograd
+    (validation; taylor, whose tensors carry their derivatives with them) there is nothing to compute again.
     """
     rows, index_R = examples.counted()
     hidden_RD = hidden_BND.flatten(0, 1).index_select(0, index_R)

@@ -1,4 +1,5 @@
-"""The two graphs over tokens that discrete diffusion runs on: what corrupts a token, and what the score entropy of its way back is (Lou et al. 2024)."""
+"""The two graphs over tokens that discrete diffusion runs on: what corrupts a token, and what the score entropy of its
+way back is (Lou et al. 2024)."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class Absorbing:
         return noisy_BN == self.mask_id
 
     def log_score(self, logits_BNV: Tensor, noisy_BN: Tensor, sigma_B: Tensor) -> Tensor:
-        """log s (B, N, V + 1): net − log(e^σ − 1) − log V, and 0 at y = x_t. From an unmasked token no state is reached back: what stands there for the
-        other tokens is no ratio of anything, and −∞ stands for M."""
+        """log s (B, N, V + 1): net − log(e^σ − 1) − log V, and 0 at y = x_t. From an unmasked token no state is reached
+        back: what stands there for the other tokens is no ratio of anything, and −∞ stands for M."""
         logs = logits_BNV - (log_expm1(sigma_B) + math.log(self.vocab_size))[:, None, None]
         return F.pad(logs, (0, 1), value=-math.inf).masked_fill(_own(noisy_BN, self.num_states), 0.0)
 
@@ -35,9 +36,11 @@ class Absorbing:
         return (log_frequencies_V + math.log(self.vocab_size)).expand(*noisy_BN.shape, -1)
 
     def loss(self, logits_BNV: Tensor, noisy_BN: Tensor, clean_BN: Tensor, sigma_B: Tensor) -> Tensor:
-        """Σ_{y≠M} s_y − r·log s_{x0} + r(log r − 1) with r = 1/(e^σ − 1), per position (B, N); only that of masked ones means anything.
+        """Σ_{y≠M} s_y − r·log s_{x0} + r(log r − 1) with r = 1/(e^σ − 1), per position (B, N); only that of masked ones
+        means anything.
 
-        s = r·exp(net)/V turns it into r·(mean_y exp(net_y) − net_{x0} + log V − 1): nothing large is subtracted from anything large.
+        s = r·exp(net)/V turns it into r·(mean_y exp(net_y) − net_{x0} + log V − 1): nothing large is subtracted from
+        anything large.
         """
         log_vocab = math.log(self.vocab_size)
         chosen_BN = logits_BNV.gather(-1, clean_BN[..., None]).squeeze(-1)
@@ -73,7 +76,8 @@ class Uniform:
         return log_p_BV[:, None] - log_p_BV.gather(-1, noisy_BN)[..., None]
 
     def loss(self, logits_BNV: Tensor, noisy_BN: Tensor, clean_BN: Tensor, sigma_B: Tensor) -> Tensor:
-        """(1/V) Σ_{y≠x} [s_y − q_y log s_y + q_y(log q_y − 1)] with q_y = p(y|x0)/p(x|x0), x = x_t, per position (B, N).
+        """(1/V) Σ_{y≠x} [s_y − q_y log s_y + q_y(log q_y − 1)] with q_y = p(y|x0)/p(x|x0), x = x_t, per position (B,
+        N).
 
         With a = (e^σ − 1)/(V + e^σ − 1) the ratios are q_y = a where x = x0; else 1/a at y = x0 and 1 at the others.
         """
@@ -82,7 +86,9 @@ class Uniform:
         same_BN, others = noisy_BN == clean_BN, self.vocab_size - 1
         a_BN, inverse_BN = log_a_BN.exp(), (-log_a_BN).exp()
         at_clean_BN = log_s.gather(-1, clean_BN[..., None]).squeeze(-1)  # 0 where x = x0
-        crossed_BN = torch.where(same_BN, a_BN, 1.0) * log_s.sum(-1) + torch.where(same_BN, 0.0, inverse_BN - 1) * at_clean_BN
+        crossed_BN = (
+            torch.where(same_BN, a_BN, 1.0) * log_s.sum(-1) + torch.where(same_BN, 0.0, inverse_BN - 1) * at_clean_BN
+        )
         constant_BN = torch.where(same_BN, others * a_BN * (log_a_BN - 1), inverse_BN * (-log_a_BN - 1) - (others - 1))
         return (log_s.exp().sum(-1) - 1 - crossed_BN + constant_BN) / self.vocab_size
 

@@ -1,4 +1,5 @@
-"""Noise schedules of discrete diffusion: how much of a sequence is corrupted at time t (Lou et al. 2024, arXiv:2310.16834, appendix C.1)."""
+"""Noise schedules of discrete diffusion: how much of a sequence is corrupted at time t (Lou et al. 2024,
+arXiv:2310.16834, appendix C.1)."""
 
 from __future__ import annotations
 
@@ -50,5 +51,6 @@ Noise = LogLinear | Geometric
 
 
 def times(num: int, generator: torch.Generator) -> Tensor:
-    """``num`` times, each U(1e-3, 1), float32: one per sequence, spread evenly over the batch as the mask rates are (`stratified`)."""
+    """``num`` times, each U(1e-3, 1), float32: one per sequence, spread evenly over the batch as the mask rates are
+    (`stratified`)."""
     return EARLIEST + (1 - EARLIEST) * stratified(num, generator)

@@ -17,15 +17,24 @@ from stability.objectives._base import AbstractObjective, Examples, ObjectiveSet
 class Classification(AbstractObjective):
     """Mean cross entropy of an image's class, and the accuracy beside it.
 
-    The image is cut into ``model.positions`` square patches (`PatchEmbedding`); the head reads the mean of all positions after the final norm. A class token
-    in its place would be one end of the line of positions, which a mechanism that reaches its neighbours only (sc, sw) connects to two patches.
-    Pixels are normalised by the training images' mean and standard deviation of each channel. In training only, each image is cropped out of itself
-    with a black border of ``crop`` pixels around it, then mirrored with probability one half.
+    The image is cut into ``model.positions`` square patches (`PatchEmbedding`); the head reads the mean of all
+    positions after the final norm. A class token in its place would be one end of the line of positions, which a
+    mechanism that reaches its neighbours only (sc, sw) connects to two patches. Pixels are normalised by the training
+    images' mean and standard deviation of each channel. In training only, each image is cropped out of itself with a
+    black border of ``crop`` pixels around it, then mirrored with probability one half.
     """
 
     class Config(ObjectiveSettings):
-        crop: int = Field(default=4, ge=0, description="black pixels around each training image, of which a window of its size is cut at random; 0: none")
-        flip: bool = Field(default=True, description="whether training images are mirrored left to right with probability one half")
+        crop: int = Field(
+            default=4,
+            ge=0,
+            description=(
+                "black pixels around each training image, of which a window of its size is cut at random; 0: none"
+            ),
+        )
+        flip: bool = Field(
+            default=True, description="whether training images are mirrored left to right with probability one half"
+        )
 
     corpus_kind = "images"
     unit = ("patch", "patches")
@@ -50,7 +59,8 @@ class Classification(AbstractObjective):
         if self.config.crop >= side:
             size = f"{self.image.height}×{self.image.width} pixels"
             raise ValueError(
-                f"objective.crop={self.config.crop} must be below {side}, the shorter side of images of {size}, or nothing of some is left; 0: none"
+                f"objective.crop={self.config.crop} must be below {side}, the shorter side of images of {size}, or "
+                "nothing of some is left; 0: none"
             )
 
     @property
@@ -58,7 +68,8 @@ class Classification(AbstractObjective):
         return mean_over_positions
 
     def augmented(self, batch: Any, generator: torch.Generator) -> Any:
-        """The batch with its images cropped and mirrored; first all rows and columns of the windows are drawn, then who is mirrored."""
+        """The batch with its images cropped and mirrored; first all rows and columns of the windows are drawn, then who
+        is mirrored."""
         images_BHWC = batch.images_BHWC
         if self.config.crop:
             images_BHWC = cropped(images_BHWC, self.config.crop, generator)
@@ -78,11 +89,14 @@ class Classification(AbstractObjective):
 
     def validate(self, model: nn.Module, examples: Examples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         logits_B1V = examples.logits(model)
-        return *self.loss_sum(logits_B1V, examples), {"val_accuracy": (logits_B1V.argmax(-1) == examples.targets_BN).sum()}
+        return *self.loss_sum(logits_B1V, examples), {
+            "val_accuracy": (logits_B1V.argmax(-1) == examples.targets_BN).sum()
+        }
 
 
 def cropped(images_BHWC: Tensor, border: int, generator: torch.Generator) -> Tensor:
-    """Of each image, with ``border`` black pixels on every side, a window of its own size; all (2·border + 1)² of them are equally likely."""
+    """Of each image, with ``border`` black pixels on every side, a window of its own size; all (2·border + 1)² of them
+    are equally likely."""
     batch, height, width, _ = images_BHWC.shape
     padded = nn.functional.pad(images_BHWC, (0, 0, border, border, border, border))
     top_B, left_B = torch.randint(2 * border + 1, (2, batch), generator=generator)

@@ -9,33 +9,58 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from stability.config.identity import Since
-from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, weighted_cross_entropy, wide
+from stability.objectives._base import (
+    AbstractObjective,
+    Examples,
+    ObjectiveSettings,
+    refuse_unread,
+    weighted_cross_entropy,
+    wide,
+)
 from stability.objectives._mask_rates import ScheduleName, mask_rates, random_mask
 
 
 class MaskedLanguageModel(AbstractObjective):
-    """Cross entropy averaged over a sequence's masked positions, then over sequences (as the paper averages proteins, E.1).
+    """Cross entropy averaged over a sequence's masked positions, then over sequences (as the paper averages proteins,
+    E.1).
 
-    With the uniform schedule this is, per token, the 1/t-weighted bound on the NLL that masked diffusion trains (a batch mean over all
-    masked positions would weigh a sequence by its mask rate). The mask token is one id past the vocabulary; the head does not predict it.
-    With ``context=J`` a window is J + N tokens: the first J are the context, never masked and not in the loss.
-    BERT's objective (Devlin et al. 2019, section 3.1) is ``mask_rate=fixed corruption=bert``: 15 % of the positions are predicted; of them 80 % hold the
-    mask, 10 % a random token, 10 % their own.
+    With the uniform schedule this is, per token, the 1/t-weighted bound on the NLL that masked diffusion trains (a
+    batch mean over all masked positions would weigh a sequence by its mask rate). The mask token is one id past the
+    vocabulary; the head does not predict it. With ``context=J`` a window is J + N tokens: the first J are the context,
+    never masked and not in the loss. BERT's objective (Devlin et al. 2019, section 3.1) is ``mask_rate=fixed
+    corruption=bert``: 15 % of the positions are predicted; of them 80 % hold the mask, 10 % a random token, 10 % their
+    own.
     """
 
     class Config(ObjectiveSettings):
-        mask_rate: ScheduleName = Field(default="uniform", description="schedule that each sequence's mask rate is drawn from; fixed: fixed_rate")
-        fixed_rate: Annotated[float, Since(0.15, of=("mlm",))] = Field(default=0.15, gt=0, le=1, description="mask rate of every sequence (mask_rate=fixed)")
+        mask_rate: ScheduleName = Field(
+            default="uniform", description="schedule that each sequence's mask rate is drawn from; fixed: fixed_rate"
+        )
+        fixed_rate: Annotated[float, Since(0.15, of=("mlm",))] = Field(
+            default=0.15, gt=0, le=1, description="mask rate of every sequence (mask_rate=fixed)"
+        )
         corruption: Annotated[Literal["mask", "bert"], Since("mask", of=("mlm",))] = Field(
-            default="mask", description="what stands at a position to predict: the mask, or for 10 % of them each a random token and their own (bert)"
+            default="mask",
+            description=(
+                "what stands at a position to predict: the mask, or for 10 % of them each a random token and their "
+                "own (bert)"
+            ),
         )
         context: Annotated[int, Since(0, of=("mlm",))] = Field(
-            default=0, ge=0, le=2**24, description="tokens before each sequence, given whole as what a cross mechanism reads (cross=auto)"
+            default=0,
+            ge=0,
+            le=2**24,
+            description="tokens before each sequence, given whole as what a cross mechanism reads (cross=auto)",
         )
 
         @model_validator(mode="after")
         def _rate_is_read(self) -> MaskedLanguageModel.Config:
-            refuse_unread(self, ("fixed_rate",), self.mask_rate == "fixed", f"objective.mask_rate=fixed (objective.mask_rate={self.mask_rate} given)")
+            refuse_unread(
+                self,
+                ("fixed_rate",),
+                self.mask_rate == "fixed",
+                f"objective.mask_rate=fixed (objective.mask_rate={self.mask_rate} given)",
+            )
             return self
 
     direction = "bidirectional"

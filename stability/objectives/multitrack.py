@@ -1,4 +1,5 @@
-"""Masked modelling of proteins: sequence and structure tokens are predicted, what else is known of a protein is given."""
+"""Masked modelling of proteins: sequence and structure tokens are predicted, what else is known of a protein is
+given."""
 
 from __future__ import annotations
 
@@ -23,32 +24,48 @@ FIRST = len(SPECIALS)  # the first content token of a source track
 
 
 class MultitrackMaskedModel(AbstractObjective):
-    """The sum of the source tracks' NLLs: of each track the cross entropy averaged over a protein's masked positions, then over proteins (consensus paper, 5.1
-    and E.1; it names the components of its Table 4 and not how the total is made of them: here it is their sum, the nats of one residue's hidden
-    letter and hidden structure token).
+    """The sum of the source tracks' NLLs: of each track the cross entropy averaged over a protein's masked positions,
+    then over proteins (consensus paper, 5.1 and E.1; it names the components of its Table 4 and not how the total is
+    made of them: here it is their sum, the nats of one residue's hidden letter and hidden structure token).
 
-    What is fed of a protein stands between BOS and EOS, so that N positions take N − 2 residues; a longer chain is cropped. Source tracks are embedded and
-    summed. Each track is masked by its own schedule with one rate a protein, at least one position of it. Only content is masked and predicted: no
-    special token, no residue whose letter or coordinates are not known (UNK). A protein without any content in a track does not count in the track's mean
-    (of a batch; in validation of 64 proteins at a time). Structure tokens are those of the whole chain.
+    What is fed of a protein stands between BOS and EOS, so that N positions take N − 2 residues; a longer chain is
+    cropped. Source tracks are embedded and summed. Each track is masked by its own schedule with one rate a protein, at
+    least one position of it. Only content is masked and predicted: no special token, no residue whose letter or
+    coordinates are not known (UNK). A protein without any content in a track does not count in the track's mean (of a
+    batch; in validation of 64 proteins at a time). Structure tokens are those of the whole chain.
 
-    Contexts enter once before the blocks. Of each, entries (a residue's value, all domains of a residue, a word) are hidden at a rate drawn for the protein; a
-    hidden entry is as if it were not known. Absent annotations are no error: such a context adds nothing.
+    Contexts enter once before the blocks. Of each, entries (a residue's value, all domains of a residue, a word) are
+    hidden at a rate drawn for the protein; a hidden entry is as if it were not known. Absent annotations are no error:
+    such a context adds nothing.
     """
 
     class Config(ObjectiveSettings):
         sources: tuple[Literal["sequence", "structure"], ...] = Field(
-            default=SOURCES, min_length=1, description="tracks that are predicted, their embeddings summed; structure needs a tokenizer"
+            default=SOURCES,
+            min_length=1,
+            description="tracks that are predicted, their embeddings summed; structure needs a tokenizer",
         )
         contexts: tuple[Literal["ss", "sasa", "plddt", "domains", "descriptions", "orthologs"], ...] = Field(
-            default=CONTEXTS, description="what is given: secondary structure, exposed area, confidence, domains, descriptions, orthologous groups (cross=auto)"
+            default=CONTEXTS,
+            description=(
+                "what is given: secondary structure, exposed area, confidence, domains, descriptions, orthologous "
+                "groups (cross=auto)"
+            ),
         )
         tokenizer: str | None = Field(
-            default=None, pattern=r"^[0-9a-f]{12}$", description="id of the structure tokenizer (stability.train_tokenizer) in the same runs_dir"
+            default=None,
+            pattern=r"^[0-9a-f]{12}$",
+            description="id of the structure tokenizer (stability.train_tokenizer) in the same runs_dir",
         )
-        sequence_mask_rate: DrawnSchedule = Field(default="betalinear30", description="schedule of the rate at which residues are masked")
-        structure_mask_rate: DrawnSchedule = Field(default="cosine", description="schedule of the rate at which structure tokens are masked")
-        context_mask_rate: DrawnSchedule = Field(default="sqrt", description="schedule of the rate at which a context's entries are hidden")
+        sequence_mask_rate: DrawnSchedule = Field(
+            default="betalinear30", description="schedule of the rate at which residues are masked"
+        )
+        structure_mask_rate: DrawnSchedule = Field(
+            default="cosine", description="schedule of the rate at which structure tokens are masked"
+        )
+        context_mask_rate: DrawnSchedule = Field(
+            default="sqrt", description="schedule of the rate at which a context's entries are hidden"
+        )
 
         @field_validator("sources", "contexts")
         @classmethod
@@ -62,11 +79,17 @@ class MultitrackMaskedModel(AbstractObjective):
         def _is_read(self) -> MultitrackMaskedModel.Config:
             given = f"objective.sources (objective.sources=[{','.join(self.sources)}] given)"
             refuse_unread(self, ("sequence_mask_rate",), "sequence" in self.sources, f"sequence among {given}")
-            refuse_unread(self, ("structure_mask_rate", "tokenizer"), "structure" in self.sources, f"structure among {given}")
-            refuse_unread(self, ("context_mask_rate",), bool(self.contexts), "objective.contexts, of which there are none")
+            refuse_unread(
+                self, ("structure_mask_rate", "tokenizer"), "structure" in self.sources, f"structure among {given}"
+            )
+            refuse_unread(
+                self, ("context_mask_rate",), bool(self.contexts), "objective.contexts, of which there are none"
+            )
             if "structure" in self.sources and self.tokenizer is None:
                 trained = "objective.tokenizer=ID of one that python -m stability.train_tokenizer trained"
-                raise ValueError(f"structure among objective.sources needs {trained}; without one: objective.sources=[sequence]")
+                raise ValueError(
+                    f"structure among objective.sources needs {trained}; without one: objective.sources=[sequence]"
+                )
             return self
 
     corpus_kind = "proteins"
@@ -102,11 +125,15 @@ class MultitrackMaskedModel(AbstractObjective):
 
     def tokens_needed(self, positions: int) -> int:
         if positions < 3:
-            raise ValueError(f"model.positions={positions}: BOS and EOS take two of a protein's positions; give at least 3, better hundreds")
+            raise ValueError(
+                f"model.positions={positions}: BOS and EOS take two of a protein's positions; give at least 3, "
+                "better hundreds"
+            )
         return positions - 2
 
     def examples(self, batch: Any, generator: torch.Generator) -> Examples:
-        """Of a `ProteinBatch` of N − 2 residues: targets and weights (B, N, tracks). Sources are masked first, in the order of the config, then contexts."""
+        """Of a `ProteinBatch` of N − 2 residues: targets and weights (B, N, tracks). Sources are masked first, in the
+        order of the config, then contexts."""
         num_B = batch.residues_BN.sum(1)
         sources, targets, weights = [], [], []
         for name in self.config.sources:
@@ -117,19 +144,22 @@ class MultitrackMaskedModel(AbstractObjective):
             weights.append(_shares(masked_BN))
         contexts = tuple(self._context(name, batch, generator) for name in self.config.contexts)
         mask_BN = sources[0] != PAD
-        return Examples(TrackInputs(tuple(sources), contexts), torch.stack(targets, -1), torch.stack(weights, -1), mask_BN=mask_BN)
+        return Examples(
+            TrackInputs(tuple(sources), contexts), torch.stack(targets, -1), torch.stack(weights, -1), mask_BN=mask_BN
+        )
 
     def all_masked(self, batch: Any) -> tuple[TrackInputs, Tensor]:
-        """What sampling a protein of each length in a `ProteinBatch` starts from: in every source track a mask for each residue between BOS and EOS,
-        whatever its content is; contexts with nothing hidden. And (B, N), True where a position is no padding."""
+        """What sampling a protein of each length in a `ProteinBatch` starts from: in every source track a mask for each
+        residue between BOS and EOS, whatever its content is; contexts with nothing hidden. And (B, N), True where a
+        position is no padding."""
         tokens_BN = framed(torch.where(batch.residues_BN, MASK, PAD), batch.residues_BN.sum(1), BOS, EOS)
         contexts = tuple(Track(*_given(name, batch)) for name in self.config.contexts)
         return TrackInputs(tuple(tokens_BN.clone() for _ in self.config.sources), contexts), tokens_BN != PAD
 
     @torch.no_grad()
     def track_probs(self, model: nn.Module, inputs: TrackInputs, mask_BN: Tensor) -> list[Tensor]:
-        """What the model holds each position's content to be, for each source track (B, N, V) over the tokens from `FIRST` on; float32 or wider, rows sum
-        to 1. Trained at masked positions only. Without gradients."""
+        """What the model holds each position's content to be, for each source track (B, N, V) over the tokens from
+        `FIRST` on; float32 or wider, rows sum to 1. Trained at masked positions only. Without gradients."""
         return [logits.softmax(-1) for logits in wide(model(inputs, mask_BN=mask_BN)).split(self._vocabularies, -1)]
 
     def _masked(self, name: str, tokens_BN: Tensor, generator: torch.Generator) -> Tensor:
@@ -146,7 +176,9 @@ class MultitrackMaskedModel(AbstractObjective):
         """Nats of each source track, summed with the examples' weights."""
         sums = []
         for track, logits in enumerate(logits_BNV.split(self._vocabularies, -1)):
-            nll = nn.functional.cross_entropy(wide(logits).flatten(0, 1), examples.targets_BN[..., track].flatten(), reduction="none")
+            nll = nn.functional.cross_entropy(
+                wide(logits).flatten(0, 1), examples.targets_BN[..., track].flatten(), reduction="none"
+            )
             sums.append((nll * examples.weights_BN[..., track].flatten().to(nll.dtype)).sum())
         return torch.stack(sums)
 
@@ -162,19 +194,25 @@ class MultitrackMaskedModel(AbstractObjective):
         if self.config.loss_chunk is None:
             sums = self.component_sums(examples.logits(model), examples)
         else:
-            read = partial(chunked_sum, lambda logits, part: (self.component_sums(logits, part),), examples, self.config.loss_chunk)
+            read = partial(
+                chunked_sum, lambda logits, part: (self.component_sums(logits, part),), examples, self.config.loss_chunk
+            )
             sums = examples.logits(model, readout=read)
         return sums.sum(), self.count(examples, sums.dtype), dict(zip(self.score_names, sums, strict=True))
 
     def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
-        """``log_frequencies_V``: of the residues' whole vocabulary, then of the structure tokens where there are any; only content is predicted."""
-        residues, structure = log_frequencies_V.split([self._sizes["sequence"], len(log_frequencies_V) - self._sizes["sequence"]])
+        """``log_frequencies_V``: of the residues' whole vocabulary, then of the structure tokens where there are any;
+        only content is predicted."""
+        residues, structure = log_frequencies_V.split(
+            [self._sizes["sequence"], len(log_frequencies_V) - self._sizes["sequence"]]
+        )
         of_track = {"sequence": residues[FIRST:], "structure": structure}
         return torch.cat([of_track[name] for name in self.config.sources]).expand(*examples.targets_BN.shape[:2], -1)
 
 
 def _source(name: str, batch: Any) -> Tensor:
-    """A source track's tokens (B, N), special ones first: UNK where a residue's content is not known, PAD behind the last residue."""
+    """A source track's tokens (B, N), special ones first: UNK where a residue's content is not known, PAD behind the
+    last residue."""
     if name == "sequence":
         return batch.sequence_BN
     known_BN = torch.where(batch.structure_mask_BN, batch.structure_BN + FIRST, UNK)
@@ -194,7 +232,8 @@ def _fields(name: str) -> tuple[str, str]:
 
 
 def _given(name: str, batch: Any) -> tuple[Tensor, Tensor]:
-    """A context's tokens and mask, (B, J) or (B, J, K); what belongs to residues stands where they stand between BOS and EOS."""
+    """A context's tokens and mask, (B, J) or (B, J, K); what belongs to residues stands where they stand between BOS
+    and EOS."""
     tokens, mask = (getattr(batch, field) for field in _fields(name))
     if name not in ALIGNED:
         return tokens, mask
@@ -203,7 +242,8 @@ def _given(name: str, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def _shares(masked_BN: Tensor) -> Tensor:
-    """Weights of a mean over each row's masked positions, then over the rows that have any, times the number of rows (by which a loss is divided)."""
+    """Weights of a mean over each row's masked positions, then over the rows that have any, times the number of rows
+    (by which a loss is divided)."""
     num_B = masked_BN.sum(1)
     num_rows = (num_B > 0).sum().clamp_min(1)
     return masked_BN / num_B.clamp_min(1)[:, None] * (len(num_B) / num_rows)

@@ -1,4 +1,5 @@
-"""Discrete diffusion by score entropy: corrupt tokens to a random noise level, learn the ratios that lead back (Lou et al. 2024, arXiv:2310.16834)."""
+"""Discrete diffusion by score entropy: corrupt tokens to a random noise level, learn the ratios that lead back (Lou et
+al. 2024, arXiv:2310.16834)."""
 
 from __future__ import annotations
 
@@ -15,38 +16,57 @@ from stability.objectives._noise import EARLIEST, Geometric, LogLinear, Noise, N
 
 
 class ScoreEntropy(AbstractObjective):
-    """σ′(t)·(score entropy of each position at noise σ(t)), summed over positions, per token of the batch; t ~ U(1e-3, 1), one per sequence,
-    stratified over the batch (each uniform, together evenly spread: less scatter than independent draws, same mean).
+    """σ′(t)·(score entropy of each position at noise σ(t)), summed over positions, per token of the batch; t ~ U(1e-3,
+    1), one per sequence, stratified over the batch (each uniform, together evenly spread: less scatter than independent
+    draws, same mean).
 
-    In nats it is an upper bound on the NLL per token (in the mean over noise; times below 1e-3 and the noise that remains at t = 1 left out). The bound of a
-    batch scatters: with N positions a sequence's relative deviation is about √(6/N) for an untrained model, 1.4 % over 256 sequences of 128, in all models
-    alike, because validation uses the same times and masks for every one. So what it is compared with, the bound of token frequencies, is taken on the
+    In nats it is an upper bound on the NLL per token (in the mean over noise; times below 1e-3 and the noise that
+    remains at t = 1 left out). The bound of a batch scatters: with N positions a sequence's relative deviation is about
+    √(6/N) for an untrained model, 1.4 % over 256 sequences of 128, in all models alike, because validation uses the
+    same times and masks for every one. So what it is compared with, the bound of token frequencies, is taken on the
     same validation examples (`unigram_logits`): a run whose bound is above that counts as plateaued.
 
-    The network reads σ (adaLN-zero blocks). Loss and ratios are in float32 or wider whatever the network computes in: bf16 scores would shift the loss.
+    The network reads σ (adaLN-zero blocks). Loss and ratios are in float32 or wider whatever the network computes in:
+    bf16 scores would shift the loss.
     """
 
     class Config(ObjectiveSettings):
-        graph: Literal["absorbing", "uniform"] = Field(default="absorbing", description="what a corrupted token becomes: the mask, or any token")
-        noise: NoiseName = Field(default="geometric", description="σ(t): geometric = σ_min^(1−t)·σ_max^t (the paper's), loglinear = −log(1 − (1−ε)t)")
-        epsilon: float = Field(default=1e-3, gt=0, lt=1, description="share of tokens still clean at t = 1 (noise=loglinear)")
+        graph: Literal["absorbing", "uniform"] = Field(
+            default="absorbing", description="what a corrupted token becomes: the mask, or any token"
+        )
+        noise: NoiseName = Field(
+            default="geometric",
+            description="σ(t): geometric = σ_min^(1−t)·σ_max^t (the paper's), loglinear = −log(1 − (1−ε)t)",
+        )
+        epsilon: float = Field(
+            default=1e-3, gt=0, lt=1, description="share of tokens still clean at t = 1 (noise=loglinear)"
+        )
         sigma_min: float = Field(default=1e-4, gt=0, description="σ at t = 0 (noise=geometric)")
         sigma_max: float = Field(default=20.0, gt=0, description="σ at t = 1 (noise=geometric)")
 
-        condition_width: int = Field(default=128, ge=1, le=2**20, description="width C of what the blocks are told about σ")
-        sinusoids: int = Field(default=256, ge=2, le=2**20, multiple_of=2, description="cosines and sines of σ that it is made from")
+        condition_width: int = Field(
+            default=128, ge=1, le=2**20, description="width C of what the blocks are told about σ"
+        )
+        sinusoids: int = Field(
+            default=256, ge=2, le=2**20, multiple_of=2, description="cosines and sines of σ that it is made from"
+        )
 
         @model_validator(mode="after")
         def _noise_reads_it(self) -> ScoreEntropy.Config:
             given = f"(objective.noise={self.noise} given)"
             refuse_unread(self, ("epsilon",), self.noise == "loglinear", f"objective.noise=loglinear {given}")
-            refuse_unread(self, ("sigma_min", "sigma_max"), self.noise == "geometric", f"objective.noise=geometric {given}")
+            refuse_unread(
+                self, ("sigma_min", "sigma_max"), self.noise == "geometric", f"objective.noise=geometric {given}"
+            )
             return self
 
         @model_validator(mode="after")
         def _noise_grows(self) -> ScoreEntropy.Config:
             if self.sigma_min >= self.sigma_max:
-                raise ValueError(f"objective.sigma_min={self.sigma_min} must be below objective.sigma_max={self.sigma_max}; the paper's are 1e-4 and 20")
+                raise ValueError(
+                    f"objective.sigma_min={self.sigma_min} must be below objective.sigma_max={self.sigma_max}; the "
+                    "paper's are 1e-4 and 20"
+                )
             return self
 
     direction = "bidirectional"
@@ -56,7 +76,9 @@ class ScoreEntropy(AbstractObjective):
     def __init__(self, config: Config, vocab_size: int):
         self.config = config
         self.graph = Absorbing(vocab_size) if config.graph == "absorbing" else Uniform(vocab_size)
-        self.noise = LogLinear(config.epsilon) if config.noise == "loglinear" else Geometric(config.sigma_min, config.sigma_max)
+        self.noise = (
+            LogLinear(config.epsilon) if config.noise == "loglinear" else Geometric(config.sigma_min, config.sigma_max)
+        )
         self.num_outputs, self.num_inputs = vocab_size, self.graph.num_states
         self.mask_id = self.graph.mask_id
         self.samplers = (*(() if self.mask_id is None else ("top_prob", "random")), "analytic", "euler")
@@ -86,13 +108,17 @@ class ScoreEntropy(AbstractObjective):
     def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
         """The outputs whose score is p_σ(y)/p_σ(x_t) of tokens drawn one by one by their frequencies."""
         assert examples.sigma_B is not None
-        return self.graph.unigram_logits(log_frequencies_V, examples.inputs_BN, examples.sigma_B.to(log_frequencies_V.dtype))
+        return self.graph.unigram_logits(
+            log_frequencies_V, examples.inputs_BN, examples.sigma_B.to(log_frequencies_V.dtype)
+        )
 
     @torch.no_grad()
     def log_score(self, model: nn.Module, tokens_BN: Tensor, sigma_B: Tensor) -> Tensor:
-        """log s of every state y at every position, the model's estimate of log p_σ(x with y there)/p_σ(x); 0 at y = x_t.
+        """log s of every state y at every position, the model's estimate of log p_σ(x with y there)/p_σ(x); 0 at y =
+        x_t.
 
-        (B, N, S), float32 or wider; S = V + 1 on the absorbing graph (M = V last; see `Absorbing.log_score` for unmasked positions), V on the uniform one.
+        (B, N, S), float32 or wider; S = V + 1 on the absorbing graph (M = V last; see `Absorbing.log_score` for
+        unmasked positions), V on the uniform one.
         ``sigma_B``: the total noise of each sequence.
         """
         logits_BNV = wide(model(tokens_BN, sigma_B=sigma_B))
@@ -100,8 +126,8 @@ class ScoreEntropy(AbstractObjective):
 
     @torch.no_grad()
     def clean_probs(self, model: nn.Module, tokens_BN: Tensor) -> Tensor:
-        """s_y / Σ_{y≠M} s_y. σ is the noise at which the sequence's share of masked positions is the expected one, −log(1 − share), kept within
-        what was trained on, [σ(1e-3), σ(1)]."""
+        """s_y / Σ_{y≠M} s_y. σ is the noise at which the sequence's share of masked positions is the expected one,
+        −log(1 − share), kept within what was trained on, [σ(1e-3), σ(1)]."""
         if self.mask_id is None:
             return super().clean_probs(model, tokens_BN)
         sigma_B = self.sigma_of(tokens_BN)

@@ -10,13 +10,15 @@ from torch import nn
 
 from stability.config import Settings
 
-Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]  # as torch takes them: tensors, or groups with settings of their own
+# as torch takes them: tensors, or groups with settings of their own
+Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
 
 class AbstractOptimizer:
     """``build`` makes the optimizer; the learning rate of each step is set from outside, through the parameter groups.
 
-    ``elementwise``: the step of each entry depends on that entry's gradients and state alone, so that a slice of a tensor takes the steps of the whole.
+    ``elementwise``: the step of each entry depends on that entry's gradients and state alone, so that a slice of a
+      tensor takes the steps of the whole.
     """
 
     family: ClassVar[str] = "optimizers"

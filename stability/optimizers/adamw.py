@@ -14,7 +14,8 @@ from stability.optimizers._base import AbstractOptimizer, Parameters
 
 
 class AdamW(AbstractOptimizer):
-    """``torch.optim.AdamW`` in its fused form; weight decay on every parameter, as the consensus paper's "default weight decay" reads, or as nanoGPT decays."""
+    """``torch.optim.AdamW`` in its fused form; weight decay on every parameter, as the consensus paper's "default
+    weight decay" reads, or as nanoGPT decays."""
 
     elementwise = True
 
@@ -30,7 +31,9 @@ class AdamW(AbstractOptimizer):
     @classmethod
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
         betas = (config.beta1, config.beta2)
-        return torch.optim.AdamW(parameters, lr=lr, betas=betas, eps=config.epsilon, weight_decay=config.weight_decay, fused=True)
+        return torch.optim.AdamW(
+            parameters, lr=lr, betas=betas, eps=config.epsilon, weight_decay=config.weight_decay, fused=True
+        )
 
     @classmethod
     def decays(cls, config: Config, parameter: nn.Parameter) -> bool:

@@ -1,4 +1,5 @@
-"""Permutation matrices, whose convex combinations are the doubly stochastic matrices (Birkhoff 1946, von Neumann 1953)."""
+"""Permutation matrices, whose convex combinations are the doubly stochastic matrices (Birkhoff 1946, von Neumann
+1953)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from torch import Tensor
 
 
 def permutations(num: int, count: int | None, seed: int) -> list[tuple[int, ...]]:
-    """The identity, then the other permutations of ``num`` in lexicographic order (``count`` None), or ``count`` − 1 of them, drawn by ``seed``."""
+    """The identity, then the other permutations of ``num`` in lexicographic order (``count`` None), or ``count`` − 1 of
+    them, drawn by ``seed``."""
     if count is None:
         return list(itertools.permutations(range(num)))
     chosen, draw = {tuple(range(num)): None}, random.Random(seed)

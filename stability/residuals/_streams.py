@@ -1,4 +1,5 @@
-"""What schemes with several residual streams share (Zhu et al. 2024, arXiv:2409.19606; Xie et al. 2025, arXiv:2512.24880)."""
+"""What schemes with several residual streams share (Zhu et al. 2024, arXiv:2409.19606; Xie et al. 2025,
+arXiv:2512.24880)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,10 @@ class StreamSettings(Settings):
     same_for_all: ClassVar[tuple[str, ...]] = ("decay_static",)
     decay_static: bool = Field(
         default=False,
-        description="whether weight decay reaches the static coefficients, which it draws to 0; else it never does; the same for all schemes swept",
+        description=(
+            "whether weight decay reaches the static coefficients, which it draws to 0; else it never does; the "
+            "same for all schemes swept"
+        ),
     )
 
 
@@ -33,8 +37,9 @@ class Coefficients(NamedTuple):
 
 
 class AbstractStreams(AbstractResidual):
-    """n streams per token, X (B, N, S, D): u = Σ_s pre_s X_s, X' = mixᵀX + post ⊗ F(u). At first X is the embedding n times; the head reads the sum of
-    the normed streams. ``static``: the names of the coefficients that do not depend on the token."""
+    """n streams per token, X (B, N, S, D): u = Σ_s pre_s X_s, X' = mixᵀX + post ⊗ F(u). At first X is the embedding n
+    times; the head reads the sum of the normed streams. ``static``: the names of the coefficients that do not depend on
+    the token."""
 
     static: ClassVar[tuple[str, ...]]
 
@@ -52,11 +57,13 @@ class AbstractStreams(AbstractResidual):
         raise NotImplementedError
 
     def enter(self, x_BND: Tensor) -> Tensor:
-        return x_BND.unsqueeze(-2).expand(-1, -1, self.config.streams, -1).contiguous()  # a product with strides of 0 takes a loop over the tokens
+        # a product with strides of 0 takes a loop over the tokens
+        return x_BND.unsqueeze(-2).expand(-1, -1, self.config.streams, -1).contiguous()
 
     def forward(self, state: Tensor, branch: Branch) -> Tensor:
         pre_BNS, mix_BNST, post_BNS = (part.to(state.dtype) for part in self.coefficients(state))
-        # One product reads the streams once; `split`, since the gradient of indexing is a copy of everything, mostly zeros.
+        # One product reads the streams once; `split`, since the gradient of indexing is a copy of everything, mostly
+        # zeros.
         u, mixed_BNSD = (torch.cat([pre_BNS.unsqueeze(-2), mix_BNST.mT], -2) @ state).split([1, state.shape[-2]], -2)
         return torch.addcmul(mixed_BNSD, post_BNS.unsqueeze(-1), branch(u.squeeze(-2)).unsqueeze(-2))
 
@@ -65,10 +72,12 @@ class AbstractStreams(AbstractResidual):
 
 
 class AbstractGatedStreams(AbstractStreams):
-    """mHC's coefficients, which mHC-lite shares but for the mixing (mHC-lite's Eqs. 2 and 4): with x̃ = RMSNorm(vec X) ∈ R^{nD},
-    pre = σ(a_pre·x̃W_pre + b_pre), post = 2σ(a_post·x̃W_post + b_post), mix = `mixing` of a_mix·x̃W_mix + b_mix.
+    """mHC's coefficients, which mHC-lite shares but for the mixing (mHC-lite's Eqs. 2 and 4): with x̃ = RMSNorm(vec X)
+    ∈ R^{nD}, pre = σ(a_pre·x̃W_pre + b_pre), post = 2σ(a_post·x̃W_post + b_post), mix = `mixing` of a_mix·x̃W_mix +
+    b_mix.
 
-    W = [W_pre | W_post | W_mix] starts at 0, a at 0.01, b_pre and b_post at −1 but for 1 at the first stream. ``bias_mix``: where b_mix starts.
+    W = [W_pre | W_post | W_mix] starts at 0, a at 0.01, b_pre and b_post at −1 but for 1 at the first stream.
+    ``bias_mix``: where b_mix starts.
     """
 
     static = ("bias_pre", "bias_post", "bias_mix")
@@ -78,7 +87,11 @@ class AbstractGatedStreams(AbstractStreams):
         num = config.streams
         bias = torch.full((num,), -1.0)
         bias[self.first_stream] = 1.0
-        self.bias_pre, self.bias_post, self.bias_mix = nn.Parameter(bias), nn.Parameter(bias.clone()), nn.Parameter(bias_mix)
+        self.bias_pre, self.bias_post, self.bias_mix = (
+            nn.Parameter(bias),
+            nn.Parameter(bias.clone()),
+            nn.Parameter(bias_mix),
+        )
         self.gain = nn.Parameter(torch.zeros(num * width))
         self.weight = nn.Parameter(torch.zeros(num * width, 2 * num + bias_mix.numel()))
         self.scale = nn.Parameter(torch.full((3,), INITIAL_SCALE))
@@ -93,11 +106,14 @@ class AbstractGatedStreams(AbstractStreams):
         return Coefficients(pre_BNS, self.mixing(mix), 2 * post_BNS)
 
     def _logits(self, x_BNSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Of pre and post, (B, N, 2n), and of the mixing. Scales and biases are joined to rows first: few operations on all tokens, many on single rows."""
+        """Of pre and post, (B, N, 2n), and of the mixing. Scales and biases are joined to rows first: few operations on
+        all tokens, many on single rows."""
         num, size = self.config.streams, self.bias_mix.numel()
         scale_O = spread(self.scale, [num, num, size])
         bias_O = torch.cat([self.bias_pre, self.bias_post, self.bias_mix.flatten()])
-        gates, mix = (normed_product(x_BNSD.flatten(-2), self.gain, self.weight * scale_O) + bias_O).split([2 * num, size], -1)
+        gates, mix = (normed_product(x_BNSD.flatten(-2), self.gain, self.weight * scale_O) + bias_O).split(
+            [2 * num, size], -1
+        )
         return gates, mix.unflatten(-1, self.bias_mix.shape)
 
 
@@ -120,8 +136,8 @@ def spread(scales: Tensor, sizes: list[int]) -> Tensor:
 def normed_product(x: Tensor, gain: Tensor, weight: Tensor) -> Tensor:
     """RMSNorm(x)·diag(1 + gain)·W over the last axis, in float32 or wider; (…, G) and (G, O) → (…, O).
 
-    The norm divides the product, not x: it is O numbers a token then, not G (Xie et al. 2025, 4.3.1). Its ε is the dtype's own, so that the scale
-    of x drops out whatever it is.
+    The norm divides the product, not x: it is O numbers a token then, not G (Xie et al. 2025, 4.3.1). Its ε is the
+    dtype's own, so that the scale of x drops out whatever it is.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     scale = (x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).rsqrt()

@@ -7,14 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stability.residuals._streams import INITIAL_SCALE, AbstractStreams, Coefficients, StreamSettings, normed_product, spread
+from stability.residuals._streams import (
+    INITIAL_SCALE,
+    AbstractStreams,
+    Coefficients,
+    StreamSettings,
+    normed_product,
+    spread,
+)
 
 
 class HyperConnections(AbstractStreams):
-    """[pre | mix] = S_a + a_a·tanh(Xn W_a) and post = S_b + a_b·tanh(Xn w_b), Xn the RMSNorm of each stream; nothing bounds the mixing matrices.
+    """[pre | mix] = S_a + a_a·tanh(Xn W_a) and post = S_b + a_b·tanh(Xn w_b), Xn the RMSNorm of each stream; nothing
+    bounds the mixing matrices.
 
-    At first S_a = [e_j | I], S_b = 1, [W_a | w_b] = 0, a = 0.01: every stream runs through the model as the only one does with
-    ``residual=identity``, and what the head reads is exactly n times what it reads there.
+    At first S_a = [e_j | I], S_b = 1, [W_a | w_b] = 0, a = 0.01: every stream runs through the model as the only one
+    does with ``residual=identity``, and what the head reads is exactly n times what it reads there.
     """
 
     class Config(StreamSettings):

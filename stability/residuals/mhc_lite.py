@@ -13,7 +13,8 @@ from stability.residuals._permutations import permutation_matrices
 from stability.residuals._streams import AbstractGatedStreams, StreamSettings
 
 OTHERS = -8.0
-MOST_STREAMS_OF_ALL = 5  # 120 permutations; the 720 of 6 streams would cost more weights than the branch that they serve
+# 120 permutations; the 720 of 6 streams would cost more weights than the branch that they serve
+MOST_STREAMS_OF_ALL = 5
 
 
 def _all_or_whole(value: Any) -> Any:
@@ -23,20 +24,27 @@ def _all_or_whole(value: Any) -> Any:
 
 
 class LiteHyperConnections(AbstractGatedStreams):
-    """`AbstractGatedStreams` whose mixing matrix is Σ_r softmax(logits)_r P_r over permutation matrices (mHC-lite's Eqs. 4 and 5): rows and columns sum to 1
-    to the rounding of its dtype (1e-15 in float64; bfloat16 loses 0.18 % a connection), at every depth and after any training. One
-    product of the weights (…, R) with the constant matrix (R, n²) makes it.
+    """`AbstractGatedStreams` whose mixing matrix is Σ_r softmax(logits)_r P_r over permutation matrices (mHC-lite's
+    Eqs. 4 and 5): rows and columns sum to 1 to the rounding of its dtype (1e-15 in float64; bfloat16 loses 0.18 % a
+    connection), at every depth and after any training. One product of the weights (…, R) with the constant matrix (R,
+    n²) makes it.
 
-    b_mix starts at 0 for the identity and −8 for every other permutation. The gates start as mHC's: an untrained model is as far from the plain one, 4.2 %
-    with this project's embedding, 17.0 % with nanoGPT's, 24.6 % in eight tanh layers, 19 % in the authors' own model (see `ManifoldHyperConnections`;
-    the same tests hold ours).
+    b_mix starts at 0 for the identity and −8 for every other permutation. The gates start as mHC's: an untrained model
+    is as far from the plain one, 4.2 % with this project's embedding, 17.0 % with nanoGPT's, 24.6 % in eight tanh
+    layers, 19 % in the authors' own model (see `ManifoldHyperConnections`; the same tests hold ours).
     """
 
     class Config(StreamSettings):
         permutations: Annotated[Literal["all"] | int, BeforeValidator(_all_or_whole)] = Field(
-            default="all", description="all n! of them, or how many: the identity and others drawn by chance, whose hull is a part of the Birkhoff polytope"
+            default="all",
+            description=(
+                "all n! of them, or how many: the identity and others drawn by chance, whose hull is a part of the "
+                "Birkhoff polytope"
+            ),
         )
-        permutation_seed: int = Field(default=0, ge=0, description="seed of that draw, the same for all connections and seeds of a sweep")
+        permutation_seed: int = Field(
+            default=0, ge=0, description="seed of that draw, the same for all connections and seeds of a sweep"
+        )
 
         @property
         def count(self) -> int | None:
@@ -47,16 +55,19 @@ class LiteHyperConnections(AbstractGatedStreams):
             total = math.factorial(self.streams)
             if self.permutations == "all" and self.streams > MOST_STREAMS_OF_ALL:
                 raise ValueError(
-                    f"residual.mhc_lite.permutations=all: {self.streams} streams have {total:,} of them; say how many, e.g. residual.mhc_lite.permutations=64"
+                    f"residual.mhc_lite.permutations=all: {self.streams} streams have {total:,} of them; say how "
+                    "many, e.g. residual.mhc_lite.permutations=64"
                 )
             if self.permutations != "all" and not 1 <= self.permutations <= total:
                 raise ValueError(
-                    f"residual.mhc_lite.permutations={self.permutations}: {self.streams} streams have {total:,} of them; give 1 to {total:,}, or all"
+                    f"residual.mhc_lite.permutations={self.permutations}: {self.streams} streams have {total:,} of "
+                    f"them; give 1 to {total:,}, or all"
                 )
             if self.permutations == "all" and self.permutation_seed:
                 given = f"residual.mhc_lite.permutation_seed={self.permutation_seed} changes nothing here"
                 raise ValueError(
-                    f"{given}: it draws a part of the permutations, e.g. residual.mhc_lite.permutations=16 (residual.mhc_lite.permutations=all given)"
+                    f"{given}: it draws a part of the permutations, e.g. residual.mhc_lite.permutations=16 "
+                    "(residual.mhc_lite.permutations=all given)"
                 )
             return self
 

@@ -47,7 +47,10 @@ def listed(pool: Path) -> set[str]:
     ids: set[str] = set()
     for folder in sorted(path for path in (pool / "studies").glob("*") if path.is_dir()):
         if not (study := StudyFolder(folder)).file.exists():
-            raise ValueError(f"{folder} has no study.json, so which runs it lists is not known; nothing is removed until it is repaired or moved away")
+            raise ValueError(
+                f"{folder} has no study.json, so which runs it lists is not known; nothing is removed until it is "
+                "repaired or moved away"
+            )
         try:
             ids.update(study.read()["run_ids"])
         except ValueError as error:
@@ -58,8 +61,17 @@ def listed(pool: Path) -> set[str]:
 def debris(pool: Path) -> list[Path]:
     """What processes that are gone left under temporary names, in the pool, its studies and the runs that nobody works
     on."""
-    found = [path for folder in (pool, *(pool / "studies").glob("*"), *(pool / "studies").glob("*/results")) for path in abandoned(folder)]
-    return found + [path for directory in _runs(pool) if RunLock(directory.path).owner() is None for path in leftovers(directory.path)]
+    found = [
+        path
+        for folder in (pool, *(pool / "studies").glob("*"), *(pool / "studies").glob("*/results"))
+        for path in abandoned(folder)
+    ]
+    return found + [
+        path
+        for directory in _runs(pool)
+        if RunLock(directory.path).owner() is None
+        for path in leftovers(directory.path)
+    ]
 
 
 def remove_run(directory: RunDirectory) -> bool:
@@ -96,7 +108,9 @@ def remove_debris(pool: Path) -> int:
 
 def _runs(pool: Path) -> list[RunDirectory]:
     """What is a run beyond doubt: a folder, no link, of 12 hex digits with a spec in it."""
-    folders = (path for path in pool.glob("*") if RUN_ID.fullmatch(path.name) and path.is_dir() and not path.is_symlink())
+    folders = (
+        path for path in pool.glob("*") if RUN_ID.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+    )
     return [RunDirectory.at(path) for path in sorted(folders) if (path / "spec.json").is_file()]
 
 

@@ -18,7 +18,8 @@ from stability.runs.leftovers import temporary
 FINISHED = ("stable", "spiked", "plateaued", "diverged")
 TAIL_BYTES = 8192
 STOPPED = "stopped"  # at a rung of a search: resumable, and no result
-INTERRUPTED = "interrupted"  # between two steps, by Ctrl-C or the end of a job: saved, and gone on with by the same command
+# between two steps, by Ctrl-C or the end of a job: saved, and gone on with by the same command
+INTERRUPTED = "interrupted"
 STATES = ("queued", "running", *FINISHED, STOPPED, INTERRUPTED, "failed")
 
 
@@ -52,7 +53,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The object of a JSON file. ``ValueError`` names the file where it is missing, damaged, or holds something else."""
+    """The object of a JSON file. ``ValueError`` names the file where it is missing, damaged, or holds something
+    else."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -98,12 +100,14 @@ class RunDirectory:
         return self.path / "generation" / f"{phase}.parquet"
 
     def write_spec(self, spec: dict[str, Any], schema: type[Settings] = RunSpec) -> None:
-        """``spec.json``, once; from then on where the data lie may differ, and what else is outside of the id. ``schema``: the class of which ``spec`` holds
-        the plain values. ``ValueError`` where the folder holds another run's spec."""
+        """``spec.json``, once; from then on where the data lie may differ, and what else is outside of the id.
+        ``schema``: the class of which ``spec`` holds the plain values. ``ValueError`` where the folder holds another
+        run's spec."""
         if not self.spec_file.exists():
             try:
                 write_json(self.spec_file, spec)
-            except FileNotFoundError:  # whoever got the run's lock in this moment took the file being written for a leftover
+            # whoever got the run's lock in this moment took the file being written for a leftover
+            except FileNotFoundError:
                 write_json(self.spec_file, spec)
         if not same_run(read_json(self.spec_file), spec, schema):
             raise ValueError(f"{self.spec_file} holds another spec than the one to run; move that folder away")
@@ -120,10 +124,14 @@ class RunDirectory:
     def set_status(self, state: str, *, step: int, reason: str = "", **more: Any) -> None:
         assert state in STATES, state
         owner = {"host": socket.gethostname(), "pid": os.getpid()}
-        write_json(self.status_file, {"state": state, "step": step, "reason": reason, "owner": owner, "changed_at": time.time(), **more})
+        write_json(
+            self.status_file,
+            {"state": state, "step": step, "reason": reason, "owner": owner, "changed_at": time.time(), **more},
+        )
 
     def fail(self, reason: str, account: str, num_steps: int) -> None:
-        """``failed`` at the last logged step, with ``account`` in the traceback's file. What training gave before a crash in what follows it stays."""
+        """``failed`` at the last logged step, with ``account`` in the traceback's file. What training gave before a
+        crash in what follows it stays."""
         write_atomically(self.traceback_file, account.encode())
         rows = tail(self.metrics_file)
         try:
@@ -131,7 +139,9 @@ class RunDirectory:
         except ValueError:  # the status itself is what is damaged
             result = None
         kept = {"result": result} if result else {}
-        self.set_status("failed", step=rows[-1]["step"] if rows else 0, reason=reason[:500], num_steps=num_steps, **kept)
+        self.set_status(
+            "failed", step=rows[-1]["step"] if rows else 0, reason=reason[:500], num_steps=num_steps, **kept
+        )
 
     @property
     def finished(self) -> bool:
@@ -153,7 +163,8 @@ def step_of(folder: Path) -> int:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a log. A last line that a crash cut short is left out; damage anywhere else raises ``ValueError``."""
+    """The objects of a log. A last line that a crash cut short is left out; damage anywhere else raises
+    ``ValueError``."""
     if not path.exists():
         return
     with open(path, encoding="utf-8") as file:

@@ -27,7 +27,10 @@ class LostLock(RuntimeError):
     """Another process took the run over, since this one gave no sign of life."""
 
     def __init__(self, folder: Path):
-        super().__init__(f"{folder.name}: this machine stood still for so long that another took the run over; run the same command again")
+        super().__init__(
+            f"{folder.name}: this machine stood still for so long that another took the run over; run the same "
+            "command again"
+        )
 
 
 @dataclass(frozen=True)
@@ -44,19 +47,22 @@ class Owner:
 class RunLock:
     """The right to write into a run's folder, held from `acquire` to `release` or to the end of the process.
 
-    A claim is a file of its own, ``.lock-<random>.json``, that names its process. To acquire is to put one's claim into the folder and *then* to look
-    for others: whoever sees no living one holds the lock, else the claim is withdrawn.
-    At most one holds it: of two that claim, the one that looks last sees the claim of the other, which stands from before that one looked.
-    A takeover needs no more than that. Names are never used twice, and a dead process stays dead, so a stale claim can be removed by anyone at any
-    time: no live one can be hit. Two that claim in the same moment may both withdraw; they try again after pauses of random length.
+    A claim is a file of its own, ``.lock-<random>.json``, that names its process. To acquire is to put one's claim into
+    the folder and *then* to look for others: whoever sees no living one holds the lock, else the claim is withdrawn. At
+    most one holds it: of two that claim, the one that looks last sees the claim of the other, which stands from before
+    that one looked. A takeover needs no more than that. Names are never used twice, and a dead process stays dead, so a
+    stale claim can be removed by anyone at any time: no live one can be hit. Two that claim in the same moment may both
+    withdraw; they try again after pauses of random length.
 
-    Dead is, on the same machine, a process that is gone or whose number belongs to a later one: known at once. After a restart, or from another
-    machine or container: one whose claim was not touched for `STALE_S`, by the clock of the file system that the folder is on, so that machines whose
-    clocks differ agree. Within one launch, whose launcher knows that a worker has ended, its claim falls to the next worker without that wait.
+    Dead is, on the same machine, a process that is gone or whose number belongs to a later one: known at once. After a
+    restart, or from another machine or container: one whose claim was not touched for `STALE_S`, by the clock of the
+    file system that the folder is on, so that machines whose clocks differ agree. Within one launch, whose launcher
+    knows that a worker has ended, its claim falls to the next worker without that wait.
 
-    On NFS this needs no lock daemon, only what its clients do by default: a file created or renamed is there for whoever lists the folder after
-    having changed it. What no lock of this kind can rule out: a process that stood still for `STALE_S` (a suspended virtual machine) while another
-    machine took the run over, and then goes on, finishes the step it is at before `refresh` tells it.
+    On NFS this needs no lock daemon, only what its clients do by default: a file created or renamed is there for
+    whoever lists the folder after having changed it. What no lock of this kind can rule out: a process that stood still
+    for `STALE_S` (a suspended virtual machine) while another machine took the run over, and then goes on, finishes the
+    step it is at before `refresh` tells it.
     """
 
     def __init__(self, folder: str | Path, launch: str = ""):
@@ -85,7 +91,8 @@ class RunLock:
         return False
 
     def refresh(self) -> bool:
-        """Whether the lock is still ours. Touches the claim at most every `HEARTBEAT_S`; called after each step, it costs nothing in between."""
+        """Whether the lock is still ours. Touches the claim at most every `HEARTBEAT_S`; called after each step, it
+        costs nothing in between."""
         claim = self._claim
         if claim is not None and not self._lost and time.monotonic() - self._touched_at > HEARTBEAT_S:
             self._touched_at = time.monotonic()
@@ -98,7 +105,8 @@ class RunLock:
         return not self._lost
 
     def during(self, steps: Iterator[None]) -> Iterator[None]:
-        """The steps, as long as the lock is held; closing this closes them. Once it is lost, `LostLock` is raised in them: they must not save then."""
+        """The steps, as long as the lock is held; closing this closes them. Once it is lost, `LostLock` is raised in
+        them: they must not save then."""
         try:
             for _ in steps:
                 if not self.refresh():
@@ -135,7 +143,9 @@ class RunLock:
         for path in stale:
             path.unlink(missing_ok=True)
         self._claim, self._touched_at, self._released = claim, time.monotonic(), threading.Event()
-        threading.Thread(target=self._beat, args=(self._released,), name="heartbeat of a run's lock", daemon=True).start()
+        threading.Thread(
+            target=self._beat, args=(self._released,), name="heartbeat of a run's lock", daemon=True
+        ).start()
         return set()
 
     def _make_claim(self) -> Path:

@@ -62,7 +62,9 @@ class RunLog:
 
     def metrics(self, row: dict[str, Any]) -> None:
         """``COLUMNS`` first, null where the row has nothing or no finite number, then what else there is."""
-        row = dict.fromkeys(COLUMNS) | {name: value if value is None or math.isfinite(value) else None for name, value in row.items()}
+        row = dict.fromkeys(COLUMNS) | {
+            name: value if value is None or math.isfinite(value) else None for name, value in row.items()
+        }
         self._metrics.write(row)
         if self._wandb:
             self._wandb.write(row)
@@ -77,7 +79,12 @@ class RunLog:
         for row in rows:
             self._gradients.write(row)
         if self._wandb:
-            by_name = {f"{name}/{row['block']}": value for row in rows for name, value in row.items() if name not in ("step", "block")}
+            by_name = {
+                f"{name}/{row['block']}": value
+                for row in rows
+                for name, value in row.items()
+                if name not in ("step", "block")
+            }
             self._wandb.write({"step": rows[0]["step"], **by_name})
 
     def sync(self) -> None:

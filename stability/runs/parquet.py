@@ -1,4 +1,5 @@
-"""Parquet files whole or absent, and many small files → one table, fast: joined as Arrow, turned into pandas once. No torch."""
+"""Parquet files whole or absent, and many small files → one table, fast: joined as Arrow, turned into pandas once. No
+torch."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ import pyarrow.parquet as pq
 from stability.runs.directory import read_jsonl, write_atomically
 from stability.runs.schema import TEXT, WHOLE
 
-GROUP_BYTES = 32 * 2**20  # of logs that are parsed in one go: one file at a time costs a start each, all at once their memory
+# of logs that are parsed in one go: one file at a time costs a start each, all at once their memory
+GROUP_BYTES = 32 * 2**20
 
 
 def write_parquet(frame: pd.DataFrame, path: Path, metadata: dict[str, str]) -> None:
@@ -57,8 +59,8 @@ def read_curves(logs: Sequence[tuple[str, Path]], columns: Sequence[str]) -> pd.
     """The rows of many ``(run_id, metrics.jsonl)`` (or another log), ``run_id`` before the logged ``columns``.
 
     A column holds text or whole numbers where `stability.runs.schema` says so, else numbers; what was not logged is
-    missing.
-    A last line that a crash cut short is left out, a log that is not there has no rows. Errors: ``ValueError`` names the damaged file and line.
+    missing. A last line that a crash cut short is left out, a log that is not there has no rows. Errors: ``ValueError``
+    names the damaged file and line.
     """
     schema = pa.schema([(name, _type(name)) for name in columns])
     ids, counts, tables = [], [], [schema.empty_table()]
@@ -110,6 +112,7 @@ def _read_by_line(path: Path, schema: pa.Schema) -> pa.Table:
     """One log, slowly: what Python's reader takes beside JSON proper (NaN) is read, what nobody can read is named."""
     rows: list[dict[str, Any]] = [{name: row.get(name) for name in schema.names} for row in read_jsonl(path)]
     try:
-        return pa.Table.from_pylist(rows).cast(schema) if rows else schema.empty_table()  # a cast refuses what from_pylist would round
+        # a cast refuses what from_pylist would round
+        return pa.Table.from_pylist(rows).cast(schema) if rows else schema.empty_table()
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise ValueError(f"{path} is damaged ({error}); move it away and run the sweep again") from None

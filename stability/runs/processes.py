@@ -16,7 +16,8 @@ HIDDEN = "hidden"
 
 @dataclass(frozen=True)
 class Process:
-    """``machine``: where ``pid`` means something; ``started``: tells it from a later process that was given the same number."""
+    """``machine``: where ``pid`` means something; ``started``: tells it from a later process that was given the same
+    number."""
 
     host: str
     machine: str
@@ -29,7 +30,8 @@ class Process:
 
     @property
     def lives(self) -> bool | None:
-        """Whether it is running; None where that cannot be seen from here: on another machine, or another user's on one that hides them."""
+        """Whether it is running; None where that cannot be seen from here: on another machine, or another user's on one
+        that hides them."""
         seen = started(self.pid) if self.machine == machine() else HIDDEN
         return None if seen == HIDDEN else seen == self.started
 
@@ -39,7 +41,8 @@ class Process:
 
 @cache
 def machine() -> str:
-    """Eight digits that two processes share if and only if they see one another's numbers: same host, not restarted since, same container."""
+    """Eight digits that two processes share if and only if they see one another's numbers: same host, not restarted
+    since, same container."""
     parts = [socket.gethostname()]
     if (PROC / "sys/kernel/random/boot_id").exists():
         parts += [(PROC / "sys/kernel/random/boot_id").read_text().strip(), str((PROC / "self/ns/pid").readlink())]
@@ -47,12 +50,14 @@ def machine() -> str:
 
 
 def started(pid: int) -> str | None:
-    """When a process of this machine began, in whatever unit the system counts; None where there is none, `HIDDEN` where it belongs to another user and
-    nothing is said of it. One that has ended and that nobody has waited for yet (a zombie) is none."""
+    """When a process of this machine began, in whatever unit the system counts; None where there is none, `HIDDEN`
+    where it belongs to another user and nothing is said of it. One that has ended and that nobody has waited for yet (a
+    zombie) is none."""
     if not (PROC / "self/stat").exists():
         return _started_without_proc(pid)
     try:
-        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()  # the name, in parentheses, may hold anything
+        # the name, in parentheses, may hold anything
+        fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return HIDDEN if _is_hidden(pid) else None
     return None if fields[0] in "ZX" else fields[19]

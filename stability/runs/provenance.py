@@ -45,10 +45,27 @@ def _commit() -> dict[str, Any]:
     if not (root / ".git").exists():
         return {"commit": None, "dirty": None}
     try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-        diff = subprocess.run(["git", "diff", "HEAD", "--", ".", ":(exclude)reports/*.pdf"], cwd=root, capture_output=True, timeout=10, check=True).stdout
-        new = subprocess.run(["git", "ls-files", "-o", "--exclude-standard"], cwd=root, capture_output=True, text=True, timeout=10, check=True).stdout
-        diff += b"".join(name.encode() + (root / name).read_bytes() for name in new.splitlines() if name.endswith((".py", ".yaml")))
+        head = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+        diff = subprocess.run(
+            ["git", "diff", "HEAD", "--", ".", ":(exclude)reports/*.pdf"],
+            cwd=root,
+            capture_output=True,
+            timeout=10,
+            check=True,
+        ).stdout
+        new = subprocess.run(
+            ["git", "ls-files", "-o", "--exclude-standard"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        ).stdout
+        diff += b"".join(
+            name.encode() + (root / name).read_bytes() for name in new.splitlines() if name.endswith((".py", ".yaml"))
+        )
     except (OSError, subprocess.SubprocessError):
         return {"commit": None, "dirty": None}
     return {"commit": head, "dirty": hashlib.sha256(diff).hexdigest()[:12] if diff else None}
@@ -56,7 +73,12 @@ def _commit() -> dict[str, Any]:
 
 def _hardware() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else None
-    return {"cpu": _cpu_name(), "cores": os.cpu_count(), "memory_gb": round(memory, 1) if memory else None, "gpu": _gpu_name()}
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(memory, 1) if memory else None,
+        "gpu": _gpu_name(),
+    }
 
 
 def _cpu_name() -> str:

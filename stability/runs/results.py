@@ -39,11 +39,12 @@ from stability.runs.study import StudyFolder
 
 @dataclass(frozen=True)
 class Results:
-    """``runs``: a row a run; ``curvature``: a row a recorded step (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a training step.
-    ``spectra`` and ``probes``: by name the tables of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run has, none of them empty; in ``probes`` also
-    ``generation``: a row a scored sample (`PROTEIN_GENERATION_COLUMNS`), ``samples``: the first of each run (`SAMPLES_COLUMNS`), and ``gradients``
-    (`GRADIENT_COLUMNS`). ``searches``: by name the tables of
-    `SEARCH_COLUMNS` that the study has."""
+    """``runs``: a row a run; ``curvature``: a row a recorded step (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a
+      training step. ``spectra`` and ``probes``: by name the tables of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run
+      has, none of them empty; in ``probes`` also
+    ``generation``: a row a scored sample (`PROTEIN_GENERATION_COLUMNS`), ``samples``: the first of each run
+      (`SAMPLES_COLUMNS`), and ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by name the tables of `SEARCH_COLUMNS`
+      that the study has."""
 
     runs: pd.DataFrame
     curvature: pd.DataFrame
@@ -54,25 +55,48 @@ class Results:
 
 
 def collect(study: str | Path) -> Results:
-    """Read every run that a study lists, finished or not. Errors: ``ValueError`` where the folder is no study or a file is damaged."""
+    """Read every run that a study lists, finished or not. Errors: ``ValueError`` where the folder is no study or a file
+    is damaged."""
     folder = StudyFolder(study)
     record = folder.read()
-    variants = record.get("variants", {})  # a run's name for what it changes is the study's: another study may call it the base
+    # a run's name for what it changes is the study's: another study may call it the base
+    variants = record.get("variants", {})
     files = [RunFiles.of(RunDirectory(folder.pool, run_id)) for run_id in record["run_ids"]]
-    spectra = {name: joined(chain.from_iterable(each.read(_named(name, each.curvature)) for each in files), SPECTRA_COLUMNS[name]) for name in SPECTRA}
-    probes = {name: joined(chain.from_iterable(each.read(_named(name, each.probes)) for each in files), PROBE_COLUMNS[name]) for name in PROBE_COLUMNS}
+    spectra = {
+        name: joined(
+            chain.from_iterable(each.read(_named(name, each.curvature)) for each in files), SPECTRA_COLUMNS[name]
+        )
+        for name in SPECTRA
+    }
+    probes = {
+        name: joined(chain.from_iterable(each.read(_named(name, each.probes)) for each in files), PROBE_COLUMNS[name])
+        for name in PROBE_COLUMNS
+    }
     scores = {each.directory.run_id: list(each.read(each.generation)) for each in files}
     probes["generation"] = joined(chain.from_iterable(scores.values()), PROTEIN_GENERATION_COLUMNS)
-    probes["samples"] = pd.DataFrame([row for each in files for row in _sample_rows(each, scores[each.directory.run_id])], columns=SAMPLES_COLUMNS)
-    probes["gradients"] = read_curves([(each.directory.run_id, each.directory.gradients_file) for each in files], GRADIENT_COLUMNS[1:])
+    probes["samples"] = pd.DataFrame(
+        [row for each in files for row in _sample_rows(each, scores[each.directory.run_id])], columns=SAMPLES_COLUMNS
+    )
+    probes["gradients"] = read_curves(
+        [(each.directory.run_id, each.directory.gradients_file) for each in files], GRADIENT_COLUMNS[1:]
+    )
     stopped = record.get("stopped", {})  # of a search: why it left a run
-    runs = [_run_row(folder.path.name, each, scores[each.directory.run_id]) | {"variant": variants.get(each.directory.run_id, "")} for each in files]
-    runs = [row | undefined_of([read_table(path) for path in _of_steps(each.curvature)]) for row, each in zip(runs, files, strict=True)]
+    runs = [
+        _run_row(folder.path.name, each, scores[each.directory.run_id])
+        | {"variant": variants.get(each.directory.run_id, "")}
+        for each in files
+    ]
+    runs = [
+        row | undefined_of([read_table(path) for path in _of_steps(each.curvature)])
+        for row, each in zip(runs, files, strict=True)
+    ]
     runs = [row | ({"reason": stopped[row["run_id"]]} if row["run_id"] in stopped else {}) for row in runs]
     return Results(
         runs=pd.DataFrame(runs, columns=RUNS_COLUMNS),
         curvature=joined(chain.from_iterable(map(_steps, files)), COLLECTED_CURVATURE_COLUMNS),
-        curves=read_curves([(each.directory.run_id, each.directory.metrics_file) for each in files], CURVES_COLUMNS[1:]),
+        curves=read_curves(
+            [(each.directory.run_id, each.directory.metrics_file) for each in files], CURVES_COLUMNS[1:]
+        ),
         spectra={name: frame for name, frame in spectra.items() if len(frame)},
         probes={name: frame for name, frame in probes.items() if len(frame)},
         searches=search_tables(record),
@@ -80,7 +104,8 @@ def collect(study: str | Path) -> Results:
 
 
 def write(results: Results, folder: Path) -> None:
-    """``runs``, ``curvature``, ``curves`` and what there is of spectra, probes and searches, each a parquet under ``folder`` with its schema's version."""
+    """``runs``, ``curvature``, ``curves`` and what there is of spectra, probes and searches, each a parquet under
+    ``folder`` with its schema's version."""
     frames = {name: getattr(results, name) for name in REQUIRED} | results.spectra | results.probes | results.searches
     for name, frame in frames.items():
         write_parquet(frame, folder / f"{name}.parquet", {"schema_version": str(SCHEMA_VERSION)})
@@ -109,7 +134,12 @@ def _of_phase(tables: Sequence[pa.Table], phase: str) -> pa.Table | None:
 
 def _run_row(study: str, files: RunFiles, scores: Sequence[pa.Table]) -> dict[str, Any]:
     status = files.status
-    row: dict[str, Any] = {"study": study, "run_id": files.directory.run_id, "status": status["state"], "reason": status.get("reason", "")}
+    row: dict[str, Any] = {
+        "study": study,
+        "run_id": files.directory.run_id,
+        "status": status["state"],
+        "reason": status.get("reason", ""),
+    }
     row["num_steps"] = status.get("step", 0)
     row["last_checkpoint_step"] = files.checkpoint_steps[-1] if files.checkpoint_steps else None
     row |= _spec_columns(files.spec) if files.spec else {}
@@ -118,12 +148,16 @@ def _run_row(study: str, files: RunFiles, scores: Sequence[pa.Table]) -> dict[st
 
 
 def _generative_nll(table: pa.Table | None) -> dict[str, Any]:
-    """Of the terminal checkpoint: the mean over samples of each one's nats per token of the oracle (of a protein also of its parts), and the oracle's name;
-    nothing where none was scored."""
+    """Of the terminal checkpoint: the mean over samples of each one's nats per token of the oracle (of a protein also
+    of its parts), and the oracle's name; nothing where none was scored."""
     if table is None or not len(table):
         return {}
     # a sample of one token, or of none, has no score
-    scored = {name: table[name].to_pandas().dropna().to_numpy() for name in ("nll", "nll_sequence", "nll_structure") if name in table.column_names}
+    scored = {
+        name: table[name].to_pandas().dropna().to_numpy()
+        for name in ("nll", "nll_sequence", "nll_structure")
+        if name in table.column_names
+    }
     means = {f"gen_{name}": values.mean() if len(values) else None for name, values in scored.items()}
     return means | {"gen_oracle": table["oracle"][0].as_py()}
 
@@ -136,7 +170,13 @@ def generation_tables(directory: RunDirectory) -> list[Path]:
 def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
     named = {key: spec[key]["name"] for key in ("mechanism", "residual", "optimizer", "objective", "data", "model")}
     cross = spec.get("cross") or {"name": ""}  # a run older than cross mechanisms has none
-    rest = {"norm": spec["norm"], "cross": cross["name"], "lr": spec["lr_peak"], "seed": spec["seed"], "planned_steps": spec.get("steps")}
+    rest = {
+        "norm": spec["norm"],
+        "cross": cross["name"],
+        "lr": spec["lr_peak"],
+        "seed": spec["seed"],
+        "planned_steps": spec.get("steps"),
+    }
     return named | rest | {"data_fingerprint": spec["data_fingerprint"]}
 
 
@@ -153,7 +193,11 @@ def read_steps(directory: RunDirectory) -> list[pd.DataFrame]:
 
 def read_undefined(directory: RunDirectory) -> list[tuple[str, str]]:
     """The phases and optimizer states that were asked for and that one run's optimizer does not define."""
-    return [(path.stem, state) for path in _of_steps(RunFiles.of(directory).curvature) for state in undefined_states(read_table(path))]
+    return [
+        (path.stem, state)
+        for path in _of_steps(RunFiles.of(directory).curvature)
+        for state in undefined_states(read_table(path))
+    ]
 
 
 def read_probe(directory: RunDirectory, name: str) -> pd.DataFrame:
@@ -171,7 +215,8 @@ def _of_steps(paths: Sequence[Path]) -> list[Path]:
 
 
 def _steps(files: RunFiles) -> Iterator[pa.Table]:
-    """The run's recorded steps, a table a phase, with the step of the checkpoint and the protocol beside each row; neither where nothing is left to say it."""
+    """The run's recorded steps, a table a phase, with the step of the checkpoint and the protocol beside each row;
+    neither where nothing is left to say it."""
     for table in files.read(_of_steps(files.curvature)):
         yield with_protocol(_with_step(files, table), files.spec)
 
@@ -180,4 +225,6 @@ def _with_step(files: RunFiles, table: pa.Table) -> pa.Table:
     """What was measured before there was the column has its step from the checkpoints that are there."""
     if CHECKPOINT_STEP in table.column_names:
         return table
-    return table.append_column(CHECKPOINT_STEP, pa.repeat(pa.scalar(files.step_of_phase(table["phase"][0].as_py()), pa.int64()), len(table)))
+    return table.append_column(
+        CHECKPOINT_STEP, pa.repeat(pa.scalar(files.step_of_phase(table["phase"][0].as_py()), pa.int64()), len(table))
+    )

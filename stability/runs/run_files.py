@@ -35,7 +35,10 @@ class RunFiles:
     @classmethod
     def of(cls, directory: RunDirectory) -> RunFiles:
         spec = read_json(directory.spec_file) if directory.spec_file.exists() else {}
-        folders = [path.parent for path in (directory.curvature_file(""), directory.probe_file("", ""), directory.generation_file(""))]
+        folders = [
+            path.parent
+            for path in (directory.curvature_file(""), directory.probe_file("", ""), directory.generation_file(""))
+        ]
         steps = tuple(step_of(path) for path in directory.checkpoints())
         return cls(directory, spec, directory.status(), steps, *(tuple(parquet_files(folder)) for folder in folders))
 
@@ -54,7 +57,11 @@ class RunFiles:
             return self.spec.get("steps")
         if phase.startswith("step_"):
             return int(phase.removeprefix("step_"))
-        return {EARLIEST: self.checkpoint_steps[0], LAST: self.checkpoint_steps[-1]}.get(phase) if self.checkpoint_steps else None
+        return (
+            {EARLIEST: self.checkpoint_steps[0], LAST: self.checkpoint_steps[-1]}.get(phase)
+            if self.checkpoint_steps
+            else None
+        )
 
     def read(self, paths: Sequence[Path]) -> Iterator[pa.Table]:
         """The tables that have rows, each under the phase of its checkpoint; those of one checkpoint once."""
@@ -62,7 +69,9 @@ class RunFiles:
             table = read_table(path)
             phase = self._phase(path, table) if len(table) else None
             if phase is not None:
-                yield table.set_column(table.column_names.index("phase"), "phase", pa.repeat(pa.scalar(phase), len(table)))
+                yield table.set_column(
+                    table.column_names.index("phase"), "phase", pa.repeat(pa.scalar(phase), len(table))
+                )
 
     def _phase(self, path: Path, table: pa.Table) -> str | None:
         """The phase that a table's rows belong to; None: they are another table's once more."""

@@ -21,8 +21,11 @@ def meta_file(directory: RunDirectory, phase: str) -> Path:
 
 
 def first_texts(directory: RunDirectory, phase: str, num: int) -> list[str]:
-    """What the first samples say; their tokens' numbers where what these stand for was not kept, or no letters (a protein's structure alone)."""
-    return list(islice(_texts(meta_file(directory, phase).with_name(read_json(meta_file(directory, phase))["file"])), num))
+    """What the first samples say; their tokens' numbers where what these stand for was not kept, or no letters (a
+    protein's structure alone)."""
+    return list(
+        islice(_texts(meta_file(directory, phase).with_name(read_json(meta_file(directory, phase))["file"])), num)
+    )
 
 
 def _texts(path: Path) -> Iterator[str]:
@@ -35,17 +38,32 @@ def _texts(path: Path) -> Iterator[str]:
 
 
 def sample_rows(directory: RunDirectory, phase: str, scores: pa.Table | None) -> list[dict[str, Any]]:
-    """The first sample of a phase, its first `SHOWN` characters, with its nats per token of the oracle where ``scores`` (a file of `GENERATION_COLUMNS`)
-    hold it; a row without text and with the reason where there was nothing to sample from; [] where nobody has sampled."""
+    """The first sample of a phase, its first `SHOWN` characters, with its nats per token of the oracle where ``scores``
+    (a file of `GENERATION_COLUMNS`) hold it; a row without text and with the reason where there was nothing to sample
+    from; [] where nobody has sampled."""
     if not meta_file(directory, phase).exists():
         return []
     meta = read_json(meta_file(directory, phase))
     if not meta_file(directory, phase).with_name(meta["file"]).is_file():
         return []
-    labels = {"run_id": directory.run_id, "phase": phase, **{key: meta.get(key) for key in ("sampler", "temperature", "reason")}}
+    labels = {
+        "run_id": directory.run_id,
+        "phase": phase,
+        **{key: meta.get(key) for key in ("sampler", "temperature", "reason")},
+    }
     texts = first_texts(directory, phase, 1)
     if not texts:
         return [labels]
     scored = {} if scores is None else next((row for row in scores.to_pylist() if row["sample"] == 0), {})
-    text = texts[0].encode("utf-8", "replace").decode("utf-8")  # half of a surrogate pair is no text that a table can hold
-    return [{**labels, "sample": 0, "text": text[:SHOWN], "num_characters": len(text), "nll": scored.get("nll"), "oracle": scored.get("oracle")}]
+    # half of a surrogate pair is no text that a table can hold
+    text = texts[0].encode("utf-8", "replace").decode("utf-8")
+    return [
+        {
+            **labels,
+            "sample": 0,
+            "text": text[:SHOWN],
+            "num_characters": len(text),
+            "nll": scored.get("nll"),
+            "oracle": scored.get("oracle"),
+        }
+    ]

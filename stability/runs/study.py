@@ -26,13 +26,17 @@ class StudyFolder:
 
     @classmethod
     def find(cls, runs_dir: str | Path, name: str) -> StudyFolder:
-        """The study in a folder ``name``, or of that name in the pool. Errors: ``ValueError`` where there is none, with the nearest name."""
+        """The study in a folder ``name``, or of that name in the pool. Errors: ``ValueError`` where there is none, with
+        the nearest name."""
         if (Path(name) / "study.json").exists():
             return cls(name)
         study = cls.of(runs_dir, name)
         if not study.file.exists():
             there = tuple(each.path.name for each in cls.all_of(runs_dir))
-            raise ValueError(f"no study '{name}' in {study.path.parent}; " + (near_misses(name, there) if there else "run python -m stability.sweep first"))
+            raise ValueError(
+                f"no study '{name}' in {study.path.parent}; "
+                + (near_misses(name, there) if there else "run python -m stability.sweep first")
+            )
         return study
 
     @classmethod
@@ -45,10 +49,14 @@ class StudyFolder:
         write_json(self.file, {"name": self.path.name, "run_ids": list(run_ids), **more})
 
     def read(self) -> dict[str, Any]:
-        """The study's record. ``ValueError`` where there is none, naming the studies that there are, or where it is damaged."""
+        """The study's record. ``ValueError`` where there is none, naming the studies that there are, or where it is
+        damaged."""
         if not self.file.exists():
             there = sorted(path.parent.name for path in self.path.parent.glob("*/study.json"))
-            raise ValueError(f"no study at {self.path}; " + (f"studies there: {', '.join(there)}" if there else "run python -m stability.sweep first"))
+            raise ValueError(
+                f"no study at {self.path}; "
+                + (f"studies there: {', '.join(there)}" if there else "run python -m stability.sweep first")
+            )
         record = read_json(self.file)
         run_ids = record.get("run_ids")
         if not isinstance(run_ids, list) or not all(isinstance(run_id, str) for run_id in run_ids):

@@ -23,7 +23,9 @@ class Published:
     def __init__(self, study: StudyFolder, pdf: Path | None, phases: Iterable[str], code: Iterable[Path]):
         self._study, self._pdf = study, pdf
         self._file = study.path / "published.json"
-        asked = "\n".join((str(pdf and pdf.absolute()), *phases, study.file.read_text(encoding="utf-8"), _stamp(_read_files(study))))
+        asked = "\n".join(
+            (str(pdf and pdf.absolute()), *phases, study.file.read_text(encoding="utf-8"), _stamp(_read_files(study)))
+        )
         self._inputs = hashlib.sha256(asked.encode() + b"".join(path.read_bytes() for path in sorted(code))).hexdigest()
 
     def summary(self) -> str | None:
@@ -50,7 +52,12 @@ def _read_files(study: StudyFolder) -> Iterable[Path]:
 
 
 def _tables(directory: RunDirectory) -> Iterable[Path]:
-    folders = (directory.curvature_file("").parent, directory.probe_file("", "").parent, directory.generation_file("").parent, meta_file(directory, "").parent)
+    folders = (
+        directory.curvature_file("").parent,
+        directory.probe_file("", "").parent,
+        directory.generation_file("").parent,
+        meta_file(directory, "").parent,
+    )
     for folder in folders:
         if folder.is_dir():
             yield from sorted(folder.iterdir())

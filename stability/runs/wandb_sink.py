@@ -15,10 +15,11 @@ from stability.runs.directory import RunDirectory, write_atomically
 
 
 class WandbSink:
-    """One W&B run per trial, grouped by study, in ``<run>/wandb``. ``mode`` is decided once by the driver (`probe_wandb`), never here.
+    """One W&B run per trial, grouped by study, in ``<run>/wandb``. ``mode`` is decided once by the driver
+    (`probe_wandb`), never here.
 
-    Whatever W&B raises is said once and ends the sink, never the run: the numbers are in the run's own files anyway. It is kept in
-    `wandb_failure_file`, too, from which the driver tells what a worker's terminal would have shown.
+    Whatever W&B raises is said once and ends the sink, never the run: the numbers are in the run's own files anyway. It
+    is kept in `wandb_failure_file`, too, from which the driver tells what a worker's terminal would have shown.
     """
 
     _offline_from_now = False  # of this process: one timeout says enough, the trials after it don't wait for another
@@ -26,7 +27,13 @@ class WandbSink:
     def __init__(self, directory: RunDirectory, *, group: str, mode: str, config: dict[str, Any], name: str):
         self._failure_file = wandb_failure_file(directory)
         self._failure_file.unlink(missing_ok=True)
-        self._arguments = {"group": group, "name": name, "id": directory.run_id, "dir": str(directory.path), "config": config}
+        self._arguments = {
+            "group": group,
+            "name": name,
+            "id": directory.run_id,
+            "dir": str(directory.path),
+            "config": config,
+        }
         if mode == "online" and not WandbSink._offline_from_now:
             self._run = self._guarded(lambda: _init_wandb("online", **self._arguments))
             if self._run is not None:
@@ -79,10 +86,12 @@ def _init_wandb(mode: Any, **arguments: Any) -> Any:
 
 
 def probe_wandb(timeout_s: float = 3.0) -> tuple[str, str]:
-    """(mode, what to tell the user): "online" only where there is a key and the server takes a connection within ``timeout_s``.
+    """(mode, what to tell the user): "online" only where there is a key and the server takes a connection within
+    ``timeout_s``.
 
-    The driver asks once for all trials, since W&B itself would block each of them for a minute and more. ``WANDB_MODE`` is respected, but
-    ``online`` gives way where no key or no server is found. Errors: ``RuntimeError`` where wandb is not installed.
+    The driver asks once for all trials, since W&B itself would block each of them for a minute and more. ``WANDB_MODE``
+    is respected, but ``online`` gives way where no key or no server is found. Errors: ``RuntimeError`` where wandb is
+    not installed.
     """
     try:
         import wandb
@@ -94,9 +103,17 @@ def probe_wandb(timeout_s: float = 3.0) -> tuple[str, str]:
         mode = "disabled" if settings.mode == "disabled" else "offline"
         return mode, f"W&B: {mode}, as WANDB_MODE says"
     if not _has_wandb_key(settings):
-        return "offline", "W&B: offline, no API key found; upload later with: wandb login && wandb sync RUNS_DIR/*/wandb/offline-run-*"
+        return (
+            "offline",
+            "W&B: offline, no API key found; upload later with: wandb login && wandb sync "
+            "RUNS_DIR/*/wandb/offline-run-*",
+        )
     if not _reachable(settings.base_url, timeout_s):
-        return "offline", f"W&B: offline, {settings.base_url} does not answer; upload later with: wandb sync RUNS_DIR/*/wandb/offline-run-*"
+        return (
+            "offline",
+            f"W&B: offline, {settings.base_url} does not answer; upload later with: wandb sync "
+            "RUNS_DIR/*/wandb/offline-run-*",
+        )
     return "online", f"W&B: online, {settings.base_url}"
 
 
@@ -108,7 +125,8 @@ def _has_wandb_key(settings: Any) -> bool:
 
 
 def _reachable(url: str, timeout_s: float) -> bool:
-    """Whether the server, or the proxy before it, takes a TCP connection in time. In a thread, since no timeout of a socket bounds the look-up of its name."""
+    """Whether the server, or the proxy before it, takes a TCP connection in time. In a thread, since no timeout of a
+    socket bounds the look-up of its name."""
     parts = urlsplit(getproxies().get(urlsplit(url).scheme, url))
     port = parts.port or (80 if parts.scheme == "http" else 443)
     connected = threading.Event()

@@ -9,13 +9,18 @@ from stability.structure.kabsch import centred
 
 
 def in_frame(coords_BNAX: Tensor, mask_BN: Tensor, frame: str) -> Tensor:
-    """Coordinates (B, N, A, 3) around the mean of the valid residues' atoms; 0 where a residue is not valid. float64 inside, float32 out.
+    """Coordinates (B, N, A, 3) around the mean of the valid residues' atoms; 0 where a residue is not valid. float64
+    inside, float32 out.
 
-    ``raw``: orientation as given. ``principal``: the axes are the eigenvectors of the atoms' second moments, largest first; the first two point to the
-    chain's later half (positive covariance of projection and residue index), the third makes them right-handed, so that a chain and its mirror image stay
-    different. A rotated, translated chain then has the same coordinates up to rounding, unless two moments or a covariance vanish together with their sign.
+    ``raw``: orientation as given. ``principal``: the axes are the eigenvectors of the atoms' second moments, largest
+      first; the first two point to the chain's later half (positive covariance of projection and residue index), the
+      third makes them right-handed, so that a chain and its mirror image stay different. A rotated, translated chain
+      then has the same coordinates up to rounding, unless two moments or a covariance vanish together with their sign.
     """
-    flat_BMX, weight_BM = coords_BNAX.double().flatten(1, 2), mask_BN.double().repeat_interleave(coords_BNAX.shape[2], 1)
+    flat_BMX, weight_BM = (
+        coords_BNAX.double().flatten(1, 2),
+        mask_BN.double().repeat_interleave(coords_BNAX.shape[2], 1),
+    )
     flat_BMX = centred(flat_BMX, weight_BM)
     if frame == "principal":
         flat_BMX = flat_BMX @ _principal_axes(flat_BMX, weight_BM)
@@ -26,7 +31,9 @@ def _principal_axes(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
     """(B, 3, 3), an axis a column, det +1."""
     _, vectors_BXX = torch.linalg.eigh(x_BMX.transpose(-1, -2) @ x_BMX)
     first_BX2 = vectors_BXX[..., [2, 1]]
-    index_BM = centred(torch.arange(x_BMX.shape[1], dtype=x_BMX.dtype, device=x_BMX.device).expand_as(weight_BM)[..., None], weight_BM)[..., 0]
+    index_BM = centred(
+        torch.arange(x_BMX.shape[1], dtype=x_BMX.dtype, device=x_BMX.device).expand_as(weight_BM)[..., None], weight_BM
+    )[..., 0]
     towards_B2 = torch.einsum("bm,bmx,bxk->bk", index_BM, x_BMX, first_BX2)
     first_BX2 = first_BX2 * torch.where(towards_B2 < 0, -1.0, 1.0)[:, None].to(x_BMX.dtype)
     third_BX = torch.linalg.cross(first_BX2[..., 0], first_BX2[..., 1])
@@ -35,7 +42,9 @@ def _principal_axes(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
 
 def random_rotations(num: int, generator: torch.Generator) -> Tensor:
     """(num, 3, 3), uniform over the rotations (unit quaternions of normals), float64."""
-    w, x, y, z = torch.nn.functional.normalize(torch.randn(num, 4, dtype=torch.float64, generator=generator), dim=-1).unbind(-1)
+    w, x, y, z = torch.nn.functional.normalize(
+        torch.randn(num, 4, dtype=torch.float64, generator=generator), dim=-1
+    ).unbind(-1)
     rows = (
         (1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)),
         (2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)),

@@ -1,4 +1,5 @@
-"""Finite scalar quantization (Mentzer et al. 2023, arXiv:2309.15505): a codebook that is a grid, with nothing to learn and nothing to collapse."""
+"""Finite scalar quantization (Mentzer et al. 2023, arXiv:2309.15505): a codebook that is a grid, with nothing to learn
+and nothing to collapse."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ MARGIN = 1e-3  # the bounds lie so far (relatively) outside the outermost levels
 class FSQ(nn.Module):
     """z (…, F) → codes on a grid of L_1 × … × L_F points in [−1, 1]^F, and their indices 0 … ΠL − 1.
 
-    Dimension f is bounded by tanh to an interval that holds L_f integers, then rounded; the gradient passes the rounding unchanged (straight-through),
-    so it is that of the bound. The index is the mixed-radix number of the digits, the first dimension being the least significant.
+    Dimension f is bounded by tanh to an interval that holds L_f integers, then rounded; the gradient passes the
+    rounding unchanged (straight-through), so it is that of the bound. The index is the mixed-radix number of the
+    digits, the first dimension being the least significant.
     """
 
     def __init__(self, levels: Sequence[int]):
@@ -36,7 +38,8 @@ class FSQ(nn.Module):
         self.offset_F: Tensor
 
     def bound(self, z: Tensor) -> Tensor:
-        """h·tanh(z + s) − o, inside (−L/2, L/2): h just above (L − 1)/2; o = 1/2 for even L, else 0, and s such that 0 stays 0."""
+        """h·tanh(z + s) − o, inside (−L/2, L/2): h just above (L − 1)/2; o = 1/2 for even L, else 0, and s such that 0
+        stays 0."""
         shift_F = torch.atanh(self.offset_F / self.half_F)
         return self.half_F * torch.tanh(z + shift_F) - self.offset_F
 
@@ -53,6 +56,8 @@ class FSQ(nn.Module):
     def codes(self, indices: Tensor) -> Tensor:
         """(…) int64 → (…, F) codes. Errors: ``ValueError`` for an index outside the codebook."""
         if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < self.num_codes:
-            raise ValueError(f"structure tokens lie in 0 … {self.num_codes - 1}; got {int(indices.min())} … {int(indices.max())}")
+            raise ValueError(
+                f"structure tokens lie in 0 … {self.num_codes - 1}; got {int(indices.min())} … {int(indices.max())}"
+            )
         half_F = self.levels_F // 2
         return (indices[..., None] // self.place_F % self.levels_F - half_F) / half_F

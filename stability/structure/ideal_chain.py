@@ -35,7 +35,9 @@ def mean_geometry(chains: Sequence[ProteinChain]) -> InternalGeometry:
         whole_M = np.isfinite(bonds_MK).all(1) & (np.nan_to_num(bonds_MK, nan=np.inf) < LONGEST_BOND).all(1)
         kind_M = (np.arange(len(four_MKX)) + 3) % PERIOD
         angle_M, torsion_M = _angle(four_MKX[whole_M]), _torsion(four_MKX[whole_M])
-        values = np.stack([np.ones(whole_M.sum()), bonds_MK[whole_M, 2], angle_M, np.cos(torsion_M), np.sin(torsion_M)], 1)
+        values = np.stack(
+            [np.ones(whole_M.sum()), bonds_MK[whole_M, 2], angle_M, np.cos(torsion_M), np.sin(torsion_M)], 1
+        )
         np.add.at(sums, kind_M[whole_M], values)
     if not sums[:, 0].all():
         raise ValueError("data: no unbroken piece of backbone among the training chains, so its geometry has no mean")

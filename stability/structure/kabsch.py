@@ -7,10 +7,11 @@ from torch import Tensor
 
 
 def kabsch_rotation(x_BMX: Tensor, y_BMX: Tensor, weight_BM: Tensor) -> Tensor:
-    """The proper rotations R (B, 3, 3), det +1, that minimise Σ_m w_m ‖R x_m − y_m‖² for centred points; float64, no gradient.
+    """The proper rotations R (B, 3, 3), det +1, that minimise Σ_m w_m ‖R x_m − y_m‖² for centred points; float64, no
+    gradient.
 
-    From the singular value decomposition of Σ w y xᵀ; a reflection that would fit better is refused by turning the smallest singular direction. Where
-    the optimum is not unique (points on a line), one of the optima.
+    From the singular value decomposition of Σ w y xᵀ; a reflection that would fit better is refused by turning the
+    smallest singular direction. Where the optimum is not unique (points on a line), one of the optima.
     """
     with torch.no_grad():
         weighted_BMX = weight_BM.double()[..., None] * y_BMX.double()
@@ -32,11 +33,13 @@ def centred(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
 
 
 def aligned_squared_error(x_BMX: Tensor, y_BMX: Tensor, mask_BM: Tensor) -> Tensor:
-    """(B,): min over rotations R and shifts t of the mean over valid points of ‖x − R y − t‖², in the unit of x squared; 0 where no point is valid.
+    """(B,): min over rotations R and shifts t of the mean over valid points of ‖x − R y − t‖², in the unit of x
+    squared; 0 where no point is valid.
 
-    Differentiable in x: R is held fixed at its optimum, and where that is unique this is the exact gradient, since the minimised error does not change
-    with R there to first order (envelope theorem). The singular value decomposition is never differentiated: its own gradient has poles where singular
-    values meet. Second derivatives need it, and would be wrong.
+    Differentiable in x: R is held fixed at its optimum, and where that is unique this is the exact gradient, since the
+    minimised error does not change with R there to first order (envelope theorem). The singular value decomposition is
+    never differentiated: its own gradient has poles where singular values meet. Second derivatives need it, and would
+    be wrong.
     """
     weight_BM = mask_BM.to(x_BMX.dtype)
     x_BMX, y_BMX = centred(x_BMX, weight_BM), centred(y_BMX, weight_BM)

@@ -30,7 +30,13 @@ AT_ONCE = 32
 
 
 def measure(
-    tokenizer: StructureTokenizer, directory: RunDirectory, train: Sequence[ProteinChain], held_out: Sequence[ProteinChain], *, rotations: int, structures: int
+    tokenizer: StructureTokenizer,
+    directory: RunDirectory,
+    train: Sequence[ProteinChain],
+    held_out: Sequence[ProteinChain],
+    *,
+    rotations: int,
+    structures: int,
 ) -> Iterator[None]:
     """Write ``results/{chains,codes}.parquet``, ``summary.json``, ``example.npz`` and mmCIF files, yielding after each
     batch of chains.
@@ -55,7 +61,9 @@ def measure(
     codes = np.bincount(np.concatenate(tokens), minlength=tokenizer.num_tokens)
     results = directory.path / "results"
     _write_parquet(results / "chains.parquet", chains.assign(schema=SCHEMA))
-    _write_parquet(results / "codes.parquet", pd.DataFrame({"token": np.arange(len(codes)), "num": codes, "schema": SCHEMA}))
+    _write_parquet(
+        results / "codes.parquet", pd.DataFrame({"token": np.arange(len(codes)), "num": codes, "schema": SCHEMA})
+    )
     shown = int((chains.rmsd - chains.rmsd.median()).abs().argmin())
     _write_example(results / "example.npz", parts[shown], made[shown], float(chains.rmsd[shown]))
     for index in range(min(structures, len(parts))):
@@ -108,7 +116,11 @@ def mean_backbone(chains: Sequence[ProteinChain], positions: int) -> Tensor:
 
 @torch.no_grad()
 def _measure_batch(
-    tokenizer: StructureTokenizer, parts: Sequence[ProteinChain], residues: Residues, trivial: dict[str, Tensor], rotations: int
+    tokenizer: StructureTokenizer,
+    parts: Sequence[ProteinChain],
+    residues: Residues,
+    trivial: dict[str, Tensor],
+    rotations: int,
 ) -> tuple[pd.DataFrame, list[np.ndarray], list[np.ndarray]]:
     """A row a chain, the chains' tokens, and their reconstructed backbones, superposed."""
     coords_BNAX, mask_BN = residues.coords_BNAX, residues.mask_BN
@@ -120,7 +132,10 @@ def _measure_batch(
         "chain": [part.id for part in parts],
         "num_residues": mask_BN.sum(1).tolist(),
         "rmsd": _rmsd(decoded_BMX, goal_BMX, valid_BM),
-        **{name: _rmsd(made_NAX[: mask_BN.shape[1]].flatten(0, 1).expand_as(goal_BMX), goal_BMX, valid_BM) for name, made_NAX in trivial.items()},
+        **{
+            name: _rmsd(made_NAX[: mask_BN.shape[1]].flatten(0, 1).expand_as(goal_BMX), goal_BMX, valid_BM)
+            for name, made_NAX in trivial.items()
+        },
         "atom_rmsd": [float("nan")] * len(parts),
         "same_tokens": same_tokens(tokenizer, parts, residues, tokens_BN, rotations),
     }
@@ -128,7 +143,10 @@ def _measure_batch(
         atoms_BMX = tokenizer.decode_atoms(tokens_BN, residues.sequence_BN).flatten(1, 2)
         columns["atom_rmsd"] = _rmsd(atoms_BMX, residues.atoms_BNAX.flatten(1, 2), residues.atoms_mask_BNA.flatten(1))
     lying_BMX = superposed(decoded_BMX, goal_BMX, valid_BM)
-    backbones = [row.unflatten(0, (-1, coords_BNAX.shape[2]))[: len(part)].numpy() for row, part in zip(lying_BMX, parts, strict=True)]
+    backbones = [
+        row.unflatten(0, (-1, coords_BNAX.shape[2]))[: len(part)].numpy()
+        for row, part in zip(lying_BMX, parts, strict=True)
+    ]
     return pd.DataFrame(columns), [row[valid].numpy() for row, valid in zip(tokens_BN, mask_BN, strict=True)], backbones
 
 
@@ -138,7 +156,9 @@ def _rmsd(x_BMX: Tensor, y_BMX: Tensor, valid_BM: Tensor) -> list[float]:
 
 
 @torch.no_grad()
-def same_tokens(tokenizer: StructureTokenizer, parts: Sequence[ProteinChain], residues: Residues, tokens_BN: Tensor, rotations: int) -> list[float]:
+def same_tokens(
+    tokenizer: StructureTokenizer, parts: Sequence[ProteinChain], residues: Residues, tokens_BN: Tensor, rotations: int
+) -> list[float]:
     """The share of each chain's valid residues whose token stays when the chain is rotated at random and shifted by
     tens of Å; a mean over rotations.
 
@@ -176,7 +196,9 @@ def write_structures(tokenizer: StructureTokenizer, part: ProteinChain, folder: 
 
 def _write_example(path: Path, part: ProteinChain, made_NAX: np.ndarray, rmsd: float) -> None:
     buffer = io.BytesIO()
-    np.savez(buffer, chain=part.id, rmsd=rmsd, mask_N=part.mask_N, original_NAX=part.coords_NAX, reconstructed_NAX=made_NAX)
+    np.savez(
+        buffer, chain=part.id, rmsd=rmsd, mask_N=part.mask_N, original_NAX=part.coords_NAX, reconstructed_NAX=made_NAX
+    )
     write_atomically(path, buffer.getvalue())
 
 

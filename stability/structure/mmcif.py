@@ -20,8 +20,8 @@ def atom_names(letter: str) -> tuple[str, ...]:
 
 
 def mmcif(name: str, sequence: np.ndarray, atoms_NAX: np.ndarray) -> str:
-    """One chain A as mmCIF text. ``sequence``: tokens (N); ``atoms_NAX``: (N, up to 14, 3) in Å, NaN where an atom is missing, which is left out, as is
-    what a residue of its kind does not have."""
+    """One chain A as mmCIF text. ``sequence``: tokens (N); ``atoms_NAX``: (N, up to 14, 3) in Å, NaN where an atom is
+    missing, which is left out, as is what a residue of its kind does not have."""
     block = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name) or "chain"
     rows: list[str] = []
     for number, (letter, atoms_AX) in enumerate(zip(decode(sequence), atoms_NAX, strict=True), 1):
@@ -29,6 +29,9 @@ def mmcif(name: str, sequence: np.ndarray, atoms_NAX: np.ndarray) -> str:
         for atom, place_X in zip(atom_names(letter), atoms_AX, strict=False):
             if np.isfinite(place_X).all():
                 place, element = " ".join(f"{value:.3f}" for value in place_X), "SE" if atom == "SE" else atom[0]
-                rows.append(f"ATOM {len(rows) + 1} {element} {atom} . {kind} A 1 {number} ? {place} 1.00 0.00 {number} {kind} A {atom} 1")
+                rows.append(
+                    f"ATOM {len(rows) + 1} {element} {atom} . {kind} A 1 {number} ? {place} 1.00 0.00 {number} "
+                    f"{kind} A {atom} 1"
+                )
     head = [f"data_{block}", "#", "_entry.id " + block, "#", "loop_", *(f"_atom_site.{column}" for column in COLUMNS)]
     return "\n".join([*head, *rows, "#", ""])

@@ -1,4 +1,5 @@
-"""The tokenizer's encoder and decoders: linear map, convolutions and a transformer of any mechanism, one the mirror image of the other."""
+"""The tokenizer's encoder and decoders: linear map, convolutions and a transformer of any mechanism, one the mirror
+image of the other."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def _block(spec: TokenizerRunSpec, size: StackSize, layer: int, cross: Part | No
     mechanisms = Registry("mechanisms")
     branch = None
     if cross is not None:
-        branch = CrossBranch(mechanisms.load(cross.name).build(cross.settings, shape), build_norm(spec.norm, size.width), connections[2])
+        branch = CrossBranch(
+            mechanisms.load(cross.name).build(cross.settings, shape), build_norm(spec.norm, size.width), connections[2]
+        )
     return Block(
         mechanisms.load(spec.mechanism.name).build(spec.mechanism.settings, shape),
         FeedForward(size.width, spec.ffn_multiple),
@@ -67,13 +70,16 @@ def _mlp(num_inputs: int, width: int, num_outputs: int) -> nn.Sequential:
 
 
 class Encoder(nn.Module):
-    """Coordinates (B, N, 3 atoms, 3) in Å, centred → linear → convolutions → transformer → linear, GELU, linear → z (B, N, F)."""
+    """Coordinates (B, N, 3 atoms, 3) in Å, centred → linear → convolutions → transformer → linear, GELU, linear → z (B,
+    N, F)."""
 
     def __init__(self, spec: TokenizerRunSpec):
         super().__init__()
         width = spec.encoder.width
         self.embed = nn.Linear(9, width)
-        self.convolutions = nn.ModuleList(ConvolutionBlock(width, spec.kernel, spec.norm) for _ in range(NUM_CONVOLUTIONS))
+        self.convolutions = nn.ModuleList(
+            ConvolutionBlock(width, spec.kernel, spec.norm) for _ in range(NUM_CONVOLUTIONS)
+        )
         self.stack = Stack(spec, spec.encoder)
         self.to_code = _mlp(width, width, len(spec.levels))
         initialise(self, NUM_CONVOLUTIONS + 2 * spec.encoder.layers, 0.0)
@@ -86,7 +92,8 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Codes (B, N, F) → linear, GELU, linear → transformer → convolutions → linear → atoms (B, N, A, 3) in Å, in a frame of the decoder's own.
+    """Codes (B, N, F) → linear, GELU, linear → transformer → convolutions → linear → atoms (B, N, A, 3) in Å, in a
+    frame of the decoder's own.
 
     ``vocab_size``: of the sequence that every block reads through ``cross``; None: no sequence is read.
     """
@@ -99,7 +106,9 @@ class Decoder(nn.Module):
         self.residue = None if vocab_size is None else nn.Embedding(vocab_size, size.width)
         self.context_norm = None if vocab_size is None else build_norm(spec.norm, size.width)
         self.stack = Stack(spec, size, cross)
-        self.convolutions = nn.ModuleList(ConvolutionBlock(size.width, spec.kernel, spec.norm) for _ in range(NUM_CONVOLUTIONS))
+        self.convolutions = nn.ModuleList(
+            ConvolutionBlock(size.width, spec.kernel, spec.norm) for _ in range(NUM_CONVOLUTIONS)
+        )
         self.to_atoms = nn.Linear(size.width, 3 * num_atoms)
         initialise(self, NUM_CONVOLUTIONS + (2 if cross is None else 3) * size.layers, 0.0)
 

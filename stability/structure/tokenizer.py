@@ -56,9 +56,15 @@ class StructureTokenizer(nn.Module):
         be read: cut at another residue it has other tokens. Errors: ``ValueError`` for shapes that do not fit and for a
         valid residue whose coordinates are not finite.
         """
-        if coords_BNAX.ndim != 4 or tuple(coords_BNAX.shape[2:]) != (BACKBONE, 3) or mask_BN.shape != coords_BNAX.shape[:2]:
+        if (
+            coords_BNAX.ndim != 4
+            or tuple(coords_BNAX.shape[2:]) != (BACKBONE, 3)
+            or mask_BN.shape != coords_BNAX.shape[:2]
+        ):
             shapes = f"coords {tuple(coords_BNAX.shape)} and mask {tuple(mask_BN.shape)}"
-            raise ValueError(f"{shapes}: expected (B, N, 3, 3), N CA C by x y z, and (B, N), True where a residue is valid")
+            raise ValueError(
+                f"{shapes}: expected (B, N, 3, 3), N CA C by x y z, and (B, N), True where a residue is valid"
+            )
         if not bool(coords_BNAX[mask_BN].isfinite().all()):
             raise ValueError("a residue that the mask calls valid has coordinates that are not finite; mask it out")
         tokens_BN = self.quantizer.indices(self.codes(coords_BNAX, mask_BN))
@@ -78,7 +84,10 @@ class StructureTokenizer(nn.Module):
         Errors: ``ValueError`` where the tokenizer was trained without stage 2.
         """
         if self.atom_decoder is None:
-            raise ValueError("this tokenizer has no stage 2 (atom_steps=0); train one with atom_steps, or use decode() for the backbone")
+            raise ValueError(
+                "this tokenizer has no stage 2 (atom_steps=0); train one with atom_steps, or use decode() for the "
+                "backbone"
+            )
         codes_BNF, mask_BN = self._codes_of(tokens_BN)
         return torch.where(mask_BN[..., None, None], self.atom_decoder(codes_BNF, mask_BN, sequence_BN), torch.nan)
 
@@ -105,11 +114,15 @@ def load_checkpoint(folder: Path) -> StructureTokenizer:
     """The tokenizer of a checkpoint, in eval mode on the CPU. ``ValueError`` where the folder is no checkpoint of a
     tokenizer, or a file is not what its manifest vouches for."""
     manifest = checkpoint.verified_manifest(folder)
-    tokenizer = build_tokenizer(checked(TokenizerRunSpec, filled(manifest["spec"], TokenizerRunSpec)), manifest["vocab_size"])
+    tokenizer = build_tokenizer(
+        checked(TokenizerRunSpec, filled(manifest["spec"], TokenizerRunSpec)), manifest["vocab_size"]
+    )
     try:
         tokenizer.load_state_dict(load_file(folder / checkpoint.MODEL))
     except (SafetensorError, RuntimeError) as error:
-        raise ValueError(f"{folder / checkpoint.MODEL} does not fit the tokenizer of its own manifest: {str(error).splitlines()[0]}") from None
+        raise ValueError(
+            f"{folder / checkpoint.MODEL} does not fit the tokenizer of its own manifest: {str(error).splitlines()[0]}"
+        ) from None
     return tokenizer.eval()
 
 
@@ -118,12 +131,21 @@ def load_tokenizer(pool: str | Path, identity: str) -> StructureTokenizer:
     checkpoint is damaged."""
     directory = directory_of(pool, identity)
     if not directory.spec_file.exists():
-        finished = (path.name for path in directory.path.parent.glob("[0-9a-f]*") if RunDirectory(path.parent, path.name).finished)
+        finished = (
+            path.name
+            for path in directory.path.parent.glob("[0-9a-f]*")
+            if RunDirectory(path.parent, path.name).finished
+        )
         known = ", ".join(sorted(finished)) or "none yet"
-        raise ValueError(f"no structure tokenizer {identity} in {directory.path.parent} (there: {known}); train one: python -m stability.train_tokenizer")
+        raise ValueError(
+            f"no structure tokenizer {identity} in {directory.path.parent} (there: {known}); train one: python -m "
+            "stability.train_tokenizer"
+        )
     state = directory.status()["state"]
     if not directory.finished or state == "diverged":
-        raise ValueError(f"structure tokenizer {identity} is {state}; it can be used once its training has ended with finite numbers")
+        raise ValueError(
+            f"structure tokenizer {identity} is {state}; it can be used once its training has ended with finite numbers"
+        )
     folders = directory.checkpoints()
     try:
         if not folders:
@@ -133,5 +155,7 @@ def load_tokenizer(pool: str | Path, identity: str) -> StructureTokenizer:
         remedy = f"delete {directory.path} and train it again by the command in its provenance.json"
         raise ValueError(f"structure tokenizer {identity} is finished but cannot be read; {remedy}.\n{error}") from None
     if tokenizer_id(tokenizer.spec) != identity:
-        raise ValueError(f"{folders[-1]} belongs to tokenizer {tokenizer_id(tokenizer.spec)}, not to {identity}; move it away")
+        raise ValueError(
+            f"{folders[-1]} belongs to tokenizer {tokenizer_id(tokenizer.spec)}, not to {identity}; move it away"
+        )
     return tokenizer.requires_grad_(False)

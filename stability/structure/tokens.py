@@ -37,7 +37,11 @@ def as_read(corpus: AbstractCorpus, objective: Part, pool: Path) -> Any:
 def _tokenised(corpus: ProteinCorpus, tokenizer: StructureTokenizer, identity: str, cache_dir: Path) -> ProteinCorpus:
     """The corpus with its structure tokens, read from ``cache_dir`` where this tokenizer has cut these chains before,
     else computed and kept there."""
-    entry = cache_dir / "index" / hashlib.sha256(f"structure tokens\n{VERSION}\n{corpus.fingerprint}\n{identity}".encode()).hexdigest()
+    entry = (
+        cache_dir
+        / "index"
+        / hashlib.sha256(f"structure tokens\n{VERSION}\n{corpus.fingerprint}\n{identity}".encode()).hexdigest()
+    )
     known = entry.read_text(encoding="ascii").strip() if entry.exists() else None
     if known and (cache_dir / known).is_dir() and (cache_dir / corpus.fingerprint).is_dir():
         return load(cache_dir, known)

@@ -37,7 +37,12 @@ KEPT = 2  # checkpoints while it trains: should the newest prove damaged, it goe
 
 
 def train_tokenizer(
-    spec: TokenizerRunSpec, directory: RunDirectory, train: Sequence[ProteinChain], held_out: Sequence[ProteinChain], *, device: str = "auto"
+    spec: TokenizerRunSpec,
+    directory: RunDirectory,
+    train: Sequence[ProteinChain],
+    held_out: Sequence[ProteinChain],
+    *,
+    device: str = "auto",
 ) -> Iterator[None]:
     """Train to the verdict, yielding after each optimizer step of either stage; a finished tokenizer is left alone.
 
@@ -78,7 +83,14 @@ def _trained(trainer: TokenizerTrainer) -> Iterator[None]:
 class TokenizerTrainer:
     """Tokenizer, the current stage's optimizer, and the step, counted over both stages."""
 
-    def __init__(self, spec: TokenizerRunSpec, directory: RunDirectory, train: Sequence[ProteinChain], held_out: Sequence[ProteinChain], device: torch.device):
+    def __init__(
+        self,
+        spec: TokenizerRunSpec,
+        directory: RunDirectory,
+        train: Sequence[ProteinChain],
+        held_out: Sequence[ProteinChain],
+        device: torch.device,
+    ):
         prepare_torch(spec.threads, device)
         self.spec, self.directory, self.device = spec, directory, device
         self.train, self.held_out = train, first_parts(held_out, spec.positions)
@@ -95,7 +107,10 @@ class TokenizerTrainer:
         has_backbone = any(chain.mask_N.sum() >= FEWEST_RESIDUES for chain in self.train)
         if not has_backbone or not self.held_out:
             side = "held-out chain" if has_backbone else "chain to train on"
-            raise ValueError(f"data: no {side} has N, CA and C of {FEWEST_RESIDUES} residues or more; a tokenizer needs backbones, CA traces are not enough")
+            raise ValueError(
+                f"data: no {side} has N, CA and C of {FEWEST_RESIDUES} residues or more; a tokenizer needs "
+                "backbones, CA traces are not enough"
+            )
 
     def _enter_stage(self) -> None:
         """The parameters that train now, with a fresh optimizer."""
@@ -111,7 +126,9 @@ class TokenizerTrainer:
         tokenizer is being trained."""
         for path in leftovers(self.directory.path):
             remove(path)
-        write_json(self.directory.provenance_file, {**provenance(), "device": str(self.device), "threads": self.spec.threads})
+        write_json(
+            self.directory.provenance_file, {**provenance(), "device": str(self.device), "threads": self.spec.threads}
+        )
         self._resume()
         self.log = RunLog(self.directory, resume_after=self.step if self.step else -1)
         timings = list(read_jsonl(self.directory.timing_file))
@@ -119,7 +136,9 @@ class TokenizerTrainer:
         self.directory.set_status("running", step=self.step, num_steps=self.num_steps)
         if self.step == 0:
             self.init_rmsd = self.val_rmsd = self.rmsd()
-            self.log.metrics({"step": 0, "stage": 1, "loss": None, "grad_norm": None, "lr": None, "val_rmsd": self.init_rmsd})
+            self.log.metrics(
+                {"step": 0, "stage": 1, "loss": None, "grad_norm": None, "lr": None, "val_rmsd": self.init_rmsd}
+            )
 
     def _resume(self) -> None:
         folders = self.directory.checkpoints()
@@ -130,7 +149,9 @@ class TokenizerTrainer:
                 print(f"{self.directory.run_id}: skips a damaged checkpoint ({error})", flush=True)
                 continue
             self.tokenizer.load_state_dict(parameters)
-            self.step, self.init_rmsd, self.val_rmsd, self.atom_rmsd = (state[key] for key in ("step", "init_rmsd", "val_rmsd", "atom_rmsd"))
+            self.step, self.init_rmsd, self.val_rmsd, self.atom_rmsd = (
+                state[key] for key in ("step", "init_rmsd", "val_rmsd", "atom_rmsd")
+            )
             self._enter_stage()
             if state["optimizer"] is not None:
                 self.optimizer.load_state_dict(state["optimizer"])
@@ -164,7 +185,9 @@ class TokenizerTrainer:
         if self.diverged is None:  # else the resumed one finds it again
             self.save()
         step = max(self._whole, default=0)
-        self.directory.set_status(INTERRUPTED, step=step, reason=f"{INTERRUPTED} at step {step} of {self.num_steps}", num_steps=self.num_steps)
+        self.directory.set_status(
+            INTERRUPTED, step=step, reason=f"{INTERRUPTED} at step {step} of {self.num_steps}", num_steps=self.num_steps
+        )
 
     def advance(self) -> None:
         """Take one optimizer step of the stage it falls into; write its log row; validate and save a checkpoint where
@@ -172,13 +195,22 @@ class TokenizerTrainer:
         step, stage = self.step + 1, 2 if self.in_stage_2 else 1
         row = self._update(step) | {"stage": stage}
         if not math.isfinite(row["loss"]) or not math.isfinite(row["grad_norm"]):
-            self.diverged = f"loss {row['loss']:.3g}, gradient norm {row['grad_norm']:.3g} at step {step} (stage {stage})"
+            self.diverged = (
+                f"loss {row['loss']:.3g}, gradient norm {row['grad_norm']:.3g} at step {step} (stage {stage})"
+            )
         else:
             self.step = step
-        is_due = self.diverged is None and (step % self.spec.every_steps == 0 or step in (self.spec.steps, self.num_steps))
+        is_due = self.diverged is None and (
+            step % self.spec.every_steps == 0 or step in (self.spec.steps, self.num_steps)
+        )
         if is_due:
             self._validate(row)
-        self.log.metrics({key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()})
+        self.log.metrics(
+            {
+                key: None if isinstance(value, float) and not math.isfinite(value) else value
+                for key, value in row.items()
+            }
+        )
         self.log.timing({"step": step, "wall_s": time.perf_counter() - self._started})
         if is_due and self.diverged is None:
             self.save()
@@ -197,7 +229,9 @@ class TokenizerTrainer:
     def _update(self, step: int) -> dict[str, Any]:
         in_stage = step - self.spec.steps if self.in_stage_2 else step
         schedule = ScheduleSpec(name="cosine", warmup_steps=self.spec.warmup_steps)
-        lr = self.spec.lr_peak * lr_factor(schedule, in_stage, self.spec.atom_steps if self.in_stage_2 else self.spec.steps)
+        lr = self.spec.lr_peak * lr_factor(
+            schedule, in_stage, self.spec.atom_steps if self.in_stage_2 else self.spec.steps
+        )
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         loss = self.loss(self.batch(step))
@@ -214,7 +248,13 @@ class TokenizerTrainer:
         residues = random_crops(self.train, self.spec.batch, self.spec.positions, generator)
         rotation_BXX = random_rotations(self.spec.batch, generator)
         atoms_BNAX = turned(residues.atoms_BNAX, rotation_BXX)
-        moved = Residues(turned(residues.coords_BNAX, rotation_BXX), residues.mask_BN, atoms_BNAX, residues.atoms_mask_BNA, residues.sequence_BN)
+        moved = Residues(
+            turned(residues.coords_BNAX, rotation_BXX),
+            residues.mask_BN,
+            atoms_BNAX,
+            residues.atoms_mask_BNA,
+            residues.sequence_BN,
+        )
         return moved.to(self.device)
 
     def loss(self, residues: Residues) -> Tensor:
@@ -234,8 +274,16 @@ class TokenizerTrainer:
         if self.diverged is not None:
             verdict, reason = "diverged", self.diverged
         elif not self.val_rmsd < self.init_rmsd:
-            verdict, reason = "plateaued", f"held-out RMSD {self.val_rmsd:.2f} Å is not below the untrained {self.init_rmsd:.2f} Å"
-        result = {"val_rmsd": self.val_rmsd, "init_rmsd": self.init_rmsd, "val_atom_rmsd": self.atom_rmsd, "num_params": num_parameters(self.tokenizer)}
+            verdict, reason = (
+                "plateaued",
+                f"held-out RMSD {self.val_rmsd:.2f} Å is not below the untrained {self.init_rmsd:.2f} Å",
+            )
+        result = {
+            "val_rmsd": self.val_rmsd,
+            "init_rmsd": self.init_rmsd,
+            "val_atom_rmsd": self.atom_rmsd,
+            "num_params": num_parameters(self.tokenizer),
+        }
         self._remove_but(1)
         finite = {key: value if math.isfinite(value) else None for key, value in result.items()}
         self.directory.set_status(verdict, step=self.step, reason=reason, num_steps=self.num_steps, result=finite)
@@ -252,4 +300,6 @@ def squared_errors(tokenizer: StructureTokenizer, residues: Residues, *, atoms: 
     with torch.no_grad():
         codes_BNF = tokenizer.codes(residues.coords_BNAX, residues.mask_BN)
     predicted_BNAX = tokenizer.atom_decoder(codes_BNF, residues.mask_BN, residues.sequence_BN)
-    return aligned_squared_error(predicted_BNAX.flatten(1, 2), residues.atoms_BNAX.flatten(1, 2), residues.atoms_mask_BNA.flatten(1))
+    return aligned_squared_error(
+        predicted_BNAX.flatten(1, 2), residues.atoms_BNAX.flatten(1, 2), residues.atoms_mask_BNA.flatten(1)
+    )

@@ -23,16 +23,22 @@ from stability.runs.leftovers import temporary
 MODEL, TRAINER, MANIFEST = "model.safetensors", "trainer.pt", "manifest.json"
 
 
-def save(folder: Path, model: torch.nn.Module, trainer: dict[str, Any], spec: Settings, *, step: int, data_format: Any) -> Path:
-    """Write ``folder`` (…/step_000200) under a temporary name, fsync, rename. ``trainer``: tensors and plain values only.
+def save(
+    folder: Path, model: torch.nn.Module, trainer: dict[str, Any], spec: Settings, *, step: int, data_format: Any
+) -> Path:
+    """Write ``folder`` (…/step_000200) under a temporary name, fsync, rename. ``trainer``: tensors and plain values
+    only.
 
-    One that stands there already goes at the last moment, as `remove` does it: it is a damaged one, a good one is not written again.
+    One that stands there already goes at the last moment, as `remove` does it: it is a damaged one, a good one is not
+    written again.
     """
     aside = temporary(folder)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, aside / MODEL)
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, aside / MODEL
+        )
         torch.save(trainer, aside / TRAINER)
         files = {name: _sha256(aside / name) for name in (MODEL, TRAINER)}
         manifest = {"step": step, **_described(data_format), "sha256": files, "spec": spec.model_dump(mode="json")}
@@ -49,7 +55,8 @@ def save(folder: Path, model: torch.nn.Module, trainer: dict[str, Any], spec: Se
 
 
 def load(folder: str | Path) -> tuple[RunSpec, Backbone]:
-    """(spec, model in eval mode on the CPU). ``ValueError`` where the folder is no checkpoint or a file is not what its manifest vouches for."""
+    """(spec, model in eval mode on the CPU). ``ValueError`` where the folder is no checkpoint or a file is not what its
+    manifest vouches for."""
     folder = Path(folder)
     manifest = verified_manifest(folder)
     spec = parse_run(manifest["spec"])
@@ -57,7 +64,9 @@ def load(folder: str | Path) -> tuple[RunSpec, Backbone]:
     try:
         model.load_state_dict(load_file(folder / MODEL))
     except (SafetensorError, RuntimeError) as error:
-        raise ValueError(f"{folder / MODEL} does not fit the model of its own manifest: {str(error).splitlines()[0]}") from None
+        raise ValueError(
+            f"{folder / MODEL} does not fit the model of its own manifest: {str(error).splitlines()[0]}"
+        ) from None
     return spec, model.eval()
 
 
@@ -67,11 +76,14 @@ def load_trainer(folder: Path) -> dict[str, Any]:
     try:
         return torch.load(folder / TRAINER, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 torch raises pickle, zip and runtime errors here alike; all mean the same to the reader
-        raise ValueError(f"{folder / TRAINER} is no trainer state that can be read safely: {str(error).splitlines()[0]}") from None
+        raise ValueError(
+            f"{folder / TRAINER} is no trainer state that can be read safely: {str(error).splitlines()[0]}"
+        ) from None
 
 
 def _described(data_format: Any) -> dict[str, Any]:
-    """The corpus's `format` in a manifest: under a name of its own for tokens, as it was before there was anything else."""
+    """The corpus's `format` in a manifest: under a name of its own for tokens, as it was before there was anything
+    else."""
     return {"vocab_size" if isinstance(data_format, int) else "format": data_format}
 
 
@@ -84,12 +96,15 @@ def verified_manifest(folder: Path) -> dict[str, Any]:
         files, _ = manifest["sha256"], manifest["spec"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(
-            f"{folder} has no readable {MANIFEST}; it is no checkpoint, run (runs/<run_id>) or study (runs/studies/<name>), or it was cut short"
+            f"{folder} has no readable {MANIFEST}; it is no checkpoint, run (runs/<run_id>) or study "
+            "(runs/studies/<name>), or it was cut short"
         ) from None
     for name in (MODEL, TRAINER):
         path = folder / name
         if not path.is_file() or _sha256(path) != files.get(name):
-            raise ValueError(f"{path} is missing, truncated or altered (its sha256 is not the manifest's); use another checkpoint")
+            raise ValueError(
+                f"{path} is missing, truncated or altered (its sha256 is not the manifest's); use another checkpoint"
+            )
     return manifest
 
 

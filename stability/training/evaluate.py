@@ -21,23 +21,28 @@ CELLS = 1 << 22  # logits that exist at once where no model makes them
 
 
 class Validation:
-    """Held-out examples, drawn once: they depend on the data, the objective and their number, never on the mechanism or the run's seed."""
+    """Held-out examples, drawn once: they depend on the data, the objective and their number, never on the mechanism or
+    the run's seed."""
 
     def __init__(self, spec: RunSpec, corpus: AbstractCorpus, objective: AbstractObjective, device: torch.device):
         held_out = corpus.windows("val", spec.evaluation.sequences, objective.tokens_needed(spec.model.positions))
         chunks = enumerate(held_out.split(CHUNK))
-        self._chunks: list[Examples] = [objective.examples(chunk, generator_for(VALIDATION_SEED, "validation", i)).to(device) for i, chunk in chunks]
+        self._chunks: list[Examples] = [
+            objective.examples(chunk, generator_for(VALIDATION_SEED, "validation", i)).to(device) for i, chunk in chunks
+        ]
         self._objective = objective
 
     @torch.no_grad()
     def measure(self, model: nn.Module, spread: Spread = map) -> dict[str, float]:
-        """``val_nll``, nats per counted position, and what the objective validates beside it, by its name. ``spread``: what calls a function with each of a
-        list of examples, and gives what it returns in their order."""
+        """``val_nll``, nats per counted position, and what the objective validates beside it, by its name. ``spread``:
+        what calls a function with each of a list of examples, and gives what it returns in their order."""
         sums = [0.0] * (2 + len(self._objective.score_names))
         for parts in spread(partial(self._sums, model), self._chunks):
             sums = [total + part for total, part in zip(sums, parts, strict=True)]
         count, *totals = sums
-        return {name: total / count for name, total in zip(("val_nll", *self._objective.score_names), totals, strict=True)}
+        return {
+            name: total / count for name, total in zip(("val_nll", *self._objective.score_names), totals, strict=True)
+        }
 
     def _sums(self, model: nn.Module, examples: Examples) -> Sums:
         """The count, and what is divided by it."""
@@ -45,23 +50,30 @@ class Validation:
         return float(count), float(total), *(float(others[name]) for name in self._objective.score_names)
 
     def unigram_nll(self, log_frequencies_V: Tensor) -> float:
-        """The NLL of a model that knows the tokens' frequencies and nothing else, on the same examples: what a mechanism has to beat.
+        """The NLL of a model that knows the tokens' frequencies and nothing else, on the same examples: what a
+        mechanism has to beat.
 
-        Not the entropy of these frequencies: the loss of a few hundred sequences scatters around its mean (by some per cent for score entropy), in this
-        model as in any other.
+        Not the entropy of these frequencies: the loss of a few hundred sequences scatters around its mean (by some per
+        cent for score entropy), in this model as in any other.
         """
-        return self._of_frequencies(log_frequencies_V, lambda logits, part: [float(self._objective.loss_sum(logits, part)[0])])[0]
+        return self._of_frequencies(
+            log_frequencies_V, lambda logits, part: [float(self._objective.loss_sum(logits, part)[0])]
+        )[0]
 
     def unigram_scores(self, log_frequencies_V: Tensor) -> dict[str, float]:
         """``unigram_nll_<name>`` of each part that the loss is a sum of; nothing where it is none."""
         names = self._objective.components
         if not names:
             return {}
-        values = self._of_frequencies(log_frequencies_V, lambda logits, part: self._objective.component_sums(logits, part).tolist())
+        values = self._of_frequencies(
+            log_frequencies_V, lambda logits, part: self._objective.component_sums(logits, part).tolist()
+        )
         return {f"unigram_nll_{name}": value for name, value in zip(names, values, strict=True)}
 
     @torch.no_grad()
-    def _of_frequencies(self, log_frequencies_V: Tensor, sums_of: Callable[[Tensor, Examples], Sequence[float]]) -> list[float]:
+    def _of_frequencies(
+        self, log_frequencies_V: Tensor, sums_of: Callable[[Tensor, Examples], Sequence[float]]
+    ) -> list[float]:
         """Means of what ``sums_of`` makes of the logits of these frequencies, in the order of its sums."""
         parts, count = [], 0.0
         for examples in self._chunks:

@@ -27,14 +27,20 @@ class BlockStatistics:
 
     def norms(self, tensors: list[Tensor]) -> dict[str, float]:
         """The Euclidean norm of each block; ``tensors``: one for each parameter, in the model's order."""
-        return {block: self._norm([tensors[index] for index in indices]).item() for block, indices in self._blocks.items()}
+        return {
+            block: self._norm([tensors[index] for index in indices]).item() for block, indices in self._blocks.items()
+        }
 
     def gradient(self, parameters: list[nn.Parameter]) -> dict[str, float]:
         """The norms of the gradients as they stand, to be taken before they are clipped. A parameter without a gradient
         counts as 0."""
-        return self.norms([torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters])
+        return self.norms(
+            [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters]
+        )
 
-    def rows(self, step: int, gradient: dict[str, float], before: list[Tensor], moved: list[Tensor]) -> list[dict[str, Any]]:
+    def rows(
+        self, step: int, gradient: dict[str, float], before: list[Tensor], moved: list[Tensor]
+    ) -> list[dict[str, Any]]:
         """A row a block: the gradient's norm before clipping, its share of the squared norm of the whole gradient (they
         add up to 1), and the norm of the step over that of the parameters before it. None where a number is not finite
         or is a quotient by 0."""

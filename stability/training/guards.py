@@ -1,11 +1,15 @@
-"""What a run does with a step that is not finite or whose gradient is too large: *Frankenstein Transformer*, Algorithm 1, lines 5 to 12. No torch.
+"""What a run does with a step that is not finite or whose gradient is too large: *Frankenstein Transformer*, Algorithm
+1, lines 5 to 12. No torch.
 
-As there, the loop goes on with the next step and the next batch: those that failed would fail again, and step numbers, data order and learning rates stay
-what they are for every run beside this one. (There the schedule waits for a step that was left out; here a step's number gives its rate.) What is skipped
-is the optimizer's step; what is restored are the parameters and the optimizer's state of the last good checkpoint, the initialisation before there is
-one, and what was learned since is lost. One budget serves the whole run; once it is spent the run ends as diverged, as it does without guards.
+As there, the loop goes on with the next step and the next batch: those that failed would fail again, and step numbers,
+data order and learning rates stay what they are for every run beside this one. (There the schedule waits for a step
+that was left out; here a step's number gives its rate.) What is skipped is the optimizer's step; what is restored are
+the parameters and the optimizer's state of the last good checkpoint, the initialisation before there is one, and what
+was learned since is lost. One budget serves the whole run; once it is spent the run ends as diverged, as it does
+without guards.
 
-A checkpoint is good once a sound step was taken from what it holds: its own step's loss was that of the parameters before it.
+A checkpoint is good once a sound step was taken from what it holds: its own step's loss was that of the parameters
+before it.
 """
 
 from __future__ import annotations
@@ -28,19 +32,27 @@ class Guard:
     skipped_steps: int = 0
     restores: int = 0
     good: list[int] = field(default_factory=list)  # steps of checkpoints to go back to, rising
-    untried: list[int] = field(default_factory=list)  # of those that hold what the run stands at, from which no sound step was taken yet
+    # of those that hold what the run stands at, from which no sound step was taken yet
+    untried: list[int] = field(default_factory=list)
 
     def too_large(self, row: dict[str, Any]) -> str | None:
         """What is wrong with a step whose gradient, once clipped, is above the threshold; else None."""
         limit, norm = self.spec.post_clip_norm, row.get("clipped_norm")
         if limit is None or norm is None or norm <= limit:
             return None
-        return f"gradient norm after clipping is {norm:.4g} at step {row['step']}, above guards.post_clip_norm={limit:g}"
+        return (
+            f"gradient norm after clipping is {norm:.4g} at step {row['step']}, above guards.post_clip_norm={limit:g}"
+        )
 
     def answer(self, *, has_moved: bool) -> Answer:
-        """What to do with a bad step, counted against the budget. ``has_moved``: the parameters are no longer those before it, too late to skip it."""
+        """What to do with a bad step, counted against the budget. ``has_moved``: the parameters are no longer those
+        before it, too late to skip it."""
         mode = self.spec.on_nonfinite
-        if mode == "stop" or self.skipped_steps + self.restores >= self.spec.retries or (mode == "skip_step" and has_moved):
+        if (
+            mode == "stop"
+            or self.skipped_steps + self.restores >= self.spec.retries
+            or (mode == "skip_step" and has_moved)
+        ):
             return "stop"
         if mode == "skip_step":
             self.skipped_steps += 1
@@ -53,8 +65,14 @@ class Guard:
         if self.spec.on_nonfinite == "stop":
             return reason
         if self.skipped_steps + self.restores < self.spec.retries:
-            return f"{reason}; the step was taken and cannot be skipped (guards.on_nonfinite=restore_last_good could take it back)"
-        return f"{reason}; guards.retries={self.spec.retries} {'skipped steps' if self.skipped_steps else 'restores'} are spent"
+            return (
+                f"{reason}; the step was taken and cannot be skipped (guards.on_nonfinite=restore_last_good could "
+                "take it back)"
+            )
+        return (
+            f"{reason}; guards.retries={self.spec.retries} {'skipped steps' if self.skipped_steps else 'restores'} "
+            "are spent"
+        )
 
     def sound_step(self) -> None:
         if self.untried:

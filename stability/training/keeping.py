@@ -6,8 +6,9 @@ from stability.config.run import RunSpec
 
 
 class Keeper:
-    """The first evaluation's and the last step's checkpoints, which the protocol of α_max needs, always; the extra cadence's, all or the newest; the best by
-    validation NLL, those two among them. With ``keep_last`` none that is older than the first evaluation's outlives it: that is the run's earliest.
+    """The first evaluation's and the last step's checkpoints, which the protocol of α_max needs, always; the extra
+    cadence's, all or the newest; the best by validation NLL, those two among them. With ``keep_last`` none that is
+    older than the first evaluation's outlives it: that is the run's earliest.
 
     What stays is a function of the step and of the validations so far, never of what an interruption left on disk.
     """

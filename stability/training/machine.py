@@ -13,17 +13,20 @@ M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 def prepare_torch(threads: int, device: torch.device) -> None:
-    """Global state that one trial must not inherit from another: threads, default dtype, deterministic kernels on CUDA."""
+    """Global state that one trial must not inherit from another: threads, default dtype, deterministic kernels on
+    CUDA."""
     torch.set_num_threads(threads)
     torch.set_default_dtype(torch.float32)
     if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with a fixed workspace
+        # cuBLAS is deterministic only with a fixed workspace
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(device.type == "cuda", warn_only=True)
 
 
 def return_freed_memory(device: torch.device) -> None:
-    """On a CPU with glibc: memory that is freed goes back to the system at once from 1 MiB on, for as long as the process lives. By itself glibc keeps blocks
-    of up to 32 MiB, which in a run that gathers and frees parameters all the time grows to what it would take to have them all."""
+    """On a CPU with glibc: memory that is freed goes back to the system at once from 1 MiB on, for as long as the
+    process lives. By itself glibc keeps blocks of up to 32 MiB, which in a run that gathers and frees parameters all
+    the time grows to what it would take to have them all."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if device.type == "cpu" and sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 1 << 20)

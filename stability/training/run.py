@@ -30,10 +30,11 @@ def train(
 ) -> Iterator[None]:
     """Train a run to its verdict, yielding after every optimizer step. A finished run is left alone.
 
-    Closing the generator writes a checkpoint at the step it stands at (``interrupted``); called again it goes on from the last checkpoint that can be
-    read, bit for bit as if it had never stopped (same hardware). Divergence is a result, not an error. ``devices``: how many share the microbatches, which
-    changes no bit either; with ``shard`` they share parameters and batch, which rounds otherwise (`sharded`). ``stop_at``: a step before the last after
-    which the run is left, ``stopped``, as if it had been closed there.
+    Closing the generator writes a checkpoint at the step it stands at (``interrupted``); called again it goes on from
+    the last checkpoint that can be read, bit for bit as if it had never stopped (same hardware). Divergence is a
+    result, not an error. ``devices``: how many share the microbatches, which changes no bit either; with ``shard`` they
+    share parameters and batch, which rounds otherwise (`sharded`). ``stop_at``: a step before the last after which the
+    run is left, ``stopped``, as if it had been closed there.
     """
     if directory.finished:
         return
@@ -47,7 +48,9 @@ def train(
             while trainer.step < min(spec.steps, stop_at or spec.steps) and trainer.diverged is None:
                 trainer.advance()
                 yield
-            summary = trainer.finish() if trainer.diverged is not None or trainer.step == spec.steps else trainer.leave()
+            summary = (
+                trainer.finish() if trainer.diverged is not None or trainer.step == spec.steps else trainer.leave()
+            )
         except GeneratorExit:
             trainer.leave(INTERRUPTED)
             raise

@@ -1,4 +1,5 @@
-"""What an NVIDIA GPU says about itself while a run trains on it, through NVML (nvidia-ml-py, imported where there is such a GPU only)."""
+"""What an NVIDIA GPU says about itself while a run trains on it, through NVML (nvidia-ml-py, imported where there is
+such a GPU only)."""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ EVERY_S = 5.0
 
 
 class Telemetry:
-    """Power, utilisation, memory in use and temperature of the device a run trains on, at most every ``EVERY_S`` seconds.
+    """Power, utilisation, memory in use and temperature of the device a run trains on, at most every ``EVERY_S``
+    seconds.
 
-    It serves the log only: without a GPU, without NVML or nvidia-ml-py there is none of it, and a quantity that a GPU does not tell is left out. Memory and
-    utilisation are those of the whole device, whoever uses it.
+    It serves the log only: without a GPU, without NVML or nvidia-ml-py there is none of it, and a quantity that a GPU
+    does not tell is left out. Memory and utilisation are those of the whole device, whoever uses it.
     """
 
     def __init__(self, device: torch.device, clock: Callable[[], float] = time.monotonic):
@@ -26,7 +28,8 @@ class Telemetry:
             self._nvml, self._handle = _opened(device)
 
     def sample(self) -> dict[str, float]:
-        """``gpu_power_w``, ``gpu_utilisation_percent``, ``gpu_memory_mb``, ``gpu_temperature_c``; {} between two samples."""
+        """``gpu_power_w``, ``gpu_utilisation_percent``, ``gpu_memory_mb``, ``gpu_temperature_c``; {} between two
+        samples."""
         if self._nvml is None or self._clock() < self._next_s:
             return {}
         self._next_s = self._clock() + EVERY_S
@@ -42,7 +45,8 @@ class Telemetry:
     def _told(self, read: Callable[[], float]) -> float | None:
         try:
             return read()
-        except (self._nvml.NVMLError, AttributeError):  # not of this GPU, not in this driver, not in this version of the bindings
+        # not of this GPU, not in this driver, not in this version of the bindings
+        except (self._nvml.NVMLError, AttributeError):
             return None
 
     def close(self) -> None:
@@ -52,7 +56,8 @@ class Telemetry:
 
 
 def _opened(device: torch.device) -> tuple[Any, Any]:
-    """NVML and its handle of the device, by its UUID: NVML counts devices that CUDA_VISIBLE_DEVICES hides. (None, None) where either is missing."""
+    """NVML and its handle of the device, by its UUID: NVML counts devices that CUDA_VISIBLE_DEVICES hides. (None, None)
+    where either is missing."""
     try:
         import pynvml
     except ImportError:

@@ -40,7 +40,14 @@ class Trainer:
     and `gathered` when the run's own does.
     """
 
-    def __init__(self, spec: RunSpec, directory: RunDirectory, corpus: AbstractCorpus, device: torch.device, placement: Whole | Shards | None = None):
+    def __init__(
+        self,
+        spec: RunSpec,
+        directory: RunDirectory,
+        corpus: AbstractCorpus,
+        device: torch.device,
+        placement: Whole | Shards | None = None,
+    ):
         prepare_torch(spec.threads, device)
         self.spec, self.directory, self.corpus, self.device = spec, directory, corpus, device
         self.objective = build_objective(spec, corpus.format)
@@ -63,7 +70,10 @@ class Trainer:
         """Claim the directory, resume from the last readable checkpoint, and say that the run is running."""
         self.directory.write_spec(self.spec.model_dump(mode="json"))
         description = {"description": described(self.spec, self.corpus), "fingerprint": self.corpus.fingerprint}
-        write_json(self.directory.provenance_file, {**provenance(command), "data": description, "device": str(self.device), "threads": self.spec.threads})
+        write_json(
+            self.directory.provenance_file,
+            {**provenance(command), "data": description, "device": str(self.device), "threads": self.spec.threads},
+        )
         self._resume()
         self.log = RunLog(self.directory, resume_after=self.step if self.step else -1, wandb=wandb)
         timings = list(read_jsonl(self.directory.timing_file))
@@ -128,7 +138,9 @@ class Trainer:
         if self.diverged is None and self.is_sound():
             self.save()
         step = self.store.newest
-        self.directory.set_status(state, step=step, reason=f"{state} at step {step} of {self.spec.steps}", num_steps=self.spec.steps)
+        self.directory.set_status(
+            state, step=step, reason=f"{state} at step {step} of {self.spec.steps}", num_steps=self.spec.steps
+        )
         return {}
 
     def is_sound(self) -> bool:
@@ -140,7 +152,10 @@ class Trainer:
         """The validation numbers as they go into a row, the NLL first."""
         self.placement.tell("measure")
         measured = self.validation.measure(self.model, self.placement.spread)
-        self.val_nll, self.scores = measured["val_nll"], {name: value for name, value in measured.items() if name != "val_nll"}
+        self.val_nll, self.scores = (
+            measured["val_nll"],
+            {name: value for name, value in measured.items() if name != "val_nll"},
+        )
         return measured
 
     def advance(self) -> None:
@@ -165,7 +180,11 @@ class Trainer:
             self.log.gradients(self.gradient_rows)
         now = time.perf_counter()
         speed = {"wall_s": now - self._started, "tokens_per_s": spec.batch * spec.model.positions / (now - started)}
-        self.log.timing({"step": step, **speed, "memory_mb": peak_memory_mb(self.device)} | self.placement.described() | self.telemetry.sample())
+        self.log.timing(
+            {"step": step, **speed, "memory_mb": peak_memory_mb(self.device)}
+            | self.placement.described()
+            | self.telemetry.sample()
+        )
         if self.diverged is None and self.store.keeper.is_due(step):
             self.guard.written(step, self.store.keeper.kept(step))
             self.save()
@@ -184,11 +203,17 @@ class Trainer:
     def _looks_at(self, step: int) -> bool:
         """Whether this step is looked at for numbers that are not finite: as often as the guards are told to, and
         wherever the run might be kept or judged by it."""
-        return step % self.spec.guards.check_every == 0 or self.store.keeper.validates(step) or self.store.keeper.may_be_due(step)
+        return (
+            step % self.spec.guards.check_every == 0
+            or self.store.keeper.validates(step)
+            or self.store.keeper.may_be_due(step)
+        )
 
     def _fault(self, row: dict[str, Any]) -> str | None:
         """What is wrong with a step that is looked at."""
-        return (first_non_finite(row, row["step"]) or self.guard.too_large(row)) if self._looks_at(row["step"]) else None
+        return (
+            (first_non_finite(row, row["step"]) or self.guard.too_large(row)) if self._looks_at(row["step"]) else None
+        )
 
     def _meet(self, reason: str, row: dict[str, Any], *, has_moved: bool = False) -> None:
         """Let the guards answer a fault: the run diverges, the step stays out, or the last good state comes back."""
@@ -206,7 +231,9 @@ class Trainer:
         lr = spec.lr_peak * lr_factor(spec.schedule, step, spec.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        examples = training_examples(spec, self.corpus, self.objective, "train", step, seed=spec.seed, batch=spec.batch).to(self.device)
+        examples = training_examples(
+            spec, self.corpus, self.objective, "train", step, seed=spec.seed, batch=spec.batch
+        ).to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
         if self.team is not None:
             self.team.begin(step, self.parameters)
@@ -216,7 +243,9 @@ class Trainer:
         grad_norm = self.placement.clip(self.parameters, spec.clip_norm)
         row = {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "update_norm": 0.0, "lr": lr}
         if spec.guards.post_clip_norm is not None:
-            row["clipped_norm"] = self.placement.norm([parameter.grad for parameter in self.parameters if parameter.grad is not None]).item()
+            row["clipped_norm"] = self.placement.norm(
+                [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+            ).item()
         before = [part.clone() for part in self.placement.local(self.parameters)]
         if self._fault(row) is None:
             self.optimizer.step()

@@ -1,4 +1,5 @@
-"""What became of a run: stable, spiked, plateaued or diverged (a number that is not finite, or a gradient above ``guards.post_clip_norm``). No torch."""
+"""What became of a run: stable, spiked, plateaued or diverged (a number that is not finite, or a gradient above
+``guards.post_clip_norm``). No torch."""
 
 from __future__ import annotations
 
@@ -11,12 +12,14 @@ from stability.config.training import VerdictSpec
 
 @dataclass
 class SpikeWatch:
-    """Follows the smoothed training loss: an exponential mean over about ``smoothing_steps`` steps, its running minimum, its largest rise above it.
+    """Follows the smoothed training loss: an exponential mean over about ``smoothing_steps`` steps, its running
+    minimum, its largest rise above it.
 
-    `noise` is what the batches' own scatter leaves in it: the loss's variance is a sixth of the mean square of second differences, which a falling
-    loss hardly enters (after von Neumann 1941), and the exponential mean keeps a known share of that. It is taken where the running minimum stands, so
-    that a rise does not excuse itself. Ordinary training stays within about 6 of them (measured: at most 4.5 to 6.0 in 11 runs of 900 to 3,000 steps by
-    cross entropy and by score entropy, whose losses scatter by 0.1 and by 0.7 nats).
+    `noise` is what the batches' own scatter leaves in it: the loss's variance is a sixth of the mean square of second
+    differences, which a falling loss hardly enters (after von Neumann 1941), and the exponential mean keeps a known
+    share of that. It is taken where the running minimum stands, so that a rise does not excuse itself. Ordinary
+    training stays within about 6 of them (measured: at most 4.5 to 6.0 in 11 runs of 900 to 3,000 steps by cross
+    entropy and by score entropy, whose losses scatter by 0.1 and by 0.7 nats).
     """
 
     spec: VerdictSpec
@@ -77,20 +80,31 @@ class SpikeWatch:
 
 
 def _share_of_variance(rate: float, num_updates: int) -> float:
-    """What an exponential mean that starts at its first value keeps of the values' variance: all of it then, ρ/(2 − ρ) in the end."""
+    """What an exponential mean that starts at its first value keeps of the values' variance: all of it then, ρ/(2 − ρ)
+    in the end."""
     first = (1 - rate) ** (2 * num_updates)
     return first + (1 - first) * rate / (2 - rate)
 
 
-def judge(val_nll: float, init_nll: float, unigram_nll: float, watch: SpikeWatch, baseline: str = "token frequencies") -> tuple[str, str]:
+def judge(
+    val_nll: float, init_nll: float, unigram_nll: float, watch: SpikeWatch, baseline: str = "token frequencies"
+) -> tuple[str, str]:
     """(verdict, reason) of a run that reached its last step with finite numbers.
 
-    ``baseline``: what ``unigram_nll`` is the NLL of. ``plateaued``: it learned nothing beyond token (or class) frequencies; ``spiked``: its smoothed loss
-    rose by more than the margin (the spec's, or its batch noise's), whether or not it came back by the end (the reason says which); ``stable``: neither.
+    ``baseline``: what ``unigram_nll`` is the NLL of. ``plateaued``: it learned nothing beyond token (or class)
+      frequencies; ``spiked``: its smoothed loss rose by more than the margin (the spec's, or its batch noise's),
+      whether or not it came back by the end (the reason says which); ``stable``: neither.
     """
     if not val_nll < min(init_nll, unigram_nll):
-        return "plateaued", f"final validation NLL {val_nll:.3f} is not below min(initial {init_nll:.3f}, {baseline} {unigram_nll:.3f})"
+        return (
+            "plateaued",
+            f"final validation NLL {val_nll:.3f} is not below min(initial {init_nll:.3f}, {baseline} "
+            f"{unigram_nll:.3f})",
+        )
     if watch.spiked:
         came_back = "and came back" if watch.last_rise <= watch.margin else "and had not come back at the end"
-        return "spiked", f"smoothed loss rose {watch.worst_rise:.2f} nats above its minimum by step {watch.worst_step} {came_back}"
+        return (
+            "spiked",
+            f"smoothed loss rose {watch.worst_rise:.2f} nats above its minimum by step {watch.worst_step} {came_back}",
+        )
     return "stable", ""

@@ -11,8 +11,11 @@ from sweeps.trial import Trial, run_trial
 RunTrial = Callable[[Trial], Iterator[None]]
 
 
-def launch(trials: Sequence[Trial], *, on_tick: Callable[[], None], interrupt: Interrupt, run: RunTrial = run_trial) -> None:
-    """Run every trial, or return after the current step once an interrupt is requested; the trial is then closed, which saves it.
+def launch(
+    trials: Sequence[Trial], *, on_tick: Callable[[], None], interrupt: Interrupt, run: RunTrial = run_trial
+) -> None:
+    """Run every trial, or return after the current step once an interrupt is requested; the trial is then closed, which
+    saves it.
 
     ``on_tick`` is called after every step.
     """

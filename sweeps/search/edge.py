@@ -114,7 +114,9 @@ class Curve:
             best_low=below[-1] if below else None,
             best_high=above[0] if above else None,
             by_verdict=self._edge(_is_stable, self._too_small()),
-            by_nll=self._edge(self._is_near_best, [] if best is None else [point.lr for point in points if point.lr < best.lr]),
+            by_nll=self._edge(
+                self._is_near_best, [] if best is None else [point.lr for point in points if point.lr < best.lr]
+            ),
             num_rates=len(points),
             num_grid_rates=math.ceil(span / self._settings.resolution_decades - 1e-9) + 1,
             resolved=len(points) >= len(self._grid) and not self._wanted(),
@@ -125,7 +127,9 @@ class Curve:
 
     def _best(self) -> Point | None:
         """The lowest NLL; of several the smallest rate. None where every rate diverged."""
-        return min((point for point in self._ordered() if math.isfinite(point.nll)), key=lambda point: point.nll, default=None)
+        return min(
+            (point for point in self._ordered() if math.isfinite(point.nll)), key=lambda point: point.nll, default=None
+        )
 
     def _is_near_best(self, point: Point) -> bool:
         best = self._best()
@@ -140,12 +144,20 @@ class Curve:
         points = self._ordered()
         lr = max((point.lr for point in points if is_inside(point)), default=None)
         above = [point.lr for point in points if lr is None or point.lr > lr]
-        holes = tuple(point.lr for point in points if lr is not None and point.lr < lr and not is_inside(point) and point.lr not in excused)
+        holes = tuple(
+            point.lr
+            for point in points
+            if lr is not None and point.lr < lr and not is_inside(point) and point.lr not in excused
+        )
         return Edge(lr, above[0] if above else None, holes)
 
     def _wanted(self) -> tuple[float, ...]:
         """Rates that would narrow something down, apart from one another and from those that were tried."""
-        positions = self._extension() or [*self._refinement(), *self._bisection(_is_stable), *self._bisection(self._is_near_best)]
+        positions = self._extension() or [
+            *self._refinement(),
+            *self._bisection(_is_stable),
+            *self._bisection(self._is_near_best),
+        ]
         kept: list[float] = []
         taken = [point.x for point in self.points.values()]
         for position in positions:

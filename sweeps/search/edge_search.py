@@ -13,7 +13,8 @@ from sweeps.search.edge import Curve, Edge, Found, Outcome, most_rates
 
 
 class EdgeSearch:
-    """Curves are those of `SweepSpec.curves`, in that order. A curve with a failed run asks for no more: the same command tries that run again."""
+    """Curves are those of `SweepSpec.curves`, in that order. A curve with a failed run asks for no more: the same
+    command tries that run again."""
 
     stop_at = None
 
@@ -31,7 +32,10 @@ class EdgeSearch:
 
     def plan(self) -> str:
         each, settings = most_rates(self._spec.lr.rates(), self._settings), self._settings
-        return f"lr=edge: these are the first round; best rate and edges to {settings.resolution_decades:g} decades take up to {each} rates of each kind"
+        return (
+            f"lr=edge: these are the first round; best rate and edges to {settings.resolution_decades:g} decades "
+            f"take up to {each} rates of each kind"
+        )
 
     def ask(self) -> list[tuple[str, RunSpec]]:
         rates = [() if stuck else curve.ask() for curve, stuck in zip(self._curves, self._stuck, strict=True)]
@@ -78,12 +82,16 @@ class EdgeSearch:
         }
 
     def _state(self, index: int, found: Found) -> str:
-        """``found``; ``failed``: a run of the curve did, and it stopped there; ``used up``: it has had as many rates as there may be, and its brackets are
-        wider than asked for; ``unfinished``: it was left before its end."""
+        """``found``; ``failed``: a run of the curve did, and it stopped there; ``used up``: it has had as many rates as
+        there may be, and its brackets are wider than asked for; ``unfinished``: it was left before its end."""
         if self._stuck[index] or found.resolved:
             return "failed" if self._stuck[index] else "found"
         return "unfinished" if self._curves[index].ask() else "used up"
 
 
 def _edge_columns(name: str, edge: Edge) -> dict[str, Any]:
-    return {f"{name}_lr": edge.lr, f"{name}_next_lr": edge.next_lr, f"{name}_exceptions": " ".join(f"{lr:g}" for lr in edge.exceptions)}
+    return {
+        f"{name}_lr": edge.lr,
+        f"{name}_next_lr": edge.next_lr,
+        f"{name}_exceptions": " ".join(f"{lr:g}" for lr in edge.exceptions),
+    }

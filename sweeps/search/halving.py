@@ -1,6 +1,8 @@
-"""`halving`: successive halving over a grid, by rungs. Of each kind of run the best learning rates go on at every rung, the others are left there.
+"""`halving`: successive halving over a grid, by rungs. Of each kind of run the best learning rates go on at every rung,
+the others are left there.
 
-Rungs are awaited, which asynchronous halving (ASHA) does not do: then what goes on depends on nothing but the runs, and the same command finds the same.
+Rungs are awaited, which asynchronous halving (ASHA) does not do: then what goes on depends on nothing but the runs, and
+the same command finds the same.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from stability.runs.directory import FINISHED, RunDirectory, read_jsonl
 
 
 class HalvingSearch:
-    """Rates of `SweepSpec.points`, all seeds of a rate together. One with a failed run goes on no further: the same command tries that run again."""
+    """Rates of `SweepSpec.points`, all seeds of a rate together. One with a failed run goes on no further: the same
+    command tries that run again."""
 
     def __init__(self, spec: SweepSpec, fingerprint: str):
         assert spec.halving is not None
@@ -29,13 +32,16 @@ class HalvingSearch:
         rates = spec.lr.rates()
         if len(rates) < 2:
             raise ValueError(
-                f"halving.reduction={self._settings.reduction} leaves learning rates early, and lr={min(rates):g} is the only one; give several: lr=range"
+                f"halving.reduction={self._settings.reduction} leaves learning rates early, and lr={min(rates):g} is "
+                "the only one; give several: lr=range"
             )
         points = spec.points(fingerprint)
         width = len(rates) * spec.seeds
         for start in range(0, len(points), width):
             curve = points[start : start + width]
-            self._alive.append([_Rate(lr, curve[index * spec.seeds : (index + 1) * spec.seeds]) for index, lr in enumerate(rates)])
+            self._alive.append(
+                [_Rate(lr, curve[index * spec.seeds : (index + 1) * spec.seeds]) for index, lr in enumerate(rates)]
+            )
         self.most_runs = len(points)
 
     @property
@@ -45,7 +51,10 @@ class HalvingSearch:
 
     def plan(self) -> str:
         rungs = ", ".join(map(str, self._rungs))
-        return f"halving: at step{'s' * (len(self._rungs) > 1)} {rungs} of {self._last} one in {self._settings.reduction} learning rates of each kind goes on"
+        return (
+            f"halving: at step{'s' * (len(self._rungs) > 1)} {rungs} of {self._last} one in "
+            f"{self._settings.reduction} learning rates of each kind goes on"
+        )
 
     def ask(self) -> list[tuple[str, RunSpec]]:
         self._round += 1
@@ -60,14 +69,22 @@ class HalvingSearch:
         for index, curve in enumerate(self._alive):
             scores = {rate.lr: self._score(rate, statuses, step) for rate in curve}
             ranked = sorted(curve, key=lambda rate: (scores[rate.lr], rate.lr))
-            kept = [rate for rate in ranked[: math.ceil(len(curve) / self._settings.reduction)] if math.isfinite(scores[rate.lr])]
+            kept = [
+                rate
+                for rate in ranked[: math.ceil(len(curve) / self._settings.reduction)]
+                if math.isfinite(scores[rate.lr])
+            ]
             for place, rate in enumerate(ranked, 1):
                 if rate not in kept:
-                    self._left |= {each: f"stopped at rung {self._round} of {len(self._rungs)}: place {place} of {len(ranked)}" for each in rate.ids}
+                    self._left |= {
+                        each: f"stopped at rung {self._round} of {len(self._rungs)}: place {place} of {len(ranked)}"
+                        for each in rate.ids
+                    }
             self._alive[index] = sorted(kept, key=lambda rate: rate.lr)
 
     def _score(self, rate: _Rate, statuses: Mapping[str, dict[str, Any]], step: int) -> float:
-        """The mean validation NLL at a rung; infinite where a seed diverged before it, or failed. From the log: by now a run may stand further on."""
+        """The mean validation NLL at a rung; infinite where a seed diverged before it, or failed. From the log: by now
+        a run may stand further on."""
         nlls = []
         for each in rate.ids:
             rows = read_jsonl(RunDirectory(self._pool, each).metrics_file)
@@ -78,7 +95,13 @@ class HalvingSearch:
 
     def record(self) -> dict[str, Any]:
         """``stopped``: why each run that was left has no verdict, for the tables."""
-        return {"stopped": {each: why for each, why in self._left.items() if RunDirectory(self._pool, each).status()["state"] not in (*FINISHED, "failed")}}
+        return {
+            "stopped": {
+                each: why
+                for each, why in self._left.items()
+                if RunDirectory(self._pool, each).status()["state"] not in (*FINISHED, "failed")
+            }
+        }
 
 
 class _Rate:

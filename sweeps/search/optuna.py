@@ -47,7 +47,9 @@ class OptunaSearch:
         return len(self._curves) * self._search.num * self._spec.seeds
 
     def plan(self) -> str:
-        varied = ", ".join(f"{dimension.path} from {dimension.low:g} to {dimension.high:g}" for dimension in self._search.space)
+        varied = ", ".join(
+            f"{dimension.path} from {dimension.low:g} to {dimension.high:g}" for dimension in self._search.space
+        )
         return f"search=optuna: these stand for {self._search.num} points of each kind with {varied}"
 
     def ask(self) -> list[tuple[str, RunSpec]]:
@@ -70,7 +72,9 @@ class _Curve:
     def __init__(self, base: RunSpec, search: SearchSpec, seeds: int, batch: int):
         self._recipe, self._search, self._seeds, self._batch = base.model_dump(mode="json"), search, seeds, batch
         self._space = tuple(dimension for dimension in search.space if applies(dimension.path, self._recipe))
-        self._whole = {dimension.path for dimension in self._space if isinstance(current(dimension.path, self._recipe), int)}
+        self._whole = {
+            dimension.path for dimension in self._space if isinstance(current(dimension.path, self._recipe), int)
+        }
         _check(self._space, self._whole, self._recipe)
         self.key = run_id(base)  # changes with whatever the points would be tried on
         self.rounds: list[list[Values]] = []
@@ -93,7 +97,11 @@ class _Curve:
         this one."""
         limits = {dimension.path: dimension for dimension in self._space}
         known = [values for each in rounds for values in each]
-        if all(values.keys() == limits.keys() and all(limits[path].low <= value <= limits[path].high for path, value in values.items()) for values in known):
+        if all(
+            values.keys() == limits.keys()
+            and all(limits[path].low <= value <= limits[path].high for path, value in values.items())
+            for values in known
+        ):
             self.rounds = [[dict(values) for values in each] for each in rounds]
 
     def ask(self) -> list[RunSpec]:
@@ -114,7 +122,14 @@ class _Curve:
     def rows(self) -> list[dict[str, Any]]:
         numbers = [number for number, each in enumerate(self.rounds, 1) for _ in each]
         return [
-            {"run_id": own, "number": index + 1, "round": numbers[index], "score": self._told.get(index), "field": path, "value": value}
+            {
+                "run_id": own,
+                "number": index + 1,
+                "round": numbers[index],
+                "score": self._told.get(index),
+                "field": path,
+                "value": value,
+            }
             for index, (ids, values) in enumerate(zip(self.ids, self.points, strict=True))
             for own in ids
             for path, value in values.items()
@@ -136,16 +151,27 @@ class _Curve:
         return found
 
 
-def propose(space: Sequence[Dimension], whole: set[str], told: Sequence[tuple[Values, float]], search: SearchSpec, num_asked: int, most: int):
+def propose(
+    space: Sequence[Dimension],
+    whole: set[str],
+    told: Sequence[tuple[Values, float]],
+    search: SearchSpec,
+    num_asked: int,
+    most: int,
+):
     """Points to try next, one after another, each chosen with those before it under way. ``told``: points and their
     objectives; floats have three digits."""
     optuna = _import_optuna()
     kinds = {dimension.path: _distribution(optuna, dimension, dimension.path in whole) for dimension in space}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        sampler = optuna.samplers.TPESampler(seed=_seed(search.seed, num_asked), n_startup_trials=search.startup, constant_liar=True)
+        sampler = optuna.samplers.TPESampler(
+            seed=_seed(search.seed, num_asked), n_startup_trials=search.startup, constant_liar=True
+        )
         study = optuna.create_study(sampler=sampler)
-        study.add_trials([optuna.trial.create_trial(params=values, distributions=kinds, value=value) for values, value in told])
+        study.add_trials(
+            [optuna.trial.create_trial(params=values, distributions=kinds, value=value) for values, value in told]
+        )
         for _ in range(most):
             yield {path: _rounded(value, kinds[path]) for path, value in study.ask(kinds).params.items()}
 
@@ -159,7 +185,9 @@ def _import_optuna() -> Any:
     try:
         optuna = importlib.import_module("optuna")
     except ImportError as error:
-        raise RuntimeError(f"search=optuna needs Optuna ({error}): pip install optuna, or choose lr=edge or lr=range") from None
+        raise RuntimeError(
+            f"search=optuna needs Optuna ({error}): pip install optuna, or choose lr=edge or lr=range"
+        ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
@@ -215,4 +243,6 @@ def _require_used(search: SearchSpec, recipes: Sequence[Mapping[str, Any]]) -> N
         if not any(applies(dimension.path, recipe) for recipe in recipes):
             axis = dimension.path.split(".")[0]
             names = tuple(dict.fromkeys(f"{axis}.{recipe[axis]['name']}" for recipe in recipes))
-            raise ValueError(f"search.space.{dimension.path}: no run of this sweep has it; {near_misses(dimension.path, names)}")
+            raise ValueError(
+                f"search.space.{dimension.path}: no run of this sweep has it; {near_misses(dimension.path, names)}"
+            )

@@ -1,4 +1,5 @@
-"""Sweeps whose next runs depend on what the last ones showed: in rounds, on the ledger and the launchers of every other sweep."""
+"""Sweeps whose next runs depend on what the last ones showed: in rounds, on the ledger and the launchers of every other
+sweep."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from sweeps.trial import Points, Trial, is_done, run_trial, trials_of
 
 
 class Search(Protocol):
-    """What chooses the runs. A search keeps nothing on disk: begun again and told what the ledger holds, it asks for the same runs again."""
+    """What chooses the runs. A search keeps nothing on disk: begun again and told what the ledger holds, it asks for
+    the same runs again."""
 
     @property
     def most_runs(self) -> int:
@@ -36,7 +38,8 @@ class Search(Protocol):
         ...
 
     def tell(self, statuses: Mapping[str, dict[str, Any]]) -> None:
-        """What became of the round that was asked for last: each run's ``status.json`` by its id. Some may have failed."""
+        """What became of the round that was asked for last: each run's ``status.json`` by its id. Some may have
+        failed."""
         ...
 
     def record(self) -> dict[str, Any]:
@@ -49,7 +52,8 @@ class Search(Protocol):
 
 
 def search_of(spec: SweepSpec, fingerprint: str, before: Mapping[str, Any]) -> Search | None:
-    """The search that a sweep asks for; None: it is a grid. ``before``: what ``study.json`` held. Errors: ``ValueError`` for fields that can't be varied."""
+    """The search that a sweep asks for; None: it is a grid. ``before``: what ``study.json`` held. Errors:
+    ``ValueError`` for fields that can't be varied."""
     if spec.lr.edge is not None:
         from sweeps.search.edge_search import EdgeSearch
 
@@ -73,7 +77,8 @@ def run_rounds(
     console: Console | None = None,
     run: RunTrial = run_trial,
 ) -> tuple[Outcome, list[Trial]]:
-    """Ask, run what is missing, tell, until nothing is left to ask. Returns what became of it all, and every trial that was asked for.
+    """Ask, run what is missing, tell, until nothing is left to ask. Returns what became of it all, and every trial that
+    was asked for.
 
     ``record`` is written before each round that has something to run: whenever the machine stops, the same command
     goes on from there. One Ray cluster serves all rounds, and W&B's server is looked for once.
@@ -101,7 +106,9 @@ def run_rounds(
                     trial.directory.write_spec(trial.spec)
                 record.write(list(known.values()), search.record())
             outcomes.append(
-                launch.run(spec, list(fresh.values()), earlier=earlier, mode=mode, console=console, run=run) if pending else Outcome(len(fresh), 0, (), False)
+                launch.run(spec, list(fresh.values()), earlier=earlier, mode=mode, console=console, run=run)
+                if pending
+                else Outcome(len(fresh), 0, (), False)
             )
             if outcomes[-1].interrupted:
                 break
@@ -109,7 +116,11 @@ def run_rounds(
     total = _sum(outcomes)
     if not total.num_trained and not total.failures and not total.interrupted:
         skipped = f"skips {total.num_skipped} finished run{'s' if total.num_skipped != 1 else ''}"
-        console.print(f"{skipped} of {len(outcomes)} round{'s' if len(outcomes) != 1 else ''}, trains none", markup=False, highlight=False)
+        console.print(
+            f"{skipped} of {len(outcomes)} round{'s' if len(outcomes) != 1 else ''}, trains none",
+            markup=False,
+            highlight=False,
+        )
     return total, list(known.values())
 
 

@@ -36,9 +36,16 @@ PROGRESS_S, PROGRESS_PARTS, FEWEST_BETWEEN = 60.0, 20, 4
 def counts_line(progress: Progress) -> str:
     """``"48 runs: 30 done (26 stable, 4 diverged), 2 running, 1 failed, 15 queued"``; stalled, interrupted and stopped
     ones where there are any."""
-    counts, verdicts = progress.counts(), verdicts_text(Counter({state: count for state, count in progress.verdicts().items() if state in FINISHED}))
+    counts, verdicts = (
+        progress.counts(),
+        verdicts_text(Counter({state: count for state, count in progress.verdicts().items() if state in FINISHED})),
+    )
     numbers = [f"{counts['done']} done" + (f" ({verdicts})" if verdicts else "")]
-    numbers += [f"{counts[state]} {state}" for state in ("running", *AS_NEEDED, "failed", "queued") if counts[state] or state not in AS_NEEDED]
+    numbers += [
+        f"{counts[state]} {state}"
+        for state in ("running", *AS_NEEDED, "failed", "queued")
+        if counts[state] or state not in AS_NEEDED
+    ]
     return f"{runs(len(progress.rows))}: {', '.join(numbers)}"
 
 
@@ -56,12 +63,17 @@ def best_line(progress: Progress) -> str:
     """``"best val NLL so far: sa 2.881 at lr=0.003, sc 2.866 at lr=0.01 (2 seeds)"``; "" before any run has ended with
     one."""
     found = progress.best()
-    points = [f"{variant} {nll:.3f} at lr={lr:g}" + (f" ({count} seeds)" if count > 1 else "") for variant, (nll, lr, count) in sorted(found.items())]
+    points = [
+        f"{variant} {nll:.3f} at lr={lr:g}" + (f" ({count} seeds)" if count > 1 else "")
+        for variant, (nll, lr, count) in sorted(found.items())
+    ]
     return f"best val NLL so far: {', '.join(points)}" if points else ""
 
 
 def verdicts_text(verdicts: Counter[str]) -> str:
-    return ", ".join(f"{count} {state}" for state, count in sorted(verdicts.items(), key=lambda item: list(STYLES).index(item[0])))
+    return ", ".join(
+        f"{count} {state}" for state, count in sorted(verdicts.items(), key=lambda item: list(STYLES).index(item[0]))
+    )
 
 
 def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int) -> Group:
@@ -75,7 +87,9 @@ def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int) -> 
     hidden = Counter("ended" if row.ended else row.state for row in rows)
     hidden.subtract("ended" if row.ended else row.state for row in chosen)
     more = ", ".join(f"{count} {state}" for state, count in hidden.items() if count)
-    return Group(*shown, table, *([Text(f"… not shown: {more}", style="dim", no_wrap=True, overflow="ellipsis")] if more else []))
+    return Group(
+        *shown, table, *([Text(f"… not shown: {more}", style="dim", no_wrap=True, overflow="ellipsis")] if more else [])
+    )
 
 
 def _collapsed(rows: Sequence[Row], room: int) -> list[Row]:
@@ -90,7 +104,11 @@ def run_table(progress: Progress, rows: Sequence[Row]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     of_images = bool(rows) and all(row.trial.spec.get("objective", {}).get("name") == "classify" for row in rows)
     for name in COLUMNS:
-        table.add_column(name.replace("tokens", "patches") if of_images else name, justify="left" if name in ("mechanism", "state") else "right", no_wrap=True)
+        table.add_column(
+            name.replace("tokens", "patches") if of_images else name,
+            justify="left" if name in ("mechanism", "state") else "right",
+            no_wrap=True,
+        )
     for row in rows:
         table.add_row(*_cells(progress, row), style=STYLES[row.state])
     return table
@@ -107,14 +125,18 @@ def _cells(progress: Progress, row: Row) -> list[str]:
         _number(row.val_nll, ".3f"),
         _number(row.tokens_per_s, ",.0f") if row.phase == "training" else "",
         duration(eta) if eta is not None else "",
-        f"held by {row.held_by}" if row.held_by else " ".join(filter(None, (row.phase or row.state, row.owner and f"on {row.owner}"))),
+        f"held by {row.held_by}"
+        if row.held_by
+        else " ".join(filter(None, (row.phase or row.state, row.owner and f"on {row.owner}"))),
     ]
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
     """The rows sorted: those that run, those left half-way, those that ended (the last first), those that wait."""
     ended = sorted((row for row in rows if row.ended), key=lambda row: row.ended_at or 0.0, reverse=True)
-    states = {state: [row for row in rows if row.state == state] for state in ("running", STALLED, INTERRUPTED, "queued")}
+    states = {
+        state: [row for row in rows if row.state == state] for state in ("running", STALLED, INTERRUPTED, "queued")
+    }
     return [*states["running"], *states[STALLED], *states[INTERRUPTED], *ended, *states["queued"]]
 
 

@@ -48,7 +48,9 @@ class LiveView:
         self._began = self._polled_at = time.monotonic()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._refresh_until_closed, name="live view", daemon=True)
-        self._live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
+        self._live = (
+            Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
+        )
 
     def __enter__(self) -> LiveView:
         self._began = self._polled_at = time.monotonic()
@@ -58,7 +60,9 @@ class LiveView:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             self._closing.set()
             self._thread.join()
@@ -78,7 +82,9 @@ class LiveView:
         verdicts = self.progress.verdicts()
         parts = verdicts_text(verdicts)
         num_left = len(self.progress.rows) - verdicts.total()
-        text = f"ended {runs(verdicts.total())} in {duration(time.monotonic() - self._began)}" + (f": {parts}" if parts else "")
+        text = f"ended {runs(verdicts.total())} in {duration(time.monotonic() - self._began)}" + (
+            f": {parts}" if parts else ""
+        )
         text += f"; skipped {self._num_skipped}" if self._num_skipped else ""
         return text + (f"; {num_left} left" if num_left else "")
 
@@ -99,7 +105,9 @@ class LiveView:
         """Counts, what is best so far, then the table, no higher than the terminal."""
         note = self.note or ("" if self.progress.most_at_once else self._opening)
         skipped = f", {self._num_skipped} skipped" if self._num_skipped else ""
-        times = ", ".join(filter(None, (f"{duration(time.monotonic() - self._began)} elapsed", left_text(self.progress))))
+        times = ", ".join(
+            filter(None, (f"{duration(time.monotonic() - self._began)} elapsed", left_text(self.progress)))
+        )
         best, size = best_line(self.progress), self.console.size
         together = "; ".join(filter(None, (times, best)))
         lines = [together] if len(together) <= size.width or size.height < LOW else [times, best]

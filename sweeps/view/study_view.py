@@ -1,4 +1,5 @@
-"""A study as it is seen from another terminal: its trials from what lies on disk, how far they are, and what became of them. No torch."""
+"""A study as it is seen from another terminal: its trials from what lies on disk, how far they are, and what became of
+them. No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ ALPHA_MAX = {"alpha_max", "critical_lr"}  # what a run's curvature/<phase>.parqu
 
 @dataclass(frozen=True)
 class StudyView:
-    """``progress`` of the runs that have a spec; ``unreadable``: (run id, why) of those without; ``has_curvature``: whether α_max was asked for."""
+    """``progress`` of the runs that have a spec; ``unreadable``: (run id, why) of those without; ``has_curvature``:
+    whether α_max was asked for."""
 
     study: StudyFolder
     record: dict[str, Any]
@@ -49,11 +51,17 @@ class StudyView:
                 trials.append(Trial(run_id, spec, variant=record.get("variants", {}).get(run_id, ""), **common))
             except ValueError as error:
                 unreadable.append((run_id, str(error)))
-        return cls(study, record, Progress(trials, is_complete, from_outside=True), tuple(unreadable), curvature is not None)
+        return cls(
+            study, record, Progress(trials, is_complete, from_outside=True), tuple(unreadable), curvature is not None
+        )
 
     def renewed(self) -> StudyView:
         """Itself, or another one where the study lists other runs by now (a search, a sweep that was extended)."""
-        return self if self.study.read()["run_ids"] == self.record["run_ids"] and not self.unreadable else StudyView.of(self.study)
+        return (
+            self
+            if self.study.read()["run_ids"] == self.record["run_ids"] and not self.unreadable
+            else StudyView.of(self.study)
+        )
 
     def line(self) -> str:
         """All of it in one line."""
@@ -70,18 +78,35 @@ class StudyView:
 
     def heading(self) -> list[str]:
         """What stands above the runs, in status and in the watch alike: short lines, since a terminal cuts them."""
-        return [line for line in (f"{self.study.path.name}: {counts_line(self.progress)}", self._stands(), best_line(self.progress), self._coverage()) if line]
+        return [
+            line
+            for line in (
+                f"{self.study.path.name}: {counts_line(self.progress)}",
+                self._stands(),
+                best_line(self.progress),
+                self._coverage(),
+            )
+            if line
+        ]
 
     def details(self) -> list[Any]:
-        """What can be printed beneath the heading: those that run, those that were left half-way, those that failed with
-        their reasons."""
+        """What can be printed beneath the heading: those that run, those that were left half-way, those that failed
+        with their reasons."""
         parts: list[Any] = []
         if active := self._rows("running"):
             parts += ["", run_table(self.progress, active)]
         if stalled := self._rows(STALLED):
-            parts += ["", f"{STALLED}: their status says running, but no process works on them; the same command goes on", *map(_half_way_line, stalled)]
+            parts += [
+                "",
+                f"{STALLED}: their status says running, but no process works on them; the same command goes on",
+                *map(_half_way_line, stalled),
+            ]
         if interrupted := self._rows(INTERRUPTED):
-            parts += ["", f"{INTERRUPTED}: saved; the same command goes on from there", *map(_half_way_line, interrupted)]
+            parts += [
+                "",
+                f"{INTERRUPTED}: saved; the same command goes on from there",
+                *map(_half_way_line, interrupted),
+            ]
         if failed := self._rows("failed"):
             parts += ["", "failed:", *(line for row in failed for line in _failed_lines(row))]
         if not self.is_worked_on and not self.is_over and (command := self.record.get("command")):
@@ -97,7 +122,8 @@ class StudyView:
         return "; ".join(filter(None, (left, self._unreadable())))
 
     def _coverage(self) -> str:
-        """``"α_max measured: 28 of 30 runs with a verdict (2 diverged: nothing to measure)"``; "" where it was not asked for or nothing has a verdict."""
+        """``"α_max measured: 28 of 30 runs with a verdict (2 diverged: nothing to measure)"``; "" where it was not
+        asked for or nothing has a verdict."""
         with_verdict = [row for row in self.progress.rows if row.trained_at]
         if not self.has_curvature or not with_verdict:
             return ""
@@ -109,13 +135,18 @@ class StudyView:
     def _unreadable(self) -> str:
         if not self.unreadable:
             return ""
-        named = ", ".join(run_id for run_id, _ in self.unreadable[:MOST_NAMED]) + (", …" if len(self.unreadable) > MOST_NAMED else "")
+        named = ", ".join(run_id for run_id, _ in self.unreadable[:MOST_NAMED]) + (
+            ", …" if len(self.unreadable) > MOST_NAMED else ""
+        )
         return f"{runs(len(self.unreadable))} without a readable spec.json ({named})"
 
 
 def is_complete(trial: Trial) -> bool:
-    """Whether what follows the training is there, by the names of its files: whether it is of the protocol that is asked for now, the sweep says."""
-    return (trial.curvature is None or has_alpha_max(trial)) and (trial.generate is None or _has_samples(trial.directory, trial.generate))
+    """Whether what follows the training is there, by the names of its files: whether it is of the protocol that is
+    asked for now, the sweep says."""
+    return (trial.curvature is None or has_alpha_max(trial)) and (
+        trial.generate is None or _has_samples(trial.directory, trial.generate)
+    )
 
 
 def has_alpha_max(trial: Trial) -> bool:

@@ -1,4 +1,5 @@
-"""Writes studies as `stability.runs.results` lays them on disk, with numbers made up by closed forms: same arguments, same files."""
+"""Writes studies as `stability.runs.results` lays them on disk, with numbers made up by closed forms: same arguments,
+same files."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def run_id(*parts: Any) -> str:
 
 
 def nll(mechanism: str, lr: float, seed: int) -> float:
-    """Slow learning below the best LR, degradation above it, ``inf`` (a divergence) far above; seeds shift both a little."""
+    """Slow learning below the best LR, degradation above it, ``inf`` (a divergence) far above; seeds shift both a
+    little."""
     best_lr, best, limit = SHAPES.get(mechanism, (3e-3, 2.90, math.inf))
     shift = 0.06 * ((zlib.crc32(f"{mechanism}{seed}".encode()) % 1000) / 500 - 1)
     if lr > limit * 10**shift:
@@ -71,14 +73,25 @@ def write_study(
 ) -> Path:
     """Write ``folder/studies/<name>`` and return it.
 
-    ``nll(mechanism, lr, seed)`` → the validation NLL, inf for a divergence. ``statuses`` overrides (status, reason) of single runs.
-    ``alpha(mechanism, lr, seed, state)`` → the recorded α_max of one run; None: an empty curvature table.
+    ``nll(mechanism, lr, seed)`` → the validation NLL, inf for a divergence. ``statuses`` overrides (status, reason) of
+    single runs. ``alpha(mechanism, lr, seed, state)`` → the recorded α_max of one run; None: an empty curvature table.
     """
-    keys = [(m, lr, seed, tuple(setting.items())) for setting in settings for m in mechanisms for lr in lrs for seed in range(seeds)]
-    runs = [_run(name, m, lr, seed, dict(setting), nll(m, lr, seed), unigram, (statuses or {}).get((m, lr, seed))) for m, lr, seed, setting in keys]
+    keys = [
+        (m, lr, seed, tuple(setting.items()))
+        for setting in settings
+        for m in mechanisms
+        for lr in lrs
+        for seed in range(seeds)
+    ]
+    runs = [
+        _run(name, m, lr, seed, dict(setting), nll(m, lr, seed), unigram, (statuses or {}).get((m, lr, seed)))
+        for m, lr, seed, setting in keys
+    ]
     results = folder / "studies" / name / "results"
     results.mkdir(parents=True, exist_ok=True)
-    curvature = [row for run in runs for phase in phases for state in states for row in _steps(run, phase, state, alpha)]
+    curvature = [
+        row for run in runs for phase in phases for state in states for row in _steps(run, phase, state, alpha)
+    ]
     write_table(results / "runs.parquet", "runs", runs)
     write_table(results / "curvature.parquet", "curvature", curvature)
     write_table(results / "curves.parquet", "curves", [row for run in runs for row in _curve(run)] if curves else [])
@@ -102,10 +115,23 @@ def write_table(path: Path, name: str, rows: list[dict[str, Any]], version: int 
 
 
 def _run(
-    study: str, mechanism: str, lr: float, seed: int, setting: dict[str, str], value: float, unigram: float, override: tuple[str, str] | None
+    study: str,
+    mechanism: str,
+    lr: float,
+    seed: int,
+    setting: dict[str, str],
+    value: float,
+    unigram: float,
+    override: tuple[str, str] | None,
 ) -> dict[str, Any]:
     diverged = not math.isfinite(value)
-    status, reason = ("diverged", "non-finite loss at step 57") if diverged else ("plateaued", "") if value >= min(INIT, unigram) else ("stable", "")
+    status, reason = (
+        ("diverged", "non-finite loss at step 57")
+        if diverged
+        else ("plateaued", "")
+        if value >= min(INIT, unigram)
+        else ("stable", "")
+    )
     if override is not None:
         status, reason = override
     steps = {"diverged": 57, "failed": 11, "queued": 0, "running": 80}.get(status, 200)
@@ -121,7 +147,8 @@ def _run(
 
 
 def quickstart_alpha(mechanism: str, lr: float, seed: int, state: str) -> list[float]:
-    """25 log-normal steps whose median falls with LR, fastest for sa; a few zeros, infinities and lost steps at the top rates."""
+    """25 log-normal steps whose median falls with LR, fastest for sa; a few zeros, infinities and lost steps at the top
+    rates."""
     draws = np.random.default_rng(zlib.crc32(f"{mechanism}{lr}{seed}{state}".encode()))
     fall = {"sa": 1.3, "sw": 1.2, "mix": 0.9, "sc": 0.35}.get(mechanism, 1.0)
     center = 8e-3 * (5 if state == "paper" else 1) * (lr / 1e-3) ** (-fall)
@@ -135,7 +162,11 @@ def quickstart_alpha(mechanism: str, lr: float, seed: int, state: str) -> list[f
 
 
 def _steps(run: dict[str, Any], phase: str, state: str, alpha) -> list[dict[str, Any]]:
-    if alpha is None or run["status"] in ("failed", "queued", "running") or (run["status"] == "diverged" and phase == "terminal"):
+    if (
+        alpha is None
+        or run["status"] in ("failed", "queued", "running")
+        or (run["status"] == "diverged" and phase == "terminal")
+    ):
         return []
     return [
         {
@@ -149,7 +180,8 @@ def _steps(run: dict[str, Any], phase: str, state: str, alpha) -> list[dict[str,
 
 
 def _curve(run: dict[str, Any]) -> list[dict[str, Any]]:
-    """An exponential from the NLL at initialisation to the final one, with noise; a diverging run climbs over its last ten steps."""
+    """An exponential from the NLL at initialisation to the final one, with noise; a diverging run climbs over its last
+    ten steps."""
     draws = np.random.default_rng(int(run["run_id"], 16) % 2**32)
     end = run["val_nll"] if run["val_nll"] is not None else 3.0
     rows = []

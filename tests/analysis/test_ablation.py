@@ -24,19 +24,32 @@ SHIFTS = {"": 0.0, "edge_hidden=4": 0.2, "rank=1": 0.1, "rank=8": -0.1, "window=
 
 
 def nll(label, lr, seed):
-    return 2.5 + SHIFTS[label] + 0.01 * seed + (0.2 if lr == 1e-2 and label != "rank=8" else 0.05 if lr == 1e-3 and label == "rank=8" else 0.0)
+    return (
+        2.5
+        + SHIFTS[label]
+        + 0.01 * seed
+        + (0.2 if lr == 1e-2 and label != "rank=8" else 0.05 if lr == 1e-3 and label == "rank=8" else 0.0)
+    )
 
 
 def write_ablation(folder, *, nll=nll, mechanisms=("sc",), lrs=(1e-3,), seeds=3, gen_nll=lambda _label, _seed: None):
     """A study of sc (the others at their base), as a sweep with `ablate` leaves it."""
-    path = write_study(folder, mechanisms=mechanisms, lrs=lrs, seeds=seeds, settings=[{"variant": label} for label in LABELS])
+    path = write_study(
+        folder, mechanisms=mechanisms, lrs=lrs, seeds=seeds, settings=[{"variant": label} for label in LABELS]
+    )
     table = path / "results" / "runs.parquet"
     rows = [row for row in pq.read_table(table).to_pylist() if row["mechanism"] == "sc" or not row["variant"]]
     for row in rows:
         if row["mechanism"] == "sc":
             value = nll(row["variant"], row["lr"], row["seed"])
-            row |= {"status": "stable" if math.isfinite(value) else "diverged", "val_nll": value if math.isfinite(value) else None}
-            row |= {"gen_nll": gen_nll(row["variant"], row["seed"]), "num_params": 606_432 if row["variant"] in ("", "window=4") else 1_395_936}
+            row |= {
+                "status": "stable" if math.isfinite(value) else "diverged",
+                "val_nll": value if math.isfinite(value) else None,
+            }
+            row |= {
+                "gen_nll": gen_nll(row["variant"], row["seed"]),
+                "num_params": 606_432 if row["variant"] in ("", "window=4") else 1_395_936,
+            }
     write_table(table, "runs", rows)
     manifest = json.loads((path / "study.json").read_text())
     described = [
@@ -65,7 +78,11 @@ def test_variants_are_series_of_their_own_and_never_averaged_with_the_base(study
 
 def test_many_values_are_in_the_order_of_their_numbers(tmp_path):
     settings = [{"variant": f"window={value}"} for value in (12, 8, 4)]
-    assert load(write_study(tmp_path, mechanisms=["sc"], lrs=[1e-3], seeds=1, settings=settings)).series == ("sc window=4", "sc window=8", "sc window=12")
+    assert load(write_study(tmp_path, mechanisms=["sc"], lrs=[1e-3], seeds=1, settings=settings)).series == (
+        "sc window=4",
+        "sc window=8",
+        "sc window=12",
+    )
 
 
 def test_the_table_has_the_papers_columns_and_the_base_stands_under_each_setting(study):
@@ -73,10 +90,20 @@ def test_the_table_has_the_papers_columns_and_the_base_stands_under_each_setting
     assert table.header == ("", "4", "256", "1", "4", "8", "2", "4")
     assert table.groups == (("", 1), ("Edge hidden dimension (ξ)", 2), ("Rank (r)", 3), ("Window size (w)", 2))
     name, *cells = table.rows[0]
-    assert name.text == "Validation NLL" and [cell.text for cell in cells] == ["2.710", "2.510", "2.610", "2.510", "2.460", "2.510", "2.810"]
+    assert name.text == "Validation NLL" and [cell.text for cell in cells] == [
+        "2.710",
+        "2.510",
+        "2.610",
+        "2.510",
+        "2.460",
+        "2.510",
+        "2.810",
+    ]
     assert cells[1] == cells[5] and cells[1].detail == "2.485–\n2.535\nn=3" and cells[3].text == cells[1].text
     assert [cell.bold for cell in cells] == [False, True, False, False, True, True, False]
-    assert [row[0].text for row in table.rows] == ["Validation NLL", "Model size"], "no generative NLL was measured, and one rate needs no row"
+    assert [row[0].text for row in table.rows] == ["Validation NLL", "Model size"], (
+        "no generative NLL was measured, and one rate needs no row"
+    )
     assert [cell.text for cell in table.rows[-1][1:]] == ["1.4 M", "606 k", "1.4 M", "606 k", "1.4 M", "606 k", "606 k"]
     assert table.rows[-1][2].detail == "606,432" and "edge_hidden=256, rank=4 and window=2" in table.caption
     assert max(map(len, table.text().splitlines())) <= 150
@@ -90,13 +117,17 @@ def test_with_several_rates_each_column_stands_at_its_own_best_one(tmp_path):
 
 
 def test_generative_nll_is_shown_where_it_was_measured(tmp_path):
-    (table,) = ablation.ablation_tables(load(write_ablation(tmp_path, gen_nll=lambda label, seed: 5.5 + seed if label == "" else None)))
+    (table,) = ablation.ablation_tables(
+        load(write_ablation(tmp_path, gen_nll=lambda label, seed: 5.5 + seed if label == "" else None))
+    )
     cells = next(row for row in table.rows if row[0].text == "Generative NLL")
     assert [cell.text for cell in cells[1:]] == ["--", "6.500", "--", "6.500", "--", "6.500", "--"]
 
 
 def test_a_divergence_is_counted_in_its_cell_and_marked_in_the_figure(tmp_path):
-    path = write_ablation(tmp_path, nll=lambda label, lr, seed: math.inf if label == "window=4" and seed else nll(label, lr, seed))
+    path = write_ablation(
+        tmp_path, nll=lambda label, lr, seed: math.inf if label == "window=4" and seed else nll(label, lr, seed)
+    )
     (table,) = ablation.ablation_tables(load(path))
     assert table.rows[0][-1].text == "2.800" and "diverged\n2/3" in table.rows[0][-1].detail
     figure = ablation_figure.figures(load(path))["ablation-0"].figure
@@ -114,7 +145,9 @@ def test_the_figure_has_a_panel_for_each_setting_with_every_seed_and_a_ring_at_t
     assert [ax.get_xlabel() for ax in figure.axes] == ["Edge hidden dimension (ξ)", "Rank (r)", "Window size (w)"]
     for ax, (setting, row) in zip(figure.axes, VALUES.items(), strict=True):
         points = [line for line in ax.lines if line.get_marker() == "s"]
-        assert [line.get_xdata()[0] for line in points] == list(row) and all(len(line.get_ydata()) == 3 for line in points)
+        assert [line.get_xdata()[0] for line in points] == list(row) and all(
+            len(line.get_ydata()) == 3 for line in points
+        )
         (ring,) = [line for line in ax.lines if line.get_marker() == "o"]
         assert ring.get_xdata()[0] == BASE[setting]
         assert [label.get_text() for label in ax.get_xticklabels()] == [str(value) for value in row]
@@ -123,9 +156,15 @@ def test_the_figure_has_a_panel_for_each_setting_with_every_seed_and_a_ring_at_t
 
 def test_directions_are_claimed_by_seeds_and_compared_with_the_paper(study):
     falls, also, rises = ablation.directions(study)
-    assert "edge_hidden from 4 to 256: the validation NLL changes by -0.200 nats" in falls and "it falls; in the paper it falls (Table 9)" in falls
+    assert (
+        "edge_hidden from 4 to 256: the validation NLL changes by -0.200 nats" in falls
+        and "it falls; in the paper it falls (Table 9)" in falls
+    )
     assert "rank from 1 to 8: the validation NLL changes by -0.150" in also
-    assert "window from 2 to 4: the validation NLL changes by +0.300 nats" in rises and "it rises; in the paper it falls" in rises
+    assert (
+        "window from 2 to 4: the validation NLL changes by +0.300 nats" in rises
+        and "it rises; in the paper it falls" in rises
+    )
     assert "median of 3 paired seeds; 95 % interval of the mean" in rises
 
 
@@ -134,14 +173,28 @@ def test_directions_claim_nothing_from_one_seed_disagreeing_seeds_or_untrained_m
     assert all("no direction can be claimed" in text for text in one)
     two = ablation.directions(load(write_ablation(tmp_path / "2", seeds=2)))
     assert "two seeds indicate that it falls" in two[0] and "range -0.200 to -0.200" in two[0]
-    apart = ablation.directions(load(write_ablation(tmp_path / "3", nll=lambda label, lr, seed: 2.5 + (seed - 1) * (label == "window=4"))))
+    apart = ablation.directions(
+        load(write_ablation(tmp_path / "3", nll=lambda label, lr, seed: 2.5 + (seed - 1) * (label == "window=4")))
+    )
     assert "no direction can be claimed" in apart[2]
-    flat = ablation.directions(load(write_ablation(tmp_path / "4", nll=lambda label, lr, seed: UNIGRAM + 0.2 + SHIFTS[label])))
+    flat = ablation.directions(
+        load(write_ablation(tmp_path / "4", nll=lambda label, lr, seed: UNIGRAM + 0.2 + SHIFTS[label]))
+    )
     assert all("neither learned more than token frequencies" in text for text in flat)
-    little = ablation.directions(load(write_ablation(tmp_path / "6", nll=lambda label, lr, seed: UNIGRAM - 0.1 + SHIFTS[label])))
-    assert "it falls; in the paper it falls (Table 9). Little was learned: the better of the two lies 0.100 nats below" in little[0]
-    gone = ablation.directions(load(write_ablation(tmp_path / "5", nll=lambda label, lr, seed: math.inf if label == "window=4" else 2.5)))
-    assert "no seed finished at both; 4 diverged 3/3, which counts as infinitely bad: it rises; in the paper it falls" in gone[2]
+    little = ablation.directions(
+        load(write_ablation(tmp_path / "6", nll=lambda label, lr, seed: UNIGRAM - 0.1 + SHIFTS[label]))
+    )
+    assert (
+        "it falls; in the paper it falls (Table 9). Little was learned: the better of the two lies 0.100 nats below"
+        in little[0]
+    )
+    gone = ablation.directions(
+        load(write_ablation(tmp_path / "5", nll=lambda label, lr, seed: math.inf if label == "window=4" else 2.5))
+    )
+    assert (
+        "no seed finished at both; 4 diverged 3/3, which counts as infinitely bad: it rises; in the paper it falls"
+        in gone[2]
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,12 +217,18 @@ def test_a_diverged_run_counts_as_infinitely_bad_in_a_direction(tmp_path, lost, 
     text = ablation.directions(load(write_ablation(tmp_path, nll=nll, seeds=seeds)))[2]
     assert said in text and text.endswith(f"{verdict}; in the paper it falls (Table 9).")
     survivors = seeds - len({seed for _, seed in lost})
-    assert (f"{survivors} paired seed" in text and "that finished at both" in text) if survivors else "no seed finished at both" in text
+    assert (
+        (f"{survivors} paired seed" in text and "that finished at both" in text)
+        if survivors
+        else "no seed finished at both" in text
+    )
 
 
 def test_where_every_seed_diverged_at_both_nothing_tells_them_apart(tmp_path):
     study = load(write_ablation(tmp_path, nll=lambda label, lr, seed: math.inf if label in ("", "window=4") else 2.5))
-    assert ablation.directions(study)[2].endswith("no seed has a result that tells the two apart (2 diverged 3/3 and 4 diverged 3/3).")
+    assert ablation.directions(study)[2].endswith(
+        "no seed has a result that tells the two apart (2 diverged 3/3 and 4 diverged 3/3)."
+    )
 
 
 def test_the_generative_cell_says_how_many_of_its_runs_diverged(tmp_path):
@@ -185,7 +244,11 @@ def test_the_generative_cell_says_how_many_of_its_runs_diverged(tmp_path):
 def test_summary_and_pdf_hold_the_table_once_and_the_general_ones_only_where_they_say_more(tmp_path):
     path = write_ablation(tmp_path / "one")
     text = summary(path)
-    assert text.count("Ablation of sc") == 1 and "Validation NLL against learning rate" not in text and "Stable windows" not in text
+    assert (
+        text.count("Ablation of sc") == 1
+        and "Validation NLL against learning rate" not in text
+        and "Stable windows" not in text
+    )
     pdf = text_of(build(path, tmp_path / "pdf"))
     assert "Ablation of sc" in pdf and "Edge hidden dimension" in pdf and "it rises; in the paper it falls" in pdf
     more = summary(write_ablation(tmp_path / "more", mechanisms=("sa", "sc")))
@@ -193,7 +256,10 @@ def test_summary_and_pdf_hold_the_table_once_and_the_general_ones_only_where_the
 
 
 def test_the_papers_claims_are_judged_on_the_base_alone(tmp_path):
-    texts = [claim.text for claim in claims.judge(load(write_ablation(tmp_path, mechanisms=("sa", "sc"), lrs=(1e-3, 1e-2, 1e-1))))]
+    texts = [
+        claim.text
+        for claim in claims.judge(load(write_ablation(tmp_path, mechanisms=("sa", "sc"), lrs=(1e-3, 1e-2, 1e-1))))
+    ]
     assert not any("=" in text for text in texts) and len(texts) == len(set(texts))
 
 
@@ -206,5 +272,7 @@ def test_results_from_before_the_column_name_the_command_that_writes_them_again(
     path = write_study(tmp_path, name="old", lrs=[1e-3], seeds=1)
     table = path / "results" / "runs.parquet"
     pq.write_table(pq.read_table(table).drop_columns(["variant"]), table)
-    with pytest.raises(ValueError, match=r"lacks the column variant: `python -m stability\.sweep name=old` writes it again"):
+    with pytest.raises(
+        ValueError, match=r"lacks the column variant: `python -m stability\.sweep name=old` writes it again"
+    ):
         load(path)

@@ -17,8 +17,12 @@ LRS = (1e-3, 1e-2)
 
 @pytest.fixture
 def study_dir(tmp_path):
-    """sa and attentionx, two rates, three seeds; one run diverged. Accuracies: 0.30, 0.32, 0.37 at the first rate, 0.1 more at the second."""
-    provenance = {"data_description": "images of cifar10_train.npz: 50,000 training and 10,000 held-out images", "data_fingerprint": "f" * 64}
+    """sa and attentionx, two rates, three seeds; one run diverged. Accuracies: 0.30, 0.32, 0.37 at the first rate, 0.1
+    more at the second."""
+    provenance = {
+        "data_description": "images of cifar10_train.npz: 50,000 training and 10,000 held-out images",
+        "data_fingerprint": "f" * 64,
+    }
     folder = write_study(
         tmp_path,
         mechanisms=("sa", "attentionx"),
@@ -32,7 +36,9 @@ def study_dir(tmp_path):
     )
     file = folder / "results" / "runs.parquet"
     runs = pd.read_parquet(file)
-    runs["val_accuracy"] = [(0.30, 0.32, 0.37)[seed] + 0.1 * (lr == 1e-2) for lr, seed in zip(runs["lr"], runs["seed"], strict=True)]
+    runs["val_accuracy"] = [
+        (0.30, 0.32, 0.37)[seed] + 0.1 * (lr == 1e-2) for lr, seed in zip(runs["lr"], runs["seed"], strict=True)
+    ]
     runs.loc[runs["status"] == "diverged", "val_accuracy"] = None
     write_table(file, "runs", runs.to_dict("records"))
     return folder

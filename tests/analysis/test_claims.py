@@ -11,7 +11,8 @@ from analysis.study.load import load
 from tests.analysis.synthetic import UNIGRAM, write_study
 
 LRS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-# Rise in nats per decade around 1e-2, from a best of 2.0: 5 % (0.1) is crossed 0.1/slope decades away, the window is 0.2/slope wide.
+# Rise in nats per decade around 1e-2, from a best of 2.0: 5 % (0.1) is crossed 0.1/slope decades away, the window is
+# 0.2/slope wide.
 WIDE, MIDDLE, NARROW = 0.1, 0.15, 0.2
 
 
@@ -24,7 +25,12 @@ def judged(tmp_path, **settings):
     """subject → claim of a study; every sentence of the paragraph ends with a full stop and holds no placeholder."""
     study = load(write_study(tmp_path, **({"lrs": LRS, "mechanisms": ("sa", "sc", "mix")} | settings)))
     text = paragraph(study)
-    assert text.endswith(".") and "  " not in text and "nan" not in text.replace("nats", "") and "inf" not in text.replace("infinite", "")
+    assert (
+        text.endswith(".")
+        and "  " not in text
+        and "nan" not in text.replace("nats", "")
+        and "inf" not in text.replace("infinite", "")
+    )
     return {claim.subject: claim for claim in judge(study)}
 
 
@@ -34,8 +40,14 @@ def windows_of(*nlls_by_seed, lrs=LRS):
 
 def test_wider_is_indicated_by_two_seeds_that_agree(tmp_path):
     claim = judged(tmp_path, nll=vee({"sc": WIDE, "sa": NARROW, "mix": MIDDLE}, jitter=0.001))["window"]
-    assert claim.verdict == "holds" and claim.text.startswith("There are indications (2 seeds) that sc's stable window is wider than sa's, as the paper claims")
-    assert "sc 1.99 decades, single seeds 1.98–2.00" in claim.text and "sa 1.00 decades" in claim.text and "interval" not in claim.text
+    assert claim.verdict == "holds" and claim.text.startswith(
+        "There are indications (2 seeds) that sc's stable window is wider than sa's, as the paper claims"
+    )
+    assert (
+        "sc 1.99 decades, single seeds 1.98–2.00" in claim.text
+        and "sa 1.00 decades" in claim.text
+        and "interval" not in claim.text
+    )
 
 
 def test_windows_of_mechanisms_that_learned_little_are_lenient_and_both_is_said(tmp_path):
@@ -48,13 +60,21 @@ def test_windows_of_mechanisms_that_learned_little_are_lenient_and_both_is_said(
         f"Little was learned beyond token frequencies: sc {learned:.3f} nats (5.0 %) below the token-frequency NLL. "
         "What is said of windows is said of models at that stage."
     )
-    assert f"(sc's admits NLLs up to {1.05 * best:.3f}, half is lost at {UNIGRAM - learned / 2:.3f})" in claims["lenient windows"].text
-    assert not {"little learned", "lenient windows"} & judged(tmp_path / "much", nll=vee({"sc": WIDE, "sa": NARROW}), mechanisms=("sa", "sc")).keys()
+    assert (
+        f"(sc's admits NLLs up to {1.05 * best:.3f}, half is lost at {UNIGRAM - learned / 2:.3f})"
+        in claims["lenient windows"].text
+    )
+    assert (
+        not {"little learned", "lenient windows"}
+        & judged(tmp_path / "much", nll=vee({"sc": WIDE, "sa": NARROW}), mechanisms=("sa", "sc")).keys()
+    )
 
 
 def test_wider_is_a_result_with_three_seeds_and_an_interval(tmp_path):
     claim = judged(tmp_path, nll=vee({"sc": WIDE, "sa": NARROW, "mix": MIDDLE}, jitter=0.001), seeds=3)["window"]
-    assert claim.verdict == "holds" and claim.text.startswith("The results (3 seeds) show that sc's stable window is wider")
+    assert claim.verdict == "holds" and claim.text.startswith(
+        "The results (3 seeds) show that sc's stable window is wider"
+    )
     assert "95 % interval of the paired difference +0.9" in claim.text
 
 
@@ -64,7 +84,9 @@ def test_narrower_contradicts_the_paper(tmp_path):
 
 
 def test_two_seeds_that_disagree_decide_nothing(tmp_path):
-    nll = lambda m, lr, seed: 2.0 + (0.15 + (0.05 if (m == "sc") == (seed == 0) else -0.05)) * abs(math.log10(lr / 1e-2))  # noqa: E731
+    nll = lambda m, lr, seed: (  # noqa: E731
+        2.0 + (0.15 + (0.05 if (m == "sc") == (seed == 0) else -0.05)) * abs(math.log10(lr / 1e-2))
+    )
     claim = judged(tmp_path, nll=nll, mechanisms=("sa", "sc"))["window"]
     assert claim.verdict == "undecided" and "stays undecided: the seeds disagree" in claim.text
 
@@ -72,7 +94,11 @@ def test_two_seeds_that_disagree_decide_nothing(tmp_path):
 def test_three_seeds_whose_interval_contains_zero_decide_nothing(tmp_path):
     nll = lambda m, lr, seed: 2.0 + (0.15 + (-0.05 + 0.04 * seed if m == "sc" else 0)) * abs(math.log10(lr / 1e-2))  # noqa: E731
     claim = judged(tmp_path, nll=nll, mechanisms=("sa", "sc"), seeds=3)["window"]
-    assert claim.verdict == "undecided" and "the interval of the paired differences contains 0" in claim.text and "−" in claim.text
+    assert (
+        claim.verdict == "undecided"
+        and "the interval of the paired differences contains 0" in claim.text
+        and "−" in claim.text
+    )
 
 
 def test_one_seed_makes_no_claim(tmp_path):
@@ -80,10 +106,15 @@ def test_one_seed_makes_no_claim(tmp_path):
     subjects = ("window", "mix window", "mix best NLL", "stable steps paper", "median α_max checkpoint")
     assert [claims[subject].verdict for subject in subjects] == ["no claim"] * 5
     assert claims["window"].text.startswith(
-        "A single run each: no claim on the paper's claim, a wider stable window of sc than of sa, is made; measured: sc 2.00"
+        "A single run each: no claim on the paper's claim, a wider stable window of sc than of sa, is made; "
+        "measured: sc 2.00"
     )
-    assert claims["mix best NLL"].text.startswith("A single run each: no claim on whether mix reaches sa's best validation NLL is made; measured: mix 2.000")
-    assert claims["stable steps paper"].text.startswith("A single run each: no claim on who has the largest share of stable steps at the highest")
+    assert claims["mix best NLL"].text.startswith(
+        "A single run each: no claim on whether mix reaches sa's best validation NLL is made; measured: mix 2.000"
+    )
+    assert claims["stable steps paper"].text.startswith(
+        "A single run each: no claim on who has the largest share of stable steps at the highest"
+    )
 
 
 def test_no_common_seed_makes_no_claim(tmp_path):
@@ -95,10 +126,26 @@ def test_no_common_seed_makes_no_claim(tmp_path):
 @pytest.mark.parametrize(
     ("slopes", "verdict", "words"),
     [
-        ({"sc": WIDE, "sa": NARROW, "mix": MIDDLE}, "holds", "that mix's stable window is wider than sa's, as the paper claims (measured: mix 1.33 decades"),
-        ({"sc": MIDDLE, "sa": NARROW, "mix": WIDE}, "holds", "that mix's stable window is wider than sa's, as the paper claims"),
-        ({"sc": WIDE, "sa": MIDDLE, "mix": NARROW}, "contradicted", "mix's stable window is narrower than sa's, unlike what the paper claims"),
-        ({"sc": WIDE, "sa": NARROW, "mix": NARROW}, "undecided", "Whether mix's stable window is wider than sa's stays undecided"),
+        (
+            {"sc": WIDE, "sa": NARROW, "mix": MIDDLE},
+            "holds",
+            "that mix's stable window is wider than sa's, as the paper claims (measured: mix 1.33 decades",
+        ),
+        (
+            {"sc": MIDDLE, "sa": NARROW, "mix": WIDE},
+            "holds",
+            "that mix's stable window is wider than sa's, as the paper claims",
+        ),
+        (
+            {"sc": WIDE, "sa": MIDDLE, "mix": NARROW},
+            "contradicted",
+            "mix's stable window is narrower than sa's, unlike what the paper claims",
+        ),
+        (
+            {"sc": WIDE, "sa": NARROW, "mix": NARROW},
+            "undecided",
+            "Whether mix's stable window is wider than sa's stays undecided",
+        ),
     ],
 )
 def test_mix_is_asked_for_a_wider_window_than_sa_whatever_sc_has(tmp_path, slopes, verdict, words):
@@ -108,10 +155,16 @@ def test_mix_is_asked_for_a_wider_window_than_sa_whatever_sc_has(tmp_path, slope
 
 
 def test_an_open_window_that_is_wider_already_is_wider_and_said_to_be_a_lower_bound(tmp_path):
-    claim = judged(tmp_path, nll=lambda m, lr, _: 2.0 if m == "sc" and lr > 5e-4 else vee({"sa": NARROW, "sc": NARROW})(m, lr, 0), mechanisms=("sa", "sc"))[
-        "window"
-    ]
-    assert claim.verdict == "holds" and "sc at least 3." in claim.text and claim.text.endswith("Open windows are lower bounds (sc's at the high end).")
+    claim = judged(
+        tmp_path,
+        nll=lambda m, lr, _: 2.0 if m == "sc" and lr > 5e-4 else vee({"sa": NARROW, "sc": NARROW})(m, lr, 0),
+        mechanisms=("sa", "sc"),
+    )["window"]
+    assert (
+        claim.verdict == "holds"
+        and "sc at least 3." in claim.text
+        and claim.text.endswith("Open windows are lower bounds (sc's at the high end).")
+    )
 
 
 def test_windows_open_at_the_same_end_are_compared_within_the_range_and_it_says_so(tmp_path):
@@ -119,12 +172,17 @@ def test_windows_open_at_the_same_end_are_compared_within_the_range_and_it_says_
     nll = lambda m, lr, _: 2.0 + limits[m] * max(0.0, math.log10(lr / 1e-2))  # noqa: E731
     claim = judged(tmp_path, nll=nll, mechanisms=("sa", "sc"))["window"]
     assert claim.verdict == "holds" and "wider than sa's within the swept range, as" in claim.text
-    assert claim.text.endswith("(sc's at the low end and sa's at the low end), and beyond the sweep the order may be another.")
+    assert claim.text.endswith(
+        "(sc's at the low end and sa's at the low end), and beyond the sweep the order may be another."
+    )
 
 
 def test_windows_that_fill_the_sweep_ask_for_a_wider_one(tmp_path):
     claim = judged(tmp_path, nll=lambda *_: 2.0, mechanisms=("sa", "sc"))["window"]
-    assert claim.verdict == "undecided" and "both windows fill the whole sweep, a wider range of learning rates would tell" in claim.text
+    assert (
+        claim.verdict == "undecided"
+        and "both windows fill the whole sweep, a wider range of learning rates would tell" in claim.text
+    )
 
 
 def test_edges_next_to_divergences_that_leave_too_much_room_decide_nothing(tmp_path):
@@ -158,7 +216,8 @@ def test_bounds_decide_by_all_seeds_or_by_the_interval():
 
 
 def learned(gains, unigram=UNIGRAM, jitter=0.0):
-    """NLL functions whose best lies a gain per mechanism below the token-frequency NLL; every seed's NLL is ``jitter`` larger than the last one's."""
+    """NLL functions whose best lies a gain per mechanism below the token-frequency NLL; every seed's NLL is ``jitter``
+    larger than the last one's."""
     return lambda m, lr, seed: unigram - gains[m] * (1 - 0.2 * abs(math.log10(lr / 1e-2))) + jitter * seed
 
 
@@ -166,8 +225,8 @@ def test_a_mechanism_that_stayed_a_quarter_behind_the_others_is_untrained(tmp_pa
     claims = judged(tmp_path / "a", nll=learned({"sa": 1.2, "sc": 1.0, "mix": 0.299}))
     assert not {"mix window", "mix best NLL"} & claims.keys() and claims["trained mix"].verdict == "not judged"
     assert claims["trained mix"].text == (
-        "mix is untrained: its best validation NLL, 2.901, lies 0.299 nats below the token-frequency NLL of 3.200, less than a quarter of the 1.200 that "
-        "another mechanism learned: no claim is made about it."
+        "mix is untrained: its best validation NLL, 2.901, lies 0.299 nats below the token-frequency NLL of 3.200, "
+        "less than a quarter of the 1.200 that another mechanism learned: no claim is made about it."
     )
     claims = judged(tmp_path / "b", nll=learned({"sa": 1.2, "sc": 1.0, "mix": 0.301}))
     assert "trained mix" not in claims and "mix window" in claims
@@ -176,17 +235,24 @@ def test_a_mechanism_that_stayed_a_quarter_behind_the_others_is_untrained(tmp_pa
 @pytest.mark.parametrize("unigram", [1.386, 3.2, 5.53])
 def test_below_a_hundredth_of_the_token_frequency_nll_nobody_is_trained(tmp_path, unigram):
     """Nucleotides, bytes, byte pairs: the same share."""
-    claims = judged(tmp_path / "a", nll=learned(dict.fromkeys(("sa", "sc", "mix"), 0.0099 * unigram), unigram), unigram=unigram)
+    claims = judged(
+        tmp_path / "a", nll=learned(dict.fromkeys(("sa", "sc", "mix"), 0.0099 * unigram), unigram), unigram=unigram
+    )
     assert {"trained sa", "trained sc", "trained mix"} <= claims.keys() and claims["window"].verdict == "not judged"
     assert f"where at least {0.01 * unigram:.3f} below is asked for (1 %)" in claims["trained sa"].text
-    claims = judged(tmp_path / "b", nll=learned(dict.fromkeys(("sa", "sc", "mix"), 0.0101 * unigram), unigram), unigram=unigram)
+    claims = judged(
+        tmp_path / "b", nll=learned(dict.fromkeys(("sa", "sc", "mix"), 0.0101 * unigram), unigram), unigram=unigram
+    )
     assert "trained sa" not in claims and claims["window"].verdict != "not judged"
     assert "little learned" in claims, "trained, and it is said how little"
 
 
 def test_good_models_of_dna_count_as_trained_and_their_windows_are_called_lenient(tmp_path):
-    """1.386 → 1.35 nats, as on E. coli: 5 % reach to 1.4175, above the token-frequency NLL, so that every rate is in the window and nothing decided."""
-    nll = lambda m, lr, seed: min(1.35 + {"sc": 0.01, "sa": 0.02, "mix": 0.015}[m] * abs(math.log10(lr / 1e-2)) + 1e-4 * seed, 1.386)  # noqa: E731
+    """1.386 → 1.35 nats, as on E. coli: 5 % reach to 1.4175, above the token-frequency NLL, so that every rate is in
+    the window and nothing decided."""
+    nll = lambda m, lr, seed: min(  # noqa: E731
+        1.35 + {"sc": 0.01, "sa": 0.02, "mix": 0.015}[m] * abs(math.log10(lr / 1e-2)) + 1e-4 * seed, 1.386
+    )
     claims = judged(tmp_path, nll=nll, seeds=3, unigram=1.386)
     assert "trained sa" not in claims and claims["window"].verdict == "undecided"
     assert "sa's admits NLLs up to 1.418, half is lost at 1.368" in claims["lenient windows"].text
@@ -212,12 +278,21 @@ def test_a_mechanism_that_only_diverged_or_has_no_unigram_is_untrained(tmp_path)
     assert claims["trained sa"].text == said
     failed = {("sa", 1e-4, 0): ("failed", "x")}
     claims = judged(tmp_path / "failed", nll=lambda m, *_: math.inf if m == "sa" else 2.0, statuses=failed)
-    assert claims["trained sa"].text == "sa has no learning rate at which most of its runs finished: no claim is made about it."
+    assert (
+        claims["trained sa"].text
+        == "sa has no learning rate at which most of its runs finished: no claim is made about it."
+    )
     claims = judged(tmp_path, nll=lambda *_: 2.0, unigram=math.nan)
-    assert claims["trained sc"].text == "sc cannot be said to have learned, the token-frequency NLL was not recorded: no claim is made about it."
+    assert (
+        claims["trained sc"].text
+        == "sc cannot be said to have learned, the token-frequency NLL was not recorded: no claim is made about it."
+    )
 
 
-@pytest.mark.parametrize(("mechanisms", "words"), [(("sc", "mix"), "has no sa runs"), (("sa",), "has no sc runs"), (("fox", "mix"), "has no sa and sc runs")])
+@pytest.mark.parametrize(
+    ("mechanisms", "words"),
+    [(("sc", "mix"), "has no sa runs"), (("sa",), "has no sc runs"), (("fox", "mix"), "has no sa and sc runs")],
+)
 def test_absent_mechanisms_are_named(tmp_path, mechanisms, words):
     claim = judged(tmp_path, mechanisms=mechanisms, nll=lambda *_: 2.0)["window"]
     assert claim.verdict == "not judged" and words in claim.text and claim.text.endswith("cannot be judged.")
@@ -229,7 +304,8 @@ def test_mechanisms_that_the_study_lacks_are_named(tmp_path):
 
 
 def shares(sc, sa):
-    """α_max of ten steps of which the given numbers (by seed) lie above any training rate; the two highest LRs only, all stable below."""
+    """α_max of ten steps of which the given numbers (by seed) lie above any training rate; the two highest LRs only,
+    all stable below."""
 
     def alpha(mechanism, lr, seed, _):
         stable = {"sc": sc, "sa": sa}[mechanism][seed] if lr > 5e-2 else 10
@@ -241,21 +317,28 @@ def shares(sc, sa):
 @pytest.mark.parametrize(
     ("sc", "sa", "verdict", "words"),
     [
-        ((8, 9), (1, 2), "holds", "There are indications (2 seeds) that sc has the largest share of stable steps at the highest learning rates that all have "
-                                  "(1e-1 and 1e0), at terminal checkpoints, from the runs' own optimizer state (sc 85 %, sa 15 %; "
-                                  "against sa +70 to +70 points, range of 2 seeds), as the paper claims."),
+        ((8, 9), (1, 2), "holds", 
+            "There are indications (2 seeds) that sc has the largest share of stable steps at the highest learning "
+            "rates that all have (1e-1 and 1e0), at terminal checkpoints, from the runs' own optimizer state (sc 85 "
+            "%, sa 15 %; against sa +70 to +70 points, range of 2 seeds), as the paper claims."),
         ((1, 2), (8, 9), "contradicted", "that sa has a larger share of stable steps than sc at the highest"),
-        ((5, 5), (4, 6), "undecided", "cannot be told: not apart from sa (sc 50 %, sa 50 %; against sa −10 to +10 points, range of 2 seeds). "
-                                      "At this difference and spread more than 100 seeds would be needed to tell."),
+        ((5, 5), (4, 6), "undecided", 
+            "cannot be told: not apart from sa (sc 50 %, sa 50 %; against sa −10 to +10 points, range of 2 seeds). "
+            "At this difference and spread more than 100 seeds would be needed to tell."),
         ((8, 9, 8), (1, 2, 2), "holds", "The results (3 seeds) show that sc has the largest share of stable steps"),
         # differences 70, 70, −70: mean 23.3, deviation 80.8; 23.3 > t·80.8/√n first for n = 49
         ((8, 9, 2), (1, 2, 9), "undecided", "points, 95 % interval). At this difference and spread about 49 seeds would be needed to tell."),
     ],
 )  # fmt: skip
 def test_stable_steps_at_the_highest_rates(tmp_path, sc, sa, verdict, words):
-    claims = judged(tmp_path, mechanisms=("sa", "sc"), nll=vee({"sc": WIDE, "sa": NARROW}), seeds=len(sc), alpha=shares(sc, sa))
+    claims = judged(
+        tmp_path, mechanisms=("sa", "sc"), nll=vee({"sc": WIDE, "sa": NARROW}), seeds=len(sc), alpha=shares(sc, sa)
+    )
     assert claims["stable steps checkpoint"].verdict == verdict and words in claims["stable steps checkpoint"].text
-    assert claims["stable steps paper"].verdict == verdict and "from the paper's warm-up state" in claims["stable steps paper"].text
+    assert (
+        claims["stable steps paper"].verdict == verdict
+        and "from the paper's warm-up state" in claims["stable steps paper"].text
+    )
 
 
 def test_steps_claims_need_rows_of_both_at_one_rate(tmp_path):
@@ -265,8 +348,8 @@ def test_steps_claims_need_rows_of_both_at_one_rate(tmp_path):
     alpha = lambda m, lr, *_: [1.0] if (m == "sa") == (lr > 5e-3) else []  # noqa: E731
     apart = judged(tmp_path / "c", mechanisms=("sa", "sc"), nll=nll, alpha=alpha, states=["own"])["stable steps own"]
     assert apart.text == (
-        "At terminal checkpoints, in state own, sc and sa share no learning rate with results of a seed of both: who has the largest share of stable steps "
-        "cannot be judged."
+        "At terminal checkpoints, in state own, sc and sa share no learning rate with results of a seed of both: "
+        "who has the largest share of stable steps cannot be judged."
     )
 
 
@@ -275,7 +358,12 @@ def test_runs_without_results_are_counted(tmp_path):
     claims = judged(tmp_path, mechanisms=("sa", "sc"), nll=lambda *_: 2.0, statuses=statuses)
     assert claims["coverage"].text.startswith("Of 20 runs, 1 failed, 1 running and 1 queued: these are no results")
     assert "coverage" not in judged(tmp_path / "clean", nll=lambda *_: 2.0)
-    left = judged(tmp_path / "left", mechanisms=("sa", "sc"), nll=lambda *_: 2.0, statuses={("sa", 1e-4, 0): ("stopped", "rung 1")})
+    left = judged(
+        tmp_path / "left",
+        mechanisms=("sa", "sc"),
+        nll=lambda *_: 2.0,
+        statuses={("sa", 1e-4, 0): ("stopped", "rung 1")},
+    )
     assert left["coverage"].text.startswith("Of 20 runs, 1 stopped: these are no results"), "left by a search"
 
 
@@ -286,7 +374,9 @@ def test_the_scale_is_stated(tmp_path):
 
 def test_each_setting_is_judged_on_its_own(tmp_path):
     settings = ({"optimizer": "adamw"}, {"optimizer": "muon"})
-    study = load(write_study(tmp_path, lrs=LRS, mechanisms=("sa", "sc"), nll=vee({"sc": WIDE, "sa": NARROW}), settings=settings))
+    study = load(
+        write_study(tmp_path, lrs=LRS, mechanisms=("sa", "sc"), nll=vee({"sc": WIDE, "sa": NARROW}), settings=settings)
+    )
     texts = [claim.text for claim in judge(study) if claim.subject == "window"]
     assert [text.split(":")[0] for text in texts] == ["Setting adamw", "Setting muon"]
 

@@ -30,14 +30,22 @@ def with_spectra(folder, **kwargs):
     for run in runs.itertuples():
         labels = {"run_id": run.run_id, "phase": "terminal", "state": "checkpoint", "lr": run.lr}
         known = {"loss_before": 2.9, "slope": -10.0, "curvature": 2000.0, "alpha_max": 0.01, "critical_lr": 0.03}
-        rows["profile"] += [{**labels, **known, "alpha": a, "loss": 2.9 - 10 * a + 1000 * a**2 - 2e4 * a**3 / 3} for a in np.linspace(-0.005, 0.04, 30)]
-        rows["density"] += [{**labels, "probe": 0, "node": node, "weight": 0.25, "num_params": 99} for node in (-1.0, 0.0, 0.5, 30.0 * run.lr**0.1)]
+        rows["profile"] += [
+            {**labels, **known, "alpha": a, "loss": 2.9 - 10 * a + 1000 * a**2 - 2e4 * a**3 / 3}
+            for a in np.linspace(-0.005, 0.04, 30)
+        ]
+        rows["density"] += [
+            {**labels, "probe": 0, "node": node, "weight": 0.25, "num_params": 99}
+            for node in (-1.0, 0.0, 0.5, 30.0 * run.lr**0.1)
+        ]
         rows["blocks"] += [{**labels, "block": "blocks.0", "share": 3.0, "curvature": 3.0}]
         numbers = dict.fromkeys(SPECTRA_COLUMNS["sharpness"][4:], 1.0 + run.seed)
         rows["sharpness"] += [{**labels, **numbers, "attention_entropy": None if run.mechanism == "sc" else 2.0}]
     for name, each in rows.items():
         frame = pd.DataFrame(each, columns=list(SPECTRA_COLUMNS[name]))
-        results.write_parquet(frame, path / "results" / f"{name}.parquet", {"schema_version": str(results.SCHEMA_VERSION)})
+        results.write_parquet(
+            frame, path / "results" / f"{name}.parquet", {"schema_version": str(results.SCHEMA_VERSION)}
+        )
     return path
 
 
@@ -47,7 +55,9 @@ def spectra_dir(tmp_path_factory):
 
 
 def test_steps_that_lowered_their_loss_are_counted_and_lost_ones_did_not(tmp_path):
-    path = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3], seeds=1, states=["paper"], alpha=alpha_of([1.0, 2.0, 3.0, 4.0]))
+    path = write_study(
+        tmp_path, mechanisms=["sa"], lrs=[1e-3], seeds=1, states=["paper"], alpha=alpha_of([1.0, 2.0, 3.0, 4.0])
+    )
     study = load(path)
     study.curvature["loss_after"] = [2.8, 2.95, math.nan, 2.85]
     assert fallen_steps(study.curvature).tolist() == [True, False, False, True]
@@ -57,7 +67,14 @@ def test_steps_that_lowered_their_loss_are_counted_and_lost_ones_did_not(tmp_pat
 
 
 def test_the_steps_beyond_alpha_max_that_lowered_their_loss_are_counted_not_asserted(tmp_path):
-    path = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-2], seeds=1, states=["paper"], alpha=alpha_of([1e-3, 1e-3, 1.0, math.inf, 0.0]))
+    path = write_study(
+        tmp_path,
+        mechanisms=["sa"],
+        lrs=[1e-2],
+        seeds=1,
+        states=["paper"],
+        alpha=alpha_of([1e-3, 1e-3, 1.0, math.inf, 0.0]),
+    )
     study = load(path)
     study.curvature["loss_after"] = [2.8, 2.95, 2.8, 2.8, 2.95]
     assert "of the 3 steps beyond it, 1 lowered the loss nevertheless" in fallen_tables(study)[0].caption
@@ -66,7 +83,14 @@ def test_the_steps_beyond_alpha_max_that_lowered_their_loss_are_counted_not_asse
 
 
 def test_the_critical_rate_is_compared_with_alpha_max_where_both_are_numbers(tmp_path):
-    path = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3], seeds=1, states=["paper"], alpha=alpha_of([1.0, 2.0, math.inf, 0.0, 1.0, 1.0]))
+    path = write_study(
+        tmp_path,
+        mechanisms=["sa"],
+        lrs=[1e-3],
+        seeds=1,
+        states=["paper"],
+        alpha=alpha_of([1.0, 2.0, math.inf, 0.0, 1.0, 1.0]),
+    )
     study = load(path)
     study.curvature["critical_lr"] = [2.0, 6.0, 5.0, 0.0, math.inf, 0.0]
     (table,) = fallen_tables(study)
@@ -77,13 +101,19 @@ def test_the_critical_rate_is_compared_with_alpha_max_where_both_are_numbers(tmp
 def test_sharpness_has_a_row_for_each_series_and_rate_and_a_dash_where_there_is_none(spectra_dir):
     table = sharpness_table(load(spectra_dir))
     assert table is not None
-    assert [(row[0].text, row[1].text) for row in table.rows] == [("sa", "1e-3"), ("sa", "1e-2"), ("sc", "1e-3"), ("sc", "1e-2")]
+    assert [(row[0].text, row[1].text) for row in table.rows] == [
+        ("sa", "1e-3"),
+        ("sa", "1e-2"),
+        ("sc", "1e-3"),
+        ("sc", "1e-2"),
+    ]
     assert (table.rows[0][2].text, table.rows[0][2].detail) == ("1.5e0", "1.0e0–2.0e0")
     assert table.rows[2][-1].text == "--"
 
 
 def with_stale_rows(folder):
-    """`with_spectra`, of whose runs two of sa at 1e-2 and one at 1e-3 diverged; their rows still call themselves terminal, as old results do."""
+    """`with_spectra`, of whose runs two of sa at 1e-2 and one at 1e-3 diverged; their rows still call themselves
+    terminal, as old results do."""
     path = with_spectra(folder)
     table = path / "results" / "runs.parquet"
     runs = pd.read_parquet(table)
@@ -97,20 +127,30 @@ def test_spectra_of_diverged_runs_are_never_terminal_and_the_runs_are_counted(tm
     study = load(with_stale_rows(tmp_path))
     for table in (sharpness_table(study), blocks_table(study)):
         details = {(row[0].text, row[1].text): row[0].detail for row in table.rows}
-        assert details["sa", "1e-3"] == "terminal, checkpoint, n=1\ndiverged 1/2" and details["sa", "1e-2"] == "terminal, checkpoint, n=0\ndiverged 2/2"
+        assert (
+            details["sa", "1e-3"] == "terminal, checkpoint, n=1\ndiverged 1/2"
+            and details["sa", "1e-2"] == "terminal, checkpoint, n=0\ndiverged 2/2"
+        )
         assert details["sc", "1e-2"] == "terminal, checkpoint, n=2"
         assert {cell.text for cell in table.rows[1][2:]} == {"--"} and "a run that diverged" in table.caption
-    assert (sharpness_table(study).rows[0][2].text, sharpness_table(study).rows[0][2].detail) == ("1.0e0", ""), "the seed that is left"
+    assert (sharpness_table(study).rows[0][2].text, sharpness_table(study).rows[0][2].detail) == ("1.0e0", ""), (
+        "the seed that is left"
+    )
     for name in ("profile", "density", "blocks"):
         rows = shown(study, name, "terminal")
-        assert set(rows.loc[rows["series"] == "sa", "run_lr"]) == {1e-3} and rows.loc[rows["series"] == "sa", "run_id"].nunique() == 1
+        assert (
+            set(rows.loc[rows["series"] == "sa", "run_lr"]) == {1e-3}
+            and rows.loc[rows["series"] == "sa", "run_id"].nunique() == 1
+        )
 
 
 def test_profile_and_density_say_how_many_runs_diverged(tmp_path):
     study = load(with_stale_rows(tmp_path))
     (profile,), (density,) = profile_figures(study), density_figures(study)
     panels = [(ax.get_title(loc="right"), [text.get_text() for text in ax.texts]) for ax in profile.axes]
-    assert panels == [("diverged: sa 1/2", []), ("", []), ("", ["diverged"]), ("", [])], "sa and sc at 1e-3, then at 1e-2, where both of sa's runs diverged"
+    assert panels == [("diverged: sa 1/2", []), ("", []), ("", ["diverged"]), ("", [])], (
+        "sa and sc at 1e-3, then at 1e-2, where both of sa's runs diverged"
+    )
     assert [ax.get_title(loc="right").replace("\n", " ") for ax in density.axes] == ["diverged: 1e-3 1/2, 1e-2 2/2", ""]
 
 
@@ -121,7 +161,9 @@ def test_a_panel_of_steps_shows_medians_and_the_training_rate(spectra_dir):
     lines = {line.get_linestyle(): line for line in ax.get_lines() if len(line.get_xdata()) == 2}
     assert any(np.allclose(line.get_ydata(), 1e-3) for line in lines.values())
     run = study.with_run(study.curvature)
-    expected = run[(run.state == "paper") & (run.run_lr == 1e-3) & (run.series == "sa")].groupby("step")["alpha_max"].median()
+    expected = (
+        run[(run.state == "paper") & (run.run_lr == 1e-3) & (run.series == "sa")].groupby("step")["alpha_max"].median()
+    )
     drawn = [line.get_ydata() for line in ax.get_lines() if len(line.get_xdata()) == 25]
     assert any(np.allclose(np.nan_to_num(y), np.nan_to_num(expected.where(np.isfinite(expected)))) for y in drawn)
 
@@ -161,5 +203,7 @@ def test_the_report_shows_what_was_measured(spectra_dir, tmp_path):
 def test_a_study_with_spectra_and_no_steps_is_reported(tmp_path):
     path = with_spectra(tmp_path)
     curvature = load(path).curvature.iloc[:0]
-    results.write_parquet(curvature, path / "results" / "curvature.parquet", {"schema_version": str(results.SCHEMA_VERSION)})
+    results.write_parquet(
+        curvature, path / "results" / "curvature.parquet", {"schema_version": str(results.SCHEMA_VERSION)}
+    )
     assert "Spectral density of the Hessian" in text_of(build(path, tmp_path))

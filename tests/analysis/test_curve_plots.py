@@ -17,7 +17,11 @@ from tests.analysis.synthetic import INIT, QUICKSTART_LRS, write_study
 
 def runs(*losses, diverged=()):
     """One LR; a run a list of losses from step 1 on."""
-    rows = [{"run_id": str(i), "step": s, "loss": x, "diverged": i in diverged} for i, each in enumerate(losses) for s, x in enumerate(each, 1)]
+    rows = [
+        {"run_id": str(i), "step": s, "loss": x, "diverged": i in diverged}
+        for i, each in enumerate(losses)
+        for s, x in enumerate(each, 1)
+    ]
     return pd.DataFrame(rows)
 
 
@@ -28,7 +32,11 @@ def test_smoothing_leaves_lost_losses_out():
 
 def test_a_line_is_the_median_over_seeds_and_its_shade_their_range():
     line = median_curve(runs([4, 3, 2], [5, 1, 2], [6, 2, 8]), 1)
-    assert line["median"].tolist() == [5, 2, 2] and line["low"].tolist() == [4, 1, 2] and line["high"].tolist() == [6, 3, 8]
+    assert (
+        line["median"].tolist() == [5, 2, 2]
+        and line["low"].tolist() == [4, 1, 2]
+        and line["high"].tolist() == [6, 3, 8]
+    )
 
 
 def test_smoothing_comes_before_the_median():
@@ -40,7 +48,8 @@ def test_a_diverged_seed_counts_as_infinite_after_its_end_and_an_unfinished_one_
     losses = ([4, 3, 2], [5, 4], [6])
     assert median_curve(runs(*losses), 1)["median"].tolist() == [5, 3.5, 2]
     one = median_curve(runs(*losses, diverged=(2,)), 1)["median"]
-    assert one.tolist() == [5, 4, pytest.approx(math.nan, nan_ok=True)]  # at step 3 one of two counted seeds is infinite
+    # at step 3 one of two counted seeds is infinite
+    assert one.tolist() == [5, 4, pytest.approx(math.nan, nan_ok=True)]
     assert np.isnan(median_curve(runs([4, 3], [5], diverged=(1,)), 1)["median"][2])
 
 
@@ -51,7 +60,14 @@ def test_each_mechanism_has_an_early_and_a_late_panel_and_each_rate_one_of_its_o
     assert [ax.get_title(loc="left") for ax in by_mechanism.axes[::2]] == ["sa", "sc", "mix", "sw"]
     colors = {line.get_color() for line in by_mechanism.axes[0].lines}
     assert colors == set(lr_colors(QUICKSTART_LRS).values())
-    assert [ax.get_title(loc="left") for ax in by_rate.axes] == ["LR 3e-4", "LR 1e-3", "LR 3e-3", "LR 1e-2", "LR 3e-2", "LR 1e-1"]
+    assert [ax.get_title(loc="left") for ax in by_rate.axes] == [
+        "LR 3e-4",
+        "LR 1e-3",
+        "LR 3e-3",
+        "LR 1e-2",
+        "LR 3e-2",
+        "LR 1e-1",
+    ]
 
 
 def test_a_blow_up_stays_inside_the_axis_and_is_crossed(quickstart):

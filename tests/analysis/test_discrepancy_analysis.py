@@ -31,7 +31,8 @@ LAYERS = (0, 1, 2)
 
 
 def rows_of(run):
-    """Own γ: 1.2 − 0.1·layer for attentionx and 0.5 + 0.1·layer for sa, a little different for each seed; γ = 1: half of it, heads ±20 %."""
+    """Own γ: 1.2 − 0.1·layer for attentionx and 0.5 + 0.1·layer for sa, a little different for each seed; γ = 1: half
+    of it, heads ±20 %."""
     rising = run.mechanism == "sa"
     gamma = 1.0 if rising else 3.0
     for layer in LAYERS:
@@ -54,10 +55,14 @@ def solved(iterations=6):
 
 
 def study_with(tmp_path, seeds):
-    folder = write_study(tmp_path, name=f"probed{seeds}", mechanisms=["sa", "attentionx"], lrs=(1e-3, 1e-2), seeds=seeds)
+    folder = write_study(
+        tmp_path, name=f"probed{seeds}", mechanisms=["sa", "attentionx"], lrs=(1e-3, 1e-2), seeds=seeds
+    )
     runs = list(pd.read_parquet(folder / "results" / "runs.parquet").itertuples())
     frame = pd.DataFrame([row for run in runs for row in rows_of(run)], columns=results.PROBE_COLUMNS["discrepancy"])
-    results.write_parquet(frame, folder / "results" / "discrepancy.parquet", {"schema_version": str(results.SCHEMA_VERSION)})
+    results.write_parquet(
+        frame, folder / "results" / "discrepancy.parquet", {"schema_version": str(results.SCHEMA_VERSION)}
+    )
     results.write_graphs("pdmm", results.graph_frame("pdmm", solved()), folder / "results")
     return folder
 
@@ -69,7 +74,11 @@ def cells(table):
 def test_layers_and_slopes_are_tabled_with_medians_over_seeds(tmp_path):
     layers, slope_table, _ = study_tables(load(study_with(tmp_path, 3)))
     by_place = {tuple(row[:3]): row[3:] for row in cells(layers)}
-    assert by_place["sa", "1e-3", "2"] == ["1", "0.701", "0.701"] and by_place["attentionx", "1e-2", "1"] == ["3", "1.101", "0.551"]
+    assert by_place["sa", "1e-3", "2"] == ["1", "0.701", "0.701"] and by_place["attentionx", "1e-2", "1"] == [
+        "3",
+        "1.101",
+        "0.551",
+    ]
     assert cells(slope_table)[0] == ["sa", "1e-3", "+0.1001", "rises", "+0.1001", "rises"]
     assert cells(slope_table)[2] == ["attentionx", "1e-3", "-0.1001", "falls", "-0.0500", "falls"]
     assert slope_table.rows[0][2].detail.endswith("n=3")
@@ -108,12 +117,24 @@ def test_what_seeds_say_is_the_interval_of_their_mean(values, said):
 
 
 def test_the_ratio_pools_squares_over_heads_and_sequences():
-    rows = pd.DataFrame({"order": 0, "series": "sa", "run_lr": 1e-3, "seed": 0, "layer": 0, "own_rms": [3.0, 0.0], "value_rms": [1.0, 2.0]})
+    rows = pd.DataFrame(
+        {
+            "order": 0,
+            "series": "sa",
+            "run_lr": 1e-3,
+            "seed": 0,
+            "layer": 0,
+            "own_rms": [3.0, 0.0],
+            "value_rms": [1.0, 2.0],
+        }
+    )
     assert relative(rows, "own").tolist() == pytest.approx([math.sqrt(9 / 5)])
 
 
 def test_a_single_attention_layer_has_no_slope():
-    rows = pd.DataFrame({"order": 0, "series": "mix", "run_lr": 1e-3, "seed": 0, "layer": [0], "own_rms": [1.0], "value_rms": [2.0]})
+    rows = pd.DataFrame(
+        {"order": 0, "series": "mix", "run_lr": 1e-3, "seed": 0, "layer": [0], "own_rms": [1.0], "value_rms": [2.0]}
+    )
     assert slopes(relative(rows, "own")).isna().all()
 
 
@@ -148,11 +169,15 @@ def test_figures_hold_a_panel_a_series_and_dotted_lines_where_gamma_is_not_one(t
     assert [line.get_linestyle() for line in lines[attentionx]] == ["-", ":", "-", ":"]
     assert lines[attentionx][0].get_ydata().tolist() == pytest.approx([1.2 * 1.001, 1.1 * 1.001, 1.001])
     error, _ = pdmm_figure(results.graph_frame("pdmm", solved())).axes
-    assert np.allclose(error.lines[0].get_ydata(), [10.0 ** (-2 * k) for k in range(1, 6)]), "what is rounding is not drawn"
+    assert np.allclose(error.lines[0].get_ydata(), [10.0 ** (-2 * k) for k in range(1, 6)]), (
+        "what is rounding is not drawn"
+    )
 
 
 def test_the_report_shows_both_and_what_they_say_of_the_hypothesis(tmp_path):
-    text = " ".join("".join(page.extract_text() for page in PdfReader(build(study_with(tmp_path, 3), tmp_path)).pages).split())
+    text = " ".join(
+        "".join(page.extract_text() for page in PdfReader(build(study_with(tmp_path, 3), tmp_path)).pages).split()
+    )
     assert "Consensus discrepancy of softmax attention by depth" in text and "PDMM on small networks" in text
     assert "Of 4 pairs of mechanism and learning rate: 2 fall and 2 rise." in text
 

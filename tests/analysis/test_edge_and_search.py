@@ -31,20 +31,26 @@ def write_table(path, name, rows):
 
 def with_edges(folder, statuses=None, **of_sc):
     path = write_study(folder, mechanisms=("sa", "sc"), statuses=statuses)
-    rows = [{"run_id": run_id("synthetic", name, 3e-4, 0, {})} | EDGE | more for name, more in (("sc", of_sc), ("sa", {}))]
+    rows = [
+        {"run_id": run_id("synthetic", name, 3e-4, 0, {})} | EDGE | more for name, more in (("sc", of_sc), ("sa", {}))
+    ]
     write_table(path, "edges", rows)
     return path
 
 
 def with_search(folder, score=lambda number: 3.0 - 0.01 * number):
     """Three points of sc with two seeds each; each point's rate is its own."""
-    path = write_study(folder, mechanisms=("sc",), lrs=(1e-3, 2e-3, 4e-3), nll=lambda _m, lr, seed: 2.9 + lr + 0.1 * seed)
+    path = write_study(
+        folder, mechanisms=("sc",), lrs=(1e-3, 2e-3, 4e-3), nll=lambda _m, lr, seed: 2.9 + lr + 0.1 * seed
+    )
     rows = []
     for number, lr in enumerate((1e-3, 2e-3, 4e-3), 1):
         point = {"number": number, "round": 1 + number // 3, "score": score(number)}
         values = {"lr_peak": lr, "mechanism.sc.window": number}
         ids = [run_id("synthetic", "sc", lr, seed, {}) for seed in range(2)]
-        rows += [point | {"run_id": own, "field": field, "value": value} for own in ids for field, value in values.items()]
+        rows += [
+            point | {"run_id": own, "field": field, "value": value} for own in ids for field, value in values.items()
+        ]
     write_table(path, "search", rows)
     return path
 
@@ -52,7 +58,11 @@ def with_search(folder, score=lambda number: 3.0 - 0.01 * number):
 def test_a_studys_record_becomes_tables_and_an_older_states_tables_go(tmp_path):
     path = with_edges(tmp_path)
     record = json.loads((path / "study.json").read_text())
-    (path / "study.json").write_text(json.dumps(record | {"run_ids": [], "search": [{"run_id": "a", "number": 1, "round": 1, "field": "steps", "value": 3}]}))
+    (path / "study.json").write_text(
+        json.dumps(
+            record | {"run_ids": [], "search": [{"run_id": "a", "number": 1, "round": 1, "field": "steps", "value": 3}]}
+        )
+    )
     collected = results.collect(path)
     assert list(collected.searches) == ["search"] and pd.isna(collected.searches["search"].score[0])
     results.write(collected, path / "results")
@@ -60,14 +70,26 @@ def test_a_studys_record_becomes_tables_and_an_older_states_tables_go(tmp_path):
 
 
 def test_every_curve_has_its_best_rate_its_edges_and_what_they_took(tmp_path):
-    study = load(with_edges(tmp_path, verdict_next_lr=None, verdict_exceptions="0.001 0.003", nll_lr=None, nll_next_lr=3e-4, state="failed"))
+    study = load(
+        with_edges(
+            tmp_path,
+            verdict_next_lr=None,
+            verdict_exceptions="0.001 0.003",
+            nll_lr=None,
+            nll_next_lr=3e-4,
+            state="failed",
+        )
+    )
     (table,) = edge.edge_tables(study)
     sa, sc = [[(cell.text, cell.detail) for cell in row] for row in table.rows]
     assert sa[0] == ("sa", "") and sc[0] == ("sc", "failed"), "in the study's order"
     assert sa[1] == ("3e-3", "1e-3–1e-2") and sa[2][0] == "2.870" and sa[2][1].endswith("n=2")
     assert sa[3:] == [("3e-2", "below 1e-1"), ("1e-2", "below 3e-2"), ("12", "6 rates, 3 rounds"), ("104", "n=2")]
     assert sc[3] == ("≥ 3e-2", "not at 1e-3 3e-3") and sc[4] == ("< 3e-4", "")
-    assert "Not found to the end: sc (a run failed, the same command tries it again)." in table.caption and "within 5 % of the best" in table.caption
+    assert (
+        "Not found to the end: sc (a run failed, the same command tries it again)." in table.caption
+        and "within 5 % of the best" in table.caption
+    )
 
 
 def test_a_curve_that_diverged_everywhere_has_no_best(tmp_path):
@@ -93,7 +115,9 @@ def test_more_rates_than_a_grid_has_are_ticked_at_round_numbers():
     lr_axis(ax, [1e-9 * 2.1**step for step in range(25)])
     assert [text.get_text() for text in ax.get_xticklabels()] == [f"1e-{power}" for power in range(9, 1, -1)]
     lr_axis(ax, grid := [3e-4, 1e-3, 4e-3])
-    assert [text.get_text() for text in ax.get_xticklabels()] == ["3e-4", "1e-3", "4e-3"] and list(ax.get_xticks()) == grid
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["3e-4", "1e-3", "4e-3"] and list(
+        ax.get_xticks()
+    ) == grid
 
 
 def test_the_edges_figure_has_a_mark_for_every_rate_and_one_for_every_edge(tmp_path):

@@ -28,17 +28,29 @@ def study_of(tmp_path, oracle=lambda run: "gpt2-large"):
 def test_windows_and_figure_name_the_oracle_and_are_of_the_generations(tmp_path):
     study = study_of(tmp_path)
     (table,) = generative.generative_windows(study)
-    assert "Oracle: gpt2-large. Data fingerprint" in table.caption and table.title == "Stable windows on the generative NLL"
-    assert [row[2].text for row in table.rows] == ["4.000", "4.000"] and [row[1].text for row in table.rows] == ["1e-3", "1e-3"]
+    assert (
+        "Oracle: gpt2-large. Data fingerprint" in table.caption
+        and table.title == "Stable windows on the generative NLL"
+    )
+    assert [row[2].text for row in table.rows] == ["4.000", "4.000"] and [row[1].text for row in table.rows] == [
+        "1e-3",
+        "1e-3",
+    ]
     assert [row[5].text for row in table.rows] == ["1.00", "1.00"]
     figure = generative.figures(study)["generative-nll"].figure
     assert figure.axes[0].get_ylabel() == "generative NLL (nats)"
-    assert not any("frequencies" in text.get_text() for text in figure.axes[0].texts), "the token-frequency NLL is no measure of an oracle's tokens"
+    assert not any("frequencies" in text.get_text() for text in figure.axes[0].texts), (
+        "the token-frequency NLL is no measure of an oracle's tokens"
+    )
 
 
 def test_the_validation_figure_is_not_the_generative_one(tmp_path):
     figure = nll_figure(study_of(tmp_path))
-    assert figure is not None and figure.axes[0].get_ylabel() == "validation NLL (nats)" and figure.axes[0].get_ylim()[0] < UNIGRAM < 4.0
+    assert (
+        figure is not None
+        and figure.axes[0].get_ylabel() == "validation NLL (nats)"
+        and figure.axes[0].get_ylim()[0] < UNIGRAM < 4.0
+    )
 
 
 @pytest.mark.parametrize("oracle", [lambda run: run.mechanism, lambda run: "a" if run.lr < 1e-3 else "b"])
@@ -54,4 +66,7 @@ def test_without_generations_there_is_no_section(quickstart):
 def test_of_proteins_the_unit_is_a_residue(tmp_path):
     study = study_of(tmp_path)
     assert recipe.generative_unit(study) == "nats per token of the oracle"
-    assert recipe.generative_unit(replace(study, runs=study.runs.assign(objective="multitrack"))) == "nats per residue by the oracle's masked NLL"
+    assert (
+        recipe.generative_unit(replace(study, runs=study.runs.assign(objective="multitrack")))
+        == "nats per residue by the oracle's masked NLL"
+    )

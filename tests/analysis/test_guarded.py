@@ -17,7 +17,12 @@ from stability.runs.schema import GRADIENT_COLUMNS, SCHEMA_VERSION
 from tests.analysis.synthetic import write_study, write_table
 
 LRS = (1e-3, 1e-2, 1e-1)
-BLOCKS = ("embedding", *(f"blocks.{layer}.{part}" for layer in range(11) for part in ("mixer_norm", "mixer", "ffn_norm", "ffn")), "final_norm", "head")
+BLOCKS = (
+    "embedding",
+    *(f"blocks.{layer}.{part}" for layer in range(11) for part in ("mixer_norm", "mixer", "ffn_norm", "ffn")),
+    "final_norm",
+    "head",
+)
 
 
 def guarded_study(folder, **counts):
@@ -35,18 +40,29 @@ def guarded_study(folder, **counts):
 def test_tables_mark_the_runs_that_needed_guards(tmp_path):
     study = guarded_study(tmp_path, counts={("sa", 1e-2, 0): (3, 0), ("sc", 1e-1, 1): (0, 1)})
     (table,) = nll.nll_tables(study)
-    marked = {(row[0].text, name) for row in table.rows for name, cell in zip(("sa", "sc"), row[1:], strict=True) if "guarded 1/2" in cell.detail}
+    marked = {
+        (row[0].text, name)
+        for row in table.rows
+        for name, cell in zip(("sa", "sc"), row[1:], strict=True)
+        if "guarded 1/2" in cell.detail
+    }
     assert marked == {("1e-2", "sa"), ("1e-1", "sc")}
     note = "Guarded: 2 of 12 runs, in which guards answered what ends a run as diverged (3 skipped steps, 1 restore)."
     trouble = troubles.trouble_table(study)
     assert trouble is not None and trouble.title == "Runs that did not end stable by themselves"
-    assert [(row[1].text, row[4].text, row[6].text) for row in trouble.rows] == [("sa", "stable", "3 steps skipped"), ("sc", "stable", "1 restore")]
+    assert [(row[1].text, row[4].text, row[6].text) for row in trouble.rows] == [
+        ("sa", "stable", "3 steps skipped"),
+        ("sc", "stable", "1 restore"),
+    ]
     for each in (table, nll.window_table(study), trouble):
         assert note in each.caption
 
 
 def test_runs_that_needed_none_are_not_spoken_of(tmp_path):
-    for study in (guarded_study(tmp_path / "new", counts={}), load(write_study(tmp_path / "old", lrs=LRS, nll=lambda *_: 2.0))):
+    for study in (
+        guarded_study(tmp_path / "new", counts={}),
+        load(write_study(tmp_path / "old", lrs=LRS, nll=lambda *_: 2.0)),
+    ):
         assert troubles.trouble_table(study) is None
         assert all("uarded" not in table.text() for table in (*nll.nll_tables(study), nll.window_table(study)))
 
@@ -55,13 +71,23 @@ def with_gradients(folder, norm, **options):
     study = write_study(folder, mechanisms=("sa", "sc"), lrs=LRS, **options)
     runs = pd.read_parquet(study / "results" / "runs.parquet")
     rows = [
-        {"run_id": run.run_id, "step": step, "block": block, "grad_norm": norm(block, step), "grad_share": 0.1, "update_ratio": 1e-3}
+        {
+            "run_id": run.run_id,
+            "step": step,
+            "block": block,
+            "grad_norm": norm(block, step),
+            "grad_share": 0.1,
+            "update_ratio": 1e-3,
+        }
         for run in runs.itertuples()
         for step in range(10, 60, 10)
         for block in BLOCKS
     ]
     table = pa.Table.from_pandas(pd.DataFrame(rows, columns=list(GRADIENT_COLUMNS)), preserve_index=False)
-    pq.write_table(table.replace_schema_metadata({b"schema_version": str(SCHEMA_VERSION).encode()}), study / "results" / "gradients.parquet")
+    pq.write_table(
+        table.replace_schema_metadata({b"schema_version": str(SCHEMA_VERSION).encode()}),
+        study / "results" / "gradients.parquet",
+    )
     return load(study)
 
 
@@ -81,7 +107,10 @@ def test_the_map_shows_each_block_at_each_step_of_the_run_that_broke_first(tmp_p
     np.testing.assert_allclose(values, expected)
     figure = gradient_plots.figures(study)[gradient_plots.NAME].figure
     first, second, _ = figure.axes
-    assert first.get_title(loc="left") == "sa, LR 1e-2, seed 1: diverged" and second.get_title(loc="left") == "sc, LR 1e-1, seed 0: stable"
+    assert (
+        first.get_title(loc="left") == "sa, LR 1e-2, seed 1: diverged"
+        and second.get_title(loc="left") == "sc, LR 1e-1, seed 0: stable"
+    )
     np.testing.assert_allclose(first.collections[0].get_array().filled(math.nan).reshape(values.shape), expected)
     labels = [label.get_text() for label in first.get_yticklabels()]
     assert labels[:3] == ["embedding", "0 mixer", "0 ffn"] and len(labels) <= gradient_plots.LABELS

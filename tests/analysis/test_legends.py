@@ -25,18 +25,32 @@ def measured_study(folder, mechanisms, lrs):
     spectra, probes = {name: [] for name in SPECTRA_COLUMNS}, {"spectra": [], "filter": [], "qk": []}
     for run in load(path).runs.itertuples():
         where = {"run_id": run.run_id, "phase": "terminal", "lr": run.lr}
-        known = where | {"state": "checkpoint", "loss_before": 2.9, "slope": -10.0, "curvature": 2e3, "alpha_max": 0.01, "critical_lr": 0.03}
+        known = where | {
+            "state": "checkpoint",
+            "loss_before": 2.9,
+            "slope": -10.0,
+            "curvature": 2e3,
+            "alpha_max": 0.01,
+            "critical_lr": 0.03,
+        }
         spectra["profile"] += [known | {"alpha": a, "loss": 2.9 - 10 * a} for a in (0.0, 0.02, 0.04)]
-        spectra["density"] += [known | {"probe": 0, "node": node, "weight": 0.5, "num_params": 99} for node in (0.0, 1.0)]
+        spectra["density"] += [
+            known | {"probe": 0, "node": node, "weight": 0.5, "num_params": 99} for node in (0.0, 1.0)
+        ]
         blocks = ("embedding", "blocks.0.mixer", "blocks.0.ffn", "blocks.0.mixer_norm", "head", "bias")
         spectra["blocks"] += [known | {"block": block, "share": 300.0, "own": 300.0} for block in blocks]
         probes["spectra"].append(spectra_row(run, 0, 0, 0))
         probes["filter"] += filter_rows(run, 0)
-        probes["qk"] += [where | {"layer": 0, "mixer": "sa", "head": 0, "index": index, "singular_value": 2.0 - index} for index in (0, 1)]
+        probes["qk"] += [
+            where | {"layer": 0, "mixer": "sa", "head": 0, "index": index, "singular_value": 2.0 - index}
+            for index in (0, 1)
+        ]
     for tables, columns in ((spectra, SPECTRA_COLUMNS), (probes, results.PROBE_COLUMNS)):
         for name, rows in tables.items():
             frame = pd.DataFrame(rows, columns=list(columns[name]))
-            results.write_parquet(frame, path / "results" / f"{name}.parquet", {"schema_version": str(results.SCHEMA_VERSION)})
+            results.write_parquet(
+                frame, path / "results" / f"{name}.parquet", {"schema_version": str(results.SCHEMA_VERSION)}
+            )
     return load(path)
 
 
@@ -47,19 +61,40 @@ def drawn(study):
 
 
 @pytest.mark.parametrize(
-    ("count", "lrs"), [(1, QUICKSTART_LRS[:1]), (1, QUICKSTART_LRS), (2, QUICKSTART_LRS), (3, QUICKSTART_LRS[:1]), (4, QUICKSTART_LRS[:1])]
+    ("count", "lrs"),
+    [
+        (1, QUICKSTART_LRS[:1]),
+        (1, QUICKSTART_LRS),
+        (2, QUICKSTART_LRS),
+        (3, QUICKSTART_LRS[:1]),
+        (4, QUICKSTART_LRS[:1]),
+    ],
 )
 def test_every_legend_lies_inside_its_figure(tmp_path, count, lrs):
     study = measured_study(tmp_path, MECHANISMS[:count], lrs)
     with matplotlib.rc_context(RC):
         figures = drawn(study)
-        assert {name.split("-")[0] for name in figures} >= {"alpha", "blocks", "steps", "profile", "density", "filter", "energy", "qk"}
+        assert {name.split("-")[0] for name in figures} >= {
+            "alpha",
+            "blocks",
+            "steps",
+            "profile",
+            "density",
+            "filter",
+            "energy",
+            "qk",
+        }
         for name, figure in figures.items():
             figure.draw_without_rendering()
             (legend,) = figure.legends
             place = legend.get_window_extent()
-            assert place.x0 >= 0 and place.x1 <= figure.bbox.x1 and place.y0 >= 0 and place.y1 <= figure.bbox.y1, (name, place.width / figure.dpi)
+            assert place.x0 >= 0 and place.x1 <= figure.bbox.x1 and place.y0 >= 0 and place.y1 <= figure.bbox.y1, (
+                name,
+                place.width / figure.dpi,
+            )
             assert figure.get_figwidth() <= WIDTH_INCHES, name
             tops = [box.y1 for box in (ax.get_tightbbox() for ax in figure.axes) if box is not None]
             assert max(tops) <= place.y0 + 1, f"{name}: the legend lies on a panel"
-            assert min(ax.get_window_extent().height for ax in figure.axes) > 0.5 * figure.dpi, f"{name}: no room is left for a panel"
+            assert min(ax.get_window_extent().height for ax in figure.axes) > 0.5 * figure.dpi, (
+                f"{name}: no room is left for a panel"
+            )

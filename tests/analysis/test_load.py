@@ -30,7 +30,11 @@ def test_series_are_in_the_papers_order_then_by_name(tmp_path):
 
 
 def test_runs_that_differ_in_another_axis_are_other_series(tmp_path):
-    study = load(write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3], seeds=1, settings=({"optimizer": "adamw"}, {"optimizer": "muon"})))
+    study = load(
+        write_study(
+            tmp_path, mechanisms=["sa"], lrs=[1e-3], seeds=1, settings=({"optimizer": "adamw"}, {"optimizer": "muon"})
+        )
+    )
     assert study.series == ("sa adamw", "sa muon")
 
 
@@ -45,7 +49,9 @@ def test_null_columns_are_nan_and_empty_text(study_dir):
 
 
 def test_infinite_zero_and_lost_alpha_survive(tmp_path):
-    folder = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3], seeds=1, states=["paper"], alpha=lambda *_: [math.inf, 0.0, math.nan])
+    folder = write_study(
+        tmp_path, mechanisms=["sa"], lrs=[1e-3], seeds=1, states=["paper"], alpha=lambda *_: [math.inf, 0.0, math.nan]
+    )
     values = load(folder).curvature["alpha_max"].tolist()
     assert values[:2] == [math.inf, 0.0] and math.isnan(values[2])
 
@@ -58,13 +64,17 @@ def test_a_missing_study_names_the_sweep(tmp_path):
 @pytest.mark.parametrize("name", ["runs", "curves"])
 def test_a_missing_table_names_the_studys_own_command(study_dir, name):
     (study_dir / "results" / f"{name}.parquet").unlink()
-    with pytest.raises(ValueError, match=rf"{name}\.parquet is missing: `python -m stability\.sweep name=small` makes it"):
+    with pytest.raises(
+        ValueError, match=rf"{name}\.parquet is missing: `python -m stability\.sweep name=small` makes it"
+    ):
         load(study_dir)
 
 
 def test_missing_curvature_names_the_hessian_command(study_dir):
     (study_dir / "results" / "curvature.parquet").unlink()
-    with pytest.raises(ValueError, match=r"curvature\.parquet is missing: `python -m stability\.hessian ckpt=.*small` makes it"):
+    with pytest.raises(
+        ValueError, match=r"curvature\.parquet is missing: `python -m stability\.hessian ckpt=.*small` makes it"
+    ):
         load(study_dir)
 
 
@@ -126,13 +136,29 @@ def test_with_run_adds_the_training_rate(quickstart):
     assert module.paper_rank("sa") < module.paper_rank("zz")
 
 
-def test_cross_mechanisms_are_part_of_a_name_where_each_mechanism_has_its_own_and_a_setting_where_one_has_several(tmp_path):
+def test_cross_mechanisms_are_part_of_a_name_where_each_mechanism_has_its_own_and_a_setting_where_one_has_several(
+    tmp_path,
+):
     auto = load(write_study(tmp_path, mechanisms=("sa",), lrs=(1e-3, 1e-2), seeds=1, settings=({"cross": "ca"},)))
     assert auto.series == ("sa+ca",) and set(auto.runs["setting"]) == {""}
-    both = load(write_study(tmp_path / "both", mechanisms=("sa",), lrs=(1e-3, 1e-2), seeds=1, settings=({"cross": ""}, {"cross": "ca"}, {"cross": "cc"})))
+    both = load(
+        write_study(
+            tmp_path / "both",
+            mechanisms=("sa",),
+            lrs=(1e-3, 1e-2),
+            seeds=1,
+            settings=({"cross": ""}, {"cross": "ca"}, {"cross": "cc"}),
+        )
+    )
     assert both.series == ("sa ca", "sa cc", "sa none") and both.runs["series"].value_counts().tolist() == [2] * 3
 
 
 def test_checkpoints_names_are_in_the_order_of_their_steps_beyond_a_million():
     names = ["step_1000000", "earliest", "step_999999", "terminal", "step_000200"]
-    assert sorted(names, key=module.phase_rank) == ["terminal", "earliest", "step_000200", "step_999999", "step_1000000"]
+    assert sorted(names, key=module.phase_rank) == [
+        "terminal",
+        "earliest",
+        "step_000200",
+        "step_999999",
+        "step_1000000",
+    ]

@@ -1,4 +1,5 @@
-"""The consensus paper's claims as the paper makes them, each made to hold, to fail and to stay open by a study built for it."""
+"""The consensus paper's claims as the paper makes them, each made to hold, to fail and to stay open by a study built
+for it."""
 
 import math
 from dataclasses import replace
@@ -19,8 +20,11 @@ SLOPES = {"sc": 0.1, "mix": 0.15, "sa": 0.2, "sw": 0.25}
 
 
 def vee(slopes=SLOPES, bests=None, seeds=(0.0, 0.001, 0.002)):
-    """NLL functions: a best at 1e-2 (2.0 where ``bests`` does not say otherwise, one for each seed) and a rise in nats per decade around it."""
-    return lambda m, lr, seed: (bests or {}).get(m, (2.0,) * 3)[seed] + (slopes[m] + seeds[seed]) * abs(math.log10(lr / 1e-2))
+    """NLL functions: a best at 1e-2 (2.0 where ``bests`` does not say otherwise, one for each seed) and a rise in nats
+    per decade around it."""
+    return lambda m, lr, seed: (
+        (bests or {}).get(m, (2.0,) * 3)[seed] + (slopes[m] + seeds[seed]) * abs(math.log10(lr / 1e-2))
+    )
 
 
 def study_of(tmp_path, **settings):
@@ -33,8 +37,13 @@ def judged(study):
 
 def test_sc_is_compared_with_sw_too_and_every_claim_carries_its_numbers(tmp_path):
     claim = judged(study_of(tmp_path))["window sw"]
-    assert claim.statement == "sc's stable window is wider than sw's (validation NLL)" and (claim.verdict, claim.n) == ("holds", 3)
-    assert claim.text.startswith("The results (3 seeds) show that sc's stable window is wider than sw's, as the paper claims")
+    assert claim.statement == "sc's stable window is wider than sw's (validation NLL)" and (claim.verdict, claim.n) == (
+        "holds",
+        3,
+    )
+    assert claim.text.startswith(
+        "The results (3 seeds) show that sc's stable window is wider than sw's, as the paper claims"
+    )
     # 0.2 nats over the slopes: 2.00 and 0.80 decades at the first seed
     assert claim.effect == "sc 1.98, sw 0.80 decades" and claim.interval.endswith("decades, 95 % interval")
     narrow = judged(study_of(tmp_path / "b", nll=vee(SLOPES | {"sc": 0.3})))["window sw"]
@@ -53,19 +62,32 @@ def test_the_windows_and_best_nlls_of_generated_samples_are_claims_of_their_own(
     claims = judged(scored(study, SLOPES | {"sc": 0.4}))
     assert claims["window"].verdict == "holds" and claims["window generative"].verdict == "contradicted"
     assert "sc's stable window on the generative NLL is narrower than sa's" in claims["window generative"].text
-    assert claims["mix best NLL generative"].verdict == "holds" and "best generative NLL" in claims["mix best NLL generative"].text
+    assert (
+        claims["mix best NLL generative"].verdict == "holds"
+        and "best generative NLL" in claims["mix best NLL generative"].text
+    )
     oracles = ["hf:x"] * (len(study.runs) - 1) + ["hf:y"]
-    assert not [subject for subject in judged(scored(study, SLOPES, oracles)) if "generative" in subject], "two oracles' NLLs make no line"
+    assert not [subject for subject in judged(scored(study, SLOPES, oracles)) if "generative" in subject], (
+        "two oracles' NLLs make no line"
+    )
 
 
 @pytest.mark.parametrize(
     ("mix", "verdict", "words"),
     [
         ((2.00, 2.004, 2.008), "holds", "that mix's best validation NLL reaches sa's, as the paper claims"),
-        ((2.09, 2.10, 2.11), "contradicted", "that mix stays behind sa's best validation NLL, unlike what the paper claims"),
+        (
+            (2.09, 2.10, 2.11),
+            "contradicted",
+            "that mix stays behind sa's best validation NLL, unlike what the paper claims",
+        ),
         ((1.90, 1.91, 1.92), "holds", "lies below sa's by more than the margin, so reaches it"),
         # not shown to differ, but not shown to be equal either: 0, +2, −2 %
-        ((2.00, 2.04, 1.96), "undecided", "cannot be told: the paired differences do not lie within the margin as a whole"),
+        (
+            (2.00, 2.04, 1.96),
+            "undecided",
+            "cannot be told: the paired differences do not lie within the margin as a whole",
+        ),
     ],
 )
 def test_mix_reaches_sas_best_nll_where_the_whole_interval_lies_within_the_margin(tmp_path, mix, verdict, words):
@@ -75,7 +97,8 @@ def test_mix_reaches_sas_best_nll_where_the_whole_interval_lies_within_the_margi
 
 
 def test_equality_says_how_many_seeds_would_show_it(tmp_path):
-    """Differences 0, +2, −2 %: mean 0, deviation 2; t·2/√n < 1.5 first for n = 10 (t_9 = 2.262: 1.43; t_8 = 2.306: 1.54)."""
+    """Differences 0, +2, −2 %: mean 0, deviation 2; t·2/√n < 1.5 first for n = 10 (t_9 = 2.262: 1.43; t_8 = 2.306:
+    1.54)."""
     claim = judged(study_of(tmp_path, nll=vee(bests={"mix": (2.00, 2.04, 1.96)})))["mix best NLL"]
     assert claim.text.endswith("At this difference and spread about 10 seeds would be needed to tell.")
 
@@ -95,7 +118,10 @@ def lost_in(*lost):
 
 def test_a_seed_in_which_mix_diverged_at_every_rate_counts_against_it(tmp_path):
     claim = judged(study_of(tmp_path, nll=lost_in(("mix", 2)), seeds=3))["mix best NLL"]
-    assert (claim.verdict, claim.n) == ("undecided", 3) and "; mix diverged at every rate in 1 of 3 seeds)" in claim.text
+    assert (claim.verdict, claim.n) == (
+        "undecided",
+        3,
+    ) and "; mix diverged at every rate in 1 of 3 seeds)" in claim.text
     bests = compare_bests(study_of(tmp_path / "2", nll=lost_in(("mix", 1)), seeds=2), "mix", "sa")
     assert bests.differences == (0, math.inf) and bests.lost == (1, 0)
 
@@ -121,19 +147,30 @@ def test_sc_must_have_the_largest_of_all_in_both_phases_and_states(tmp_path):
     alpha = alpha_of({"sc": 20.0, "sa": 2e-3, "mix": 1e-2, "sw": 1e-3})
     claims = judged(study_of(tmp_path, alpha=alpha, phases=("terminal", "earliest")))
     kinds = ("stable steps", "median α_max")
-    subjects = [f"{kind} {state}{phase}" for phase in ("", " earliest") for state in ("checkpoint", "paper") for kind in kinds]
+    subjects = [
+        f"{kind} {state}{phase}" for phase in ("", " earliest") for state in ("checkpoint", "paper") for kind in kinds
+    ]
     assert [subject for subject in claims if subject.startswith(kinds)] == subjects
     assert {claims[subject].verdict for subject in subjects} == {"holds"}
-    assert claims["median α_max paper earliest"].statement == "sc has the largest median α_max of all (earliest, state paper)"
+    assert (
+        claims["median α_max paper earliest"].statement
+        == "sc has the largest median α_max of all (earliest, state paper)"
+    )
     assert "(sc 2.2e1, sa 2.2e-3, mix 1.1e-2, sw 1.1e-3;" in claims["median α_max paper"].text
     assert "against mix +3.3 to +3.3 decades" in claims["median α_max paper"].text
 
 
 def test_one_mechanism_with_a_larger_one_contradicts_it_and_one_as_large_leaves_it_open(tmp_path):
     claims = judged(study_of(tmp_path / "a", alpha=alpha_of({"sc": 2e-2, "sa": 2e-3, "mix": 0.5, "sw": 1e-3})))
-    assert claims["median α_max paper"].verdict == "contradicted" and "that mix has a larger median α_max than sc" in claims["median α_max paper"].text
+    assert (
+        claims["median α_max paper"].verdict == "contradicted"
+        and "that mix has a larger median α_max than sc" in claims["median α_max paper"].text
+    )
     claims = judged(study_of(tmp_path / "b", alpha=alpha_of({"sc": 2e-2, "sa": 2e-3, "mix": 2e-2, "sw": 1e-3})))
-    assert claims["median α_max paper"].verdict == "undecided" and "not apart from mix" in claims["median α_max paper"].text
+    assert (
+        claims["median α_max paper"].verdict == "undecided"
+        and "not apart from mix" in claims["median α_max paper"].text
+    )
     assert claims["stable steps paper"].verdict == "undecided", "none of them has a stable step there"
 
 
@@ -143,12 +180,15 @@ def diverging(*which):
 
 
 def test_survivors_do_not_turn_the_claim_of_the_largest_share_around(tmp_path):
-    """sa diverges at the two highest rates but for one run, which is stable throughout; sc never diverges and is stable in 4 of 5 steps there."""
+    """sa diverges at the two highest rates but for one run, which is stable throughout; sc never diverges and is stable
+    in 4 of 5 steps there."""
     gone = [("sa", lr, seed) for lr in (1e-1, 1.0) for seed in range(3) if (lr, seed) != (1e-1, 1)]
     alpha = lambda m, lr, *_: [100.0] * 4 + [1e-9] if m == "sc" and lr > 5e-2 else [100.0] * 5  # noqa: E731
     study = study_of(tmp_path, mechanisms=("sa", "sc"), nll=diverging(*gone), alpha=alpha)
     claim = judged(study)["stable steps paper"]
-    assert "(sc 80 %, sa 17 %; diverged, counted as 0 %: 5 runs of sa" in claim.text, "differences 80, 30, 80 points: 63 ± 72 contains 0"
+    assert "(sc 80 %, sa 17 %; diverged, counted as 0 %: 5 runs of sa" in claim.text, (
+        "differences 80, 30, 80 points: 63 ± 72 contains 0"
+    )
     assert claim.verdict == "undecided" and "about 4 seeds would be needed" in claim.text
     worse = study_of(tmp_path / "all", mechanisms=("sa", "sc"), nll=diverging(*gone, ("sa", 1e-1, 1)), alpha=alpha)
     assert judged(worse)["stable steps paper"].verdict == "holds"
@@ -161,34 +201,61 @@ def test_a_run_that_diverged_ranks_below_its_rate_and_below_every_recorded_media
     # log10 of 20, 22, 24 over the rates' mean log10 of −0.5; nothing is known upwards
     lows = np.log10([20, 22, 24]) + 0.5
     half = 4.3027 * lows.std(ddof=1) / math.sqrt(3)
-    assert found.result.interval == pytest.approx((lows.mean() - half, math.inf), rel=1e-3) and found.result.direction == 1
     assert (
-        math.isnan(found.second) and "(sc 2.2e1, sa --; diverged, ranked below all that was recorded: 6 runs of sa;" in judged(study)["median α_max paper"].text
+        found.result.interval == pytest.approx((lows.mean() - half, math.inf), rel=1e-3) and found.result.direction == 1
     )
-    low = study_of(tmp_path / "low", mechanisms=("sa", "sc"), nll=diverging(*gone), alpha=alpha_of({"sc": 1e-3, "sa": 1.0}))
-    assert compare_medians(low, "sc", "sa", "paper").result.direction == 0, "sc's own are the smallest that were recorded"
-    lower = study_of(tmp_path / "lower", mechanisms=("sa", "sc", "mix"), nll=diverging(*gone), alpha=alpha_of({"sc": 1e-3, "sa": 1.0, "mix": 1e-5}))
+    assert (
+        math.isnan(found.second)
+        and "(sc 2.2e1, sa --; diverged, ranked below all that was recorded: 6 runs of sa;"
+        in judged(study)["median α_max paper"].text
+    )
+    low = study_of(
+        tmp_path / "low", mechanisms=("sa", "sc"), nll=diverging(*gone), alpha=alpha_of({"sc": 1e-3, "sa": 1.0})
+    )
+    assert compare_medians(low, "sc", "sa", "paper").result.direction == 0, (
+        "sc's own are the smallest that were recorded"
+    )
+    lower = study_of(
+        tmp_path / "lower",
+        mechanisms=("sa", "sc", "mix"),
+        nll=diverging(*gone),
+        alpha=alpha_of({"sc": 1e-3, "sa": 1.0, "mix": 1e-5}),
+    )
     found = compare_medians(lower, "sc", "sa", "paper")
-    assert found.result.direction == 1 and found.result.interval[0] == pytest.approx(2 + np.log10([1, 1.1, 1.2]).mean(), abs=0.1)
+    assert found.result.direction == 1 and found.result.interval[0] == pytest.approx(
+        2 + np.log10([1, 1.1, 1.2]).mean(), abs=0.1
+    )
 
 
 def test_a_baseline_that_diverged_in_every_run_silences_no_claim_about_the_others(tmp_path):
     gone = [("sa", lr, seed) for lr in LRS for seed in range(3)]
-    claims = judged(study_of(tmp_path, nll=diverging(*gone), alpha=alpha_of({"sc": 20.0, "sa": 1.0, "mix": 1e-2, "sw": 1e-3})))
+    claims = judged(
+        study_of(tmp_path, nll=diverging(*gone), alpha=alpha_of({"sc": 20.0, "sa": 1.0, "mix": 1e-2, "sw": 1e-3}))
+    )
     assert claims["window"].verdict == "not judged" and claims["window sw"].verdict == "holds"
     assert not {"mix window", "mix best NLL"} & claims.keys(), "neither has anything of sa's to stand beside"
     for state in ("checkpoint", "paper"):
         assert claims[f"stable steps {state}"].verdict == claims[f"median α_max {state}"].verdict == "holds"
-        assert "sa 0 %" in claims[f"stable steps {state}"].text and "diverged, counted as 0 %: 6 runs of sa" in claims[f"stable steps {state}"].text
+        assert (
+            "sa 0 %" in claims[f"stable steps {state}"].text
+            and "diverged, counted as 0 %: 6 runs of sa" in claims[f"stable steps {state}"].text
+        )
         assert f"suboptimal runs {state}" in claims
 
 
 def test_where_all_diverged_shares_are_0_for_each_and_nobody_is_said_to_lack_results(tmp_path):
     gone = [(m, lr, seed) for m in ("sa", "sc") for lr in (1e-1, 1.0) for seed in range(3)]
-    claims = judged(study_of(tmp_path, mechanisms=("sa", "sc"), nll=diverging(*gone), alpha=alpha_of({"sc": 20.0, "sa": 1.0})))
-    assert "(sc 0 %, sa 0 %; diverged, counted as 0 %: 6 runs of sc and 6 runs of sa;" in claims["stable steps paper"].text
+    claims = judged(
+        study_of(tmp_path, mechanisms=("sa", "sc"), nll=diverging(*gone), alpha=alpha_of({"sc": 20.0, "sa": 1.0}))
+    )
+    assert (
+        "(sc 0 %, sa 0 %; diverged, counted as 0 %: 6 runs of sc and 6 runs of sa;" in claims["stable steps paper"].text
+    )
     text = claims["median α_max paper"].text
-    assert "every run of sc and sa diverged at the highest learning rates that all have (1e-1 and 1e0), which leaves no α_max to compare" in text
+    assert (
+        "every run of sc and sa diverged at the highest learning rates that all have (1e-1 and 1e0), which leaves "
+        "no α_max to compare" in text
+    )
     assert "share no learning rate" not in text and claims["median α_max paper"].verdict == "not judged"
 
 
@@ -202,7 +269,9 @@ def test_the_closest_is_the_one_of_the_smallest_effect_not_of_the_widest_interva
 
 def test_an_interval_of_more_seeds_than_the_sentence_names_says_its_own(tmp_path):
     statuses = {("mix", 1.0, 2): ("failed", "x")}
-    claim = judged(study_of(tmp_path, alpha=alpha_of({"sc": 20.0, "sa": 2e-3, "mix": 1e-2, "sw": 1e-3}), statuses=statuses))["median α_max paper"]
+    claim = judged(
+        study_of(tmp_path, alpha=alpha_of({"sc": 20.0, "sa": 2e-3, "mix": 1e-2, "sw": 1e-3}), statuses=statuses)
+    )["median α_max paper"]
     assert claim.n == 2 and "indications (2 seeds)" in claim.text and "95 % interval of 3 seeds" in claim.text
     assert "decades, range of 2 seeds;" in claim.text and "of 2 seeds of" not in claim.text
 
@@ -221,9 +290,12 @@ def test_medians_of_zero_lie_below_every_positive_one(tmp_path):
     assert found.second == 0 and found.result.interval == pytest.approx((lows.mean() - half, math.inf), rel=1e-3)
 
 
-# Of slope 0.2 the runs 1e-4 and 1.0 (2.4), 1e-3 and 1e-1 (2.2) are more than 5 % above 2.0; of slope 0.1 only the outer two.
+# Of slope 0.2 the runs 1e-4 and 1.0 (2.4), 1e-3 and 1e-1 (2.2) are more than 5 % above 2.0; of slope 0.1 only the outer
+# two.
 @pytest.mark.parametrize(("factor", "verdict", "below"), [(0.5, "holds", 12), (2.0, "contradicted", 0)])
-def test_runs_of_suboptimal_loss_are_counted_by_whether_their_median_lies_below_their_rate(tmp_path, factor, verdict, below):
+def test_runs_of_suboptimal_loss_are_counted_by_whether_their_median_lies_below_their_rate(
+    tmp_path, factor, verdict, below
+):
     alpha = lambda m, lr, *_: [factor * lr] * 3  # noqa: E731
     study = study_of(tmp_path, mechanisms=("sa", "sc"), alpha=alpha, nll=vee({"sc": 0.099, "sa": 0.2}, seeds=(0, 0, 0)))
     claim = judged(study)["suboptimal runs paper"]
@@ -244,11 +316,19 @@ def test_runs_that_diverged_left_no_median_and_are_said(tmp_path):
 def test_the_table_of_claims_has_a_row_a_statement(tmp_path):
     study = study_of(tmp_path, alpha=alpha_of({"sc": 20.0, "sa": 2e-3, "mix": 1e-2, "sw": 1e-3}))
     table, claims = claims_table(study), [claim for claim in judge(study) if claim.statement]
-    assert table is not None and [row[0].text for row in table.rows] == [claim.statement for claim in claims] and len(claims) == 10
+    assert (
+        table is not None
+        and [row[0].text for row in table.rows] == [claim.statement for claim in claims]
+        and len(claims) == 10
+    )
     row = next(row for row in table.rows if row[0].text.startswith("sc's stable window is wider than sa's"))
-    assert [cell.text for cell in row[1:]] == ["3", "sc 1.98, sa 1.00 decades", "holds"] and row[2].detail.endswith("decades, 95 %")
+    assert [cell.text for cell in row[1:]] == ["3", "sc 1.98, sa 1.00 decades", "holds"] and row[2].detail.endswith(
+        "decades, 95 %"
+    )
     assert "mlm on docstrings with adamw; the paper's models have 35 to 385 million parameters" in table.caption
-    assert claims_table(load(write_study(tmp_path / "x", mechanisms=("fox",), lrs=(1e-3,)))) is not None, "what cannot be judged is a row, too"
+    assert claims_table(load(write_study(tmp_path / "x", mechanisms=("fox",), lrs=(1e-3,)))) is not None, (
+        "what cannot be judged is a row, too"
+    )
 
 
 def tail(share, number, ks):
@@ -264,7 +344,12 @@ def test_exact_intervals_of_a_share_have_the_tails_that_they_promise():
 
 
 def test_seeds_needed_follow_from_mean_and_spread():
-    assert seeds_needed([1.0, 1.0]) == 3 and seeds_needed([0.0, 0.0]) is None and seeds_needed([1.0]) is None and seeds_needed([1.0, math.inf]) is None
+    assert (
+        seeds_needed([1.0, 1.0]) == 3
+        and seeds_needed([0.0, 0.0]) is None
+        and seeds_needed([1.0]) is None
+        and seeds_needed([1.0, math.inf]) is None
+    )
     # mean 1, deviation 2: t_17·2/√18 = 0.995 < 1, t_16·2/√17 = 1.028
     assert seeds_needed([-1.0, 1.0, 3.0]) == 18
     assert seeds_needed([0.1, -0.1, 0.1], margin=0.01) is None, "the mean itself lies outside the margin"

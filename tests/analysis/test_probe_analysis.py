@@ -45,13 +45,31 @@ def spectra_row(run, layer, head, sequence):
     if not consensus:
         return row | {"second_eigenvalue": 0.25}
     largest = 10.0 * (run.seed + 1)
-    measured = {"largest": largest, "step_limit": 1 / (2 * largest), "step_size": 0.1, "non_oscillating": 0.5, "fiedler": 0.02}
+    measured = {
+        "largest": largest,
+        "step_limit": 1 / (2 * largest),
+        "step_size": 0.1,
+        "non_oscillating": 0.5,
+        "fiedler": 0.02,
+    }
     return row | measured | {"fiedler_low": 0.01, "fiedler_high": 0.04, "energy_before": 4.0, "energy_after": 1.0}
 
 
 def filter_rows(run, layer):
-    where = {"run_id": run.run_id, "phase": "terminal", "lr": run.lr, "layer": layer, "mixer": run.mechanism, "head": 0, "sequence": 0}
-    return [{**where, "probe": probe, "node": 1.0, "weight": 0.5, "response": value} for probe in (0, 1) for value in (1.0, 0.5 - 0.1 * probe)]
+    where = {
+        "run_id": run.run_id,
+        "phase": "terminal",
+        "lr": run.lr,
+        "layer": layer,
+        "mixer": run.mechanism,
+        "head": 0,
+        "sequence": 0,
+    }
+    return [
+        {**where, "probe": probe, "node": 1.0, "weight": 0.5, "response": value}
+        for probe in (0, 1)
+        for value in (1.0, 0.5 - 0.1 * probe)
+    ]
 
 
 @pytest.fixture
@@ -69,16 +87,25 @@ def probed(tmp_path):
     }  # fmt: skip
     for name, rows in frames.items():
         frame = pd.DataFrame(rows, columns=results.PROBE_COLUMNS[name])
-        results.write_parquet(frame, folder / "results" / f"{name}.parquet", {"schema_version": str(results.SCHEMA_VERSION)})
+        results.write_parquet(
+            frame, folder / "results" / f"{name}.parquet", {"schema_version": str(results.SCHEMA_VERSION)}
+        )
     results.write_graphs("connectivity", graphs(), folder / "results")
     return folder
 
 
 def graphs():
     """λ_1 = w³/N², its bounds half and twice of it."""
-    rows = [(graph, n, w, w**3 / n**2, 0.5 * w**3 / n**2, 2 * w**3 / n**2) for graph in ("window", "cycle") for n in (32, 64, 128, 256) for w in (1, 2, 4)]
+    rows = [
+        (graph, n, w, w**3 / n**2, 0.5 * w**3 / n**2, 2 * w**3 / n**2)
+        for graph in ("window", "cycle")
+        for n in (32, 64, 128, 256)
+        for w in (1, 2, 4)
+    ]
     rows += [("complete", n, n - 1, float(n), n, n) for n in (32, 64, 128)]
-    return results.graph_frame("connectivity", [dict(zip(results.GRAPH_COLUMNS["connectivity"], row, strict=True)) for row in rows])
+    return results.graph_frame(
+        "connectivity", [dict(zip(results.GRAPH_COLUMNS["connectivity"], row, strict=True)) for row in rows]
+    )
 
 
 def cells(table):
@@ -136,14 +163,22 @@ def test_exponents_are_fitted_in_logarithms_over_the_upper_half():
 def test_captions_say_that_the_filter_is_the_graphs_and_not_the_layers(probed):
     (consensus, _) = study_tables(load(probed), "spectra")
     for text in (consensus.caption, FILTER_CAPTION):
-        assert "with rope=none the filter is the whole update, u − 2ηL̄u" in text and "with rope=absolute the layer takes off 2ηL̄ũ" in text
+        assert (
+            "with rope=none the filter is the whole update, u − 2ηL̄u" in text
+            and "with rope=absolute the layer takes off 2ηL̄ũ" in text
+        )
         assert "Π(1 − 2η_tλ)" in text
     assert "largest |factor| over the interval from Fiedler to λ_max" in consensus.caption
-    assert layer_and_filter({"none"}) == "The filter is the graph's alone: with rope=none the filter is the whole update, u − 2ηL̄u."
+    assert (
+        layer_and_filter({"none"})
+        == "The filter is the graph's alone: with rope=none the filter is the whole update, u − 2ηL̄u."
+    )
 
 
 def test_many_learned_steps_are_told_as_a_range():
-    rows = pd.DataFrame([spectra_row(run, 0, 0, 0) | {"step_size": eta} for run, eta in zip(RUNS, (0.08123, 0.09, 0.12), strict=True)])
+    rows = pd.DataFrame(
+        [spectra_row(run, 0, 0, 0) | {"step_size": eta} for run, eta in zip(RUNS, (0.08123, 0.09, 0.12), strict=True)]
+    )
     (table,) = run_tables(rows, "sc", "spectra", {"absolute"})
     assert "η = 0.0812 … 0.12 (" in table.caption
     (table,) = run_tables(rows.assign(step_size=[0.1, 0.1, 0.10000001]), "sc", "spectra", {"absolute"})
@@ -194,7 +229,9 @@ def test_the_response_curve_is_the_quantile_function_with_the_probes_scatter():
     assert np.allclose(middle, np.quantile(values, 1 - QUANTILES, method="hazen"), atol=1e-9) and not error.any()
     two = pd.concat([rows, rows.assign(probe=1, response=values + 1.0)])
     middle_of_two, error = response_curve(two)
-    assert np.allclose(middle_of_two, middle + 0.5) and np.allclose(error, 0.5), "two values a distance of 1 apart: deviation 1/√2, over √2"
+    assert np.allclose(middle_of_two, middle + 0.5) and np.allclose(error, 0.5), (
+        "two values a distance of 1 apart: deviation 1/√2, over √2"
+    )
 
 
 def test_what_is_kept_is_the_median_of_ratios(probed):
@@ -208,7 +245,9 @@ def test_figures_hold_a_panel_for_each_layer_and_a_line_for_each_rate(probed):
     study = load(probed)
     (figure,) = filter_figures(study, "terminal")
     assert len(figure.axes) == 6
-    assert all(len([line for line in ax.lines if len(line.get_xdata()) == len(QUANTILES)]) == len(LRS) for ax in figure.axes)
+    assert all(
+        len([line for line in ax.lines if len(line.get_xdata()) == len(QUANTILES)]) == len(LRS) for ax in figure.axes
+    )
     drawn = {name for section in (connectivity, filters, qk) for name in section.figures(study)}
     assert drawn == {
         "connectivity",
@@ -225,7 +264,11 @@ def test_figures_hold_a_panel_for_each_layer_and_a_line_for_each_rate(probed):
 
 def test_the_report_shows_what_was_measured_and_nothing_else(probed, tmp_path):
     text = "".join(page.extract_text() for page in PdfReader(build(probed, tmp_path)).pages)
-    assert "What the layers do to their signal" in text and "Layers as filters" in text and "Learned graphs of consensus layers" in text
+    assert (
+        "What the layers do to their signal" in text
+        and "Layers as filters" in text
+        and "Learned graphs of consensus layers" in text
+    )
     for name in OPTIONAL["probes"]:
         (probed / "results" / f"{name}.parquet").unlink(missing_ok=True)
     bare = "".join(page.extract_text() for page in PdfReader(build(probed, tmp_path)).pages)
@@ -233,10 +276,16 @@ def test_the_report_shows_what_was_measured_and_nothing_else(probed, tmp_path):
 
 
 def test_the_same_figure_is_the_same_file(tmp_path):
-    assert len({write_figure(connectivity_figure, graphs(), tmp_path / name).read_bytes() for name in ("a.pdf", "b.pdf")}) == 1
+    assert (
+        len({write_figure(connectivity_figure, graphs(), tmp_path / name).read_bytes() for name in ("a.pdf", "b.pdf")})
+        == 1
+    )
 
 
 def test_a_damaged_table_names_the_probe_that_writes_it_again(probed):
     (probed / "results" / "filter.parquet").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"filter.parquet is no parquet file .* `python -m stability.probe what=spectra ckpt=.*probed` writes it again"):
+    with pytest.raises(
+        ValueError,
+        match=r"filter.parquet is no parquet file .* `python -m stability.probe what=spectra ckpt=.*probed` writes it again",
+    ):
         load(probed)

@@ -15,7 +15,15 @@ from analysis.sections.alpha_tables import alpha_tables
 from analysis.sections.block_shares import block_figures, blocks_table, kind_of, layer_of
 from analysis.sections.differences import differences_table, other_sign, relative_difference, verification
 from analysis.study.load import load
-from analysis.study.protocol import gradient_of, gradients, is_literal, sentence, stated, states_explained, undefined_states
+from analysis.study.protocol import (
+    gradient_of,
+    gradients,
+    is_literal,
+    sentence,
+    stated,
+    states_explained,
+    undefined_states,
+)
 from stability.config.curvature import CurvatureSpec
 from tests.analysis.synthetic import quickstart_alpha, write_study, write_table
 
@@ -28,13 +36,17 @@ PROTOCOL = {
 
 @pytest.fixture
 def study(tmp_path):
-    return load(write_study(tmp_path, mechanisms=["sa", "sw"], lrs=[1e-3, 1e-2], seeds=1, states=["paper"], alpha=quickstart_alpha))
+    return load(
+        write_study(
+            tmp_path, mechanisms=["sa", "sw"], lrs=[1e-3, 1e-2], seeds=1, states=["paper"], alpha=quickstart_alpha
+        )
+    )
 
 
 def test_the_sentence_names_every_choice():
     assert sentence(PROTOCOL) == (
-        "5 warm-up batches, 5 warm-up steps, 25 recorded steps of 512 sequences, 16 at a time; slope of the clipped gradient; "
-        "weight decay left out in u; clipping norm 1; method auto"
+        "5 warm-up batches, 5 warm-up steps, 25 recorded steps of 512 sequences, 16 at a time; slope of the clipped "
+        "gradient; weight decay left out in u; clipping norm 1; method auto"
     )
     own = sentence(CurvatureSpec(warmup_steps=1).model_dump(mode="json"))
     slope = "slope of the clipped gradient in state “paper” and true gradient in state “checkpoint”"
@@ -81,7 +93,10 @@ def test_differences_compare_only_the_steps_that_hold_both(study):
 
 
 def test_stale_terminal_rows_of_a_diverged_run_are_no_pairs_and_the_run_is_counted(study):
-    study.curvature["parity_curvature"], study.curvature["parity_alpha_max"] = study.curvature["curvature"], study.curvature["alpha_max"]
+    study.curvature["parity_curvature"], study.curvature["parity_alpha_max"] = (
+        study.curvature["curvature"],
+        study.curvature["alpha_max"],
+    )
     study.curvature["rel_error"] = 1e-5
     lost = study.runs.query("lr == 1e-2 and mechanism == 'sa'")["run_id"].item()
     study.curvature.loc[study.curvature["run_id"] == lost, "rel_error"] = 0.5
@@ -91,7 +106,11 @@ def test_stale_terminal_rows_of_a_diverged_run_are_no_pairs_and_the_run_is_count
     of_sa = study.runs.query("lr == 1e-3 and mechanism == 'sa'")["run_id"].item()
     assert [(row[0].text, row[1].detail) for row in table.rows] == [("sa", "1 run\ndiverged 1/2"), ("sw", "2 runs")]
     assert table.rows[0][1].text == str(finite[of_sa])
-    assert "taylor (25 steps)" in verification(study) and "in 75 steps" in verification(study) and "largest 1.0e-5" in verification(study)
+    assert (
+        "taylor (25 steps)" in verification(study)
+        and "in 75 steps" in verification(study)
+        and "largest 1.0e-5" in verification(study)
+    )
 
 
 def test_a_study_without_differences_has_no_table_of_them(study):
@@ -129,15 +148,30 @@ def test_to_the_letter_is_said_only_of_rows_that_are(study):
     literal = paper_rows(study)
     assert is_literal(literal) and "to the letter" in states_explained(literal)
     assert "slope of the clipped gradient;" in stated(literal)
-    changes = ({"warmup_steps": 4}, {"recorded_steps": 24}, {"warmup_batches": 6}, {"weight_decay": False}, {"clip_norm": 2.0})
-    for rows in (*(paper_rows(study, **{key: value}) for change in changes for key, value in change.items()), paper_rows(study, gradient="true")):
+    changes = (
+        {"warmup_steps": 4},
+        {"recorded_steps": 24},
+        {"warmup_batches": 6},
+        {"weight_decay": False},
+        {"clip_norm": 2.0},
+    )
+    for rows in (
+        *(paper_rows(study, **{key: value}) for change in changes for key, value in change.items()),
+        paper_rows(study, gradient="true"),
+    ):
         assert not is_literal(rows)
         assert "to the letter" not in states_explained(rows)
     mixed = literal.assign(gradient=["true"] + ["clipped"] * (len(literal) - 1))
     assert gradients(mixed) == {"paper": "true or clipped"} and not is_literal(mixed)
-    assert "starts from the paper's warm-up, here with the slope of the true or clipped gradient" in states_explained(mixed)
-    old = paper_rows(study, gradient="")  # not said row by row: the protocol says it, and before there was a choice it was the true one
-    old["protocol"] = [json.dumps({key: value for key, value in json.loads(text).items() if key != "gradient"}) for text in old["protocol"]]
+    assert "starts from the paper's warm-up, here with the slope of the true or clipped gradient" in states_explained(
+        mixed
+    )
+    # not said row by row: the protocol says it, and before there was a choice it was the true one
+    old = paper_rows(study, gradient="")
+    old["protocol"] = [
+        json.dumps({key: value for key, value in json.loads(text).items() if key != "gradient"})
+        for text in old["protocol"]
+    ]
     assert gradients(old) == {"paper": "true"} and not is_literal(old)
     assert not is_literal(study.curvature), "no protocol is recorded"
     assert not is_literal(literal.assign(state="checkpoint"))
@@ -145,21 +179,29 @@ def test_to_the_letter_is_said_only_of_rows_that_are(study):
 
 def test_of_two_states_the_sentence_says_whose_gradient_is_whose(study):
     rows = pd.concat([paper_rows(study), paper_rows(study, gradient="true").assign(state="checkpoint")])
-    assert "slope of the clipped gradient in state “paper” and true gradient in state “checkpoint”; weight" in stated(rows)
+    assert "slope of the clipped gradient in state “paper” and true gradient in state “checkpoint”; weight" in stated(
+        rows
+    )
 
 
 def test_states_that_are_not_defined_are_said_in_report_and_summary(tmp_path):
-    folder = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3, 1e-2], seeds=2, states=["checkpoint"], alpha=quickstart_alpha)
+    folder = write_study(
+        tmp_path, mechanisms=["sa"], lrs=[1e-3, 1e-2], seeds=2, states=["checkpoint"], alpha=quickstart_alpha
+    )
     path = folder / "results" / "runs.parquet"
     runs = pd.read_parquet(path)
     assert undefined_states(load(folder)) == ""
     runs["undefined_states"], runs["optimizer"] = ["paper", None, "paper", "paper"], ["sgd", "adamw", "sgd", "lion"]
     write_table(path, "runs", runs.to_dict("records"))
-    sentence = "State “paper” is not defined for lion (1 run) and sgd (2 runs): its warm-up sets the averages m and v of Adam"
+    sentence = (
+        "State “paper” is not defined for lion (1 run) and sgd (2 runs): its warm-up sets the averages m and v of Adam"
+    )
     assert undefined_states(load(folder)).startswith(sentence)
     assert sentence in " ".join(summary(folder).split())
     pages = pypdf.PdfReader(build(folder, tmp_path / "out")).pages
-    assert "is not defined for lion (1 run) and sgd (2 runs)" in " ".join(" ".join(page.extract_text() for page in pages).split())
+    assert "is not defined for lion (1 run) and sgd (2 runs)" in " ".join(
+        " ".join(page.extract_text() for page in pages).split()
+    )
     write_table(folder / "results" / "curvature.parquet", "curvature", [])
     assert sentence in " ".join(summary(folder).split()), "also where there is no row at all"
 
@@ -177,12 +219,21 @@ def doubtful(study, errors, exact=(), difference=(), used=()):
 def test_float64_says_which_side_erred(study):
     assert "computed" not in doubtful(study, [1e-5, 9e-4])
     text = doubtful(study, [2e-2, 1e-5], exact=[100.0], difference=[98.0], used=[100.001])
-    assert "Beyond 0.001: 1 step, all of them computed once more in float64: there the difference was off by up to 2.0e-2, the value that is used by up" in text
+    assert (
+        "Beyond 0.001: 1 step, all of them computed once more in float64: there the difference was off by up to "
+        "2.0e-2, the value that is used by up" in text
+    )
     assert text.endswith("up to 1.0e-5.")
     text = doubtful(study, [2e-2, 3e-2], exact=[100.0], difference=[100.0], used=[98.0])
-    assert "the difference was off by up to 0, the value that is used by up to 2.0e-2; of the other 1 it is not known which is off." in text
+    assert (
+        "the difference was off by up to 0, the value that is used by up to 2.0e-2; of the other 1 it is not known "
+        "which is off." in text
+    )
     study.curvature["float64_curvature"] = math.nan
-    assert "Beyond 0.001: 1 step, none of them computed in float64: which of the two is off is not known there." in doubtful(study, [2e-2])
+    assert (
+        "Beyond 0.001: 1 step, none of them computed in float64: which of the two is off is not known there."
+        in doubtful(study, [2e-2])
+    )
 
 
 def test_the_papers_difference_is_judged_by_float64_where_there_is_one(study):
@@ -192,7 +243,10 @@ def test_the_papers_difference_is_judged_by_float64_where_there_is_one(study):
     index = rows.index[np.isfinite(rows["curvature"])][:2]
     rows.loc[index, ["curvature", "parity_curvature", "float64_curvature"]] = [[1.0, 1.5, 1.0], [-2.0, 2.0, -2.0]]
     caption = differences_table(study).caption
-    assert "In 2 pairs uᵀHu was computed once more in float64: there the paper's difference was off by up to 2.0e0, the exact value by up to 0." in caption
+    assert (
+        "In 2 pairs uᵀHu was computed once more in float64: there the paper's difference was off by up to 2.0e0, "
+        "the exact value by up to 0." in caption
+    )
 
 
 def test_steps_without_an_alpha_max_are_no_lost_steps_in_the_figure(study):
@@ -210,9 +264,23 @@ def test_steps_without_an_alpha_max_are_no_lost_steps_in_the_figure(study):
 @pytest.fixture
 def blocks(study):
     rows = [
-        {"run_id": run, "phase": "terminal", "state": "paper", "lr": 1e-3, "block": block, "share": share, "own": own, "curvature": -4.0}
+        {
+            "run_id": run,
+            "phase": "terminal",
+            "state": "paper",
+            "lr": 1e-3,
+            "block": block,
+            "share": share,
+            "own": own,
+            "curvature": -4.0,
+        }
         for run in study.runs["run_id"]
-        for block, share, own in (("embedding", 1.0, 0.5), ("blocks.0.mixer", -3.0, -1.0), ("blocks.0.mixer_norm", -2.5, 0.0), ("final_norm", 0.5, 0.0))
+        for block, share, own in (
+            ("embedding", 1.0, 0.5),
+            ("blocks.0.mixer", -3.0, -1.0),
+            ("blocks.0.mixer_norm", -2.5, 0.0),
+            ("final_norm", 0.5, 0.0),
+        )
     ]
     study.spectra["blocks"] = pd.DataFrame(rows)
     return study

@@ -1,4 +1,5 @@
-"""The PDF and the terminal summary of studies of every shape; figures are checked for what they hold, not pixel by pixel."""
+"""The PDF and the terminal summary of studies of every shape; figures are checked for what they hold, not pixel by
+pixel."""
 
 import io
 import math
@@ -61,12 +62,16 @@ def test_the_report_holds_the_numbers_and_the_claims(quickstart, quickstart_text
     assert f"{best:.3f}" in quickstart_text and "diverged 2/2" in quickstart_text
     assert "There are indications (2 seeds) that sc’s stable window is wider than sa’s" in quickstart_text
     assert "times that under “checkpoint”" in quickstart_text and "non-finite loss at step 57" in quickstart_text
-    assert "Methods: taylor (1700 steps) and finite_difference (500 steps)" in quickstart_text and "largest 2.0e-5" in quickstart_text
+    assert (
+        "Methods: taylor (1700 steps) and finite_difference (500 steps)" in quickstart_text
+        and "largest 2.0e-5" in quickstart_text
+    )
     assert quickstart_text.count(f"Data fingerprint {FINGERPRINT[:12]}") == 16
     assert all(f"Figure {n}:" in quickstart_text for n in range(1, 8)) and "Figure 8:" not in quickstart_text
 
 
-SMALL = {"mechanisms": ["sa", "sc"], "lrs": [1e-3, 1e-1]}  # what a shape that is about something else is drawn for: axes cost the most
+# what a shape that is about something else is drawn for: axes cost the most
+SMALL = {"mechanisms": ["sa", "sc"], "lrs": [1e-3, 1e-1]}
 SHAPES = {
     "one_run": {"mechanisms": ["sc"], "lrs": [1e-3], "seeds": 1},
     "one_mechanism": {**SMALL, "mechanisms": ["sc"], "alpha": quickstart_alpha},
@@ -103,23 +108,47 @@ def test_every_shape_of_study_makes_a_report_and_a_summary(tmp_path, name):
     text = text_of(build(folder, tmp_path / "reports"))
     assert EXPECTED.get(name, "") in text and not re.search(r"\bnan\b", text)
     printed = summary(folder)
-    assert "Validation NLL against learning rate" in printed and "Stable windows" in printed and max(map(len, printed.splitlines())) < 160
+    assert (
+        "Validation NLL against learning rate" in printed
+        and "Stable windows" in printed
+        and max(map(len, printed.splitlines())) < 160
+    )
 
 
 def test_text_of_any_kind_is_not_taken_for_markup(tmp_path):
-    provenance = {"command": NASTY, "commit": "", "versions": {"#let": "x = 1"}, "hardware": {"cpu": NASTY}, "data_description": NASTY, "wall_s": "soon"}
-    folder = write_study(tmp_path, name="nasty", mechanisms=["sa"], lrs=[1e-3], provenance=provenance, statuses={("sa", 1e-3, 0): ("failed", NASTY)})
+    provenance = {
+        "command": NASTY,
+        "commit": "",
+        "versions": {"#let": "x = 1"},
+        "hardware": {"cpu": NASTY},
+        "data_description": NASTY,
+        "wall_s": "soon",
+    }
+    folder = write_study(
+        tmp_path,
+        name="nasty",
+        mechanisms=["sa"],
+        lrs=[1e-3],
+        provenance=provenance,
+        statuses={("sa", 1e-3, 0): ("failed", NASTY)},
+    )
     text = text_of(build(folder, tmp_path / "reports"))
     assert 'a #b *c* _d_ $e$ `f` <g> @h \\ "i" [j] // k' in text and "#let x = 1" in text
 
 
 def test_several_studies_make_one_report_with_the_figures_of_each(tmp_path):
-    studies = [write_study(tmp_path, name=name, mechanisms=["sa", "sc"], lrs=lrs) for name, lrs in (("first", [1e-3, 1e-2]), ("second", [2e-3, 5e-2]))]
+    studies = [
+        write_study(tmp_path, name=name, mechanisms=["sa", "sc"], lrs=lrs)
+        for name, lrs in (("first", [1e-3, 1e-2]), ("second", [2e-3, 5e-2]))
+    ]
     alone = [len(pypdf.PdfReader(build(study, tmp_path / "alone")).pages) for study in studies]
     reader = pypdf.PdfReader(build_together(studies, "both", tmp_path))
     pages = [page.extract_text() for page in reader.pages]
     assert "Learning-rate stability: both" in pages[0]
-    starts = [next(number for number, text in enumerate(pages[1:], 1) if text.lstrip().startswith(name)) for name in ("first", "second")]
+    starts = [
+        next(number for number, text in enumerate(pages[1:], 1) if text.lstrip().startswith(name))
+        for name in ("first", "second")
+    ]
     assert starts[0] == 1 and abs(starts[1] - starts[0] - alone[0]) <= 1 and abs(len(pages) - starts[1] - alone[1]) <= 1
     assert "5e-2" not in "".join(pages[starts[0] : starts[1]]) and "5e-2" in "".join(pages[starts[1] :])
 
@@ -141,7 +170,14 @@ def test_a_missing_study_is_a_value_error(tmp_path):
 
 def test_summary_prints_all_tables_and_the_claims(quickstart_dir):
     printed = summary(quickstart_dir)
-    for words in ("3.034–3.046, n=2", "≥ 2.02", "state “paper”", "state “checkpoint”", "each cell over 2 runs, 50 steps", "There are indications (2 seeds)"):
+    for words in (
+        "3.034–3.046, n=2",
+        "≥ 2.02",
+        "state “paper”",
+        "state “checkpoint”",
+        "each cell over 2 runs, 50 steps",
+        "There are indications (2 seeds)",
+    ):
         assert words in printed
 
 
@@ -174,13 +210,21 @@ def test_the_nll_figure_marks_divergences_and_the_token_frequencies(quickstart):
 def test_a_far_line_of_token_frequencies_is_named_above_the_axis_and_a_bad_run_does_not_stretch_it(tmp_path):
     far = nll_figures.nll_figure(load(write_study(tmp_path / "far", **SHAPES["far_below_unigram"]))).axes[0]
     assert far.get_ylim()[1] < 2 and "token\nfrequencies\n4.20 ↑" in [text.get_text() for text in far.texts]
-    assert nll_figures.nll_figure(load(write_study(tmp_path / "above", **SHAPES["above_axis"]))).axes[0].get_ylim()[1] < 4
+    assert (
+        nll_figures.nll_figure(load(write_study(tmp_path / "above", **SHAPES["above_axis"]))).axes[0].get_ylim()[1] < 4
+    )
 
 
 def test_the_alpha_figure_counts_what_has_no_place_on_a_log_axis(tmp_path):
-    study = load(write_study(tmp_path, mechanisms=["sa", "sc"], lrs=[1e-3], alpha=lambda *_: [1e-2, 0.0, 0.0, math.inf, math.nan]))
+    study = load(
+        write_study(
+            tmp_path, mechanisms=["sa", "sc"], lrs=[1e-3], alpha=lambda *_: [1e-2, 0.0, 0.0, math.inf, math.nan]
+        )
+    )
     (figure,) = alpha_figures(study)
-    assert len(figure.axes) == 4 and all([text.get_text() for text in ax.texts] == ["2", "4", "2"] for ax in figure.axes)
+    assert len(figure.axes) == 4 and all(
+        [text.get_text() for text in ax.texts] == ["2", "4", "2"] for ax in figure.axes
+    )
     assert alpha_figures(study, "earliest") == []
 
 
@@ -192,12 +236,19 @@ def test_a_state_that_a_series_lacks_says_so_in_its_panel(tmp_path):
 def test_no_label_is_clipped_or_overlaps_another_axis(quickstart):
     with matplotlib.rc_context(style.RC):
         curves = [each.figure for each in curve_plots.figures(quickstart).values()]
-        for figure in (nll_figures.nll_figure(quickstart), nll_figures.window_figure(quickstart), *curves, *alpha_figures(quickstart)):
+        for figure in (
+            nll_figures.nll_figure(quickstart),
+            nll_figures.window_figure(quickstart),
+            *curves,
+            *alpha_figures(quickstart),
+        ):
             figure.savefig(io.BytesIO(), format="png", dpi=72)
             page = figure.bbox
             for ax in figure.axes:
                 box = ax.get_tightbbox()
-                assert box.x0 >= page.x0 - 1 and box.x1 <= page.x1 + 1 and box.y0 >= page.y0 - 1 and box.y1 <= page.y1 + 1
+                assert (
+                    box.x0 >= page.x0 - 1 and box.x1 <= page.x1 + 1 and box.y0 >= page.y0 - 1 and box.y1 <= page.y1 + 1
+                )
 
 
 def test_colours_are_fixed_for_the_papers_four_and_distinct_for_others():
@@ -210,24 +261,36 @@ def test_colours_are_fixed_for_the_papers_four_and_distinct_for_others():
 
 def test_settings_differ_by_dashes_mechanisms_by_colour(tmp_path):
     looks = style.looks(load(write_study(tmp_path, **SHAPES["settings"])))
-    assert looks["sa adamw"].color == looks["sa muon"].color != looks["sc muon"].color and looks["sa adamw"].dashes != looks["sa muon"].dashes
+    assert (
+        looks["sa adamw"].color == looks["sa muon"].color != looks["sc muon"].color
+        and looks["sa adamw"].dashes != looks["sa muon"].dashes
+    )
 
 
 def test_literals_survive_typst():
     assert typeset.literal('a"b\\c\nd\x00e') == '"a\\"b\\\\c d e"'
-    pdf = typst.compile(typeset.document("T", "s", typeset.paragraph(NASTY) + typeset.boxed(["α_max over log10 LR"])).encode(), ignore_system_fonts=True)
+    pdf = typst.compile(
+        typeset.document("T", "s", typeset.paragraph(NASTY) + typeset.boxed(["α_max over log10 LR"])).encode(),
+        ignore_system_fonts=True,
+    )
     assert "αmax over log10 LR" in text_of(io.BytesIO(pdf))
 
 
 def test_the_states_are_compared_from_the_studys_own_runs(quickstart):
     medians = {}
-    for (run_id, state), rows in quickstart.curvature[quickstart.curvature["phase"] == "terminal"].groupby(["run_id", "state"]):
+    for (run_id, state), rows in quickstart.curvature[quickstart.curvature["phase"] == "terminal"].groupby(
+        ["run_id", "state"]
+    ):
         finite = sorted(value for value in rows["alpha_max"] if np.isfinite(value))
         if finite:
             middle = len(finite) // 2
             medians[run_id, state] = finite[middle] if len(finite) % 2 else (finite[middle - 1] + finite[middle]) / 2
     runs = {run_id for run_id, _ in medians}
-    ratios = [medians[run, "paper"] / medians[run, "checkpoint"] for run in runs if (run, "paper") in medians and medians.get((run, "checkpoint"))]
+    ratios = [
+        medians[run, "paper"] / medians[run, "checkpoint"]
+        for run in runs
+        if (run, "paper") in medians and medians.get((run, "checkpoint"))
+    ]
     text = state_ratio(quickstart)
     assert f"{np.median(ratios):.1f} times" in text
     assert f"median of {len(ratios)} runs; {min(ratios):.1f} to {max(ratios):.1f}" in text

@@ -1,4 +1,5 @@
-"""mHC-lite's claims of throughput, gradient norms, doubly stochastic mixing and depth, from numbers whose answer is known."""
+"""mHC-lite's claims of throughput, gradient norms, doubly stochastic mixing and depth, from numbers whose answer is
+known."""
 
 from __future__ import annotations
 
@@ -25,14 +26,26 @@ def write(path, frame):
 
 
 def study_of(tmp_path, seeds=3, norms=None, diverged=()):
-    """sa with four schemes; ``norms``: gradient norm by (scheme, seed), 1 where it says nothing; ``diverged``: (scheme, rate, seed) of runs that did."""
+    """sa with four schemes; ``norms``: gradient norm by (scheme, seed), 1 where it says nothing; ``diverged``: (scheme,
+    rate, seed) of runs that did."""
     settings = tuple({"residual": name} for name in SCHEMES)
-    folder = write_study(tmp_path, mechanisms=["sa"], lrs=LRS, seeds=seeds, settings=settings, nll=lambda m, lr, seed: 2.0 + 0.1 * abs(math.log10(lr / 1e-2)))
+    folder = write_study(
+        tmp_path,
+        mechanisms=["sa"],
+        lrs=LRS,
+        seeds=seeds,
+        settings=settings,
+        nll=lambda m, lr, seed: 2.0 + 0.1 * abs(math.log10(lr / 1e-2)),
+    )
     runs, curves = (pd.read_parquet(folder / "results" / f"{name}.parquet") for name in ("runs", "curves"))
     keys = {run.run_id: (run.residual, run.seed) for run in runs.itertuples()}
     # A rate and a step weigh on both schemes of a pair alike.
     rate = curves["run_id"].map(runs.set_index("run_id")["lr"])
-    curves["grad_norm"] = curves["run_id"].map(lambda run: (norms or {}).get(keys[run], 1.0)) * (1 + 1 / curves["step"]) * (100 * rate) ** 0.5
+    curves["grad_norm"] = (
+        curves["run_id"].map(lambda run: (norms or {}).get(keys[run], 1.0))
+        * (1 + 1 / curves["step"])
+        * (100 * rate) ** 0.5
+    )
     lost = [(run.residual, run.lr, run.seed) in diverged for run in runs.itertuples()]
     runs.loc[lost, ["status", "val_nll"]] = ["diverged", None]
     write(folder / "results" / "curves.parquet", curves)
@@ -60,9 +73,15 @@ NORM = "gradient norm sa mhc_lite beside sa mhc"
 )
 def test_gradient_norms_are_paired_by_rate_and_seed(tmp_path, factors, verdict, word):
     """Seeds differ by a factor of ten, which a comparison that is not paired would drown in."""
-    norms = {("mhc", seed): 10.0**seed for seed in range(3)} | {("mhc_lite", seed): 10.0**seed * factor for seed, factor in enumerate(factors)}
+    norms = {("mhc", seed): 10.0**seed for seed in range(3)} | {
+        ("mhc_lite", seed): 10.0**seed * factor for seed, factor in enumerate(factors)
+    }
     claim = claims_of(study_of(tmp_path, norms=norms))[NORM]
-    assert (claim.verdict, claim.n) == (verdict, 3) and word in claim.text and "slightly lower than mHC's" in claim.statement
+    assert (
+        (claim.verdict, claim.n) == (verdict, 3)
+        and word in claim.text
+        and "slightly lower than mHC's" in claim.statement
+    )
     assert claim.effect == f"{np.median(factors):.3f} times the norm" and "at the rates 1e-3, 1e-2" in claim.text
     low, high = map(float, claim.interval.split(",")[0].split(" to "))
     assert 0 < low <= np.median(factors) <= high
@@ -75,7 +94,10 @@ def test_gradient_norms_are_compared_at_the_rates_that_all_runs_of_both_finished
     assert claim.verdict == "contradicted" and "at the rate 1e-3)" in claim.text
     everywhere = {("mhc", lr, lr == LRS[1]) for lr in LRS}
     claim = claims_of(study_of(tmp_path / "other", norms=norms, diverged=everywhere))[NORM]
-    assert (claim.verdict, claim.n) == ("not judged", 0) and "at no learning rate did every run of both finish" in claim.text
+    assert (claim.verdict, claim.n) == (
+        "not judged",
+        0,
+    ) and "at no learning rate did every run of both finish" in claim.text
 
 
 def test_one_seed_makes_no_claim_and_two_make_indications(tmp_path):
@@ -89,20 +111,34 @@ def test_throughput_is_judged_from_turns_side_by_side_alone(tmp_path, share, ver
     folder = study_of(tmp_path)
     subject = "throughput sa mhc_lite beside sa hc"
     before = claims_of(folder)[subject]
-    assert before.verdict == "not judged" and "python -m benchmarks.throughput runs/studies/synthetic" in before.text and "higher than HC's" in before.statement
+    assert (
+        before.verdict == "not judged"
+        and "python -m benchmarks.throughput runs/studies/synthetic" in before.text
+        and "higher than HC's" in before.statement
+    )
     turns = np.linspace(1, 2, 21)
     seconds = {"sa hc": turns, "sa mhc_lite": turns / share * (1 + 0.02 * np.cos(np.arange(21))), "sa mhc": turns}
-    rows = [{"run_id": name, "series": name, "num_params": 1, "tokens_per_step": 64, "seconds": list(values)} for name, values in seconds.items()]
-    (folder / "results" / "throughput.json").write_text(json.dumps({"version": 1, "device": "CPU", "machine": "one", "rows": rows}))
+    rows = [
+        {"run_id": name, "series": name, "num_params": 1, "tokens_per_step": 64, "seconds": list(values)}
+        for name, values in seconds.items()
+    ]
+    (folder / "results" / "throughput.json").write_text(
+        json.dumps({"version": 1, "device": "CPU", "machine": "one", "rows": rows})
+    )
     claim = claims_of(folder)[subject]
-    assert (claim.verdict, claim.n) == (verdict, 21) and float(claim.effect.split()[0]) == pytest.approx(share, rel=0.02)
+    assert (claim.verdict, claim.n) == (verdict, 21) and float(claim.effect.split()[0]) == pytest.approx(
+        share, rel=0.02
+    )
     rows[0]["seconds"] = rows[1]["seconds"] = rows[2]["seconds"] = [1.0, 1.1]
-    (folder / "results" / "throughput.json").write_text(json.dumps({"version": 1, "device": "CPU", "machine": "one", "rows": rows}))
+    (folder / "results" / "throughput.json").write_text(
+        json.dumps({"version": 1, "device": "CPU", "machine": "one", "rows": rows})
+    )
     assert claims_of(folder)[subject].verdict == "no claim"
 
 
 def probed(folder, errors, share=0.01, threshold=30.0):
-    """`streams.parquet` of two connections: ``errors`` by scheme, how far a column's sum is off 1 in single matrices and in their product, by seed."""
+    """`streams.parquet` of two connections: ``errors`` by scheme, how far a column's sum is off 1 in single matrices
+    and in their product, by seed."""
     rows = []
     for run in load(folder).runs.itertuples():
         if run.residual not in errors:
@@ -111,13 +147,27 @@ def probed(folder, errors, share=0.01, threshold=30.0):
         single, product = (np.resize(each, 8)[int(run.seed)] for each in errors[run.residual])
         for connection in (None, 0, 1):
             values = [("single", "column_sum", 1 + single), ("single", "row_sum", 1.0)]
-            values += [] if connection is None else [("product", "column_sum", 1 + product), ("product", "row_sum", 1.0)]
+            values += (
+                [] if connection is None else [("product", "column_sum", 1 + product), ("product", "row_sum", 1.0)]
+            )
             for matrix, quantity, value in values:
-                rows += [base | {"connection": connection, "matrix": matrix, "quantity": quantity, "quantile": q, "value": value} for q in (0.0, 0.5, 1.0)]
+                rows += [
+                    base
+                    | {"connection": connection, "matrix": matrix, "quantity": quantity, "quantile": q, "value": value}
+                    for q in (0.0, 0.5, 1.0)
+                ]
             if run.residual == "mhc":
                 about = [("beyond", np.resize(share, 8)[int(run.seed)])]
-                about += [] if connection is None else [("iterations", 20.0)] + ([("threshold", threshold)] if threshold else [])
-                rows += [base | {"connection": connection, "matrix": "single", "quantity": name, "quantile": None, "value": value} for name, value in about]
+                about += (
+                    []
+                    if connection is None
+                    else [("iterations", 20.0)] + ([("threshold", threshold)] if threshold else [])
+                )
+                rows += [
+                    base
+                    | {"connection": connection, "matrix": "single", "quantity": name, "quantile": None, "value": value}
+                    for name, value in about
+                ]
     write(folder / "results" / "streams.parquet", pd.DataFrame(rows, columns=results.PROBE_COLUMNS["streams"]))
     return folder
 
@@ -126,33 +176,61 @@ EXACT = (2e-15, 8e-15)
 
 
 def test_exactness_drift_and_outliers_are_told(tmp_path):
-    folder = probed(study_of(tmp_path), {"mhc_lite": EXACT, "mhc": ([0.01, 0.02, 0.015], [0.1, 0.25, 0.12]), "hc": (0.4, 0.4)}, share=[0.01, 0.02, 0.004])
+    folder = probed(
+        study_of(tmp_path),
+        {"mhc_lite": EXACT, "mhc": ([0.01, 0.02, 0.015], [0.1, 0.25, 0.12]), "hc": (0.4, 0.4)},
+        share=[0.01, 0.02, 0.004],
+    )
     found = claims_of(folder)
     lite = found["stochasticity sa mhc_lite"]
-    assert (lite.verdict, lite.n) == ("holds", 6) and "8.0e-15 of their product" in lite.text and "in float64" in lite.text
+    assert (
+        (lite.verdict, lite.n) == ("holds", 6) and "8.0e-15 of their product" in lite.text and "in float64" in lite.text
+    )
     drift = found["drift sa mhc"]
-    assert (drift.verdict, drift.n, drift.effect) == ("holds", 3, "10 times as far from 1") and "1.5e-2 in single matrices and 1.2e-1" in drift.text
+    assert (drift.verdict, drift.n, drift.effect) == (
+        "holds",
+        3,
+        "10 times as far from 1",
+    ) and "1.5e-2 in single matrices and 1.2e-1" in drift.text
     assert found["drift sa hc"].statement == "" and found["drift sa hc"].verdict == "undecided"
     outliers = found["outliers sa mhc"]
-    assert (outliers.verdict, outliers.n, outliers.effect) == ("holds", 3, "1 % of tokens") and "0.4 % to 2 %, range over seeds" in outliers.interval
+    assert (outliers.verdict, outliers.n, outliers.effect) == (
+        "holds",
+        3,
+        "1 % of tokens",
+    ) and "0.4 % to 2 %, range over seeds" in outliers.interval
     assert "at LR 1e-2" in outliers.text, "at its best rate"
     depth = found["depth sa mhc"]
-    assert depth.verdict == "not judged" and "one depth (2 connections)" in depth.text and "model.layers=24" in depth.text
+    assert (
+        depth.verdict == "not judged" and "one depth (2 connections)" in depth.text and "model.layers=24" in depth.text
+    )
 
 
 def test_what_is_not_exact_or_does_not_drift_contradicts(tmp_path):
     found = claims_of(probed(study_of(tmp_path), {"mhc_lite": (2e-15, 1e-3), "mhc": (1e-13, 3e-13)}, share=0.0))
-    assert found["stochasticity sa mhc_lite"].verdict == "contradicted" and "not doubly stochastic" in found["stochasticity sa mhc_lite"].text
+    assert (
+        found["stochasticity sa mhc_lite"].verdict == "contradicted"
+        and "not doubly stochastic" in found["stochasticity sa mhc_lite"].text
+    )
     assert found["drift sa mhc"].verdict == "contradicted" and "are 1 to rounding" in found["drift sa mhc"].text
-    assert found["outliers sa mhc"].verdict == "contradicted" and "outliers are negligible" in found["outliers sa mhc"].text
-    nearer = claims_of(probed(study_of(tmp_path / "nearer"), {"mhc": ([0.1, 0.12, 0.11], [0.01, 0.012, 0.013])}, share=[0.0, 0.01, 0.01]))
+    assert (
+        found["outliers sa mhc"].verdict == "contradicted"
+        and "outliers are negligible" in found["outliers sa mhc"].text
+    )
+    nearer = claims_of(
+        probed(
+            study_of(tmp_path / "nearer"), {"mhc": ([0.1, 0.12, 0.11], [0.01, 0.012, 0.013])}, share=[0.0, 0.01, 0.01]
+        )
+    )
     assert nearer["drift sa mhc"].verdict == "contradicted" and "lie nearer to 1" in nearer["drift sa mhc"].text
     assert nearer["outliers sa mhc"].verdict == "undecided"
 
 
 def test_outliers_by_another_threshold_are_not_judged(tmp_path):
     for threshold, told in ((None, "above 20"), (5.0, "above 5")):
-        claim = claims_of(probed(study_of(tmp_path / told), {"mhc": (0.1, 0.2)}, threshold=threshold))["outliers sa mhc"]
+        claim = claims_of(probed(study_of(tmp_path / told), {"mhc": (0.1, 0.2)}, threshold=threshold))[
+            "outliers sa mhc"
+        ]
         assert claim.verdict == "not judged" and told in claim.text and "outlier_log_range=30" in claim.text
 
 
@@ -160,18 +238,27 @@ def test_a_run_that_stopped_early_is_not_the_trained_model(tmp_path):
     """Its matrices may be anything: the one run whose product is off had diverged."""
     folder = study_of(tmp_path, diverged={("mhc_lite", 1e-2, 2)})
     found = claims_of(probed(folder, {"mhc_lite": (2e-15, [*[8e-15] * 2, 0.5, *[0.0] * 5])}))
-    assert found["stochasticity sa mhc_lite"].n == 5 and found["stochasticity sa mhc_lite"].verdict == "contradicted", "its seed finished at the other rate"
+    assert found["stochasticity sa mhc_lite"].n == 5 and found["stochasticity sa mhc_lite"].verdict == "contradicted", (
+        "its seed finished at the other rate"
+    )
     assert (
-        claims_of(probed(study_of(tmp_path / "both", diverged={("mhc_lite", lr, 2) for lr in LRS}), {"mhc_lite": (2e-15, [8e-15, 8e-15, 0.5, *[0.0] * 5])}))[
-            "stochasticity sa mhc_lite"
-        ].n
+        claims_of(
+            probed(
+                study_of(tmp_path / "both", diverged={("mhc_lite", lr, 2) for lr in LRS}),
+                {"mhc_lite": (2e-15, [8e-15, 8e-15, 0.5, *[0.0] * 5])},
+            )
+        )["stochasticity sa mhc_lite"].n
         == 4
     )
 
 
 def test_without_the_probe_the_study_says_what_would_judge(tmp_path):
     claim = claims_of(study_of(tmp_path))["stochasticity"]
-    assert claim.verdict == "not judged" and "python -m stability.probe what=streams ckpt=runs/studies/synthetic" in claim.text and claim.statement
+    assert (
+        claim.verdict == "not judged"
+        and "python -m stability.probe what=streams ckpt=runs/studies/synthetic" in claim.text
+        and claim.statement
+    )
 
 
 def test_equal_losses_of_mhc_and_mhc_lite_are_on_par_and_a_higher_one_is_not(tmp_path):
@@ -190,7 +277,11 @@ def test_equal_losses_of_mhc_and_mhc_lite_are_on_par_and_a_higher_one_is_not(tmp
     ):
         write(path, runs.assign(val_nll=runs["val_nll"] + np.array(shift)[runs["seed"].astype(int)] * lite))
         claim = claims_of(folder)[subject]
-        assert (claim.verdict, claim.n) == (verdict, 3) and "on par with mHC's or lower" in claim.statement and claim.interval
+        assert (
+            (claim.verdict, claim.n) == (verdict, 3)
+            and "on par with mHC's or lower" in claim.statement
+            and claim.interval
+        )
 
 
 def test_a_seed_in_which_every_rate_diverged_is_not_left_out(tmp_path):
@@ -201,4 +292,7 @@ def test_a_seed_in_which_every_rate_diverged_is_not_left_out(tmp_path):
     runs["val_nll"] = runs["val_nll"].where(runs["residual"] != "mhc_lite", runs["val_nll"] - 0.5 - 1e-3 * runs["seed"])
     write(path, runs)
     claim = claims_of(folder)["best NLL sa mhc_lite"]
-    assert (claim.verdict, claim.n) == ("undecided", 3) and "sa mhc_lite diverged at every rate in 1 of 3 seeds" in claim.text
+    assert (claim.verdict, claim.n) == (
+        "undecided",
+        3,
+    ) and "sa mhc_lite diverged at every rate in 1 of 3 seeds" in claim.text

@@ -29,12 +29,17 @@ def write(path, frame):
 
 
 def study_of(tmp_path, seeds=3, lower=0.1, slopes=(0.1, 0.2, 0.1), **options):
-    """sa with three schemes: identity's best NLL is 2.0, hc's as low, mhc_lite's ``lower``; rises by ``slopes`` per decade around 1e-2."""
-    folder = write_study(tmp_path, mechanisms=["sa"], lrs=LRS, seeds=seeds, settings=SETTINGS, nll=lambda m, lr, seed: 2.0, **options)
+    """sa with three schemes: identity's best NLL is 2.0, hc's as low, mhc_lite's ``lower``; rises by ``slopes`` per
+    decade around 1e-2."""
+    folder = write_study(
+        tmp_path, mechanisms=["sa"], lrs=LRS, seeds=seeds, settings=SETTINGS, nll=lambda m, lr, seed: 2.0, **options
+    )
     path = folder / "results" / "runs.parquet"
     runs = pd.read_parquet(path)
     rise = runs["residual"].map(dict(zip(SCHEMES, slopes, strict=True))) * np.abs(np.log10(runs["lr"] / 1e-2))
-    runs["val_nll"] = 2.0 + rise - lower * (runs["residual"] == "mhc_lite") + 1e-3 * runs["seed"] * (1 + (runs["residual"] == "hc"))
+    runs["val_nll"] = (
+        2.0 + rise - lower * (runs["residual"] == "mhc_lite") + 1e-3 * runs["seed"] * (1 + (runs["residual"] == "hc"))
+    )
     write(path, runs)
     return folder
 
@@ -50,7 +55,11 @@ def test_every_scheme_is_a_series_of_its_own_the_plain_one_first(tmp_path):
 def test_schemes_are_compared_with_the_plain_one(tmp_path):
     claims = {claim.subject: claim for claim in judge(load(study_of(tmp_path)))}
     best = claims["best NLL sa mhc_lite"]
-    assert best.verdict == "holds" and "reaches a lower NLL than sa identity" in best.text and "medians: 1.901 against 2.001" in best.text
+    assert (
+        best.verdict == "holds"
+        and "reaches a lower NLL than sa identity" in best.text
+        and "medians: 1.901 against 2.001" in best.text
+    )
     assert "paired difference −0.100 to −0.100, n=3, 95 % interval" in best.text
     assert claims["best NLL sa hc"].verdict == "undecided"
     assert claims["window sa hc"].verdict == "holds" and "wider" in claims["window sa hc"].text
@@ -65,7 +74,11 @@ def test_mhc_lite_is_compared_with_mhc_after_the_plain_one(tmp_path):
     claims = {claim.subject: claim for claim in judge(load(folder))}
     best, window = (claims[f"{what} sa mhc_lite beside sa mhc"] for what in ("best NLL", "window"))
     assert list(claims).index("best NLL sa mhc") < list(claims).index("best NLL sa mhc_lite beside sa mhc")
-    assert best.verdict == "holds" and "that sa mhc_lite reaches a lower NLL than sa mhc, each" in best.text and "medians: 1.901 against 2.002" in best.text
+    assert (
+        best.verdict == "holds"
+        and "that sa mhc_lite reaches a lower NLL than sa mhc, each" in best.text
+        and "medians: 1.901 against 2.002" in best.text
+    )
     assert "sa mhc_lite's" in window.text and "than sa mhc's" in window.text
 
 
@@ -102,14 +115,31 @@ def streams(study, scheme="mhc_lite", threshold=12.0):
         for connection in (None, 0, 1):
             values = [("single", key, value) for key, value in QUANTITIES.items()]
             if connection is not None:
-                values += [("product", "column_sum", 1.5 + connection), ("product", "row_sum", 1.0), ("product", "spectral_norm", 2.0 + connection)]
+                values += [
+                    ("product", "column_sum", 1.5 + connection),
+                    ("product", "row_sum", 1.0),
+                    ("product", "spectral_norm", 2.0 + connection),
+                ]
                 values += [("product", "forward_gain", 3.0 + connection), ("rest", "backward_gain", 5.0 - connection)]
             for matrix, quantity, value in values:
                 place = base | {"connection": connection, "matrix": matrix, "quantity": quantity}
                 rows += [place | {"quantile": q, "value": value * (1 + q) / 2} for q in (0, 0.05, 0.5, 0.95, 1)]
-            rows.append(base | {"connection": connection, "matrix": "single", "quantity": "beyond", "quantile": None, "value": 0.25})
+            rows.append(
+                base
+                | {"connection": connection, "matrix": "single", "quantity": "beyond", "quantile": None, "value": 0.25}
+            )
             if connection is not None:
-                rows.append(base | {"connection": connection, "matrix": "single", "quantity": "iterations", "quantile": None, "value": 7.0, "num_values": 1})
+                rows.append(
+                    base
+                    | {
+                        "connection": connection,
+                        "matrix": "single",
+                        "quantity": "iterations",
+                        "quantile": None,
+                        "value": 7.0,
+                        "num_values": 1,
+                    }
+                )
             if connection is not None and threshold is not None:
                 rows.append(rows[-1] | {"quantity": "threshold", "value": threshold})
     return pd.DataFrame(rows, columns=results.PROBE_COLUMNS["streams"])
@@ -125,10 +155,17 @@ def probed(tmp_path):
 def test_the_table_holds_the_worst_of_a_run(probed):
     (table,) = stream_tables.study_tables(load(probed))
     assert [row[0].text for row in table.rows] == ["sa mhc_lite"] * 3
-    cells = dict(zip([heading for heading, _, _, _ in stream_tables.COLUMNS], (cell.text for cell in table.rows[0][2:]), strict=False))
+    cells = dict(
+        zip(
+            [heading for heading, _, _, _ in stream_tables.COLUMNS],
+            (cell.text for cell in table.rows[0][2:]),
+            strict=False,
+        )
+    )
     assert cells["ln 1/ν"] == "30" and cells["outliers"] == "25 %"
     texts = [cell.text for cell in table.rows[0][4:]]
-    # |0.625 − 1| is more than |1.25 − 1|; products through all depth are connection 1's, gradients from the head back to 0
+    # |0.625 − 1| is more than |1.25 − 1|; products through all depth are connection 1's, gradients from the head back
+    # to 0
     assert texts == ["3.8e-1", "5.0e-1", "1.5e0", "5.0e-1", "3", "4", "5"]
     assert sum(span for _, span in table.groups) == len(table.header)
 
@@ -162,7 +199,10 @@ def test_captions_say_how_many_tokens_and_iterations(probed, tmp_path):
 def test_the_example_of_the_paper_is_computed_for_the_studys_number_of_iterations():
     log_range, sums = stream_tables.example(20)
     assert (round(log_range, 1), [round(total, 3) for total in sums]) == (29.9, [1.820, 0.590, 0.590])
-    assert "20 iterations leave columns that sum to 1.820, 0.590 and 0.590 (ln 1/ν = 29.9)" in stream_tables.example_text([20.0])
+    assert (
+        "20 iterations leave columns that sum to 1.820, 0.590 and 0.590 (ln 1/ν = 29.9)"
+        in stream_tables.example_text([20.0])
+    )
     assert stream_tables.example_text([]) == ""
 
 
@@ -170,8 +210,14 @@ def test_a_table_from_before_the_threshold_was_a_setting_says_what_it_counted(tm
     folder = study_of(tmp_path, seeds=2)
     frame = streams(load(folder))
     runs = sorted(set(frame["run_id"]))
-    for older, told in ((runs, "exceeds 7 (6 runs measured before the threshold was a setting: K)."), (runs[:2], "exceeds 12 and 7 (2 runs measured before")):
-        write(folder / "results" / "streams.parquet", frame[~(frame["run_id"].isin(older) & (frame["quantity"] == "threshold"))])
+    for older, told in (
+        (runs, "exceeds 7 (6 runs measured before the threshold was a setting: K)."),
+        (runs[:2], "exceeds 12 and 7 (2 runs measured before"),
+    ):
+        write(
+            folder / "results" / "streams.parquet",
+            frame[~(frame["run_id"].isin(older) & (frame["quantity"] == "threshold"))],
+        )
         (table,) = stream_tables.study_tables(load(folder))
         assert told in table.caption and table.rows[0][3].text == "25 %"
 
@@ -182,13 +228,22 @@ def test_intervals_of_the_worst_are_what_the_seeds_showed(tmp_path):
     frame, seed = streams(load(folder)), load(folder).runs.set_index("run_id")["seed"]
     place = frame["run_id"].map(seed).astype(int)
     tail = np.array([1.0, 1.01, 60.0])[place]
-    frame["value"] = frame["value"].where(~frame["quantity"].isin(["log_range", "column_sum", "spectral_norm"]), frame["value"] * tail)
+    frame["value"] = frame["value"].where(
+        ~frame["quantity"].isin(["log_range", "column_sum", "spectral_norm"]), frame["value"] * tail
+    )
     frame["value"] = frame["value"].where(frame["quantity"] != "beyond", np.array([0.2, 0.25, 0.99])[place])
     write(folder / "results" / "streams.parquet", frame)
     (table,) = stream_tables.study_tables(load(folder))
     details = dict(zip(table.header, (cell.detail for cell in table.rows[0]), strict=True))
-    assert details["outliers"] == "20 %–99 %, n=3" and details["ln 1/ν"] == "30–1800, n=3" and details["spectral"] == "3–180, n=3"
-    assert "-" not in "".join(cell.detail.replace("e-", "") for row in table.rows for cell in row) and "smallest and largest over the seeds" in table.caption
+    assert (
+        details["outliers"] == "20 %–99 %, n=3"
+        and details["ln 1/ν"] == "30–1800, n=3"
+        and details["spectral"] == "3–180, n=3"
+    )
+    assert (
+        "-" not in "".join(cell.detail.replace("e-", "") for row in table.rows for cell in row)
+        and "smallest and largest over the seeds" in table.caption
+    )
 
 
 def test_figures_of_the_study_are_drawn(probed, tmp_path):

@@ -27,7 +27,8 @@ LRS = (1e-3, 1e-2, 1e-1)
 
 
 def study_of(tmp_path, gain, mechanisms=("sa", "attentionx"), accuracy=None, seeds=3):
-    """Around 1e-2 both rise by 0.2 nats a decade; attentionx's best NLL lies ``gain`` below sa's 2.0, and its runs take 1.25 times as long."""
+    """Around 1e-2 both rise by 0.2 nats a decade; attentionx's best NLL lies ``gain`` below sa's 2.0, and its runs take
+    1.25 times as long."""
 
     def nll(mechanism, lr, seed):
         return 2.0 + 0.2 * abs(math.log10(lr / 1e-2)) - gain * (mechanism == "attentionx") + 1e-3 * seed
@@ -35,14 +36,19 @@ def study_of(tmp_path, gain, mechanisms=("sa", "attentionx"), accuracy=None, see
     folder = write_study(tmp_path, mechanisms=mechanisms, lrs=LRS, seeds=seeds, nll=nll)
     path = folder / "results" / "runs.parquet"
     runs = pd.read_parquet(path)
-    runs["num_tokens"], runs["wall_s"] = 10_000, runs["mechanism"].map(lambda name: 1.25 if name == "attentionx" else 1.0)
+    runs["num_tokens"], runs["wall_s"] = (
+        10_000,
+        runs["mechanism"].map(lambda name: 1.25 if name == "attentionx" else 1.0),
+    )
     if accuracy is not None:
         runs["val_accuracy"] = runs["mechanism"].map(accuracy) - 1e-3 * runs["seed"]
     write_parquet(runs, path, {"schema_version": str(results.SCHEMA_VERSION)})
     return folder
 
 
-@pytest.mark.parametrize(("gain", "verdict", "word"), [(0.1, "holds", "a lower NLL"), (-0.1, "contradicted", "a higher NLL")])
+@pytest.mark.parametrize(
+    ("gain", "verdict", "word"), [(0.1, "holds", "a lower NLL"), (-0.1, "contradicted", "a higher NLL")]
+)
 def test_attentionx_is_compared_with_attention(tmp_path, gain, verdict, word):
     claims = {claim.subject: claim for claim in judge(load(study_of(tmp_path, gain)))}
     assert claims["best NLL attentionx"].verdict == verdict
@@ -54,15 +60,21 @@ def test_attentionx_is_compared_with_attention(tmp_path, gain, verdict, word):
 
 def test_a_seed_in_which_attention_diverged_at_every_rate_has_no_window_at_all(tmp_path):
     nll = lambda mechanism, lr, seed: math.inf if mechanism == "sa" and seed == 2 else 2.0 + abs(math.log10(lr / 1e-2))  # noqa: E731
-    claims = {claim.subject: claim for claim in judge(load(write_study(tmp_path, mechanisms=("sa", "attentionx"), lrs=LRS, seeds=3, nll=nll)))}
+    claims = {
+        claim.subject: claim
+        for claim in judge(load(write_study(tmp_path, mechanisms=("sa", "attentionx"), lrs=LRS, seeds=3, nll=nll)))
+    }
     assert "no finished run" not in claims["window attentionx"].text and claims["window attentionx"].n == 3
 
 
 def test_accuracy_is_compared_where_there_is_one_and_higher_is_better(tmp_path):
-    claims = {claim.subject: claim for claim in judge(load(study_of(tmp_path, 0.1, accuracy={"sa": 0.5, "attentionx": 0.4})))}
+    claims = {
+        claim.subject: claim for claim in judge(load(study_of(tmp_path, 0.1, accuracy={"sa": 0.5, "attentionx": 0.4})))
+    }
     assert claims["best accuracy attentionx"].verdict == "contradicted"
     assert (
-        "reaches a lower accuracy than sa" in claims["best accuracy attentionx"].text and "paired difference −0.1000" in claims["best accuracy attentionx"].text
+        "reaches a lower accuracy than sa" in claims["best accuracy attentionx"].text
+        and "paired difference −0.1000" in claims["best accuracy attentionx"].text
     )
     assert claims["best NLL attentionx"].verdict == "holds"
 
@@ -73,23 +85,40 @@ def test_with_consensus_in_the_study_its_own_question_stands_first(tmp_path):
 
 
 def of_masks(tmp_path, objective="mlm", variants=("", "mask_diagonal=true"), accuracy=None, attentionx=None, spec=True):
-    """sa at 2.1, sa with a masked diagonal at 2.0 and attentionx at 1.9 nats, by a study.json that says which is which."""
+    """sa at 2.1, sa with a masked diagonal at 2.0 and attentionx at 1.9 nats, by a study.json that says which is
+    which."""
     settings = [{"variant": variant, "objective": objective} for variant in variants]
-    folder = write_study(tmp_path, mechanisms=("sa", "attentionx"), lrs=LRS, seeds=3, settings=settings, nll=lambda m, lr, seed: 2.0 + 1e-3 * seed)
+    folder = write_study(
+        tmp_path,
+        mechanisms=("sa", "attentionx"),
+        lrs=LRS,
+        seeds=3,
+        settings=settings,
+        nll=lambda m, lr, seed: 2.0 + 1e-3 * seed,
+    )
     path = folder / "results" / "runs.parquet"
     runs = pd.read_parquet(path)
     runs = runs[(runs["mechanism"] == "sa") | (runs["variant"] == "")]
     runs["val_nll"] += (
-        0.2 * np.abs(np.log10(runs["lr"] / 1e-2)) + 0.1 * (runs["mechanism"] == "sa") - 0.1 * (runs["variant"] != "") - 0.1 * (runs["mechanism"] != "sa")
+        0.2 * np.abs(np.log10(runs["lr"] / 1e-2))
+        + 0.1 * (runs["mechanism"] == "sa")
+        - 0.1 * (runs["variant"] != "")
+        - 0.1 * (runs["mechanism"] != "sa")
     )
     if accuracy:
         runs["val_accuracy"] = [
-            accuracy[mechanism + variant[:1]] + 1e-4 * seed for mechanism, variant, seed in zip(runs["mechanism"], runs["variant"], runs["seed"], strict=True)
+            accuracy[mechanism + variant[:1]] + 1e-4 * seed
+            for mechanism, variant, seed in zip(runs["mechanism"], runs["variant"], runs["seed"], strict=True)
         ]
     write_parquet(runs, path, {"schema_version": str(results.SCHEMA_VERSION)})
     manifest = json.loads((folder / "study.json").read_text())
     if spec:
-        manifest["spec"] = {"mechanism": [{"name": "sa", "mask_diagonal": False}, {"name": "attentionx", "gamma": None, "mask_diagonal": attentionx}]}
+        manifest["spec"] = {
+            "mechanism": [
+                {"name": "sa", "mask_diagonal": False},
+                {"name": "attentionx", "gamma": None, "mask_diagonal": attentionx},
+            ]
+        }
     (folder / "study.json").write_text(json.dumps(manifest))
     return folder
 
@@ -101,11 +130,19 @@ def claims_of(folder):
 
 
 def test_attentionx_is_judged_against_attention_with_its_own_mask(tmp_path):
-    """Masking alone gains 0.1 nats, and the discrepancy 0.0 or 0.1 beyond it: beside unmasked attention both would look like the mechanism's."""
+    """Masking alone gains 0.1 nats, and the discrepancy 0.0 or 0.1 beyond it: beside unmasked attention both would look
+    like the mechanism's."""
     found = claims_of(of_masks(tmp_path, accuracy={"sa": 0.3, "sam": 0.5, "attentionx": 0.4}))
     best = found["best NLL attentionx"]
-    assert best.verdict == "holds" and "reaches a lower NLL than sa mask_diagonal=true" in best.text and "of the same mask" in best.statement
-    assert found["best accuracy attentionx"].verdict == "contradicted" and "same mask" in found["best accuracy attentionx"].statement
+    assert (
+        best.verdict == "holds"
+        and "reaches a lower NLL than sa mask_diagonal=true" in best.text
+        and "of the same mask" in best.statement
+    )
+    assert (
+        found["best accuracy attentionx"].verdict == "contradicted"
+        and "same mask" in found["best accuracy attentionx"].statement
+    )
     both = found["best accuracy attentionx beside sa"]
     assert both.verdict == "holds" and both.text.startswith("Mask and mechanism at once") and both.statement == ""
     alone = found["best NLL sa mask_diagonal=true"]
@@ -117,8 +154,15 @@ def test_attentionx_is_judged_against_attention_with_its_own_mask(tmp_path):
 def test_without_attention_of_its_mask_the_claim_is_not_judged(tmp_path):
     found = claims_of(of_masks(tmp_path, variants=("",)))
     missing = found["same mask attentionx"]
-    assert missing.verdict == "not judged" and "ablate.sa.mask_diagonal=[false,true] would judge it" in missing.text and missing.statement
-    assert found["best NLL attentionx"].text.startswith("Mask and mechanism at once") and found["best NLL attentionx"].statement == ""
+    assert (
+        missing.verdict == "not judged"
+        and "ablate.sa.mask_diagonal=[false,true] would judge it" in missing.text
+        and missing.statement
+    )
+    assert (
+        found["best NLL attentionx"].text.startswith("Mask and mechanism at once")
+        and found["best NLL attentionx"].statement == ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +175,9 @@ def test_without_attention_of_its_mask_the_claim_is_not_judged(tmp_path):
         ("ar", True, "sa mask_diagonal=true"),
     ],
 )
-def test_which_attention_has_the_same_mask_follows_the_settings_and_the_direction(tmp_path, objective, attentionx, plain):
+def test_which_attention_has_the_same_mask_follows_the_settings_and_the_direction(
+    tmp_path, objective, attentionx, plain
+):
     best = claims_of(of_masks(tmp_path, objective=objective, attentionx=attentionx))["best NLL attentionx"]
     assert f"NLL than {plain}, each" in best.text and "of the same mask" in best.statement
 
@@ -149,17 +195,26 @@ def test_a_record_without_settings_is_said_to_be_one(tmp_path):
 def test_throughput_of_the_runs_own_clocks_makes_no_ratio(tmp_path):
     study = study_of(tmp_path, 0.1)
     table = throughput_table(load(study))
-    assert table.header == ("mechanism", "per second") and [[cell.text for cell in row] for row in table.rows] == [["sa", "10,000"], ["attentionx", "8,000"]]
+    assert table.header == ("mechanism", "per second") and [[cell.text for cell in row] for row in table.rows] == [
+        ["sa", "10,000"],
+        ["attentionx", "8,000"],
+    ]
     assert (
-        "no ratio is made of it. python -m benchmarks.throughput runs/studies/synthetic measures" in table.caption and "AMD EPYC 7B13, 2 cores" in table.caption
+        "no ratio is made of it. python -m benchmarks.throughput runs/studies/synthetic measures" in table.caption
+        and "AMD EPYC 7B13, 2 cores" in table.caption
     )
-    assert "Throughput as trained" in " ".join("".join(page.extract_text() for page in pypdf.PdfReader(build(study, tmp_path)).pages).split())
+    assert "Throughput as trained" in " ".join(
+        "".join(page.extract_text() for page in pypdf.PdfReader(build(study, tmp_path)).pages).split()
+    )
     assert throughput_table(load(write_study(tmp_path / "other"))) is None
 
 
 def side_by_side(study, seconds, version=1):
     """What `benchmarks.throughput` leaves: 512 tokens a step."""
-    rows = [{"run_id": name, "series": name, "num_params": 1, "tokens_per_step": 512, "seconds": list(values)} for name, values in seconds.items()]
+    rows = [
+        {"run_id": name, "series": name, "num_params": 1, "tokens_per_step": 512, "seconds": list(values)}
+        for name, values in seconds.items()
+    ]
     record = {"version": version, "device": "CPU, 1 thread", "machine": "a machine", "rows": rows}
     (study / "results" / "throughput.json").write_text(json.dumps(record))
 
@@ -197,5 +252,7 @@ def test_too_few_turns_have_no_interval(tmp_path):
 def test_a_throughput_of_another_version_is_refused_with_the_command_that_writes_it(tmp_path):
     study = study_of(tmp_path, 0.1)
     side_by_side(study, {"sa": [1.0]}, version=2)
-    with pytest.raises(ValueError, match="holds no throughput of version 1: `python -m benchmarks.throughput .*` writes it again"):
+    with pytest.raises(
+        ValueError, match="holds no throughput of version 1: `python -m benchmarks.throughput .*` writes it again"
+    ):
         load(study)

@@ -36,8 +36,13 @@ def text_of(pdf):
 def samples(study_dir, rows):
     """``results/samples.parquet`` as `collect` writes it, one row a run in the order of runs.parquet."""
     runs = pd.read_parquet(study_dir / "results" / "runs.parquet")
-    full = [{"run_id": run, "phase": "terminal", "sample": 0, "sampler": "top_prob", "temperature": 1.0} | row for run, row in zip(runs["run_id"], rows)]  # noqa: B905
-    write_parquet(pd.DataFrame(full, columns=SAMPLES_COLUMNS), study_dir / "results" / "samples.parquet", {"schema_version": "1"})
+    full = [
+        {"run_id": run, "phase": "terminal", "sample": 0, "sampler": "top_prob", "temperature": 1.0} | row
+        for run, row in zip(runs["run_id"], rows)  # noqa: B905
+    ]
+    write_parquet(
+        pd.DataFrame(full, columns=SAMPLES_COLUMNS), study_dir / "results" / "samples.parquet", {"schema_version": "1"}
+    )
     return load(study_dir)
 
 
@@ -52,14 +57,25 @@ def study_dir(tmp_path):
 
 def test_samples_stand_side_by_side_with_their_score(study_dir):
     long = "word " * 60
-    study = samples(study_dir, [of("first", nll=1.25, oracle="hf:big"), of(long, oracle="hf:big"), of("", nll=2.0), {"reason": "a logit is not finite"}])
+    study = samples(
+        study_dir,
+        [
+            of("first", nll=1.25, oracle="hf:big"),
+            of(long, oracle="hf:big"),
+            of("", nll=2.0),
+            {"reason": "a logit is not finite"},
+        ],
+    )
     (table,) = sample_tables(study)
     assert table.header == ("LR", "sa", "sc")
     assert [[(cell.text, cell.detail) for cell in row[1:]] for row in table.rows] == [
         [("nll 1.250", "first"), ("nll 2.000", "(empty)")],
         [("not scored", long[:200] + "…"), ("--", "a logit is not finite")],
     ]
-    assert "of each cell's lowest seed (seed 0)" in table.caption and "nats per token of the oracle hf:big" in table.caption
+    assert (
+        "of each cell's lowest seed (seed 0)" in table.caption
+        and "nats per token of the oracle hf:big" in table.caption
+    )
     assert "Sampler: top_prob, temperature 1." in table.caption
 
 
@@ -91,7 +107,8 @@ def test_nasty_samples_reach_the_page_as_they_are(study_dir, tmp_path):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_characters_compile_as_text(seed):
-    """Any code point, surrogates left out as a parquet leaves them out: typst never takes one for markup, so nothing but the text comes out."""
+    """Any code point, surrogates left out as a parquet leaves them out: typst never takes one for markup, so nothing
+    but the text comes out."""
     draws = np.random.default_rng(seed)
     points = np.concatenate([draws.integers(0, 0x250, 400), draws.integers(0, 0x110000, 400)])
     text = "".join(chr(point) for point in points if not 0xD800 <= point < 0xE000)
@@ -106,10 +123,17 @@ def written(pool, run_id, texts, made_by=None, scores=()):
     directory.set_status("stable", step=1)
     folder = directory.path / "samples"
     folder.mkdir()
-    (folder / "terminal.jsonl").write_text("".join(json.dumps({"sample": i, "text": text, "tokens": [7, 8]}) + "\n" for i, text in enumerate(texts)))
-    (folder / "terminal.json").write_text(json.dumps({"file": "terminal.jsonl", "sampler": "ar", "temperature": 0.5, **(made_by or {})}))
+    (folder / "terminal.jsonl").write_text(
+        "".join(json.dumps({"sample": i, "text": text, "tokens": [7, 8]}) + "\n" for i, text in enumerate(texts))
+    )
+    (folder / "terminal.json").write_text(
+        json.dumps({"file": "terminal.jsonl", "sampler": "ar", "temperature": 0.5, **(made_by or {})})
+    )
     if scores:
-        rows = [{"run_id": run_id, "phase": "terminal", "sample": number, "nll": nll, "oracle": "hf:x"} for number, nll in scores]
+        rows = [
+            {"run_id": run_id, "phase": "terminal", "sample": number, "nll": nll, "oracle": "hf:x"}
+            for number, nll in scores
+        ]
         write_parquet(pd.DataFrame(rows).reindex(columns=SCORES), directory.generation_file("terminal"), {})
     return directory
 

@@ -35,11 +35,17 @@ def test_seeds_are_taken_one_by_one(tmp_path):
 
 
 def test_the_interval_holds_no_loss_beyond_what_is_possible(tmp_path):
-    """Two seeds diverge at the top rate, where the third finishes: in no seed can the mean excess pass (INIT − best)·2/3."""
+    """Two seeds diverge at the top rate, where the third finishes: in no seed can the mean excess pass (INIT −
+    best)·2/3."""
     tops = [math.inf, math.inf, 2.916]
-    study = study_of(tmp_path, nll=lambda m, lr, seed: {1e-3: 2.85, 1e-2: 2.81}.get(lr, tops[seed]), lrs=[1e-3, 1e-2, 1e-1], seeds=3)
+    study = study_of(
+        tmp_path, nll=lambda m, lr, seed: {1e-3: 2.85, 1e-2: 2.81}.get(lr, tops[seed]), lrs=[1e-3, 1e-2, 1e-1], seeds=3
+    )
     spread, possible = sensitivity(study, "sa").spread, (INIT - 2.81) * 2 / 3
-    assert (spread.low, spread.high) == (pytest.approx((0.04 + 0.106) / 3), pytest.approx((0.04 + INIT - 2.81) / 3)) and spread.high < possible
+    assert (spread.low, spread.high) == (
+        pytest.approx((0.04 + 0.106) / 3),
+        pytest.approx((0.04 + INIT - 2.81) / 3),
+    ) and spread.high < possible
     assert "the smallest and largest of them" in sensitivity_table(study).caption
 
 

@@ -56,11 +56,15 @@ def test_spread_is_range_for_two_and_t_interval_for_three():
     assert three.n == 3 and (three.low, three.high) == pytest.approx(mean_interval([1.0, 2.0, 3.0]))
 
 
-# Student intervals that reports printed of quantities which cannot reach them: a share of tokens, distances of column sums from 1, a spectral norm, the
+# Student intervals that reports printed of quantities which cannot reach them: a share of tokens, distances of column
+# sums from 1, a spectral norm, the
 # logarithm of a range, a ratio of norms. Each is that of three possible values, two alike and one far above.
 IMPOSSIBLE = [
     (0.0653, 1.27, SHARE),
-    *((low, high, POSITIVE) for low, high in [(-0.12, 15.0), (-0.85, 1.7), (-158.7, 2293.0), (-1.903, 105.5), (-0.021, 1.824)]),
+    *(
+        (low, high, POSITIVE)
+        for low, high in [(-0.12, 15.0), (-0.85, 1.7), (-158.7, 2293.0), (-1.903, 105.5), (-0.021, 1.824)]
+    ),
 ]
 
 
@@ -85,13 +89,17 @@ def test_the_interval_of_positive_values_is_students_on_their_logarithms():
     values = [0.3, 2.0, 2.5, 9.0]
     low, high = stats.t.interval(0.95, 3, loc=np.mean(np.log(values)), scale=stats.sem(np.log(values)))
     assert interval(values, POSITIVE) == pytest.approx((math.exp(low), math.exp(high)), rel=1e-9)
-    assert interval([10 * value for value in values], POSITIVE) == pytest.approx((10 * math.exp(low), 10 * math.exp(high)), rel=1e-9)
+    assert interval([10 * value for value in values], POSITIVE) == pytest.approx(
+        (10 * math.exp(low), 10 * math.exp(high)), rel=1e-9
+    )
 
 
 def test_the_interval_of_shares_is_the_mirrored_one_of_what_is_left():
     stats = pytest.importorskip("scipy.stats")
     values, odds = [0.9, 0.97, 0.995], np.log([9, 97 / 3, 199])
-    low, high = (1 / (1 + math.exp(-end)) for end in stats.t.interval(0.95, 2, loc=np.mean(odds), scale=stats.sem(odds)))
+    low, high = (
+        1 / (1 + math.exp(-end)) for end in stats.t.interval(0.95, 2, loc=np.mean(odds), scale=stats.sem(odds))
+    )
     assert interval(values, SHARE) == pytest.approx((low, high), rel=1e-9)
     assert interval([1 - value for value in values], SHARE) == pytest.approx((1 - high, 1 - low), rel=1e-9)
 
@@ -108,20 +116,42 @@ def test_spread_of_one_and_of_none():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0.0022, "2.2e-3"), (7e-3, "7.0e-3"), (0.0, "0"), (math.inf, "∞"), (-math.inf, "-∞"), (math.nan, "--"), (12.0, "1.2e1")]
+    ("value", "text"),
+    [
+        (0.0022, "2.2e-3"),
+        (7e-3, "7.0e-3"),
+        (0.0, "0"),
+        (math.inf, "∞"),
+        (-math.inf, "-∞"),
+        (math.nan, "--"),
+        (12.0, "1.2e1"),
+    ],
 )
 def test_power(value, text):
     assert power(value) == text
 
 
-@pytest.mark.parametrize(("lr", "text"), [(3e-4, "3e-4"), (7.5e-4, "7.5e-4"), (0.1, "1e-1"), (1.0, "1e0"), (0.0, "0"), (2.15443e-3, "2.154e-3")])
+@pytest.mark.parametrize(
+    ("lr", "text"),
+    [(3e-4, "3e-4"), (7.5e-4, "7.5e-4"), (0.1, "1e-1"), (1.0, "1e0"), (0.0, "0"), (2.15443e-3, "2.154e-3")],
+)
 def test_lr_text(lr, text):
     assert lr_text(lr) == text
 
 
 def test_counts_and_durations():
-    assert [short_count(n) for n in (12, 102400, 2345678, 3.8e9, math.nan)] == ["12", "102 k", "2.35 M", "3.8 G", "not recorded"]
-    assert count_range([1000, 1000]) == "1 k" and count_range([1000, 2000.0, np.nan]) == "1 k to 2 k" and count_range([]) == "not recorded"
+    assert [short_count(n) for n in (12, 102400, 2345678, 3.8e9, math.nan)] == [
+        "12",
+        "102 k",
+        "2.35 M",
+        "3.8 G",
+        "not recorded",
+    ]
+    assert (
+        count_range([1000, 1000]) == "1 k"
+        and count_range([1000, 2000.0, np.nan]) == "1 k to 2 k"
+        and count_range([]) == "not recorded"
+    )
     assert [duration(s) for s in (47, 363, 7500, math.nan)] == ["47 s", "6 min 03 s", "2 h 05 min", "not recorded"]
     assert duration(59.7) == "1 min 00 s"
 

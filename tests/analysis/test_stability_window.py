@@ -1,4 +1,5 @@
-"""The stable window against closed forms: curves that are straight lines in log10 LR, whose edges can be solved by hand."""
+"""The stable window against closed forms: curves that are straight lines in log10 LR, whose edges can be solved by
+hand."""
 
 import math
 
@@ -22,7 +23,10 @@ def test_edges_of_a_straight_vee_are_where_it_crosses_five_percent():
     found = window(LRS, [vee(lr, slope=0.2) for lr in LRS])
     assert (found.low.lr, found.high.lr) == pytest.approx((10**-2.5, 10**-1.5))
     assert found.width == found.width_max == found.width_max_in_grid == pytest.approx(1.0)
-    assert (found.low.kind, found.high.kind) == ("interpolated", "interpolated") and (found.best_lr, found.best_nll) == (1e-2, 2.0)
+    assert (found.low.kind, found.high.kind) == ("interpolated", "interpolated") and (
+        found.best_lr,
+        found.best_nll,
+    ) == (1e-2, 2.0)
     assert not found.open_low and not found.open_high and not found.fills_grid
 
 
@@ -38,7 +42,9 @@ def test_interpolation_is_between_neighbours_of_the_edge_only():
 
 def test_order_of_the_rates_does_not_matter():
     shuffled = [2, 0, 3, 1]
-    assert window([LRS[i] for i in shuffled], [vee(LRS[i], 0.2) for i in shuffled]) == window(LRS, [vee(lr, 0.2) for lr in LRS])
+    assert window([LRS[i] for i in shuffled], [vee(LRS[i], 0.2) for i in shuffled]) == window(
+        LRS, [vee(lr, 0.2) for lr in LRS]
+    )
 
 
 def test_a_window_that_reaches_the_grids_end_is_open_and_a_lower_bound():
@@ -54,7 +60,9 @@ def test_a_window_over_the_whole_grid_fills_it():
 def test_next_to_a_divergence_the_edge_is_the_last_rate_inside_and_the_width_is_bounded():
     found = window(LRS, [2.3, 2.1, 2.0, math.inf])
     assert found.high.kind == "diverged" and (found.high.lr, found.high.furthest_lr) == (1e-2, 1e-1)
-    assert (found.width, found.width_max, found.width_max_in_grid) == pytest.approx((1.0, 2.0, 2.0)) and not found.open_high
+    assert (found.width, found.width_max, found.width_max_in_grid) == pytest.approx(
+        (1.0, 2.0, 2.0)
+    ) and not found.open_high
 
 
 def test_next_to_a_missing_result_the_edge_is_open_but_not_the_grids_end():
@@ -98,7 +106,9 @@ def test_outcomes_are_infinite_for_divergence_and_missing_for_crashes_and_pendin
         ("sa", 1e-4, 0): ("diverged", ""), ("sa", 1e-3, 0): ("failed", ""), ("sa", 1e-2, 0): ("queued", ""), ("sa", 1e-1, 0): ("running", ""),
         ("sa", 1e-4, 1): ("spiked", ""), ("sa", 1e-3, 1): ("plateaued", ""),
     }  # fmt: skip
-    table = outcomes(load(write_study(tmp_path, mechanisms=["sa"], lrs=LRS, nll=lambda *_: 2.0, statuses=statuses)), "sa")
+    table = outcomes(
+        load(write_study(tmp_path, mechanisms=["sa"], lrs=LRS, nll=lambda *_: 2.0, statuses=statuses)), "sa"
+    )
     assert table[0].tolist()[0] == math.inf and np.isnan(table[0].tolist()[1:]).all() and table[1].tolist() == [2.0] * 4
 
 
@@ -111,9 +121,17 @@ def test_median_line_counts_a_divergence_as_infinite(tmp_path):
 
 
 def test_half_of_two_seeds_diverged_is_outside(tmp_path):
-    study = load(write_study(tmp_path, mechanisms=["sa"], lrs=LRS, nll=lambda _, lr, seed: math.inf if lr == 1e-1 and seed == 0 else 2.0))
+    study = load(
+        write_study(
+            tmp_path, mechanisms=["sa"], lrs=LRS, nll=lambda _, lr, seed: math.inf if lr == 1e-1 and seed == 0 else 2.0
+        )
+    )
     found = windows(study)["sa"]
-    assert found.median.high.kind == "diverged" and found.by_seed[1].open_high and found.seed_widths == pytest.approx((2.0, 3.0))
+    assert (
+        found.median.high.kind == "diverged"
+        and found.by_seed[1].open_high
+        and found.seed_widths == pytest.approx((2.0, 3.0))
+    )
 
 
 def test_a_seed_that_only_diverged_keeps_its_none_and_one_without_results_is_left_out(tmp_path):
@@ -138,8 +156,17 @@ def test_no_window_of_a_model_far_below_the_token_frequency_nll_or_above_it_is_l
 
 
 def test_windows_on_the_generative_nll_leave_out_what_was_not_scored_and_know_no_token_frequency_nll(tmp_path):
-    study = load(write_study(tmp_path, mechanisms=("sa",), lrs=LRS, seeds=1, nll=lambda m, lr, seed: math.inf if lr == 1e-1 else 3.19))
+    study = load(
+        write_study(
+            tmp_path, mechanisms=("sa",), lrs=LRS, seeds=1, nll=lambda m, lr, seed: math.inf if lr == 1e-1 else 3.19
+        )
+    )
     study.runs["gen_nll"] = [math.nan, 5.0, 4.0, math.nan]
     assert outcomes(study, "sa", "gen_nll")[0].tolist()[:3] == pytest.approx([math.nan, 5.0, 4.0], nan_ok=True)
     found = windows(study, column="gen_nll")["sa"].median
-    assert (found.best_nll, found.threshold_nll, found.high.kind, found.low.kind) == (4.0, pytest.approx(4.2), "diverged", "interpolated")
+    assert (found.best_nll, found.threshold_nll, found.high.kind, found.low.kind) == (
+        4.0,
+        pytest.approx(4.2),
+        "diverged",
+        "interpolated",
+    )

@@ -1,4 +1,5 @@
-"""Every run counts: synthetic studies in which runs diverged, died early, crashed or were never measured, and what tables, figures and claims make of them."""
+"""Every run counts: synthetic studies in which runs diverged, died early, crashed or were never measured, and what
+tables, figures and claims make of them."""
 
 import json
 import math
@@ -52,9 +53,14 @@ def test_two_of_three_that_diverged_count_as_no_stable_step(tmp_path):
     (table,) = alpha_tables(study_of(tmp_path, TWO_OF_THREE, nearly))
     _, sa_median, sc_median, sa, sc = row_of(table, "3e-2")
     assert sa == Cell("33", "0–100, n=75\ndiverged 2/3\nsurvivors 100") and sc == Cell("92", "92–92, n=75", bold=True)
-    assert (sa_median.text, sa_median.detail, sa_median.bold) == ("1.0e0", "n=1\ndiverged 2/3", False), "a median of survivors only is not set in bold"
+    assert (sa_median.text, sa_median.detail, sa_median.bold) == ("1.0e0", "n=1\ndiverged 2/3", False), (
+        "a median of survivors only is not set in bold"
+    )
     assert sc_median.bold
-    assert "A run that diverged has no terminal checkpoint and counts as 0 % over the 25 steps that it would have recorded" in table.caption
+    assert (
+        "A run that diverged has no terminal checkpoint and counts as 0 % over the 25 steps that it would have recorded"
+        in table.caption
+    )
     assert "Diverged: sa 2/3 at 3e-2." in table.text(details=False)
 
 
@@ -99,56 +105,102 @@ def test_a_table_without_a_row_states_the_protocol_by_which_its_runs_were_to_be_
     protocol = CurvatureSpec(state=("paper", "checkpoint"), recorded_steps=7, warmup_steps=3).model_dump(mode="json")
     asked = {"hessian": True, "curvature": protocol, "batch": 4, "clip_norm": 2.0}
     paper, checkpoint = alpha_tables(replace(study, study=study.study | {"spec": asked}))
-    how = "Protocol: 5 warm-up batches, 3 warm-up steps, 7 recorded steps of 4 sequences; slope of the {} gradient; weight decay included in u; clipping norm 2"
+    how = (
+        "Protocol: 5 warm-up batches, 3 warm-up steps, 7 recorded steps of 4 sequences; slope of the {} gradient; "
+        "weight decay included in u; clipping norm 2"
+    )
     for table, gradient in ((paper, "clipped"), (checkpoint, "true")):
         for text in (table.caption, table.brief):
             assert f"{how.format(gradient)}; method auto. No step was recorded." in text
 
 
-def test_a_table_without_a_row_states_the_protocol_of_the_studys_other_rows_of_that_state_before_the_one_asked_for(tmp_path):
+def test_a_table_without_a_row_states_the_protocol_of_the_studys_other_rows_of_that_state_before_the_one_asked_for(
+    tmp_path,
+):
     """Diverged after the earliest checkpoint, which was measured later by other settings than the sweep's."""
     study = study_of(tmp_path, EVERY)
     study = early(study, 3e-2, 0, STABLE, step=0)
-    measured_by = CurvatureSpec(state=("paper",), recorded_steps=25, gradient="true", batch=9, clip_norm=1.0).model_dump(mode="json")
+    measured_by = CurvatureSpec(
+        state=("paper",), recorded_steps=25, gradient="true", batch=9, clip_norm=1.0
+    ).model_dump(mode="json")
     asked = {"hessian": True, "curvature": CurvatureSpec(state=("paper",), recorded_steps=7).model_dump(mode="json")}
-    study = replace(study, curvature=study.curvature.assign(protocol=json.dumps(measured_by)), study=study.study | {"spec": asked})
+    study = replace(
+        study, curvature=study.curvature.assign(protocol=json.dumps(measured_by)), study=study.study | {"spec": asked}
+    )
     terminal = alpha_tables(study, phases=("terminal",))[0]
-    assert "25 recorded steps of 9 sequences; slope of the true gradient" in terminal.caption and "No step was recorded." in terminal.caption
+    assert (
+        "25 recorded steps of 9 sequences; slope of the true gradient" in terminal.caption
+        and "No step was recorded." in terminal.caption
+    )
     bare = study_of(tmp_path / "bare", EVERY)
-    bare = replace(bare, study=bare.study | {"spec": {"hessian": True, "curvature": {"phase": "terminal", "state": ["paper"]}}})
+    bare = replace(
+        bare, study=bare.study | {"spec": {"hessian": True, "curvature": {"phase": "terminal", "state": ["paper"]}}}
+    )
     assert "Protocol: not recorded" in alpha_tables(bare)[0].caption, "a record of states alone says nothing of how"
 
 
 def early(study, lr, seed, steps, step=4900):
     """The study with rows of sa's run at its earliest (step 250) and, for ``step``, its last checkpoint."""
-    run = study.runs[(study.runs["mechanism"] == "sa") & (study.runs["lr"] == lr) & (study.runs["seed"] == seed)].run_id.iloc[0]
-    row = dict.fromkeys(study.curvature.columns, math.nan) | {"run_id": run, "state": "paper", "lr": lr, "note": "", "protocol": "", "method": "taylor"}
+    run = study.runs[
+        (study.runs["mechanism"] == "sa") & (study.runs["lr"] == lr) & (study.runs["seed"] == seed)
+    ].run_id.iloc[0]
+    row = dict.fromkeys(study.curvature.columns, math.nan) | {
+        "run_id": run,
+        "state": "paper",
+        "lr": lr,
+        "note": "",
+        "protocol": "",
+        "method": "taylor",
+    }
     places = {"earliest": 250.0} | ({"last": float(step)} if step else {})
-    rows = [row | {"phase": phase, "step": i, "alpha_max": value, "checkpoint_step": at} for phase, at in places.items() for i, value in enumerate(steps)]
+    rows = [
+        row | {"phase": phase, "step": i, "alpha_max": value, "checkpoint_step": at}
+        for phase, at in places.items()
+        for i, value in enumerate(steps)
+    ]
     runs = study.runs.copy()
-    runs.loc[runs["run_id"] == run, ["num_steps", "planned_steps", "last_checkpoint_step"]] = (step + 1 if step else 251, 5000, step or 250)
+    runs.loc[runs["run_id"] == run, ["num_steps", "planned_steps", "last_checkpoint_step"]] = (
+        step + 1 if step else 251,
+        5000,
+        step or 250,
+    )
     return replace(study, runs=runs, curvature=pd.concat([study.curvature, pd.DataFrame(rows)], ignore_index=True))
 
 
 def test_a_run_that_died_before_its_first_checkpoint_counts_as_zero_at_both_phases(tmp_path):
     study = study_of(tmp_path, {("sa", 3e-2, 0)}, phases=("terminal", "earliest"))
-    study.curvature.drop(study.curvature[study.curvature["run_id"].isin(study.runs[study.runs["status"] == "diverged"].run_id)].index, inplace=True)
+    study.curvature.drop(
+        study.curvature[study.curvature["run_id"].isin(study.runs[study.runs["status"] == "diverged"].run_id)].index,
+        inplace=True,
+    )
     for table in alpha_tables(study):
         assert row_of(table, "3e-2")[3] == Cell("67", "0–100, n=75\ndiverged 1/3\nsurvivors 100")
     assert "one that diverged before it counts as 0 % over 25 steps" in alpha_tables(study)[1].caption
 
 
 def test_a_run_that_died_at_step_4900_of_5000_counts_by_its_earliest_checkpoint_there_and_as_zero_at_the_end(tmp_path):
-    """Its last checkpoint, though measured as stable as any, is in a table of its own, and in no figure of terminal ones."""
+    """Its last checkpoint, though measured as stable as any, is in a table of its own, and in no figure of terminal
+    ones."""
     study = study_of(tmp_path, {("sa", 3e-2, 0)}, phases=("terminal",))
     others = study.curvature.assign(phase="earliest", checkpoint_step=250.0)
-    study = early(replace(study, curvature=pd.concat([study.curvature, others], ignore_index=True)), 3e-2, 0, STABLE[:20] + BEYOND[:5])
+    study = early(
+        replace(study, curvature=pd.concat([study.curvature, others], ignore_index=True)),
+        3e-2,
+        0,
+        STABLE[:20] + BEYOND[:5],
+    )
     terminal, earliest, last = alpha_tables(study)
     assert row_of(terminal, "3e-2")[3] == Cell("67", "0–100, n=75\ndiverged 1/3\nsurvivors 100")
     assert row_of(earliest, "3e-2")[3] == Cell("93", "80–100, n=75")
     assert last.title == "Last checkpoints before runs ended early"
     ((name, lr, seed, where, end, median, share),) = last.rows
-    assert [cell.text for cell in (name, lr, seed, where, end)] == ["sa", "3e-2", "0", "step 4,900 of 5,000", "diverged, step 4,901"]
+    assert [cell.text for cell in (name, lr, seed, where, end)] == [
+        "sa",
+        "3e-2",
+        "0",
+        "step 4,900 of 5,000",
+        "diverged, step 4,901",
+    ]
     assert (median.text, share.text, share.detail) == ("1.0e0", "80", "n=25")
     texts = [text.get_text() for text in alpha_figures(study)[0].axes[0].texts]
     assert texts == ["1/3"]
@@ -176,7 +228,10 @@ def with_sgd(tmp_path, diverged, settings=({"optimizer": "adamw"}, {"optimizer":
     """A study of which no run with sgd has a row in state "paper", nor any that a file says is not defined."""
     study = study_of(tmp_path, diverged, settings=settings, states=("paper", "checkpoint"), **more)
     sgd = set(study.runs[study.runs["optimizer"] == "sgd"].run_id)
-    asked = {"hessian": True, "curvature": {"phase": "terminal", "state": ["paper", "checkpoint"], "recorded_steps": 25}}
+    asked = {
+        "hessian": True,
+        "curvature": {"phase": "terminal", "state": ["paper", "checkpoint"], "recorded_steps": 25},
+    }
     rows = study.curvature[~((study.curvature["state"] == "paper") & study.curvature["run_id"].isin(sgd))]
     return replace(study, curvature=rows, study=study.study | {"spec": asked})
 
@@ -193,7 +248,8 @@ def test_a_state_that_an_optimizer_does_not_have_makes_no_run_diverge_in_it(tmp_
 
 
 def test_a_table_with_other_optimizers_says_where_a_state_is_not_defined(tmp_path):
-    """In the cells of the runs with sgd, of which one of three diverged, and in the caption; the figure's panels say it too."""
+    """In the cells of the runs with sgd, of which one of three diverged, and in the caption; the figure's panels say it
+    too."""
     study = with_sgd(tmp_path, {("sa", 3e-2, 0)})
     paper, checkpoint = alpha_tables(study)
     names = ("sa adamw", "sc adamw", "sa sgd", "sc sgd")
@@ -202,21 +258,34 @@ def test_a_table_with_other_optimizers_says_where_a_state_is_not_defined(tmp_pat
     assert row[3] == row[4] == row[7] == row[8] == Cell("not defined")
     assert row[5] == Cell("67", "0–100, n=75\ndiverged 1/3\nsurvivors 100") == row_of(checkpoint, "3e-2")[7]
     for text in (paper.caption, paper.brief):
-        assert "Not defined here: sa sgd and sc sgd." in text and "Diverged: sa sgd" not in text and "Not measured at all" not in text
-    assert ["Not defined in this state: sa sgd and sc sgd." in table.caption for table in fallen_tables(study)] == [True, False]
+        assert (
+            "Not defined here: sa sgd and sc sgd." in text
+            and "Diverged: sa sgd" not in text
+            and "Not measured at all" not in text
+        )
+    assert ["Not defined in this state: sa sgd and sc sgd." in table.caption for table in fallen_tables(study)] == [
+        True,
+        False,
+    ]
     panels = [[text.get_text() for text in ax.texts] for ax in alpha_figures(study)[0].axes]
     assert panels[:4] == [["1/3"], [], ["not defined"], ["not defined"]]
 
 
 def test_where_every_run_of_an_optimizer_that_is_no_adam_diverged_there_is_no_table_of_the_papers_state(tmp_path):
-    """No file says that the state is not defined: none of the runs left a checkpoint. Zeroes belong into the table of the runs' own state alone."""
+    """No file says that the state is not defined: none of the runs left a checkpoint. Zeroes belong into the table of
+    the runs' own state alone."""
     study = with_sgd(tmp_path, EVERY, settings=({"optimizer": "sgd"},))
     assert phases_and_states(study) == [("terminal", "checkpoint")]
     (table,) = alpha_tables(study)
     assert "“checkpoint”" in table.title and row_of(table, "3e-2")[3] == Cell("0", "0–0, n=75\ndiverged 3/3")
-    assert undefined_states(study).startswith("State “paper” is not defined for sgd (12 runs): its warm-up sets the averages m and v of Adam")
+    assert undefined_states(study).startswith(
+        "State “paper” is not defined for sgd (12 runs): its warm-up sets the averages m and v of Adam"
+    )
     mixed = with_sgd(tmp_path / "mixed", EVERY)
-    assert row_of(alpha_tables(mixed)[0], "3e-2")[5:] == (Cell("0", "0–0, n=75\ndiverged 3/3"),) * 2 + (Cell("not defined"),) * 2
+    assert (
+        row_of(alpha_tables(mixed)[0], "3e-2")[5:]
+        == (Cell("0", "0–0, n=75\ndiverged 3/3"),) * 2 + (Cell("not defined"),) * 2
+    )
 
 
 def test_an_optimizer_of_a_plugin_lacks_a_state_in_all_its_runs_where_the_file_of_one_says_so(tmp_path):
@@ -233,20 +302,29 @@ def test_the_optimizers_that_are_no_adam_are_those_of_the_project():
     registry = Registry("optimizers")
     weight = torch.nn.Parameter(torch.zeros(2, 2))
     parts = {name: registry.load(name) for name in registry.names()}
-    no_adam = [name for name, part in parts.items() if not isinstance(part.build(part.Config(), [weight], 1e-3), torch.optim.Adam)]
+    no_adam = [
+        name
+        for name, part in parts.items()
+        if not isinstance(part.build(part.Config(), [weight], 1e-3), torch.optim.Adam)
+    ]
     assert tuple(sorted(no_adam)) == NO_ADAM
 
 
 def test_the_steps_of_a_run_that_diverged_are_those_of_the_protocol(tmp_path):
     study = study_of(tmp_path, {("sa", 3e-2, 0)}, alpha=lambda *_: [1.0] * 5)
-    assert counted(study, "terminal", "paper").set_index("outcome").loc["diverged", "steps"] == 5, "as many as the others recorded"
+    assert counted(study, "terminal", "paper").set_index("outcome").loc["diverged", "steps"] == 5, (
+        "as many as the others recorded"
+    )
     study = replace(study, curvature=study.curvature.assign(protocol=json.dumps({"recorded_steps": 9})))
     assert counted(study, "terminal", "paper").set_index("outcome").loc["diverged", "steps"] == 9
 
 
 def test_steps_whose_loss_fell_count_diverged_runs_too(tmp_path):
     (table,) = fallen_tables(study_of(tmp_path, TWO_OF_THREE))
-    assert row_of(table, "3e-2")[1] == Cell("33", "0–100, n=75\ndiverged 2/3\nsurvivors 100") and row_of(table, "3e-2")[2].text == "100"
+    assert (
+        row_of(table, "3e-2")[1] == Cell("33", "0–100, n=75\ndiverged 2/3\nsurvivors 100")
+        and row_of(table, "3e-2")[2].text == "100"
+    )
 
 
 def test_the_terminals_tables_count_diverged_runs(tmp_path):
@@ -262,7 +340,9 @@ def by_hand(study, series, lrs, seeds):
     for seed in seeds:
         stable = steps = 0
         for lr in lrs:
-            run = study.runs[(study.runs["series"] == series) & (study.runs["lr"] == lr) & (study.runs["seed"] == seed)].iloc[0]
+            run = study.runs[
+                (study.runs["series"] == series) & (study.runs["lr"] == lr) & (study.runs["seed"] == seed)
+            ].iloc[0]
             rows = study.curvature[study.curvature["run_id"] == run.run_id]
             stable += 0 if run.status == "diverged" else sum(value > lr for value in rows["alpha_max"])
             steps += 25
@@ -271,7 +351,8 @@ def by_hand(study, series, lrs, seeds):
 
 
 def test_pairs_are_taken_at_the_same_rates_where_every_seeds_edge_is_another(tmp_path):
-    """sa diverges from another rate on in each seed. Left out where it diverged, it would be compared at 1e-3 and 1e-2 with sc at 1e-2 and 3e-2."""
+    """sa diverges from another rate on in each seed. Left out where it diverged, it would be compared at 1e-3 and 1e-2
+    with sc at 1e-2 and 3e-2."""
     lrs = (1e-4, 1e-3, 1e-2, 3e-2)
     edges = {0: 3e-2, 1: 1e-2, 2: 1e-3}
     diverged = {("sa", lr, seed) for seed, edge in edges.items() for lr in lrs if lr >= edge}
@@ -279,16 +360,23 @@ def test_pairs_are_taken_at_the_same_rates_where_every_seeds_edge_is_another(tmp
     shares = compare_stable_steps(study, "sc", "sa", "paper")
     sc, sa = by_hand(study, "sc", (1e-2, 3e-2), range(3)), by_hand(study, "sa", (1e-2, 3e-2), range(3))
     assert shares.lrs == (1e-2, 3e-2) and shares.diverged == (0, 5) and shares.left_out == ()
-    assert (shares.first, shares.second) == pytest.approx((96, 100 / 6)) and (sc.mean(), sa.mean()) == pytest.approx((96, 100 / 6))
+    assert (shares.first, shares.second) == pytest.approx((96, 100 / 6)) and (sc.mean(), sa.mean()) == pytest.approx(
+        (96, 100 / 6)
+    )
     half = 4.3027 * (sc - sa).std(ddof=1) / math.sqrt(3)
-    assert shares.result.interval == pytest.approx(((sc - sa).mean() - half, 100), rel=1e-4), "151 points are more than there can be"
+    assert shares.result.interval == pytest.approx(((sc - sa).mean() - half, 100), rel=1e-4), (
+        "151 points are more than there can be"
+    )
     assert shares.result.direction == 1 and shares.result.n == 3
 
 
 def test_survivors_do_not_turn_the_claim_around(tmp_path):
-    """sa diverges in two of three seeds at the highest rate and its survivor is stable, sc is stable in 92 % of its steps and never diverges."""
+    """sa diverges in two of three seeds at the highest rate and its survivor is stable, sc is stable in 92 % of its
+    steps and never diverges."""
     shares = compare_stable_steps(study_of(tmp_path, TWO_OF_THREE, nearly), "sc", "sa", "paper")
-    assert (shares.first, shares.second) == pytest.approx((96, 200 / 3)) and shares.result.direction == 0, "three seeds: 46, −4, 46 points"
+    assert (shares.first, shares.second) == pytest.approx((96, 200 / 3)) and shares.result.direction == 0, (
+        "three seeds: 46, −4, 46 points"
+    )
 
 
 def test_a_seed_that_lacks_one_rate_is_left_out_and_named(tmp_path):

@@ -33,8 +33,18 @@ def results(tmp_path):
     places = rng.normal(size=(9, 3, 3))
     mask = np.arange(9) != 4
     places[4] = np.nan
-    np.savez(tmp_path / "example.npz", chain="b", rmsd=2.0, mask_N=mask, original_NAX=places, reconstructed_NAX=places + 1)
-    summary = {"schema": 1, "num_chains": 3, "num_residues": 26, "positions": 9, "num_train_chains": 7, "mechanism": "sa", "frame": "raw"}
+    np.savez(
+        tmp_path / "example.npz", chain="b", rmsd=2.0, mask_N=mask, original_NAX=places, reconstructed_NAX=places + 1
+    )
+    summary = {
+        "schema": 1,
+        "num_chains": 3,
+        "num_residues": 26,
+        "positions": 9,
+        "num_train_chains": 7,
+        "mechanism": "sa",
+        "frame": "raw",
+    }
     summary |= {"used_codes": 4, "num_codes": 6, "perplexity": 2.0, "same_tokens": 0.85, "rotations": 4}
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     return tmp_path
@@ -71,11 +81,20 @@ def test_a_folder_without_results_and_results_of_another_version_are_refused(res
 @pytest.fixture
 def study_dir(tmp_path, results):
     """A study in a pool whose tokenizer 0123456789ab was measured."""
-    folder = write_study(tmp_path / "pool", lrs=(1e-3, 1e-2), settings=({"objective": "multitrack", "data": "protein"},))
+    folder = write_study(
+        tmp_path / "pool", lrs=(1e-3, 1e-2), settings=({"objective": "multitrack", "data": "protein"},)
+    )
     manifest = json.loads((folder / "study.json").read_text())
-    manifest.setdefault("spec", {})["objective"] = {"name": "multitrack", "sources": ["structure"], "contexts": [], "tokenizer": "0123456789ab"}
+    manifest.setdefault("spec", {})["objective"] = {
+        "name": "multitrack",
+        "sources": ["structure"],
+        "contexts": [],
+        "tokenizer": "0123456789ab",
+    }
     (folder / "study.json").write_text(json.dumps(manifest))
-    shutil.copytree(results, folder.parent.parent / "tokenizers" / "0123456789ab" / "results", ignore=shutil.ignore_patterns("pool"))
+    shutil.copytree(
+        results, folder.parent.parent / "tokenizers" / "0123456789ab" / "results", ignore=shutil.ignore_patterns("pool")
+    )
     return folder
 
 
@@ -84,7 +103,15 @@ def test_a_study_on_structure_tokens_shows_what_its_tokenizer_does(study_dir, tm
     ((name, drawn),) = figures(study).items()
     text = drawn.caption + body(study, {TOKENIZER: "tokenizer.pdf"})
     assert name == TOKENIZER and applies(study)
-    for word in ("0123456789ab", "backbone RMSD, reconstructed", "2.00", "± 0.58", "4 of 6 codes used, perplexity 2", "85.0 % of positions", "tokenizer.pdf"):
+    for word in (
+        "0123456789ab",
+        "backbone RMSD, reconstructed",
+        "2.00",
+        "± 0.58",
+        "4 of 6 codes used, perplexity 2",
+        "85.0 % of positions",
+        "tokenizer.pdf",
+    ):
         assert word in text
     assert build(study_dir, tmp_path / "reports").stat().st_size > 10_000
 

@@ -36,9 +36,16 @@ def test_nll_cells_carry_median_interval_and_n(tmp_path):
 
 
 def test_nll_cells_count_the_runs_that_ended_badly(tmp_path):
-    statuses = {("sa", 1e-3, 0): ("failed", "x"), ("sc", 1e-3, 0): ("queued", ""), ("sc", 1e-3, 1): ("running", ""), ("sc", 1e-2, 0): ("plateaued", "")}
+    statuses = {
+        ("sa", 1e-3, 0): ("failed", "x"),
+        ("sc", 1e-3, 0): ("queued", ""),
+        ("sc", 1e-3, 1): ("running", ""),
+        ("sc", 1e-2, 0): ("plateaued", ""),
+    }
     val_nll = lambda m, lr, seed: math.inf if (m, lr) == ("sa", 1e-2) else 2.0  # noqa: E731
-    (low_lr, sa_low, sc_low), (_, sa_high, sc_high) = table_of(tmp_path, nll.nll_tables, nll=val_nll, statuses=statuses).rows
+    (low_lr, sa_low, sc_low), (_, sa_high, sc_high) = table_of(
+        tmp_path, nll.nll_tables, nll=val_nll, statuses=statuses
+    ).rows
     assert low_lr.text == "1e-3" and sa_low.detail == "n=1\nfailed 1/2"
     assert (sc_low.text, sc_low.detail) == ("queued 1/2", "running 1/2")
     assert sa_high == Cell("diverged 2/2") and sc_high.detail == "2.000–2.000, n=2\nplateaued 1/2"
@@ -46,7 +53,10 @@ def test_nll_cells_count_the_runs_that_ended_badly(tmp_path):
 
 def test_a_finished_run_without_a_finite_nll_is_called_so(tmp_path):
     statuses = {("sa", 1e-3, seed): ("stable", "") for seed in (0, 1)}
-    assert table_of(tmp_path, nll.nll_tables, nll=nlls(math.inf, math.inf), statuses=statuses).rows[0][1].text == "non-finite 2/2"
+    assert (
+        table_of(tmp_path, nll.nll_tables, nll=nlls(math.inf, math.inf), statuses=statuses).rows[0][1].text
+        == "non-finite 2/2"
+    )
 
 
 def test_a_rate_that_a_mechanism_was_not_run_at_is_a_dash(tmp_path):
@@ -78,20 +88,37 @@ SPEC = {
 def test_captions_name_objective_tokens_and_unit_and_the_overview_size_and_steps(quickstart):
     assert "Nats per predicted token at the end" in nll.nll_tables(quickstart)[0].caption
     assert tables.source(quickstart).endswith("Objective: mlm.")
-    bounded = replace(quickstart, runs=quickstart.runs.assign(objective="score_entropy"), study=quickstart.study | {"spec": SPEC})
+    bounded = replace(
+        quickstart, runs=quickstart.runs.assign(objective="score_entropy"), study=quickstart.study | {"spec": SPEC}
+    )
     (table,) = nll.nll_tables(bounded)
     assert table.caption.startswith("Upper bound, nats per token at the end of training")
     assert table.caption.endswith("; gpt2, 4,096 kept). Objective: score_entropy, absorbing graph, loglinear noise.")
     facts = dict(recipe.facts(bounded))
-    assert facts["Model"].startswith("nano: 4 layers, width 64, 2 heads, 128 positions; ") and facts["Training"] == "900 steps of 8 sequences"
-    for data, words in (({"name": "dna"}, "nucleotides"), ({"name": "stdlib"}, "bytes"), ({"name": "text", "tokenizer": "bytes", "keep": None}, "bytes")):
+    assert (
+        facts["Model"].startswith("nano: 4 layers, width 64, 2 heads, 128 positions; ")
+        and facts["Training"] == "900 steps of 8 sequences"
+    )
+    for data, words in (
+        ({"name": "dna"}, "nucleotides"),
+        ({"name": "stdlib"}, "bytes"),
+        ({"name": "text", "tokenizer": "bytes", "keep": None}, "bytes"),
+    ):
         assert recipe.tokens(replace(bounded, study={"spec": SPEC | {"data": data}})) == words
     fixed = {"name": "mlm", "mask_rate": "fixed", "fixed_rate": 0.15, "corruption": "bert"}
-    assert recipe.objective(replace(bounded, study={"spec": SPEC | {"objective": fixed}})) == "mlm, mask rate fixed at 0.15, corruption bert"
+    assert (
+        recipe.objective(replace(bounded, study={"spec": SPEC | {"objective": fixed}}))
+        == "mlm, mask rate fixed at 0.15, corruption bert"
+    )
 
 
 def test_every_caption_carries_the_fingerprint(quickstart):
-    every = [*nll.nll_tables(quickstart), nll.window_table(quickstart), *alpha_tables(quickstart), troubles.trouble_table(quickstart)]
+    every = [
+        *nll.nll_tables(quickstart),
+        nll.window_table(quickstart),
+        *alpha_tables(quickstart),
+        troubles.trouble_table(quickstart),
+    ]
     assert len(every) == 5 and all(FINGERPRINT[:12] in table.caption for table in every)
     assert all(FINGERPRINT[:12] in table.text() and FINGERPRINT[:12] in table.text(details=False) for table in every)
 
@@ -112,7 +139,9 @@ def test_widths_and_edges_in_words(nlls, width, words):
 
 
 def test_window_rows(tmp_path):
-    table = table_of(tmp_path, nll.window_table, nll=lambda m, lr, _: math.inf if m == "sc" else {1e-3: 2.2, 1e-2: 2.0}[lr])
+    table = table_of(
+        tmp_path, nll.window_table, nll=lambda m, lr, _: math.inf if m == "sc" else {1e-3: 2.2, 1e-2: 2.0}[lr]
+    )
     sa, sc = table.rows
     assert [cell.text for cell in sa] == ["sa", "1e-2", "2.000", "3.200", "3.2e-3 to 1.0e-2", "≥ 0.50", "0.50 to 0.50"]
     assert sa[0].detail == "248 k parameters" and sa[2].detail == "2.000–2.000, n=2" and sa[6].detail == "n=2"
@@ -172,7 +201,11 @@ def test_a_single_run_has_n_and_no_interval(tmp_path):
 
 
 def test_one_table_per_phase_state_and_four_series(tmp_path):
-    study = load(write_study(tmp_path, lrs=(1e-3,), mechanisms=list("abcdef"), alpha=lambda *_: [1.0], phases=("earliest", "terminal")))
+    study = load(
+        write_study(
+            tmp_path, lrs=(1e-3,), mechanisms=list("abcdef"), alpha=lambda *_: [1.0], phases=("earliest", "terminal")
+        )
+    )
     found = alpha_tables(study)
     assert len(found) == 8 and [table.title.partition(", state")[2] for table in found[::2]] == [
         " “paper”, terminal checkpoint", " “checkpoint”, terminal checkpoint", " “paper”, earliest checkpoint", " “checkpoint”, earliest checkpoint"
@@ -199,7 +232,14 @@ def test_no_trouble_no_table_and_much_trouble_is_cut(tmp_path):
     assert len(table.rows) == troubles.TROUBLES_SHOWN and "20 further runs not shown" in table.caption
 
 
-SMALL = Table("Title", "Bold: best.", ("LR", "sa"), ((Cell("1e-3"), Cell("2.0", "n=1\nfailed 1/2", True)),), (("", 1), ("a wide group", 1)), brief="Short.")
+SMALL = Table(
+    "Title",
+    "Bold: best.",
+    ("LR", "sa"),
+    ((Cell("1e-3"), Cell("2.0", "n=1\nfailed 1/2", True)),),
+    (("", 1), ("a wide group", 1)),
+    brief="Short.",
+)
 
 
 def test_plain_text_is_aligned_and_marks_bold():
@@ -215,13 +255,17 @@ def test_plain_text_is_aligned_and_marks_bold():
         "------------------",
         "Bold: best. * stands for bold.",
     ]
-    assert SMALL.text(details=False).splitlines()[-1] == "Short. * stands for bold." and "n=1" not in SMALL.text(details=False)
+    assert SMALL.text(details=False).splitlines()[-1] == "Short. * stands for bold." and "n=1" not in SMALL.text(
+        details=False
+    )
 
 
 def test_typst_keeps_short_tables_whole_and_breaks_long_ones():
     long = Table("T", "C", ("a",), ((Cell("x"),),) * 40)
     assert "breakable: false" in SMALL.typst() and "breakable: true" in long.typst()
-    assert '#strong("2.0")' in SMALL.typst() and '#detail("failed 1/2")' in SMALL.typst() and "colspan: 1" in SMALL.typst()
+    assert (
+        '#strong("2.0")' in SMALL.typst() and '#detail("failed 1/2")' in SMALL.typst() and "colspan: 1" in SMALL.typst()
+    )
 
 
 def test_ragged_rows_are_our_own_bug():

@@ -1,4 +1,5 @@
-"""Windows beside divergences: seeds that diverged at every rate, edges next to a diverged rate, and intervals that cannot be."""
+"""Windows beside divergences: seeds that diverged at every rate, edges next to a diverged rate, and intervals that
+cannot be."""
 
 import math
 
@@ -11,21 +12,30 @@ def test_a_seed_that_diverged_at_every_rate_has_a_window_of_width_0_and_one_that
     study = {"mechanisms": ("sa", "sc"), "seeds": 3, "nll": nll}
     claim = judged(tmp_path / "a", **study)["window"]
     # widths 2, 2, 2 against 1, 1, 0: differences 1, 1, 2, mean 4/3, ± 4.3027 · 0.577 / √3 = ± 1.434
-    assert claim.verdict == "undecided" and "−0.10 to +2.77 decades" in claim.text and "seeds would be needed to tell" in claim.text
+    assert (
+        claim.verdict == "undecided"
+        and "−0.10 to +2.77 decades" in claim.text
+        and "seeds would be needed to tell" in claim.text
+    )
     assert "sa diverged at every rate in 1 of 3 seeds, a window of width 0" in claim.text
     claim = judged(tmp_path / "b", **study, statuses={("sa", 1e-4, 2): ("failed", "x")})["window"]
     assert claim.verdict == "undecided" and "in one seed or more a mechanism has no finished run" in claim.text
 
 
 def test_an_edge_below_a_rate_that_only_the_second_diverged_at_is_strictly_lower(tmp_path):
-    """sc's window holds the highest rate, sa diverged there in every seed; at 1e-2 only in the last, which alone makes the bounds spread."""
+    """sc's window holds the highest rate, sa diverged there in every seed; at 1e-2 only in the last, which alone makes
+    the bounds spread."""
     worse = lambda m, lr, seed: math.inf if m == "sa" and (lr > 0.5 or (lr > 5e-2 and seed == 2)) else 2.0  # noqa: E731
     claim = judged(tmp_path, mechanisms=("sa", "sc"), seeds=3, nll=worse)["window"]
     assert claim.verdict == "holds" and "wider than sa's within the swept range" in claim.text
     assert "sa diverged at a rate inside sc's window in 3 of 3 seeds" in claim.text
     other = {"sa": "sc", "sc": "sa"}
-    mirror = judged(tmp_path / "m", mechanisms=("sa", "sc"), seeds=3, nll=lambda m, lr, seed: worse(other[m], lr, seed))["window"]
-    assert mirror.verdict == "contradicted" and "sc diverged at a rate inside sa's window in 3 of 3 seeds" in mirror.text
+    mirror = judged(
+        tmp_path / "m", mechanisms=("sa", "sc"), seeds=3, nll=lambda m, lr, seed: worse(other[m], lr, seed)
+    )["window"]
+    assert (
+        mirror.verdict == "contradicted" and "sc diverged at a rate inside sa's window in 3 of 3 seeds" in mirror.text
+    )
     once = lambda m, lr, seed: math.inf if m == "sa" and lr > 0.5 and seed else 2.0  # noqa: E731
     assert judged(tmp_path / "o", mechanisms=("sa", "sc"), seeds=3, nll=once)["window"].verdict == "undecided"
 

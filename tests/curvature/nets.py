@@ -7,7 +7,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 class TinyTransformer(nn.Module):
-    """One pre-LayerNorm block with SDPA, GELU and tied embeddings, big enough to hold every trap of facts 8 and small enough for a dense Hessian."""
+    """One pre-LayerNorm block with SDPA, GELU and tied embeddings, big enough to hold every trap of facts 8 and small
+    enough for a dense Hessian."""
 
     def __init__(self, width=8, heads=2, vocabulary=7, causal=True, dropout=0.0):
         super().__init__()
@@ -20,14 +21,17 @@ class TinyTransformer(nn.Module):
 
     def forward(self, tokens):
         x = self.embed(tokens)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1))
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, -1)
+        )
         x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(-2))
         x = x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
         return self.norm3(x) @ self.embed.weight.T
 
 
 def tiny(seed=0, dtype=torch.float64, scale=1.0, **kwargs):
-    """(net, params, tokens): random weights, LayerNorm gains included, that float32 holds exactly; ``scale`` multiplies the matrices."""
+    """(net, params, tokens): random weights, LayerNorm gains included, that float32 holds exactly; ``scale`` multiplies
+    the matrices."""
     torch.manual_seed(seed)
     net = TinyTransformer(**kwargs).to(dtype)
     with torch.no_grad():
@@ -40,7 +44,9 @@ def token_loss(net, tokens, reduction="mean", prefix=""):
     """params -> cross entropy of the next token, for `directional`."""
 
     def loss(params):
-        logits = torch.func.functional_call(net, {prefix + name: param for name, param in params.items()}, (tokens[:, :-1],))
+        logits = torch.func.functional_call(
+            net, {prefix + name: param for name, param in params.items()}, (tokens[:, :-1],)
+        )
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction=reduction)
 
     return loss
@@ -61,7 +67,8 @@ def unflatten(vector, params):
 
 
 def dense_hessian(loss, params):
-    """H of ``loss`` in the order of ``params``, by torch.autograd.functional: reverse over reverse, which is right through LayerNorm."""
+    """H of ``loss`` in the order of ``params``, by torch.autograd.functional: reverse over reverse, which is right
+    through LayerNorm."""
     with sdpa_kernel(SDPBackend.MATH):
         return torch.autograd.functional.hessian(lambda vector: loss(unflatten(vector, params)), flatten(params))
 
@@ -75,7 +82,8 @@ def gradient_graph(loss, params):
 
 
 def dense_gradient_and_hessian(loss, params):
-    """∇L and H as `dense_hessian` gives it, 256 rows of the same reverse over reverse at a time (vmap over the second backward only)."""
+    """∇L and H as `dense_hessian` gives it, 256 rows of the same reverse over reverse at a time (vmap over the second
+    backward only)."""
     vector, gradient = gradient_graph(loss, params)
     rows = torch.eye(len(vector), dtype=vector.dtype).split(256)
     blocks = [torch.autograd.grad(gradient, vector, unit, retain_graph=True, is_grads_batched=True)[0] for unit in rows]

@@ -162,7 +162,9 @@ SHAPES = {
     "rfft": lambda x, y: torch.fft.irfft(torch.fft.rfft(x) * torch.fft.rfft(y), n=4),
     "unsqueeze": lambda x, y: (x * y)[None].squeeze(0).unsqueeze(-1),
     "meshed": lambda x, y: torch.diag_embed(x[0] * y[0]),
-    "complex": lambda x, y: torch.view_as_real(torch.view_as_complex(x.reshape(3, 2, 2)) * torch.view_as_complex(y.reshape(3, 2, 2))),
+    "complex": lambda x, y: torch.view_as_real(
+        torch.view_as_complex(x.reshape(3, 2, 2)) * torch.view_as_complex(y.reshape(3, 2, 2))
+    ),
     "avg_pool": lambda x, y: F.avg_pool1d((x * y)[None], 2),
     "comparison": lambda x, y: (x > y) * x * y,
     "zeros_like": lambda x, y: torch.zeros_like(x) + x * x,
@@ -227,7 +229,9 @@ GRAPH = {  # what a mechanism on a graph is made of
     "index_add_alpha": lambda x, y: torch.index_add(CONSTANT, 0, INDEX[:3], x * y, alpha=2),
     "scatter_add_rows": lambda x, y: (x * x).scatter_add(0, INDEX[:, None].expand(4, 4)[:3], x * y),
     "scatter_reduce": lambda x, y: (x * x).scatter_reduce(1, INDEX.expand(3, 4), x * y, "sum"),
-    "scatter_reduce_mean": lambda x, y: (x * x).scatter_reduce(1, INDEX.expand(3, 4), x * y, "mean", include_self=False),
+    "scatter_reduce_mean": lambda x, y: (x * x).scatter_reduce(
+        1, INDEX.expand(3, 4), x * y, "mean", include_self=False
+    ),
     "topk_gather": lambda x, y: (y * y).gather(-1, (x * y).topk(2).indices) * (x * y).topk(2).values,
     "topk_smallest": lambda x, y: (x * y).topk(2, dim=0, largest=False).values,
     "roll_both": lambda x, y: (x * y).roll((1, 2), (0, 1)),
@@ -249,15 +253,21 @@ ELEMENTARY = {
 }
 LAYERS = {
     "batch_norm_eval": lambda x, y: F.batch_norm(x * y, CONSTANT[0], positive(CONSTANT[1]), y[0], x[1]),
-    "batch_norm_of_batch": lambda x, y: F.batch_norm((x * y).T[None] * IMAGE[:, 0, :4, :3], None, None, y[0], x[1], training=True),
+    "batch_norm_of_batch": lambda x, y: F.batch_norm(
+        (x * y).T[None] * IMAGE[:, 0, :4, :3], None, None, y[0], x[1], training=True
+    ),
     "instance_norm": lambda x, y: F.instance_norm((x * y)[None], weight=y[:, 0], bias=x[:, 0]),
     "max_pool1d": lambda x, y: F.max_pool1d((x * y)[None], 2),
     "max_pool2d": lambda x, y: F.max_pool2d((x * y)[None, None], 2, stride=1, padding=1),
     "adaptive_pools": lambda x, y: F.adaptive_avg_pool1d((x * y)[None], 3) * F.adaptive_max_pool1d((x * y)[None], 3),
     "pads": lambda x, y: torch.cat([F.pad((x * y)[None], (1, 2), mode=mode) for mode in ("reflect", "replicate")]),
     "fold": lambda x, y: F.fold((x * y).T[None], (2, 4), (2, 2)),
-    "interpolate": lambda x, y: torch.cat([F.interpolate((x * y)[None], scale_factor=2, mode=mode) for mode in ("linear", "nearest")]),
-    "conv1d_groups": lambda x, y: F.conv1d((x * y)[None, :2], y[:2, None, :2], groups=2, stride=2, dilation=2, padding=2),
+    "interpolate": lambda x, y: torch.cat(
+        [F.interpolate((x * y)[None], scale_factor=2, mode=mode) for mode in ("linear", "nearest")]
+    ),
+    "conv1d_groups": lambda x, y: F.conv1d(
+        (x * y)[None, :2], y[:2, None, :2], groups=2, stride=2, dilation=2, padding=2
+    ),
     "bilinear": lambda x, y: F.bilinear(x, y, torch.stack([y.T @ x, x.T @ y]), y[0, :2]),
     "addbmm": lambda x, y: torch.addbmm(x[:, :3], torch.stack([x, y]), torch.stack([y, x]).mT, beta=2, alpha=0.5),
     "addr": lambda x, y: torch.addr(x, x[:, 0], y[0], beta=2, alpha=0.5),
@@ -265,8 +275,12 @@ LAYERS = {
     "cross": lambda x, y: torch.linalg.cross(x[:, :3], y[:, :3]),
     "extremes": lambda x, y: torch.fmax(x * x, y) * torch.fmin(x, y * y),
     "aminmax": lambda x, y: torch.mul(*torch.aminmax(x * y, dim=1)),
-    "cross_entropy_weight_smooth": lambda x, y: F.cross_entropy(x * y, torch.tensor([1, -100, 3]), weight=CONSTANT[0].abs(), label_smoothing=0.2),
-    "bce_pos_weight": lambda x, y: F.binary_cross_entropy_with_logits(x * y, MASK.double(), pos_weight=CONSTANT[0].abs()),
+    "cross_entropy_weight_smooth": lambda x, y: F.cross_entropy(
+        x * y, torch.tensor([1, -100, 3]), weight=CONSTANT[0].abs(), label_smoothing=0.2
+    ),
+    "bce_pos_weight": lambda x, y: F.binary_cross_entropy_with_logits(
+        x * y, MASK.double(), pos_weight=CONSTANT[0].abs()
+    ),
 }
 WRONG_IN_TORCH = {  # double backward refuses these; differences of losses are all there is to hold them to
     "weight_norm": lambda x, y: torch._weight_norm(x, y[:, :1], 0),
@@ -278,4 +292,12 @@ def of_first(function):
     return lambda x, y: function(x)
 
 
-OPERATIONS = {name: of_first(function) for name, function in (POINTWISE | ELEMENTARY).items()} | PRODUCTS | SHAPES | REDUCTIONS | LOSSES | GRAPH | LAYERS
+OPERATIONS = (
+    {name: of_first(function) for name, function in (POINTWISE | ELEMENTARY).items()}
+    | PRODUCTS
+    | SHAPES
+    | REDUCTIONS
+    | LOSSES
+    | GRAPH
+    | LAYERS
+)

@@ -11,16 +11,38 @@ from stability.curvature.adapters import hf_callback, lightning_callback
 
 
 def train_gpt2(folder, callbacks, **options):
-    """The trained model and what the Trainer logged: loss and gradient norm of each step. Plain SGD, so that u = −gradient."""
+    """The trained model and what the Trainer logged: loss and gradient norm of each step. Plain SGD, so that u =
+    −gradient."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    size = {"vocab_size": 50, "n_positions": 12, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    size = {
+        "vocab_size": 50,
+        "n_positions": 12,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**size))  # dropout 0.1 everywhere
     tokens = torch.randint(0, 50, (24, 12))
     labels = tokens.masked_fill(torch.rand(24, 12) < 0.5, -100)  # another number of targets in every batch
     data = [{"input_ids": row, "labels": label} for row, label in zip(tokens, labels, strict=True)]
-    quiet = {"use_cpu": True, "report_to": [], "save_strategy": "no", "disable_tqdm": True, "logging_steps": 1, "max_grad_norm": 1e9}
-    settings = {"optim": "sgd", "learning_rate": 0.003, "lr_scheduler_type": "constant", "max_steps": 3, "per_device_train_batch_size": 4}
+    quiet = {
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "max_grad_norm": 1e9,
+    }
+    settings = {
+        "optim": "sgd",
+        "learning_rate": 0.003,
+        "lr_scheduler_type": "constant",
+        "max_steps": 3,
+        "per_device_train_batch_size": 4,
+    }
     arguments = transformers.TrainingArguments(str(folder), **quiet, **settings, **options)
     trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=callbacks)
     trainer.train()
@@ -32,7 +54,9 @@ def test_hf_trainer_steps_are_measured_and_unchanged(tmp_path, accumulation):
     plain, _ = train_gpt2(tmp_path, [], gradient_accumulation_steps=accumulation)
     callback = hf_callback()
     watched, logged = train_gpt2(tmp_path, [callback], gradient_accumulation_steps=accumulation)
-    assert all(torch.equal(a, b) for a, b in zip(plain.state_dict().values(), watched.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.state_dict().values(), watched.state_dict().values(), strict=True)
+    )
     steps = [entry for entry in logged if "grad_norm" in entry]
     assert len(callback.history) == len(steps) == 3
     for row, entry in zip(callback.history, steps, strict=True):
@@ -41,7 +65,9 @@ def test_hf_trainer_steps_are_measured_and_unchanged(tmp_path, accumulation):
         assert row.loss == pytest.approx(entry["loss"], rel=1e-4)
         assert row.slope == pytest.approx(-(entry["grad_norm"] ** 2), rel=1e-3)
         assert row.actual_change == pytest.approx(row.predicted_change, rel=0.02)
-    assert [entry["alpha_max/alpha_max"] for entry in logged if "alpha_max/alpha_max" in entry] == [row.alpha_max for row in callback.history]
+    assert [entry["alpha_max/alpha_max"] for entry in logged if "alpha_max/alpha_max" in entry] == [
+        row.alpha_max for row in callback.history
+    ]
     assert not watched._forward_pre_hooks
 
 
@@ -59,7 +85,9 @@ def without_dropout(model, inputs):
     targets = inputs["labels"][:, 1:]
     logits = model(inputs["input_ids"]).logits[:, :-1]
     model.train()
-    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"), (targets != -100).sum()
+    return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum"), (
+        targets != -100
+    ).sum()
 
 
 def regression():
@@ -90,7 +118,13 @@ def fit(callbacks, **options):
     lightning, module = regression()
     x = torch.randn(40, 4)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), batch_size=8)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+    }
     trainer = lightning.Trainer(max_epochs=1, callbacks=callbacks, **quiet, **options)
     trainer.fit(module, loader)
     return module, trainer.logged_metrics
@@ -102,9 +136,12 @@ def test_lightning_steps_are_measured_and_unchanged(accumulation):
     plain, logged_alone = fit([], accumulate_grad_batches=accumulation)
     callback = lightning_callback()
     watched, logged = fit([callback], accumulate_grad_batches=accumulation)
-    assert all(torch.equal(a, b) for a, b in zip(plain.state_dict().values(), watched.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.state_dict().values(), watched.state_dict().values(), strict=True)
+    )
     assert len(callback.history) == (5 if accumulation == 1 else 3)
-    full = callback.history if accumulation == 1 else callback.history[:2]  # the epoch's fifth batch is a step of its own, halved all the same
+    # the epoch's fifth batch is a step of its own, halved all the same
+    full = callback.history if accumulation == 1 else callback.history[:2]
     for row, squared in zip(full, watched.seen, strict=False):
         assert row.note is None
         assert row.slope == pytest.approx(-squared, rel=1e-4)
@@ -116,7 +153,9 @@ def test_lightning_steps_are_measured_and_unchanged(accumulation):
 
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_takes_a_loss_of_the_users():
-    callback = lightning_callback(loss_fn=lambda module, batch: nn.functional.mse_loss(module.net(batch[0]), batch[1]), rows=None)
+    callback = lightning_callback(
+        loss_fn=lambda module, batch: nn.functional.mse_loss(module.net(batch[0]), batch[1]), rows=None
+    )
     module, _ = fit([callback])
     assert [row.slope for row in callback.history] == pytest.approx([-squared for squared in module.seen], rel=1e-4)
 

@@ -24,7 +24,9 @@ def test_no_slope_and_no_curvature_are_neither_stable_nor_unstable():
     assert math.isnan(alpha_max(0.0, 0.0)) and math.isnan(alpha_max(-0.0, 0.0))
 
 
-@pytest.mark.parametrize(("slope", "curvature"), [(NAN, 1.0), (-1.0, NAN), (1.0, NAN), (-INF, 1.0), (-1.0, INF), (INF, 1.0), (-1.0, -INF)])
+@pytest.mark.parametrize(
+    ("slope", "curvature"), [(NAN, 1.0), (-1.0, NAN), (1.0, NAN), (-INF, 1.0), (-1.0, INF), (INF, 1.0), (-1.0, -INF)]
+)
 def test_alpha_max_never_hides_a_broken_number(slope, curvature):
     assert math.isnan(alpha_max(slope, curvature))
 

@@ -74,13 +74,18 @@ def test_a_loss_of_nan_at_the_start_gives_nan():
 
 def test_microbatches_and_the_profile_agree_with_the_plain_loss():
     net, params, tokens = tiny()
-    gradient = dict(zip(params, torch.autograd.grad(token_loss(net, tokens)(params), tuple(params.values())), strict=True))
+    gradient = dict(
+        zip(params, torch.autograd.grad(token_loss(net, tokens)(params), tuple(params.values())), strict=True)
+    )
     u = {name: -part for name, part in gradient.items()}
 
     def by_rows(at, row):
         return token_loss(net, tokens[row : row + 1], reduction="sum")(at), tokens.shape[1] - 1
 
-    whole, parts = critical_lr(token_loss(net, tokens), params, u), critical_lr(by_rows, params, u, batches=iter(range(3)))
+    whole, parts = (
+        critical_lr(token_loss(net, tokens), params, u),
+        critical_lr(by_rows, params, u, batches=iter(range(3))),
+    )
     assert parts.value == pytest.approx(whole.value, rel=1e-9)
     assert whole.evaluations < 25
     losses = loss_along(token_loss(net, tokens), params, u, [0.0, whole.low, whole.high])
@@ -98,7 +103,9 @@ def test_dropout_repeats_and_the_parameters_stay():
     assert all(torch.equal(before[name], param) for name, param in params.items())
 
 
-@pytest.mark.parametrize(("options", "text"), [({"resolution": 0.0}, "resolution is 0.0"), ({"start": -1.0}, "start is -1.0")])
+@pytest.mark.parametrize(
+    ("options", "text"), [({"resolution": 0.0}, "resolution is 0.0"), ({"start": -1.0}, "start is -1.0")]
+)
 def test_impossible_settings_are_refused(options, text):
     with pytest.raises(ValueError, match=text):
         critical_lr(*along(lambda a: -a), **options)

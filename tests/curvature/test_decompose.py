@@ -28,12 +28,16 @@ def test_the_gauss_newton_part_is_that_of_the_dense_jacobian():
     found = gauss_newton(model, output_loss, params, u)
     with sdpa_kernel(SDPBackend.MATH):
         logits = model(params).detach()
-        jacobian = torch.autograd.functional.jacobian(lambda vector: model(unflatten(vector, params)).flatten(), flatten(params))
+        jacobian = torch.autograd.functional.jacobian(
+            lambda vector: model(unflatten(vector, params)).flatten(), flatten(params)
+        )
         outer = torch.autograd.functional.hessian(lambda z: output_loss(z.reshape(logits.shape)), logits.flatten())
     moved = jacobian @ flatten(u)
     assert found.part == pytest.approx(float(moved @ outer @ moved), rel=1e-10)
     vector = flatten(u)
-    assert found.curvature == pytest.approx(float(vector @ dense_hessian(token_loss(net, tokens), params) @ vector), rel=1e-9)
+    assert found.curvature == pytest.approx(
+        float(vector @ dense_hessian(token_loss(net, tokens), params) @ vector), rel=1e-9
+    )
     assert found.share == pytest.approx(found.part / found.curvature)
 
 
@@ -56,7 +60,10 @@ def test_the_gauss_newton_part_of_microbatches_is_that_of_the_batch():
     def loss_of(logits, rows):
         return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum"), rows[:, 1:].numel()
 
-    whole, parts = gauss_newton(model, output_loss, params, u), gauss_newton(model_of, loss_of, params, u, batches=iter([tokens[:1], tokens[1:]]))
+    whole, parts = (
+        gauss_newton(model, output_loss, params, u),
+        gauss_newton(model_of, loss_of, params, u, batches=iter([tokens[:1], tokens[1:]])),
+    )
     assert parts.part == pytest.approx(whole.part, rel=1e-10)
     assert parts.curvature == pytest.approx(whole.curvature, rel=1e-10)
 
@@ -68,7 +75,12 @@ def test_block_shares_add_up_to_the_curvature_and_are_rows_of_the_dense_hessian(
     shares = block_shares(loss, params, u, block=1)
     assert set(shares) == {"embed", "norm1", "norm2", "norm3", "qkv", "out", "up", "down"}
     assert sum(shares.values()) == pytest.approx(float(vector @ dense @ vector), rel=1e-10)
-    inside = torch.cat([torch.full((param.numel(),), float(name.startswith("qkv")), dtype=torch.float64) for name, param in params.items()])
+    inside = torch.cat(
+        [
+            torch.full((param.numel(),), float(name.startswith("qkv")), dtype=torch.float64)
+            for name, param in params.items()
+        ]
+    )
     assert shares["qkv"] == pytest.approx(float((inside * vector) @ dense @ vector), rel=1e-9)
     by_rule = block_shares(loss, params, u, block=lambda name: "norms" if name.startswith("norm") else "rest")
     assert by_rule["norms"] == pytest.approx(shares["norm1"] + shares["norm2"] + shares["norm3"])
@@ -78,7 +90,10 @@ def test_block_shares_add_up_to_the_curvature_and_are_rows_of_the_dense_hessian(
 
 def regression(rows=12, seed=0):
     generator = torch.Generator().manual_seed(seed)
-    x, y = torch.randn(rows, 3, generator=generator, dtype=torch.float64) + 1, torch.randn(rows, generator=generator, dtype=torch.float64)
+    x, y = (
+        torch.randn(rows, 3, generator=generator, dtype=torch.float64) + 1,
+        torch.randn(rows, generator=generator, dtype=torch.float64),
+    )
     params = {"w": torch.randn(3, generator=generator, dtype=torch.float64)}
 
     def loss(at, index):
@@ -111,11 +126,16 @@ def test_the_noise_scale_of_equal_microbatches_is_the_papers_formula():
 
 def test_the_noise_scale_of_unequal_microbatches_is_without_bias():
     rng, estimates = torch.Generator().manual_seed(0), []
-    mean, spread = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64), torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+    mean, spread = (
+        torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64),
+        torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64),
+    )
     for _ in range(600):
         items = mean + spread * torch.randn(9, 3, generator=rng, dtype=torch.float64)
         groups = [items[:1], items[1:4], items[4:]]
-        found = gradient_noise_scale(lambda at, rows: ((rows @ at["w"]).sum(), len(rows)), {"w": torch.zeros(3, dtype=torch.float64)}, groups)
+        found = gradient_noise_scale(
+            lambda at, rows: ((rows @ at["w"]).sum(), len(rows)), {"w": torch.zeros(3, dtype=torch.float64)}, groups
+        )
         estimates.append((found.trace, found.gradient_sq))
     means = torch.tensor(estimates).mean(0)
     assert float(means[0]) == pytest.approx(5.25, rel=0.15)
@@ -124,7 +144,9 @@ def test_the_noise_scale_of_unequal_microbatches_is_without_bias():
 
 def test_a_gradient_lost_in_noise_has_an_infinite_scale_and_one_microbatch_none():
     rows = torch.tensor([[1.0], [-1.0]])
-    found = gradient_noise_scale(lambda at, index: ((rows[index] @ at["w"]).sum(), len(index)), {"w": torch.zeros(1)}, [[0], [1]])
+    found = gradient_noise_scale(
+        lambda at, index: ((rows[index] @ at["w"]).sum(), len(index)), {"w": torch.zeros(1)}, [[0], [1]]
+    )
     assert found.value == math.inf
     assert found.gradient_sq < 0
     with pytest.raises(ValueError, match="at least two microbatches that count something; there are 1"):

@@ -1,7 +1,8 @@
-"""Every mechanism under every norm and objective, as it is built for a run, against the dense float64 Hessian of its loss.
+"""Every mechanism under every norm and objective, as it is built for a run, against the dense float64 Hessian of its
+loss.
 
-Relative errors of uᵀHu are taken over |u||Hu|, and those of ⟨∇L, u⟩ over |u||∇L|: both sums may nearly cancel, and what a number that cancels loses
-then is the arithmetic's, not the method's. A new mechanism is found by its name.
+Relative errors of uᵀHu are taken over |u||Hu|, and those of ⟨∇L, u⟩ over |u||∇L|: both sums may nearly cancel, and what
+a number that cancels loses then is the arithmetic's, not the method's. A new mechanism is found by its name.
 """
 
 import copy
@@ -56,7 +57,12 @@ class Oracle:
         """(slope, its scale, curvature, its scale) along the direction of that name."""
         u = flatten(self.directions[name])
         product = self.hessian @ u
-        return float(self.gradient @ u), float(u.norm() * self.gradient.norm()), float(u @ product), float(u.norm() * product.norm())
+        return (
+            float(self.gradient @ u),
+            float(u.norm() * self.gradient.norm()),
+            float(u @ product),
+            float(u.norm() * product.norm()),
+        )
 
     def single(self):
         return {name: param.float() for name, param in self.params.items()}
@@ -73,7 +79,8 @@ class Oracle:
 
 
 def small(config):
-    """Settings of an objective that a dense Hessian can bear: what a time-conditioned model makes of the noise level, a few numbers wide."""
+    """Settings of an objective that a dense Hessian can bear: what a time-conditioned model makes of the noise level, a
+    few numbers wide."""
     return {name: size for name, size in (("condition_width", 2), ("sinusoids", 4)) if name in config.model_fields}
 
 
@@ -88,13 +95,19 @@ def spec_of(mechanism, norm, objective):
         "optimizer": {"name": "adamw"},
         "norm": norm,
     }
-    return checked(RunSpec, values | {"steps": 1, "batch": SEQUENCES, "clip_norm": 1.0, "lr_peak": 1e-3, "seed": 0, "data_fingerprint": "none"})
+    return checked(
+        RunSpec,
+        values
+        | {"steps": 1, "batch": SEQUENCES, "clip_norm": 1.0, "lr_peak": 1e-3, "seed": 0, "data_fingerprint": "none"},
+    )
 
 
 def shaken_model(spec, scale):
-    """Every parameter moved off its initial value (gains of one and biases of zero hide terms), matrices times ``scale``, rounded to float32.
+    """Every parameter moved off its initial value (gains of one and biases of zero hide terms), matrices times
+    ``scale``, rounded to float32.
 
-    Moved by little: a model of width 4 has rows of nearly no variance otherwise, where half a rounding of the parameters alone changes uᵀHu by 1e-5.
+    Moved by little: a model of width 4 has rows of nearly no variance otherwise, where half a rounding of the
+    parameters alone changes uᵀHu by 1e-5.
     """
     model = build_model(spec, format_for(spec)).double()
     generator = torch.Generator().manual_seed(1)
@@ -111,7 +124,10 @@ def format_for(spec):
 
 def batch_of(spec, seed):
     objective, generator = build_objective(spec, format_for(spec)), torch.Generator().manual_seed(seed)
-    return objective.examples(drawn(spec.objective.name, format_for(spec), objective.tokens_needed(POSITIONS), SEQUENCES, generator), generator)
+    return objective.examples(
+        drawn(spec.objective.name, format_for(spec), objective.tokens_needed(POSITIONS), SEQUENCES, generator),
+        generator,
+    )
 
 
 def loss_of(model, objective, examples):
@@ -123,10 +139,14 @@ def loss_of(model, objective, examples):
 
 
 def optimizer_step(spec, model, losses):
-    """AdamW's own u at ``model``, from the state that the gradients of a few batches give (5.2.1) and the last one's gradient."""
+    """AdamW's own u at ``model``, from the state that the gradients of a few batches give (5.2.1) and the last one's
+    gradient."""
     model = copy.deepcopy(model)
     params, optimizer = dict(model.named_parameters()), build_optimizer(spec, model)
-    gradients = [dict(zip(params, torch.autograd.grad(loss(params), list(params.values()), materialize_grads=True), strict=True)) for loss in losses]
+    gradients = [
+        dict(zip(params, torch.autograd.grad(loss(params), list(params.values()), materialize_grads=True), strict=True))
+        for loss in losses
+    ]
     paper_state(optimizer, gradients, params)
     for name, param in params.items():
         param.grad = gradients[0][name]
@@ -137,7 +157,10 @@ def oracle_of(spec, model):
     objective = build_objective(spec, format_for(spec))
     losses = [loss_of(model, objective, batch_of(spec, seed)) for seed in range(3)]
     params = {name: param.detach() for name, param in model.named_parameters()}
-    directions = {"random": {n: u.float().double() for n, u in random_direction(params).items()}, "adamw": optimizer_step(spec, model, losses)}
+    directions = {
+        "random": {n: u.float().double() for n, u in random_direction(params).items()},
+        "adamw": optimizer_step(spec, model, losses),
+    }
     return Oracle(losses[0], params, directions, *dense_gradient_and_hessian(losses[0], params))
 
 
@@ -159,9 +182,13 @@ def test_every_exact_method_equals_the_dense_hessian_to_1e_9(model, scale):
         for method in ("auto", "double_backward"):
             held = GradientWithGraph(found.loss, found.params, method=method)
             found.assert_right(held.along(direction), name, 1e-9)
-            torch.testing.assert_close(flatten(held.gradient()), found.gradient, rtol=0, atol=1e-9 * float(found.gradient.norm()))
+            torch.testing.assert_close(
+                flatten(held.gradient()), found.gradient, rtol=0, atol=1e-9 * float(found.gradient.norm())
+            )
         product = found.hessian @ flatten(direction)
-        torch.testing.assert_close(flatten(hvp(found.loss, found.params, direction)), product, rtol=0, atol=1e-9 * float(product.norm()))
+        torch.testing.assert_close(
+            flatten(hvp(found.loss, found.params, direction)), product, rtol=0, atol=1e-9 * float(product.norm())
+        )
 
 
 @every_scale
@@ -171,7 +198,9 @@ def test_float32_stays_within_1e_5_of_the_float64_truth(model, scale):
     for name, direction in found.directions.items():
         for method in ("taylor", "double_backward"):
             found.assert_right(directional(found.loss, found.single(), direction, method), name, 1e-5)
-        found.assert_right(GradientWithGraph(found.loss, found.single(), method="double_backward").along(direction), name, 1e-5)
+        found.assert_right(
+            GradientWithGraph(found.loss, found.single(), method="double_backward").along(direction), name, 1e-5
+        )
 
 
 @every_scale
@@ -196,11 +225,17 @@ def test_finite_differences_error_bar_covers_the_truth_in_both_precisions(model,
 
 @both_norms
 def test_the_dense_hessian_is_what_one_row_after_another_gives(norm):
-    """Reverse over reverse, batched by vmap or not, with a norm's gain (and LayerNorm's bias) among what is differentiated."""
+    """Reverse over reverse, batched by vmap or not, with a norm's gain (and LayerNorm's bias) among what is
+    differentiated."""
     found = oracle(("sa", norm, "mlm"), 1.0)
     start = 0
     for name, param in found.params.items():
-        if name in ("blocks.0.mixer_norm.weight", "blocks.0.mixer_norm.bias", "final_norm.weight", "blocks.1.mixer.qkv.weight"):
+        if name in (
+            "blocks.0.mixer_norm.weight",
+            "blocks.0.mixer_norm.bias",
+            "final_norm.weight",
+            "blocks.1.mixer.qkv.weight",
+        ):
             row = row_of_hessian(found.loss, found.params, start)
             torch.testing.assert_close(found.hessian[start], row, rtol=0, atol=1e-12 * float(row.norm()))
             assert float(row.norm()) > 0
@@ -208,7 +243,8 @@ def test_the_dense_hessian_is_what_one_row_after_another_gives(norm):
 
 
 def sharpened(model, loss):
-    """Scale the query and key weights of one layer after another until its largest logit is ``LOGITS``; the logits that were measured."""
+    """Scale the query and key weights of one layer after another until its largest logit is ``LOGITS``; the logits that
+    were measured."""
     params = dict(model.named_parameters())
     with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         for name in attention_statistics(model, lambda: loss(params)):
@@ -232,7 +268,8 @@ def attention_models():
 
 @pytest.mark.parametrize("model", list(attention_models()), ids="-".join)
 def test_exact_methods_in_float32_stay_within_1e_2_at_attention_logits_near_500(model):
-    """Where the paper's raw ε = 1e-4 is off by ten times as much at least. ‖u‖ = 1,000, as AdamW's is in a model of real size."""
+    """Where the paper's raw ε = 1e-4 is off by ten times as much at least. ‖u‖ = 1,000, as AdamW's is in a model of
+    real size."""
     spec = spec_of(*model)
     objective, net = build_objective(spec, format_for(spec)), shaken_model(spec, 1.0)
     logits = sharpened(net, loss_of(net, objective, batch_of(spec, 0)))
@@ -241,7 +278,10 @@ def test_exact_methods_in_float32_stay_within_1e_2_at_attention_logits_near_500(
     for name, direction in found.directions.items():
         stretch = 1000 / float(flatten(direction).norm())
         long, truth = {key: stretch * step for key, step in direction.items()}, stretch**2 * found.truth(name)[2]
-        off = {method: abs(directional(found.loss, found.single(), long, method).curvature - truth) for method in ("taylor", "double_backward", "parity")}
+        off = {
+            method: abs(directional(found.loss, found.single(), long, method).curvature - truth)
+            for method in ("taylor", "double_backward", "parity")
+        }
         exact = max(off["taylor"], off["double_backward"])
         assert exact <= 1e-2 * abs(truth)
         assert 10 * exact < off["parity"]

@@ -1,4 +1,5 @@
-"""Padding through whole mechanisms and models: a row with one visible key, a fully padded row; loss and curvature stay finite and exact."""
+"""Padding through whole mechanisms and models: a row with one visible key, a fully padded row; loss and curvature stay
+finite and exact."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from .nets import random_direction
 from .test_dense_oracle import MODELS, VOCABULARY, shaken_model, spec_of
 from .test_taylor_models import assert_same, huggingface, module_loss, shaken
 
-TOKEN_MODELS = [model for model in MODELS if Registry("objectives").load(model[2]).corpus_kind == "tokens"]  # images are never padded
+# images are never padded
+TOKEN_MODELS = [model for model in MODELS if Registry("objectives").load(model[2]).corpus_kind == "tokens"]
 LENGTHS = {"one_visible_key": [12, 1], "fully_padded_row": [12, 0], "nothing_but_padding": [0, 0]}
 
 
@@ -31,7 +33,10 @@ def test_padding_leaves_every_mechanisms_curvature_finite_and_exact(name, length
         loss, u = module_loss(module, x, mask_BN=mask), random_direction(params)
         for method in ("taylor", "double_backward"):
             found = directional(loss, params, u, method)
-            assert math.isfinite(found.loss) and math.isfinite(found.slope) and math.isfinite(found.curvature), (direction, method)
+            assert math.isfinite(found.loss) and math.isfinite(found.slope) and math.isfinite(found.curvature), (
+                direction,
+                method,
+            )
         assert_same(loss, params, u)
 
 
@@ -44,7 +49,9 @@ def test_a_fully_padded_row_of_a_hugging_face_model_is_finite_and_exact(name):
     labels = tokens.masked_fill(~mask, -100)
 
     def loss(p):
-        return functional_call(model, p, (), {"input_ids": tokens, "labels": labels, "attention_mask": mask.long()}).loss
+        return functional_call(
+            model, p, (), {"input_ids": tokens, "labels": labels, "attention_mask": mask.long()}
+        ).loss
 
     assert math.isfinite(directional(loss, params, random_direction(params), "taylor").curvature)
     assert_same(loss, params, random_direction(params), rel=1e-6)

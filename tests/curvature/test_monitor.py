@@ -1,4 +1,5 @@
-"""The monitor beside a training loop: right numbers for the step that was taken, and not one bit of the training changed."""
+"""The monitor beside a training loop: right numbers for the step that was taken, and not one bit of the training
+changed."""
 
 import math
 from contextlib import nullcontext
@@ -20,7 +21,10 @@ def noisy_net(seed=0):
 
 def batches(number=6, rows=8):
     generator = torch.Generator().manual_seed(3)
-    return [(torch.randn(rows, 5, generator=generator), torch.randint(0, 3, (rows,), generator=generator)) for _ in range(number)]
+    return [
+        (torch.randn(rows, 5, generator=generator), torch.randint(0, 3, (rows,), generator=generator))
+        for _ in range(number)
+    ]
 
 
 def classify(model, batch):
@@ -98,14 +102,18 @@ def test_a_quadratic_gives_its_closed_form_and_the_prediction_is_exact():
         assert row.alpha_max == pytest.approx(float(-2 * slope / curvature), rel=1e-12)
         assert row.alpha_max_over_lr == pytest.approx(row.alpha_max / 0.03, rel=1e-12)
         assert row.predicted_change == pytest.approx(row.actual_change, rel=1e-9)
-        assert row.actual_change == pytest.approx(energy(model, scale).item() - scale * float(before @ model.matrix @ before) / 2, rel=1e-9)
+        assert row.actual_change == pytest.approx(
+            energy(model, scale).item() - scale * float(before @ model.matrix @ before) / 2, rel=1e-9
+        )
         assert row.note is None
 
 
 def test_adamw_on_a_transformer_equals_the_dense_hessian():
     net, params, tokens = tiny()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-    monitor = AlphaMaxMonitor(net, optimizer, lambda model, rows: F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()))
+    monitor = AlphaMaxMonitor(
+        net, optimizer, lambda model, rows: F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+    )
     loss, start = token_loss(net, tokens), {name: param.detach().clone() for name, param in params.items()}
     hessian = dense_hessian(loss, start)
     with monitor.step(tokens):
@@ -141,7 +149,11 @@ def smooth_step(rows, scalar=False):
     model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3)).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     inputs, targets = batches(1, rows=9)[0]
-    batch = (inputs.double(), targets, torch.ones(9).double() if scalar else torch.tensor([1, 0, 0, 2, 1, 1, 0, 3, 1]).double())
+    batch = (
+        inputs.double(),
+        targets,
+        torch.ones(9).double() if scalar else torch.tensor([1, 0, 0, 2, 1, 1, 0, 3, 1]).double(),
+    )
 
     def mean(model, given):
         total, count = counted(model, given)

@@ -56,7 +56,12 @@ def test_a_rate_of_zero_and_a_gradient_of_zero_are_no_step():
 def test_a_step_along_which_the_loss_does_not_change_is_neither_stable_nor_unstable():
     flat = Quadratic(torch.zeros(2, 2), torch.ones(2))
     row = one_row(step, flat, torch.optim.SGD(flat.parameters(), lr=0.5, weight_decay=1.0))
-    assert (row.method, row.note, row.slope, row.curvature) == ("not defined", "the loss does not change along the step", 0.0, 0.0)
+    assert (row.method, row.note, row.slope, row.curvature) == (
+        "not defined",
+        "the loss does not change along the step",
+        0.0,
+        0.0,
+    )
     assert math.isnan(row.alpha_max) and row.actual_change == 0.0
 
 
@@ -66,7 +71,10 @@ def test_nan_is_reported_with_its_origin():
         optimizer.step()
 
     row = one_row(broken)
-    assert all(math.isnan(value) for value in (row.slope, row.curvature, row.alpha_max, row.predicted_change, row.actual_change))
+    assert all(
+        math.isnan(value)
+        for value in (row.slope, row.curvature, row.alpha_max, row.predicted_change, row.actual_change)
+    )
     assert row.note == "direction['x'] is not finite"
 
 
@@ -109,7 +117,9 @@ def test_frozen_and_tied_parameters():
     net, params, tokens = tiny()
     params["qkv.weight"].requires_grad_(False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    monitor = AlphaMaxMonitor(net, optimizer, lambda model, rows: token_loss(model, rows)(dict(model.named_parameters())))
+    monitor = AlphaMaxMonitor(
+        net, optimizer, lambda model, rows: token_loss(model, rows)(dict(model.named_parameters()))
+    )
     with monitor.step(tokens):
         token_loss(net, tokens)(params).backward()
         squared = sum(float(param.grad.square().sum()) for param in params.values() if param.grad is not None)
@@ -155,7 +165,9 @@ def test_optimizers_of_other_tensors_are_refused():
 
 
 def test_rows_need_a_batch_that_can_be_cut():
-    with pytest.raises(ValueError, match="rows= needs a batch whose tensors share their first dimension .* it has no tensor in a float"):
+    with pytest.raises(
+        ValueError, match="rows= needs a batch whose tensors share their first dimension .* it has no tensor in a float"
+    ):
         one_row(step, rows=2)
 
 
@@ -163,7 +175,12 @@ def test_a_loss_that_is_no_tensor_is_refused():
     model = quadratic()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     monitor = AlphaMaxMonitor(model, optimizer, lambda model, batch: energy(model, batch).item())
-    with pytest.raises(ValueError, match=r"loss_fn\(model, batch\) returns a scalar tensor or \(sum, count\); it returned a float"), monitor.step(1.0):
+    with (
+        pytest.raises(
+            ValueError, match=r"loss_fn\(model, batch\) returns a scalar tensor or \(sum, count\); it returned a float"
+        ),
+        monitor.step(1.0),
+    ):
         step(model, optimizer)
 
 

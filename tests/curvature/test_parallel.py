@@ -16,7 +16,8 @@ from stability.curvature.parallel import parallel_directional, parallel_mean
 from .nets import random_direction, tiny
 
 LR, STEPS = 0.05, 3
-# (first row, last row, weight) of each rank's microbatches of a batch of 5: unequal ones, and once a rank where nothing counts.
+# (first row, last row, weight) of each rank's microbatches of a batch of 5: unequal ones, and once a rank where nothing
+# counts.
 SHARES = {"unequal": [[(0, 1, 1), (1, 3, 1)], [(3, 5, 1)]], "one_rank_idle": [[(0, 5, 1)], [(0, 2, 0)]]}
 WHOLE = (0, 5, 1)
 METHODS = ("taylor", "double_backward", "finite_difference")
@@ -30,7 +31,9 @@ def problem():
         start, stop, weight = share
         rows = tokens[start:stop]
         logits = functional_call(net, p, (rows[:, :-1],))
-        return weight * F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum"), weight * rows[:, 1:].numel()
+        return weight * F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum"), weight * rows[
+            :, 1:
+        ].numel()
 
     return loss, params, random_direction(params)
 
@@ -78,7 +81,9 @@ def work_on_gpus(rank, folder):
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     net, inputs = regression()
-    found = watched(nn.parallel.DistributedDataParallel(net.to(rank), device_ids=[rank]), [x[rank::2].to(rank) for x in inputs])
+    found = watched(
+        nn.parallel.DistributedDataParallel(net.to(rank), device_ids=[rank]), [x[rank::2].to(rank) for x in inputs]
+    )
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -98,7 +103,8 @@ def work(rank, folder):
     found["monitor"] = watched(nn.parallel.DistributedDataParallel(net), [x[rank::2] for x in inputs])
     torch.save(found, f"{folder}/{rank}.pt")
     dist.barrier()
-    os._exit(0)  # a normal exit now and then aborts in the destructor of gloo's threads (torch 2.13), long after the work is done
+    # a normal exit now and then aborts in the destructor of gloo's threads (torch 2.13), long after the work is done
+    os._exit(0)
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +139,10 @@ def test_the_monitor_of_a_ddp_model_equals_the_monitor_of_one_process(ranks):
             assert row[9:] == expected[9:]
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs two GPUs; on such a machine: pytest tests/curvature/test_parallel.py -k nccl")
+@pytest.mark.skipif(
+    torch.cuda.device_count() < 2,
+    reason="NCCL needs two GPUs; on such a machine: pytest tests/curvature/test_parallel.py -k nccl",
+)
 def test_the_monitor_under_nccl_equals_the_monitor_of_one_process(tmp_path):
     multiprocessing.spawn(work_on_gpus, args=(str(tmp_path),), nprocs=2)
     net, inputs = regression()
@@ -149,7 +158,9 @@ def test_means_weigh_the_ranks_by_their_counts(ranks):
 
 
 def test_an_error_on_one_rank_is_raised_on_all_of_them(ranks):
-    assert ranks[0]["error"] == "RuntimeError: another rank could not measure its part; rank 1: KeyError: 'no such track'"
+    assert (
+        ranks[0]["error"] == "RuntimeError: another rank could not measure its part; rank 1: KeyError: 'no such track'"
+    )
     assert ranks[1]["error"] == "KeyError: 'no such track'"
 
 

@@ -95,7 +95,9 @@ def test_a_saddle_gives_infinity_and_an_ascent_direction_zero():
     down = {"x": torch.tensor([0.0, 1.0], dtype=torch.float64)}
     assert directional(quadratic(matrix), x, down).alpha_max == math.inf
     assert directional(quadratic(matrix), x, {"x": -down["x"]}).alpha_max == 0
-    assert math.isnan(directional(quadratic(matrix), x, {"x": torch.zeros(2)}).alpha_max), "no step is neither stable nor unstable"
+    assert math.isnan(directional(quadratic(matrix), x, {"x": torch.zeros(2)}).alpha_max), (
+        "no step is neither stable nor unstable"
+    )
 
 
 def test_sgd_never_falls_below_two_over_the_spectral_norm(dense):
@@ -118,12 +120,25 @@ def test_microbatches_of_unequal_counts_equal_the_whole_batch(method):
     tokens = torch.randint(0, 7, (9, 6), generator=torch.Generator().manual_seed(5))
     direction = random_direction(params)
     whole = directional(token_loss(net, tokens), params, direction, method)
-    parts = directional(lambda p, rows: (token_loss(net, rows, "sum")(p), rows[:, 1:].numel()), params, direction, method, batches=pieces(tokens))
+    parts = directional(
+        lambda p, rows: (token_loss(net, rows, "sum")(p), rows[:, 1:].numel()),
+        params,
+        direction,
+        method,
+        batches=pieces(tokens),
+    )
     rel = 1e-12 if method == "double_backward" else 1e-8
     for name in ("loss", "slope", "curvature"):
         assert getattr(parts, name) == pytest.approx(getattr(whole, name), rel=rel)
-    product = hvp(lambda p, rows: (token_loss(net, rows, "sum")(p), rows[:, 1:].numel()), params, direction, batches=iter(pieces(tokens)))
-    torch.testing.assert_close(flatten(product), flatten(hvp(token_loss(net, tokens), params, direction)), rtol=1e-10, atol=1e-12)
+    product = hvp(
+        lambda p, rows: (token_loss(net, rows, "sum")(p), rows[:, 1:].numel()),
+        params,
+        direction,
+        batches=iter(pieces(tokens)),
+    )
+    torch.testing.assert_close(
+        flatten(product), flatten(hvp(token_loss(net, tokens), params, direction)), rtol=1e-10, atol=1e-12
+    )
 
 
 def test_one_microbatch_graph_lives_at_a_time():
@@ -166,7 +181,9 @@ def test_gradient_with_graph_gives_the_curvature_after_the_optimizer_moved(batch
     gradient = torch.autograd.grad(token_loss(net, tokens)(params), list(params.values()))
     if batched:
         parts = [tokens[:1], tokens[1:]]
-        held = GradientWithGraph(lambda p, rows: (token_loss(net, rows, "sum")(p), rows[:, 1:].numel()), params, parts, method)
+        held = GradientWithGraph(
+            lambda p, rows: (token_loss(net, rows, "sum")(p), rows[:, 1:].numel()), params, parts, method
+        )
     else:
         held = GradientWithGraph(token_loss(net, tokens), params, method=method)
     own = held.gradient()

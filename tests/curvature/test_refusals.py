@@ -25,7 +25,8 @@ class OnceCube(torch.autograd.Function):
 
 
 class KernelCube(torch.autograd.Function):
-    """As a kernel would: its backward leaves torch, so that autograd.grad drops the second derivative without a word."""
+    """As a kernel would: its backward leaves torch, so that autograd.grad drops the second derivative without a
+    word."""
 
     @staticmethod
     def forward(ctx, x):
@@ -51,7 +52,8 @@ class RefusingCube(torch.autograd.Function):
 
 
 class HalfCube(torch.autograd.Function):
-    """Differentiable in the incoming gradient, but x² comes from a kernel: no structure shows it, only the check does."""
+    """Differentiable in the incoming gradient, but x² comes from a kernel: no structure shows it, only the check
+    does."""
 
     @staticmethod
     def forward(ctx, x):
@@ -108,7 +110,9 @@ SQUARE = float((30 * X["x"] ** 4 * U["x"] ** 2).sum())
 @pytest.mark.parametrize(("tail", "truth"), [("sum", CUBE), ("square", SQUARE)])
 @pytest.mark.parametrize("function", [OnceCube, KernelCube, RefusingCube])
 def test_auto_falls_back_to_differences_where_a_function_has_no_second_derivative_and_says_so(function, tail, truth):
-    with pytest.warns(RuntimeWarning, match="curvature by central differences of gradients, not exactly: .*(Cube|cube kernel)"):
+    with pytest.warns(
+        RuntimeWarning, match="curvature by central differences of gradients, not exactly: .*(Cube|cube kernel)"
+    ):
         result = directional(cube_loss(function, tail), X, U)
     assert result.method == "finite_difference"
     assert abs(result.curvature - truth) <= result.error_bar
@@ -146,7 +150,10 @@ def test_a_custom_function_is_checked_against_differences_without_being_asked():
 
 @pytest.mark.parametrize("function", [HalfCube, ConstantCube])
 def test_a_custom_function_that_differences_contradict_is_measured_by_them_and_named(function):
-    said = f"{function.__name__} .*has a wrong second derivative: uᵀHu comes out as 0, by differences of gradients as {CUBE:.4g}"
+    said = (
+        f"{function.__name__} .*has a wrong second derivative: uᵀHu comes out as 0, by differences of gradients as "
+        f"{CUBE:.4g}"
+    )
     with pytest.warns(RuntimeWarning, match=f"by central differences of gradients, not exactly: {said}"):
         result = directional(cube_loss(function), X, U)
     assert result.method == "finite_difference"
@@ -206,7 +213,9 @@ def test_a_nan_is_traced_to_the_first_module_that_made_it(method):
     broken = {name: param.detach() * math.nan for name, param in params.items()}
     assert directional(loss, broken, u, method).nonfinite == "params['first.weight'] is not finite"
     assert directional(loss, params, broken, method).nonfinite == "direction['first.weight'] is not finite"
-    assert directional(lambda p: p["x"].sum() * math.nan, X, U, method).nonfinite.startswith("every module's output is finite")
+    assert directional(lambda p: p["x"].sum() * math.nan, X, U, method).nonfinite.startswith(
+        "every module's output is finite"
+    )
 
 
 def test_a_loss_that_is_not_finite_gives_nan_even_where_its_derivatives_are():
@@ -227,7 +236,9 @@ def test_auto_says_so_where_a_loss_gets_no_tensor_subclass_through():
             raise TypeError("plain tensors only")
         return (params["x"] ** 3).sum()
 
-    with pytest.warns(RuntimeWarning, match="curvature by double backward, because taylor failed: TypeError: plain tensors only"):
+    with pytest.warns(
+        RuntimeWarning, match="curvature by double backward, because taylor failed: TypeError: plain tensors only"
+    ):
         result = directional(loss, X, U)
     assert (result.method, result.curvature) == ("double_backward", pytest.approx(CUBE))
 
@@ -252,7 +263,11 @@ def square(params):
         ([1], {}, "params must be a non-empty dict"),
         ({"x": 3.0}, {"x": 1.0}, r"params\['x'\] is a float, not a tensor"),
         ({"x": torch.arange(3)}, U, r"params\['x'\] has dtype torch.int64; only floating-point"),
-        ({"x": X["x"].clone().requires_grad_(), "frozen": torch.ones(1)}, U, r"params\['frozen'\] has requires_grad=False"),
+        (
+            {"x": X["x"].clone().requires_grad_(), "frozen": torch.ones(1)},
+            U,
+            r"params\['frozen'\] has requires_grad=False",
+        ),
         (X, {}, "direction lacks 1 of its keys, first 'x'"),
         (X, {**U, "y": U["x"]}, "direction has, beyond params, 1 of its keys, first 'y'"),
         (X, [1], "direction must be a dict"),

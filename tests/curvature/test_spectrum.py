@@ -23,7 +23,9 @@ def quadratic(matrix):
 
 
 def symmetric(values, seed=0):
-    q, _ = torch.linalg.qr(torch.randn(len(values), len(values), generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+    q, _ = torch.linalg.qr(
+        torch.randn(len(values), len(values), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    )
     return q @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ q.T
 
 
@@ -82,7 +84,10 @@ def test_microbatches_give_the_same_eigenvalue_as_the_whole_batch(transformer):
     def by_rows(at, row):
         return token_loss(net, tokens[row : row + 1], reduction="sum")(at), tokens.shape[1] - 1
 
-    whole, parts = top_eigenvalue(loss, params, iterations=8), top_eigenvalue(by_rows, params, batches=iter(range(3)), iterations=8)
+    whole, parts = (
+        top_eigenvalue(loss, params, iterations=8),
+        top_eigenvalue(by_rows, params, batches=iter(range(3)), iterations=8),
+    )
     assert parts.value == pytest.approx(whole.value, rel=1e-9)
 
 
@@ -178,7 +183,9 @@ def stepped(betas=(0.9, 0.99), steps=3, amsgrad=False):
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_preconditioned_sharpness_is_the_dense_products_largest_eigenvalue(amsgrad):
     loss, params, optimizer = stepped(amsgrad=amsgrad)
-    second = flatten({name: optimizer.state[p]["max_exp_avg_sq" if amsgrad else "exp_avg_sq"] for name, p in params.items()})
+    second = flatten(
+        {name: optimizer.state[p]["max_exp_avg_sq" if amsgrad else "exp_avg_sq"] for name, p in params.items()}
+    )
     p = (second / (1 - 0.99**3)).sqrt() + 1e-8
     dense = dense_hessian(loss, params) / p.sqrt() / p.sqrt()[:, None]
     found = preconditioned_sharpness(loss, params, optimizer, tolerance=1e-8, iterations=200)
@@ -203,7 +210,8 @@ def test_the_preconditioner_is_what_adam_divides_by():
 
 @pytest.mark.parametrize(("eta_times_sharpness", "diverges"), [(37.9, False), (38.1, True)])
 def test_adam_with_a_frozen_preconditioner_loses_stability_at_38_over_lr(eta_times_sharpness, diverges):
-    """The recurrence x ← x − η m, m ← 0.9 m + 0.1 λ x, iterated, explodes just above the threshold and dies out just below."""
+    """The recurrence x ← x − η m, m ← 0.9 m + 0.1 λ x, iterated, explodes just above the threshold and dies out just
+    below."""
     assert adam_threshold(1.0, 0.9) == pytest.approx(38)
     x, m = 1.0, 0.0
     for _ in range(20_000):

@@ -1,4 +1,5 @@
-"""The Taylor pass through whole models: tied weights, large weights, masks, everything in the registries, Hugging Face's models."""
+"""The Taylor pass through whole models: tied weights, large weights, masks, everything in the registries, Hugging
+Face's models."""
 
 import math
 
@@ -36,7 +37,9 @@ def test_tied_transformer_equals_its_dense_hessian(scale, causal):
     net, params, tokens = tiny(scale=scale, causal=causal)
     loss, direction = token_loss(net, tokens), random_direction(params)
     u = flatten(direction)
-    assert directional(loss, params, direction, "taylor").curvature == pytest.approx(float(u @ dense_hessian(loss, params) @ u), rel=1e-9)
+    assert directional(loss, params, direction, "taylor").curvature == pytest.approx(
+        float(u @ dense_hessian(loss, params) @ u), rel=1e-9
+    )
     assert_same(loss, params, direction)
 
 
@@ -51,7 +54,12 @@ def test_a_compiled_model_is_measured_as_written(method):
     net, params, tokens = tiny()
     direction = random_direction(params)
     expected = directional(token_loss(net, tokens), params, direction, method)
-    assert directional(token_loss(torch.compile(net, backend="eager"), tokens, "mean", "_orig_mod."), params, direction, method) == expected
+    assert (
+        directional(
+            token_loss(torch.compile(net, backend="eager"), tokens, "mean", "_orig_mod."), params, direction, method
+        )
+        == expected
+    )
 
 
 def test_microbatches_equal_the_whole():
@@ -86,13 +94,16 @@ def attention_loss(**options):
 VISIBLE = torch.rand(7, 7, generator=torch.Generator().manual_seed(2)) > 0.4
 VISIBLE.fill_diagonal_(True)
 ONE_KEY = torch.eye(7, dtype=torch.bool)
-PADDED = torch.arange(7) < torch.tensor([7, 4])[:, None, None, None]  # (2, 1, 1, 7): keys of the second sequence end at 4
+# (2, 1, 1, 7): keys of the second sequence end at 4
+PADDED = torch.arange(7) < torch.tensor([7, 4])[:, None, None, None]
 HIDDEN = VISIBLE.clone()
 HIDDEN[2] = False  # a row with no key at all
 
 
 @pytest.mark.parametrize("form", ["boolean", "infinite", "lowest"])
-@pytest.mark.parametrize("mask", [VISIBLE, ONE_KEY, PADDED, HIDDEN], ids=["some", "one_key", "padded", "row_with_no_key"])
+@pytest.mark.parametrize(
+    "mask", [VISIBLE, ONE_KEY, PADDED, HIDDEN], ids=["some", "one_key", "padded", "row_with_no_key"]
+)
 def test_masks_give_finite_and_equal_curvature(form, mask):
     low = {"infinite": -math.inf, "lowest": torch.finfo(torch.float64).min}.get(form)
     given = mask if low is None else torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, low)
@@ -109,7 +120,9 @@ def test_attention_in_blocks_equals_attention_whole(options, monkeypatch):
     masked = qkv()
     if "is_causal" not in options:
         assert_same(attention_loss(attn_mask=PADDED & VISIBLE, **options), masked, random_direction(masked, 3))
-        learned = qkv() | {"bias": torch.randn(2, 1, 7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(4))}
+        learned = qkv() | {
+            "bias": torch.randn(2, 1, 7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+        }
         assert_same(attention_loss(**options), learned, random_direction(learned, 3))
 
 
@@ -136,7 +149,9 @@ def module_loss(module, data, **options):
 
     def loss(params):
         out = functional_call(module, params, (data,), options)
-        return (out * torch.linspace(-1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)).sum() + out.square().mean()
+        return (
+            out * torch.linspace(-1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)
+        ).sum() + out.square().mean()
 
     return loss
 
@@ -169,7 +184,10 @@ def test_every_mechanism_in_every_direction_it_can_do(name, scale):
 @pytest.mark.parametrize("name", Registry("mechanisms").names(cross=True))
 def test_every_cross_mechanism(name, padded):
     module, params = shaken(build_mechanism(name, width=16, heads=2))
-    x, context = (torch.randn(3, length, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(length)) for length in (12, 9))
+    x, context = (
+        torch.randn(3, length, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(length))
+        for length in (12, 9)
+    )
     lengths = {"mask_BN": (12, [12, 8, 12]), "context_mask_BJ": (9, [9, 4, 0])} if padded else {}
     masks = {key: torch.arange(length) < torch.tensor(valid)[:, None] for key, (length, valid) in lengths.items()}
     assert_same(module_loss(module, x, context_BJD=context, **masks), params, random_direction(params))
@@ -183,7 +201,9 @@ def test_every_residual(name):
 
     def loss(p):
         own = {key: value for key, value in p.items() if key != "x"}
-        state = functional_call(Residual(module, norm), {f"connection.{key}": value for key, value in own.items()}, (p["x"],))
+        state = functional_call(
+            Residual(module, norm), {f"connection.{key}": value for key, value in own.items()}, (p["x"],)
+        )
         return (state * torch.linspace(-1, 2, state.numel(), dtype=state.dtype).reshape(state.shape)).sum()
 
     params = {key: param.detach() for key, param in params.items()}
@@ -203,7 +223,10 @@ class Residual(torch.nn.Module):
 @pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
 def test_every_norm(name):
     module, params = shaken(build_norm(name, 8))
-    params = {"weight": params["weight"].detach(), "x": torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))}
+    params = {
+        "weight": params["weight"].detach(),
+        "x": torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)),
+    }
 
     def loss(p):
         return functional_call(module, {"weight": p["weight"]}, (p["x"] * p["x"],)).square().sum().sin()
@@ -218,7 +241,14 @@ def test_every_objective(name):
     data = drawn(name, data_format, objective.tokens_needed(5), 3, torch.Generator().manual_seed(0))
     examples = objective.examples(data, torch.Generator().manual_seed(1))
     assert isinstance(examples, Examples)
-    logits = {"x": torch.randn(*examples.targets_BN.shape, objective.num_outputs, dtype=torch.float64, generator=torch.Generator().manual_seed(2))}
+    logits = {
+        "x": torch.randn(
+            *examples.targets_BN.shape,
+            objective.num_outputs,
+            dtype=torch.float64,
+            generator=torch.Generator().manual_seed(2),
+        )
+    }
 
     def loss(p, batch):
         return objective.loss_sum(p["x"] * p["x"], batch)
@@ -228,11 +258,22 @@ def test_every_objective(name):
 
 def huggingface(name):
     transformers = pytest.importorskip("transformers")
-    small = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 32}
+    small = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 32,
+    }
     torch.manual_seed(0)
     if name == "gpt2":
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50, n_positions=32, n_embd=32, n_layer=2, n_head=4)).eval()
-    config = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}[name](**small, num_key_value_heads=2)
+        return transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=50, n_positions=32, n_embd=32, n_layer=2, n_head=4)
+        ).eval()
+    config = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}[name](
+        **small, num_key_value_heads=2
+    )
     return {"llama": transformers.LlamaForCausalLM, "qwen2": transformers.Qwen2ForCausalLM}[name](config).eval()
 
 
@@ -246,6 +287,8 @@ def test_hugging_face_models_agree_to_1e_6(name, padded):
     mask[1, :4] = 0
 
     def loss(p):
-        return functional_call(model, p, (), {"input_ids": tokens, "labels": tokens, "attention_mask": mask if padded else None}).loss
+        return functional_call(
+            model, p, (), {"input_ids": tokens, "labels": tokens, "attention_mask": mask if padded else None}
+        ).loss
 
     assert_same(loss, params, random_direction(params), rel=1e-6)

@@ -106,7 +106,9 @@ def scaled_in_place(p):
 
 
 @pytest.mark.parametrize("method", ["auto", "double_backward", "finite_difference", "parity"])
-@pytest.mark.parametrize("loss", [scaled_in_place, lambda p: F.embedding(torch.tensor([0, 2]), p["x"], max_norm=0.5).square().sum()])
+@pytest.mark.parametrize(
+    "loss", [scaled_in_place, lambda p: F.embedding(torch.tensor([0, 2]), p["x"], max_norm=0.5).square().sum()]
+)
 def test_a_loss_that_writes_into_its_parameters_is_an_error(method, loss):
     x = {"x": torch.ones(3, 4, dtype=torch.float64)}
     with pytest.raises(ValueError, match=r"loss_fn writes into params\['x'\] in place .*max_norm"):

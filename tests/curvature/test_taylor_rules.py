@@ -46,7 +46,9 @@ def test_rule_agrees_with_differences_of_the_loss_which_know_no_autograd(name):
 
     step = 2e-4  # remainders jump not far from here
     values = [along(k * step) for k in (-2, -1, 0, 1, 2)]
-    curvature = sum(factor * value for factor, value in zip((-1, 16, -30, 16, -1), values, strict=True)) / (12 * step**2)
+    curvature = sum(factor * value for factor, value in zip((-1, 16, -30, 16, -1), values, strict=True)) / (
+        12 * step**2
+    )
     assert directional(loss, params, direction, "taylor").curvature == pytest.approx(curvature, rel=2e-6, abs=1e-6)
 
 
@@ -55,7 +57,9 @@ def test_weight_norm_whose_second_derivative_torch_gets_wrong_is_exact_and_refus
     net = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4)).double()
     params = {name: param.detach() for name, param in net.named_parameters()}
     u = {name: torch.randn_like(param) for name, param in params.items()}
-    g, v, bias = (params[name] for name in ("parametrizations.weight.original0", "parametrizations.weight.original1", "bias"))
+    g, v, bias = (
+        params[name] for name in ("parametrizations.weight.original0", "parametrizations.weight.original1", "bias")
+    )
 
     def loss(p):
         return torch.func.functional_call(net, p, (CONSTANT,)).tanh().square().sum()
@@ -64,11 +68,15 @@ def test_weight_norm_whose_second_derivative_torch_gets_wrong_is_exact_and_refus
         return (CONSTANT @ (p["v"] * (p["g"] / p["v"].norm(dim=1, keepdim=True))).T + p["b"]).tanh().square().sum()
 
     same = {"g": "parametrizations.weight.original0", "v": "parametrizations.weight.original1", "b": "bias"}
-    truth = directional(by_hand, {"g": g, "v": v, "b": bias}, {key: u[name] for key, name in same.items()}, "double_backward").curvature
+    truth = directional(
+        by_hand, {"g": g, "v": v, "b": bias}, {key: u[name] for key, name in same.items()}, "double_backward"
+    ).curvature
     found = directional(loss, params, u)
     assert (found.method, found.curvature) == ("taylor", pytest.approx(truth, rel=1e-10))
     for call in (lambda: directional(loss, params, u, "double_backward"), lambda: hvp(loss, params, u)):
-        with pytest.raises(NoSecondDerivative, match="weight_norm.*has a wrong second derivative in torch; use method='taylor'"):
+        with pytest.raises(
+            NoSecondDerivative, match="weight_norm.*has a wrong second derivative in torch; use method='taylor'"
+        ):
             call()
 
 
@@ -77,7 +85,9 @@ def test_long_tensors_are_computed_in_pieces_that_join():
     u = {"x": torch.randn(7, 33_001, dtype=torch.float64, generator=G)}
 
     def loss(p):
-        return (F.gelu(p["x"].T) * F.layer_norm(p["x"], (33_001,)).T).square().mean() + F.cross_entropy(p["x"], INDEX.repeat(2)[:7])
+        return (F.gelu(p["x"].T) * F.layer_norm(p["x"], (33_001,)).T).square().mean() + F.cross_entropy(
+            p["x"], INDEX.repeat(2)[:7]
+        )
 
     exact, ours = (directional(loss, {"x": x}, u, method) for method in ("double_backward", "taylor"))
     assert ours.curvature == pytest.approx(exact.curvature, rel=1e-10)
@@ -86,7 +96,9 @@ def test_long_tensors_are_computed_in_pieces_that_join():
 def test_hardsigmoid_which_torch_differentiates_once_equals_its_definition():
     x, u = ({"x": 3 * torch.randn(20, dtype=torch.float64, generator=G)} for _ in range(2))
     truth = directional(lambda p: (F.relu6(p["x"] + 3) / 6).square().sum(), x, u, "double_backward").curvature
-    assert directional(lambda p: F.hardsigmoid(p["x"]).square().sum(), x, u, "taylor").curvature == pytest.approx(truth, rel=1e-10)
+    assert directional(lambda p: F.hardsigmoid(p["x"]).square().sum(), x, u, "taylor").curvature == pytest.approx(
+        truth, rel=1e-10
+    )
 
 
 def test_an_l2_normalised_zero_row_is_finite_and_right():

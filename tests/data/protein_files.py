@@ -31,7 +31,20 @@ def helix(num: int, angles=(-57.0, -47.0)) -> np.ndarray:
     return backbone([(float(angles[0]), float(angles[1]))] * num)
 
 
-def atom_line(serial, atom, residue, chain, number, place, code=" ", alternate=" ", occupancy=1.0, bfactor=20.0, record="ATOM", element=None) -> str:
+def atom_line(
+    serial,
+    atom,
+    residue,
+    chain,
+    number,
+    place,
+    code=" ",
+    alternate=" ",
+    occupancy=1.0,
+    bfactor=20.0,
+    record="ATOM",
+    element=None,
+) -> str:
     name = atom if len(atom) == 4 else f" {atom:<3}"
     x, y, z = place
     return (
@@ -48,7 +61,9 @@ def residue_lines(letters, coords_NAX, chain="A", numbers=None, codes=None, **mo
         for atom, place in zip(ATOMS, coords_NAX[row], strict=True):
             if atom == "CB" and name == "GLY":
                 continue
-            lines.append(atom_line(len(lines) + 1, atom, name, chain, number, place, code=codes[row] if codes else " ", **more))
+            lines.append(
+                atom_line(len(lines) + 1, atom, name, chain, number, place, code=codes[row] if codes else " ", **more)
+            )
     return lines
 
 
@@ -63,18 +78,37 @@ def seqres(letters: str, chain="A") -> list[str]:
 
 
 def cif(letters: str, coords_NAX, present=None, end="#\n") -> bytes:
-    """One chain "B" (label "A") of one entity; residues outside of ``present`` have no coordinates. A ligand of the same chain stands at its end."""
+    """One chain "B" (label "A") of one entity; residues outside of ``present`` have no coordinates. A ligand of the
+    same chain stands at its end."""
     present = range(len(letters)) if present is None else present
-    columns = "group_PDB id type_symbol label_atom_id label_alt_id label_comp_id label_asym_id label_entity_id label_seq_id pdbx_PDB_ins_code Cartn_x Cartn_y"
+    columns = (
+        "group_PDB id type_symbol label_atom_id label_alt_id label_comp_id label_asym_id label_entity_id "
+        "label_seq_id pdbx_PDB_ins_code Cartn_x Cartn_y"
+    )
     columns += " Cartn_z occupancy B_iso_or_equiv auth_seq_id auth_asym_id pdbx_PDB_model_num"
     rows = []
     for row in present:
         for atom, (x, y, z) in zip(ATOMS[:4], coords_NAX[row], strict=False):
             name = ONE_TO_THREE[letters[row]]
-            rows.append(f"ATOM {len(rows) + 1} {atom[0]} {atom} . {name} A 1 {row + 1} ? {x:.3f} {y:.3f} {z:.3f} 1.0 50.0 {row + 101} B 1")
+            rows.append(
+                f"ATOM {len(rows) + 1} {atom[0]} {atom} . {name} A 1 {row + 1} ? {x:.3f} {y:.3f} {z:.3f} 1.0 50.0 "
+                f"{row + 101} B 1"
+            )
     rows.append(f"HETATM {len(rows) + 1} O O . HOH C 2 . ? 1.0 1.0 1.0 1.0 50.0 900 B 1")
     sequence = [f"1 {number} {ONE_TO_THREE[letter]} n" for number, letter in enumerate(letters, start=1)]
-    parts = ["data_test", "#", "loop_", *(f"_entity_poly_seq.{name}" for name in ("entity_id", "num", "mon_id", "hetero")), *sequence, "#", "loop_"]
+    parts = [
+        "data_test",
+        "#",
+        "loop_",
+        *(f"_entity_poly_seq.{name}" for name in ("entity_id", "num", "mon_id", "hetero")),
+        *sequence,
+        "#",
+        "loop_",
+    ]
     parts += ["_struct_ref.id", "_struct_ref.db_name", "_struct_ref.pdbx_db_accession", "1 UNP P12345", "#", "loop_"]
-    parts += [f"_struct_ref_seq.{name}" for name in ("ref_id", "pdbx_strand_id", "seq_align_beg", "db_align_beg")] + ["1 B 1 201", "#", "loop_"]
+    parts += [f"_struct_ref_seq.{name}" for name in ("ref_id", "pdbx_strand_id", "seq_align_beg", "db_align_beg")] + [
+        "1 B 1 201",
+        "#",
+        "loop_",
+    ]
     return "\n".join([*parts, *(f"_atom_site.{name}" for name in columns.split()), *rows, end]).encode()

@@ -44,7 +44,10 @@ def test_the_same_content_elsewhere_is_not_tokenised_again(source, tmp_path, mon
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "other name.TXT").write_text(CONTENT)
     forbid_reading(monkeypatch)
-    assert prepare(part("data", {"name": "text", "path": str(tmp_path / "elsewhere")}), tmp_path / "cache").fingerprint == first.fingerprint
+    assert (
+        prepare(part("data", {"name": "text", "path": str(tmp_path / "elsewhere")}), tmp_path / "cache").fingerprint
+        == first.fingerprint
+    )
 
 
 def test_changed_content_is_tokenised_again(source, tmp_path):
@@ -126,7 +129,10 @@ def test_two_processes_prepare_at_once(tmp_path):
         (tmp_path / f"{index}.txt").write_text(CONTENT + str(index))
     (tmp_path / "genome.fa").write_text(">one\n" + "ACGT" * 20_000 + "\n")
     command = [sys.executable, "-c", RACER, str(tmp_path)]
-    racers = [subprocess.Popen([*command, str(me)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for me in (0, 1)]
+    racers = [
+        subprocess.Popen([*command, str(me)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for me in (0, 1)
+    ]
     while not all((tmp_path / f"ready-{me}").exists() or racer.poll() is not None for me, racer in enumerate(racers)):
         time.sleep(0.01)
     (tmp_path / "go").touch()
@@ -164,7 +170,9 @@ def test_stdlib_is_english_text_of_a_million_characters_or_more(stdlib_cache):
     assert corpus.num_val_documents == -(-(corpus.num_train_documents + corpus.num_val_documents) // 100)
     assert 2.8 < corpus.unigram_nats < 3.6
     corpus.require(1024)
-    documents = set(bytes(corpus.train_tokens.astype(np.uint8)).split(b"\0")) | set(bytes(corpus.val_tokens.astype(np.uint8)).split(b"\0"))
+    documents = set(bytes(corpus.train_tokens.astype(np.uint8)).split(b"\0")) | set(
+        bytes(corpus.val_tokens.astype(np.uint8)).split(b"\0")
+    )
     assert len(documents) == corpus.num_train_documents + corpus.num_val_documents
     assert (Path.__doc__ or "").split("\n")[0].encode() in b"\n".join(documents)
 

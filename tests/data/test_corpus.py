@@ -79,8 +79,15 @@ def test_one_changed_letter_changes_the_fingerprint(corpus):
 
 
 def test_fingerprint_knows_sides_and_vocabulary():
-    variants = [of([1, 2, 3], [3, 2], 256), of([3, 2], [1, 2, 3], 256), of([1, 2, 3], [3, 2], 257), of([1, 2, 3, 3], [2], 256)]
-    assert len({corpus.fingerprint for corpus in variants}) == 4 and all(len(corpus.fingerprint) == 64 for corpus in variants)
+    variants = [
+        of([1, 2, 3], [3, 2], 256),
+        of([3, 2], [1, 2, 3], 256),
+        of([1, 2, 3], [3, 2], 257),
+        of([1, 2, 3, 3], [2], 256),
+    ]
+    assert len({corpus.fingerprint for corpus in variants}) == 4 and all(
+        len(corpus.fingerprint) == 64 for corpus in variants
+    )
 
 
 def test_description_counts_documents_and_characters(corpus):
@@ -102,7 +109,10 @@ def test_unigram_nats_of_a_token_that_training_never_saw_are_finite():
 
 
 def test_one_distinct_document_cannot_be_split():
-    with pytest.raises(ValueError, match=r"made up holds 1 distinct document; at least 2 are needed, so that one can be held out: add some"):
+    with pytest.raises(
+        ValueError,
+        match=r"made up holds 1 distinct document; at least 2 are needed, so that one can be held out: add some",
+    ):
         split_documents(["the same"] * 5, "made up", ": add some")
 
 
@@ -111,7 +121,11 @@ def test_large_vocabularies_take_four_bytes_a_token(tmp_path):
     corpus = Corpus.of(train, val, vocab_size=70_001, description="", num_train_documents=1, num_val_documents=1)
     corpus.save(tmp_path / "corpus")
     loaded = Corpus.load(tmp_path / "corpus")
-    assert loaded.fingerprint == corpus.fingerprint and loaded.train_tokens.dtype == np.uint32 and isinstance(loaded.train_tokens, np.memmap)
+    assert (
+        loaded.fingerprint == corpus.fingerprint
+        and loaded.train_tokens.dtype == np.uint32
+        and isinstance(loaded.train_tokens, np.memmap)
+    )
     assert loaded.windows("train", 1, 27).tolist() == [train.tolist()]
     assert (token_dtype(65_536), token_dtype(65_537)) == (np.uint16, np.uint32)
 
@@ -130,7 +144,10 @@ def test_pieces_of_any_size_give_the_same_corpus(corpus, monkeypatch, tmp_path, 
 
 def test_fingerprints_of_bytes_are_those_of_the_first_version():
     corpus = split_documents(["one document", "another document", "a third"], "made up")
-    sums = [hashlib.sha256(tokens.astype("<u2").tobytes()).hexdigest() for tokens in (corpus.train_tokens, corpus.val_tokens)]
+    sums = [
+        hashlib.sha256(tokens.astype("<u2").tobytes()).hexdigest()
+        for tokens in (corpus.train_tokens, corpus.val_tokens)
+    ]
     assert corpus.fingerprint == hashlib.sha256(json.dumps(["stability corpus", 1, 256, *sums]).encode()).hexdigest()
 
 
@@ -142,7 +159,9 @@ def test_tokens_past_the_vocabulary_are_refused():
 def test_require_names_side_tokens_and_positions(corpus):
     corpus.require(len(corpus.val_tokens) // 2)
     num = len(corpus.val_tokens)
-    with pytest.raises(ValueError, match=rf"the held-out 1 % has {num} tokens; model.positions={num} needs at least {2 * num:,}") as caught:
+    with pytest.raises(
+        ValueError, match=rf"the held-out 1 % has {num} tokens; model.positions={num} needs at least {2 * num:,}"
+    ) as caught:
         corpus.require(num)
     assert f"model.positions={num // 2} or less" in str(caught.value) and str(caught.value).count("\n") == 1
     short = of([0] * 40, [0] * 900, 5)
@@ -200,7 +219,9 @@ def test_what_is_saved_is_what_is_loaded(corpus, tmp_path):
     corpus.save(tmp_path / "deep" / "corpus")
     loaded = Corpus.load(tmp_path / "deep" / "corpus")
     assert isinstance(loaded.train_tokens, np.memmap) and not loaded.train_tokens.flags.writeable
-    assert np.array_equal(loaded.train_tokens, corpus.train_tokens) and np.array_equal(loaded.val_tokens, corpus.val_tokens)
+    assert np.array_equal(loaded.train_tokens, corpus.train_tokens) and np.array_equal(
+        loaded.val_tokens, corpus.val_tokens
+    )
     plain = ("vocab_size", "fingerprint", "description", "num_train_documents", "num_val_documents", "unigram_nats")
     assert all(getattr(loaded, name) == getattr(corpus, name) for name in plain)
     assert torch.equal(loaded.windows("val", 4, 16), corpus.windows("val", 4, 16))

@@ -1,4 +1,5 @@
-"""DNA: what a record is, what is held out, where windows lie, both strands, the synthetic genome, and what bad files are told."""
+"""DNA: what a record is, what is held out, where windows lie, both strands, the synthetic genome, and what bad files
+are told."""
 
 import gzip
 import hashlib
@@ -23,7 +24,19 @@ from stability.corpora.tokens.records import split_records
 from stability.data.dna import Dna, DnaConfig
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "dna"
-BASES = {"R": "AG", "Y": "CT", "S": "CG", "W": "AT", "K": "GT", "M": "AC", "B": "CGT", "D": "AGT", "H": "ACT", "V": "ACG", "N": "ACGT"}
+BASES = {
+    "R": "AG",
+    "Y": "CT",
+    "S": "CG",
+    "W": "AT",
+    "K": "GT",
+    "M": "AC",
+    "B": "CGT",
+    "D": "AGT",
+    "H": "ACT",
+    "V": "ACG",
+    "N": "ACGT",
+}
 
 
 def letters(num, seed=0, alphabet="ACGT"):
@@ -32,7 +45,8 @@ def letters(num, seed=0, alphabet="ACGT"):
 
 def fasta(sequences, width=60):
     return "".join(
-        f">record_{name} of a test\n" + "".join(f"{text[at : at + width]}\n" for at in range(0, len(text), width)) for name, text in enumerate(sequences)
+        f">record_{name} of a test\n" + "".join(f"{text[at : at + width]}\n" for at in range(0, len(text), width))
+        for name, text in enumerate(sequences)
     )
 
 
@@ -42,7 +56,12 @@ def write(tmp_path, content, name="a.fa"):
 
 
 def of(sequences, hold_out="auto", either_strand=False):
-    return split_records(((str(index), encode(text.encode())) for index, text in enumerate(sequences)), "made up", hold_out, either_strand)
+    return split_records(
+        ((str(index), encode(text.encode())) for index, text in enumerate(sequences)),
+        "made up",
+        hold_out,
+        either_strand,
+    )
 
 
 def refusal(path):
@@ -57,7 +76,9 @@ def test_every_code_is_a_token_in_either_case():
     assert sorted(CODES) == sorted("ACGTURYSWKMBDHVN-")
     assert list(encode(CODES.encode())) == list(encode(CODES.lower().encode())) == list(range(17))
     assert encode(b".") == encode(b"-") and VOCABULARY.decode(encode(b"acgtun-")) == "ACGTUN-"
-    assert all(token == 255 for token in encode(bytes(set(range(256)) - set(CODES.encode() + CODES.lower().encode() + b"."))))
+    assert all(
+        token == 255 for token in encode(bytes(set(range(256)) - set(CODES.encode() + CODES.lower().encode() + b".")))
+    )
 
 
 def test_complements_are_those_of_the_bases_that_a_code_stands_for():
@@ -81,10 +102,15 @@ def test_records_equal_a_slow_reader_whatever_the_pieces(tmp_path, monkeypatch, 
 
 def test_packing_and_place_leave_the_fingerprint_alone(tmp_path):
     content = fasta([letters(4000, seed) for seed in range(3)]).encode()
-    packed = {"a.fa": content, "b.FASTA.gz": gzip.compress(content), "c.fna.zst": pyarrow.compress(content, codec="zstd", asbytes=True)}
+    packed = {
+        "a.fa": content,
+        "b.FASTA.gz": gzip.compress(content),
+        "c.fna.zst": pyarrow.compress(content, codec="zstd", asbytes=True),
+    }
     found = [Dna.prepare(DnaConfig(path=str(write(tmp_path, data, name)))) for name, data in packed.items()]
     assert len({corpus.fingerprint for corpus in found}) == 1
-    assert Dna.prepare(DnaConfig(path=str(tmp_path))).fingerprint == found[0].fingerprint  # a folder: the repetitions count once
+    # a folder: the repetitions count once
+    assert Dna.prepare(DnaConfig(path=str(tmp_path))).fingerprint == found[0].fingerprint
 
 
 def test_a_record_and_its_other_strand_count_once():
@@ -100,7 +126,10 @@ def test_a_region_is_the_middle_of_every_record():
     corpus = of(sequences)
     stretches = {corpus.decode(piece) for piece in np.split(corpus.train_tokens, corpus.train_borders[1:-1])}
     assert stretches == {sequences[0][:495], sequences[0][505:], sequences[1][:123], sequences[1][126:]}
-    assert {corpus.decode(piece) for piece in np.split(corpus.val_tokens, corpus.val_borders[1:-1])} == {sequences[0][495:505], sequences[1][123:126]}
+    assert {corpus.decode(piece) for piece in np.split(corpus.val_tokens, corpus.val_borders[1:-1])} == {
+        sequences[0][495:505],
+        sequences[1][123:126],
+    }
     assert "held out the middle of every record, 1.04%" in corpus.description
 
 
@@ -110,7 +139,10 @@ def test_whole_records_are_held_out_up_to_one_percent_and_no_long_one():
     total = sum(map(len, sequences))
     held_out = np.diff(corpus.val_borders)
     assert held_out.sum() >= total / 100 > held_out[:-1].sum() and held_out.max() < 20_000
-    by_sum = sorted(sequences, key=lambda text: hashlib.sha256(min(encode(text.encode()), reverse_complement(encode(text.encode())))).digest())
+    by_sum = sorted(
+        sequences,
+        key=lambda text: hashlib.sha256(min(encode(text.encode()), reverse_complement(encode(text.encode())))).digest(),
+    )
     expected = [text for text in by_sum if len(text) < 20_000][: corpus.num_val_documents]
     assert corpus.decode(corpus.val_tokens) == "".join(expected)
     assert corpus.num_train_documents + corpus.num_val_documents == 301
@@ -124,19 +156,35 @@ def test_equal_records_leave_something_to_train_on(num):
 
 
 def test_one_record_cannot_be_held_out_whole():
-    with pytest.raises(ValueError, match=r"made up holds 1 records, too few or too short to hold out 1 %; give more, or data\.hold_out=region"):
+    with pytest.raises(
+        ValueError,
+        match=r"made up holds 1 records, too few or too short to hold out 1 %; give more, or data\.hold_out=region",
+    ):
         of([letters(1000)], "records")
 
 
 def windows_of(corpus, positions, num=600):
-    drawn = torch.cat([corpus.batch("train", num, positions, torch.Generator().manual_seed(0)), corpus.windows("train", num, positions)])
+    drawn = torch.cat(
+        [
+            corpus.batch("train", num, positions, torch.Generator().manual_seed(0)),
+            corpus.windows("train", num, positions),
+        ]
+    )
     return {corpus.decode(row) for row in drawn}
 
 
 def test_no_window_crosses_a_border_and_all_starts_are_equally_likely():
     tokens = np.arange(30, dtype=np.uint16)
     borders = np.array([0, 3, 10, 14, 30])
-    corpus = Corpus.of(tokens, tokens, vocab_size=30, description="d", num_train_documents=4, num_val_documents=4, borders=(borders, np.array([0, 30])))
+    corpus = Corpus.of(
+        tokens,
+        tokens,
+        vocab_size=30,
+        description="d",
+        num_train_documents=4,
+        num_val_documents=4,
+        borders=(borders, np.array([0, 30])),
+    )
     allowed = [start for start in range(27) if not any(start < border < start + 4 for border in borders)]
     starts = corpus.batch("train", 40_000, 4, torch.Generator().manual_seed(0))[:, 0]
     counts = torch.bincount(starts, minlength=30)
@@ -152,9 +200,15 @@ def test_too_long_windows_are_refused_with_the_longest_that_fits():
     corpus = of([letters(1000, 0), letters(900, 1)])
     corpus.require(9)
     corpus.require(7, 2)
-    with pytest.raises(ValueError, match=r"model\.positions=8 needs at least 20 \(two windows of 10 with objective\.context\)\.\n.*model\.positions=7 or less"):
+    with pytest.raises(
+        ValueError,
+        match=r"model\.positions=8 needs at least 20 \(two windows of 10 with objective\.context\)\.\n.*model\.positions=7 or less",
+    ):
         corpus.require(8, 2)
-    with pytest.raises(ValueError, match=r"the held-out 1 % has 19 tokens in stretches of at most 10; model\.positions=10 .*\n.*model\.positions=9 or less"):
+    with pytest.raises(
+        ValueError,
+        match=r"the held-out 1 % has 19 tokens in stretches of at most 10; model\.positions=10 .*\n.*model\.positions=9 or less",
+    ):
         corpus.require(10)
 
 
@@ -172,8 +226,14 @@ def test_the_number_that_is_advised_is_the_most_that_is_accepted(sizes):
 def test_whole_records_are_advised_where_their_middle_was_held_out_and_there_are_several():
     several, one = of([letters(1000, seed) for seed in range(5)], "region"), of([letters(1000)], "region")
     assert Dna.remedy(DnaConfig(hold_out="region"), several) == ", or data.hold_out=records"
-    assert Dna.remedy(DnaConfig(), one) == Dna.remedy(DnaConfig(), of([letters(1000, seed) for seed in range(5)], "records")) == ""
-    with pytest.raises(ValueError, match=r"Give more or longer documents, or data\.hold_out=records, or model\.positions=10 or less"):
+    assert (
+        Dna.remedy(DnaConfig(), one)
+        == Dna.remedy(DnaConfig(), of([letters(1000, seed) for seed in range(5)], "records"))
+        == ""
+    )
+    with pytest.raises(
+        ValueError, match=r"Give more or longer documents, or data\.hold_out=records, or model\.positions=10 or less"
+    ):
         several.require(64, 0, Dna.remedy(DnaConfig(), several))
 
 
@@ -196,7 +256,11 @@ def test_half_of_the_training_windows_are_of_the_other_strand_if_asked():
     turned = sum(window not in genome for window in drawn)
     assert all(window in genome or window in other for window in drawn) and abs(turned - 500) < 5 * 250**0.5
     assert all(both.decode(row) in genome for row in both.batch("val", 100, 32, torch.Generator().manual_seed(1)))
-    assert both.fingerprint != plain.fingerprint and "both strands" in both.description and "strands" not in plain.description
+    assert (
+        both.fingerprint != plain.fingerprint
+        and "both strands" in both.description
+        and "strands" not in plain.description
+    )
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path):
@@ -204,7 +268,9 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     corpus.save(tmp_path / "corpus")
     loaded = Corpus.load(tmp_path / "corpus")
     assert loaded.vocabulary == corpus.vocabulary and loaded.reverse_complement
-    assert np.array_equal(loaded.train_borders, corpus.train_borders) and np.array_equal(loaded.val_borders, corpus.val_borders)
+    assert np.array_equal(loaded.train_borders, corpus.train_borders) and np.array_equal(
+        loaded.val_borders, corpus.val_borders
+    )
     draw = [each.batch("train", 8, 20, torch.Generator().manual_seed(0)) for each in (corpus, loaded)]
     assert torch.equal(*draw)
     file = tmp_path / "corpus" / "val_borders.npy"
@@ -217,7 +283,9 @@ def test_each_setting_makes_another_corpus(tmp_path):
     path = str(write(tmp_path, fasta([letters(2000, seed) for seed in range(5)])))
     variants = [{}, {"hold_out": "records"}, {"reverse_complement": True}]
     assert len({Dna.prepare(DnaConfig(path=path, **settings)).fingerprint for settings in variants}) == 3
-    assert len({Dna.cache_key(DnaConfig(path=path, **settings)) for settings in [*variants, {"hold_out": "region"}]}) == 4
+    assert (
+        len({Dna.cache_key(DnaConfig(path=path, **settings)) for settings in [*variants, {"hold_out": "region"}]}) == 4
+    )
 
 
 def as_rna(text):
@@ -225,7 +293,9 @@ def as_rna(text):
 
 
 def other_strand(text):
-    return "".join({"A": "U" if "U" in text else "T", "C": "G", "G": "C", "T": "A", "U": "A"}[letter] for letter in reversed(text))
+    return "".join(
+        {"A": "U" if "U" in text else "T", "C": "G", "G": "C", "T": "A", "U": "A"}[letter] for letter in reversed(text)
+    )
 
 
 @pytest.mark.parametrize("hold_out", ["records", "region"])
@@ -239,9 +309,13 @@ def test_windows_of_rna_hold_no_letter_that_the_data_do_not(hold_out):
 
 
 def test_each_record_keeps_its_own_alphabet_on_the_other_strand():
-    """RNA whose beginning holds no U at all, a third kind with neither letter, which follows the others only where they agree, and DNA beside them."""
+    """RNA whose beginning holds no U at all, a third kind with neither letter, which follows the others only where they
+    agree, and DNA beside them."""
     rna, neither, dna = "AC" * 200 + "GU" * 200, "AACCGG" * 50, letters(400, 1)
-    mixed, pure = of([rna, neither, dna], "region", either_strand=True), of([rna, neither], "region", either_strand=True)
+    mixed, pure = (
+        of([rna, neither, dna], "region", either_strand=True),
+        of([rna, neither], "region", either_strand=True),
+    )
 
     def drawn(corpus):
         return [corpus.decode(row) for row in corpus.batch("train", 2000, 24, torch.Generator().manual_seed(0))]
@@ -261,10 +335,15 @@ def test_rna_and_its_other_strand_count_once_and_so_does_a_transcript():
 
 
 def test_what_is_known_of_rna_is_saved_and_dna_is_saved_as_ever(tmp_path):
-    rna, dna = (of([letters(900, seed, alphabet) for seed in range(3)], either_strand=True) for alphabet in ("ACGU", "ACGT"))
+    rna, dna = (
+        of([letters(900, seed, alphabet) for seed in range(3)], either_strand=True) for alphabet in ("ACGU", "ACGT")
+    )
     for name, corpus in (("rna", rna), ("dna", dna)):
         corpus.save(tmp_path / name)
-        draw = [each.batch("train", 40, 20, torch.Generator().manual_seed(0)) for each in (corpus, Corpus.load(tmp_path / name))]
+        draw = [
+            each.batch("train", 40, 20, torch.Generator().manual_seed(0))
+            for each in (corpus, Corpus.load(tmp_path / name))
+        ]
         assert torch.equal(*draw)
     assert (tmp_path / "rna" / "train_are_rna.npy").is_file() and not (tmp_path / "dna" / "train_are_rna.npy").exists()
     assert "train_are_rna" not in dna.sums and of([letters(900, 0, "ACGU")]).train_are_rna is None
@@ -300,9 +379,13 @@ def test_broken_packing_is_refused(tmp_path, name, kind):
 
 def test_where_a_file_was_cut_is_told_by_line_and_record(tmp_path):
     packer = zlib.compressobj(wbits=31)
-    content = packer.compress(fasta([letters(600, seed) for seed in range(9)], 60).encode()[: 20 + 610 + 20 + 61]) + packer.flush(zlib.Z_FULL_FLUSH)
+    content = packer.compress(
+        fasta([letters(600, seed) for seed in range(9)], 60).encode()[: 20 + 610 + 20 + 61]
+    ) + packer.flush(zlib.Z_FULL_FLUSH)
     message = refusal(write(tmp_path, content, "a.fa.gz"))
-    assert "is cut short or no gzip file" in message and message.endswith("; 13 whole lines were read, the last in record 'record_1'); fetch or pack it again")
+    assert "is cut short or no gzip file" in message and message.endswith(
+        "; 13 whole lines were read, the last in record 'record_1'); fetch or pack it again"
+    )
 
 
 def test_windows_marks_and_other_endings_of_names_are_read(tmp_path):
@@ -314,7 +397,9 @@ def test_windows_marks_and_other_endings_of_names_are_read(tmp_path):
 
 
 def test_line_ends_of_old_macintoshes_are_named(tmp_path):
-    assert "a.fa, line 1: its lines end in a carriage return alone" in refusal(write(tmp_path, fasta([letters(90)]).replace("\n", "\r")))
+    assert "a.fa, line 1: its lines end in a carriage return alone" in refusal(
+        write(tmp_path, fasta([letters(90)]).replace("\n", "\r"))
+    )
 
 
 def test_text_is_not_taken_for_fasta(tmp_path):
@@ -328,7 +413,10 @@ def genome():
 
 def test_the_synthetic_genome_is_the_same_everywhere(genome):
     assert [len(text) for text in genome.values()] == [500_000] * 4
-    assert hashlib.sha256(b"".join(genome.values())).hexdigest() == "04c55f3440f682a4caf18d9ff65a499c314182dd2442023c0c022491d45efa01"
+    assert (
+        hashlib.sha256(b"".join(genome.values())).hexdigest()
+        == "04c55f3440f682a4caf18d9ff65a499c314182dd2442023c0c022491d45efa01"
+    )
 
 
 def test_draws_are_splitmix64():
@@ -353,12 +441,23 @@ def test_synthetic_gc_drifts_and_elements_repeat(genome):
 
 def test_synthetic_genes_are_open_frames_with_a_code(genome):
     weights = synthetic.codon_weights(500)
-    by_acid = {acid: sum(weight for weight, other in zip(weights, synthetic.CODE, strict=True) if other == acid) for acid in synthetic.PER_MILLE}
+    by_acid = {
+        acid: sum(weight for weight, other in zip(weights, synthetic.CODE, strict=True) if other == acid)
+        for acid in synthetic.PER_MILLE
+    }
     assert all(abs(by_acid[acid] - 1000 * share) < 10 for acid, share in synthetic.PER_MILLE.items())
     assert [weights[synthetic.CODONS.index(stop)] for stop in (b"TAA", b"TAG", b"TGA")] == [0, 0, 0]
     text = genome["synthetic_2"].decode()
     longest = [
-        max(map(len, "".join("*" if text[at : at + 3] in ("TAA", "TAG", "TGA") else "." for at in range(frame, 499_998, 3)).split("*"))) for frame in range(3)
+        max(
+            map(
+                len,
+                "".join(
+                    "*" if text[at : at + 3] in ("TAA", "TAG", "TGA") else "." for at in range(frame, 499_998, 3)
+                ).split("*"),
+            )
+        )
+        for frame in range(3)
     ]
     assert min(longest) > 250  # codons; a random sequence of this length and composition has none above 200
 
@@ -374,8 +473,16 @@ def test_dna_without_a_file_says_so_and_follows_its_code():
 @pytest.mark.parametrize(
     ("name", "described", "nats"),
     [
-        ("ecoli_K12_W3110.fa.gz", "1 record, 4,646,332 nucleotides, GC 0.508; held out the middle of every record, 1.00%", 1.3857),
-        ("phages_microviruses100.fa.gz", "97 records, 3 exact repetitions left out, 568,617 nucleotides, GC 0.438; held out 1 whole record, 1.03%", 1.3554),
+        (
+            "ecoli_K12_W3110.fa.gz",
+            "1 record, 4,646,332 nucleotides, GC 0.508; held out the middle of every record, 1.00%",
+            1.3857,
+        ),
+        (
+            "phages_microviruses100.fa.gz",
+            "97 records, 3 exact repetitions left out, 568,617 nucleotides, GC 0.438; held out 1 whole record, 1.03%",
+            1.3554,
+        ),
         ("phages_cook63.fa.gz", "63 records, 2,718,502 nucleotides, GC 0.449; held out 1 whole record, 2.95%", 1.4092),
     ],
 )

@@ -1,4 +1,5 @@
-"""Kinds of files beside plain text and gzip: zstd and Parquet, read alike, and refused alike when they are broken; nothing is written then."""
+"""Kinds of files beside plain text and gzip: zstd and Parquet, read alike, and refused alike when they are broken;
+nothing is written then."""
 
 import gzip
 import json
@@ -46,7 +47,10 @@ def test_every_kind_gives_the_same_documents(tmp_path):
     for file in tmp_path.iterdir():
         assert list(documents(file, "text")) == TEXTS, file
     whole = Text.prepare(TextConfig(path=str(tmp_path)))
-    assert whole.fingerprint == split_documents(TEXTS, "").fingerprint and "1,800 exact repetitions left out" in whole.description
+    assert (
+        whole.fingerprint == split_documents(TEXTS, "").fingerprint
+        and "1,800 exact repetitions left out" in whole.description
+    )
 
 
 def test_text_in_zstd_is_text(tmp_path):
@@ -76,7 +80,9 @@ def test_bad_bytes_in_zstd_are_named_with_their_offset(tmp_path):
 def test_broken_parquet_is_refused(tmp_path):
     content = table(tmp_path / "whole.parquet", {"text": TEXTS}).read_bytes()
     hurt = content[:200] + bytes(80) + content[280:]
-    for index, broken in enumerate((content[:-20], content[: len(content) // 2], b"", b"PAR1", b"nothing of the kind", hurt)):
+    for index, broken in enumerate(
+        (content[:-20], content[: len(content) // 2], b"", b"PAR1", b"nothing of the kind", hurt)
+    ):
         (tmp_path / f"{index}.parquet").write_bytes(broken)
         assert f"{index}.parquet is cut short or no Parquet file" in refusal(tmp_path / f"{index}.parquet")
 
@@ -94,7 +100,10 @@ def test_where_a_file_was_cut_is_told_in_lines(tmp_path, name):
 def test_where_a_table_was_hurt_is_told_in_rows(tmp_path):
     file = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"text": TEXTS}), file, row_group_size=300, use_dictionary=False)
-    content, start = bytearray(file.read_bytes()), parquet.ParquetFile(file).metadata.row_group(1).column(0).data_page_offset
+    content, start = (
+        bytearray(file.read_bytes()),
+        parquet.ParquetFile(file).metadata.row_group(1).column(0).data_page_offset,
+    )
     content[start : start + 200] = bytes(200)
     file.write_bytes(content)
     assert "300 rows were read" in refusal(file) or "256 rows were read" in refusal(file)
@@ -104,7 +113,9 @@ def test_a_file_of_the_other_kind_is_told_where_it_is_read(tmp_path):
     (tmp_path / "a.fas").write_text(">a\nACGT\n")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "b.txt").write_text("text")
-    assert "ends in none of .txt" in refusal(tmp_path / "a.fas") and "; data=dna reads a.fas" in refusal(tmp_path / "a.fas")
+    assert "ends in none of .txt" in refusal(tmp_path / "a.fas") and "; data=dna reads a.fas" in refusal(
+        tmp_path / "a.fas"
+    )
     with pytest.raises(ValueError, match=r"the folder holds no FASTA file; accepted are .*; data=text reads b\.txt"):
         prepare(part("data", {"name": "dna", "path": str(tmp_path / "sub")}), tmp_path / "cache")
 
@@ -124,7 +135,10 @@ def test_bad_columns_and_rows_are_named(tmp_path, columns, complaint):
 
 
 def test_another_column_can_be_named(tmp_path):
-    assert list(documents(table(tmp_path / "a.parquet", {"text": ["x", "y"], "body": ["a", "b"]}), "body")) == ["a", "b"]
+    assert list(documents(table(tmp_path / "a.parquet", {"text": ["x", "y"], "body": ["a", "b"]}), "body")) == [
+        "a",
+        "b",
+    ]
 
 
 @pytest.mark.parametrize(

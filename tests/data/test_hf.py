@@ -29,7 +29,9 @@ def no_network(tmp_path_factory, monkeypatch):
 def folder_of(tmp_path, texts, field="text"):
     folder = tmp_path / "set"
     folder.mkdir()
-    (folder / "train.jsonl").write_text("".join(json.dumps({"id": index, field: text}) + "\n" for index, text in enumerate(texts)))
+    (folder / "train.jsonl").write_text(
+        "".join(json.dumps({"id": index, field: text}) + "\n" for index, text in enumerate(texts))
+    )
     return str(folder)
 
 
@@ -55,7 +57,10 @@ def test_parquet_and_splits_of_its_own_are_read(tmp_path):
     datasets.Dataset.from_dict({"text": TEXTS}).to_parquet(str(folder / "train-00000.parquet"))
     datasets.Dataset.from_dict({"text": TEXTS[::2]}).to_parquet(str(folder / "test-00000.parquet"))
     for split, texts in (("train", TEXTS), ("test", TEXTS[::2])):
-        assert HuggingFaceDataset.prepare(HuggingFaceConfig(dataset=str(folder), split=split)).fingerprint == split_documents(texts, "").fingerprint
+        assert (
+            HuggingFaceDataset.prepare(HuggingFaceConfig(dataset=str(folder), split=split)).fingerprint
+            == split_documents(texts, "").fingerprint
+        )
 
 
 def test_nucleotides_become_records(tmp_path):
@@ -63,8 +68,12 @@ def test_nucleotides_become_records(tmp_path):
     folder = folder_of(tmp_path, sequences)
     config = {"dataset": folder, "tokenizer": "nucleotides"}
     corpus = HuggingFaceDataset.prepare(HuggingFaceConfig(**config, reverse_complement=True))
-    expected = split_records(((str(index), encode(text.encode())) for index, text in enumerate(sequences)), "", "auto", True)
-    assert corpus.fingerprint == expected.fingerprint and corpus.description.startswith("DNA of set, train: 25 records, 10,000 nucleotides")
+    expected = split_records(
+        ((str(index), encode(text.encode())) for index, text in enumerate(sequences)), "", "auto", True
+    )
+    assert corpus.fingerprint == expected.fingerprint and corpus.description.startswith(
+        "DNA of set, train: 25 records, 10,000 nucleotides"
+    )
     assert np.array_equal(corpus.train_borders, np.arange(25) * 400)
     assert HuggingFaceDataset.prepare(HuggingFaceConfig(**config)).fingerprint != corpus.fingerprint
 
@@ -72,7 +81,15 @@ def test_nucleotides_become_records(tmp_path):
 def test_each_setting_changes_the_key(tmp_path):
     folder = folder_of(tmp_path, TEXTS)
     base = HuggingFaceDataset.cache_key(HuggingFaceConfig(dataset=folder))
-    changes = [{"subset": "x"}, {"revision": "x"}, {"split": "x"}, {"field": "x"}, {"max_documents": 3}, {"tokenizer": "nucleotides"}, {"dataset": "x/y"}]
+    changes = [
+        {"subset": "x"},
+        {"revision": "x"},
+        {"split": "x"},
+        {"field": "x"},
+        {"max_documents": 3},
+        {"tokenizer": "nucleotides"},
+        {"dataset": "x/y"},
+    ]
     keys = [HuggingFaceDataset.cache_key(HuggingFaceConfig(**{"dataset": folder, **change})) for change in changes]
     assert len({base, *keys}) == len(changes) + 1
     (tmp_path / "set" / "train.jsonl").write_text('{"text": "x"}\n')
@@ -95,15 +112,22 @@ def test_subset_and_revision_reach_the_library(monkeypatch):
 
 def test_bad_rows_are_named(tmp_path):
     folder = folder_of(tmp_path, ["ACGT", "", "ACXGT"])
-    assert "row 1 has no column 'body'; it has: id, text; name one with data.field=COLUMN" in refusal(ValueError, dataset=folder, field="body")
+    assert "row 1 has no column 'body'; it has: id, text; name one with data.field=COLUMN" in refusal(
+        ValueError, dataset=folder, field="body"
+    )
     assert "row 1: 'id' holds int, not text" in refusal(ValueError, dataset=folder, field="id")
-    assert "row 3, character 3 is 'X', which is no nucleotide" in refusal(ValueError, dataset=folder, tokenizer="nucleotides")
+    assert "row 3, character 3 is 'X', which is no nucleotide" in refusal(
+        ValueError, dataset=folder, tokenizer="nucleotides"
+    )
     assert "cannot read its split 'validation'.\n" in refusal(ValueError, dataset=folder, split="validation")
 
 
 def test_no_network_is_said_at_once_and_nothing_is_written(tmp_path):
     message = refusal(RuntimeError, dataset="some/where")
-    assert "data.dataset=some/where: no such folder, and the hub does not answer" in message and "data=text data.path=FOLDER" in message
+    assert (
+        "data.dataset=some/where: no such folder, and the hub does not answer" in message
+        and "data=text data.path=FOLDER" in message
+    )
     with pytest.raises(RuntimeError, match="the hub does not answer"):
         prepare(part("data", {"name": "hf", "dataset": "some/where"}), tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
@@ -118,7 +142,9 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert "data=hf needs the library datasets, which is not installed; pip install datasets" in refusal(RuntimeError, dataset=str(tmp_path))
+    assert "data=hf needs the library datasets, which is not installed; pip install datasets" in refusal(
+        RuntimeError, dataset=str(tmp_path)
+    )
 
 
 def test_the_other_strand_belongs_to_nucleotides():
@@ -133,7 +159,9 @@ def test_a_dataset_that_is_a_script_is_named_with_the_revision_that_is_none(monk
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(hf, "_check_reach", lambda _: None)
     message = refusal(ValueError, dataset="Skylion007/openwebtext")
-    assert message.startswith("data.dataset=Skylion007/openwebtext is a script") and message.endswith("data.revision=refs/convert/parquet")
+    assert message.startswith("data.dataset=Skylion007/openwebtext is a script") and message.endswith(
+        "data.revision=refs/convert/parquet"
+    )
 
 
 @pytest.mark.parametrize("place", ["/nowhere/typo", "./typo", "~/typo", "a/b/c"])

@@ -57,7 +57,10 @@ def as_npz(file, array):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"y": np.array([0, 1, 70_000, 2])}, "label 70000; labels number the classes from 0, and there may be 65,536 at most"),
+        (
+            {"y": np.array([0, 1, 70_000, 2])},
+            "label 70000; labels number the classes from 0, and there may be 65,536 at most",
+        ),
         ({"y": np.array([0, 1, 10**8, 2])}, "label 100000000; labels number the classes from 0"),
         ({"classes": np.array("ab")}, "'classes' must be a list of names, one for each class; it has 0 axes"),
     ],
@@ -73,7 +76,9 @@ def test_offsets_that_do_not_cut_the_bytes_into_images_are_refused(tmp_path, off
 
 
 def test_one_array_called_npz_and_an_array_larger_than_memory_are_named(tmp_path):
-    assert "holds one array without labels, as np.save writes it; np.savez(file, x=images, y=labels)" in refused(as_npz(tmp_path / "a.npz", pixels(3)))
+    assert "holds one array without labels, as np.save writes it; np.savez(file, x=images, y=labels)" in refused(
+        as_npz(tmp_path / "a.npz", pixels(3))
+    )
     vast = io.BytesIO()
     np.lib.format.write_array_header_1_0(vast, {"descr": "|u1", "fortran_order": False, "shape": (10**15,)})
     with zipfile.ZipFile(tmp_path / "b.npz", "w") as archive:
@@ -86,7 +91,12 @@ def test_what_is_no_tar_archive_is_told_so_in_one_line(tmp_path):
     with tarfile.open(tmp_path / "whole.tar.gz", "w:gz") as archive:
         archive.addfile(tarfile.TarInfo("other"), io.BytesIO())
     whole = (tmp_path / "whole.tar.gz").read_bytes()
-    for name, content in (("a.tar.gz", b"nope"), ("a.tar", b""), ("b.tar.gz", whole[:30]), ("c.tar.gz", whole[:12] + b"\0\0\0\0" + whole[16:])):
+    for name, content in (
+        ("a.tar.gz", b"nope"),
+        ("a.tar", b""),
+        ("b.tar.gz", whole[:30]),
+        ("c.tar.gz", whole[:12] + b"\0\0\0\0" + whole[16:]),
+    ):
         assert "is cut short or no tar archive, plain or packed by gzip (" in refused(written(tmp_path / name, content))
     with tarfile.open(tmp_path / "none.tar", "w"):
         pass
@@ -96,7 +106,8 @@ def test_what_is_no_tar_archive_is_told_so_in_one_line(tmp_path):
 def test_a_pickle_of_a_few_bytes_takes_no_gigabytes():
     tracemalloc.start()
     try:
-        for code in (b"\x80\x04Nr\x00\x00\x00\x01.", b"Np16777216\n."):  # LONG_BINPUT and PUT of number 2²⁴: 268 MB in the unpickler that is in C
+        # LONG_BINPUT and PUT of number 2²⁴: 268 MB in the unpickler that is in C
+        for code in (b"\x80\x04Nr\x00\x00\x00\x01.", b"Np16777216\n."):
             assert _cifar.unpickled(code, "here") is None
         assert tracemalloc.get_traced_memory()[1] < 1e6
     finally:
@@ -108,8 +119,16 @@ def test_a_pickle_of_a_few_bytes_takes_no_gigabytes():
 
 
 def test_pictures_below_a_class_are_read_folder_by_folder(tmp_path):
-    """As torchvision's make_dataset: os.walk of each class folder sorted by the paths of the folders, the names within each sorted."""
-    files = ["train/cat/z.png", "train/cat/b/2.png", "train/cat/b/1.png", "train/cat/b/c/0.png", "train/cat/b-x/3.png", "train/dog/deep/er/4.png"]
+    """As torchvision's make_dataset: os.walk of each class folder sorted by the paths of the folders, the names within
+    each sorted."""
+    files = [
+        "train/cat/z.png",
+        "train/cat/b/2.png",
+        "train/cat/b/1.png",
+        "train/cat/b/c/0.png",
+        "train/cat/b-x/3.png",
+        "train/dog/deep/er/4.png",
+    ]
     for shade, name in enumerate(files):
         written(tmp_path / name, picture(shade))
     written(tmp_path / "val" / "dog" / "one" / "5.png", picture(99))
@@ -131,10 +150,16 @@ def test_pictures_of_one_name_below_a_class_are_told_apart(tmp_path):
 def test_a_class_called_train_and_sides_under_other_names_are_refused(tmp_path):
     for name in ("train/1.png", "car/1.png", "bus/1.png"):
         written(tmp_path / "flat" / name, picture(1))
-    assert "train/ holds pictures but no folders of classes; give train/<class>/*.png (a class cannot be called 'train')" in refused(tmp_path / "flat")
+    assert (
+        "train/ holds pictures but no folders of classes; give train/<class>/*.png (a class cannot be called 'train')"
+        in refused(tmp_path / "flat")
+    )
     for name in ("training/ant/1.png", "testing/ant/1.png", "training/bee/1.png", "testing/bee/1.png"):
         written(tmp_path / "sides" / name, picture(1))
-    assert "testing/ and training/ both hold a folder 'ant': if they are the sides, call them train/ and val/ or test/" in refused(tmp_path / "sides")
+    assert (
+        "testing/ and training/ both hold a folder 'ant': if they are the sides, call them train/ and val/ or test/"
+        in refused(tmp_path / "sides")
+    )
 
 
 def test_so_few_held_out_images_that_accuracy_is_coarse_are_described(tmp_path):

@@ -1,4 +1,5 @@
-"""Images: what each layout is read as (against hand-made files), what is held out, how batches are drawn, and what bad files are told."""
+"""Images: what each layout is read as (against hand-made files), what is held out, how batches are drawn, and what bad
+files are told."""
 
 from __future__ import annotations
 
@@ -49,14 +50,19 @@ def write_npz(file, num=20, seed=0, **more):
 def python2_batch(label_key=b"labels", num=7, seed=0, protocol=2, **changes):
     """As CIFAR's authors pickle it: byte strings, a plane a channel in each row of `data`."""
     data = np.random.default_rng(seed).integers(0, 256, (num, 3072), dtype=np.uint8)
-    return pickle.dumps({b"data": data, label_key: [index % 10 for index in range(num)], b"batch_label": b"made by hand"} | changes, protocol), data
+    return pickle.dumps(
+        {b"data": data, label_key: [index % 10 for index in range(num)], b"batch_label": b"made by hand"} | changes,
+        protocol,
+    ), data
 
 
 def write_cifar10(folder, **changes):
     folder.mkdir()
     for number, name in enumerate([*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]):
         (folder / name).write_bytes(python2_batch(seed=number, **changes)[0])
-    (folder / "batches.meta").write_bytes(pickle.dumps({b"label_names": [f"class {index}".encode() for index in range(10)], b"num_vis": 3072}, 2))
+    (folder / "batches.meta").write_bytes(
+        pickle.dumps({b"label_names": [f"class {index}".encode() for index in range(10)], b"num_vis": 3072}, 2)
+    )
     return folder
 
 
@@ -66,7 +72,9 @@ def write_folders(root, sides=("train", "val"), num=3, size=(6, 8)):
     for side in sides:
         for label, name in enumerate(("bee", "ant")):
             for number in range(num):
-                written[side, name, number] = pixels(1, seed=100 * ord(side[0]) + 10 * label + number, size=size[::-1])[0]
+                written[side, name, number] = pixels(1, seed=100 * ord(side[0]) + 10 * label + number, size=size[::-1])[
+                    0
+                ]
                 file = root / side / name / f"{number}.png"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 Image.fromarray(written[side, name, number]).save(file)
@@ -77,7 +85,9 @@ def test_npz_pair_is_read_as_it_stands(tmp_path):
     write_npz(tmp_path / "my_train.npz", 20, 1)
     write_npz(tmp_path / "my_test.npz", 5, 2)
     corpus = read(tmp_path / "my_train.npz")
-    assert np.array_equal(corpus.train.images_MHWC, pixels(20, 1)) and np.array_equal(corpus.val.images_MHWC, pixels(5, 2))
+    assert np.array_equal(corpus.train.images_MHWC, pixels(20, 1)) and np.array_equal(
+        corpus.val.images_MHWC, pixels(5, 2)
+    )
     assert corpus.train.labels_M.tolist() == [index % 3 for index in range(20)]
     assert corpus.class_names == ("a", "b", "c")
     assert "20 training and 5 held-out images of 8×6 pixels, 3 classes" in corpus.description
@@ -91,7 +101,13 @@ def test_jpeg_bytes_with_offsets_give_the_pixels_that_pillow_gives_for_each(tmp_
         Image.fromarray(image).save(stream, "jpeg", quality=90)
         encoded.append(stream.getvalue())
     offsets = np.cumsum([0, *map(len, encoded)])
-    np.savez(tmp_path / "train.npz", jpeg=np.frombuffer(b"".join(encoded), np.uint8), offsets=offsets, labels=np.arange(12) % 2, classes=np.array(["a", "b"]))
+    np.savez(
+        tmp_path / "train.npz",
+        jpeg=np.frombuffer(b"".join(encoded), np.uint8),
+        offsets=offsets,
+        labels=np.arange(12) % 2,
+        classes=np.array(["a", "b"]),
+    )
     corpus = read(tmp_path / "train.npz", hold_out=0.25)
     assert len(corpus.val.labels_M) == 3
     expected = {np.asarray(Image.open(io.BytesIO(data))).tobytes() for data in encoded}
@@ -101,7 +117,10 @@ def test_jpeg_bytes_with_offsets_give_the_pixels_that_pillow_gives_for_each(tmp_
 def test_held_out_images_are_the_same_whatever_their_order_and_are_not_trained_on(tmp_path):
     images, labels = pixels(200), np.arange(200) % 3
     order = np.random.default_rng(1).permutation(200)
-    one, other = write_npz(tmp_path / "one.npz", x=images, y=labels), write_npz(tmp_path / "other.npz", x=images[order], y=labels[order])
+    one, other = (
+        write_npz(tmp_path / "one.npz", x=images, y=labels),
+        write_npz(tmp_path / "other.npz", x=images[order], y=labels[order]),
+    )
     corpus = read(one)
     assert len(corpus.val.labels_M) == 2 and read(other).fingerprint == corpus.fingerprint
     train = {image.tobytes() for image in corpus.train.images_MHWC}
@@ -129,7 +148,9 @@ def test_python_batches_are_decoded_plane_by_plane(tmp_path):
 def test_cifar_100_has_its_fine_labels(tmp_path):
     for name in ("train", "test"):
         (tmp_path / name).write_bytes(python2_batch(b"fine_labels", coarse_labels=[0] * 7)[0])
-    (tmp_path / "meta").write_bytes(pickle.dumps({b"fine_label_names": [str(index).encode() for index in range(100)]}, 2))
+    (tmp_path / "meta").write_bytes(
+        pickle.dumps({b"fine_label_names": [str(index).encode() for index in range(100)]}, 2)
+    )
     corpus = read(tmp_path)
     assert corpus.image.classes == 100 and corpus.train.labels_M.tolist() == list(range(7))
 
@@ -143,7 +164,9 @@ class Evil:
 def test_a_pickle_with_code_in_it_is_refused_and_nothing_runs(tmp_path, capsys, place):
     folder = write_cifar10(tmp_path / "batches")
     (folder / place).write_bytes(pickle.dumps({b"data": Evil(), b"labels": [], b"label_names": []}, 2))
-    assert "asks for builtins.print to be called, which no data needs: it was not run" in refused(folder).replace("__builtin__", "builtins")
+    assert "asks for builtins.print to be called, which no data needs: it was not run" in refused(folder).replace(
+        "__builtin__", "builtins"
+    )
     assert "this ran" not in capsys.readouterr().out
 
 
@@ -152,7 +175,12 @@ def test_the_unpickler_admits_only_what_an_array_needs():
     for protocol in (0, 1, 2, 3, 4):
         found = _cifar.unpickled(pickle.dumps({b"a": array, b"b": [1, "two"]}, protocol), "here")
         assert np.array_equal(found[b"a"], array) and found[b"b"][0] == 1
-    for harmful in (b"cos\nsystem\n(S'true'\ntR.", b"cnumpy\nload\n(S'x'\ntR.", b"cbuiltins\neval\n(S'1'\ntR.", b"cnumpy.core.multiarray\nscalar\n."):
+    for harmful in (
+        b"cos\nsystem\n(S'true'\ntR.",
+        b"cnumpy\nload\n(S'x'\ntR.",
+        b"cbuiltins\neval\n(S'1'\ntR.",
+        b"cnumpy.core.multiarray\nscalar\n.",
+    ):
         with pytest.raises(ValueError, match="asks for .* to be called"):
             _cifar.unpickled(harmful, "here")
     with pytest.raises(ValueError, match="asks for .*zlib"):
@@ -192,8 +220,14 @@ def test_the_cache_gives_back_what_was_prepared(tmp_path):
     first = prepare(data, tmp_path / "cache")
     assert isinstance(first, ImageCorpus) and isinstance(first.train.images_MHWC.base, np.memmap | np.ndarray)
     again = load(tmp_path / "cache", first.fingerprint)
-    assert again.image == first.image and again.description == first.description and again.class_names == first.class_names
-    assert all(np.array_equal(a, b) for sides in ((again.train, first.train), (again.val, first.val)) for a, b in zip(*sides, strict=True))
+    assert (
+        again.image == first.image and again.description == first.description and again.class_names == first.class_names
+    )
+    assert all(
+        np.array_equal(a, b)
+        for sides in ((again.train, first.train), (again.val, first.val))
+        for a, b in zip(*sides, strict=True)
+    )
     assert json.loads(json.dumps(again.format)) == again.format, "a checkpoint's manifest keeps it"
     other = tmp_path / "elsewhere"
     other.mkdir()
@@ -230,8 +264,12 @@ def test_tokens_keep_the_folder_that_they_always_had(tmp_path):
 def test_batches_depend_on_the_generator_alone_and_windows_on_nothing(tmp_path):
     corpus = read(write_npz(tmp_path / "a.npz", 100), hold_out=0.3)
     draws = [corpus.batch("train", 64, 4, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)]
-    assert torch.equal(draws[0].images_BHWC, draws[1].images_BHWC) and not torch.equal(draws[0].images_BHWC, draws[2].images_BHWC)
-    of_image = {image.tobytes(): label for image, label in zip(corpus.train.images_MHWC, corpus.train.labels_M, strict=True)}
+    assert torch.equal(draws[0].images_BHWC, draws[1].images_BHWC) and not torch.equal(
+        draws[0].images_BHWC, draws[2].images_BHWC
+    )
+    of_image = {
+        image.tobytes(): label for image, label in zip(corpus.train.images_MHWC, corpus.train.labels_M, strict=True)
+    }
     assert [of_image[image.numpy().tobytes()] for image in draws[0].images_BHWC] == draws[0].labels_B.tolist()
     shown = corpus.windows("val", 7, 4)
     places = [index * 29 // 6 for index in range(7)]
@@ -257,7 +295,8 @@ SUMS = [392692, 400052, 391816]
 
 
 def test_a_synthetic_class_is_its_direction_and_period():
-    """Along its own direction a noiseless grating has its period, so that averaging over the class's phases keeps the power there."""
+    """Along its own direction a noiseless grating has its period, so that averaging over the class's phases keeps the
+    power there."""
     for label in (0, 1, 2, 3):
         images = [image.astype(float) - 128 for image, own in synthetic.images(2000, 3) if own == label]
         power = sum(np.abs(np.fft.fft2(image[..., 0])) ** 2 for image in images)
@@ -271,16 +310,28 @@ def test_a_synthetic_class_is_its_direction_and_period():
     ("spoil", "message"),
     [
         (lambda tmp: tmp / "absent", "no such file or folder; give an .npz file"),
-        (lambda tmp: (tmp / "empty").mkdir() or tmp / "empty", "holds no images; give an .npz file, CIFAR's python batches"),
+        (
+            lambda tmp: (tmp / "empty").mkdir() or tmp / "empty",
+            "holds no images; give an .npz file, CIFAR's python batches",
+        ),
         (lambda tmp: (tmp / "a.csv").write_text("x") and tmp / "a.csv", "the name ends in none of .npz, .tar.gz"),
         (lambda tmp: (tmp / "a.npz").write_bytes(b"PK\3\4 cut") and tmp / "a.npz", "is cut short or no .npz file"),
-        (lambda tmp: (tmp / "a.tar.gz").write_bytes(b"\x1f\x8b cut") and tmp / "a.tar.gz", "is cut short or no tar archive"),
+        (
+            lambda tmp: (tmp / "a.tar.gz").write_bytes(b"\x1f\x8b cut") and tmp / "a.tar.gz",
+            "is cut short or no tar archive",
+        ),
         (lambda tmp: write_npz(tmp / "a.npz", y=np.arange(3)), "one for each of 3 labels"),
         (lambda tmp: write_npz(tmp / "a.npz", y=np.array([[1]])), "must hold uint8 images under 'x'"),
         (lambda tmp: write_npz(tmp / "a.npz", x=pixels(20).astype(np.float32)), "images must be uint8"),
         (lambda tmp: write_npz(tmp / "a.npz", y=np.full(20, 9)), "label 9, where there are 3 classes"),
-        (lambda tmp: write_npz(tmp / "a.npz", y=np.zeros(20, int), classes=np.array(["one"])), "1 class; at least 2 are needed"),
-        (lambda tmp: write_npz(tmp / "a.npz", x=np.array([Evil()], dtype=object), y=np.zeros(1, int)), "holds no numbers"),
+        (
+            lambda tmp: write_npz(tmp / "a.npz", y=np.zeros(20, int), classes=np.array(["one"])),
+            "1 class; at least 2 are needed",
+        ),
+        (
+            lambda tmp: write_npz(tmp / "a.npz", x=np.array([Evil()], dtype=object), y=np.zeros(1, int)),
+            "holds no numbers",
+        ),
         (lambda tmp: write_npz(tmp / "a.npz", 1), "holds 1 image; at least 2 are needed"),
     ],
 )
@@ -334,6 +385,8 @@ def test_shared_cifar_thousand_is_read():
     if not file.exists():
         pytest.skip("shared/data/images is not here")
     corpus = read(file, hold_out=0.2)
-    assert corpus.image[:4] == (32, 32, 3, 10) and len(corpus.val.labels_M) == 200 and corpus.class_names[0] == "airplane"
+    assert (
+        corpus.image[:4] == (32, 32, 3, 10) and len(corpus.val.labels_M) == 200 and corpus.class_names[0] == "airplane"
+    )
     stored = np.load(file)
     assert {image.tobytes() for image in corpus.val.images_MHWC} <= {image.tobytes() for image in stored["x"]}

@@ -1,4 +1,5 @@
-"""Prepared proteins: shards and resuming, the folder and its checks, batches and crops, synthetic chains, and what bad paths are told."""
+"""Prepared proteins: shards and resuming, the folder and its checks, batches and crops, synthetic chains, and what bad
+paths are told."""
 
 import gzip
 import hashlib
@@ -13,7 +14,15 @@ from stability.config.parts import part
 from stability.corpora.cache import prepare
 from stability.corpora.proteins import shards as sharding
 from stability.corpora.proteins import synthetic
-from stability.corpora.proteins.alphabets import NO_SS, NUM_SASA_BINS, PAD, SASA_EDGES, SS_CLASSES, plddt_bins, sasa_bins
+from stability.corpora.proteins.alphabets import (
+    NO_SS,
+    NUM_SASA_BINS,
+    PAD,
+    SASA_EDGES,
+    SS_CLASSES,
+    plddt_bins,
+    sasa_bins,
+)
 from stability.corpora.proteins.batch import batch_of
 from stability.corpora.proteins.corpus import ProteinCorpus
 from stability.corpora.proteins.npz import read_npz, write_shard
@@ -108,7 +117,9 @@ def test_an_interrupted_preparation_goes_on_after_its_finished_shards(tmp_path, 
 def test_while_another_process_prepares_the_same_files_each_works_for_itself(tmp_path, monkeypatch):
     folder = write_structures(tmp_path / "models", num=4)
     workplaces = []
-    monkeypatch.setattr(protein, "shards", lambda files, place, *rest: workplaces.append(place) or sharding.shards(files, place, *rest))
+    monkeypatch.setattr(
+        protein, "shards", lambda files, place, *rest: workplaces.append(place) or sharding.shards(files, place, *rest)
+    )
     with protein._workplace(tmp_path, protein_key(folder)) as taken:
         corpus = prepared(folder, tmp_path / "cache")
         assert taken.is_dir() and workplaces[0] != taken and not workplaces[0].exists()
@@ -124,9 +135,15 @@ def test_a_shard_gives_back_its_chains_and_what_was_skipped(tmp_path):
     chains, _ = parse("1abc.pdb", pdb(*residue_lines(letters(24, 0), helix(24))), "always", 10)
     write_shard(tmp_path / "a.npz", chains, [("b.pdb", "no atom in it")])
     (found,), skipped = read_npz(tmp_path / "a.npz")
-    assert skipped == [("b.pdb", "no atom in it")] and (found.id, found.group, found.letters) == (chains[0].id, "1abc", letters(24, 0))
+    assert skipped == [("b.pdb", "no atom in it")] and (found.id, found.group, found.letters) == (
+        chains[0].id,
+        "1abc",
+        letters(24, 0),
+    )
     for name in ("atoms14_NAX", "ss_N", "sasa_N", "plddt_N", "numbers_N", "mask_N"):
-        assert np.array_equal(getattr(found, name), getattr(chains[0], name), equal_nan=name[:2] not in ("ss", "nu", "ma"))
+        assert np.array_equal(
+            getattr(found, name), getattr(chains[0], name), equal_nan=name[:2] not in ("ss", "nu", "ma")
+        )
     with np.load(tmp_path / "a.npz", allow_pickle=False) as archive:
         assert archive["atoms14"].shape == (24, 14, 3) and archive["offsets"].tolist() == [0, 24]
     assert prepare_twice(tmp_path) == 1
@@ -163,19 +180,31 @@ def test_backbones_of_an_npz_are_chains_without_side_chains(tmp_path):
 def test_traces_of_an_npz_are_chains_without_a_backbone(tmp_path):
     arrays, chains = first_chains("pdb_ca_mmtf.npz", 60, tmp_path)
     assert not any(each.mask_N.any() for each in chains)
-    assert np.array_equal(np.concatenate([each.atoms14_mask_NA[:, 1] for each in chains]), np.isfinite(arrays["ca"]).all(axis=1))
+    assert np.array_equal(
+        np.concatenate([each.atoms14_mask_NA[:, 1] for each in chains]), np.isfinite(arrays["ca"]).all(axis=1)
+    )
     letters_of = arrays["ss8"].tobytes().decode()
     classes = np.concatenate([each.ss_N for each in chains]).tolist()
     assert "".join("-" if number == NO_SS else SS_CLASSES[number] for number in classes) == letters_of
 
 
 def test_a_kept_corpus_is_what_was_prepared_and_an_altered_one_is_refused(tmp_path):
-    corpus = corpus_of([chain(f"c{number}", letters(30 + number, number)) for number in range(20)], [("x", "y")], None, "made up", 0.1)
+    corpus = corpus_of(
+        [chain(f"c{number}", letters(30 + number, number)) for number in range(20)], [("x", "y")], None, "made up", 0.1
+    )
     corpus.save(tmp_path / "kept")
     loaded = ProteinCorpus.load(tmp_path / "kept")
-    assert (loaded.fingerprint, loaded.description, loaded.tables) == (corpus.fingerprint, corpus.description, corpus.tables)
+    assert (loaded.fingerprint, loaded.description, loaded.tables) == (
+        corpus.fingerprint,
+        corpus.description,
+        corpus.tables,
+    )
     for one, two in zip(corpus.chains("train"), loaded.chains("train"), strict=True):
-        assert one.id == two.id and np.array_equal(one.atoms14_NAX, two.atoms14_NAX, equal_nan=True) and np.array_equal(one.sequence, two.sequence)
+        assert (
+            one.id == two.id
+            and np.array_equal(one.atoms14_NAX, two.atoms14_NAX, equal_nan=True)
+            and np.array_equal(one.sequence, two.sequence)
+        )
     with open(tmp_path / "kept" / "atoms14.npy", "r+b") as stream:
         stream.seek(500)
         stream.write(b"\1\2\3")
@@ -185,7 +214,9 @@ def test_a_kept_corpus_is_what_was_prepared_and_an_altered_one_is_refused(tmp_pa
 
 def test_a_chain_of_3000_residues_is_cropped_to_2048_at_random_and_from_its_start(tmp_path):
     long = letters(3000, 1)
-    corpus = corpus_of([chain("long", long), *(chain(f"c{number}", letters(30, number)) for number in range(2, 9))], (), None, "x", 0.1)
+    corpus = corpus_of(
+        [chain("long", long), *(chain(f"c{number}", letters(30, number)) for number in range(2, 9))], (), None, "x", 0.1
+    )
     side = next(side for side in ("train", "val") if any(len(each) == 3000 for each in corpus.chains(side)))
     assert corpus.described(2048).endswith("; 1 longer than 2,048 residues, cropped")
     starts = set()
@@ -203,19 +234,27 @@ def test_a_chain_of_3000_residues_is_cropped_to_2048_at_random_and_from_its_star
 
 
 def test_a_batch_is_a_function_of_its_generator_and_pads_with_nothing():
-    corpus = corpus_of([chain(f"c{number}", letters(20 + 5 * number, number)) for number in range(12)], (), None, "x", 0.1)
+    corpus = corpus_of(
+        [chain(f"c{number}", letters(20 + 5 * number, number)) for number in range(12)], (), None, "x", 0.1
+    )
     one, two = (corpus.batch("train", 5, 40, torch.Generator().manual_seed(3)) for _ in range(2))
     assert one.ids == two.ids and all(torch.equal(a, b) for a, b in zip(one[1:], two[1:], strict=True))
     assert (one.sequence_BN[~one.residues_BN] == PAD).all() and not one.atoms_mask_BNA[~one.residues_BN].any()
     assert torch.isfinite(one.atoms14_BNAX).all() and (one.atoms14_BNAX[~one.atoms_mask_BNA] == 0).all()
     parts = one.split(2)
-    assert [len(part) for part in parts] == [2, 2, 1] and torch.equal(torch.cat([part.sequence_BN for part in parts]), one.sequence_BN)
+    assert [len(part) for part in parts] == [2, 2, 1] and torch.equal(
+        torch.cat([part.sequence_BN for part in parts]), one.sequence_BN
+    )
 
 
 def test_windows_are_evenly_spaced_and_the_same_at_every_call():
     corpus = corpus_of([chain(f"c{number}", letters(30, number)) for number in range(40)], (), None, "x", 0.1)
     ids = [each.id for each in corpus.chains("train")]
-    assert corpus.windows("train", 3, 64).ids == corpus.windows("train", 3, 64).ids == (ids[0], ids[(len(ids) - 1) // 2], ids[-1])
+    assert (
+        corpus.windows("train", 3, 64).ids
+        == corpus.windows("train", 3, 64).ids
+        == (ids[0], ids[(len(ids) - 1) // 2], ids[-1])
+    )
     assert corpus.windows("val", 99, 64).ids == tuple(each.id for each in corpus.chains("val"))
 
 
@@ -249,7 +288,13 @@ def test_paths_that_cannot_be_read_are_told_what_would_be_right(tmp_path):
     assert "is cut short or no .npz file" in refusal(tmp_path / "a.npz", cache)
     np.savez(tmp_path / "b.npz", x=np.zeros(3))
     assert "b.npz holds x; proteins need ids, offsets, seq and coords or ca" in refusal(tmp_path / "b.npz", cache)
-    np.savez(tmp_path / "c.npz", ids=np.array(["a"]), offsets=np.array([0, 5]), seq=np.zeros(4, np.uint8), ca=np.zeros((4, 3), np.float32))
+    np.savez(
+        tmp_path / "c.npz",
+        ids=np.array(["a"]),
+        offsets=np.array([0, 5]),
+        seq=np.zeros(4, np.uint8),
+        ca=np.zeros((4, 3), np.float32),
+    )
     assert "its offsets do not cut" in refusal(tmp_path / "c.npz", cache)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
@@ -258,7 +303,10 @@ def test_paths_that_cannot_be_read_are_told_what_would_be_right(tmp_path):
     (tmp_path / "d.tar.gz").write_bytes(buffer.getvalue()[:-400])
     assert "d.tar.gz is cut short or no tar archive" in refusal(tmp_path / "d.tar.gz", cache)
     (tmp_path / "e.pdb").write_bytes(b"END\n")
-    assert "0 chains of 0 protein; at least 2 proteins are needed, one to hold out; 1 left out, the first: e.pdb: no atom" in refusal(tmp_path / "e.pdb", cache)
+    assert (
+        "0 chains of 0 protein; at least 2 proteins are needed, one to hold out; 1 left out, the first: e.pdb: no atom"
+        in refusal(tmp_path / "e.pdb", cache)
+    )
 
 
 def test_without_biotite_structures_are_refused_with_the_remedy(tmp_path, monkeypatch):
@@ -270,4 +318,8 @@ def test_without_biotite_structures_are_refused_with_the_remedy(tmp_path, monkey
 def test_the_domains_of_a_batch_are_padded_to_its_widest_residue():
     each = chain("a", letters(20, 0))
     wide = batch_of([each, chain("b", letters(12, 1))], 32)
-    assert wide.domains_BNK.shape == (2, 32, 1) and not wide.domains_mask_BNK.any() and wide.descriptions_BJ.shape == (2, 1)
+    assert (
+        wide.domains_BNK.shape == (2, 32, 1)
+        and not wide.domains_mask_BNK.any()
+        and wide.descriptions_BJ.shape == (2, 1)
+    )

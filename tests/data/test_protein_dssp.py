@@ -10,7 +10,9 @@ from stability.corpora.proteins.parsing import PROLINE, parse
 from tests.data.protein_files import helix, members
 
 MODELS = ("P04629.pdb", "test_af.pdb", "P00520-F1-model_v3.cif", "Q15772-F3-model_v4.cif", "Q15772-F11-model_v4.cif")
-FILES = [("bm5_pdb40.tar.gz", index) for index in (0, 8, 16, 24, 32)] + [("alphafold_models.tar.gz", name) for name in MODELS]
+FILES = [("bm5_pdb40.tar.gz", index) for index in (0, 8, 16, 24, 32)] + [
+    ("alphafold_models.tar.gz", name) for name in MODELS
+]
 
 
 def chain_of(name, which):
@@ -34,7 +36,9 @@ def test_bond_energies_are_those_of_pydssp_for_the_same_hydrogens(name, which):
     atoms = chain.atoms14_NAX[chain.mask_N & chain.atoms14_mask_NA[:, 3], :4].astype(np.float64)
     piece = np.zeros(len(atoms), dtype=int)
     hydrogens = dssp._hydrogens(atoms, piece)
-    theirs = pydssp.pydssp_numpy.get_hbond_map(np.concatenate([atoms, np.nan_to_num(hydrogens)[:, None]], axis=1), return_e=True)[0]
+    theirs = pydssp.pydssp_numpy.get_hbond_map(
+        np.concatenate([atoms, np.nan_to_num(hydrogens)[:, None]], axis=1), return_e=True
+    )[0]
     donor, acceptor = np.nonzero(np.linalg.norm(atoms[:, None, 1] - atoms[None, :, 1], axis=-1) < dssp.CA_WITHIN)
     far = (np.abs(donor - acceptor) > 1) & (donor > 0) & (acceptor < len(atoms) - 1)
     donor, acceptor = donor[far], acceptor[far]
@@ -43,18 +47,28 @@ def test_bond_energies_are_those_of_pydssp_for_the_same_hydrogens(name, which):
 
 
 def test_three_classes_agree_with_pydssp_on_95_percent_of_residues():
-    """pydssp joins no bulges, places hydrogens in its own way and lets a donor have any number of bonds: not every residue can agree."""
+    """pydssp joins no bulges, places hydrogens in its own way and lets a donor have any number of bonds: not every
+    residue can agree."""
     same = num = 0
     for name, which in FILES:
         chain = chain_of(name, which)
         there = chain.ss_mask_N
-        theirs = pydssp.assign(chain.atoms14_NAX[there, :4], donor_mask=(chain.sequence[there] != PROLINE), out_type="c3")
-        ours = np.array(["H" if SS_CLASSES[number] in "HGI" else "E" if SS_CLASSES[number] in "EB" else "-" for number in chain.ss_N[there]])
+        theirs = pydssp.assign(
+            chain.atoms14_NAX[there, :4], donor_mask=(chain.sequence[there] != PROLINE), out_type="c3"
+        )
+        ours = np.array(
+            [
+                "H" if SS_CLASSES[number] in "HGI" else "E" if SS_CLASSES[number] in "EB" else "-"
+                for number in chain.ss_N[there]
+            ]
+        )
         same, num = same + (ours == theirs).sum(), num + len(ours)
     assert num > 2000 and same / num >= 0.95
 
 
-@pytest.mark.parametrize(("angles", "letter"), [((-57, -47), "H"), ((-49, -26), "G"), ((-57, -70), "I"), ((-75, 145), "P")])
+@pytest.mark.parametrize(
+    ("angles", "letter"), [((-57, -47), "H"), ((-49, -26), "G"), ((-57, -70), "I"), ((-75, 145), "P")]
+)
 def test_ideal_angles_give_their_class_in_the_middle_of_a_chain(angles, letter):
     atoms = helix(24, angles)[:, :4]
     classes = "".join(SS_CLASSES[number] for number in dssp.assign(atoms, np.zeros(24, dtype=bool)))

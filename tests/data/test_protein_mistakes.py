@@ -1,4 +1,5 @@
-"""What the sweep's command line does with protein files that are not what they should be: refused in a line or two, or skipped and counted."""
+"""What the sweep's command line does with protein files that are not what they should be: refused in a line or two, or
+skipped and counted."""
 
 from __future__ import annotations
 
@@ -53,8 +54,13 @@ def test_a_folder_of_good_and_bad_files_trains_on_the_good_and_counts_the_bad(tm
     (folder / "cut.cif").write_bytes(cif(letters(20, 1), helix(20))[:-70])
     assert run(tmp_path, folder, "model.positions=20", "dry_run=true") == 0
     printed = capsys.readouterr()
-    assert "8 chains of 8 proteins" in printed.out and "4 files or chains could not be used and were skipped" in printed.out
-    assert "8 longer than 18 residues, cropped" in printed.out, "two of 20 positions are taken by BOS and EOS, and chains have 24"
+    assert (
+        "8 chains of 8 proteins" in printed.out
+        and "4 files or chains could not be used and were skipped" in printed.out
+    )
+    assert "8 longer than 18 residues, cropped" in printed.out, (
+        "two of 20 positions are taken by BOS and EOS, and chains have 24"
+    )
     reasons = {
         "empty.pdb: no atom in it",
         "dna.pdb: no chain of amino acids (it holds DA)",
@@ -70,14 +76,19 @@ def test_only_bad_files_are_refused_with_the_first_reason(tmp_path):
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "empty.pdb").write_bytes(b"")
     message = refused(tmp_path, tmp_path / "models")
-    assert "holds 0 chains of 0 protein; at least 2 proteins are needed" in message and "1 left out, the first: empty.pdb: no atom in it" in message
+    assert (
+        "holds 0 chains of 0 protein; at least 2 proteins are needed" in message
+        and "1 left out, the first: empty.pdb: no atom in it" in message
+    )
 
 
 def test_what_holds_no_structure_file_is_told_which_are(tmp_path):
     (tmp_path / "nothing").mkdir()
     assert "the folder holds no structure file; accepted are .pdb" in refused(tmp_path, tmp_path / "nothing")
     tar_of(tmp_path / "texts.tar.gz", a__txt=b"text", b__md=b"more")
-    assert "texts.tar.gz holds no structure file; accepted are .pdb, .pdb.gz" in refused(tmp_path, tmp_path / "texts.tar.gz")
+    assert "texts.tar.gz holds no structure file; accepted are .pdb, .pdb.gz" in refused(
+        tmp_path, tmp_path / "texts.tar.gz"
+    )
     (tmp_path / "no.tar.gz").write_bytes(gzip.compress(b"no tar" * 999))
     assert "no.tar.gz is cut short or no tar archive" in refused(tmp_path, tmp_path / "no.tar.gz")
 
@@ -91,21 +102,33 @@ def plain(folder, **changes):
         "seq": np.frombuffer("".join(letters(length, number) for number in range(num)).encode(), np.uint8),
         "coords": np.tile(helix(length), (num, 1, 1)).astype(np.float32),
     }
-    np.savez(folder / "chains.npz", **{name: value for name, value in {**arrays, **changes}.items() if value is not None})
+    np.savez(
+        folder / "chains.npz", **{name: value for name, value in {**arrays, **changes}.items() if value is not None}
+    )
     return folder / "chains.npz"
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"coords": None}, "holds ids, offsets, seq; proteins need ids, offsets, seq and coords or ca, or a prepared shard"),
+        (
+            {"coords": None},
+            "holds ids, offsets, seq; proteins need ids, offsets, seq and coords or ca, or a prepared shard",
+        ),
         ({"ids": np.array("c0")}, "ids holds 0-D <U2; text, a row each, are read"),
         ({"offsets": np.arange(5) * 20.0}, "offsets holds 1-D float64; whole numbers, a row each, are read"),
         ({"seq": np.array(["A"] * 80)}, "seq holds 1-D <U1; whole numbers"),
         ({"offsets": np.arange(4) * 20}, "its offsets do not cut"),
         ({"coords": np.zeros((80, 4, 3), np.float32)}, "coords are n × 5 × 3"),
-        ({"format": np.array("stability protein shard 9")}, "is a 'stability protein shard 9'; this program reads 'stability protein shard 1'"),
-        ({"format": np.array(FORMAT)}, "is a prepared shard without groups, accessions, sequence, atoms14, ss, sasa, plddt, numbers, skipped_names"),
+        (
+            {"format": np.array("stability protein shard 9")},
+            "is a 'stability protein shard 9'; this program reads 'stability protein shard 1'",
+        ),
+        (
+            {"format": np.array(FORMAT)},
+            "is a prepared shard without groups, accessions, sequence, atoms14, ss, sasa, plddt, numbers, "
+            "skipped_names",
+        ),
         ({"ids": np.array([object()] * 4)}, "is cut short or no .npz file"),
     ],
 )
@@ -140,12 +163,28 @@ def test_chains_of_an_npz_that_cannot_be_used_are_left_out_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.tsv", "name\tdomain\nP1\tSH3:1-2\n", "line 1 has the columns name, domain; accession and any of domains, descriptions, orthologs are read"),
+        (
+            "a.tsv",
+            "name\tdomain\nP1\tSH3:1-2\n",
+            "line 1 has the columns name, domain; accession and any of domains, descriptions, orthologs are read",
+        ),
         ("a.tsv", "", "line 1 has the columns none; accession and any of"),
-        ("a.tsv", "accession\tdomains\nP1\tSH3:1-2\nP2\t\nP1\tSH2:3-4\n", "line 4 has P1 again, as line 2; put all of it into one line, parted by ;"),
+        (
+            "a.tsv",
+            "accession\tdomains\nP1\tSH3:1-2\nP2\t\nP1\tSH2:3-4\n",
+            "line 4 has P1 again, as line 2; put all of it into one line, parted by ;",
+        ),
         ("a.tsv", "accession\tdomains\n\tSH3:1-2\n", "line 2 has no accession"),
-        ("a.tsv", "accession\tdomains\nP1\tSH3:1-2\n", "none of its 1 accessions is that of a chain (model_0, model_1, model_2, …); give these proteins'"),
-        ("a.txt", "Dear reader,\nthis is no record.\n", "no entry in it; a UniProt flat file has lines 'AC   …', a table one line for each accession"),
+        (
+            "a.tsv",
+            "accession\tdomains\nP1\tSH3:1-2\n",
+            "none of its 1 accessions is that of a chain (model_0, model_1, model_2, …); give these proteins'",
+        ),
+        (
+            "a.txt",
+            "Dear reader,\nthis is no record.\n",
+            "no entry in it; a UniProt flat file has lines 'AC   …', a table one line for each accession",
+        ),
         ("a.txt", "ID   X\nAC   P1;\nDE   Cut", "is cut short: its last entry has no closing '//'"),
         ("a.txt.gz", b"\x1f\x8b no gzip", "data.annotations: "),
         ("a.pdf", "", "a.pdf: the name ends in none of .txt, .dat, .tsv"),
@@ -163,10 +202,21 @@ def test_annotations_that_cannot_be_used_are_told_as_annotations(tmp_path, name,
 def test_an_entry_is_annotated_by_its_four_letter_code_in_either_case():
     from stability.corpora.proteins.annotations import Annotation
 
-    table = {"1ABC": Annotation(descriptions=("Kinase",)), "2xyz": Annotation(descriptions=("Kinase",)), "P1": Annotation()}
-    chains = [chain("1abc_A", letters(30, 0), "1abc"), chain("2xyz_A", letters(30, 1), "2xyz"), *(chain(f"c{seed}", letters(30, seed)) for seed in range(2, 9))]
+    table = {
+        "1ABC": Annotation(descriptions=("Kinase",)),
+        "2xyz": Annotation(descriptions=("Kinase",)),
+        "P1": Annotation(),
+    }
+    chains = [
+        chain("1abc_A", letters(30, 0), "1abc"),
+        chain("2xyz_A", letters(30, 1), "2xyz"),
+        *(chain(f"c{seed}", letters(30, seed)) for seed in range(2, 9)),
+    ]
     corpus = corpus_of(chains, (), table, "x", 0.1)
-    assert {each.id for side in ("train", "val") for each in corpus.chains(side) if len(each.descriptions)} == {"1abc_A", "2xyz_A"}
+    assert {each.id for side in ("train", "val") for each in corpus.chains(side) if len(each.descriptions)} == {
+        "1abc_A",
+        "2xyz_A",
+    }
     assert "1 kinds of annotation on 2 of the chains" in corpus.description
 
 

@@ -1,4 +1,5 @@
-"""Structure files: what becomes a residue, what stays masked, tracks against the libraries' own, and what bad files are told."""
+"""Structure files: what becomes a residue, what stays masked, tracks against the libraries' own, and what bad files are
+told."""
 
 import io
 import re
@@ -13,7 +14,8 @@ from stability.corpora.proteins.alphabets import ATOM14, NO_SS, SS_CLASSES
 from stability.corpora.proteins.parsing import group_of, parse
 from tests.data.protein_files import atom_line, cif, helix, members, pdb, residue_lines, seqres
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*elements were guessed")  # biotite's own, where a test reads raw files by it
+# biotite's own, where a test reads raw files by it
+pytestmark = pytest.mark.filterwarnings("ignore:.*elements were guessed")
 LETTERS = "ACDEFGHIKLMNPQRSTVWYACDEFGHIKL"
 
 
@@ -39,7 +41,10 @@ def test_a_file_becomes_its_residues_with_atoms_in_the_standard_order():
     assert (chain.id, chain.group, chain.letters, len(chain)) == ("1abc_A", "1abc", LETTERS, 30)
     assert np.abs(chain.atoms14_NAX[:, :4] - coords[:, :4]).max() < 6e-4
     assert np.array_equal(chain.mask_N, np.ones(30, bool))
-    assert np.array_equal(chain.atoms14_mask_NA[:, 4], [letter != "G" for letter in LETTERS]) and not chain.atoms14_mask_NA[:, 5:].any()
+    assert (
+        np.array_equal(chain.atoms14_mask_NA[:, 4], [letter != "G" for letter in LETTERS])
+        and not chain.atoms14_mask_NA[:, 5:].any()
+    )
     assert np.isnan(chain.plddt_N).all() and (chain.plddt_bins_N == -1).all()
 
 
@@ -53,15 +58,25 @@ def test_side_chain_atoms_of_raw_files_stand_where_the_order_says():
             residue = array[structure.get_residue_masks(array, [start])[0]]
             for slot, atom in enumerate(ATOM14[chain.letters[row]]):
                 found = residue.coord[residue.atom_name == atom]
-                assert np.isnan(chain.atoms14_NAX[row, slot]).all() if not len(found) else np.array_equal(chain.atoms14_NAX[row, slot], found[0])
+                assert (
+                    np.isnan(chain.atoms14_NAX[row, slot]).all()
+                    if not len(found)
+                    else np.array_equal(chain.atoms14_NAX[row, slot], found[0])
+                )
 
 
 def test_numbers_that_jump_over_a_broken_bond_leave_masked_residues():
     kept = [*range(10), *range(14, 30)]
-    chain = the_chain(pdb(*residue_lines([LETTERS[at] for at in kept], helix(30)[kept], numbers=[at + 5 for at in kept])))
+    chain = the_chain(
+        pdb(*residue_lines([LETTERS[at] for at in kept], helix(30)[kept], numbers=[at + 5 for at in kept]))
+    )
     assert chain.letters == LETTERS[:10] + "XXXX" + LETTERS[14:]
     assert np.flatnonzero(~chain.mask_N).tolist() == [10, 11, 12, 13]
-    assert np.isnan(chain.sasa_N[10:14]).all() and (chain.ss_N[10:14] == NO_SS).all() and np.isfinite(np.delete(chain.sasa_N, range(10, 14))).all()
+    assert (
+        np.isnan(chain.sasa_N[10:14]).all()
+        and (chain.ss_N[10:14] == NO_SS).all()
+        and np.isfinite(np.delete(chain.sasa_N, range(10, 14))).all()
+    )
     assert chain.numbers_N.tolist() == list(range(5, 35))
 
 
@@ -73,7 +88,10 @@ def test_numbers_that_jump_over_a_bond_leave_none():
 
 def test_seqres_names_the_missing_residues_and_their_places():
     kept = [*range(3, 10), *range(14, 28)]
-    content = pdb(*seqres(LETTERS), *residue_lines([LETTERS[at] for at in kept], helix(30)[kept], numbers=[at + 41 for at in kept]))
+    content = pdb(
+        *seqres(LETTERS),
+        *residue_lines([LETTERS[at] for at in kept], helix(30)[kept], numbers=[at + 41 for at in kept]),
+    )
     chain = the_chain(content)
     assert chain.letters == LETTERS and np.flatnonzero(chain.mask_N).tolist() == kept
     assert chain.numbers_N.tolist() == list(range(41, 71))
@@ -82,7 +100,9 @@ def test_seqres_names_the_missing_residues_and_their_places():
 def test_seqres_places_pieces_where_numbers_do_not_help():
     kept = [*range(3, 10), *range(14, 28)]
     numbers = [*range(100, 107), *range(300, 314)]
-    chain = the_chain(pdb(*seqres(LETTERS), *residue_lines([LETTERS[at] for at in kept], helix(30)[kept], numbers=numbers)))
+    chain = the_chain(
+        pdb(*seqres(LETTERS), *residue_lines([LETTERS[at] for at in kept], helix(30)[kept], numbers=numbers))
+    )
     assert chain.letters == LETTERS and np.flatnonzero(chain.mask_N).tolist() == kept
 
 
@@ -125,7 +145,11 @@ def test_only_the_first_model_counts():
 def test_ligands_water_and_nucleic_acids_are_left_out():
     lines = residue_lines(LETTERS, helix(30))
     free = [line.replace("ATOM  ", "HETATM") for line in residue_lines("E", helix(1) + 50, numbers=[401])]
-    others = [atom_line(950, "O", "HOH", "A", 500, (1, 1, 1), record="HETATM"), atom_line(951, "P", "DA", "D", 1, (60, 1, 1)), free[0]]
+    others = [
+        atom_line(950, "O", "HOH", "A", 500, (1, 1, 1), record="HETATM"),
+        atom_line(951, "P", "DA", "D", 1, (60, 1, 1)),
+        free[0],
+    ]
     (chain,), reasons = parse("x.pdb", pdb(*lines, *others, *free[1:]), "auto", 10)
     assert (chain.id, chain.letters, reasons) == ("x_A", LETTERS, [])
 
@@ -134,7 +158,10 @@ def test_a_file_of_two_chains_in_one_is_cut_and_short_chains_are_named():
     second = residue_lines(LETTERS[:12], helix(12) + 40, numbers=list(range(1, 13)))
     short = residue_lines("ACDEF", helix(5) + 80, chain="C")
     found, reasons = parse("2xyz.pdb", pdb(*residue_lines(LETTERS, helix(30)), *second, *short), "auto", 10)
-    assert [(chain.id, chain.group, len(chain)) for chain in found] == [("2xyz_A.1", "2xyz", 30), ("2xyz_A.2", "2xyz", 12)]
+    assert [(chain.id, chain.group, len(chain)) for chain in found] == [
+        ("2xyz_A.1", "2xyz", 30),
+        ("2xyz_A.2", "2xyz", 12),
+    ]
     assert reasons == ["chain C: 5 residues with coordinates, fewer than data.min_residues=10"]
 
 
@@ -150,22 +177,36 @@ def test_alphafold_models_carry_their_plddt_and_place_in_uniprot():
         array = pdbx.get_structure(pdbx.CIFFile.read(io.StringIO(content.decode())), model=1, extra_fields=["b_factor"])
         chain = the_chain(content, name)
         ca = array[array.atom_name == "CA"]
-        assert np.array_equal(chain.plddt_N, ca.b_factor.astype(np.float32)) and np.abs(chain.coords_NAX[:, 1] - ca.coord).max() == 0
+        assert (
+            np.array_equal(chain.plddt_N, ca.b_factor.astype(np.float32))
+            and np.abs(chain.coords_NAX[:, 1] - ca.coord).max() == 0
+        )
         assert chain.group == chain.accession == name.split("-")[1]
         bins = chain.plddt_bins_N
         assert ((chain.plddt_N >= 2 * bins) & (chain.plddt_N < 2 * bins + 2) | (bins == 49)).all()
         assert np.isnan(the_chain(content, name, plddt="never").plddt_N).all()
-    assert the_chain(members("alphafold_models.tar.gz", "F11-model_v4.cif").popitem()[1], "AF-Q15772-F11-model_v4.cif").numbers_N[0] == 2001
+    assert (
+        the_chain(
+            members("alphafold_models.tar.gz", "F11-model_v4.cif").popitem()[1], "AF-Q15772-F11-model_v4.cif"
+        ).numbers_N[0]
+        == 2001
+    )
 
 
 def read_by_biotite(name, content):
     text = io.StringIO(content.decode())
-    array = pdbx.get_structure(pdbx.CIFFile.read(text), model=1) if name.endswith(".cif") else biotite_pdb.PDBFile.read(text).get_structure(model=1)
+    array = (
+        pdbx.get_structure(pdbx.CIFFile.read(text), model=1)
+        if name.endswith(".cif")
+        else biotite_pdb.PDBFile.read(text).get_structure(model=1)
+    )
     return array[structure.filter_amino_acids(array)]
 
 
 def test_sasa_is_the_librarys_own_on_raw_files_and_models():
-    models = {name: content for name, content in members("alphafold_models.tar.gz").items() if not name.endswith(".dssp")}
+    models = {
+        name: content for name, content in members("alphafold_models.tar.gz").items() if not name.endswith(".dssp")
+    }
     for name, content in [*sorted(members("bm5_pdb40.tar.gz").items())[:5], *models.items()]:
         array = read_by_biotite(name, content)
         expected = structure.apply_residue_wise(array, structure.sasa(array), np.nansum)
@@ -177,7 +218,11 @@ def test_sasa_is_the_librarys_own_on_raw_files_and_models():
     [
         (b"", "a.pdb", "no atom in it"),
         (b"HEADER\nEND\n", "a.pdb", "no atom in it"),
-        (pdb(*(atom_line(at, "P", "DA", "D", at, (at, 1, 1)) for at in range(1, 20))), "a.pdb", "no chain of amino acids (it holds DA)"),
+        (
+            pdb(*(atom_line(at, "P", "DA", "D", at, (at, 1, 1)) for at in range(1, 20))),
+            "a.pdb",
+            "no chain of amino acids (it holds DA)",
+        ),
         (pdb(*residue_lines(LETTERS, np.zeros((30, 5, 3)))), "a.pdb", "chain A: all coordinates are equal (0, 0, 0)"),
         (pdb(*residue_lines(LETTERS, helix(30)))[:1234], "a.pdb", "cut short or no PDB file"),
         (cif(LETTERS, helix(30))[:-90], "a.cif", "cut short: the last category is not closed by '#'"),
@@ -220,7 +265,16 @@ def test_an_ideal_helix_is_one_and_its_ends_are_not():
             "A0A0B7P221",
             201,
         ),
-        (["DBREF  1ABC A    1    30  PDB    1ABC     1ABC             1     30", "DBREF1", "DBREF2 1ABC A", "SEQRES"], "", 1),
+        (
+            [
+                "DBREF  1ABC A    1    30  PDB    1ABC     1ABC             1     30",
+                "DBREF1",
+                "DBREF2 1ABC A",
+                "SEQRES",
+            ],
+            "",
+            1,
+        ),
     ],
 )
 def test_a_pdb_file_names_its_uniprot_sequence_in_either_record(lines, accession, first):

@@ -1,4 +1,5 @@
-"""AlphaFold models and UniProt records end to end: what a corpus holds against what the raw files say, read by splitting their lines."""
+"""AlphaFold models and UniProt records end to end: what a corpus holds against what the raw files say, read by
+splitting their lines."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from stability.corpora.proteins.split import corpus_of
 from tests.data.protein_files import members, shared
 from tests.data.test_protein_split import chain
 
-# made up but for where they lie: on all of the models' proteins, some over the ends of the fragments that the models cover
+# made up but for where they lie: on all of the models' proteins, some over the ends of the fragments that the models
+# cover
 DOMAINS = {
     "P00520": (("Shared", 61, 121), ("Own", 127, 217), ("Long", 200, 493)),
     "Q15772": (("Shared", 390, 450), ("Shared", 1795, 2010), ("Long", 1, 3267)),
@@ -47,7 +49,15 @@ def raw_cif(text: str) -> list[tuple[str, str, int, float, tuple[float, ...]]]:
     found = []
     for row in atoms:
         place = tuple(float(row[f"Cartn_{axis}"]) for axis in "xyz")
-        found.append((row["pdbx_sifts_xref_db_acc"], row["label_comp_id"], int(row["pdbx_sifts_xref_db_num"]), confidence[row["label_seq_id"]], place))
+        found.append(
+            (
+                row["pdbx_sifts_xref_db_acc"],
+                row["label_comp_id"],
+                int(row["pdbx_sifts_xref_db_num"]),
+                confidence[row["label_seq_id"]],
+                place,
+            )
+        )
     return found
 
 
@@ -66,12 +76,20 @@ def raw_pdb(text: str) -> list[tuple[str, str, int, float, tuple[float, ...]]]:
 def models(tmp_path_factory):
     """(corpus, the raw residues of each chain by its id)."""
     archive, folder = shared("alphafold_models.tar.gz"), tmp_path_factory.mktemp("models")
-    lines = ["\t".join((name, "; ".join(f"{kind}:{first}-{last}" for kind, first, last in places))) for name, places in DOMAINS.items()]
+    lines = [
+        "\t".join((name, "; ".join(f"{kind}:{first}-{last}" for kind, first, last in places)))
+        for name, places in DOMAINS.items()
+    ]
     (folder / "domains.tsv").write_text("\n".join(["accession\tdomains", *lines, "Q99999\tShared:1-9", ""]))
     settings = {"name": "protein", "path": str(archive), "annotations": str(folder / "domains.tsv"), "held_out": 0.2}
     corpus = prepare(part("data", settings), folder / "cache")
-    files = {name: content.decode() for name, content in members(archive.name).items() if name.endswith((".cif", ".pdb"))}
-    raw = {name.rpartition(".")[0] + "_A": (raw_cif if name.endswith(".cif") else raw_pdb)(text) for name, text in files.items()}
+    files = {
+        name: content.decode() for name, content in members(archive.name).items() if name.endswith((".cif", ".pdb"))
+    }
+    raw = {
+        name.rpartition(".")[0] + "_A": (raw_cif if name.endswith(".cif") else raw_pdb)(text)
+        for name, text in files.items()
+    }
     return corpus, raw
 
 
@@ -102,14 +120,20 @@ def test_domains_lie_on_the_residues_that_their_numbers_in_uniprot_say(models):
     names = corpus.tables.domains
     for each in all_chains(corpus):
         for (accession, _, number, _, _), tokens in zip(raw[each.id], each.domains_NK, strict=True):
-            expected = {kind if kind in names else names[UNK] for kind, first, last in DOMAINS[accession] if first <= number <= last}
+            expected = {
+                kind if kind in names else names[UNK]
+                for kind, first, last in DOMAINS[accession]
+                if first <= number <= last
+            }
             found = [names[token] for token in tokens if token >= 0]
             assert sorted(found) == sorted(expected)
     batch = batch_of([each.crop(3, 24) for each in all_chains(corpus)])
     for row, each in enumerate(all_chains(corpus)):
         expected = [sorted(token for token in tokens if token >= 0) for tokens in each.domains_NK[3:27].tolist()]
         shown = zip(batch.domains_BNK[row].tolist(), batch.domains_mask_BNK[row].tolist(), strict=True)
-        assert [sorted(token for token, is_there in zip(*residue, strict=True) if is_there) for residue in shown][: len(expected)] == expected
+        assert [sorted(token for token, is_there in zip(*residue, strict=True) if is_there) for residue in shown][
+            : len(expected)
+        ] == expected
 
 
 def entries(text: str) -> dict[str, str]:
@@ -137,11 +161,20 @@ def test_descriptions_and_orthologs_of_every_record_are_the_raw_ones(records):
     for each in all_chains(corpus):
         entry = raw[each.accession]
         terms = re.findall(r"^DR   GO; (GO:\d+);", entry, re.MULTILINE)
-        keywords = re.sub(r"\s*\{.*?\}", "", "".join(line + " " for line in re.findall(r"^KW   (.*)$", entry, re.MULTILINE))).strip().rstrip(".")
+        keywords = (
+            re.sub(r"\s*\{.*?\}", "", "".join(line + " " for line in re.findall(r"^KW   (.*)$", entry, re.MULTILINE)))
+            .strip()
+            .rstrip(".")
+        )
         expected = [*terms, *(word.strip() for word in keywords.split(";") if word.strip())]
-        found = re.findall(r"^DR   (eggNOG|KO|OMA|OrthoDB|TreeFam|HOGENOM|HOVERGEN|GeneTree); ([^;]+);", entry, re.MULTILINE)
+        found = re.findall(
+            r"^DR   (eggNOG|KO|OMA|OrthoDB|TreeFam|HOGENOM|HOVERGEN|GeneTree); ([^;]+);", entry, re.MULTILINE
+        )
         groups = [f"{base}:{name}" for base, name in found]
-        for tokens, words, names in ((each.descriptions, expected, corpus.tables.descriptions), (each.orthologs, groups, corpus.tables.orthologs)):
+        for tokens, words, names in (
+            (each.descriptions, expected, corpus.tables.descriptions),
+            (each.orthologs, groups, corpus.tables.orthologs),
+        ):
             assert [names[token] for token in tokens] == [word if word in names else names[UNK] for word in words]
     side = {each.accession for each in corpus.chains("train")}
     assert sum(len(each.descriptions) for each in all_chains(corpus)) > 300 and len(side) >= 22
@@ -151,7 +184,12 @@ def test_domains_of_every_record_lie_where_the_raw_features_say(records):
     corpus, raw = records
     kinds, num = r"DOMAIN|REPEAT|ZN_FING|DNA_BIND|COILED|TRANSMEM", 0
     for each in all_chains(corpus):
-        places = [(int(first), int(last)) for first, last in re.findall(rf"^FT   (?:{kinds}) +<?(\d+)(?:\.\.| +)>?(\d+)", raw[each.accession], re.MULTILINE)]
+        places = [
+            (int(first), int(last))
+            for first, last in re.findall(
+                rf"^FT   (?:{kinds}) +<?(\d+)(?:\.\.| +)>?(\d+)", raw[each.accession], re.MULTILINE
+            )
+        ]
         inside = [any(first <= number <= last for first, last in places) for number in range(1, len(each) + 1)]
         assert ((each.domains_NK >= 0).any(axis=1).tolist() if each.domains_NK.size else [False] * len(each)) == inside
         num += len(places)
@@ -166,6 +204,13 @@ def test_the_named_domains_of_tissue_plasminogen_activator_are_those_of_its_reco
 
 
 def test_the_records_are_of_other_proteins_than_the_models_and_that_is_said(tmp_path):
-    settings = {"name": "protein", "path": str(shared("alphafold_models.tar.gz")), "annotations": str(shared("swissprot_records.txt.gz"))}
-    with pytest.raises(ValueError, match=r"data.annotations: none of its \d+ accessions is that of a chain \(.*\); give these proteins', or leave it out"):
+    settings = {
+        "name": "protein",
+        "path": str(shared("alphafold_models.tar.gz")),
+        "annotations": str(shared("swissprot_records.txt.gz")),
+    }
+    with pytest.raises(
+        ValueError,
+        match=r"data.annotations: none of its \d+ accessions is that of a chain \(.*\); give these proteins', or leave it out",
+    ):
         prepare(part("data", settings), tmp_path / "cache")

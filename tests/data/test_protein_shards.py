@@ -35,7 +35,9 @@ def wait_for(condition):
 
 
 def children_of(pid):
-    return [int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()]
+    return [
+        int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
+    ]
 
 
 def lives(pid):
@@ -50,7 +52,14 @@ def lives(pid):
 def test_a_stopped_preparation_keeps_its_shards_and_leaves_no_process_behind(tmp_path, monkeypatch, number):
     files, place = write_structures(tmp_path / "models", num=24, length=60), tmp_path / "shards"
     command = [sys.executable, "-c", SCRIPT, str(files), str(place)]
-    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
         wait_for(lambda: list(place.glob("shard-*.npz")))
         workers = children_of(process.pid)
         (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)  # Ctrl-C reaches the workers, too

@@ -30,7 +30,9 @@ def chain(name, text, group=None, accession="", first=1):
     atoms[:, :5] = np.arange(len(text) * 15).reshape(-1, 5, 3)
     numbers = np.arange(first, first + len(text), dtype=np.int32)
     ss = np.full(len(text), NO_SS, dtype=np.uint8)
-    return ProteinChain(name, group or name, encode(text).astype(np.int64), atoms, ss, nothing, nothing, numbers, accession)
+    return ProteinChain(
+        name, group or name, encode(text).astype(np.int64), atoms, ss, nothing, nothing, numbers, accession
+    )
 
 
 def changed(text, share, seed):
@@ -51,7 +53,11 @@ def longest_common(first, other):
 @pytest.mark.parametrize("seed", range(12))
 def test_identity_is_the_longest_common_subsequence_over_the_shorter_chain(seed):
     draw = random.Random(seed)
-    first, other = (("ACDE" if seed % 2 else ACIDS + "X") and "".join(draw.choices("ACDEX" if seed % 2 else ACIDS, k=draw.randint(1, 90))) for _ in range(2))
+    first, other = (
+        ("ACDE" if seed % 2 else ACIDS + "X")
+        and "".join(draw.choices("ACDEX" if seed % 2 else ACIDS, k=draw.randint(1, 90)))
+        for _ in range(2)
+    )
     shorter = min(len(first) - first.count("X"), len(other) - other.count("X"))
     expected = longest_common(first, other) / shorter if shorter else 0
     assert clustering.identity(encode(first).tobytes(), encode(other).tobytes()) == pytest.approx(expected)
@@ -69,7 +75,18 @@ def test_ten_percent_of_changes_make_one_protein_and_twenty_do_not():
 
 def test_a_missing_loop_a_fragment_and_unknown_residues_count_as_the_protein():
     text = letters(200, 0)
-    assert numbered([text, text[:80] + text[120:], text[50:150], text[:90] + "X" * 20 + text[110:], letters(150, 4) + text + letters(30, 5)]) == [0] * 5
+    assert (
+        numbered(
+            [
+                text,
+                text[:80] + text[120:],
+                text[50:150],
+                text[:90] + "X" * 20 + text[110:],
+                letters(150, 4) + text + letters(30, 5),
+            ]
+        )
+        == [0] * 5
+    )
 
 
 def test_a_short_chain_is_not_lost_in_a_long_one():
@@ -79,7 +96,12 @@ def test_a_short_chain_is_not_lost_in_a_long_one():
 
 def test_clusters_are_closed_over_groups_and_sequences():
     text, other = letters(100, 0), letters(100, 1)
-    assert numbered([text, other, changed(text, 0.1, 2), letters(100, 3)], ["1abc", "2xyz", "2xyz", "3zzz"]) == [0, 0, 0, 1]
+    assert numbered([text, other, changed(text, 0.1, 2), letters(100, 3)], ["1abc", "2xyz", "2xyz", "3zzz"]) == [
+        0,
+        0,
+        0,
+        1,
+    ]
 
 
 def test_the_prefilter_loses_no_pair_of_ninety_percent():
@@ -101,11 +123,17 @@ def alignment_identity(first, other):
 
 
 def test_no_protein_of_the_shared_backbones_is_on_both_sides():
-    """Against an alignment by biotite of each held-out chain with the three training chains that share the most 4-mers with it."""
+    """Against an alignment by biotite of each held-out chain with the three training chains that share the most 4-mers
+    with it."""
     with np.load(shared("bm5_backbone.npz")) as archive:
-        texts = [archive["seq"][start:stop].tobytes().decode() for start, stop in zip(archive["offsets"][:-1], archive["offsets"][1:], strict=True)]
+        texts = [
+            archive["seq"][start:stop].tobytes().decode()
+            for start, stop in zip(archive["offsets"][:-1], archive["offsets"][1:], strict=True)
+        ]
         ids = archive["ids"].tolist()
-    corpus = corpus_of([chain(name, text, name[:4].lower()) for name, text in zip(ids, texts, strict=True)], (), None, "backbones", 0.1)
+    corpus = corpus_of(
+        [chain(name, text, name[:4].lower()) for name, text in zip(ids, texts, strict=True)], (), None, "backbones", 0.1
+    )
     train, val = list(corpus.chains("train")), list(corpus.chains("val"))
     assert len(train) + len(val) + int("exact" in corpus.description) >= 850 and len(val) == 86
     assert len({each.group for each in val}) > 10
@@ -137,7 +165,11 @@ def test_a_protein_larger_than_the_held_out_share_is_never_held_out():
 def in_groups(sizes, seed):
     """Chains of unrelated sequences, so many in each group."""
     draw = random.Random(seed)
-    return [chain(f"c{group}_{number}", letters(20, draw.random()), f"g{group}") for group, size in enumerate(sizes) for number in range(size)]
+    return [
+        chain(f"c{group}_{number}", letters(20, draw.random()), f"g{group}")
+        for group, size in enumerate(sizes)
+        for number in range(size)
+    ]
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.2])
@@ -159,7 +191,10 @@ def test_where_every_protein_is_larger_than_the_share_a_smallest_is_held_out():
 
 def test_one_protein_cannot_be_split():
     text = letters(100, 0)
-    with pytest.raises(ValueError, match=r"2 chains of 1 protein; at least 2 proteins are needed, one to hold out; 1 left out, the first: a.pdb: no atom"):
+    with pytest.raises(
+        ValueError,
+        match=r"2 chains of 1 protein; at least 2 proteins are needed, one to hold out; 1 left out, the first: a.pdb: no atom",
+    ):
         corpus_of([chain("a", text), chain("b", text[2:])], [("a.pdb", "no atom in it")], None, "two files", 0.1)
 
 
@@ -183,7 +218,10 @@ def test_a_feature_of_the_old_style_is_read_as_one_of_the_new(tmp_path):
 
 def annotated(first=1):
     table = {"P1": Annotation((("SH3", 3, 6), ("Kinase", 5, 40)), ("GO:1", "Membrane"), ("eggNOG:A",))}
-    chains = [chain(f"c{number}", letters(40, number), accession="P1" if number == 7 else "", first=first) for number in range(60)]
+    chains = [
+        chain(f"c{number}", letters(40, number), accession="P1" if number == 7 else "", first=first)
+        for number in range(60)
+    ]
     corpus = corpus_of(chains, (), table, "x", 0.02)
     found = [each for side in ("train", "val") for each in corpus.chains(side) if each.id == "c7"]
     return corpus, found[0]
@@ -198,14 +236,18 @@ def test_annotations_stand_at_their_residues_and_chains():
     ]  # fmt: skip
     assert [corpus.tables.descriptions[token] for token in found.descriptions] == ["GO:1", "Membrane"]
     assert [corpus.tables.orthologs[token] for token in found.orthologs] == ["eggNOG:A"]
-    assert np.array_equal(found.crop(4, 3).domains_NK, found.domains_NK[4:7]) and np.array_equal(found.crop(4, 3).descriptions, found.descriptions)
+    assert np.array_equal(found.crop(4, 3).domains_NK, found.domains_NK[4:7]) and np.array_equal(
+        found.crop(4, 3).descriptions, found.descriptions
+    )
     _, moved = annotated(first=39)
     assert (moved.domains_NK >= 0).sum() == 2
 
 
 def test_names_that_only_the_held_out_side_has_are_unknown():
     table = {f"P{number}": Annotation((), (f"word{number}",), ()) for number in range(60)}
-    corpus = corpus_of([chain(f"c{number}", letters(40, number), accession=f"P{number}") for number in range(60)], (), table, "x", 0.05)
+    corpus = corpus_of(
+        [chain(f"c{number}", letters(40, number), accession=f"P{number}") for number in range(60)], (), table, "x", 0.05
+    )
     assert len(corpus.tables.descriptions) == len(SPECIALS) + 57
     assert [each.descriptions.tolist() for each in corpus.chains("val")] == [[UNK]] * 3
 
@@ -213,7 +255,11 @@ def test_names_that_only_the_held_out_side_has_are_unknown():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.tsv", "accession\tdomain\nP1\tSH3:1-2\n", r"line 1 has the columns accession, domain; accession and any of domains, descriptions, orthologs"),
+        (
+            "a.tsv",
+            "accession\tdomain\nP1\tSH3:1-2\n",
+            r"line 1 has the columns accession, domain; accession and any of domains, descriptions, orthologs",
+        ),
         ("a.tsv", "accession\tdomains\nP1\tSH3:9-2\n", r"line 2: 'SH3:9-2' is no domain; write NAME:FIRST-LAST"),
         ("a.tsv", "accession\tdomains\nP1\n", r"line 2 has 1 columns, line 1 has 2"),
         ("a.tsv", "accession\tdomains\n", r"no entry in it"),

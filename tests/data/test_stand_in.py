@@ -36,7 +36,10 @@ def no_reading(monkeypatch):
 )
 def test_the_vocabulary_of_a_dataset_on_the_hub_is_known_without_reading_it(tmp_path, no_reading, settings, size):
     corpus, is_read = prepare_for_plan(part(dataset="Skylion007/openwebtext", **settings), tmp_path)
-    assert (corpus.vocab_size, is_read) == (size, False) and corpus.train_tokens.max() == corpus.val_tokens.max() == size - 1
+    assert (corpus.vocab_size, is_read) == (
+        size,
+        False,
+    ) and corpus.train_tokens.max() == corpus.val_tokens.max() == size - 1
     assert "Skylion007/openwebtext, train, up to 10,000 rows" in corpus.description and not list(tmp_path.iterdir())
 
 
@@ -88,12 +91,32 @@ def test_a_dry_run_of_the_papers_protocol_needs_no_network(tmp_path, no_reading,
 
 
 def test_every_preset_of_the_paper_has_its_batch_rates_and_objective():
-    sizes = {"text_54m": 5000, "text_193m": 20_000, "text_385m": 20_000, "text_385m_mix": 20_000, "dna_51m": 5000, "dna_172m": 5000, "dna_331m": 5000}
+    sizes = {
+        "text_54m": 5000,
+        "text_193m": 20_000,
+        "text_385m": 20_000,
+        "text_385m_mix": 20_000,
+        "dna_51m": 5000,
+        "dna_172m": 5000,
+        "dna_331m": 5000,
+    }
     for name, steps in sizes.items():
         spec = read_spec("sweep", [f"study={name}"])
         is_text = name.startswith("text")
-        assert (spec.steps, spec.batch, spec.model.positions, spec.clip_norm) == (steps, 512, 1024, 1.0) and 512 % spec.microbatch == 0
-        assert spec.objective.name == ("score_entropy" if is_text else "mlm") and spec.optimizer[0].settings.weight_decay == 1e-2
-        assert spec.objective.settings.noise == "geometric" if is_text else spec.objective.settings.mask_rate == "betalinear30"
+        assert (spec.steps, spec.batch, spec.model.positions, spec.clip_norm) == (
+            steps,
+            512,
+            1024,
+            1.0,
+        ) and 512 % spec.microbatch == 0
+        assert (
+            spec.objective.name == ("score_entropy" if is_text else "mlm")
+            and spec.optimizer[0].settings.weight_decay == 1e-2
+        )
+        assert (
+            spec.objective.settings.noise == "geometric"
+            if is_text
+            else spec.objective.settings.mask_rate == "betalinear30"
+        )
         consensus = [each.settings for each in spec.mechanism if each.name == "sc"]
         assert all((each.window, each.rank, each.edge_hidden) == (2, 4, 256) for each in consensus)

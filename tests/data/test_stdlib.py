@@ -1,4 +1,5 @@
-"""Docstrings out of source files, on a small library of its own; the real one is in test_cache.py (it is prepared once there)."""
+"""Docstrings out of source files, on a small library of its own; the real one is in test_cache.py (it is prepared once
+there)."""
 
 import pytest
 
@@ -38,9 +39,13 @@ def library(tmp_path, monkeypatch):
     (tmp_path / "os.py").write_text(SOURCE)
     (tmp_path / "argparse.py").write_text('"""Another module, with a docstring of its own."""')
     (tmp_path / "broken.py").write_text('"""A file that does not parse, whatever it says."""\ndef (:')
-    (tmp_path / "latin.py").write_bytes('# -*- coding: latin-1 -*-\n"""Ein Text in Latin-1, mit \xdcmlauten und anderem."""'.encode("latin-1"))
+    (tmp_path / "latin.py").write_bytes(
+        '# -*- coding: latin-1 -*-\n"""Ein Text in Latin-1, mit \xdcmlauten und anderem."""'.encode("latin-1")
+    )
     (tmp_path / "pydoc_data").mkdir()
-    (tmp_path / "pydoc_data" / "topics.py").write_text("topics = {'if': 'The first topic, in two strings, '\n 'of enough characters.', 'x': 'short'}")
+    (tmp_path / "pydoc_data" / "topics.py").write_text(
+        "topics = {'if': 'The first topic, in two strings, '\n 'of enough characters.', 'x': 'short'}"
+    )
     for folder in ("test", "site-packages", "unittest/test", "lib2to3/tests", "idlelib/idle_test"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "left_out.py").write_text('"""This one must never be read, in no folder."""')
@@ -63,7 +68,9 @@ def test_every_docstring_is_found_and_nothing_else(library):
 
 
 def test_topics_are_read_without_being_imported(library):
-    assert list(documents(library / "pydoc_data" / "topics.py")) == ["The first topic, in two strings, of enough characters."]
+    assert list(documents(library / "pydoc_data" / "topics.py")) == [
+        "The first topic, in two strings, of enough characters."
+    ]
 
 
 def test_source_encodings_are_respected(library):

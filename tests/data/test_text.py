@@ -62,12 +62,17 @@ def test_characters_on_the_border_of_two_reads_stay_whole(tmp_path, monkeypatch)
 def test_windows_files_lose_their_mark_and_keep_their_line_ends(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
     (tmp_path / "b.jsonl").write_bytes(b"\xef\xbb\xbf" + as_jsonl(["three"]).replace(b"\n", b"\r\n"))
-    assert [list(documents(tmp_path / name, "text")) for name in ("a.txt", "b.jsonl")] == [["one\r\ntwo\r\n"], ["three"]]
+    assert [list(documents(tmp_path / name, "text")) for name in ("a.txt", "b.jsonl")] == [
+        ["one\r\ntwo\r\n"],
+        ["three"],
+    ]
 
 
 def test_jsonl_gives_one_document_a_line(tmp_path):
     texts = ["first\nwith a line end", "second", "日本"]
-    (tmp_path / "a.jsonl").write_bytes(as_jsonl(texts, "body").replace(b"\n", b"\n\n") + b"  \n" + as_jsonl([""], "body"))
+    (tmp_path / "a.jsonl").write_bytes(
+        as_jsonl(texts, "body").replace(b"\n", b"\n\n") + b"  \n" + as_jsonl([""], "body")
+    )
     assert list(documents(tmp_path / "a.jsonl", "body")) == texts
 
 
@@ -91,7 +96,10 @@ def test_a_folder_mixes_kinds_and_ignores_the_rest(tmp_path):
     for ignored in ("e.csv", "f.txt.zip", ".g.txt", "sub/.hidden/h.txt"):
         (tmp_path / ignored).write_bytes(b"\xff")
     corpus = corpus_of(tmp_path)
-    assert corpus.fingerprint == split_documents(["from txt", "from txt.gz", "from jsonl", "from jsonl.gz"], "").fingerprint
+    assert (
+        corpus.fingerprint
+        == split_documents(["from txt", "from txt.gz", "from jsonl", "from jsonl.gz"], "").fingerprint
+    )
     assert corpus.description == f"text of {tmp_path.name} (4 files): 4 documents, 42 characters"
 
 
@@ -110,13 +118,27 @@ def test_cache_key_sees_content_kind_and_field_only(tmp_path):
 
     same = key("a.jsonl", as_jsonl(["x"]))
     assert same == key("b.JSONL", as_jsonl(["x"]))
-    assert len({same, key("a.txt", as_jsonl(["x"])), key("a.jsonl", as_jsonl(["y"])), key("a.jsonl", as_jsonl(["x"]), "body")}) == 4
+    assert (
+        len(
+            {
+                same,
+                key("a.txt", as_jsonl(["x"])),
+                key("a.jsonl", as_jsonl(["y"])),
+                key("a.jsonl", as_jsonl(["x"]), "body"),
+            }
+        )
+        == 4
+    )
 
 
 def test_missing_path_names_a_near_miss(tmp_path):
     (tmp_path / "shakespeare.txt").write_text("x")
     message = refusal(tmp_path / "shakespere.txt")
-    assert "data.path=" in message and "no such file or folder" in message and f"did you mean '{tmp_path / 'shakespeare.txt'}'?" in message
+    assert (
+        "data.path=" in message
+        and "no such file or folder" in message
+        and f"did you mean '{tmp_path / 'shakespeare.txt'}'?" in message
+    )
     assert "did you mean" not in refusal(tmp_path / "no" / "where.txt")
 
 
@@ -144,7 +166,9 @@ def test_bad_bytes_are_named_with_their_offset(tmp_path, name, before, packed):
     content = before.encode() + b'{"text": "\xe9"}\n'
     file = tmp_path / (name + ".gz" * packed)
     file.write_bytes(gzip.compress(content) if packed else content)
-    place = f"{len(before.encode()) + 10} of the unpacked text (0xe9)" if packed else f"{len(before.encode()) + 10} (0xe9)"
+    place = (
+        f"{len(before.encode()) + 10} of the unpacked text (0xe9)" if packed else f"{len(before.encode()) + 10} (0xe9)"
+    )
     assert f"{file} is not UTF-8 at byte {place}, in line 2; convert it to UTF-8" in refusal(file)
 
 
@@ -161,7 +185,12 @@ def test_utf16_is_recognised(tmp_path):
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
 def test_broken_gzip_is_refused(tmp_path, name):
     content = gzip.compress(LINES.encode() if "txt" in name else as_jsonl(LINES.splitlines()))
-    for broken in (content[:-20], content[: len(content) // 2], content[:200] + bytes(50) + content[250:], b"no gzip at all"):
+    for broken in (
+        content[:-20],
+        content[: len(content) // 2],
+        content[:200] + bytes(50) + content[250:],
+        b"no gzip at all",
+    ):
         (tmp_path / name).write_bytes(broken)
         assert f"{tmp_path / name} is cut short or no gzip file" in refusal(tmp_path / name)
 
@@ -169,7 +198,10 @@ def test_broken_gzip_is_refused(tmp_path, name):
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"text": "a"', "line 3 is no JSON (Expecting ',' delimiter, column 13); each line must be one object with the key 'text'"),
+        (
+            '{"text": "a"',
+            "line 3 is no JSON (Expecting ',' delimiter, column 13); each line must be one object with the key 'text'",
+        ),
         ("[1, 2]", "line 3 is list, no JSON object"),
         ('{"body": "a", "id": 1}', "line 3 has no key 'text'; it has: body, id; name one with data.field=KEY"),
         ("{}", "line 3 has no key 'text'; it has: none"),
@@ -201,7 +233,10 @@ def test_unreadable_files_and_folders_are_named(tmp_path, monkeypatch):
 def test_too_little_text_is_told_what_a_document_is(tmp_path):
     (tmp_path / "a.txt").write_text("short")
     message = refusal(tmp_path / "a.txt")
-    assert "text of a.txt holds 1 distinct document; at least 2 are needed" in message and "a block of 4,096 characters of a .txt file" in message
+    assert (
+        "text of a.txt holds 1 distinct document; at least 2 are needed" in message
+        and "a block of 4,096 characters of a .txt file" in message
+    )
 
 
 def test_settings_are_checked():
@@ -209,7 +244,12 @@ def test_settings_are_checked():
         part("data", "text")
     with pytest.raises(ValueError, match=r"data\.feild: unknown key; did you mean 'field'"):
         part("data", {"name": "text", "path": "x", "feild": "y"})
-    assert part("data", {"name": "text", "path": "x"}).model_dump() == {**NO_TOKENIZER, "name": "text", "path": "x", "field": "text"}
+    assert part("data", {"name": "text", "path": "x"}).model_dump() == {
+        **NO_TOKENIZER,
+        "name": "text",
+        "path": "x",
+        "field": "text",
+    }
 
 
 def test_configuration_files_compose_into_their_parts():
@@ -217,12 +257,20 @@ def test_configuration_files_compose_into_their_parts():
     folder = Path(__file__).resolve().parents[2] / "conf" / "data"
     assert part("data", yaml.safe_load((folder / "stdlib.yaml").read_text())).name == "stdlib"
     assert part("data", yaml.safe_load((folder / "dna.yaml").read_text())) == part("data", "dna")
-    assert part("data", {**yaml.safe_load((folder / "hf.yaml").read_text()), "dataset": "x"}) == part("data", {"name": "hf", "dataset": "x"})
-    assert yaml.safe_load((folder / "text.yaml").read_text()) == {**NO_TOKENIZER, "name": "text", "path": "???", "field": "text"}
+    assert part("data", {**yaml.safe_load((folder / "hf.yaml").read_text()), "dataset": "x"}) == part(
+        "data", {"name": "hf", "dataset": "x"}
+    )
+    assert yaml.safe_load((folder / "text.yaml").read_text()) == {
+        **NO_TOKENIZER,
+        "name": "text",
+        "path": "???",
+        "field": "text",
+    }
 
 
 @pytest.mark.parametrize(
-    ("name", "num_documents", "num_characters", "nats"), [("tinyshakespeare.txt", 272, 1_115_394, 3.3324), ("peps.jsonl.gz", 703, 13_611_878, 3.3514)]
+    ("name", "num_documents", "num_characters", "nats"),
+    [("tinyshakespeare.txt", 272, 1_115_394, 3.3324), ("peps.jsonl.gz", 703, 13_611_878, 3.3514)],
 )
 def test_real_text_is_read_whole(name, num_documents, num_characters, nats):
     if not (SHARED / name).is_file():

@@ -1,4 +1,5 @@
-"""Tokenizers: GPT-2's encoding against another library's, what `keep` leaves of it, and what missing or wrong rank files are told."""
+"""Tokenizers: GPT-2's encoding against another library's, what `keep` leaves of it, and what missing or wrong rank
+files are told."""
 
 import json
 import time
@@ -34,7 +35,9 @@ def ranks(tmp_path):
     folder = tmp_path / "ranks"
     folder.mkdir()
     numbers = {token: index for index, token in enumerate([*symbols(), *map("".join, MERGES), "<|endoftext|>"])}
-    (folder / "vocab.bpe").write_text("#version: 0.2\n" + "".join(f"{first} {second}\n" for first, second in MERGES), encoding="utf-8")
+    (folder / "vocab.bpe").write_text(
+        "#version: 0.2\n" + "".join(f"{first} {second}\n" for first, second in MERGES), encoding="utf-8"
+    )
     (folder / "encoder.json").write_text(json.dumps(numbers))
     return folder
 
@@ -96,14 +99,20 @@ def test_each_setting_makes_another_corpus(source, ranks):
 
 
 def test_a_size_that_leaves_nothing_out_is_refused(source):
-    with pytest.raises(ValueError, match=r"data\.keep=260: the tokenizer has 260 tokens; give fewer, or data\.keep=null"):
+    with pytest.raises(
+        ValueError, match=r"data\.keep=260: the tokenizer has 260 tokens; give fewer, or data\.keep=null"
+    ):
         Text.prepare(TextConfig(**source, keep=260))
 
 
 def test_the_vocabulary_is_kept_with_the_corpus(source, tmp_path):
     corpus = prepare(part("data", {"name": "text", **source, "keep": 6}), tmp_path / "cache")
     loaded = Corpus.load(tmp_path / "cache" / corpus.fingerprint)
-    assert loaded.vocabulary == corpus.vocabulary and loaded.vocabulary.name == "gpt2" and loaded.vocabulary.separator is not None
+    assert (
+        loaded.vocabulary == corpus.vocabulary
+        and loaded.vocabulary.name == "gpt2"
+        and loaded.vocabulary.separator is not None
+    )
     assert loaded.decode(loaded.val_tokens) == Text.prepare(TextConfig(**source, keep=6)).decode(loaded.val_tokens)
     with pytest.raises(ValueError, match="token 7 stands for no text; the vocabulary 'gpt2' has 7"):
         loaded.decode([7])
@@ -119,27 +128,42 @@ def test_a_damaged_vocabulary_is_refused_by_name(source, tmp_path):
 
 def test_bytes_are_decoded_without_a_vocabulary_and_other_unknown_tokens_are_not():
     corpus = split_documents(["one", "two"], "made up")
-    assert corpus.vocabulary is None and {corpus.decode(corpus.train_tokens), corpus.decode(corpus.val_tokens)} == {"one", "two"}
+    assert corpus.vocabulary is None and {corpus.decode(corpus.train_tokens), corpus.decode(corpus.val_tokens)} == {
+        "one",
+        "two",
+    }
     numbers = np.arange(5, dtype=np.uint16)
-    unknown = Corpus.of(numbers, numbers, vocab_size=5, description="numbers", num_train_documents=1, num_val_documents=1)
+    unknown = Corpus.of(
+        numbers, numbers, vocab_size=5, description="numbers", num_train_documents=1, num_val_documents=1
+    )
     with pytest.raises(ValueError, match="what its 5 tokens stand for was not kept; read: numbers"):
         unknown.decode([1])
 
 
 def test_any_bytes_survive_json():
-    vocabulary = Vocabulary("any", tuple(bytes([first, 255 - first]) for first in range(256)), separator=3, complement=(1, 0))
+    vocabulary = Vocabulary(
+        "any", tuple(bytes([first, 255 - first]) for first in range(256)), separator=3, complement=(1, 0)
+    )
     assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
 
 
 @pytest.mark.parametrize(
     ("file", "change", "complaint"),
     [
-        ("vocab.bpe", lambda text: text.replace("ab c", "ab c d"), "vocab.bpe, line 3 is no merge of two tokens: 'ab c d'"),
+        (
+            "vocab.bpe",
+            lambda text: text.replace("ab c", "ab c d"),
+            "vocab.bpe, line 3 is no merge of two tokens: 'ab c d'",
+        ),
         ("vocab.bpe", lambda text: text.replace("ab c", "ab 日"), "vocab.bpe, line 3 is no merge of two tokens"),
         ("vocab.bpe", lambda text: text.replace("ab c\n", ""), "does not number the 258 tokens of vocab.bpe beside it"),
         ("encoder.json", lambda text: text[:-9], "encoder.json is no JSON"),
         ("encoder.json", lambda _: "[]", "does not number the 259 tokens of vocab.bpe beside it"),
-        ("encoder.json", lambda text: text.replace("256", "999"), "does not number the 259 tokens of vocab.bpe beside it"),
+        (
+            "encoder.json",
+            lambda text: text.replace("256", "999"),
+            "does not number the 259 tokens of vocab.bpe beside it",
+        ),
     ],
 )
 def test_wrong_rank_files_are_named(ranks, file, change, complaint):
@@ -160,7 +184,9 @@ def test_neither_files_nor_network_is_said_at_once(tmp_path, monkeypatch):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(_gpt2, "HOME", "http://127.0.0.1:9/")  # nothing answers there
     started = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"missing in tiktoken's cache .* and not to be had from the network") as caught:
+    with pytest.raises(
+        RuntimeError, match=r"missing in tiktoken's cache .* and not to be had from the network"
+    ) as caught:
         Gpt2Tokenizer(None)
     assert str(caught.value).count("\n") == 1 and "data.ranks=FOLDER" in str(caught.value)
     assert time.monotonic() - started < 60
@@ -183,7 +209,9 @@ def test_gpt2_equals_the_implementation_of_transformers(gpt2):
     transformers = pytest.importorskip("transformers")
     folder = SHARED / "tokenizer"
     other = transformers.GPT2Tokenizer(vocab=str(folder / "encoder.json"), merges=str(folder / "vocab.bpe"))
-    text = "It's 1,234 naïve\n\n\n  tests – 日本 🐍\r\n\tdon't   stop" + (Path(__file__).read_text(encoding="utf-8").replace("<|endoftext|>", ""))
+    text = "It's 1,234 naïve\n\n\n  tests – 日本 🐍\r\n\tdon't   stop" + (
+        Path(__file__).read_text(encoding="utf-8").replace("<|endoftext|>", "")
+    )
     assert gpt2.encode(text).tolist() == other(text)["input_ids"]
 
 
@@ -200,7 +228,9 @@ def test_tiktokens_own_cache_is_used_without_a_network(gpt2, tmp_path, monkeypat
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(registry, "ENCODINGS", {})
     for name in _gpt2.FILES:
-        (tmp_path / hashlib.sha1((_gpt2.HOME + name).encode()).hexdigest()).write_bytes((SHARED / "tokenizer" / name).read_bytes())
+        (tmp_path / hashlib.sha1((_gpt2.HOME + name).encode()).hexdigest()).write_bytes(
+            (SHARED / "tokenizer" / name).read_bytes()
+        )
     monkeypatch.setattr(_gpt2.urllib.request, "urlopen", lambda *_, **__: pytest.fail("asked the network"))
     assert Gpt2Tokenizer(None).vocabulary == gpt2.vocabulary
 
@@ -215,7 +245,10 @@ def test_a_damaged_cache_without_a_network_names_the_remedy(tmp_path, monkeypatc
     monkeypatch.setattr(_gpt2.urllib.request, "urlopen", refuse)
     for name in _gpt2.FILES:
         (tmp_path / hashlib.sha1((_gpt2.HOME + name).encode()).hexdigest()).write_bytes(b"cut sho")
-    with pytest.raises(RuntimeError, match=r"damaged in tiktoken's cache .* and not to be had from the network \(no network here\)\.\n.*data\.ranks=FOLDER"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"damaged in tiktoken's cache .* and not to be had from the network \(no network here\)\.\n.*data\.ranks=FOLDER",
+    ):
         Gpt2Tokenizer(None)
 
 

@@ -1,7 +1,8 @@
-"""``python -m tests.faults.fuzz_command_lines [--lines=2000] [--seed=0]``: random command lines over every entry, in process and without training.
+"""``python -m tests.faults.fuzz_command_lines [--lines=2000] [--seed=0]``: random command lines over every entry, in
+  process and without training.
 
-Each must end with exit code 0 or 2, with at most three lines on stderr that name a word as it was written and that no library wrote, without a
-traceback, and leave nothing behind.
+Each must end with exit code 0 or 2, with at most three lines on stderr that name a word as it was written and that no
+library wrote, without a traceback, and leave nothing behind.
 """
 
 from __future__ import annotations
@@ -31,10 +32,31 @@ MOST_LINES = 3
 MOST_CHARACTERS = 1200
 LIMIT_S = 20  # of CPU; a line takes a tenth of a second
 # how Hydra, OmegaConf, ANTLR, Python and numpy put it
-FOREIGN = ("mismatched input", "no viable", "extraneous input", "token recognition", "Overflow", "Config group override", "full_key", "object_type", "hydra.cc")
-FOREIGN += ("LexerNoViable", "in struct", "Traceback", "multirun", "NoneType", "object has no", "not supported between", "embedded null", "primitive type")
+FOREIGN = (
+    "mismatched input",
+    "no viable",
+    "extraneous input",
+    "token recognition",
+    "Overflow",
+    "Config group override",
+    "full_key",
+    "object_type",
+    "hydra.cc",
+)
+FOREIGN += (
+    "LexerNoViable",
+    "in struct",
+    "Traceback",
+    "multirun",
+    "NoneType",
+    "object has no",
+    "not supported between",
+    "embedded null",
+    "primitive type",
+)
 FOREIGN += ("Interpolation",)
-REACHED = re.compile(r"error: (no checkpoint at /|no study '.*' in /|no studies in /)", re.DOTALL)  # the folder of `random_words.BASES`
+# the folder of `random_words.BASES`
+REACHED = re.compile(r"error: (no checkpoint at /|no study '.*' in /|no studies in /)", re.DOTALL)
 SECRET = "a-secret-of-the-environment"
 
 
@@ -54,7 +76,8 @@ class Outcome(NamedTuple):
 
 
 class Sandbox:
-    """A folder with a home, a place for temporary files and a working directory, in which the entries run, their work replaced."""
+    """A folder with a home, a place for temporary files and a working directory, in which the entries run, their work
+    replaced."""
 
     def __init__(self, root: Path):
         self.root, self.home, self.tmp, self.work = root, root / "home", root / "tmp", root / "a" / "b" / "c" / "work"
@@ -68,13 +91,22 @@ class Sandbox:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        places = {"HOME": self.home, "TMPDIR": self.tmp, "XDG_CACHE_HOME": self.home / "cache", "HF_HOME": self.home / "hf"}
+        places = {
+            "HOME": self.home,
+            "TMPDIR": self.tmp,
+            "XDG_CACHE_HOME": self.home / "cache",
+            "HF_HOME": self.home / "hf",
+        }
         environment = {key: str(value) for key, value in places.items()} | {"SECRET": SECRET, "HF_HUB_OFFLINE": "1"}
         before, limit = Path.cwd(), signal.signal(signal.SIGPROF, _too_long)
         stop = signal.getsignal(signal.SIGTERM)
         os.chdir(self.work)
         try:
-            with mock.patch.dict(os.environ, environment), mock.patch("tempfile.tempdir", str(self.tmp)), self._without_work():
+            with (
+                mock.patch.dict(os.environ, environment),
+                mock.patch("tempfile.tempdir", str(self.tmp)),
+                self._without_work(),
+            ):
                 yield
         finally:
             os.chdir(before)
@@ -103,7 +135,9 @@ class Sandbox:
         from stability.registry import Registry
 
         path = getattr(part.settings, "path", None)
-        if Registry("data").load(part.name).corpus is not type(self.corpus) or (path is not None and Path(path).exists()):
+        if Registry("data").load(part.name).corpus is not type(self.corpus) or (
+            path is not None and Path(path).exists()
+        ):
             raise Accepted
         if part.name != "stdlib":
             Registry("data").load(part.name).cache_key(part.settings)
@@ -115,7 +149,11 @@ class Sandbox:
         out, err, raised, code, start = io.StringIO(), io.StringIO(), "", None, time.monotonic()
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
         try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(sys, "argv", [line.entry, *line.argv]):
+            with (
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(err),
+                mock.patch.object(sys, "argv", [line.entry, *line.argv]),
+            ):
                 run_entry(module.main, module.HELP)
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 0
@@ -136,7 +174,11 @@ def _corpus(root: Path) -> Any:
     from stability.corpora.cache import prepare
 
     page = root / "page.txt"
-    page.write_text("\n".join(f"a line of the page that stands for the library, number {number * number % 997}" for number in range(3000)))
+    page.write_text(
+        "\n".join(
+            f"a line of the page that stands for the library, number {number * number % 997}" for number in range(3000)
+        )
+    )
     part = Part(name="text", settings=settings_of("data", "text", {"path": str(page)}))
     return prepare(part, root / "cache")
 
@@ -199,11 +241,15 @@ def _key_of(word: str) -> str:
 
 
 def is_named(word: str, text: str) -> bool:
-    """Whether the key, or the group of settings that it lies in, stands in the text by itself (of a long one its beginning, of odd characters those before)."""
+    """Whether the key, or the group of settings that it lies in, stands in the text by itself (of a long one its
+    beginning, of odd characters those before)."""
     key, value = _key_of(word), word.partition("=")[2]
     if start := _plain(key):
         holders = [".".join(start.split(".")[:depth]) for depth in range(1, start.count(".") + 1)]
-        ends = [re.escape(start) + ("" if len(start) < len(key) else r"(?![a-z_0-9])"), *(rf"{re.escape(holder)}(?![a-z_0-9])" for holder in holders if holder)]
+        ends = [
+            re.escape(start) + ("" if len(start) < len(key) else r"(?![a-z_0-9])"),
+            *(rf"{re.escape(holder)}(?![a-z_0-9])" for holder in holders if holder),
+        ]
         return re.search(rf"(?<![\w.])({'|'.join(ends)})", text) is not None
     return _plain(value) in text if _plain(value) else "'" in text
 
@@ -237,7 +283,11 @@ def main() -> int:
         kinds.update([kind] if kind else [])
         if kind or asked.show:
             words = " ".join(repr(word)[:120] for word in line.drawn)
-            print(f"{kind or 'fine'} | {line.entry} {words} | {outcome.wall_s:.2f} s | {outcome.raised[-700:] or outcome.err[:300]!r}", flush=True)
+            print(
+                f"{kind or 'fine'} | {line.entry} {words} | {outcome.wall_s:.2f} s | "
+                f"{outcome.raised[-700:] or outcome.err[:300]!r}",
+                flush=True,
+            )
     for kind, count in kinds.most_common():
         print(f"{count:5} {kind}")
     print(f"{sum(kinds.values())} of {asked.lines} lines failed (seed {asked.seed}); exit codes {dict(codes)}")

@@ -1,8 +1,10 @@
-"""``python -m tests.faults.kill_storm``: a sweep whose driver, or whose workers, are killed again and again, against the same sweep left in peace.
+"""``python -m tests.faults.kill_storm``: a sweep whose driver, or whose workers, are killed again and again, against
+  the same sweep left in peace.
 
-Kills (SIGKILL) land at logged points: ``--each`` of them in the middle of each of a checkpoint's write, a metrics row's append and a status's change, the
-others at random times. In the end every ``metrics.jsonl`` and every parameter must be byte for byte those of the undisturbed sweep, nothing that had
-finished may have been touched again, and no process and no half-written file may be left. Linux.
+Kills (SIGKILL) land at logged points: ``--each`` of them in the middle of each of a checkpoint's write, a metrics row's
+append and a status's change, the others at random times. In the end every ``metrics.jsonl`` and every parameter must be
+byte for byte those of the undisturbed sweep, nothing that had finished may have been touched again, and no process and
+no half-written file may be left. Linux.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from tests.sweeps.real import make_sweep
 
 ORPHANS_S = 60.0
 MOST_LAUNCHES = 5  # without a kill; one suffices, but for failed runs
-# between kills, in shares of the undisturbed sweep, so that some runs finish among those that are killed, go back to a checkpoint, or fail
+# between kills, in shares of the undisturbed sweep, so that some runs finish among those that are killed, go back to a
+# checkpoint, or fail
 PAUSES = {"driver": 2.5, "worker": 3.5}
 STARTUP_SHARE = 0.2  # of the kills at random times: while the driver is starting
 
@@ -61,7 +64,12 @@ class Storm:
         self.finished: dict[str, dict[str, Any]] = {}
         self.share_s = 0.0
         rates = ",".join(f"{10 ** (-3 + index / 2):.3g}" for index in range(options.runs // 4))
-        steps = [f"steps={options.steps}", "checkpoint.every_steps=5", "evaluation.every_steps=10", f"launcher={options.launcher}"]
+        steps = [
+            f"steps={options.steps}",
+            "checkpoint.every_steps=5",
+            "evaluation.every_steps=10",
+            f"launcher={options.launcher}",
+        ]
         self.sweep = [*steps, f"lr=[{rates}]", "seeds=2", *(["cpus_per_trial=1"] if options.launcher == "ray" else [])]
 
     def run(self) -> Report:
@@ -86,7 +94,10 @@ class Storm:
             self._compare_finished(trials)
             self.report.num_guarded = len(self.finished) if plan else self.report.num_guarded
             if ended == 0 and plan:
-                self._fault(f"the sweep ended with {len(plan)} of {self.options.kills} kills to come; give more --runs or --steps")
+                self._fault(
+                    f"the sweep ended with {len(plan)} of {self.options.kills} kills to come; give more --runs or "
+                    "--steps"
+                )
                 break
         for _ in range(MOST_LAUNCHES):
             if self._follow(self._start(spec, trials)) == 0:
@@ -101,12 +112,19 @@ class Storm:
 
     def _plan(self, calm_s: float) -> list[tuple[str, float]]:
         """(operation, stage) or ("time", seconds), shuffled."""
-        targeted = [(operation, self.random.randrange(STAGES[operation] + 1)) for operation in OPERATIONS for _ in range(self.options.each)]
-        self.share_s = PAUSES[self.options.victim] * calm_s / (self.options.kills + 1)  # so that kills land all over the sweep
+        targeted = [
+            (operation, self.random.randrange(STAGES[operation] + 1))
+            for operation in OPERATIONS
+            for _ in range(self.options.each)
+        ]
+        # so that kills land all over the sweep
+        self.share_s = PAUSES[self.options.victim] * calm_s / (self.options.kills + 1)
         plan: list[tuple[str, float]] = [*targeted]
         while len(plan) < self.options.kills:
             at_start = self.random.random() < STARTUP_SHARE
-            plan.append(("start", self.random.uniform(0, 3.0)) if at_start else ("time", self.random.uniform(0, self.share_s)))
+            plan.append(
+                ("start", self.random.uniform(0, 3.0)) if at_start else ("time", self.random.uniform(0, self.share_s))
+            )
         self.random.shuffle(plan)
         return plan
 
@@ -128,7 +146,11 @@ class Storm:
                 StudyFolder.of(Path(trials[0].pool), "storm").write([trial.run_id for trial in trials])
                 for trial in trials:
                     trial.directory.write_spec(trial.spec)
-                console = Console(file=io.TextIOWrapper(os.fdopen(os.dup(1), "wb"), write_through=True), force_terminal=False, width=200)
+                console = Console(
+                    file=io.TextIOWrapper(os.fdopen(os.dup(1), "wb"), write_through=True),
+                    force_terminal=False,
+                    width=200,
+                )
                 code = 1 if launch.run(spec, trials, console=console, run=stormed).num_failed else 0
         finally:
             os._exit(code)
@@ -144,7 +166,10 @@ class Storm:
             if not self._wait(driver, lambda: time.monotonic() > until):
                 return False
             self.orders.give(kind, int(value))
-        if not self._wait(driver, (lambda: self.orders.reached() is not None) if kind in OPERATIONS else (lambda: time.monotonic() > until)):
+        if not self._wait(
+            driver,
+            (lambda: self.orders.reached() is not None) if kind in OPERATIONS else (lambda: time.monotonic() > until),
+        ):
             self.orders.withdraw()
             return False
         victim = driver
@@ -156,9 +181,16 @@ class Storm:
             if victim is None:
                 return False
         os.kill(victim, signal.SIGKILL)
-        where = {"stage": reached.stage, "path": str(Path(reached.path).relative_to(trials[0].pool))} if reached else {"after_s": round(value, 2)}
+        where = (
+            {"stage": reached.stage, "path": str(Path(reached.path).relative_to(trials[0].pool))}
+            if reached
+            else {"after_s": round(value, 2)}
+        )
         self.report.kills.append({"operation": kind, "victim": self.options.victim, **where})
-        print(f"kill {len(self.report.kills):2} of a {self.options.victim}: {kind} {' '.join(map(str, where.values()))}", flush=True)
+        print(
+            f"kill {len(self.report.kills):2} of a {self.options.victim}: {kind} {' '.join(map(str, where.values()))}",
+            flush=True,
+        )
         return True
 
     def _any_worker(self, driver: int, trials: list[Trial]) -> int | None:
@@ -211,7 +243,13 @@ class Storm:
     def _compare(self, calm: list[Trial], trials: list[Trial]) -> None:
         self._compare_finished(trials)
         for one, other in zip(calm, trials, strict=True):
-            for name in ("metrics.jsonl", *(str(path.relative_to(one.directory.path)) for path in one.directory.path.glob("checkpoints/*/model.safetensors"))):
+            for name in (
+                "metrics.jsonl",
+                *(
+                    str(path.relative_to(one.directory.path))
+                    for path in one.directory.path.glob("checkpoints/*/model.safetensors")
+                ),
+            ):
                 if not _same(one.directory.path / name, other.directory.path / name):
                     self._fault(f"{other.run_id}: {name} is not that of the undisturbed sweep")
             states = [each.directory.status()["state"] for each in (one, other)]
@@ -237,8 +275,14 @@ def _workers(trials: list[Trial]) -> set[int]:
 
 def _contents(trial: Trial) -> dict[str, tuple[int, int]]:
     """Size and time of change of every file of a run that has a name of its own."""
-    files = [path for path in trial.directory.path.rglob("*") if path.is_file() and not any(part.startswith(".") for part in path.parts[-3:])]
-    return {str(path.relative_to(trial.directory.path)): (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+    files = [
+        path
+        for path in trial.directory.path.rglob("*")
+        if path.is_file() and not any(part.startswith(".") for part in path.parts[-3:])
+    ]
+    return {
+        str(path.relative_to(trial.directory.path)): (path.stat().st_size, path.stat().st_mtime_ns) for path in files
+    }
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -1,7 +1,9 @@
-"""Kills that land where they hurt: writers that stop in the middle of what they write, when told to, and say where they stand.
+"""Kills that land where they hurt: writers that stop in the middle of what they write, when told to, and say where they
+stand.
 
-The parent leaves an order in a folder (`Orders`); the next process that begins the operation takes it, stops at the stage that it names, leaves word, and
-sleeps until it is killed. The product has no hooks for this: its functions are wrapped in the child.
+The parent leaves an order in a folder (`Orders`); the next process that begins the operation takes it, stops at the
+stage that it names, leaves word, and sleeps until it is killed. The product has no hooks for this: its functions are
+wrapped in the child.
 """
 
 from __future__ import annotations
@@ -125,8 +127,16 @@ def _wrap_once(folder: str) -> None:
 
     stop = Stop(Path(folder))
     checkpoint.save = _around(checkpoint.save, "checkpoint", stop, lambda arguments: arguments[0])
-    RunDirectory.set_status = _around(RunDirectory.set_status, "status", stop, lambda arguments: arguments[0].status_file)
-    for module, name in ((checkpoint, "save_file"), (checkpoint.torch, "save"), (checkpoint.shutil, "rmtree"), (os, "fsync"), (Path, "replace")):
+    RunDirectory.set_status = _around(
+        RunDirectory.set_status, "status", stop, lambda arguments: arguments[0].status_file
+    )
+    for module, name in (
+        (checkpoint, "save_file"),
+        (checkpoint.torch, "save"),
+        (checkpoint.shutil, "rmtree"),
+        (os, "fsync"),
+        (Path, "replace"),
+    ):
         setattr(module, name, _passed(getattr(module, name), name, stop))
     begin, write = JsonLines.__init__, JsonLines.write
 

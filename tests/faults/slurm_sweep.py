@@ -1,8 +1,10 @@
-"""A sweep on Slurm (`one_node_slurm.sh start` sets one up here), disturbed in every way that a cluster knows; its numbers are a serial sweep's.
+"""A sweep on Slurm (`one_node_slurm.sh start` sets one up here), disturbed in every way that a cluster knows; its
+numbers are a serial sweep's.
 
     python -m tests.faults.slurm_sweep [FOLDER]
 
-One job is preempted (SIGUSR2, as before its time limit), one is cancelled by hand, the driver is killed and the same command finds its jobs again.
+One job is preempted (SIGUSR2, as before its time limit), one is cancelled by hand, the driver is killed and the same
+command finds its jobs again.
 """
 
 from __future__ import annotations
@@ -39,7 +41,12 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def job_ids() -> list[str]:
-    listed = subprocess.run(["squeue", "--noheader", "--array", "--states=RUNNING", "--format=%i"], capture_output=True, text=True, check=True)
+    listed = subprocess.run(
+        ["squeue", "--noheader", "--array", "--states=RUNNING", "--format=%i"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return listed.stdout.split()
 
 
@@ -59,7 +66,11 @@ def wait_until(is_so: Callable[[], bool], complaint: str, seconds: float = 60) -
 def wait_for_step(trials: list[Trial], step: int) -> None:
     """Until two runs are beyond a step and not at their end."""
     while True:
-        lines = [trial.directory.metrics_file.read_bytes().count(b"\n") for trial in trials if trial.directory.status()["state"] == "running"]
+        lines = [
+            trial.directory.metrics_file.read_bytes().count(b"\n")
+            for trial in trials
+            if trial.directory.status()["state"] == "running"
+        ]
         if sum(count > step for count in lines) >= 2:
             return
         assert not all(trial.directory.finished for trial in trials), "the runs are too short to be disturbed"
@@ -74,7 +85,8 @@ def main(folder: Path) -> None:
     wait_for_step(trials, 60)
     preempted, stopped, *_ = job_ids()
     print(f"preempts job {preempted}, cancels job {stopped}", flush=True)
-    # scancel repeats a signal until the job can take none any more, and then complains: by that time it is queued again, which is what was asked for
+    # scancel repeats a signal until the job can take none any more, and then complains: by that time it is queued
+    # again, which is what was asked for
     preempting = subprocess.Popen(["scancel", "--signal=USR2", preempted], stderr=subprocess.DEVNULL)
     subprocess.run(["scancel", stopped], check=True)
     wait_until(lambda: restarts_of(preempted) > 0, "the preempted job was not queued again")
@@ -87,7 +99,9 @@ def main(folder: Path) -> None:
     driver.wait()
     driver = start(folder)
     time.sleep(10)
-    assert before & set(job_ids()) or all(trial.directory.finished for trial in trials), "the jobs ended with the driver"
+    assert before & set(job_ids()) or all(trial.directory.finished for trial in trials), (
+        "the jobs ended with the driver"
+    )
     driver.send_signal(signal.SIGINT)
     assert driver.wait(120) in (0, 130)
     assert not job_ids(), "jobs run on after Ctrl-C"
@@ -95,7 +109,10 @@ def main(folder: Path) -> None:
     assert start(folder).wait() == 0
     for one, other in zip(undisturbed, trials, strict=True):
         assert one.directory.metrics_file.read_bytes() == other.directory.metrics_file.read_bytes(), one.label
-    print(f"{len(trials)} runs on Slurm, preempted, cancelled, driver killed, interrupted: metrics.jsonl byte for byte the undisturbed ones")
+    print(
+        f"{len(trials)} runs on Slurm, preempted, cancelled, driver killed, interrupted: metrics.jsonl byte for byte "
+        "the undisturbed ones"
+    )
 
 
 if __name__ == "__main__":

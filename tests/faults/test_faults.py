@@ -78,7 +78,9 @@ class Touch:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "one bit flipped", "a pickle with code in it"])
-def test_an_interrupted_run_whose_checkpoint_is_damaged_goes_on_from_before_and_ends_as_if_nothing_had_been(tmp_path, damage, capsys):
+def test_an_interrupted_run_whose_checkpoint_is_damaged_goes_on_from_before_and_ends_as_if_nothing_had_been(
+    tmp_path, damage, capsys
+):
     _, [calm, _] = make_sweep(tmp_path, "lr=1e-2", pool="calm")
     _, [trial, _] = make_sweep(tmp_path, "lr=1e-2", pool="damaged")
     work([calm])
@@ -104,7 +106,10 @@ def test_an_interrupted_run_whose_checkpoint_is_damaged_goes_on_from_before_and_
     assert trial.directory.metrics_file.read_bytes() == calm.directory.metrics_file.read_bytes()
     for one, other in zip(calm.directory.checkpoints(), trial.directory.checkpoints(), strict=True):
         assert one.name == other.name
-        assert checkpoint.verified_manifest(other)["sha256"][checkpoint.MODEL] == checkpoint.verified_manifest(one)["sha256"][checkpoint.MODEL]
+        assert (
+            checkpoint.verified_manifest(other)["sha256"][checkpoint.MODEL]
+            == checkpoint.verified_manifest(one)["sha256"][checkpoint.MODEL]
+        )
 
 
 def test_a_damaged_checkpoint_of_the_last_step_is_written_anew(tmp_path):
@@ -131,7 +136,13 @@ def test_rows_are_on_the_disk_before_the_checkpoint_that_a_run_resumes_from(tmp_
 def test_a_runs_folder_that_cannot_be_written_is_two_lines_and_exit_code_2(tmp_path, monkeypatch, capsys):
     make_sweep(tmp_path)
     (tmp_path / "file").touch()
-    words = ["data=text", f"data.path={tmp_path / 'text.txt'}", f"runs_dir={tmp_path / 'file' / 'runs'}", "launcher=serial", "report=false"]
+    words = [
+        "data=text",
+        f"data.path={tmp_path / 'text.txt'}",
+        f"runs_dir={tmp_path / 'file' / 'runs'}",
+        "launcher=serial",
+        "report=false",
+    ]
     monkeypatch.setattr(sys, "argv", ["sweep", *words])
     with pytest.raises(SystemExit) as ended:
         run_entry(sweep.main, "")

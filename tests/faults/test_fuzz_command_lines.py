@@ -25,7 +25,11 @@ def run(sandbox, entry, *words):
 
 
 def faults_of(num_lines, seed):
-    return [(kind, line.entry, line.drawn, outcome.err, outcome.raised) for line, outcome, kind in storm(num_lines, seed) if kind]
+    return [
+        (kind, line.entry, line.drawn, outcome.err, outcome.raised)
+        for line, outcome, kind in storm(num_lines, seed)
+        if kind
+    ]
 
 
 def test_random_command_lines_end_with_0_or_2_and_name_the_word_and_leave_nothing():
@@ -40,25 +44,41 @@ def test_two_thousand_random_command_lines_end_with_0_or_2_and_name_the_word_and
 @pytest.mark.parametrize(
     ("entry", "word", "message"),
     [
-        ("sweep", "plugins=../../etc", "plugins=../../etc: must be a list of modules, e.g. plugins=[my_pkg.my_mechanism]"),
+        (
+            "sweep",
+            "plugins=../../etc",
+            "plugins=../../etc: must be a list of modules, e.g. plugins=[my_pkg.my_mechanism]",
+        ),
         ("sweep", "plugins=[../../etc]", "plugins: '../../etc' is no module's name"),
         ("sweep", "plugins=os", "plugins=os: must be a list of modules"),
         ("sweep", "plugins=[no_such_module]", "plugins: no module 'no_such_module' to import"),
         ("sweep", "model=nan", "model=nan: no such choice; "),
         ("sweep", "model=../study/quickstart", "model=../study/quickstart: no such choice; "),
         ("sweep", "model=[nano]", "model=[nano]: takes one name; "),
-        ("sweep", "+model=nano", "+model=nano: model is chosen already, and nothing can be added to it; write model=nano"),
+        (
+            "sweep",
+            "+model=nano",
+            "+model=nano: model is chosen already, and nothing can be added to it; write model=nano",
+        ),
         ("sweep", "lr=true", "lr=true: no such choice; choices: "),
         ("sweep", "cross=-1", "cross=-1: no such choice; choices: "),
         ("sweep", "norm=_target_=os.system", "norm=_target_=os.system: no such choice; "),
-        ("sweep", "batch=a(b", "batch=a(b: this value cannot be read; give a number, a name or a list like [1,2], or in quotes if it"),
+        (
+            "sweep",
+            "batch=a(b",
+            "batch=a(b: this value cannot be read; give a number, a name or a list like [1,2], or in quotes if it",
+        ),
         ("sweep", "batch=[1,2", "batch=[1,2: this value cannot be read"),
         ("sweep", "batch=1,2", "batch=1,2: takes one value; a list is written in brackets"),
         ("sweep", f"threads={'9' * 30}", f"threads={'9' * 30}: input should be "),
         ("sweep", "threads=99999999", "threads=99999999: input should be less than or equal to 4096"),
         ("sweep", f"steps={'9' * 30}", f"steps={'9' * 30}: input should be at most 2^53"),
         ("sweep", f"steps={'9' * 5000}", "a number of that many digits cannot be read"),
-        ("sweep", "devices_per_trial=99", "devices_per_trial=99 share out the sequences of a step, of which there are batch=8"),
+        (
+            "sweep",
+            "devices_per_trial=99",
+            "devices_per_trial=99 share out the sequences of a step, of which there are batch=8",
+        ),
         ("sweep", "norm.layernorm=3", "norm.layernorm=3: a norm has no settings"),
         ("sweep", "mechanism.sa=3", "mechanism.sa=3: must hold settings of sa"),
         ("train_tokenizer", "mechanism.sa=3", "mechanism.sa=3: must hold settings of sa"),
@@ -83,8 +103,21 @@ def test_what_the_fuzzer_found_names_the_word_in_our_words(sandbox, entry, word,
     assert message in outcome.err
 
 
-@pytest.mark.parametrize("value", ["${oc.env:SECRET}", "a${oc.env:SECRET}b", "[${oc.env:SECRET}]", "${steps}", "\\${oc.env:SECRET}", "'${oc.env:SECRET}'"])
-@pytest.mark.parametrize(("entry", "key"), [("sweep", "name"), ("sweep", "steps"), ("sweep", "data.path"), ("hessian", "ckpt"), ("report", "name")])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "${oc.env:SECRET}",
+        "a${oc.env:SECRET}b",
+        "[${oc.env:SECRET}]",
+        "${steps}",
+        "\\${oc.env:SECRET}",
+        "'${oc.env:SECRET}'",
+    ],
+)
+@pytest.mark.parametrize(
+    ("entry", "key"),
+    [("sweep", "name"), ("sweep", "steps"), ("sweep", "data.path"), ("hessian", "ckpt"), ("report", "name")],
+)
 def test_nothing_is_filled_in_from_the_environment(sandbox, entry, key, value):
     _, outcome = run(sandbox, entry, f"{key}={value}")
     assert outcome.code == 2
@@ -96,7 +129,10 @@ def test_nothing_is_filled_in_from_the_environment(sandbox, entry, key, value):
     ("outcome", "kind"),
     [
         (Outcome(2, "error: seeds='x': input should be a valid integer\n", "", "", [], 0.1), None),
-        (Outcome(2, "error: Config group override must be a string or a list. Got float\n", "", "", [], 0.1), "a library's words: Config group override"),
+        (
+            Outcome(2, "error: Config group override must be a string or a list. Got float\n", "", "", [], 0.1),
+            "a library's words: Config group override",
+        ),
         (Outcome(2, "error: something is wrong\n", "", "", [], 0.1), "no word named"),
         (Outcome(2, "", "", "", [], 0.1), "0 lines of 0 characters"),
         (Outcome(2, "error: seeds=x\n1\n2\n3\n", "", "", [], 0.1), "4 lines of 21 characters"),
@@ -125,11 +161,26 @@ def test_the_sandbox_sees_a_file_that_is_left_behind(sandbox):
     run(sandbox, "status")
 
 
-DAMAGED = ["[]", "3", "null", '"x"', "{}", '{"run_ids": 3}', '{"run_ids": [1]}', '{"run_ids": [], "spec": []}', "[" * 100_000, "{", "\udcff"]
+DAMAGED = [
+    "[]",
+    "3",
+    "null",
+    '"x"',
+    "{}",
+    '{"run_ids": 3}',
+    '{"run_ids": [1]}',
+    '{"run_ids": [], "spec": []}',
+    "[" * 100_000,
+    "{",
+    "\udcff",
+]
 READERS = [("report", "name"), ("hessian", "ckpt"), ("probe", "ckpt"), ("generate", "ckpt")]
 
 
-@pytest.mark.parametrize(("entry", "key", "record"), [*(("status", "name", record) for record in DAMAGED), *((*reader, "[]") for reader in READERS)])
+@pytest.mark.parametrize(
+    ("entry", "key", "record"),
+    [*(("status", "name", record) for record in DAMAGED), *((*reader, "[]") for reader in READERS)],
+)
 def test_a_damaged_record_of_a_study_is_said_in_a_line(sandbox, tmp_path, entry, key, record):
     folder = tmp_path / "runs" / "studies" / "broken"
     folder.mkdir(parents=True)
@@ -140,7 +191,9 @@ def test_a_damaged_record_of_a_study_is_said_in_a_line(sandbox, tmp_path, entry,
     assert len(outcome.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("status", ["[]", "{}", '{"state": "nonsense", "step": 1}', '{"state": "running", "step": "x"}'])
+@pytest.mark.parametrize(
+    "status", ["[]", "{}", '{"state": "nonsense", "step": 1}', '{"state": "running", "step": "x"}']
+)
 def test_a_damaged_status_of_a_run_is_said_in_a_line(sandbox, tmp_path, status):
     run_folder, folder = tmp_path / "runs" / "0123456789ab", tmp_path / "runs" / "studies" / "one"
     for each in (run_folder, folder):

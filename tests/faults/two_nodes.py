@@ -1,8 +1,10 @@
-"""Two Ray nodes on this machine, one killed in the middle of a sweep: the sweep finishes, and its numbers are those of an undisturbed one.
+"""Two Ray nodes on this machine, one killed in the middle of a sweep: the sweep finishes, and its numbers are those of
+an undisturbed one.
 
     python -m tests.faults.two_nodes [FOLDER]
 
-The trials of the dead node go on on the other one at their last checkpoint; none is counted as failed, none that had finished is run again.
+The trials of the dead node go on on the other one at their last checkpoint; none is counted as failed, none that had
+finished is run again.
 """
 
 from __future__ import annotations
@@ -80,7 +82,10 @@ def main(folder: Path, overrides: Sequence[str] = SWEEP, after_step: int = 120) 
     assert not outcome.failures and not outcome.interrupted, outcome
     for one, other in zip(undisturbed, trials, strict=True):
         assert one.directory.metrics_file.read_bytes() == other.directory.metrics_file.read_bytes(), one.label
-    print(f"{len(trials)} runs, one of two nodes killed: all finished in {time.monotonic() - started:.0f} s, metrics.jsonl byte for byte the undisturbed ones")
+    print(
+        f"{len(trials)} runs, one of two nodes killed: all finished in {time.monotonic() - started:.0f} s, "
+        "metrics.jsonl byte for byte the undisturbed ones"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""The golden list of ids: ``python -m tests.identity.golden_ids`` writes it, with the code that is there, into ``golden/``.
+"""The golden list of ids: ``python -m tests.identity.golden_ids`` writes it, with the code that is there, into
+``golden/``.
 
-The list that is committed was written by the code of commit 2428c84, before what makes an id was declared at the fields. It is never written
-again for what it holds: whoever adds a setting adds cases of their own (`tests/test_run_id.py`), since these say what runs on disk are called.
+The list that is committed was written by the code of commit 2428c84, before what makes an id was declared at the
+fields. It is never written again for what it holds: whoever adds a setting adds cases of their own
+(`tests/test_run_id.py`), since these say what runs on disk are called.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ def sum_of(ids: list[str]) -> str:
 
 
 def written() -> dict[str, Any]:
-    """Of each preset the number of its runs, the sha256 over their ids in order, and of one run of each kind all values (as changes of the first's)."""
+    """Of each preset the number of its runs, the sha256 over their ids in order, and of one run of each kind all values
+    (as changes of the first's)."""
     found = {}
     for name in presets():
         runs = preset(name)
@@ -94,9 +97,19 @@ def written() -> dict[str, Any]:
         kinds: dict[str, Any] = {}
         for run in runs:
             values = run.model_dump(mode="json")
-            kind = json.dumps({key: values[key] for key in ("mechanism", "residual", "optimizer", "norm", "cross")}, sort_keys=True)
-            kinds.setdefault(kind, {"changes": {key: value for key, value in values.items() if value != first[key]}, "id": run_id(run)})
-        found[name] = {"num": len(runs), "sha256": sum_of([run_id(run) for run in runs]), "first": first, "kinds": list(kinds.values())}
+            kind = json.dumps(
+                {key: values[key] for key in ("mechanism", "residual", "optimizer", "norm", "cross")}, sort_keys=True
+            )
+            kinds.setdefault(
+                kind,
+                {"changes": {key: value for key, value in values.items() if value != first[key]}, "id": run_id(run)},
+            )
+        found[name] = {
+            "num": len(runs),
+            "sha256": sum_of([run_id(run) for run in runs]),
+            "first": first,
+            "kinds": list(kinds.values()),
+        }
     return found
 
 
@@ -121,7 +134,9 @@ def others(field: Any, value: Any) -> Iterator[Any]:
         yield "somewhere/else"
 
 
-def nested(values: dict[str, Any], config: Any, of: str, outer: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+def nested(
+    values: dict[str, Any], config: Any, of: str, outer: dict[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
     """``{of: values with one field changed}`` for every field."""
     for key, field in config.model_fields.items():
         given = values.get(key, None if field.is_required() else field.get_default(call_default_factory=True))
@@ -140,7 +155,10 @@ BESIDES: list[dict[str, Any]] = [
     {"guards": {"post_clip_norm": 0.5}},
     {"objective": {"name": "mlm", "context": 16}, "cross": "ca"},
     {"objective": {"name": "mlm", "context": 16}, "cross": "cc", "mechanism": "sc"},
-    {"objective": {"name": "mlm", "context": 16}, "cross": {"name": "cc", "window": 3, "iterations": 2, "step": "learned"}},
+    {
+        "objective": {"name": "mlm", "context": 16},
+        "cross": {"name": "cc", "window": 3, "iterations": 2, "step": "learned"},
+    },
     {"mechanism": {"name": "mix", "pattern": ["sc", "sa"], "sc": {"rank": 2}}},
     {"mechanism": {"name": "mix", "pattern": ["sa", "sw", "sc"], "sc": {"graph": "cycle"}, "sw": {"window": 5}}},
     {"mechanism": {"name": "mix", "sc": {"iterations": 3, "step": "learned"}}},
@@ -148,9 +166,34 @@ BESIDES: list[dict[str, Any]] = [
     {"data": {"name": "text", "path": "/another/b (c).txt", "tokenizer": "gpt2", "ranks": "/ranks", "keep": 100}},
     {"data": {"name": "text", "path": "a", "field": "body"}},
     {"data": {"name": "hf", "dataset": "Skylion007/openwebtext"}},
-    {"data": {"name": "hf", "dataset": "wikitext", "subset": "wikitext-103-raw-v1", "split": "validation", "field": "page", "max_documents": 7}},
-    {"data": {"name": "hf", "dataset": "wikitext", "revision": "refs/convert/parquet", "tokenizer": "gpt2", "ranks": "/r", "keep": 9}},
-    {"data": {"name": "hf", "dataset": "InstaDeepAI/human_reference_genome", "tokenizer": "nucleotides", "reverse_complement": True}},
+    {
+        "data": {
+            "name": "hf",
+            "dataset": "wikitext",
+            "subset": "wikitext-103-raw-v1",
+            "split": "validation",
+            "field": "page",
+            "max_documents": 7,
+        }
+    },
+    {
+        "data": {
+            "name": "hf",
+            "dataset": "wikitext",
+            "revision": "refs/convert/parquet",
+            "tokenizer": "gpt2",
+            "ranks": "/r",
+            "keep": 9,
+        }
+    },
+    {
+        "data": {
+            "name": "hf",
+            "dataset": "InstaDeepAI/human_reference_genome",
+            "tokenizer": "nucleotides",
+            "reverse_complement": True,
+        }
+    },
     {"data": {"name": "hf", "dataset": "a.b-c_d/E.f-g_h"}},
     {"data": {"name": "dna", "path": None}},
     {"data": {"name": "dna", "path": "/genome", "hold_out": "region", "reverse_complement": True}},
@@ -162,11 +205,21 @@ BESIDES: list[dict[str, Any]] = [
     {"objective": {"name": "multitrack", "tokenizer": TOKENIZER}, "data": "protein", "cross": "auto"},
     {
         "objective": {"name": "multitrack", "sources": ["sequence"]},
-        "data": {"name": "protein", "path": "/structures", "annotations": "/annotations/a(b),c/x.tsv", "plddt": "always", "min_residues": 20, "held_out": 0.1},
+        "data": {
+            "name": "protein",
+            "path": "/structures",
+            "annotations": "/annotations/a(b),c/x.tsv",
+            "plddt": "always",
+            "min_residues": 20,
+            "held_out": 0.1,
+        },
         "cross": "cc",
         "mechanism": "mix",
     },
-    {"data": {"name": "elsewhere", "path": "/mine", "annotations": "/mine.tsv", "keep": 4, "part": "half"}, "plugins": PLUGINS},
+    {
+        "data": {"name": "elsewhere", "path": "/mine", "annotations": "/mine.tsv", "keep": 4, "part": "half"},
+        "plugins": PLUGINS,
+    },
     {"data": {"name": "elsewhere"}, "plugins": PLUGINS[:1]},
     {"optimizer": "lazy_adam", "plugins": PLUGINS},
     {"optimizer": {"name": "lazy_adam", "decay": "matrices", "patience": 5}, "plugins": PLUGINS},
@@ -177,7 +230,18 @@ BESIDES: list[dict[str, Any]] = [
 def changes() -> Iterator[dict[str, Any]]:
     """Of `BASE`: every field of the spec and of every part, one at a time; and what `BESIDES` lists."""
     yield from BESIDES
-    for key in ("steps", "batch", "microbatch", "clip_norm", "threads", "lr_peak", "seed", "behaviour", "norm", "data_fingerprint"):
+    for key in (
+        "steps",
+        "batch",
+        "microbatch",
+        "clip_norm",
+        "threads",
+        "lr_peak",
+        "seed",
+        "behaviour",
+        "norm",
+        "data_fingerprint",
+    ):
         field = RunSpec.model_fields[key]
         yield from ({key: other} for other in others(field, BASE.get(key, field.default)))
     for key in ("model", "schedule", "evaluation", "checkpoint", "verdict", "guards", "log"):
@@ -186,7 +250,13 @@ def changes() -> Iterator[dict[str, Any]]:
     protein = {"name": "multitrack", "sources": ["sequence"], "contexts": []}
     fitting |= {"multitrack": {"data": "protein"}, "protein": {"objective": protein}}
     needed: dict[str, dict[str, Any]] = {"text": {"path": "a"}, "hf": {"dataset": "a/b"}, "multitrack": protein}
-    families = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers", "objective": "objectives", "data": "data"}
+    families = {
+        "mechanism": "mechanisms",
+        "residual": "residuals",
+        "optimizer": "optimizers",
+        "objective": "objectives",
+        "data": "data",
+    }
     for key, family in families.items():
         for name in Registry(family).names(**({"cross": False} if family == "mechanisms" else {})):
             if name in ("elsewhere", "lazy_adam", "stack"):
@@ -229,7 +299,9 @@ def cases(of: Iterator[dict[str, Any]], base: dict[str, Any], spec_of: Any, id_o
     found: dict[str, dict[str, Any]] = {}
     for change in of:
         try:
-            found.setdefault(json.dumps(change, sort_keys=True), {"changes": change, "id": id_of(spec_of(base | change))})
+            found.setdefault(
+                json.dumps(change, sort_keys=True), {"changes": change, "id": id_of(spec_of(base | change))}
+            )
         except ValueError:
             continue
     return list(found.values())
@@ -242,7 +314,10 @@ def tokenizer_of(values: dict[str, Any]) -> TokenizerRunSpec:
 def write(name: str, value: Any) -> None:
     """A line for each case."""
     (GOLDEN / f"{name}.json").write_text(
-        json.dumps(value, indent=None, separators=(",", ":")).replace('{"changes"', '\n{"changes"').replace('"first"', '\n"first"') + "\n"
+        json.dumps(value, indent=None, separators=(",", ":"))
+        .replace('{"changes"', '\n{"changes"')
+        .replace('"first"', '\n"first"')
+        + "\n"
     )
 
 
@@ -252,7 +327,9 @@ def main() -> None:
     GOLDEN.mkdir(exist_ok=True)
     write("presets", written())
     write("runs", cases(changes(), BASE, parse_run, run_id))
-    defaults = {key: value for key, value in compose("train_tokenizer", []).items() if key in TokenizerRunSpec.model_fields}
+    defaults = {
+        key: value for key, value in compose("train_tokenizer", []).items() if key in TokenizerRunSpec.model_fields
+    }
     assert set(defaults) | {"data_fingerprint"} >= set(TOKENIZER_BASE), set(TOKENIZER_BASE) - set(defaults)
     write("tokenizers", cases(tokenizer_changes(), TOKENIZER_BASE, tokenizer_of, tokenizer_id))
 

@@ -31,7 +31,10 @@ def plugins(plugins_of_a_test_alone):
 def test_the_runs_of_a_preset_keep_their_ids(name):
     """A preset that is changed on purpose has other runs: then, and only then, its entry is written anew."""
     runs = golden_ids.preset(name)
-    assert (len(runs), golden_ids.sum_of([run_id(run) for run in runs])) == (PRESETS[name]["num"], PRESETS[name]["sha256"])
+    assert (len(runs), golden_ids.sum_of([run_id(run) for run in runs])) == (
+        PRESETS[name]["num"],
+        PRESETS[name]["sha256"],
+    )
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -47,11 +50,26 @@ def test_every_change_of_one_field_keeps_its_id():
     assert moved == []
     assert len(cases) > 250
     named = {key for case in cases for key in case["changes"]}
-    assert {"model", "schedule", "norm", "evaluation", "verdict", "guards", "checkpoint", "log", "data", "cross", "threads", "plugins"} <= named
+    assert {
+        "model",
+        "schedule",
+        "norm",
+        "evaluation",
+        "verdict",
+        "guards",
+        "checkpoint",
+        "log",
+        "data",
+        "cross",
+        "threads",
+        "plugins",
+    } <= named
 
 
 def test_every_change_of_a_tokenizers_field_keeps_its_id():
     cases = listed("tokenizers")
-    moved = [case for case in cases if tokenizer_id(golden_ids.tokenizer_of(TOKENIZER_BASE | case["changes"])) != case["id"]]
+    moved = [
+        case for case in cases if tokenizer_id(golden_ids.tokenizer_of(TOKENIZER_BASE | case["changes"])) != case["id"]
+    ]
     assert moved == []
     assert len(cases) > 100

@@ -49,12 +49,21 @@ def free_texts(config: type[BaseModel]) -> list[str]:
             return False
         return annotation is str or any(takes_text(item) for item in get_args(annotation))
 
-    patterned = [key for key, field in config.model_fields.items() if any(getattr(mark, "pattern", None) for mark in field.metadata)]
+    patterned = [
+        key
+        for key, field in config.model_fields.items()
+        if any(getattr(mark, "pattern", None) for mark in field.metadata)
+    ]
     return [key for key, field in config.model_fields.items() if takes_text(field.annotation) and key not in patterned]
 
 
 def own_parts() -> list[tuple[str, str]]:
-    return [(family, name) for family in FAMILIES for name in Registry(family).names() if (family, name) not in registry._plugins]
+    return [
+        (family, name)
+        for family in FAMILIES
+        for name in Registry(family).names()
+        if (family, name) not in registry._plugins
+    ]
 
 
 @pytest.mark.parametrize(("family", "name"), own_parts())
@@ -67,7 +76,11 @@ def test_every_text_of_a_part_is_a_place_or_known_not_to_be_one(family, name):
 
 
 def test_the_places_are_those():
-    found = {(name, key) for family, name in own_parts() for key in free_texts(Registry(family).load(name).Config)} - NAMES - {("mix", "pattern")}
+    found = (
+        {(name, key) for family, name in own_parts() for key in free_texts(Registry(family).load(name).Config)}
+        - NAMES
+        - {("mix", "pattern")}
+    )
     paths = {(name, "path") for name in ("text", "dna", "images", "protein")}
     assert found == paths | {("text", "ranks"), ("hf", "ranks"), ("hf", "dataset"), ("protein", "annotations")}
     of_a_run = {key for key in free_texts(RunSpec) if key != "plugins"}
@@ -92,27 +105,42 @@ def test_the_places_are_those():
     ],
 )
 def test_no_place_is_in_an_id(data):
-    outer = {"images": {"objective": "classify"}, "protein": {"objective": {"name": "multitrack", "sources": ["sequence"], "contexts": []}}}.get(
-        data["name"], {}
-    )
+    outer = {
+        "images": {"objective": "classify"},
+        "protein": {"objective": {"name": "multitrack", "sources": ["sequence"], "contexts": []}},
+    }.get(data["name"], {})
     spec = parse_run(BASE | outer | {"data": data})
     written = json.loads(essence(spec))["data"]
-    assert {value for key, value in data.items() if isinstance(value, str) and ("/" in value or " " in value) and value != "a/b"}.isdisjoint(written.values())
-    moved = {key: value.replace(ELSEWHERE, "/moved") if isinstance(value, str) else value for key, value in data.items()}
+    assert {
+        value
+        for key, value in data.items()
+        if isinstance(value, str) and ("/" in value or " " in value) and value != "a/b"
+    }.isdisjoint(written.values())
+    moved = {
+        key: value.replace(ELSEWHERE, "/moved") if isinstance(value, str) else value for key, value in data.items()
+    }
     again = parse_run(BASE | outer | {"data": moved})
     assert run_id(again) == run_id(spec)
-    assert run_id(parse_run(BASE | outer | {"data": data, "data_fingerprint": "0" * 64})) != run_id(spec), "the fingerprint says what the data are"
+    assert run_id(parse_run(BASE | outer | {"data": data, "data_fingerprint": "0" * 64})) != run_id(spec), (
+        "the fingerprint says what the data are"
+    )
 
 
 def test_a_name_on_the_hub_is_in_the_id_and_the_same_content_from_a_folder_is_another_run():
-    ids = [run_id(parse_run(BASE | {"data": {"name": "hf", "dataset": name}})) for name in ("a/b", "a/c", "wikitext", "/a/b")]
+    ids = [
+        run_id(parse_run(BASE | {"data": {"name": "hf", "dataset": name}}))
+        for name in ("a/b", "a/c", "wikitext", "/a/b")
+    ]
     assert len(set(ids)) == 4
 
 
 @pytest.mark.parametrize(
     ("data", "moved"),
     [
-        ({"name": "text", "path": "a", "tokenizer": "gpt2", "ranks": "/here"}, {"name": "text", "path": "a", "tokenizer": "gpt2", "ranks": "/there"}),
+        (
+            {"name": "text", "path": "a", "tokenizer": "gpt2", "ranks": "/here"},
+            {"name": "text", "path": "a", "tokenizer": "gpt2", "ranks": "/there"},
+        ),
         ({"name": "protein", "annotations": "/here/x.tsv"}, {"name": "protein", "annotations": "/there/y.tsv"}),
         ({"name": "hf", "dataset": "/here"}, {"name": "hf", "dataset": "/there"}),
     ],
@@ -140,7 +168,11 @@ def test_an_older_tokenizers_folder_is_that_tokenizers(tmp_path):
     spec = tokenizer_of(TOKENIZER_BASE | {"mechanism": "sc"})
     directory = directory_of(tmp_path, tokenizer_id(spec))
     values = spec.model_dump(mode="json")
-    old = values | {"mechanism": {key: value for key, value in values["mechanism"].items() if key not in ("graph", "iterations", "step")}}
+    old = values | {
+        "mechanism": {
+            key: value for key, value in values["mechanism"].items() if key not in ("graph", "iterations", "step")
+        }
+    }
     write_json(directory.spec_file, old)
     directory.write_spec(values | {"data": {"name": "protein", "path": "elsewhere"}}, TokenizerRunSpec)
     assert read_json(directory.spec_file) == old
@@ -149,20 +181,30 @@ def test_an_older_tokenizers_folder_is_that_tokenizers(tmp_path):
 
 
 def neutral_values(config: type[BaseModel], name: str = "") -> dict[str, Any]:
-    marks = [(key, mark) for key, field in config.model_fields.items() for mark in field.metadata if isinstance(mark, Since)]
+    marks = [
+        (key, mark) for key, field in config.model_fields.items() for mark in field.metadata if isinstance(mark, Since)
+    ]
     return {key: mark.neutral for key, mark in marks if not mark.of or name in mark.of}
 
 
 def test_every_neutral_value_is_one_that_its_field_can_hold():
-    groups = [field.annotation for field in RunSpec.model_fields.values() if isinstance(field.annotation, type) and issubclass(field.annotation, Settings)]
-    configs = [(group, "") for group in groups if group is not Part] + [(Registry(family).load(name).Config, name) for family, name in own_parts()]
+    groups = [
+        field.annotation
+        for field in RunSpec.model_fields.values()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings)
+    ]
+    configs = [(group, "") for group in groups if group is not Part] + [
+        (Registry(family).load(name).Config, name) for family, name in own_parts()
+    ]
     seen = 0
     for config, name in configs:
         for key, value in neutral_values(config, name).items():
             given = {"path": "a"} if name == "text" else {"dataset": "a/b"} if name == "hf" else {}
             more = {"every_steps": 1} if key == "keep_last" else {}
             missing = [(field, info) for field, info in config.model_fields.items() if info.is_required()]
-            required: dict[str, Any] = {field: 1 if field == "heads" else 2 for field, info in missing if info.annotation is int}
+            required: dict[str, Any] = {
+                field: 1 if field == "heads" else 2 for field, info in missing if info.annotation is int
+            }
             required |= {field: "constant" for field, _ in missing if field == "name"}
             assert getattr(config(**{**required, **given, **more, key: value}), key) == value
             seen += 1
@@ -247,9 +289,17 @@ class WithNorms(Settings):
 def test_norm_could_become_a_part_of_a_family_of_its_own(monkeypatch):
     """From ``"layernorm"`` to ``{"name": "layernorm", …settings}``, and no id moves."""
     monkeypatch.setattr("stability.config.identity.Registry", Norms)
-    assert reduced({"norm": {"name": "layernorm", "epsilon": 1e-5}}, WithNorms) == {"norm": "layernorm"} == reduced({"norm": "layernorm"}, WithNorms)
-    assert reduced({"norm": {"name": "layernorm", "epsilon": 1e-6}}, WithNorms) == {"norm": {"name": "layernorm", "epsilon": 1e-6}}
-    assert reduced({"norm": {"name": "unknown", "epsilon": 1e-5}}, WithNorms) == {"norm": {"name": "unknown", "epsilon": 1e-5}}
+    assert (
+        reduced({"norm": {"name": "layernorm", "epsilon": 1e-5}}, WithNorms)
+        == {"norm": "layernorm"}
+        == reduced({"norm": "layernorm"}, WithNorms)
+    )
+    assert reduced({"norm": {"name": "layernorm", "epsilon": 1e-6}}, WithNorms) == {
+        "norm": {"name": "layernorm", "epsilon": 1e-6}
+    }
+    assert reduced({"norm": {"name": "unknown", "epsilon": 1e-5}}, WithNorms) == {
+        "norm": {"name": "unknown", "epsilon": 1e-5}
+    }
 
 
 def test_the_fields_say_what_is_in_them():
@@ -263,7 +313,12 @@ def test_the_fields_say_what_is_in_them():
         "residual": "residuals",
         "optimizer": "optimizers",
     }
-    parts = {key for spec in (RunSpec, TokenizerRunSpec) for key, field in spec.model_fields.items() if group_of(field.annotation) is Part}
+    parts = {
+        key
+        for spec in (RunSpec, TokenizerRunSpec)
+        for key, field in spec.model_fields.items()
+        if group_of(field.annotation) is Part
+    }
     assert parts == set(found)
 
 
@@ -278,7 +333,10 @@ def test_an_old_file_has_the_neutral_values_whatever_the_defaults_are_today():
         own: Annotated[int, Since(5, of=("other",))] = 6
 
     assert filled({"group": {"old": 7}}, Whole) == {"group": {"old": 7, "young": 2}, "younger": {"young": 2}}
-    assert filled({"group": {"young": 8}, "younger": {"young": 9}}, Whole) == {"group": {"young": 8}, "younger": {"young": 9}}
+    assert filled({"group": {"young": 8}, "younger": {"young": 9}}, Whole) == {
+        "group": {"young": 8},
+        "younger": {"young": 9},
+    }
 
 
 def test_a_run_s_file_from_before_a_setting_is_read_as_what_it_did(monkeypatch):
@@ -289,7 +347,12 @@ def test_a_run_s_file_from_before_a_setting_is_read_as_what_it_did(monkeypatch):
     try:
         sc = {"name": "sc", "window": 2}
         assert parse_run(BASE | {"mechanism": sc}).mechanism.settings.iterations == 1
-        assert parse_run(BASE | {"mechanism": {"name": "mix", "pattern": ["sc"], "parts": [sc]}}).mechanism.settings.parts[0].settings.iterations == 1
+        assert (
+            parse_run(BASE | {"mechanism": {"name": "mix", "pattern": ["sc"], "parts": [sc]}})
+            .mechanism.settings.parts[0]
+            .settings.iterations
+            == 1
+        )
         assert config().iterations == 3
     finally:
         monkeypatch.undo()

@@ -1,7 +1,8 @@
 """A pool that the code of commit 2428c84 left is recognised whole.
 
-``old/pool`` was made by that code with the command that its ``study.json`` holds, from ``old/page.txt`` beside it; afterwards the prepared
-data and the record of what was printed were taken away, and the machine's names and sizes in the JSON files replaced by made-up ones.
+``old/pool`` was made by that code with the command that its ``study.json`` holds, from ``old/page.txt`` beside it;
+afterwards the prepared data and the record of what was printed were taken away, and the machine's names and sizes in
+the JSON files replaced by made-up ones.
 """
 
 from __future__ import annotations
@@ -31,12 +32,20 @@ def pool(tmp_path, monkeypatch):
 
 
 def command(pool: Path) -> list[str]:
-    """What made the pool, with the slope that was the default at the time: state "paper" has the clipped gradient's since then."""
-    return [*json.loads((pool / "studies" / "old" / "study.json").read_text())["command"].split()[3:], "curvature.gradient='true'"]
+    """What made the pool, with the slope that was the default at the time: state "paper" has the clipped gradient's
+    since then."""
+    return [
+        *json.loads((pool / "studies" / "old" / "study.json").read_text())["command"].split()[3:],
+        "curvature.gradient='true'",
+    ]
 
 
 def files_of_runs(pool: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(pool)): path.read_bytes() for path in sorted(pool.glob("????????????/**/*")) if path.is_file()}
+    return {
+        str(path.relative_to(pool)): path.read_bytes()
+        for path in sorted(pool.glob("????????????/**/*"))
+        if path.is_file()
+    }
 
 
 def test_the_same_command_trains_nothing_and_collects_what_the_old_code_collected(pool, capsys):
@@ -48,7 +57,9 @@ def test_the_same_command_trains_nothing_and_collects_what_the_old_code_collecte
     assert "skips 4 finished runs, trains none" in capsys.readouterr().out
     assert files_of_runs(pool) == before
     results = collect(pool / "studies" / "old")
-    assert dict(zip(zip(results.runs.mechanism, results.runs.lr, strict=True), results.runs.status, strict=True)) == STATES
+    assert (
+        dict(zip(zip(results.runs.mechanism, results.runs.lr, strict=True), results.runs.status, strict=True)) == STATES
+    )
     assert list(results.runs.run_id) == list(stored.run_id)
     assert list(results.runs.val_nll.dropna()) == list(stored.val_nll.dropna())
     measured = pd.read_parquet(OLD / "pool" / "studies" / "old" / "results" / "curvature.parquet")
@@ -56,7 +67,9 @@ def test_the_same_command_trains_nothing_and_collects_what_the_old_code_collecte
     assert list(results.curvature.alpha_max.dropna()) == list(measured.alpha_max)
 
 
-def test_todays_protocol_trains_nothing_either_and_measures_only_the_state_whose_slope_it_takes_from_another_gradient(pool, capsys):
+def test_todays_protocol_trains_nothing_either_and_measures_only_the_state_whose_slope_it_takes_from_another_gradient(
+    pool, capsys
+):
     trained = {name: content for name, content in files_of_runs(pool).items() if "curvature" not in name}
     measured = pd.read_parquet(OLD / "pool" / "studies" / "old" / "results" / "curvature.parquet")
     assert sweep.main(command(pool)[:-1]) == 0

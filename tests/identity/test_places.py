@@ -21,7 +21,20 @@ PROTEIN = ["data=protein", "objective=multitrack", "cross=auto", "objective.sour
 GPT2 = ["data=text", "data.path=x", "data.tokenizer=gpt2"]
 OWN = "tests.identity.plugins.own_files"
 WEIGHTS = "tests.identity.plugins.with_weights"
-PATHS = ["/F/a(b),c/x.tsv", "a(b),c.tsv", "wide space/x=y", "it's/here", "[z].txt", "{q}:r/s", "back\\slash(1)/x", "2024", "true", "./null", "-1e3", "a=b,c=d"]
+PATHS = [
+    "/F/a(b),c/x.tsv",
+    "a(b),c.tsv",
+    "wide space/x=y",
+    "it's/here",
+    "[z].txt",
+    "{q}:r/s",
+    "back\\slash(1)/x",
+    "2024",
+    "true",
+    "./null",
+    "-1e3",
+    "a=b,c=d",
+]
 
 
 WORST = "/F/a(b),c = 'd' {e}/[x].tsv"
@@ -39,7 +52,21 @@ def read_by_hydra(word: str) -> Any:
 
 
 @pytest.mark.parametrize("path", [*PATHS, WORST])
-@pytest.mark.parametrize("key", ["data.annotations", "data.path", "data.ranks", "data.dataset", "runs_dir", "reports_dir", "ckpt", "hf", "oracle", "name"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "data.annotations",
+        "data.path",
+        "data.ranks",
+        "data.dataset",
+        "runs_dir",
+        "reports_dir",
+        "ckpt",
+        "hf",
+        "oracle",
+        "name",
+    ],
+)
 def test_hydra_reads_a_path_as_it_was_written(key, path):
     assert read_by_hydra(f"{key}={path}") == path
 
@@ -57,7 +84,11 @@ def test_hydra_reads_so_a_path_in_a_field_that_says_nothing(path):
         (["data=hf"], "data.dataset", lambda spec: spec.data.settings.dataset),
         ([f"plugins=[{OWN}]", "data=own_files"], "data.folder", lambda spec: spec.data.settings.folder),
         ([f"plugins=[{OWN}]", "data=own_files"], "data.unmarked", lambda spec: spec.data.settings.unmarked),
-        ([f"plugins=[{WEIGHTS}]", "mechanism=with_weights"], "mechanism.with_weights.start", lambda spec: spec.mechanism[0].settings.start),
+        (
+            [f"plugins=[{WEIGHTS}]", "mechanism=with_weights"],
+            "mechanism.with_weights.start",
+            lambda spec: spec.mechanism[0].settings.start,
+        ),
     ],
 )
 def test_a_path_in_a_sweeps_field_arrives_whole(words, key, read):
@@ -65,10 +96,16 @@ def test_a_path_in_a_sweeps_field_arrives_whole(words, key, read):
 
 
 def test_a_path_without_a_slash_in_a_plugins_field_arrives_whole():
-    assert read_spec("sweep", [f"plugins=[{OWN}]", "data=own_files", "data.folder=a(b),c"]).data.settings.folder == "a(b),c"
+    assert (
+        read_spec("sweep", [f"plugins=[{OWN}]", "data=own_files", "data.folder=a(b),c"]).data.settings.folder
+        == "a(b),c"
+    )
 
 
-@pytest.mark.parametrize(("kind", "words", "key"), [("generate", ["num=1"], "ckpt"), ("probe", ["what=spectra"], "ckpt"), ("status", [], "name")])
+@pytest.mark.parametrize(
+    ("kind", "words", "key"),
+    [("generate", ["num=1"], "ckpt"), ("probe", ["what=spectra"], "ckpt"), ("status", [], "name")],
+)
 def test_a_path_in_another_entrys_field_arrives_whole(kind, words, key):
     assert getattr(read_spec(kind, [*words, f"{key}={WORST}"]), key) == WORST
 
@@ -83,12 +120,17 @@ def test_a_path_in_another_entrys_field_arrives_whole(kind, words, key):
     ],
 )
 def test_each_path_of_a_list_arrives_whole(written, tables):
-    assert read_spec("sweep", [f"plugins=[{OWN}]", "data=own_files", f"data.tables={written}"]).data.settings.tables == tables
+    assert (
+        read_spec("sweep", [f"plugins=[{OWN}]", "data=own_files", f"data.tables={written}"]).data.settings.tables
+        == tables
+    )
 
 
 def test_a_plugins_marked_paths_are_in_no_id():
     def spec(*words):
-        return read_spec("sweep", [f"plugins=[{OWN}]", "data=own_files", "mechanism=sa", "lr=1e-3", "seeds=1", *words]).expand("f" * 64)[0]
+        return read_spec(
+            "sweep", [f"plugins=[{OWN}]", "data=own_files", "mechanism=sa", "lr=1e-3", "seeds=1", *words]
+        ).expand("f" * 64)[0]
 
     plain = run_id(spec())
     assert run_id(spec("data.folder=/a(b)/c", "data.tables=[x/y]")) == plain
@@ -133,7 +175,9 @@ def test_keys_of_parts_are_added_as_they_are(word):
 
 
 def test_which_keys_hold_places():
-    assert {key for key in ("data.path", "data.ranks", "data.dataset", "data.annotations") if places_in(key) == "one"} == {
+    assert {
+        key for key in ("data.path", "data.ranks", "data.dataset", "data.annotations") if places_in(key) == "one"
+    } == {
         "data.path",
         "data.ranks",
         "data.dataset",
@@ -141,7 +185,17 @@ def test_which_keys_hold_places():
     }
     for key in ("runs_dir", "reports_dir", "ckpt", "hf", "oracle", "generate.oracle", "name"):
         assert places_in(key), key
-    for key in ("data", "data.keep", "data.split", "model.name", "mechanism.sc.window", "steps", "generate.num", "data.path.x", "nothing"):
+    for key in (
+        "data",
+        "data.keep",
+        "data.split",
+        "model.name",
+        "mechanism.sc.window",
+        "steps",
+        "generate.num",
+        "data.path.x",
+        "nothing",
+    ):
         assert places_in(key) is None, key
 
 
@@ -167,4 +221,9 @@ def test_a_sweep_is_named_after_the_last_part_of_a_path(argv, name):
 def test_a_command_line_without_numbers_for_the_data_is_read_without_torch():
     words = ["data=text", "data.path=/a(b)/c", "data.field=body", "data.tokenizer=gpt2", "runs_dir=x(1)"]
     code = f"import sys; from tests.reading import compose; compose('sweep', {words!r}); print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip() == "False"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+        ).stdout.strip()
+        == "False"
+    )

@@ -1,4 +1,5 @@
-"""The contract of every mechanism, as plain functions that raise AssertionError: the faults in `faults.py` prove that each of them bites."""
+"""The contract of every mechanism, as plain functions that raise AssertionError: the faults in `faults.py` prove that
+each of them bites."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def sensitivity(module: nn.Module) -> Tensor:
     x_BND = inputs().requires_grad_()
     y_BND = module.double()(x_BND)
     weight_BND = torch.randn(y_BND.shape, dtype=y_BND.dtype, generator=torch.Generator().manual_seed(2))
-    rows = [torch.autograd.grad((weight_BND * y_BND)[:, i].sum(), x_BND, retain_graph=True)[0] for i in range(NUM_POSITIONS)]
+    rows = [
+        torch.autograd.grad((weight_BND * y_BND)[:, i].sum(), x_BND, retain_graph=True)[0] for i in range(NUM_POSITIONS)
+    ]
     return torch.stack([row.abs().sum((0, 2)) for row in rows])
 
 
@@ -107,11 +110,14 @@ def check_save_load(build: Build) -> None:
 
 
 def check_second_derivatives(module: nn.Module) -> None:
-    """A float64 HVP by double backward against central differences of gradients, and against forward mode over the gradient."""
+    """A float64 HVP by double backward against central differences of gradients, and against forward mode over the
+    gradient."""
     module = module.double()
     params = {name: value.detach() for name, value in module.named_parameters()}
     generator = torch.Generator().manual_seed(3)
-    direction = {name: torch.randn(value.shape, dtype=value.dtype, generator=generator) for name, value in params.items()}
+    direction = {
+        name: torch.randn(value.shape, dtype=value.dtype, generator=generator) for name, value in params.items()
+    }
     weight_BND = torch.randn(inputs().shape, dtype=torch.float64, generator=generator)
 
     def loss(values: dict[str, Tensor]) -> Tensor:
@@ -120,8 +126,15 @@ def check_second_derivatives(module: nn.Module) -> None:
 
     with sdpa_kernel(SDPBackend.MATH):
         product = _double_backward(loss, params, direction)
-        _assert_close(product, _central_difference(loss, params, direction), 1e-6, "double backward disagrees with central differences")
-        _assert_close(product, jvp(grad(loss), (params,), (direction,))[1], 1e-10, "jvp of grad disagrees with double backward")
+        _assert_close(
+            product,
+            _central_difference(loss, params, direction),
+            1e-6,
+            "double backward disagrees with central differences",
+        )
+        _assert_close(
+            product, jvp(grad(loss), (params,), (direction,))[1], 1e-10, "jvp of grad disagrees with double backward"
+        )
 
 
 def check_degenerate_inputs(module: nn.Module) -> None:
@@ -132,7 +145,9 @@ def check_degenerate_inputs(module: nn.Module) -> None:
             leaves = (x_BND, *module.float().parameters())
             gradients = torch.autograd.grad(module(x_BND).square().sum(), leaves, create_graph=True)
             second = torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), leaves)
-        assert all(tensor.isfinite().all() for tensor in (*gradients, *second)), "a derivative at a constant signal is not finite"
+        assert all(tensor.isfinite().all() for tensor in (*gradients, *second)), (
+            "a derivative at a constant signal is not finite"
+        )
 
 
 def _double_backward(loss: Callable, params: dict[str, Tensor], direction: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -142,8 +157,12 @@ def _double_backward(loss: Callable, params: dict[str, Tensor], direction: dict[
     return dict(zip(leaves, torch.autograd.grad(along, list(leaves.values()), materialize_grads=True), strict=True))
 
 
-def _central_difference(loss: Callable, params: dict[str, Tensor], direction: dict[str, Tensor], step: float = 1e-5) -> dict[str, Tensor]:
-    ahead, behind = (grad(loss)({name: value + sign * step * direction[name] for name, value in params.items()}) for sign in (1, -1))
+def _central_difference(
+    loss: Callable, params: dict[str, Tensor], direction: dict[str, Tensor], step: float = 1e-5
+) -> dict[str, Tensor]:
+    ahead, behind = (
+        grad(loss)({name: value + sign * step * direction[name] for name, value in params.items()}) for sign in (1, -1)
+    )
     return {name: (ahead[name] - behind[name]) / (2 * step) for name in params}
 
 

@@ -1,4 +1,5 @@
-"""The contract of every cross mechanism: that of a self mechanism with a context held beside it (`WithContext`), and the checks of this file."""
+"""The contract of every cross mechanism: that of a self mechanism with a context held beside it (`WithContext`), and
+the checks of this file."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ class WithContext(nn.Module):
 
     def forward(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
         rows = len(x_BND)
-        return self.module(x_BND, context(x_BND.dtype)[:rows], mask_BN=mask_BN, context_mask_BJ=context_padding()[:rows])
+        return self.module(
+            x_BND, context(x_BND.dtype)[:rows], mask_BN=mask_BN, context_mask_BJ=context_padding()[:rows]
+        )
 
 
 def check_contexts_of_any_length(module: nn.Module) -> None:
@@ -46,7 +49,8 @@ def check_contexts_of_any_length(module: nn.Module) -> None:
 
 
 def check_context_padding_is_unread(module: nn.Module) -> None:
-    """Exactly the same outputs whatever the context's padding holds, NaN too, and no gradient to it; and a context cut down to what is valid gives them."""
+    """Exactly the same outputs whatever the context's padding holds, NaN too, and no gradient to it; and a context cut
+    down to what is valid gives them."""
     x_BND, c_BJD, mask_BJ = inputs(), context().requires_grad_(), context_padding()
     y_BND = module.double()(x_BND, c_BJD, context_mask_BJ=mask_BJ)
     (gradient_BJD,) = torch.autograd.grad(y_BND.square().sum(), c_BJD)
@@ -59,7 +63,8 @@ def check_context_padding_is_unread(module: nn.Module) -> None:
 
 
 def check_no_context_adds_nothing(module: nn.Module) -> None:
-    """In its branch of a block: a row whose context is wholly padded keeps its state exactly, and every derivative stays finite."""
+    """In its branch of a block: a row whose context is wholly padded keeps its state exactly, and every derivative
+    stays finite."""
     mask_BN, mask_BJ = padding(), context_padding()
     mask_BJ[1] = False
     x_BND, c_BJD = inputs().requires_grad_(), context().requires_grad_()
@@ -71,7 +76,9 @@ def check_no_context_adds_nothing(module: nn.Module) -> None:
         leaves = (x_BND, c_BJD, *module.parameters())
         gradients = torch.autograd.grad(y_BND.square().sum(), leaves, create_graph=True)
         second = torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), leaves)
-    assert all(tensor.isfinite().all() for tensor in (*gradients, *second)), "a wholly padded context makes a derivative non-finite"
+    assert all(tensor.isfinite().all() for tensor in (*gradients, *second)), (
+        "a wholly padded context makes a derivative non-finite"
+    )
 
 
 def check_context_is_read(module: nn.Module) -> None:

@@ -15,7 +15,14 @@ class CrossMean(nn.Module):
         super().__init__()
         self.out = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x_BND: Tensor, context_BJD: Tensor, *, mask_BN: Tensor | None = None, context_mask_BJ: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x_BND: Tensor,
+        context_BJD: Tensor,
+        *,
+        mask_BN: Tensor | None = None,
+        context_mask_BJ: Tensor | None = None,
+    ) -> Tensor:
         x_BND = x_BND if mask_BN is None else torch.where(mask_BN[..., None], x_BND, 0.0)
         mask_BJ = torch.ones(context_BJD.shape[:2], dtype=torch.bool) if context_mask_BJ is None else context_mask_BJ
         y_BND = torch.tanh(self.out(self.source(x_BND) + self.mean(context_BJD, mask_BJ)))

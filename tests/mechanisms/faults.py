@@ -39,7 +39,9 @@ class Mean(nn.Module):
 
 class LeaksFuture(Mean):
     def visible(self, x_BND: Tensor, mask_BN: Tensor) -> Tensor:
-        return super().visible(x_BND, mask_BN) | torch.ones(x_BND.shape[1], x_BND.shape[1], dtype=torch.bool).tril().roll(-1, 0)
+        return super().visible(x_BND, mask_BN) | torch.ones(
+            x_BND.shape[1], x_BND.shape[1], dtype=torch.bool
+        ).tril().roll(-1, 0)
 
 
 class LeaksFutureByItsScale(Mean):

@@ -17,7 +17,9 @@ def rotated(u_NK: Tensor, base: float = 10_000.0) -> Tensor:
     for position in range(num_positions):
         for k in range(half):
             angle = torch.tensor(position * base ** (-2 * k / width), dtype=torch.float64)
-            number = torch.complex(u_NK[position, k], u_NK[position, half + k]) * torch.polar(torch.ones_like(angle), angle)
+            number = torch.complex(u_NK[position, k], u_NK[position, half + k]) * torch.polar(
+                torch.ones_like(angle), angle
+            )
             turned[position, k], turned[position, half + k] = number.real, number.imag
     return turned
 
@@ -28,7 +30,10 @@ def softmax_attention(module: torch.nn.Module, x_BND: Tensor, visible_BNN: Tenso
     head_width = width // heads
     outputs = []
     for x_ND, visible_NN in zip(x_BND, visible_BNN, strict=True):
-        q_ND, k_ND, v_ND = (x_ND @ module.qkv.weight[row : row + width].T + module.qkv.bias[row : row + width] for row in (0, width, 2 * width))
+        q_ND, k_ND, v_ND = (
+            x_ND @ module.qkv.weight[row : row + width].T + module.qkv.bias[row : row + width]
+            for row in (0, width, 2 * width)
+        )
         of_heads = []
         for start in range(0, width, head_width):
             part = slice(start, start + head_width)
@@ -61,8 +66,11 @@ def rotation(position: int, head_width: int, base: float = 10_000.0) -> Tensor:
     return torch.cat([torch.cat([cos, -sin], 1), torch.cat([sin, cos], 1)])
 
 
-def block_operator(weights: dict[tuple[int, int], Tensor], num_positions: int, head_width: int, rope: str = "none") -> Tensor:
-    """The dense (N·K, N·K) matrix A of g = A u (Algorithm 1, line 8). With R_ij for (i, j) and rope="none" it is D_out + D_in − W − Wᵀ."""
+def block_operator(
+    weights: dict[tuple[int, int], Tensor], num_positions: int, head_width: int, rope: str = "none"
+) -> Tensor:
+    """The dense (N·K, N·K) matrix A of g = A u (Algorithm 1, line 8). With R_ij for (i, j) and rope="none" it is D_out
+    + D_in − W − Wᵀ."""
     a = torch.zeros(num_positions, num_positions, head_width, head_width, dtype=torch.float64)
     for (i, j), r in weights.items():
         at_i, at_j = {"none": (0, 0), "absolute": (i, j), "relative": (i - j, 0)}[rope]
@@ -80,7 +88,9 @@ def step_sizes(module: torch.nn.Module) -> list[float]:
     return [math.log1p(math.exp(value)) for value in module.step_before_softplus.tolist()]
 
 
-def consensus_from_weights(module: torch.nn.Module, x_BND: Tensor, weight: Callable[[int, int], dict[tuple[int, int], Tensor]]) -> Tensor:
+def consensus_from_weights(
+    module: torch.nn.Module, x_BND: Tensor, weight: Callable[[int, int], dict[tuple[int, int], Tensor]]
+) -> Tensor:
     """The layer's output with dense operators; ``weight(b, head)`` gives R_ij for every edge (i, j) of a sequence."""
     batch, num_positions, width = x_BND.shape
     head_width = width // module.heads
@@ -90,7 +100,9 @@ def consensus_from_weights(module: torch.nn.Module, x_BND: Tensor, weight: Calla
             part = slice(head * head_width, (head + 1) * head_width)
             operator = block_operator(weight(b, head), num_positions, head_width, module.config.rope)
             for step_size in step_sizes(module):
-                u_BND[b, :, part] -= step_size * (operator @ u_BND[b, :, part].reshape(-1)).reshape(num_positions, head_width)
+                u_BND[b, :, part] -= step_size * (operator @ u_BND[b, :, part].reshape(-1)).reshape(
+                    num_positions, head_width
+                )
     return u_BND @ module.out.weight.T + module.out.bias
 
 
@@ -100,7 +112,9 @@ def consensus_on(module: torch.nn.Module, x_BND: Tensor, edges: list[dict[tuple[
 
     def weight(b: int, head: int) -> dict[tuple[int, int], Tensor]:
         y_NK = x_BND[b, :, head * head_width : (head + 1) * head_width]
-        return {(i, j): gate * consensus_edge_weight(module, head, y_NK[i], y_NK[j]) for (i, j), gate in edges[b].items()}
+        return {
+            (i, j): gate * consensus_edge_weight(module, head, y_NK[i], y_NK[j]) for (i, j), gate in edges[b].items()
+        }
 
     return consensus_from_weights(module, x_BND, weight)
 
@@ -109,11 +123,16 @@ def consensus_from_edges(module: torch.nn.Module, x_BND: Tensor, **given: Tensor
     """The layer's output from what `edge_weights` says."""
     of_rows = [module.edge_weights(x_BND[b : b + 1], **given) for b in range(len(x_BND))]
     ends = [list(zip(source_E.tolist(), target_E.tolist(), strict=True)) for source_E, target_E, _ in of_rows]
-    return consensus_from_weights(module, x_BND, lambda b, head: dict(zip(ends[b], of_rows[b][2][0, head], strict=True)))
+    return consensus_from_weights(
+        module, x_BND, lambda b, head: dict(zip(ends[b], of_rows[b][2][0, head], strict=True))
+    )
 
 
-def cross_consensus(module: torch.nn.Module, x_BND: Tensor, context_BJD: Tensor, edges: list[set[tuple[int, int]]]) -> Tensor:
-    """Algorithm 6 as it stands: a loop over heads, source positions and their edges (i, j); ``edges``: each sequence's."""
+def cross_consensus(
+    module: torch.nn.Module, x_BND: Tensor, context_BJD: Tensor, edges: list[set[tuple[int, int]]]
+) -> Tensor:
+    """Algorithm 6 as it stands: a loop over heads, source positions and their edges (i, j); ``edges``: each
+    sequence's."""
     head_width = x_BND.shape[-1] // module.heads
     outputs = []
     for x_ND, context_JD, of_row in zip(x_BND, context_BJD, edges, strict=True):
@@ -124,11 +143,17 @@ def cross_consensus(module: torch.nn.Module, x_BND: Tensor, context_BJD: Tensor,
             part = slice(head * head_width, (head + 1) * head_width)
             for i in range(len(x_ND)):
                 u = u_ND[i, part]
-                of_i = [(j, consensus_edge_weight(module, head, x_ND[i, part], context_JD[j, part])) for j in range(len(context_JD)) if (i, j) in of_row]
+                of_i = [
+                    (j, consensus_edge_weight(module, head, x_ND[i, part], context_JD[j, part]))
+                    for j in range(len(context_JD))
+                    if (i, j) in of_row
+                ]
                 for step_size in step_sizes(module):
                     g = torch.zeros_like(u)
                     for j, r in of_i:
-                        turn_i, turn_j = (rotation(p, head_width) for p in ((i, j) if module.config.rope == "absolute" else (0, 0)))
+                        turn_i, turn_j = (
+                            rotation(p, head_width) for p in ((i, j) if module.config.rope == "absolute" else (0, 0))
+                        )
                         g = g + r @ (turn_i @ u - turn_j @ v_JD[j, part])
                     u = u - step_size * g
                 updated_ND[i, part] = u

@@ -26,19 +26,27 @@ def module(direction: str = "bidirectional", **settings) -> torch.nn.Module:
 def heads_of(layer, x_ND):
     """q̃, k̃ and v of each head, (N, K) each, from slices of the projection's rows."""
     width, head_width = x_ND.shape[1], x_ND.shape[1] // layer.heads
-    q, k, v = (x_ND @ layer.qkv.weight[row : row + width].T + layer.qkv.bias[row : row + width] for row in (0, width, 2 * width))
+    q, k, v = (
+        x_ND @ layer.qkv.weight[row : row + width].T + layer.qkv.bias[row : row + width]
+        for row in (0, width, 2 * width)
+    )
     for start in range(0, width, head_width):
         part = slice(start, start + head_width)
         yield rotated(q[:, part]), rotated(k[:, part]), v[:, part]
 
 
 def discrepancies(layer, x_ND, valid_N, direction, masked, gamma):
-    """Φ of each head by loops: weights e^{logit} over the keys that a query sees, normalised by their own sum; nothing subtracted where there are none."""
+    """Φ of each head by loops: weights e^{logit} over the keys that a query sees, normalised by their own sum; nothing
+    subtracted where there are none."""
     outputs = []
     for q, k, v in heads_of(layer, x_ND):
         phi = v.clone()
         for i in range(len(x_ND)):
-            keys = [j for j in range(len(x_ND)) if valid_N[j] and (j <= i or direction == "bidirectional") and not (masked and j == i)]
+            keys = [
+                j
+                for j in range(len(x_ND))
+                if valid_N[j] and (j <= i or direction == "bidirectional") and not (masked and j == i)
+            ]
             weights = [math.exp(float(q[i] @ k[j]) / math.sqrt(len(q[i]))) for j in keys]
             for j, weight in zip(keys, weights, strict=True):
                 phi[i] = phi[i] - gamma * weight / sum(weights) * v[j]
@@ -48,7 +56,10 @@ def discrepancies(layer, x_ND, valid_N, direction, masked, gamma):
 
 def by_loops(layer, x_BND, mask_BN, direction, masked, gamma):
     with torch.no_grad():
-        phi = [discrepancies(layer, x_ND, valid_N, direction, masked, gamma) for x_ND, valid_N in zip(x_BND, mask_BN, strict=True)]
+        phi = [
+            discrepancies(layer, x_ND, valid_N, direction, masked, gamma)
+            for x_ND, valid_N in zip(x_BND, mask_BN, strict=True)
+        ]
         return torch.stack(phi) @ layer.out.weight.T + layer.out.bias
 
 
@@ -86,11 +97,16 @@ def test_gamma_zero_gives_the_projected_values(direction, masked):
 @pytest.mark.parametrize("direction", ["bidirectional", "causal"])
 def test_attention_is_the_values_less_the_discrepancy_of_gamma_one(direction):
     """sa with the same weights gives W_o(softmax·V): Φ of γ and sa of the same weights add up to the values."""
-    layer, attention = module(direction, gamma=2.5, mask_diagonal=False), build("sa", width=16, heads=2, direction=direction).double()
+    layer, attention = (
+        module(direction, gamma=2.5, mask_diagonal=False),
+        build("sa", width=16, heads=2, direction=direction).double(),
+    )
     attention.load_state_dict(layer.state_dict())
     values = module(direction, gamma=0)(inputs())
     bias = layer.out.bias
-    torch.testing.assert_close(layer(inputs()) - bias + 2.5 * (attention(inputs()) - bias), values - bias, rtol=0, atol=1e-11)
+    torch.testing.assert_close(
+        layer(inputs()) - bias + 2.5 * (attention(inputs()) - bias), values - bias, rtol=0, atol=1e-11
+    )
 
 
 def attention_rows(q, k, masked):
@@ -108,7 +124,9 @@ def test_the_discrepancy_is_the_papers_two_terms(gamma):
     for q, k, v in heads_of(layer, x_ND):
         alpha = attention_rows(q, k, masked=False)
         first = alpha.diagonal()[:, None] * (1 - gamma) * v
-        second = torch.stack([sum(alpha[i, j] * (v[i] - gamma * v[j]) for j in range(len(v)) if j != i) for i in range(len(v))])
+        second = torch.stack(
+            [sum(alpha[i, j] * (v[i] - gamma * v[j]) for j in range(len(v)) if j != i) for i in range(len(v))]
+        )
         assert gamma != 1 or not first.count_nonzero()
         two_terms.append(first + second)
     expected = torch.cat(two_terms, 1) @ layer.out.weight.T + layer.out.bias
@@ -116,8 +134,8 @@ def test_the_discrepancy_is_the_papers_two_terms(gamma):
 
 
 def test_masking_the_diagonal_divides_the_discrepancy_of_gamma_one_by_what_is_left():
-    """Eq. 13, and more: with γ = 1, Φ = Σ_{j≠k} α_kj(v_k − v_j), and the masked softmax is α_kj/(1 − α_kk). So Φ_masked = Φ/(1 − α_kk): the inequality
-    always holds, strictly unless Φ = 0."""
+    """Eq. 13, and more: with γ = 1, Φ = Σ_{j≠k} α_kj(v_k − v_j), and the masked softmax is α_kj/(1 − α_kk). So Φ_masked
+    = Φ/(1 − α_kk): the inequality always holds, strictly unless Φ = 0."""
     x_ND = inputs()[0]
     for q, k, v in heads_of(module(), x_ND):
         alpha = attention_rows(q, k, masked=False)
@@ -135,7 +153,8 @@ def test_equal_values_make_the_papers_strict_inequality_an_equality():
 
 
 def test_the_papers_inequality_fails_where_zeroed_weights_are_not_renormalised():
-    """Zeroing α_kk after the softmax (rows then sum to 1 − α_kk) gives Φ + α_kk v_k, which may be shorter: so it is the masked softmax that (13) means."""
+    """Zeroing α_kk after the softmax (rows then sum to 1 − α_kk) gives Φ + α_kk v_k, which may be shorter: so it is the
+    masked softmax that (13) means."""
     alpha, v = torch.tensor([[0.5, 0.5], [0.5, 0.5]]), torch.tensor([[1.0], [4.0]])
     zeroed = v - (alpha - torch.diag(alpha.diagonal())) @ v
     assert zeroed[0].abs() < (v - alpha @ v)[0].abs()
@@ -152,12 +171,16 @@ def test_a_position_whose_other_keys_are_all_padding_keeps_its_value():
     mask_BN[0] = False
     mask_BN[0, 3] = True
     value = x_BND[0, 3] @ layer.qkv.weight[32:].T + layer.qkv.bias[32:]
-    torch.testing.assert_close(layer(x_BND, mask_BN=mask_BN)[0, 3], value @ layer.out.weight.T + layer.out.bias, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        layer(x_BND, mask_BN=mask_BN)[0, 3], value @ layer.out.weight.T + layer.out.bias, rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize(("direction", "masked"), CASES)
 def test_first_and_second_derivatives_are_those_of_finite_differences(direction, masked):
-    layer = build_seeded(lambda: build("attentionx", width=4, heads=1, direction=direction, mask_diagonal=masked)).double()
+    layer = build_seeded(
+        lambda: build("attentionx", width=4, heads=1, direction=direction, mask_diagonal=masked)
+    ).double()
     x_BND = inputs()[:1, :3, :4].clone().requires_grad_()
     with sdpa_kernel(SDPBackend.MATH):
         assert torch.autograd.gradcheck(layer, (x_BND,))
@@ -169,19 +192,26 @@ def test_first_and_second_derivatives_are_those_of_finite_differences(direction,
 def test_taylor_curvature_equals_double_backward(direction, masked, padded):
     layer = module(direction, mask_diagonal=masked)
     params = {name: value.detach() for name, value in layer.named_parameters()}
-    step = {name: torch.randn(value.shape, dtype=value.dtype, generator=torch.Generator().manual_seed(5)) for name, value in params.items()}
+    step = {
+        name: torch.randn(value.shape, dtype=value.dtype, generator=torch.Generator().manual_seed(5))
+        for name, value in params.items()
+    }
 
     def loss(values):
         y_BND = torch.func.functional_call(layer, values, (inputs(),), {"mask_BN": padding() if padded else None})
         return torch.tanh(y_BND)[padding()].square().sum()
 
     found, expected = (directional(loss, params, step, method=method) for method in ("taylor", "double_backward"))
-    assert found.slope == pytest.approx(expected.slope, rel=1e-10) and found.curvature == pytest.approx(expected.curvature, rel=1e-9)
+    assert found.slope == pytest.approx(expected.slope, rel=1e-10) and found.curvature == pytest.approx(
+        expected.curvature, rel=1e-9
+    )
 
 
 def test_has_as_many_parameters_as_self_attention():
     attention = build("sa", width=16, heads=2)
-    assert {name: p.shape for name, p in module().named_parameters()} == {name: p.shape for name, p in attention.named_parameters()}
+    assert {name: p.shape for name, p in module().named_parameters()} == {
+        name: p.shape for name, p in attention.named_parameters()
+    }
 
 
 def test_costs_what_self_attention_costs():
@@ -189,13 +219,26 @@ def test_costs_what_self_attention_costs():
 
     for direction in ("bidirectional", "causal"):
         shape = MixerShape(16, 2, direction)
-        costs = [mechanism.cost(settings_of("mechanisms", name, {}), shape, 32) for name, mechanism in (("attentionx", AttentionX), ("sa", SoftmaxAttention))]
+        costs = [
+            mechanism.cost(settings_of("mechanisms", name, {}), shape, 32)
+            for name, mechanism in (("attentionx", AttentionX), ("sa", SoftmaxAttention))
+        ]
         assert costs[0] == costs[1]
 
 
 def test_stands_in_a_pattern_with_its_own_settings():
-    layers = [build("mix", width=16, heads=2, layer=layer, num_layers=4, pattern=["attentionx", "sa"], attentionx={"gamma": 2}) for layer in range(4)]
-    assert [type(layer).__name__ for layer in layers] == ["AttentionX", "AttentionX", "SoftmaxAttention", "SoftmaxAttention"]
+    layers = [
+        build(
+            "mix", width=16, heads=2, layer=layer, num_layers=4, pattern=["attentionx", "sa"], attentionx={"gamma": 2}
+        )
+        for layer in range(4)
+    ]
+    assert [type(layer).__name__ for layer in layers] == [
+        "AttentionX",
+        "AttentionX",
+        "SoftmaxAttention",
+        "SoftmaxAttention",
+    ]
     assert layers[0].gamma == 2 and layers[0].mask_diagonal
 
 

@@ -16,7 +16,9 @@ def module(**settings) -> torch.nn.Module:
     return build_seeded(lambda: build("ca", width=16, heads=2, **settings)).double()
 
 
-def explicit(layer: torch.nn.Module, x_BND: torch.Tensor, c_BJD: torch.Tensor, mask_BJ: torch.Tensor, *, turned: bool = True) -> torch.Tensor:
+def explicit(
+    layer: torch.nn.Module, x_BND: torch.Tensor, c_BJD: torch.Tensor, mask_BJ: torch.Tensor, *, turned: bool = True
+) -> torch.Tensor:
     """Softmax over the valid context, one output position and one context position at a time."""
     heads, head_width = 2, 8
     y_BND = torch.zeros_like(x_BND)
@@ -43,7 +45,9 @@ def test_equals_explicit_softmax_over_the_context(rope):
     expected = explicit(layer, inputs(), context(), whole, turned=rope == "absolute").detach()
     torch.testing.assert_close(layer(inputs(), context()).detach(), expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(layer(inputs(), context(), context_mask_BJ=whole).detach(), expected, rtol=0, atol=1e-10)
-    torch.testing.assert_close(layer.float()(inputs().float(), context().float()).detach(), expected.float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        layer.float()(inputs().float(), context().float()).detach(), expected.float(), rtol=0, atol=1e-5
+    )
 
 
 def test_equals_explicit_softmax_over_the_valid_context():
@@ -66,14 +70,22 @@ def test_rope_changes_the_output_and_without_it_the_order_of_the_context_does_no
     order = torch.arange(NUM_CONTEXT).flip(0)
     assert not torch.allclose(module()(inputs(), context()), module(rope="none")(inputs(), context()))
     assert not torch.allclose(module()(inputs(), context()), module()(inputs(), context()[:, order]))
-    torch.testing.assert_close(module(rope="none")(inputs(), context()), module(rope="none")(inputs(), context()[:, order]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        module(rope="none")(inputs(), context()), module(rope="none")(inputs(), context()[:, order]), rtol=0, atol=1e-12
+    )
 
 
 def test_equal_shifts_of_both_positions_change_nothing():
     """RoPE enters by differences of positions: padding both on the left moves source and context alike."""
     layer = module()
-    moved_x, moved_c = (torch.cat([torch.full((3, 4, 16), float("nan"), dtype=torch.float64), tensor], 1) for tensor in (inputs(), context()))
-    masks = {"mask_BN": torch.arange(13).expand(3, -1) >= 4, "context_mask_BJ": torch.arange(4 + NUM_CONTEXT).expand(3, -1) >= 4}
+    moved_x, moved_c = (
+        torch.cat([torch.full((3, 4, 16), float("nan"), dtype=torch.float64), tensor], 1)
+        for tensor in (inputs(), context())
+    )
+    masks = {
+        "mask_BN": torch.arange(13).expand(3, -1) >= 4,
+        "context_mask_BJ": torch.arange(4 + NUM_CONTEXT).expand(3, -1) >= 4,
+    }
     torch.testing.assert_close(layer(moved_x, moved_c, **masks)[:, 4:], layer(inputs(), context()), rtol=0, atol=1e-10)
 
 
@@ -109,4 +121,6 @@ def test_cost_is_what_the_flop_counter_counts():
 
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         module().float()(torch.zeros(1, 32, 16), torch.zeros(1, 20, 16))
-    assert counter.get_total_flops() == 2 * CrossAttention.cost(settings_of("mechanisms", "ca", {}), MixerShape(16, 2), 32, 20)
+    assert counter.get_total_flops() == 2 * CrossAttention.cost(
+        settings_of("mechanisms", "ca", {}), MixerShape(16, 2), 32, 20
+    )

@@ -47,7 +47,9 @@ def test_equals_the_literal_loop_of_algorithm_6(settings, num_context):
             layer.step_before_softplus.copy_(torch.linspace(-3, -1, layer.config.iterations))
     x_BND, context_BJD = inputs(), context(num_context)
     edges = edges_of(layer, 9, num_context)
-    torch.testing.assert_close(layer(x_BND, context_BJD), cross_consensus(layer, x_BND, context_BJD, [edges] * 3), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        layer(x_BND, context_BJD), cross_consensus(layer, x_BND, context_BJD, [edges] * 3), rtol=0, atol=1e-10
+    )
     mask_BN, mask_BJ = padding(), context_padding(num_context)
     of_rows = [{(i, j) for i, j in edges if mask_BN[b, i] and mask_BJ[b, j]} for b in range(3)]
     expected = cross_consensus(layer, x_BND * mask_BN[..., None], context_BJD, of_rows)
@@ -63,7 +65,9 @@ def test_edge_weights_equal_algorithm_3_on_exactly_its_edges(settings):
     assert sorted(ends) == sorted(edges_of(layer, 9, 9))
     for head in range(HEADS):
         part = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
-        expected = torch.stack([consensus_edge_weight(layer, head, x_BND[1, i, part], context_BJD[1, j, part]) for i, j in ends])
+        expected = torch.stack(
+            [consensus_edge_weight(layer, head, x_BND[1, i, part], context_BJD[1, j, part]) for i, j in ends]
+        )
         torch.testing.assert_close(r_BHEKK[1, head], expected, rtol=0, atol=1e-10)
     assert (torch.linalg.eigvalsh(r_BHEKK) > 0).all()
 
@@ -83,7 +87,9 @@ def test_what_padded_context_holds_changes_nothing(settings):
 @pytest.mark.parametrize("settings", [{}, {"graph": "complete"}, {"iterations": 3}], ids=name_of)
 def test_a_row_without_valid_context_passes_the_two_projections_only(settings):
     layer, mask_BJ = module(**settings), context_padding(9)
-    torch.testing.assert_close(layer(inputs(), context(), context_mask_BJ=mask_BJ)[2], layer.out(layer.source(inputs()[2])), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        layer(inputs(), context(), context_mask_BJ=mask_BJ)[2], layer.out(layer.source(inputs()[2])), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("numbers", [1, 700, 2000])
@@ -103,12 +109,18 @@ def test_one_position_sees_one_context():
 
 def test_many_iterations_without_rope_bring_every_source_to_its_weighted_context():
     """The bipartite energy (Eq. 37) is least at u_i = (Σ_j R_ij)⁻¹ Σ_j R_ij v_j."""
-    layer, x_BND, context_BJD = module(rope="none", graph="complete", step_size=0.02, iterations=400, edge_gain=1.0), inputs(), context(5)
+    layer, x_BND, context_BJD = (
+        module(rope="none", graph="complete", step_size=0.02, iterations=400, edge_gain=1.0),
+        inputs(),
+        context(5),
+    )
     *_, r_BHEKK = layer.edge_weights(x_BND, context_BJD)
     r_BHNJKK = r_BHEKK.unflatten(2, (9, 5))
     v_BHJK = layer.context(context_BJD).unflatten(-1, (HEADS, -1)).transpose(1, 2)
     least_BHNK = torch.linalg.solve(r_BHNJKK.sum(3), torch.einsum("bhnjkl,bhjl->bhnk", r_BHNJKK, v_BHJK))
-    torch.testing.assert_close(layer(x_BND, context_BJD), layer.out(least_BHNK.transpose(1, 2).flatten(2)), rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        layer(x_BND, context_BJD), layer.out(least_BHNK.transpose(1, 2).flatten(2)), rtol=0, atol=1e-8
+    )
 
 
 @pytest.mark.parametrize(
@@ -133,7 +145,9 @@ def test_every_setting_changes_the_output(settings):
 
 def test_learned_steps_are_parameters_that_start_at_the_fixed_one():
     fixed, learned = (module(step=step, iterations=3) for step in ("fixed", "learned"))
-    assert {name for name, _ in learned.named_parameters()} - {name for name, _ in fixed.named_parameters()} == {"step_before_softplus"}
+    assert {name for name, _ in learned.named_parameters()} - {name for name, _ in fixed.named_parameters()} == {
+        "step_before_softplus"
+    }
     torch.testing.assert_close(learned(inputs(), context()), fixed(inputs(), context()), rtol=1e-6, atol=1e-6)
 
 
@@ -144,13 +158,25 @@ def test_wrong_inputs_are_refused_in_one_line():
             lambda: module(graph="window")(inputs(), context(5)),
             "cross.graph=window needs a context as long as the source (9), got 5; choose auto or complete",
         ),
-        (lambda: module()(inputs(), context(9, 2)), "the context has shape (2, 9, 16); expected (3, J, 16), as the source is (3, 9, 16)"),
-        (lambda: module()(inputs(), context(), context_mask_BJ=bool_mask), "context_mask_BJ has shape (3, 8); expected (3, 9), True where a position is valid"),
-        (lambda: module()(inputs(), context(), mask_BN=bool_mask), "mask_BN has shape (3, 8); expected (3, 9), True where a position is valid"),
+        (
+            lambda: module()(inputs(), context(9, 2)),
+            "the context has shape (2, 9, 16); expected (3, J, 16), as the source is (3, 9, 16)",
+        ),
+        (
+            lambda: module()(inputs(), context(), context_mask_BJ=bool_mask),
+            "context_mask_BJ has shape (3, 8); expected (3, 9), True where a position is valid",
+        ),
+        (
+            lambda: module()(inputs(), context(), mask_BN=bool_mask),
+            "mask_BN has shape (3, 8); expected (3, 9), True where a position is valid",
+        ),
         (lambda: build("cc", width=15, heads=2), "width 15 is not divisible by heads 2; choose a divisor of 15"),
         (lambda: build("cc", width=16, heads=2, rank=-1), "cc.rank=-1: input should be greater than or equal to 0"),
         (lambda: build("cc", width=16, heads=2, step_size=0.0), "cc.step_size=0.0: input should be greater than 0"),
-        (lambda: build("cc", width=16, heads=2, graph="cycle"), "cc.graph='cycle': input should be 'auto', 'window' or 'complete'"),
+        (
+            lambda: build("cc", width=16, heads=2, graph="cycle"),
+            "cc.graph='cycle': input should be 'auto', 'window' or 'complete'",
+        ),
     ):
         with pytest.raises(ValueError) as caught:
             call()

@@ -40,10 +40,16 @@ def test_taylor_and_double_backward_give_one_curvature(make):
     module = checks.build_seeded(make).double()
     params = {name: value.detach() for name, value in module.named_parameters()}
     generator = torch.Generator().manual_seed(4)
-    direction = {name: torch.randn(value.shape, dtype=value.dtype, generator=generator) for name, value in params.items()}
+    direction = {
+        name: torch.randn(value.shape, dtype=value.dtype, generator=generator) for name, value in params.items()
+    }
 
     def loss(values: dict[str, torch.Tensor]) -> torch.Tensor:
-        return torch.tanh(functional_call(module, values, (checks.inputs(),), {"mask_BN": checks.padding()})).square().mean()
+        return (
+            torch.tanh(functional_call(module, values, (checks.inputs(),), {"mask_BN": checks.padding()}))
+            .square()
+            .mean()
+        )
 
     by_taylor, by_backward = (directional(loss, params, direction, method) for method in ("taylor", "double_backward"))
     assert by_taylor.curvature == pytest.approx(by_backward.curvature, rel=1e-9)

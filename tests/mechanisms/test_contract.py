@@ -21,7 +21,10 @@ CASES = [
     for name in NAMES
     for direction in sorted(REGISTRY.load(name).supported_directions(settings_of("mechanisms", name, {})))
 ]
-VARIED = [pytest.param({"mask_diagonal": True}, direction, id=f"sa-masked-{direction}") for direction in ("bidirectional", "causal")]
+VARIED = [
+    pytest.param({"mask_diagonal": True}, direction, id=f"sa-masked-{direction}")
+    for direction in ("bidirectional", "causal")
+]
 OF_A_MODULE = (
     checks.check_shape_and_dtype,
     checks.check_padding_is_unread,
@@ -96,7 +99,9 @@ def test_attention_that_does_not_see_itself_keeps_the_contract(settings, directi
         check(checks.build_seeded(made))
     for check in OF_A_BUILDER:
         check(made)
-    (checks.check_future_is_unseen if direction == "causal" else checks.check_both_sides_are_seen)(checks.build_seeded(made))
+    (checks.check_future_is_unseen if direction == "causal" else checks.check_both_sides_are_seen)(
+        checks.build_seeded(made)
+    )
 
 
 @pytest.mark.parametrize(("name", "direction"), CASES)
@@ -143,7 +148,10 @@ def test_check_catches_planted_fault(check, fault):
         check(checks.build_seeded(fault))
 
 
-@pytest.mark.parametrize("check_and_fault", [(checks.check_deterministic, faults.RedrawsAtEveryCall), (checks.check_save_load, faults.KeepsStateOutside)])
+@pytest.mark.parametrize(
+    "check_and_fault",
+    [(checks.check_deterministic, faults.RedrawsAtEveryCall), (checks.check_save_load, faults.KeepsStateOutside)],
+)
 def test_check_of_a_builder_catches_planted_fault(check_and_fault):
     check, fault = check_and_fault
     with pytest.raises(AssertionError):

@@ -65,7 +65,11 @@ def test_cross_mechanism_is_reproducible(name, check):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_cost_grows_with_source_and_context_and_covers_the_projections(name):
-    mechanism, config, shape = REGISTRY.load(name), settings_of("mechanisms", name, {}), MixerShape(checks.WIDTH, checks.HEADS)
+    mechanism, config, shape = (
+        REGISTRY.load(name),
+        settings_of("mechanisms", name, {}),
+        MixerShape(checks.WIDTH, checks.HEADS),
+    )
     cost = mechanism.cost(config, shape, 8, 6)
     assert cost >= (8 + 8 + 6) * checks.WIDTH**2
     assert cost < mechanism.cost(config, shape, 16, 6)

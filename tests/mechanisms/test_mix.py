@@ -22,7 +22,9 @@ def mix(**settings):
 
 
 def names(num_layers: int, **settings) -> list[str]:
-    layers = [build("mix", width=16, heads=2, layer=layer, num_layers=num_layers, **settings) for layer in range(num_layers)]
+    layers = [
+        build("mix", width=16, heads=2, layer=layer, num_layers=num_layers, **settings) for layer in range(num_layers)
+    ]
     return [type(layer).__module__.rsplit(".", 1)[-1] for layer in layers]
 
 
@@ -67,7 +69,9 @@ def test_directions_are_those_that_every_part_can_do():
 def test_cost_is_that_of_the_layers_part():
     shapes = [MixerShape(16, 2, layer=layer, num_layers=2) for layer in (0, 1)]
     for shape, name in zip(shapes, ("sa", "sc"), strict=True):
-        assert Mix.cost(mix(), shape, 32) == Registry("mechanisms").load(name).cost(settings_of("mechanisms", name, {}), shape, 32)
+        assert Mix.cost(mix(), shape, 32) == Registry("mechanisms").load(name).cost(
+            settings_of("mechanisms", name, {}), shape, 32
+        )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +82,10 @@ def test_cost_is_that_of_the_layers_part():
         ({"sc": {"windw": 4}}, "mechanism.mix.sc.windw: unknown key; did you mean 'window'?"),
         ({"sc": {"window": "wide"}}, "mechanism.mix.sc.window='wide': input should be a valid integer"),
         ({"sc": 3}, "mechanism.mix.sc=3: must hold settings of sc"),
-        ({"pattern": ["sa", "scc"]}, "mechanism.mix.pattern=[sa,scc]: 'scc' cannot stand in a pattern; did you mean 'sc'?"),
+        (
+            {"pattern": ["sa", "scc"]},
+            "mechanism.mix.pattern=[sa,scc]: 'scc' cannot stand in a pattern; did you mean 'sc'?",
+        ),
         ({"pattern": ["sa", "mix"]}, "mechanism.mix.pattern=[sa,mix]: 'mix' cannot stand in a pattern; choices: "),
         ({"pattern": []}, "mechanism.mix.pattern=[]: must be a list of mechanisms"),
         ({"pattern": "sa"}, "mechanism.mix.pattern='sa': must be a list of mechanisms"),
@@ -94,13 +101,17 @@ def test_error_is_one_line_and_names_the_nearest_choice(settings, message):
 
 
 def test_pattern_longer_than_the_model_is_refused():
-    with pytest.raises(ValueError, match=r"mechanism.mix.pattern=\[sa,sc,sa\] has 3 entries for 2 layers; give at most 2"):
+    with pytest.raises(
+        ValueError, match=r"mechanism.mix.pattern=\[sa,sc,sa\] has 3 entries for 2 layers; give at most 2"
+    ):
         build("mix", width=16, heads=2, pattern=["sa", "sc", "sa"], layer=0, num_layers=2)
 
 
 def test_hydra_puts_the_parts_files_under_mix():
     with initialize_config_dir(str(CONF), version_base=None):
-        composed = OmegaConf.to_container(compose("sweep", overrides=["mechanism=[mix]", "mechanism.mix.sc.window=4"]).mechanism)
+        composed = OmegaConf.to_container(
+            compose("sweep", overrides=["mechanism=[mix]", "mechanism.mix.sc.window=4"]).mechanism
+        )
     assert set(composed["mix"]) == {"pattern", "sa", "sc"}
     assert composed["mix"]["sc"]["window"] == 4
     assert mix(**composed["mix"]) == mix(sc={"window": 4})
@@ -123,5 +134,7 @@ def test_what_a_part_needs_of_a_run_mix_needs():
 
 
 def test_cross_mechanism_cannot_stand_in_a_pattern():
-    with pytest.raises(ValueError, match=r"mechanism\.mix\.pattern=\[sa,cc\]: 'cc' cannot stand in a pattern; did you mean 'sc'\?"):
+    with pytest.raises(
+        ValueError, match=r"mechanism\.mix\.pattern=\[sa,cc\]: 'cc' cannot stand in a pattern; did you mean 'sc'\?"
+    ):
         mix(pattern=["sa", "cc"])

@@ -41,7 +41,9 @@ def test_equals_explicit_softmax_over_valid_keys(direction):
 @pytest.mark.parametrize("direction", ["bidirectional", "causal"])
 def test_a_mask_without_padding_changes_nothing(direction):
     x_BND, layer = inputs(), module(direction)
-    torch.testing.assert_close(layer(x_BND, mask_BN=torch.ones(x_BND.shape[:2], dtype=torch.bool)), layer(x_BND), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        layer(x_BND, mask_BN=torch.ones(x_BND.shape[:2], dtype=torch.bool)), layer(x_BND), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("direction", ["bidirectional", "causal"])
@@ -54,7 +56,9 @@ def test_no_query_is_left_without_a_key(direction):
 def dense(layer, x_BND: torch.Tensor, visible_BNN: torch.Tensor) -> torch.Tensor:
     """The oracle's softmax over the visible pairs; a row without any has the empty sum, so that b_o is left."""
     expected, seen_BN = softmax_attention(layer, x_BND, visible_BNN), visible_BNN.any(-1)
-    assert expected[seen_BN].isfinite().all() and not expected[~seen_BN].isfinite().any(), "the oracle divides by an empty sum"
+    assert expected[seen_BN].isfinite().all() and not expected[~seen_BN].isfinite().any(), (
+        "the oracle divides by an empty sum"
+    )
     return torch.where(seen_BN[..., None], expected, layer.out.bias)
 
 
@@ -83,7 +87,9 @@ def test_attentionx_of_gamma_one_is_what_is_left_of_the_values(direction, mask_d
     attention, x_BND = module(direction, mask_diagonal=mask_diagonal), inputs()
     found = []
     for gamma in (1.0, 0.0):
-        other = build("attentionx", width=16, heads=2, direction=direction, gamma=gamma, mask_diagonal=mask_diagonal).double()
+        other = build(
+            "attentionx", width=16, heads=2, direction=direction, gamma=gamma, mask_diagonal=mask_diagonal
+        ).double()
         other.load_state_dict(attention.state_dict())
         found.append(other(x_BND))
     torch.testing.assert_close(found[0] + attention(x_BND) - attention.out.bias, found[1], rtol=0, atol=1e-11)
@@ -106,18 +112,25 @@ def test_what_a_masked_diagonal_gives_does_not_depend_on_a_positions_own_value(d
 def test_curvature_with_a_masked_diagonal_is_the_same_by_taylor_and_by_double_backward(direction, padded):
     layer = module(direction, mask_diagonal=True)
     params = {name: value.detach() for name, value in layer.named_parameters()}
-    step = {name: torch.randn(value.shape, dtype=value.dtype, generator=torch.Generator().manual_seed(5)) for name, value in params.items()}
+    step = {
+        name: torch.randn(value.shape, dtype=value.dtype, generator=torch.Generator().manual_seed(5))
+        for name, value in params.items()
+    }
 
     def loss(values):
         y_BND = torch.func.functional_call(layer, values, (inputs(),), {"mask_BN": padding() if padded else None})
         return torch.tanh(y_BND)[padding()].square().sum()
 
     found, expected = (directional(loss, params, step, method=method) for method in ("taylor", "double_backward"))
-    assert found.slope == pytest.approx(expected.slope, rel=1e-10) and found.curvature == pytest.approx(expected.curvature, rel=1e-9)
+    assert found.slope == pytest.approx(expected.slope, rel=1e-10) and found.curvature == pytest.approx(
+        expected.curvature, rel=1e-9
+    )
 
 
 def test_stands_in_a_pattern_with_a_masked_diagonal():
-    layers = [build("mix", width=16, heads=2, layer=layer, num_layers=2, sa={"mask_diagonal": True}) for layer in range(2)]
+    layers = [
+        build("mix", width=16, heads=2, layer=layer, num_layers=2, sa={"mask_diagonal": True}) for layer in range(2)
+    ]
     assert layers[0].mask_diagonal and not hasattr(layers[1], "mask_diagonal")
 
 
@@ -132,4 +145,6 @@ def test_cost_is_what_the_flop_counter_counts():
     layer = module("bidirectional").float()
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         layer(torch.zeros(1, 32, 16))
-    assert counter.get_total_flops() == 2 * SoftmaxAttention.cost(settings_of("mechanisms", "sa", {}), MixerShape(16, 2), 32)
+    assert counter.get_total_flops() == 2 * SoftmaxAttention.cost(
+        settings_of("mechanisms", "sa", {}), MixerShape(16, 2), 32
+    )

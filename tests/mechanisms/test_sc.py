@@ -43,7 +43,9 @@ def test_edge_weights_equal_algorithm_2_line_by_line(settings):
     for b in range(len(x_BND)):
         for head in range(HEADS):
             y_NK = x_BND[b, :, head * head_width : (head + 1) * head_width]
-            expected = torch.stack([consensus_edge_weight(layer, head, y_NK[i], y_NK[j]) for i, j in zip(source_E, target_E, strict=True)])
+            expected = torch.stack(
+                [consensus_edge_weight(layer, head, y_NK[i], y_NK[j]) for i, j in zip(source_E, target_E, strict=True)]
+            )
             torch.testing.assert_close(r_BHEKK[b, head], expected, rtol=0, atol=1e-10)
 
 
@@ -90,7 +92,15 @@ def test_padding_on_the_right_is_absence():
 def test_padding_inside_removes_exactly_its_edges():
     layer, x_BND = module(window=1), inputs(num_positions=7)
     mask_BN = (torch.arange(7) != 3).expand(3, -1)
-    alone = torch.cat([layer(x_BND[:, :3]), layer(torch.cat([x_BND[:, :1]] * 4 + [x_BND[:, 4:]], 1), mask_BN=(torch.arange(7) > 3).expand(3, -1))[:, 4:]], 1)
+    alone = torch.cat(
+        [
+            layer(x_BND[:, :3]),
+            layer(torch.cat([x_BND[:, :1]] * 4 + [x_BND[:, 4:]], 1), mask_BN=(torch.arange(7) > 3).expand(3, -1))[
+                :, 4:
+            ],
+        ],
+        1,
+    )
     torch.testing.assert_close(layer(x_BND, mask_BN=mask_BN)[:, mask_BN[0]], alone, rtol=0, atol=1e-12)
 
 
@@ -136,7 +146,9 @@ def test_zero_row_stays_zero_and_keeps_every_second_derivative_finite(dtype, siz
             parameter[:, : WIDTH // HEADS] *= size  # the first row of Λ, on every edge
     source_E, target_E, r_BHEKK = layer.edge_weights(x_BND)
     if size == 0:
-        expected = consensus_edge_weight(layer, 0, x_BND[0, source_E[0], : WIDTH // HEADS], x_BND[0, target_E[0], : WIDTH // HEADS])
+        expected = consensus_edge_weight(
+            layer, 0, x_BND[0, source_E[0], : WIDTH // HEADS], x_BND[0, target_E[0], : WIDTH // HEADS]
+        )
         torch.testing.assert_close(r_BHEKK[0, 0, 0], expected)
     leaves = (x_BND, *layer.parameters())
     gradients = torch.autograd.grad(layer(x_BND).square().sum(), leaves, create_graph=True)
@@ -155,7 +167,9 @@ def test_parameter_count_is_that_of_the_papers_shared_edge_mlp(hidden, rank):
 
 
 def test_separate_edge_mlps_add_two_first_layers():
-    count = {mlp: sum(parameter.numel() for parameter in module(edge_mlp=mlp).parameters()) for mlp in ("shared", "separate")}
+    count = {
+        mlp: sum(parameter.numel() for parameter in module(edge_mlp=mlp).parameters()) for mlp in ("shared", "separate")
+    }
     assert count["separate"] - count["shared"] == HEADS * 2 * (2 * (WIDTH // HEADS) * 16 + 16)
 
 
@@ -186,7 +200,10 @@ def test_wrong_settings_are_refused_in_one_line():
         ({"windw": 3}, "mechanism.sc.windw: unknown key; did you mean 'window'"),
         ({"window": 0}, "mechanism.sc.window=0: input should be greater than or equal to 1"),
         ({"rope": "relativ"}, "mechanism.sc.rope='relativ': input should be 'absolute', 'relative' or 'none'"),
-        ({"graph": "ring"}, "mechanism.sc.graph='ring': input should be 'window', 'cycle', 'complete', 'given' or 'top_w'"),
+        (
+            {"graph": "ring"},
+            "mechanism.sc.graph='ring': input should be 'window', 'cycle', 'complete', 'given' or 'top_w'",
+        ),
         ({"step_size": 0.0}, "mechanism.sc.step_size=0.0: input should be greater than 0"),
         ({"rank": -1}, "mechanism.sc.rank=-1: input should be greater than or equal to 0"),
         ({"iterations": 0}, "mechanism.sc.iterations=0: input should be greater than or equal to 1"),
@@ -202,7 +219,11 @@ def test_default_form_holds_the_parameters_of_earlier_checkpoints_drawn_in_their
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         source, out = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
-        expected = {f"{name}.{kind}": value for name, linear in (("source", source), ("out", out)) for kind, value in linear.named_parameters()}
+        expected = {
+            f"{name}.{kind}": value
+            for name, linear in (("source", source), ("out", out))
+            for kind, value in linear.named_parameters()
+        }
         for name, bound, shape in (
             ("pair_weight", 4 / 16**0.5, (HEADS, 2, 16, 8)),
             ("pair_bias", 1 / 16**0.5, (HEADS, 16)),

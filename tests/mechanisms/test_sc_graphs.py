@@ -24,7 +24,11 @@ def pairs_of(graph: str, window: int, num_positions: int) -> set[tuple[int, int]
     if graph == "window":
         return {(i, j) for i, j in pairs if abs(i - j) <= window}
     if graph == "cycle":
-        return {(i, j) for i, j in pairs if any((i + step) % num_positions == j or (i - step) % num_positions == j for step in range(1, window + 1))}
+        return {
+            (i, j)
+            for i, j in pairs
+            if any((i + step) % num_positions == j or (i - step) % num_positions == j for step in range(1, window + 1))
+        }
     return {(i, j) for i, j in EDGES if i != j} if graph == "given" else pairs
 
 
@@ -34,13 +38,19 @@ def best_scored(layer: torch.nn.Module, x_ND: Tensor, valid: list[bool]) -> dict
     k_NK = x_ND @ layer.key.weight.T + layer.key.bias
     chosen = {}
     for i in range(len(x_ND)):
-        score = {j: float((q_NK[i] @ k_NK[j]).detach()) / (WIDTH // HEADS) ** 0.5 for j in range(len(x_ND)) if j != i and valid[i] and valid[j]}
+        score = {
+            j: float((q_NK[i] @ k_NK[j]).detach()) / (WIDTH // HEADS) ** 0.5
+            for j in range(len(x_ND))
+            if j != i and valid[i] and valid[j]
+        }
         for j in sorted(score, key=lambda j: -score[j])[: layer.config.window]:
             chosen[i, j] = 2 / (1 + 2.718281828459045 ** -score[j])
     return chosen
 
 
-def edges_of(layer: torch.nn.Module, x_BND: Tensor, mask_BN: Tensor | None = None) -> list[dict[tuple[int, int], float]]:
+def edges_of(
+    layer: torch.nn.Module, x_BND: Tensor, mask_BN: Tensor | None = None
+) -> list[dict[tuple[int, int], float]]:
     """Each sequence's edges with their gates; none has a padded end."""
     config, num_positions = layer.config, x_BND.shape[1]
     valid = [[True] * num_positions] * len(x_BND) if mask_BN is None else mask_BN.tolist()
@@ -64,7 +74,9 @@ def set_away_from_start(layer: torch.nn.Module) -> None:
 def test_equals_the_dense_block_matrix_of_its_graph(settings):
     layer, x_BND = module(**settings), inputs()
     set_away_from_start(layer)
-    torch.testing.assert_close(layer(x_BND, **given(layer)), consensus_on(layer, x_BND, edges_of(layer, x_BND)), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        layer(x_BND, **given(layer)), consensus_on(layer, x_BND, edges_of(layer, x_BND)), rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("settings", [item for item in SELF if item.get("rope") != "none"], ids=name_of)
@@ -72,24 +84,34 @@ def test_padding_takes_away_exactly_the_edges_that_it_ends(settings):
     layer, mask_BN = module(**settings), padding()
     x_BND = inputs() * mask_BN[..., None]
     expected = consensus_on(layer, x_BND, edges_of(layer, x_BND, mask_BN))
-    torch.testing.assert_close(layer(inputs(), mask_BN=mask_BN, **given(layer))[mask_BN], expected[mask_BN], rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        layer(inputs(), mask_BN=mask_BN, **given(layer))[mask_BN], expected[mask_BN], rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("settings", SELF, ids=name_of)
 def test_edge_weights_are_those_that_forward_uses(settings):
     layer, x_BND = module(**settings), inputs(num_positions=9)
-    torch.testing.assert_close(layer(x_BND, **given(layer)), consensus_from_edges(layer, x_BND, **given(layer)), rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        layer(x_BND, **given(layer)), consensus_from_edges(layer, x_BND, **given(layer)), rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("graph", ["window", "cycle", "complete"])
 @pytest.mark.parametrize("rope", ["none", "relative"])
 @pytest.mark.parametrize(("window", "num_positions"), [(1, 2), (1, 3), (2, 4), (2, 5), (2, 6), (3, 5), (4, 3), (3, 11)])
 def test_each_edge_of_the_definition_is_there_once(graph, rope, window, num_positions):
-    source_E, target_E, _ = module(graph=graph, rope=rope, window=window).edge_weights(inputs(num_positions=num_positions))
-    assert sorted(zip(source_E.tolist(), target_E.tolist(), strict=True)) == sorted(pairs_of(graph, window, num_positions))
+    source_E, target_E, _ = module(graph=graph, rope=rope, window=window).edge_weights(
+        inputs(num_positions=num_positions)
+    )
+    assert sorted(zip(source_E.tolist(), target_E.tolist(), strict=True)) == sorted(
+        pairs_of(graph, window, num_positions)
+    )
 
 
-@pytest.mark.parametrize("settings", [{"graph": "cycle"}, {"graph": "complete"}, {"graph": "top_w"}, {"rope": "relative"}], ids=name_of)
+@pytest.mark.parametrize(
+    "settings", [{"graph": "cycle"}, {"graph": "complete"}, {"graph": "top_w"}, {"rope": "relative"}], ids=name_of
+)
 def test_a_lone_position_passes_the_two_projections_only(settings):
     layer, x_BND = module(**settings), inputs(num_positions=1)
     torch.testing.assert_close(layer(x_BND), layer.out(layer.source(x_BND)), rtol=0, atol=1e-12)
@@ -104,7 +126,12 @@ def test_edge_list_and_adjacency_shared_or_per_sequence_are_one_graph():
     for i, j in EDGES:
         adjacency_NN[i, j] = True
     expected = layer(x_BND, edges=listed(EDGES))
-    for edges in (listed(EDGES).expand(3, -1, -1), adjacency_NN, adjacency_NN.expand(3, -1, -1), torch.cat([listed(EDGES), -torch.ones(2, 2).long()])):
+    for edges in (
+        listed(EDGES).expand(3, -1, -1),
+        adjacency_NN,
+        adjacency_NN.expand(3, -1, -1),
+        torch.cat([listed(EDGES), -torch.ones(2, 2).long()]),
+    ):
         torch.testing.assert_close(layer(x_BND, edges=edges), expected, rtol=0, atol=1e-13)
 
 
@@ -142,7 +169,11 @@ def test_edge_weights_list_no_filler_and_no_self_loop():
         ([[0, 1], [3, 9]], "edges holds [3, 9]; positions go from 0 to 8 ([-1, -1] is filler)"),
         ([[-1, 4]], "edges holds [-1, 4]; positions go from 0 to 8"),
         ([[0, 1], [2, 3], [0, 1]], "edges holds [0, 1] twice; give each directed edge once"),
-        ([[[0, 1]], [[0, 1]]], "edges has dtype int64 and shape (2, 1, 2); expected int64 (E, 2) or (3, E, 2), or bool (9, 9) or (3, 9, 9)"),
+        (
+            [[[0, 1]], [[0, 1]]],
+            "edges has dtype int64 and shape (2, 1, 2); expected int64 (E, 2) or (3, E, 2), or bool (9, 9) or (3, "
+            "9, 9)",
+        ),
         ([[0.0, 1.0]], "edges has dtype float32 and shape (1, 2); expected int64 (E, 2)"),
         ([[True, False]], "edges has dtype bool and shape (1, 2); expected int64 (E, 2)"),
         ([0, 1], "edges has dtype int64 and shape (2,); expected int64 (E, 2)"),
@@ -165,13 +196,20 @@ def test_edges_and_their_graph_need_each_other():
 
 
 def test_edge_weights_of_a_batch_whose_sequences_differ_are_refused():
-    for layer, edges in ((module(graph="top_w"), {}), (module(graph="given"), {"edges": listed(EDGES).expand(3, -1, -1)})):
-        with pytest.raises(ValueError, match="each of the 3 sequences has edges of its own; give edge_weights one sequence at a time"):
+    for layer, edges in (
+        (module(graph="top_w"), {}),
+        (module(graph="given"), {"edges": listed(EDGES).expand(3, -1, -1)}),
+    ):
+        with pytest.raises(
+            ValueError, match="each of the 3 sequences has edges of its own; give edge_weights one sequence at a time"
+        ):
             layer.edge_weights(inputs(), **edges)
 
 
 def test_mask_of_another_shape_or_dtype_is_refused_in_one_line():
-    with pytest.raises(ValueError, match=r"^mask_BN has shape \(3, 8\); expected \(3, 9\), True where a position is valid$"):
+    with pytest.raises(
+        ValueError, match=r"^mask_BN has shape \(3, 8\); expected \(3, 9\), True where a position is valid$"
+    ):
         module()(inputs(), mask_BN=torch.ones(3, 8, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"^mask_BN has dtype float32; expected bool, True where a position is valid$"):
         module()(inputs(), mask_BN=torch.ones(3, 9))
@@ -179,7 +217,9 @@ def test_mask_of_another_shape_or_dtype_is_refused_in_one_line():
 
 @pytest.mark.parametrize("rope", ["absolute", "relative"])
 def test_odd_head_width_is_refused_where_pairs_are_turned(rope):
-    with pytest.raises(ValueError, match="^head width 6/2 = 3 is odd, and RoPE turns pairs; heads that leave an even one: 1, 3$"):
+    with pytest.raises(
+        ValueError, match="^head width 6/2 = 3 is odd, and RoPE turns pairs; heads that leave an even one: 1, 3$"
+    ):
         build("sc", width=6, heads=2, rope=rope)
 
 
@@ -204,7 +244,9 @@ def test_top_w_takes_fewer_where_fewer_are_valid():
     mask_BN[0, [1, 5]] = mask_BN[1, 3] = True
     y_BND = layer(inputs(), mask_BN=mask_BN)
     x_BND = inputs() * mask_BN[..., None]
-    torch.testing.assert_close(y_BND[mask_BN], consensus_on(layer, x_BND, edges_of(layer, x_BND, mask_BN))[mask_BN], rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        y_BND[mask_BN], consensus_on(layer, x_BND, edges_of(layer, x_BND, mask_BN))[mask_BN], rtol=0, atol=1e-10
+    )
     torch.testing.assert_close(y_BND[1, 3], layer.out(layer.source(inputs()[1, 3])), rtol=0, atol=1e-12)
 
 
@@ -262,9 +304,12 @@ def test_cost_counts_the_edges_of_its_graph_and_every_iteration():
         return type(layer).cost(layer.config, MixerShape(WIDTH, HEADS), num_positions)
 
     def per_edge(**settings) -> float:
-        return (cost(graph="complete", **settings) - cost(num_positions=32, graph="window", window=1, **settings)) / (32 * 31 - 62)
+        return (cost(graph="complete", **settings) - cost(num_positions=32, graph="window", window=1, **settings)) / (
+            32 * 31 - 62
+        )
 
-    # α and β: 2ξ; Λ and its norms: rK(ξ + 1); Λ(u_i − u_j), Λᵀ of it and α times the difference: 2rK + K, in each iteration
+    # α and β: 2ξ; Λ and its norms: rK(ξ + 1); Λ(u_i − u_j), Λᵀ of it and α times the difference: 2rK + K, in each
+    # iteration
     assert per_edge() == HEADS * (2 * 16 + 32 * 17 + 72)
     assert per_edge(iterations=3) == HEADS * (2 * 16 + 32 * 17 + 3 * 72)
     assert per_edge(rank=0) == HEADS * (16 + 8)
@@ -274,7 +319,8 @@ def test_cost_counts_the_edges_of_its_graph_and_every_iteration():
 
 
 def test_edges_that_are_no_tensor_or_none_are_told(monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # which refuses the list before we do, in tests alone
+    # which refuses the list before we do, in tests alone
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     layer = module(graph="given")
     with pytest.raises(ValueError, match="^edges must be a tensor, got list; e.g. "):
         layer(inputs(), edges=[[0, 1]])

@@ -1,4 +1,5 @@
-"""What the paper's section 2 says of many consensus steps on fixed edges without RoPE, on every graph (Eqs. 5 to 13)."""
+"""What the paper's section 2 says of many consensus steps on fixed edges without RoPE, on every graph (Eqs. 5 to
+13)."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ def signal() -> Tensor:
 
 
 def consensus(u_BND: Tensor, **settings) -> tuple[Tensor, Tensor]:
-    """u after the layer's iterations, its projections taken out, and the dense A of g = A u per sequence and head, (B, H, N·K, N·K).
+    """u after the layer's iterations, its projections taken out, and the dense A of g = A u per sequence and head, (B,
+    H, N·K, N·K).
 
-    The edges are those of `signal`, whatever u is; weights are near one another (edge_gain 1), so that the slowest mode is not too slow.
+    The edges are those of `signal`, whatever u is; weights are near one another (edge_gain 1), so that the slowest mode
+    is not too slow.
     """
     layer = build_seeded(lambda: build("sc", width=WIDTH, heads=HEADS, rope="none", edge_gain=1.0, **settings)).double()
     given = {"edges": EDGES} if layer.config.graph == "given" else {}
@@ -41,7 +44,10 @@ def consensus(u_BND: Tensor, **settings) -> tuple[Tensor, Tensor]:
 def _operators(layer: torch.nn.Module, u_BND: Tensor, given: dict[str, Tensor]) -> list[Tensor]:
     source_E, target_E, r_BHEKK = layer.edge_weights(u_BND, **given)
     ends = list(zip(source_E.tolist(), target_E.tolist(), strict=True))
-    return [block_operator(dict(zip(ends, r_BHEKK[0, head], strict=True)), u_BND.shape[1], HEAD_WIDTH) for head in range(HEADS)]
+    return [
+        block_operator(dict(zip(ends, r_BHEKK[0, head], strict=True)), u_BND.shape[1], HEAD_WIDTH)
+        for head in range(HEADS)
+    ]
 
 
 def per_head(u_BND: Tensor) -> Tensor:
@@ -103,6 +109,8 @@ def test_many_iterations_reach_the_mean_no_slower_than_omega_1(graph):
     rate_BH = 1 - step_size * spectrum[..., HEAD_WIDTH]
     start_BH = per_head(u_BND - mean_BND).norm(dim=-1)
     for count in (1, 10, 500):
-        distance_BH = per_head(consensus(u_BND, graph=graph, step_size=step_size, iterations=count)[0] - mean_BND).norm(dim=-1)
+        distance_BH = per_head(consensus(u_BND, graph=graph, step_size=step_size, iterations=count)[0] - mean_BND).norm(
+            dim=-1
+        )
         assert (distance_BH <= rate_BH**count * start_BH + 1e-13).all()
     assert (distance_BH < 1e-10 * start_BH).all()

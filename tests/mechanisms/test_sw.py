@@ -25,7 +25,11 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        sizes = [item.numel() for item in (result if isinstance(result, tuple | list) else (result,)) if isinstance(item, torch.Tensor)]
+        sizes = [
+            item.numel()
+            for item in (result if isinstance(result, tuple | list) else (result,))
+            if isinstance(item, torch.Tensor)
+        ]
         self.elements = max(self.elements, *sizes, 0)
         return result
 

@@ -1,4 +1,5 @@
-"""Every variant of the consensus mechanisms as a module x_BND, mask_BN -> y_BND, with what else they read held fixed."""
+"""Every variant of the consensus mechanisms as a module x_BND, mask_BN -> y_BND, with what else they read held
+fixed."""
 
 from __future__ import annotations
 
@@ -53,7 +54,8 @@ class WithEdges(nn.Module):
 
 
 class WithContext(nn.Module):
-    """`cc` beside a context that is part of the batch: 6 positions, or as many as the source where the graph is windowed."""
+    """`cc` beside a context that is part of the batch: 6 positions, or as many as the source where the graph is
+    windowed."""
 
     def __init__(self, **settings):
         super().__init__()

@@ -1,4 +1,5 @@
-"""Time-conditioned blocks: the identity at the start, adaLN's formula afterwards, and who may be given a noise level."""
+"""Time-conditioned blocks: the identity at the start, adaLN's formula afterwards, and who may be given a noise
+level."""
 
 from __future__ import annotations
 
@@ -43,7 +44,10 @@ def test_sinusoids_are_cosines_then_sines_of_falling_frequency():
 def test_the_noise_level_passes_two_layers():
     level = NoiseLevel(ConditionShape(5, 6)).double()
     silu = nn.functional.silu
-    expected = silu(silu(sinusoids(SIGMA, 6) @ level.hidden.weight.T + level.hidden.bias) @ level.condition.weight.T + level.condition.bias)
+    expected = silu(
+        silu(sinusoids(SIGMA, 6) @ level.hidden.weight.T + level.hidden.bias) @ level.condition.weight.T
+        + level.condition.bias
+    )
     torch.testing.assert_close(level(SIGMA), expected, rtol=0, atol=1e-12)
 
 
@@ -64,22 +68,29 @@ def test_each_sequence_is_modulated_by_its_own_noise_level(lab, mechanism, norm)
     model = shaken(conditioned(lab, mechanism={"name": mechanism}, norm=norm))
     whole = model(tokens(), sigma_B=SIGMA)
     for row in range(2):
-        torch.testing.assert_close(model(tokens()[row : row + 1], sigma_B=SIGMA[row : row + 1])[0], whole[row], rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            model(tokens()[row : row + 1], sigma_B=SIGMA[row : row + 1])[0], whole[row], rtol=0, atol=1e-12
+        )
     assert not torch.allclose(model(tokens(), sigma_B=SIGMA + 0.5), whole)
 
 
 def test_a_modulated_block_follows_the_formula_of_adaln(lab):
-    """x + g₁·mixer(norm(x)(1 + c₁) + s₁), then the same with the feed-forward branch; shift, scale, gate from six chunks; the final norm has two."""
+    """x + g₁·mixer(norm(x)(1 + c₁) + s₁), then the same with the feed-forward branch; shift, scale, gate from six
+    chunks; the final norm has two."""
     model = shaken(conditioned(lab))
     condition = model.noise_level(SIGMA)
     x = model.embedding(tokens())
     for block in model.blocks:
         linear = block.modulation.chunks
-        s1, c1, g1, s2, c2, g2 = ((condition @ linear.weight.T + linear.bias)[:, 16 * k : 16 * (k + 1)].reshape(2, 1, 16) for k in range(6))
+        s1, c1, g1, s2, c2, g2 = (
+            (condition @ linear.weight.T + linear.bias)[:, 16 * k : 16 * (k + 1)].reshape(2, 1, 16) for k in range(6)
+        )
         x = x + g1 * block.mixer(block.mixer_norm(x) * (1 + c1) + s1)
         x = x + g2 * block.ffn(block.ffn_norm(x) * (1 + c2) + s2)
     linear = model.final_modulation.chunks
-    shift, scale = ((condition @ linear.weight.T + linear.bias)[:, 16 * k : 16 * (k + 1)].reshape(2, 1, 16) for k in range(2))
+    shift, scale = (
+        (condition @ linear.weight.T + linear.bias)[:, 16 * k : 16 * (k + 1)].reshape(2, 1, 16) for k in range(2)
+    )
     expected = model.head(model.final_norm(x) * (1 + scale) + shift)
     torch.testing.assert_close(model(tokens(), sigma_B=SIGMA), expected, rtol=0, atol=1e-12)
 
@@ -92,7 +103,11 @@ def test_at_the_start_only_what_lies_behind_the_zeros_has_a_gradient(lab):
     def moving():
         model.zero_grad()
         (model(tokens(), sigma_B=SIGMA) - targets).square().sum().backward()
-        return {name.split(".")[0] for name, param in model.named_parameters() if param.grad is not None and param.grad.any()}
+        return {
+            name.split(".")[0]
+            for name, param in model.named_parameters()
+            if param.grad is not None and param.grad.any()
+        }
 
     assert moving() == {"head"}
     with torch.no_grad():
@@ -111,6 +126,9 @@ def test_an_unconditioned_model_has_no_parameters_for_it(lab):
     names = [name for name, _ in build_model(lab.spec(), V).named_parameters()]
     assert not any("modulation" in name or "noise" in name for name in names)
     width, condition, layers = 16, 128, 2
-    extra = (256 * condition + condition) + (condition**2 + condition) + (layers * 6 + 2) * width * (condition + 1) + width  # the mask's row
+    # the mask's row
+    extra = (
+        (256 * condition + condition) + (condition**2 + condition) + (layers * 6 + 2) * width * (condition + 1) + width
+    )
     plain = build_model(lab.spec(objective={"name": "ar"}), V)
     assert sum(p.numel() for p in conditioned(lab).parameters()) == sum(p.numel() for p in plain.parameters()) + extra

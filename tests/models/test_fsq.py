@@ -45,14 +45,18 @@ def test_quantization_reaches_every_code_and_leaves_the_grid_nowhere(levels):
 def test_odd_levels_round_the_scaled_tanh():
     fsq, z = FSQ((7, 5)), torch.linspace(-4, 4, 401)[:, None].expand(-1, 2)
     expected = torch.stack([(torch.tanh(z[:, 0]) * 3).round() / 3, (torch.tanh(z[:, 1]) * 2).round() / 2], -1)
-    near_an_edge = torch.stack([(torch.tanh(z[:, 0]) * 3) % 1 - 0.5, (torch.tanh(z[:, 1]) * 2) % 1 - 0.5], -1).abs() < 0.01
+    near_an_edge = (
+        torch.stack([(torch.tanh(z[:, 0]) * 3) % 1 - 0.5, (torch.tanh(z[:, 1]) * 2) % 1 - 0.5], -1).abs() < 0.01
+    )
     assert torch.equal(fsq(z)[~near_an_edge], expected[~near_an_edge])
 
 
 @pytest.mark.parametrize("levels", LEVELS)
 def test_the_gradient_is_that_of_the_bound_as_if_nothing_were_rounded(levels):
     fsq = FSQ(levels).double()
-    z = torch.randn(50, len(levels), dtype=torch.float64, requires_grad=True, generator=torch.Generator().manual_seed(1))
+    z = torch.randn(
+        50, len(levels), dtype=torch.float64, requires_grad=True, generator=torch.Generator().manual_seed(1)
+    )
     weight = torch.randn(50, len(levels), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     (weight * fsq(z)).sum().backward()
     step = 1e-6

@@ -1,4 +1,5 @@
-"""Patches against a loop and against a strided convolution, pooling against a loop, and which numbers of patches there are."""
+"""Patches against a loop and against a strided convolution, pooling against a loop, and which numbers of patches there
+are."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def test_every_patch_is_embedded_where_it_stands(positions, side):
     for row in range(8 // side):
         for column in range(12 // side):
             position = row * (12 // side) + column
-            patch = [x[1, row * side + i, column * side + j, c] for i in range(side) for j in range(side) for c in range(3)]
+            patch = [
+                x[1, row * side + i, column * side + j, c] for i in range(side) for j in range(side) for c in range(3)
+            ]
             expected = layer.patches.weight @ torch.stack(patch) + layer.patches.bias + layer.positions_ND[position]
             assert torch.allclose(found[1, position], expected, rtol=0, atol=1e-12)
 
@@ -38,7 +41,10 @@ def test_every_patch_is_embedded_where_it_stands(positions, side):
 def test_patches_are_a_convolution_with_the_stride_of_its_kernel():
     layer, x = embedding(6), images()
     kernel = layer.patches.weight.unflatten(1, (4, 4, 3)).permute(0, 3, 1, 2)
-    expected = nn.functional.conv2d(x.permute(0, 3, 1, 2), kernel, layer.patches.bias, stride=4).flatten(2).mT + layer.positions_ND
+    expected = (
+        nn.functional.conv2d(x.permute(0, 3, 1, 2), kernel, layer.patches.bias, stride=4).flatten(2).mT
+        + layer.positions_ND
+    )
     assert torch.allclose(layer(x), expected, rtol=0, atol=1e-12)
 
 

@@ -11,7 +11,12 @@ from stability.objectives import _chunks
 from stability.objectives._base import Examples
 
 V = 23
-OBJECTIVES = [{"name": "mlm"}, {"name": "ar"}, {"name": "score_entropy"}, {"name": "score_entropy", "graph": "uniform", "noise": "loglinear"}]
+OBJECTIVES = [
+    {"name": "mlm"},
+    {"name": "ar"},
+    {"name": "score_entropy"},
+    {"name": "score_entropy", "graph": "uniform", "noise": "loglinear"},
+]
 every_objective = pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: "-".join(objective.values()))
 
 
@@ -53,7 +58,10 @@ def test_second_derivatives_are_those_of_the_whole_at_parameters_that_are_not_th
     for chunk in (None, 7):
         built, model, examples = problem(lab, objective, chunk)
         generator = torch.Generator().manual_seed(5)
-        params = {name: p.detach() + 0.02 * torch.randn(p.shape, generator=generator, dtype=p.dtype) for name, p in model.named_parameters()}
+        params = {
+            name: p.detach() + 0.02 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+            for name, p in model.named_parameters()
+        }
         direction = {name: torch.randn(p.shape, generator=generator, dtype=p.dtype) for name, p in params.items()}
 
         def loss(at, batch, built=built, model=model):
@@ -102,7 +110,9 @@ def test_without_gradients_nothing_is_kept_for_a_backward_pass(lab, objective):
 def test_a_batch_in_which_nothing_counts_has_loss_zero_and_gradient_zero(lab):
     for chunk in (None, 5):
         built, model, examples = problem(lab, {"name": "score_entropy"}, chunk)
-        nothing = Examples(examples.targets_BN, examples.targets_BN, torch.zeros_like(examples.weights_BN), sigma_B=examples.sigma_B)
+        nothing = Examples(
+            examples.targets_BN, examples.targets_BN, torch.zeros_like(examples.weights_BN), sigma_B=examples.sigma_B
+        )
         total, count = built.loss(model, nothing)
         total.backward()
         assert (total.item(), count.item()) == (0.0, 64.0)

@@ -1,4 +1,5 @@
-"""Image classification: loss, accuracy and augmentations against loops; a run from data to verdict, resumed bit for bit; what is refused, in which words."""
+"""Image classification: loss, accuracy and augmentations against loops; a run from data to verdict, resumed bit for
+bit; what is refused, in which words."""
 
 from __future__ import annotations
 
@@ -44,10 +45,13 @@ def batch(num=6, height=8, width=8, seed=0):
 
 @pytest.fixture
 def image_file(tmp_path):
-    """Three classes that differ in how bright they are, and noise that is stronger than their difference at a single pixel."""
+    """Three classes that differ in how bright they are, and noise that is stronger than their difference at a single
+    pixel."""
     rng = np.random.default_rng(0)
     labels = np.arange(240) % CLASSES
-    pixels = np.clip(100 + 25 * labels[:, None, None, None] + rng.normal(0, 40, (240, 8, 8, 3)), 0, 255).astype(np.uint8)
+    pixels = np.clip(100 + 25 * labels[:, None, None, None] + rng.normal(0, 40, (240, 8, 8, 3)), 0, 255).astype(
+        np.uint8
+    )
     np.savez(tmp_path / "made.npz", x=pixels, y=labels, classes=np.array(["dark", "grey", "light"]))
     return tmp_path / "made.npz"
 
@@ -139,10 +143,22 @@ def test_validation_sees_the_held_out_images_as_they_are(lab, image_file):
 def test_what_class_frequencies_reach_is_their_cross_entropy(lab, tmp_path):
     labels = {"train": [0] * 30 + [1] * 10, "test": [0] * 6 + [1] * 4}
     for side, each in labels.items():
-        np.savez(tmp_path / f"{side}.npz", x=np.zeros((len(each), 4, 4, 3), np.uint8), y=np.array(each), classes=np.array(["a", "b"]))
-    spec = image_spec(lab, tmp_path / "train.npz", data={"name": "images", "path": str(tmp_path / "train.npz")}, model=tiny(positions=4))
+        np.savez(
+            tmp_path / f"{side}.npz",
+            x=np.zeros((len(each), 4, 4, 3), np.uint8),
+            y=np.array(each),
+            classes=np.array(["a", "b"]),
+        )
+    spec = image_spec(
+        lab,
+        tmp_path / "train.npz",
+        data={"name": "images", "path": str(tmp_path / "train.npz")},
+        model=tiny(positions=4),
+    )
     corpus = load(lab.cache, spec.data_fingerprint)
-    found = Validation(spec, corpus, build_objective(spec, corpus.format), torch.device("cpu")).unigram_nll(corpus.log_frequencies())
+    found = Validation(spec, corpus, build_objective(spec, corpus.format), torch.device("cpu")).unigram_nll(
+        corpus.log_frequencies()
+    )
     assert found == pytest.approx(-(6 * math.log(31 / 42) + 4 * math.log(11 / 42)) / 10, rel=1e-6)
 
 
@@ -159,7 +175,9 @@ def test_a_run_learns_and_says_its_accuracy_and_its_checkpoint_is_its_model(lab,
     result = directory.status()["result"]
     assert directory.status()["state"] == "stable"
     assert result["val_accuracy"] == rows[-1]["val_accuracy"] > 0.6
-    assert result["val_nll"] < 0.9 * result["unigram_nll"] and result["unigram_nll"] == pytest.approx(math.log(3), rel=0.05)
+    assert result["val_nll"] < 0.9 * result["unigram_nll"] and result["unigram_nll"] == pytest.approx(
+        math.log(3), rel=0.05
+    )
     assert "val_accuracy" in RUNS_COLUMNS
     again, model = load_checkpoint(directory.checkpoints()[-1])
     corpus = load(lab.cache, spec.data_fingerprint)
@@ -228,7 +246,9 @@ def test_probes_of_layers_read_images_too(lab, image_file, what):
     spec = image_spec(lab, image_file, mechanism={"name": "mix", "pattern": ["sa", "sc"]}, steps=2)
     directory = lab.train(spec)
     assert observable_in(spec, what).is_there
-    for _ in spectra_of_layers.measure(directory, ProbeSpec(what=what, ckpt=str(directory.path), sequences=2, device="cpu"), cache_dir=lab.cache):
+    for _ in spectra_of_layers.measure(
+        directory, ProbeSpec(what=what, ckpt=str(directory.path), sequences=2, device="cpu"), cache_dir=lab.cache
+    ):
         pass
     table = pd.read_parquet(directory.probe_file("terminal", spectra_of_layers.TABLES[what][0]))
     assert set(table["mixer"]) == ({"sa", "sc"} if what == "spectra" else {"sa"}) and table["lr"].notna().all()
@@ -240,7 +260,9 @@ def test_a_loss_in_chunks_is_the_whole_one(lab, image_file):
     model = build_model(spec, corpus.format)
     losses = []
     for chunk in (None, 5):
-        objective = build_objective(image_spec(lab, image_file, objective={"name": "classify", "loss_chunk": chunk}), corpus.format)
+        objective = build_objective(
+            image_spec(lab, image_file, objective={"name": "classify", "loss_chunk": chunk}), corpus.format
+        )
         examples = objective.examples(corpus.batch("train", 12, 16, generator()), generator())
         total, count = objective.loss(model, examples)
         losses.append((total / count).item())
@@ -253,7 +275,10 @@ def test_the_model_is_the_seeds_and_the_run_is_the_augmentations(lab, image_file
     one, same, other = (build_model(each, corpus.format) for each in (spec, spec, image_spec(lab, image_file, seed=1)))
     assert torch.equal(one.embedding.positions_ND, same.embedding.positions_ND)
     assert not torch.equal(one.embedding.patches.weight, other.embedding.patches.weight)
-    ids = {run_id(image_spec(lab, image_file, objective={"name": "classify", **changed})) for changed in ({}, {"crop": 0}, {"flip": False})}
+    ids = {
+        run_id(image_spec(lab, image_file, objective={"name": "classify", **changed}))
+        for changed in ({}, {"crop": 0}, {"flip": False})
+    }
     assert len(ids) == 3
 
 
@@ -262,9 +287,13 @@ def test_the_model_is_the_seeds_and_the_run_is_the_augmentations(lab, image_file
     [
         (
             ["objective=classify", "data=text", "data.path=README.md"],
-            "objective=classify reads images, and data=text gives tokens; objective=classify takes data=images, data=text takes objective=ar or mlm",
+            "objective=classify reads images, and data=text gives tokens; objective=classify takes data=images, "
+            "data=text takes objective=ar or mlm",
         ),
-        (["objective=ar", "mechanism=sa", "data=images"], "objective=ar reads tokens, and data=images gives images; objective=ar takes data=dna or hf or"),
+        (
+            ["objective=ar", "mechanism=sa", "data=images"],
+            "objective=ar reads tokens, and data=images gives images; objective=ar takes data=dna or hf or",
+        ),
         (["data=images"], "objective=mlm reads tokens, and data=images gives images"),
     ],
 )
@@ -277,7 +306,10 @@ def test_data_of_another_kind_is_refused_when_parsed_with_what_fits(words, messa
 def test_positions_that_are_no_patches_are_refused_before_anything_is_built(lab, image_file):
     spec = image_spec(lab, image_file, model=tiny(positions=20))
     corpus = load(lab.cache, spec.data_fingerprint)
-    with pytest.raises(ValueError, match=r"model\.positions=20: a position is a square patch, and images of 8×8 have as many as 4 .*, 16 .*, 64 "):
+    with pytest.raises(
+        ValueError,
+        match=r"model\.positions=20: a position is a square patch, and images of 8×8 have as many as 4 .*, 16 .*, 64 ",
+    ):
         corpus.require(20)
     with pytest.raises(ValueError, match=r"model\.positions=20"):
         build_model(spec, corpus.format)

@@ -18,7 +18,16 @@ from stability.corpora.proteins.chain import ProteinChain
 from stability.models.tracks import SummedEmbedding, Track, TrackEmbedding, TrackInputs
 from stability.objectives.multitrack import MultitrackMaskedModel
 
-SIZES = {"sequence": 30, "structure": 5 + 7, "ss": 9, "sasa": 16, "plddt": 50, "domains": 8, "descriptions": 9, "orthologs": 5}
+SIZES = {
+    "sequence": 30,
+    "structure": 5 + 7,
+    "ss": 9,
+    "sasa": 16,
+    "plddt": 50,
+    "domains": 8,
+    "descriptions": 9,
+    "orthologs": 5,
+}
 BARE = "AAAAAAAAAAAA"
 
 
@@ -27,7 +36,10 @@ def protein(name: str, letters: str, seed: int = 0, *, known: bool = True) -> Pr
     rng, num = np.random.default_rng(seed), len(letters)
     atoms_NAX = rng.normal(size=(num, 14, 3)).astype(np.float32)
     nan = np.full(num, np.nan, np.float32)
-    words = {"domains_NK": np.where(rng.random((num, 3)) < 0.5, rng.integers(5, 8, (num, 3)), -1), "descriptions": rng.integers(5, 9, 4)}
+    words = {
+        "domains_NK": np.where(rng.random((num, 3)) < 0.5, rng.integers(5, 8, (num, 3)), -1),
+        "descriptions": rng.integers(5, 9, 4),
+    }
     structure_N = np.where(rng.random(num) < 0.8, rng.integers(0, 7, num), -1)
     ss_N = rng.integers(0, 9, num).astype(np.uint8) if known else np.full(num, NO_SS, np.uint8)
     sasa_N = rng.uniform(0, 150, num).astype(np.float32) if known else nan
@@ -90,9 +102,18 @@ def test_tracks_stand_between_bos_and_eos_and_only_content_is_masked():
 
 
 def test_rates_are_drawn_from_the_schedule_of_each_track():
-    """betalinear30: mean 0.8·3/12 + 0.2·1/2 = 0.30; cosine: mean of sin(πu/2) = 2/π = 0.637; clamping to [0.05, 0.95] moves neither by 0.01."""
-    chains = [protein(str(seed), "".join(np.random.default_rng(seed).choice(list(LETTERS[:20]), 60)), seed) for seed in range(40)]
-    seen = torch.stack([(objective(contexts=[]).examples(batch_of(chains), generator(seed)).weights_BN > 0).sum(1) for seed in range(30)]).double()
+    """betalinear30: mean 0.8·3/12 + 0.2·1/2 = 0.30; cosine: mean of sin(πu/2) = 2/π = 0.637; clamping to [0.05, 0.95]
+    moves neither by 0.01."""
+    chains = [
+        protein(str(seed), "".join(np.random.default_rng(seed).choice(list(LETTERS[:20]), 60)), seed)
+        for seed in range(40)
+    ]
+    seen = torch.stack(
+        [
+            (objective(contexts=[]).examples(batch_of(chains), generator(seed)).weights_BN > 0).sum(1)
+            for seed in range(30)
+        ]
+    ).double()
     assert (seen[..., 0] / 60).mean() == pytest.approx(0.30, abs=0.02)
     known = torch.tensor([(chain.structure_N >= 0).sum() for chain in chains])
     assert (seen[..., 1] / known).mean() == pytest.approx(2 / math.pi, abs=0.03)
@@ -111,7 +132,9 @@ def test_the_loss_is_the_sum_over_tracks_of_the_mean_over_proteins_of_the_mean_o
             for place in range(15):
                 if examples.inputs_BN.sources[track][row, place] == MASK:
                     z = logits[row, place, start : start + size].numpy()
-                    nats.append(math.log(sum(math.exp(value) for value in z)) - z[examples.targets_BN[row, place, track]])
+                    nats.append(
+                        math.log(sum(math.exp(value) for value in z)) - z[examples.targets_BN[row, place, track]]
+                    )
             if nats:
                 means.append(sum(nats) / len(nats))
         expected.append(sum(means) / len(means))
@@ -127,9 +150,14 @@ def test_sources_are_summed_and_domains_averaged_over_those_that_may_be_read():
     tokens = torch.tensor([[1, 5, 0]]), torch.tensor([[6, 2, 3]])
     first, second = (module.weight.detach() for module in embed.tracks)  # type: ignore[union-attr]
     for place in range(3):
-        assert torch.equal(embed(TrackInputs(tokens))[0, place], first[tokens[0][0, place]] + second[tokens[1][0, place]])
+        assert torch.equal(
+            embed(TrackInputs(tokens))[0, place], first[tokens[0][0, place]] + second[tokens[1][0, place]]
+        )
     domains = TrackEmbedding(8, 4)
-    track = Track(torch.tensor([[[5, 6, 0], [7, 0, 0], [0, 0, 0]]]), torch.tensor([[[True, True, False], [True, False, False], [False] * 3]]))
+    track = Track(
+        torch.tensor([[[5, 6, 0], [7, 0, 0], [0, 0, 0]]]),
+        torch.tensor([[[True, True, False], [True, False, False], [False] * 3]]),
+    )
     table = domains.table.weight.detach()
     expected = torch.stack([(table[5] + table[6]) / 2, table[7], torch.zeros(4)])
     assert torch.allclose(domains(track)[0], expected, atol=1e-7)
@@ -143,7 +171,12 @@ def test_a_protein_with_no_context_equals_one_with_contexts_switched_off_exactly
     examples = objective().examples(batch_of(chains), generator(1))
     bare = build_model(run_spec(mechanism, None, contexts=[]), SIZES).eval()
     weights = model.state_dict()
-    bare.load_state_dict({name: weights[name if name in weights else name.replace("embedding.", "embedding.sources.")] for name in bare.state_dict()})
+    bare.load_state_dict(
+        {
+            name: weights[name if name in weights else name.replace("embedding.", "embedding.sources.")]
+            for name in bare.state_dict()
+        }
+    )
     without = examples._replace(inputs_BN=TrackInputs(examples.inputs_BN.sources))
     with torch.no_grad():
         conditioned, plain = examples.logits(model), without.logits(bare)
@@ -190,7 +223,9 @@ def test_context_entries_are_hidden_at_the_rate_of_their_schedule():
         assert not ss.mask[:, [0, -1]].any() and not domains.mask[:, [0, -1]].any()
         whole = torch.stack([torch.from_numpy(chain.domains_NK >= 0) for chain in chains])
         seen = domains.mask[:, 1:-1].any(-1)
-        assert torch.equal(domains.mask[:, 1:-1], whole & seen[..., None]), "all domains of a residue are hidden together"
+        assert torch.equal(domains.mask[:, 1:-1], whole & seen[..., None]), (
+            "all domains of a residue are hidden together"
+        )
     assert np.mean(shown) == pytest.approx(1 / 3, abs=0.02)
 
 
@@ -206,10 +241,20 @@ def test_frequencies_of_content_alone_are_the_baseline():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "structure among objective.sources needs objective.tokenizer=ID of one that python -m stability.train_tokenizer trained; without one"),
-        ({"sources": ["sequence"], "tokenizer": "0" * 12}, "objective.tokenizer=000000000000 changes nothing here: it belongs to structure among"),
+        (
+            {},
+            "structure among objective.sources needs objective.tokenizer=ID of one that python -m "
+            "stability.train_tokenizer trained; without one",
+        ),
+        (
+            {"sources": ["sequence"], "tokenizer": "0" * 12},
+            "objective.tokenizer=000000000000 changes nothing here: it belongs to structure among",
+        ),
         ({"sources": ["sequence", "sequence"]}, r"objective.sources=\[sequence,sequence\] names a track twice"),
-        ({"sources": ["sequence"], "contexts": [], "context_mask_rate": "cosine"}, "objective.context_mask_rate=cosine changes nothing here"),
+        (
+            {"sources": ["sequence"], "contexts": [], "context_mask_rate": "cosine"},
+            "objective.context_mask_rate=cosine changes nothing here",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_line(settings, message):
@@ -219,14 +264,23 @@ def test_what_does_not_fit_is_refused_in_a_line(settings, message):
 
 
 def test_contexts_without_a_cross_mechanism_and_the_reverse_are_refused():
-    with pytest.raises(ValueError, match=r"objective.contexts=\[ss\] is read by cross mechanisms only; add cross=auto, or objective.contexts=\[\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"objective.contexts=\[ss\] is read by cross mechanisms only; add cross=auto, or objective.contexts=\[\]",
+    ):
         run_spec(cross=None, contexts=["ss"])
-    with pytest.raises(ValueError, match=r"cross=ca needs a context, and objective=multitrack has none with objective.contexts=\[\]; add cross=none"):
+    with pytest.raises(
+        ValueError,
+        match=r"cross=ca needs a context, and objective=multitrack has none with objective.contexts=\[\]; add cross=none",
+    ):
         run_spec(contexts=[])
 
 
 def test_the_order_in_which_tracks_are_named_makes_no_other_run():
-    one, two = (settings_of("objectives", "multitrack", {"sources": ["sequence"], "contexts": names}) for names in (["ss", "sasa"], ["sasa", "ss"]))
+    one, two = (
+        settings_of("objectives", "multitrack", {"sources": ["sequence"], "contexts": names})
+        for names in (["ss", "sasa"], ["sasa", "ss"])
+    )
     assert one == two
 
 

@@ -26,7 +26,9 @@ def test_rate_times_r_is_one_over_t_under_log_linear_noise():
     t = torch.linspace(1e-3, 1, 1000, dtype=torch.float64)
     noise = LogLinear(EPSILON)
     torch.testing.assert_close(noise.rate(t) * (-log_expm1(noise.sigma(t))).exp(), 1 / t, rtol=1e-10, atol=0)
-    torch.testing.assert_close(noise.rate(t.float()) * (-log_expm1(noise.sigma(t.float()))).exp(), 1 / t.float(), rtol=2e-4, atol=0)
+    torch.testing.assert_close(
+        noise.rate(t.float()) * (-log_expm1(noise.sigma(t.float()))).exp(), 1 / t.float(), rtol=2e-4, atol=0
+    )
 
 
 def test_noise_ends_where_the_schedules_say():
@@ -42,7 +44,9 @@ def test_log_expm1_is_right_at_both_ends():
 
 
 def test_times_are_uniform_from_a_thousandth_to_one_and_spread_over_each_batch():
-    assert np.quantile(times(20_000, generator()).numpy(), [0, 0.25, 0.5, 0.75, 1]) == pytest.approx([1e-3, 0.25075, 0.5005, 0.75025, 1], abs=1e-3)
+    assert np.quantile(times(20_000, generator()).numpy(), [0, 0.25, 0.5, 0.75, 1]) == pytest.approx(
+        [1e-3, 0.25075, 0.5005, 0.75025, 1], abs=1e-3
+    )
     small = np.stack([np.sort(times(4, generator(seed)).numpy()) for seed in range(300)])
     assert (np.diff(small, axis=1) > 0.24).all()
     assert small.mean() == pytest.approx(0.5005, abs=1e-2)

@@ -41,7 +41,9 @@ def test_context_is_what_stands_before_the_sequence_whole_and_out_of_the_loss():
     assert torch.equal(examples.context_BJ, tokens[:, :5])
     alone = mlm().examples(tokens[:, 5:], generator(1))
     assert alone.context_BJ is None
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(examples[:3], alone[:3], strict=True)), "the masks are those of the sequence alone"
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(examples[:3], alone[:3], strict=True)), (
+        "the masks are those of the sequence alone"
+    )
 
 
 def test_examples_hand_their_context_to_the_model_and_to_every_microbatch():
@@ -58,7 +60,11 @@ def test_examples_hand_their_context_to_the_model_and_to_every_microbatch():
     assert torch.equal(examples.logits(Echo(), {"scale": torch.tensor(2.0)}), 2 * examples.context_BJ)
     parts = examples.split(2)
     assert [len(part.inputs_BN) for part in parts] == [2, 2, 1]
-    assert all(torch.equal(torch.cat(pieces), whole) for whole, pieces in zip(examples, zip(*parts, strict=True), strict=True) if whole is not None)
+    assert all(
+        torch.equal(torch.cat(pieces), whole)
+        for whole, pieces in zip(examples, zip(*parts, strict=True), strict=True)
+        if whole is not None
+    )
     alone = mlm().examples(torch.randint(10, (5, 15), generator=generator()), generator(1))
     assert torch.equal(alone.logits(Echo()), alone.inputs_BN)
     assert [part.context_BJ for part in alone.split(2)] == [None] * 3
@@ -73,7 +79,10 @@ def test_loss_is_the_mean_over_sequences_of_the_mean_over_masked_positions():
     slow = []
     for row in range(5):
         masked = [i for i in range(12) if examples.inputs_BN[row, i] == 10]
-        slow.append(sum(math.log(logits[row, i].exp().sum()) - logits[row, i, tokens[row, i]].item() for i in masked) / len(masked))
+        slow.append(
+            sum(math.log(logits[row, i].exp().sum()) - logits[row, i, tokens[row, i]].item() for i in masked)
+            / len(masked)
+        )
     assert (total / count).item() == pytest.approx(sum(slow) / 5, rel=1e-6)
 
 
@@ -103,7 +112,8 @@ MEANS = {"uniform": 0.5, "cosine": 2 / math.pi, "sqrt": 2 / 3, "betalinear30": 0
 
 @pytest.mark.parametrize("schedule", MEANS)
 def test_the_share_of_masks_has_its_schedules_mean_and_quantiles(schedule):
-    """Of the examples themselves, 4,000 sequences of 400 positions; clamping to [0.05, 0.95] moves the means by at most 0.004."""
+    """Of the examples themselves, 4,000 sequences of 400 positions; clamping to [0.05, 0.95] moves the means by at most
+    0.004."""
     tokens = torch.zeros(4000, 400, dtype=torch.long)
     share = (mlm(mask_rate=schedule).examples(tokens, generator(3)).inputs_BN == 10).double().mean(1).numpy()
     assert share.mean() == pytest.approx(MEANS[schedule], abs=0.008)
@@ -127,7 +137,10 @@ def test_bert_predicts_15_percent_and_shows_of_them_80_masks_10_random_tokens_an
 
 
 def test_a_rate_that_nothing_reads_is_refused_and_the_default_is_not():
-    with pytest.raises(ValueError, match=r"objective\.fixed_rate=0\.3 changes nothing here: it belongs to objective\.mask_rate=fixed \(.*=cosine given\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"objective\.fixed_rate=0\.3 changes nothing here: it belongs to objective\.mask_rate=fixed \(.*=cosine given\)",
+    ):
         mlm(mask_rate="cosine", fixed_rate=0.3)
     mlm(mask_rate="cosine", fixed_rate=0.15)
     mlm(mask_rate="fixed", fixed_rate=0.3)
@@ -142,13 +155,23 @@ def test_a_fixed_rate_is_that_of_every_sequence():
 
 def test_clean_probabilities_are_the_softmax_over_the_vocabulary():
     logits = torch.randn(2, 4, 10, generator=generator())
-    assert torch.equal(mlm().clean_probs(lambda tokens: logits.bfloat16(), torch.zeros(2, 4)), logits.bfloat16().float().softmax(-1))
+    assert torch.equal(
+        mlm().clean_probs(lambda tokens: logits.bfloat16(), torch.zeros(2, 4)), logits.bfloat16().float().softmax(-1)
+    )
     with pytest.raises(ValueError, match="hides no tokens"):
-        Autoregressive(settings_of("objectives", "ar", {}), vocab_size=10).clean_probs(torch.nn.Identity(), torch.zeros(2, 4))
+        Autoregressive(settings_of("objectives", "ar", {}), vocab_size=10).clean_probs(
+            torch.nn.Identity(), torch.zeros(2, 4)
+        )
 
 
 def test_positions_that_count_become_sequences_of_one_with_their_noise():
-    examples = Examples(torch.arange(6).reshape(2, 3), torch.arange(6).reshape(2, 3) + 10, torch.tensor([[0, 1, 0], [2, 0, 3]]), None, torch.tensor([0.5, 0.7]))
+    examples = Examples(
+        torch.arange(6).reshape(2, 3),
+        torch.arange(6).reshape(2, 3) + 10,
+        torch.tensor([[0, 1, 0], [2, 0, 3]]),
+        None,
+        torch.tensor([0.5, 0.7]),
+    )
     rows, index = examples.counted()
     assert index.tolist() == [1, 3, 5]
     assert [part.tolist() for part in rows[:3]] == [[[1], [3], [5]], [[11], [13], [15]], [[1], [2], [3]]]

@@ -1,4 +1,5 @@
-"""Score entropy against slow literal loops, closed forms, and the information that its integral over the noise must add up to."""
+"""Score entropy against slow literal loops, closed forms, and the information that its integral over the noise must add
+up to."""
 
 from __future__ import annotations
 
@@ -101,7 +102,8 @@ def test_the_loss_is_zero_at_the_true_ratios_and_positive_beside_them(settings):
     clean = torch.randint(V, (4, 9), generator=generator())
     if isinstance(graph, Absorbing):
         noisy = torch.full_like(clean, V)
-        logits = torch.full((4, 9, V), -1e4, dtype=torch.float64).scatter(-1, clean[..., None], math.log(V))  # s = r at x0, 0 elsewhere
+        # s = r at x0, 0 elsewhere
+        logits = torch.full((4, 9, V), -1e4, dtype=torch.float64).scatter(-1, clean[..., None], math.log(V))
     else:
         noisy = torch.randint(V, (4, 9), generator=generator(1))
         noisy[:, :3] = clean[:, :3]
@@ -126,7 +128,8 @@ def transition(graph, sigma):
 
 @pytest.mark.parametrize("graph", [Absorbing(3), Uniform(3)], ids=["absorbing", "uniform"])
 def test_with_the_scores_of_a_known_source_the_loss_adds_up_to_the_information_that_noise_destroys(graph):
-    """∫ E[loss] dσ = I(x0; x_σ at the start) − I(x0; x_σ at the end), by enumeration of x0 and x_σ of one token and Gauss–Legendre quadrature."""
+    """∫ E[loss] dσ = I(x0; x_σ at the start) − I(x0; x_σ at the end), by enumeration of x0 and x_σ of one token and
+    Gauss–Legendre quadrature."""
     source = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
     start, end = 0.05, 3.0
     nodes, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(40))
@@ -181,10 +184,17 @@ def test_a_zero_network_costs_exactly_one_minus_epsilon_log_v_in_the_mean_over_n
     mask, clean = torch.full((500, 1), V), torch.zeros(500, 1, dtype=torch.long)
     for noise, expected in (
         (LogLinear(EPSILON), lambda t: 0 * t + (1 - EPSILON) * math.log(V)),
-        (Geometric(1e-4, 20.0), lambda t: Geometric(1e-4, 20.0).rate(t) * (-Geometric(1e-4, 20.0).sigma(t)).exp() * math.log(V)),
+        (
+            Geometric(1e-4, 20.0),
+            lambda t: Geometric(1e-4, 20.0).rate(t) * (-Geometric(1e-4, 20.0).sigma(t)).exp() * math.log(V),
+        ),
     ):
         sigma = noise.sigma(t)
-        loss = noise.rate(t) * -torch.expm1(-sigma) * graph.loss(torch.zeros(500, 1, V, dtype=torch.float64), mask, clean, sigma).squeeze(1)
+        loss = (
+            noise.rate(t)
+            * -torch.expm1(-sigma)
+            * graph.loss(torch.zeros(500, 1, V, dtype=torch.float64), mask, clean, sigma).squeeze(1)
+        )
         torch.testing.assert_close(loss, expected(t), rtol=1e-10, atol=0)
 
 

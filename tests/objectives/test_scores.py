@@ -74,7 +74,10 @@ def test_every_setting_changes_the_examples_or_the_model(lab):
     log_linear = batch(score_entropy(noise="loglinear"))
     assert not torch.equal(log_linear.sigma_B, batch(score_entropy(noise="loglinear", epsilon=0.1)).sigma_B)
     shapes = [
-        {name: tuple(p.shape) for name, p in build_model(lab.spec(objective={"name": "score_entropy", **settings}), V).named_parameters()}
+        {
+            name: tuple(p.shape)
+            for name, p in build_model(lab.spec(objective={"name": "score_entropy", **settings}), V).named_parameters()
+        }
         for settings in ({}, {"condition_width": 64}, {"sinusoids": 128})
     ]
     assert shapes[0] != shapes[1] != shapes[2] != shapes[0]
@@ -88,8 +91,14 @@ def test_a_geometric_schedule_that_falls_is_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"epsilon": 0.01}, r"objective\.epsilon=0\.01 changes nothing here: it belongs to objective\.noise=loglinear \(objective\.noise=geometric given\)"),
-        ({"noise": "loglinear", "sigma_max": 10.0}, r"objective\.sigma_max=10\.0 changes nothing here: it belongs to objective\.noise=geometric"),
+        (
+            {"epsilon": 0.01},
+            r"objective\.epsilon=0\.01 changes nothing here: it belongs to objective\.noise=loglinear \(objective\.noise=geometric given\)",
+        ),
+        (
+            {"noise": "loglinear", "sigma_max": 10.0},
+            r"objective\.sigma_max=10\.0 changes nothing here: it belongs to objective\.noise=geometric",
+        ),
     ],
 )
 def test_what_the_noise_does_not_read_is_refused_and_its_default_is_not(settings, message):
@@ -107,7 +116,9 @@ def test_validation_takes_the_same_times_and_masks_for_every_mechanism_and_seed(
         objective = build_objective(spec, corpus.vocab_size)
         validation = Validation(spec, corpus, objective, torch.device("cpu"))
         drawn.append([tensor for examples in validation._chunks for tensor in examples if tensor is not None])
-        assert validation.measure(build_model(spec, corpus.vocab_size))["val_nll"] == pytest.approx(math.log(corpus.vocab_size), rel=0.5)
+        assert validation.measure(build_model(spec, corpus.vocab_size))["val_nll"] == pytest.approx(
+            math.log(corpus.vocab_size), rel=0.5
+        )
     assert all(torch.equal(one, other) for one, other in zip(*drawn, strict=True))
 
 
@@ -115,8 +126,12 @@ def test_validation_takes_the_same_times_and_masks_for_every_mechanism_and_seed(
 def test_a_run_trains_on_it_and_chunks_change_nothing_but_rounding(lab, graph):
     losses = []
     for chunk in (None, 9):
-        directory = lab.train(lab.spec(objective={"name": "score_entropy", "graph": graph, "loss_chunk": chunk}, mechanism={"name": "sc"}))
+        directory = lab.train(
+            lab.spec(objective={"name": "score_entropy", "graph": graph, "loss_chunk": chunk}, mechanism={"name": "sc"})
+        )
         rows = list(read_jsonl(directory.path / "metrics.jsonl"))
-        losses.append([value for row in rows for value in (row["loss"], row["val_nll"], row["grad_norm"]) if value is not None])
+        losses.append(
+            [value for row in rows for value in (row["loss"], row["val_nll"], row["grad_norm"]) if value is not None]
+        )
     assert len(losses[0]) == 28
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)

@@ -1,4 +1,5 @@
-"""Which parameters weight decay reaches: the optimizer's rule, and what residual schemes say of their static coefficients."""
+"""Which parameters weight decay reaches: the optimizer's rule, and what residual schemes say of their static
+coefficients."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ from stability.training.schedule import lr_factor
 from stability.training.trainer import Trainer
 from tests.conftest import Lab
 
-STATIC = {"hc": ("static_read", "static_post"), "mhc": ("bias_pre", "bias_post", "bias_mix"), "mhc_lite": ("bias_pre", "bias_post", "bias_mix")}
+STATIC = {
+    "hc": ("static_read", "static_post"),
+    "mhc": ("bias_pre", "bias_post", "bias_mix"),
+    "mhc_lite": ("bias_pre", "bias_post", "bias_mix"),
+}
 ADAMW = {"name": "adamw", "weight_decay": 0.5}
 
 
@@ -24,7 +29,9 @@ def shrunk(spec):
             parameter.fill_(1.0)
             parameter.grad = torch.zeros_like(parameter)
     build_optimizer(spec, model).step()
-    return {name for name, parameter in model.named_parameters() if bool((parameter < 1).all())}, dict(model.named_parameters())
+    return {name for name, parameter in model.named_parameters() if bool((parameter < 1).all())}, dict(
+        model.named_parameters()
+    )
 
 
 @pytest.mark.parametrize("decay", ["all", "matrices"])
@@ -32,11 +39,17 @@ def shrunk(spec):
 def test_static_coefficients_of_every_scheme_are_decayed_alike_and_only_where_told(lab, name, decay):
     for decay_static in (False, True):
         optimizer = {**ADAMW, "decay": decay}
-        reached, parameters = shrunk(lab.spec(residual={"name": name, "decay_static": decay_static}, optimizer=optimizer, lr_peak=0.1))
+        reached, parameters = shrunk(
+            lab.spec(residual={"name": name, "decay_static": decay_static}, optimizer=optimizer, lr_peak=0.1)
+        )
         static = {key for key in parameters if key.endswith(STATIC[name])}
         assert len(static) == 4 * len(STATIC[name])
         assert reached & static == (static if decay_static else set())
-        expected = {key for key, parameter in parameters.items() if key not in static and (decay == "all" or parameter.ndim >= 2)}
+        expected = {
+            key
+            for key, parameter in parameters.items()
+            if key not in static and (decay == "all" or parameter.ndim >= 2)
+        }
         assert reached - static == expected
 
 
@@ -56,7 +69,9 @@ def test_without_exceptions_there_is_one_group_in_the_models_order(lab):
         assert "name" not in group
 
 
-@pytest.mark.parametrize("optimizer", [{"name": "adamw", "decay": "matrices"}, {"name": "sgd", "momentum": 0.9, "weight_decay": 0.1}])
+@pytest.mark.parametrize(
+    "optimizer", [{"name": "adamw", "decay": "matrices"}, {"name": "sgd", "momentum": 0.9, "weight_decay": 0.1}]
+)
 @pytest.mark.parametrize("name", STATIC)
 def test_an_interrupted_run_with_groups_goes_on_bit_for_bit(lab, tmp_path_factory, name, optimizer):
     changes = {"residual": {"name": name}, "optimizer": optimizer, "steps": 6, "microbatch": 2}
@@ -73,4 +88,6 @@ def test_every_group_follows_the_schedule(lab):
     trainer = Trainer(spec, lab.directory(spec), load(lab.cache, spec.data_fingerprint), torch.device("cpu"))
     trainer.update(1)
     assert [group["name"] for group in trainer.optimizer.param_groups] == ["decayed", "undecayed"]
-    assert {group["lr"] for group in trainer.optimizer.param_groups} == {spec.lr_peak * lr_factor(spec.schedule, 1, spec.steps)}
+    assert {group["lr"] for group in trainer.optimizer.param_groups} == {
+        spec.lr_peak * lr_factor(spec.schedule, 1, spec.steps)
+    }

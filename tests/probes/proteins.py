@@ -45,9 +45,13 @@ class ProteinLab:
         self.corpus = corpus_of([known_chain(seed) for seed in range(14)], (), None, "made up", 0.3)
         self.corpus.save(self.cache / self.corpus.fingerprint)
 
-    def spec(self, sources=("sequence", "structure"), contexts=(), tokenizer: str | None = None, **changes: Any) -> RunSpec:
+    def spec(
+        self, sources=("sequence", "structure"), contexts=(), tokenizer: str | None = None, **changes: Any
+    ) -> RunSpec:
         named = {"tokenizer": tokenizer or self.two} if "structure" in sources else {}
-        objective = part("objectives", {"name": "multitrack", "sources": list(sources), "contexts": list(contexts), **named})
+        objective = part(
+            "objectives", {"name": "multitrack", "sources": list(sources), "contexts": list(contexts), **named}
+        )
         values = {
             **TINY,
             "model": {**TINY["model"], "positions": POSITIONS},

@@ -27,7 +27,8 @@ def measured(lab, spec, curvature=SHORT):
 
 
 class ByHand:
-    """The protocol once more in float64 and plain formulas: AdamW written out, derivatives along u by central differences of the loss."""
+    """The protocol once more in float64 and plain formulas: AdamW written out, derivatives along u by central
+    differences of the loss."""
 
     def __init__(self, lab, directory, spec):
         self.spec, self.corpus = spec, load(lab.cache, spec.data_fingerprint)
@@ -41,7 +42,9 @@ class ByHand:
     def loss(self, theta, index):
         generator = generator_for(SHORT.seed, "curvature", index)
         tokens = self.corpus.batch("train", self.spec.batch, self.spec.model.positions, generator)
-        rates = ((torch.rand(1, generator=generator) + torch.arange(4) / 4) % 1)[torch.randperm(4, generator=generator)].clamp(0.05, 0.95)
+        rates = ((torch.rand(1, generator=generator) + torch.arange(4) / 4) % 1)[
+            torch.randperm(4, generator=generator)
+        ].clamp(0.05, 0.95)
         draws = torch.rand(4, 16, generator=generator)
         masked = (draws < rates[:, None]) | (draws == draws.min(dim=1, keepdim=True).values)
         torch.nn.utils.vector_to_parameters(theta, self.model.parameters())
@@ -216,20 +219,28 @@ def test_along_sgds_step_the_slope_is_minus_the_squared_gradient_norm(lab):
 def test_a_run_without_a_verdict_is_not_measured(lab):
     """What its last checkpoint gives now would pass for its terminal one later."""
     directory = lab.train(lab.spec(), steps=6)
-    with pytest.raises(ValueError, match="is interrupted at step 6; α_max is measured on runs that reached their verdict"):
+    with pytest.raises(
+        ValueError, match="is interrupted at step 6; α_max is measured on runs that reached their verdict"
+    ):
         list(measure(directory, SHORT, cache_dir=lab.cache))
     assert not directory.curvature_file("terminal").exists()
 
 
 def test_a_second_state_joins_the_first_and_another_protocol_replaces_it(lab):
     directory = lab.train(lab.spec())
-    for states, expected in ((("paper",), {"paper"}), (("checkpoint",), {"paper", "checkpoint"}), (("paper",), {"paper", "checkpoint"})):
+    for states, expected in (
+        (("paper",), {"paper"}),
+        (("checkpoint",), {"paper", "checkpoint"}),
+        (("paper",), {"paper", "checkpoint"}),
+    ):
         for _ in measure(directory, SHORT.model_copy(update={"state": states}), cache_dir=lab.cache, device="cpu"):
             pass
         table = pd.read_parquet(directory.curvature_file("terminal"))
         assert set(table.state) == expected
         assert len(table) == 4 * len(expected)
     assert is_measured(directory, SHORT)
-    for _ in measure(directory, SHORT.model_copy(update={"state": ("paper",), "batch": 2}), cache_dir=lab.cache, device="cpu"):
+    for _ in measure(
+        directory, SHORT.model_copy(update={"state": ("paper",), "batch": 2}), cache_dir=lab.cache, device="cpu"
+    ):
         pass
     assert set(pd.read_parquet(directory.curvature_file("terminal")).state) == {"paper"}

@@ -24,7 +24,9 @@ def by_loops(layer, x, mask, sees):
                     continue
                 q = rope(qkv[b, :, h * width : (h + 1) * width])[i]
                 k = rope(qkv[b, :, x.shape[-1] + h * width : x.shape[-1] + (h + 1) * width])
-                logits = torch.stack([q @ k[j] / math.sqrt(width) for j in range(x.shape[1]) if sees(i, j) and mask[b, j]])
+                logits = torch.stack(
+                    [q @ k[j] / math.sqrt(width) for j in range(x.shape[1]) if sees(i, j) and mask[b, j]]
+                )
                 p = logits.softmax(0)
                 largest = max(largest, float(logits.max()))
                 sums[h] -= float((p * p.log()).sum())

@@ -34,7 +34,16 @@ def first_step(state, build=torch.optim.AdamW, protocol=PROTOCOL, **options):
     w = torch.nn.Parameter(torch.tensor([[0.5], [-1.0], [2.0]], dtype=torch.float64))
     start, seen = w.detach().clone(), []
     optimizer = build([w], lr=1e-2, **options)
-    descent = Descent({"w": w}, optimizer, loss, examples, protocol, lr=1e-2, clip_norm=1.0, observe=lambda step: seen.append(step) or {"seen": 1})
+    descent = Descent(
+        {"w": w},
+        optimizer,
+        loss,
+        examples,
+        protocol,
+        lr=1e-2,
+        clip_norm=1.0,
+        observe=lambda step: seen.append(step) or {"seen": 1},
+    )
     (row,) = descent.rows(state)
     return start, seen[0], row
 
@@ -83,7 +92,14 @@ def test_the_papers_difference_joins_as_many_steps_as_asked_and_is_the_central_d
     protocol = PROTOCOL.model_copy(update={"recorded_steps": 3, "parity_steps": 2})
     w, seen = torch.nn.Parameter(torch.tensor([[0.5], [-1.0], [2.0]], dtype=torch.float64)), []
     descent = Descent(
-        {"w": w}, torch.optim.AdamW([w], lr=1e-2), quartic, examples, protocol, lr=1e-2, clip_norm=1.0, observe=lambda step: seen.append(step) or {}
+        {"w": w},
+        torch.optim.AdamW([w], lr=1e-2),
+        quartic,
+        examples,
+        protocol,
+        lr=1e-2,
+        clip_norm=1.0,
+        observe=lambda step: seen.append(step) or {},
     )
     rows = list(descent.rows("plain"))
     assert ["parity_curvature" in row for row in rows] == [True, True, False]
@@ -122,18 +138,28 @@ def test_a_step_lost_to_a_nan_names_where_it_came_from_and_ends_the_descent():
 
     def loss(params, batch):  # the second recorded batch overflows behind the tanh
         hidden = torch.func.functional_call(net, dict(params), (batch.inputs_BN,))
-        return (hidden * (math.inf if torch.equal(batch.inputs_BN, examples(5).inputs_BN) else 1.0)).square().sum(), torch.tensor(5.0)
+        return (
+            hidden * (math.inf if torch.equal(batch.inputs_BN, examples(5).inputs_BN) else 1.0)
+        ).square().sum(), torch.tensor(5.0)
 
     params = dict(net.named_parameters())
     protocol = PROTOCOL.model_copy(update={"recorded_steps": 3})
-    rows = list(Descent(params, torch.optim.AdamW(net.parameters(), lr=1e-2), loss, examples, protocol, lr=1e-2, clip_norm=1.0).rows("plain"))
+    rows = list(
+        Descent(
+            params, torch.optim.AdamW(net.parameters(), lr=1e-2), loss, examples, protocol, lr=1e-2, clip_norm=1.0
+        ).rows("plain")
+    )
     assert [row["method"] for row in rows] == ["taylor", "none", "none"]
     assert rows[0]["note"] is None
     assert rows[1]["note"] == "every module's output is finite; the loss or a derivative of it is not"
     assert rows[2]["note"] == rows[1]["note"]
     with torch.no_grad():
         net[2].weight[0, 0] = math.nan
-    rows = list(Descent(params, torch.optim.AdamW(net.parameters(), lr=1e-2), loss, examples, protocol, lr=1e-2, clip_norm=1.0).rows("plain"))
+    rows = list(
+        Descent(
+            params, torch.optim.AdamW(net.parameters(), lr=1e-2), loss, examples, protocol, lr=1e-2, clip_norm=1.0
+        ).rows("plain")
+    )
     assert rows[0]["note"] == "params['2.weight'] is not finite"
 
 
@@ -153,17 +179,25 @@ class Quiet(torch.optim.SGD):
 def test_a_step_that_is_zero_has_no_alpha_max_and_the_next_one_has():
     protocol = PROTOCOL.model_copy(update={"recorded_steps": 2, "warmup_batches": 1})
     w = torch.nn.Parameter(torch.tensor([[0.5], [-1.0], [2.0]], dtype=torch.float64))
-    still, moving = Descent({"w": w}, Quiet([w], lr=1e-2, steps=2), loss, examples, protocol, lr=1e-2, clip_norm=1.0).rows("plain")
+    still, moving = Descent(
+        {"w": w}, Quiet([w], lr=1e-2, steps=2), loss, examples, protocol, lr=1e-2, clip_norm=1.0
+    ).rows("plain")
     assert (still["method"], still["note"]) == ("not defined", "the step is zero")
     assert "alpha_max" not in still and "slope" not in still
-    assert still["loss_before"] == still["loss_after"] == pytest.approx(loss({"w": torch.tensor([[0.5], [-1.0], [2.0]]).double()}, examples(1))[0].item() / 5)
+    assert (
+        still["loss_before"]
+        == still["loss_after"]
+        == pytest.approx(loss({"w": torch.tensor([[0.5], [-1.0], [2.0]]).double()}, examples(1))[0].item() / 5)
+    )
     assert moving["method"] == "taylor" and moving["alpha_max"] > 0 and moving["note"] is None
 
 
 def test_a_step_along_which_the_loss_does_not_change_has_no_alpha_max():
     w = torch.nn.Parameter(torch.ones(3, 1, dtype=torch.float64))
     flat = lambda params, batch: (0.0 * params["w"].sum() + batch.targets_BN.square().sum(), torch.tensor(5.0))  # noqa: E731
-    (row,) = Descent({"w": w}, torch.optim.AdamW([w], lr=1e-2), flat, examples, PROTOCOL, lr=1e-2, clip_norm=1.0).rows("plain")
+    (row,) = Descent({"w": w}, torch.optim.AdamW([w], lr=1e-2), flat, examples, PROTOCOL, lr=1e-2, clip_norm=1.0).rows(
+        "plain"
+    )
     assert (row["method"], row["note"]) == ("not defined", "the loss does not change along the step")
     assert "alpha_max" not in row, "u is the weight decay alone: neither stable nor unstable"
 
@@ -179,7 +213,9 @@ def in_float32(monkeypatch, doubtful, loss_in_double):
     monkeypatch.setattr(descents, "DOUBTFUL", doubtful)
     w, seen = torch.nn.Parameter(NARROW["w"].clone()), []
     options = {"observe": lambda step: seen.append(step) or {}, "loss_in_double": loss_in_double}
-    (row,) = Descent({"w": w}, torch.optim.AdamW([w], lr=1e-2), loss, narrow_examples, PROTOCOL, lr=1e-2, clip_norm=1.0, **options).rows("plain")
+    (row,) = Descent(
+        {"w": w}, torch.optim.AdamW([w], lr=1e-2), loss, narrow_examples, PROTOCOL, lr=1e-2, clip_norm=1.0, **options
+    ).rows("plain")
     return row, seen[0]
 
 
@@ -189,7 +225,9 @@ def test_a_doubtful_curvature_is_computed_once_more_in_float64(monkeypatch):
     closed = (2 * (x @ u).square().sum() / 5).item()
     assert row["float64_curvature"] == pytest.approx(closed, rel=1e-14)
     assert 0 < abs(row["curvature"] / closed - 1) < 1e-5, "float32's own"
-    assert row["rel_error"] == pytest.approx(abs(row["curvature"] - row["difference_curvature"]) / max(row["curvature"], row["difference_curvature"]))
+    assert row["rel_error"] == pytest.approx(
+        abs(row["curvature"] - row["difference_curvature"]) / max(row["curvature"], row["difference_curvature"])
+    )
 
 
 def test_float64_is_left_out_where_nothing_is_doubtful_or_the_model_is_narrower(monkeypatch):

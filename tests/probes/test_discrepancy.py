@@ -1,4 +1,5 @@
-"""`stability.probe what=pdmm`: attention's discrepancy against loops over positions, what lands on disk, and what is printed."""
+"""`stability.probe what=pdmm`: attention's discrepancy against loops over positions, what lands on disk, and what is
+printed."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ SEES = {
 
 def layer_of(name, direction, **settings):
     torch.manual_seed(0)
-    return build(name, width=WIDTH, heads=HEADS, direction=direction, **settings).double(), torch.randn(1, N, WIDTH, dtype=torch.float64)
+    return build(name, width=WIDTH, heads=HEADS, direction=direction, **settings).double(), torch.randn(
+        1, N, WIDTH, dtype=torch.float64
+    )
 
 
 def by_loops(layer, x_BND, head, sees, gamma):
@@ -47,7 +50,9 @@ def by_loops(layer, x_BND, head, sees, gamma):
     for i in range(N):
         seen = [j for j in range(N) if sees(i, j)]
         weights = [math.exp(float(q[i] @ k[j]) / math.sqrt(K)) for j in seen]
-        phi[i] -= gamma * sum((w / sum(weights) * v[j] for w, j in zip(weights, seen, strict=True)), torch.zeros(K, dtype=torch.float64))
+        phi[i] -= gamma * sum(
+            (w / sum(weights) * v[j] for w, j in zip(weights, seen, strict=True)), torch.zeros(K, dtype=torch.float64)
+        )
     return v, phi
 
 
@@ -64,7 +69,11 @@ def test_the_three_root_mean_squares_are_those_of_values_written_out(name, direc
         assert found["value_rms"] == pytest.approx(rms(v), rel=1e-12)
         assert found["own_rms"] == pytest.approx(rms(own), rel=1e-10)
         assert found["unscaled_rms"] == pytest.approx(rms(unscaled), rel=1e-10)
-        assert (found["gamma"], found["diagonal"], found["num_positions"]) == (gamma, int(SEES[name, direction](0, 0)), N)
+        assert (found["gamma"], found["diagonal"], found["num_positions"]) == (
+            gamma,
+            int(SEES[name, direction](0, 0)),
+            N,
+        )
 
 
 @pytest.mark.parametrize(("name", "settings", "gamma"), [("attentionx", {"gamma": 2.0}, 2.0), ("sa", {}, 1.0)])
@@ -77,7 +86,8 @@ def test_a_row_that_sees_nothing_keeps_its_value(name, settings, gamma):
 
 
 def test_the_layers_output_is_the_measured_discrepancy_projected():
-    """The probe's Φ and the mechanism's forward share no code: with W_o = I, the output's root mean square is the heads' Φ."""
+    """The probe's Φ and the mechanism's forward share no code: with W_o = I, the output's root mean square is the
+    heads' Φ."""
     layer, x_BND = layer_of("attentionx", "causal")
     nn.init.eye_(layer.out.weight)
     nn.init.zeros_(layer.out.bias)
@@ -98,14 +108,19 @@ def test_entropy_and_logits_leave_out_what_the_layer_does_not_see(mask_diagonal,
     found = attention_statistics(nn.ModuleList([layer]), lambda: layer(x_BND))["0"]
     entropies, largest = [], -math.inf
     for head in range(HEADS):
-        q, k = (rotated((x_BND[0] @ layer.qkv.weight[r : r + K].T + layer.qkv.bias[r : r + K]).detach()) for r in (head * K, WIDTH + head * K))
+        q, k = (
+            rotated((x_BND[0] @ layer.qkv.weight[r : r + K].T + layer.qkv.bias[r : r + K]).detach())
+            for r in (head * K, WIDTH + head * K)
+        )
         for i in range(N):
             logits = [float(q[i] @ k[j]) / math.sqrt(K) for j in range(i + 1 - mask_diagonal)]
             if logits:
                 p = np.exp(logits) / np.exp(logits).sum()
                 entropies.append(-(p * np.log(p)).sum())
                 largest = max(largest, *logits)
-    assert found.entropy == pytest.approx(np.mean(entropies), rel=1e-9) and found.logit_max == pytest.approx(largest, rel=1e-9)
+    assert found.entropy == pytest.approx(np.mean(entropies), rel=1e-9) and found.logit_max == pytest.approx(
+        largest, rel=1e-9
+    )
 
 
 def test_what_a_discrepancy_layer_leaves_of_the_variance_is_that_of_its_own_output():
@@ -121,7 +136,9 @@ def test_what_attention_without_its_diagonal_leaves_of_the_variance_is_that_of_i
     for head, found in enumerate(low_pass(layer, x_BND)):
         v, phi = by_loops(layer, x_BND, head, lambda i, j: i != j, 1.0)
         attended = v - phi
-        assert found.numbers["variance_after"] == pytest.approx(float((attended - attended.mean(0)).square().sum()), rel=1e-10)
+        assert found.numbers["variance_after"] == pytest.approx(
+            float((attended - attended.mean(0)).square().sum()), rel=1e-10
+        )
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +157,9 @@ def test_a_study_gets_attentions_discrepancy_and_pdmms_beside_it(trained, capsys
     assert main(["what=pdmm", f"ckpt={study.path}", "iterations=5", "device=cpu"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "leaves out sc: no softmax attention, so no attended values" in said
-    assert "Consensus discrepancy of softmax attention, terminal checkpoint" in said and "PDMM on small networks" in said
+    assert (
+        "Consensus discrepancy of softmax attention, terminal checkpoint" in said and "PDMM on small networks" in said
+    )
     rows, solved = (pd.read_parquet(study.results / f"{name}.parquet") for name in ("discrepancy", "pdmm"))
     assert list(rows.columns) == PROBE_COLUMNS["discrepancy"] and list(solved.columns) == GRAPH_COLUMNS["pdmm"]
     assert len(rows) == 2 * 2 * 2 * 2, "runs, layers, heads, sequences"
@@ -161,18 +180,37 @@ def test_rows_are_those_of_the_layer_on_its_own_input(trained):
     model = model.double()
     second = held_out(spec, lab.cache, 2).split(1)[1]
     expected = list(discrepancies(model.blocks[1].mixer, layer_inputs(model, second)[1]))[1]
-    row = pd.read_parquet(directory.probe_file("earliest", "discrepancy")).query("sequence == 1 and layer == 1 and head == 1").iloc[0]
+    row = (
+        pd.read_parquet(directory.probe_file("earliest", "discrepancy"))
+        .query("sequence == 1 and layer == 1 and head == 1")
+        .iloc[0]
+    )
     assert all(row[column] == pytest.approx(value, rel=1e-6) for column, value in expected.items())
 
 
 def test_a_checkpoint_prints_its_own_tables_and_the_networks(trained, capsys):
     assert main(["what=pdmm", f"ckpt={trained[1]['sa'].checkpoints()[-1]}", "device=cpu", "iterations=4"]) == 0
     said = capsys.readouterr().out
-    assert "Consensus discrepancy of softmax attention, terminal checkpoint" in said and "PDMM on small networks" in said
+    assert (
+        "Consensus discrepancy of softmax attention, terminal checkpoint" in said and "PDMM on small networks" in said
+    )
 
 
 def test_without_a_checkpoint_the_networks_are_drawn_alone(tmp_path, capsys):
-    assert main(["what=pdmm", f"reports_dir={tmp_path}", "iterations=6", "nodes=4", "constraints=general", "rho=0.5", "averaging=0.5"]) == 0
+    assert (
+        main(
+            [
+                "what=pdmm",
+                f"reports_dir={tmp_path}",
+                "iterations=6",
+                "nodes=4",
+                "constraints=general",
+                "rho=0.5",
+                "averaging=0.5",
+            ]
+        )
+        == 0
+    )
     said = " ".join(capsys.readouterr().out.split())
     assert "4 quadratic nodes, general constraints, ρ = 0.5, θ = 0.5; 6 iterations" in said
     assert (tmp_path / "pdmm.pdf").read_bytes().startswith(b"%PDF")

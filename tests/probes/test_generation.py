@@ -1,4 +1,5 @@
-"""`python -m stability.generate`: what lands on disk, what oracles say against a slow loop, that nothing is made twice, and what a mistake is told."""
+"""`python -m stability.generate`: what lands on disk, what oracles say against a slow loop, that nothing is made twice,
+and what a mistake is told."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
 from stability.generate import main
 from stability.probes.curvature.alpha_max import corpus_of
 from stability.probes.generation import samples
-from stability.probes.generation.generating import check_kept, generate, is_generated, missing_phases, num_steps, resolved_sampler
+from stability.probes.generation.generating import (
+    check_kept,
+    generate,
+    is_generated,
+    missing_phases,
+    num_steps,
+    resolved_sampler,
+)
 from stability.probes.generation.samples import Sample
 from stability.probes.generation.text_oracle import Score, load_oracle, oracle_checkpoint
 from stability.probes.generation.tokens import Source, score_row
@@ -31,7 +39,12 @@ from stability.training import checkpoint
 from tests.conftest import Lab
 from tests.probes.test_hugging_face import save, save_words
 
-OBJECTIVES = {"mlm": {"name": "mlm"}, "ar": {"name": "ar"}, "se": {"name": "score_entropy"}, "uniform": {"name": "score_entropy", "graph": "uniform"}}
+OBJECTIVES = {
+    "mlm": {"name": "mlm"},
+    "ar": {"name": "ar"},
+    "se": {"name": "score_entropy"},
+    "uniform": {"name": "score_entropy", "graph": "uniform"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +79,9 @@ def run(lab, directory, **changes):
 
 
 def texts(directory, phase="terminal"):
-    return [json.loads(line)["text"] for line in (directory.path / "samples" / f"{phase}.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)["text"] for line in (directory.path / "samples" / f"{phase}.jsonl").read_text().splitlines()
+    ]
 
 
 def table(directory, phase="terminal"):
@@ -74,7 +89,8 @@ def table(directory, phase="terminal"):
 
 
 def slowly(logits_of, tokens):
-    """Nats of every token but the first, each from a forward pass of its own over what stands before it, by the definition of a softmax."""
+    """Nats of every token but the first, each from a forward pass of its own over what stands before it, by the
+    definition of a softmax."""
     total = 0.0
     for position in range(1, len(tokens)):
         logits = logits_of(torch.tensor([tokens[:position]]))[0, -1].tolist()
@@ -89,7 +105,9 @@ def test_every_objective_gives_samples_of_its_own_vocabulary_as_long_as_its_posi
     run(lab, runs[name])
     rows = [json.loads(line) for line in (runs[name].path / "samples" / "terminal.jsonl").read_text().splitlines()]
     assert [row["sample"] for row in rows] == list(range(5))
-    assert all(len(row["tokens"]) == 16 and min(row["tokens"]) >= 0 and max(row["tokens"]) < 256 for row in rows), "the mask is 256"
+    assert all(len(row["tokens"]) == 16 and min(row["tokens"]) >= 0 and max(row["tokens"]) < 256 for row in rows), (
+        "the mask is 256"
+    )
     assert all(row["text"] == bytes(row["tokens"]).decode("utf-8", errors="replace") for row in rows)
     made_by = read_json(samples.meta_file(runs[name], "terminal"))
     digest = read_json(runs[name].checkpoints()[-1] / "manifest.json")["sha256"]["model.safetensors"]
@@ -99,7 +117,8 @@ def test_every_objective_gives_samples_of_its_own_vocabulary_as_long_as_its_posi
 
 
 def test_top_probability_samples_are_those_of_a_loop_written_out(trained):
-    """A temperature of 0 leaves no chance: position and token are the largest entry among the masked ones, again and again."""
+    """A temperature of 0 leaves no chance: position and token are the largest entry among the masked ones, again and
+    again."""
     lab, runs, _ = trained
     run(lab, runs["mlm"], temperature=0, num=1)
     _, model = checkpoint.load(runs["mlm"].checkpoints()[-1])
@@ -118,7 +137,12 @@ def test_our_checkpoint_scores_as_a_slow_loop_in_float64_does(trained):
     corpus = corpus_of(checkpoint.load(runs["mlm"].checkpoints()[-1])[0], lab.cache)
     oracle = load_oracle(f"ckpt:{runs['ar'].path}", corpus, "cpu")
     model = checkpoint.load(runs["ar"].checkpoints()[-1])[1].double()
-    found = [Sample(list(b"the graph is ..."), None), Sample(list(b"a"), None), Sample([], None), Sample(list("α_max".encode()), None)]
+    found = [
+        Sample(list(b"the graph is ..."), None),
+        Sample(list(b"a"), None),
+        Sample([], None),
+        Sample(list("α_max".encode()), None),
+    ]
     scores = [score for some in replace(oracle, model=model).score(found, 3) for score in some]
     for sample, score in zip(found, scores, strict=True):
         assert score.nats == pytest.approx(slowly(model, sample.tokens), rel=1e-10, abs=1e-12)
@@ -144,8 +168,13 @@ def test_a_hugging_face_model_scores_as_a_slow_loop_in_float64_does(trained, tmp
         tokens = [words[word] for word in text.split()] if tokenizer == "words" else list(text.encode())
         assert score.num_tokens == max(len(tokens) - 1, 0)
         if len(tokens) <= 32:  # what the model reads at once
-            assert score.nats == pytest.approx(slowly(lambda tokens: oracle.model(input_ids=tokens).logits, tokens), rel=1e-9, abs=1e-12)
-    assert oracle.name == ("hf:model" if tokenizer == "words" else "hf:model (on bytes)") and str(tmp_path) not in oracle.name
+            assert score.nats == pytest.approx(
+                slowly(lambda tokens: oracle.model(input_ids=tokens).logits, tokens), rel=1e-9, abs=1e-12
+            )
+    assert (
+        oracle.name == ("hf:model" if tokenizer == "words" else "hf:model (on bytes)")
+        and str(tmp_path) not in oracle.name
+    )
 
 
 def test_a_long_sample_is_scored_in_stretches_that_share_a_token(trained):
@@ -211,7 +240,10 @@ def test_a_study_is_sampled_scored_collected_and_printed_and_skipped_the_second_
     words = [f"ckpt={study.path}", "num=3", f"oracle=ckpt:{runs['ar'].path}", "phase=all", "device=cpu"]
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert f"Oracle: ckpt:{runs['ar'].run_id}/step_000012" in " ".join(said.split()) and "Generative NLL against learning rate" in said
+    assert (
+        f"Oracle: ckpt:{runs['ar'].run_id}/step_000012" in " ".join(said.split())
+        and "Generative NLL against learning rate" in said
+    )
     collected = pd.read_parquet(study.results / "runs.parquet").set_index("run_id")
     for name in ("mlm", "se"):
         scored = table(runs[name])
@@ -231,7 +263,9 @@ def test_another_oracle_scores_the_same_samples_and_other_samples_lose_their_sco
     first, written = table(runs["mlm"]), (runs["mlm"].path / "samples" / "terminal.jsonl").stat().st_mtime_ns
     spec = run(lab, runs["mlm"], oracle=f"hf:{save(tmp_path / 'model')}")
     assert (runs["mlm"].path / "samples" / "terminal.jsonl").stat().st_mtime_ns == written
-    assert set(table(runs["mlm"]).oracle) == {"hf:model (on bytes)"} and not np.allclose(table(runs["mlm"]).nll, first.nll)
+    assert set(table(runs["mlm"]).oracle) == {"hf:model (on bytes)"} and not np.allclose(
+        table(runs["mlm"]).nll, first.nll
+    )
     assert is_generated(runs["mlm"], spec) and set(table(runs["mlm"]).oracle_sha256) != set(first.oracle_sha256)
     run(lab, runs["mlm"], seed=7)
     assert not runs["mlm"].generation_file("terminal").exists()
@@ -243,14 +277,19 @@ def test_finished_samples_and_scores_are_replaced_only_if_asked_for(trained, tmp
     words = [place, "num=3", "device=cpu", f"oracle={oracle}"]
     assert main(words) == 0
     scored = table(runs["mlm"])
-    with pytest.raises(ValueError, match=r"finished samples with seed=0 \(asked for: 1\) of its terminal checkpoint.*;\noverwrite=true replaces them"):
+    with pytest.raises(
+        ValueError,
+        match=r"finished samples with seed=0 \(asked for: 1\) of its terminal checkpoint.*;\noverwrite=true replaces them",
+    ):
         main([*words, "seed=1"])
     with pytest.raises(ValueError, match=r"finished samples with num=3 \(asked for: 4\)"):
         main([f"ckpt={runs['mlm'].checkpoints()[-1]}", "num=4", "device=cpu"])
     with pytest.raises(ValueError, match=r"scores of another oracle \(ckpt:\w+/step_000012; asked for: hf:"):
         main([*words[:-1], f"oracle=hf:{save(tmp_path / 'model')}"])
     assert main(words) == 0 and main(words[:-1]) == 0 and table(runs["mlm"]).equals(scored)
-    assert main([*words[:-1], f"oracle=hf:{tmp_path / 'model'}", "overwrite=true"]) == 0 and set(table(runs["mlm"]).oracle) == {"hf:model (on bytes)"}
+    assert main([*words[:-1], f"oracle=hf:{tmp_path / 'model'}", "overwrite=true"]) == 0 and set(
+        table(runs["mlm"]).oracle
+    ) == {"hf:model (on bytes)"}
     assert main([*words, "seed=1", "overwrite=true"]) == 0 and set(table(runs["mlm"]).seed) == {1}
 
 
@@ -268,9 +307,15 @@ def test_samples_of_weights_that_have_changed_are_replaced_unasked(trained):
 def test_an_unknown_token_leaves_no_nats_per_byte(trained, monkeypatch, capsys):
     lab, runs, study = trained
     monkeypatch.setattr(Vocabulary, "unknown", 7)
-    monkeypatch.setattr("stability.probes.generation.generating.corpus_of", lambda *given: replace(corpus_of(*given), vocabulary=BYTES))
+    monkeypatch.setattr(
+        "stability.probes.generation.generating.corpus_of", lambda *given: replace(corpus_of(*given), vocabulary=BYTES)
+    )
     assert main([f"ckpt={runs['mlm'].path}", "num=3", "device=cpu", f"oracle=ckpt:{runs['ar'].path}"]) == 0
-    assert table(runs["mlm"]).nll_per_byte.isna().all() and set(table(runs["mlm"]).num_bytes) == {0} and table(runs["mlm"]).nll.notna().all()
+    assert (
+        table(runs["mlm"]).nll_per_byte.isna().all()
+        and set(table(runs["mlm"]).num_bytes) == {0}
+        and table(runs["mlm"]).nll.notna().all()
+    )
     said = capsys.readouterr().out
     assert "nats per token of ckpt:" in said and "per byte" not in said
     write(collect(study.path), study.results)
@@ -292,7 +337,9 @@ def test_an_oracle_may_be_a_study_of_one_run_and_of_no_more(trained):
     alone = StudyFolder.of(lab.pool, "judge")
     alone.write([runs["ar"].run_id])
     assert oracle_checkpoint(str(alone.path)) == oracle_checkpoint(str(runs["ar"].path)) == runs["ar"].checkpoints()[-1]
-    with pytest.raises(ValueError, match=rf"is a study of 2 runs, and an oracle is one run;\ngive one of them: ckpt:{runs['mlm'].path}"):
+    with pytest.raises(
+        ValueError, match=rf"is a study of 2 runs, and an oracle is one run;\ngive one of them: ckpt:{runs['mlm'].path}"
+    ):
         oracle_checkpoint(str(study.path))
 
 
@@ -300,7 +347,9 @@ def test_equal_samples_are_warned_of(trained, capsys):
     _, runs, _ = trained
     place = f"ckpt={runs['mlm'].path}"
     assert main([place, "num=2", "temperature=0", "device=cpu"]) == 0
-    assert "warning: sampler=top_prob with temperature=0" in capsys.readouterr().out and len(set(texts(runs["mlm"]))) == 1
+    assert (
+        "warning: sampler=top_prob with temperature=0" in capsys.readouterr().out and len(set(texts(runs["mlm"]))) == 1
+    )
     assert main([place, "num=2", "temperature=0", "sampler=random", "device=cpu", "overwrite=true"]) == 0
     said = capsys.readouterr().out
     assert "warning" not in said and f"1/1 {runs['mlm'].run_id}, " in said and "1/1 1/1" not in said
@@ -335,7 +384,9 @@ def test_samples_that_a_hand_has_changed_are_made_again(trained):
 
 def test_nucleotides_are_written_as_fasta_that_reads_back(lab, capsys):
     directory = lab.train(lab.spec(data={"name": "dna"}, evaluation={"every_steps": 12, "sequences": 4}))
-    judge = lab.train(lab.spec(data={"name": "dna"}, objective={"name": "ar"}, evaluation={"every_steps": 12, "sequences": 4}))
+    judge = lab.train(
+        lab.spec(data={"name": "dna"}, objective={"name": "ar"}, evaluation={"every_steps": 12, "sequences": 4})
+    )
     assert main([f"ckpt={directory.path}", "num=4", f"oracle=ckpt:{judge.path}", "device=cpu"]) == 0
     lines = (directory.path / "samples" / "terminal.fasta").read_text().splitlines()
     assert lines[0].startswith(">sample_0 sampler=top_prob temperature=1.0 seed=0 checkpoint=") and len(lines) == 8
@@ -352,7 +403,9 @@ def test_a_model_with_a_context_is_sampled_after_held_out_tokens(lab):
     run(lab, directory, num=3)
     assert len(texts(directory)) == 3
     corpus = corpus_of(spec, lab.cache)
-    source = Source(spec, checkpoint.load(directory.checkpoints()[-1])[1], corpus, spec_of(num=3), "top_prob", torch.device("cpu"))
+    source = Source(
+        spec, checkpoint.load(directory.checkpoints()[-1])[1], corpus, spec_of(num=3), "top_prob", torch.device("cpu")
+    )
     source.start(range(1, 3))
     assert torch.equal(source.context["context_BJ"], corpus.windows("val", 3, 8)[1:3])
 
@@ -360,7 +413,8 @@ def test_a_model_with_a_context_is_sampled_after_held_out_tokens(lab):
 def test_a_model_that_gives_no_numbers_has_no_samples_and_no_nll(trained, monkeypatch):
     lab, runs, study = trained
     monkeypatch.setattr(
-        "stability.objectives.mlm.MaskedLanguageModel.clean_probs", lambda self, model, tokens_BN: torch.full((*tokens_BN.shape, 256), math.nan)
+        "stability.objectives.mlm.MaskedLanguageModel.clean_probs",
+        lambda self, model, tokens_BN: torch.full((*tokens_BN.shape, 256), math.nan),
     )
     spec = run(lab, runs["mlm"], oracle=f"ckpt:{runs['ar'].path}")
     assert is_generated(runs["mlm"], spec) and texts(runs["mlm"]) == [] and len(table(runs["mlm"])) == 0
@@ -374,7 +428,10 @@ def test_tables_keep_oracles_apart_and_name_them(trained, tmp_path):
     run(lab, runs["se"], oracle=f"hf:{save(tmp_path / 'model')}")
     write(collect(study.path), study.results)
     tables = generation_tables(load(study.path))
-    assert [table.caption.split(" (weights")[0] for table in tables] == [f"Oracle: ckpt:{runs['ar'].run_id}/step_000012", "Oracle: hf:model (on bytes)"]
+    assert [table.caption.split(" (weights")[0] for table in tables] == [
+        f"Oracle: ckpt:{runs['ar'].run_id}/step_000012",
+        "Oracle: hf:model (on bytes)",
+    ]
     assert [len(table.header) for table in tables] == [2, 2]
     shown = tables[0].rows[0][1].text
     assert shown == f"{table(runs['mlm']).nll.mean():.3f}"
@@ -391,16 +448,31 @@ def test_the_score_of_nothing_is_no_number(trained):
         (["ckpt=MLM"], "num: a value is missing; give num=…"),
         (["ckpt=MLM", "num=0"], "num=0: input should be greater than or equal to 1"),
         (["ckpt=/nothing/there", "num=3"], "no checkpoint at /nothing/there"),
-        (["ckpt=MLM", "num=3", "sampler=euler"], "sampler=euler does not fit objective=mlm; these do: top_prob, random"),
+        (
+            ["ckpt=MLM", "num=3", "sampler=euler"],
+            "sampler=euler does not fit objective=mlm; these do: top_prob, random",
+        ),
         (["ckpt=AR", "num=3", "sampler=top_prob"], "sampler=top_prob does not fit objective=ar; these do: ar"),
         (["ckpt=UNIFORM", "num=3", "sampler=top_prob"], "these do: analytic, euler"),
-        (["ckpt=MLM", "num=3", "steps=5"], "steps=5 belongs to sampler=euler and sampler=analytic; sampler=auto is top_prob here"),
-        (["ckpt=MLM", "num=3", "steps=5", "sampler=random"], "steps=5 belongs to sampler=euler and sampler=analytic; sampler=random fills one"),
+        (
+            ["ckpt=MLM", "num=3", "steps=5"],
+            "steps=5 belongs to sampler=euler and sampler=analytic; sampler=auto is top_prob here",
+        ),
+        (
+            ["ckpt=MLM", "num=3", "steps=5", "sampler=random"],
+            "steps=5 belongs to sampler=euler and sampler=analytic; sampler=random fills one",
+        ),
         (["ckpt=MLM", "num=3", "oracle=gpt2-large"], "oracle=gpt2-large: neither hf:NAME_OR_FOLDER nor ckpt:FOLDER"),
         (["ckpt=MLM", "num=3", "oracle=hf:/nothing/there"], "oracle: hf=/nothing/there: no such folder"),
         (["ckpt=MLM", "num=3", "oracle=hf:ENCODER"], "reads the tokens that it would have to predict"),
-        (["ckpt=MLM", "num=3", "oracle=ckpt:SE"], "was trained with objective=score_entropy, which gives no NLL of a whole text"),
-        (["ckpt=MLM", "num=3", "oracle=ckpt:DNA"], "reads another vocabulary (17 tokens, nucleotides) than these samples are of (256 tokens, bytes)"),
+        (
+            ["ckpt=MLM", "num=3", "oracle=ckpt:SE"],
+            "was trained with objective=score_entropy, which gives no NLL of a whole text",
+        ),
+        (
+            ["ckpt=MLM", "num=3", "oracle=ckpt:DNA"],
+            "reads another vocabulary (17 tokens, nucleotides) than these samples are of (256 tokens, bytes)",
+        ),
         (["ckpt=MLM", "num=3", "oracle=ckpt:/nothing/there"], "no checkpoint at /nothing/there"),
         (["ckpt=MLM", "num=3", "orcale=hf:gpt2"], "orcale: unknown key; did you mean 'oracle'"),
     ],
@@ -424,7 +496,9 @@ def encoder(folder):
     """A model that loads as a language model, and sees what it would have to predict."""
     import transformers
 
-    config = transformers.BertConfig(vocab_size=260, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    config = transformers.BertConfig(
+        vocab_size=260, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
     transformers.BertLMHeadModel(config).save_pretrained(folder)
     return folder
 

@@ -1,4 +1,5 @@
-"""α_max of Hugging Face models through the command's own probe: tiny random models from configurations, nothing fetched."""
+"""α_max of Hugging Face models through the command's own probe: tiny random models from configurations, nothing
+fetched."""
 
 from __future__ import annotations
 
@@ -22,16 +23,26 @@ SHORT = ["warmup_batches=2", "warmup_steps=1", "recorded_steps=2", "batch=2", "p
 def save(folder, name="gpt2", vocabulary=260):
     import torch
 
-    small = {"vocab_size": vocabulary, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+    small = {
+        "vocab_size": vocabulary,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
     torch.manual_seed(0)
     if name == "gpt2":
         config = transformers.GPT2Config(vocab_size=vocabulary, n_positions=32, n_embd=16, n_layer=2, n_head=4, **ends)
         transformers.GPT2LMHeadModel(config).save_pretrained(folder)
     elif name == "llama":
-        transformers.LlamaForCausalLM(transformers.LlamaConfig(**small, num_key_value_heads=2, max_position_embeddings=32, **ends)).save_pretrained(folder)
+        transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**small, num_key_value_heads=2, max_position_embeddings=32, **ends)
+        ).save_pretrained(folder)
     else:
-        transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**small, num_key_value_heads=2, max_position_embeddings=32, **ends)).save_pretrained(folder)
+        transformers.Qwen2ForCausalLM(
+            transformers.Qwen2Config(**small, num_key_value_heads=2, max_position_embeddings=32, **ends)
+        ).save_pretrained(folder)
     return folder
 
 
@@ -40,9 +51,15 @@ def save_words(folder, lab, size=60):
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = sorted(set(lab.text.read_text().split()))[: size - 2]
-    inner = Tokenizer(models.WordLevel({word: index for index, word in enumerate(["<end>", "<unknown>", *words])}, unk_token="<unknown>"))
+    inner = Tokenizer(
+        models.WordLevel(
+            {word: index for index, word in enumerate(["<end>", "<unknown>", *words])}, unk_token="<unknown>"
+        )
+    )
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<end>", unk_token="<unknown>").save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<end>", unk_token="<unknown>"
+    ).save_pretrained(folder)
 
 
 def words_of(lab, folder, *more):
@@ -68,7 +85,9 @@ def test_taylor_agrees_with_double_backward_to_1e_6(lab, tmp_path, name):
         tables[method] = rows_of(probe)
         assert set(tables[method].method) == {method}
     for column in ("loss_before", "slope", "curvature", "alpha_max"):
-        assert tables["taylor"][column].to_numpy() == pytest.approx(tables["double_backward"][column].to_numpy(), rel=1e-6), column
+        assert tables["taylor"][column].to_numpy() == pytest.approx(
+            tables["double_backward"][column].to_numpy(), rel=1e-6
+        ), column
     assert set(tables["taylor"].state) == {"paper", "plain"}
 
 
@@ -121,9 +140,13 @@ def test_what_cannot_be_measured_is_refused_in_two_lines(lab, tmp_path, monkeypa
     (tmp_path / "empty").mkdir()
     assert "the folder must hold config.json" in refused(lab, tmp_path / "empty")
     save_words(tmp_path / "small", lab, size=10_000)
-    transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=8, n_positions=32, n_embd=16, n_layer=1, n_head=2)).save_pretrained(tmp_path / "small")
+    transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=8, n_positions=32, n_embd=16, n_layer=1, n_head=2)
+    ).save_pretrained(tmp_path / "small")
     assert "do not belong together" in refused(lab, tmp_path / "small")
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=256, n_positions=32, n_embd=16, n_layer=1, n_head=2))
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=256, n_positions=32, n_embd=16, n_layer=1, n_head=2)
+    )
     model.transformer.wte.weight.data[3, 5] = math.nan
     model.save_pretrained(tmp_path / "broken")
     assert "its weight transformer.wte.weight holds numbers that are not finite" in refused(lab, tmp_path / "broken")
@@ -133,13 +156,23 @@ def test_a_model_that_reads_its_targets_or_lacks_its_head_is_refused(lab, tmp_pa
     import torch
 
     torch.manual_seed(0)
-    small = {"vocab_size": 260, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32}
+    small = {
+        "vocab_size": 260,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 32,
+    }
     transformers.BertForMaskedLM(transformers.BertConfig(**small)).save_pretrained(tmp_path / "encoder")
     assert "reads the tokens that it would have to predict" in refused(lab, tmp_path / "encoder")
     transformers.LlamaModel(transformers.LlamaConfig(**small)).save_pretrained(tmp_path / "headless")
     assert "has no weights for lm_head.weight" in refused(lab, tmp_path / "headless")
-    transformers.BertLMHeadModel(transformers.BertConfig(is_decoder=True, **small)).save_pretrained(tmp_path / "decoder")
-    assert "bytes: no tokenizer was found" in probe_of(lab, tmp_path / "decoder").description  # the one made up from the config knows no word
+    transformers.BertLMHeadModel(transformers.BertConfig(is_decoder=True, **small)).save_pretrained(
+        tmp_path / "decoder"
+    )
+    # the one made up from the config knows no word
+    assert "bytes: no tokenizer was found" in probe_of(lab, tmp_path / "decoder").description
 
 
 @pytest.mark.parametrize(
@@ -167,7 +200,9 @@ def steps(alpha_max, lr=1e-3, state="plain"):
 
 
 def test_the_answer_goes_by_the_tenth_lowest_and_the_median():
-    assert "lr=0.001: its curvature bears it. Half of the steps bear inf, nine in ten 0.002 (2 times" in answer(steps([2e-3] * 5 + [math.inf] * 16))
+    assert "lr=0.001: its curvature bears it. Half of the steps bear inf, nine in ten 0.002 (2 times" in answer(
+        steps([2e-3] * 5 + [math.inf] * 16)
+    )
     assert "Along nine steps in ten it is not positive and limits no rate" in answer(steps([math.inf] * 4))
     assert "at the edge" in answer(steps([5e-4] * 5 + [2e-3] * 16))
     assert "too high" in answer(steps([5e-4] * 15 + [2e-3] * 5))
@@ -188,7 +223,9 @@ def test_a_rate_that_diverges_gives_rows_of_nan_and_a_sentence(lab, tmp_path, ca
     words = [word for word in words_of(lab, save(tmp_path / "model")) if not word.startswith("lr=")]
     assert hessian.main([*words, "lr=1e30"]) == 0
     printed = capsys.readouterr().out
-    assert "lr=1e+30: it diverged. 2 of 2 recorded steps were lost to a loss or a gradient that is not finite" in printed
+    assert (
+        "lr=1e+30: it diverged. 2 of 2 recorded steps were lost to a loss or a gradient that is not finite" in printed
+    )
     assert "lr=1e+30, state paper: it diverged. 2 of 2" in printed
     rows = rows_of(probe_of(lab, tmp_path / "model"), lr=1e30)
     assert list(rows.columns[: len(hugging_face.COLUMNS)]) == list(hugging_face.COLUMNS) and len(rows) == 4
@@ -202,9 +239,14 @@ def test_quantiles_are_recorded_values_and_a_lost_step_counts_as_zero():
     assert quantile(values, 1.0) == math.inf
 
 
-def test_transformers_is_imported_only_when_a_model_is_asked_for_and_named_where_it_is_missing(lab, tmp_path, monkeypatch):
+def test_transformers_is_imported_only_when_a_model_is_asked_for_and_named_where_it_is_missing(
+    lab, tmp_path, monkeypatch
+):
     code = "import sys, stability.hessian, stability.probes.hugging_face; print('transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+        == "False"
+    )
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(RuntimeError, match="hf=… needs transformers, which is not installed; pip install transformers"):
         probe_of(lab, tmp_path)

@@ -1,4 +1,5 @@
-"""The sparse block Laplacian against dense matrices built by slow loops, and the plain graphs against the paper's closed forms."""
+"""The sparse block Laplacian against dense matrices built by slow loops, and the plain graphs against the paper's
+closed forms."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ import math
 import numpy as np
 import pytest
 
-from stability.probes.graphs.connectivity import complete, connectivity_rows, cycle, cycle_connectivity, path_bounds, window_path
+from stability.probes.graphs.connectivity import (
+    complete,
+    connectivity_rows,
+    cycle,
+    cycle_connectivity,
+    path_bounds,
+    window_path,
+)
 from stability.probes.layers import laplacian as module
 from stability.probes.layers.laplacian import BlockLaplacian, connectivity
 
@@ -16,7 +24,12 @@ from stability.probes.layers.laplacian import BlockLaplacian, connectivity
 def random_edges(num_nodes, width, density=0.3, seed=0):
     """A directed edge set, R_ij ≠ R_ji, some edges without their opposite."""
     draws = np.random.default_rng(seed)
-    edges = [(i, j) for i in range(num_nodes) for j in range(num_nodes) if i != j and (abs(i - j) == 1 or draws.random() < density)]
+    edges = [
+        (i, j)
+        for i in range(num_nodes)
+        for j in range(num_nodes)
+        if i != j and (abs(i - j) == 1 or draws.random() < density)
+    ]
     roots = draws.standard_normal((len(edges), width, width))
     weights = roots @ roots.transpose(0, 2, 1) / width + draws.uniform(0.1, 1.0, (len(edges), 1, 1)) * np.eye(width)
     source, target = np.array(edges).T
@@ -47,8 +60,15 @@ def graph(request):
         return *random_edges(num_nodes, width), num_nodes
     if request.param == "two pieces":
         source, target, weights = random_edges(6, width)
-        return np.concatenate([source, source + 6]), np.concatenate([target, target + 6]), np.concatenate([weights, 2 * weights]), num_nodes
-    low, high = {"window": lambda: window_path(12, 2), "cycle": lambda: cycle(12, 2), "complete": lambda: complete(12)}[request.param]()
+        return (
+            np.concatenate([source, source + 6]),
+            np.concatenate([target, target + 6]),
+            np.concatenate([weights, 2 * weights]),
+            num_nodes,
+        )
+    low, high = {"window": lambda: window_path(12, 2), "cycle": lambda: cycle(12, 2), "complete": lambda: complete(12)}[
+        request.param
+    ]()
     source, target = np.concatenate([low, high]), np.concatenate([high, low])
     roots = draws.standard_normal((len(source), width, width))
     return source, target, roots @ roots.transpose(0, 2, 1) + 0.2 * np.eye(width), num_nodes
@@ -68,7 +88,11 @@ def test_eigenvalues_and_counts_are_those_of_the_dense_matrix(graph):
 
 def test_components_are_counted(graph):
     pieces = BlockLaplacian(*graph).num_components
-    assert pieces == (2 if graph[0].max() == 11 and not any(i < 6 <= j or j < 6 <= i for i, j in zip(graph[0], graph[1], strict=True)) else 1)
+    assert pieces == (
+        2
+        if graph[0].max() == 11 and not any(i < 6 <= j or j < 6 <= i for i, j in zip(graph[0], graph[1], strict=True))
+        else 1
+    )
 
 
 def test_the_quadrature_has_the_moments_of_the_dense_matrix(graph):
@@ -94,7 +118,10 @@ def test_the_densitys_probes_scatter_around_the_trace():
 def test_energy_is_the_sum_over_directed_edges(graph):
     source, target, weights, num_nodes = graph
     u_NK = np.random.default_rng(4).standard_normal((num_nodes, weights.shape[-1]))
-    slow = sum(0.5 * (u_NK[i] - u_NK[j]) @ weight @ (u_NK[i] - u_NK[j]) for i, j, weight in zip(source, target, weights, strict=True))
+    slow = sum(
+        0.5 * (u_NK[i] - u_NK[j]) @ weight @ (u_NK[i] - u_NK[j])
+        for i, j, weight in zip(source, target, weights, strict=True)
+    )
     assert BlockLaplacian(*graph).energy(u_NK) == pytest.approx(slow, rel=1e-12)
 
 
@@ -121,7 +148,9 @@ def test_a_fiedler_value_below_rounding_is_zero():
     uneven = roots @ roots.transpose(0, 2, 1) + weights
     uneven[2] *= 1e-18
     assert BlockLaplacian(low, high, uneven, 6).fiedler() == 0, "a pivot is a rounding"
-    assert BlockLaplacian(low, high, np.maximum(weights, 1e-9 * np.eye(2)), 6).fiedler() == pytest.approx(1e-9 / 3, rel=1e-4)
+    assert BlockLaplacian(low, high, np.maximum(weights, 1e-9 * np.eye(2)), 6).fiedler() == pytest.approx(
+        1e-9 / 3, rel=1e-4
+    )
 
 
 def test_weight_bounds_hold_the_fiedler_value(graph):
@@ -157,7 +186,9 @@ def test_window_paths_lie_within_the_bounds_of_equation_16(num_nodes):
 @pytest.mark.parametrize("num_nodes", [2, 3, 10, 200])
 def test_complete_graphs_and_plain_paths_have_their_closed_forms(num_nodes):
     assert connectivity(*complete(num_nodes), num_nodes) == pytest.approx(num_nodes, rel=1e-9)
-    assert connectivity(*window_path(num_nodes, 1), num_nodes) == pytest.approx(2 - 2 * math.cos(math.pi / num_nodes), rel=1e-9)
+    assert connectivity(*window_path(num_nodes, 1), num_nodes) == pytest.approx(
+        2 - 2 * math.cos(math.pi / num_nodes), rel=1e-9
+    )
 
 
 def test_a_cycles_window_stays_below_half_its_nodes():

@@ -92,7 +92,9 @@ def test_energy_and_variance_before_and_after_are_slow_sums_over_edges(rope):
         assert found.numbers["energy_before"] == pytest.approx(energy(u_NK), rel=1e-9)
         assert found.numbers["energy_after"] == pytest.approx(energy(after_NK), rel=1e-9)
         assert found.numbers["variance_before"] == pytest.approx(float((u_NK - u_NK.mean(0)).square().sum()), rel=1e-9)
-        assert found.numbers["variance_after"] == pytest.approx(float((after_NK - after_NK.mean(0)).square().sum()), rel=1e-9)
+        assert found.numbers["variance_after"] == pytest.approx(
+            float((after_NK - after_NK.mean(0)).square().sum()), rel=1e-9
+        )
 
 
 def test_without_rope_the_update_is_u_minus_two_eta_laplacian_u():
@@ -137,7 +139,9 @@ def test_the_gain_of_several_steps_is_the_largest_over_the_interval_not_at_its_e
         steps_T, high = draws.uniform(0.05, 0.4, count), 12.0
         grid = np.abs(filter_response(np.linspace(0.3, high, 200_001), steps_T)).max()
         assert largest_factor(0.3, high, steps_T) == pytest.approx(grid, rel=1e-8)
-    assert largest_factor(0.2, 6.0, np.array([0.1, 0.1 * (1 + 1e-16), 0.1 * (1 + 1e-15)])) == pytest.approx(0.96**3, rel=1e-12)
+    assert largest_factor(0.2, 6.0, np.array([0.1, 0.1 * (1 + 1e-16), 0.1 * (1 + 1e-15)])) == pytest.approx(
+        0.96**3, rel=1e-12
+    )
 
 
 def test_the_gain_bounds_the_factor_of_every_eigenvalue():
@@ -148,7 +152,9 @@ def test_the_gain_bounds_the_factor_of_every_eigenvalue():
     with torch.no_grad():
         layer.step_before_softplus.copy_(torch.log(torch.expm1(torch.from_numpy(steps_T))))
     gain = spectra_of(layer, x_BND)[0].numbers["gain"]
-    assert gain == pytest.approx(np.abs(filter_response(np.linspace(values[K], values[-1], 100_001), steps_T)).max(), rel=1e-6)
+    assert gain == pytest.approx(
+        np.abs(filter_response(np.linspace(values[K], values[-1], 100_001), steps_T)).max(), rel=1e-6
+    )
     assert gain >= np.abs(filter_response(values[K:], steps_T)).max() > 0.1
 
 
@@ -175,7 +181,9 @@ def test_the_density_is_exact_from_enough_products_and_follows_its_options():
     assert all(np.abs(values - node).min() < 1e-8 for node in nodes)
     assert sorted(set(density.probe)) == [0, 1, 2]
     assert len(spectra_of(layer, x_BND, probes=2, products=4)[0].density.nodes) == 8
-    assert not np.array_equal(spectra_of(layer, x_BND, seed=1)[0].density.nodes, spectra_of(layer, x_BND)[0].density.nodes)
+    assert not np.array_equal(
+        spectra_of(layer, x_BND, seed=1)[0].density.nodes, spectra_of(layer, x_BND)[0].density.nodes
+    )
 
 
 def test_too_large_factors_leave_the_share_to_the_quadrature(monkeypatch):
@@ -184,10 +192,14 @@ def test_too_large_factors_leave_the_share_to_the_quadrature(monkeypatch):
     layer, x_BND = layer_of("sc")
     exact = spectra_of(layer, x_BND)[0].numbers["non_oscillating"]
     monkeypatch.setattr(laplacian, "MOST_FILL", 0)
-    assert spectra_of(layer, x_BND, probes=100, products=N * K)[0].numbers["non_oscillating"] == pytest.approx(exact, abs=0.05)
+    assert spectra_of(layer, x_BND, probes=100, products=N * K)[0].numbers["non_oscillating"] == pytest.approx(
+        exact, abs=0.05
+    )
 
 
-@pytest.mark.parametrize("settings", [{"graph": "cycle"}, {"graph": "complete"}, {"graph": "top_w"}, {"rank": 0}, {"edge_mlp": "separate"}])
+@pytest.mark.parametrize(
+    "settings", [{"graph": "cycle"}, {"graph": "complete"}, {"graph": "top_w"}, {"rank": 0}, {"edge_mlp": "separate"}]
+)
 def test_every_graph_has_its_spectrum(settings):
     layer, x_BND = layer_of("sc", **settings)
     found = spectra_of(layer, x_BND)[1].numbers
@@ -209,7 +221,8 @@ def dense_softmax(layer, x_BND, head, window=None, causal=False):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "seen"), [("sa", {}, {}), ("sa", {"direction": "causal"}, {"causal": True}), ("sw", {"window": 2}, {"window": 2})]
+    ("name", "settings", "seen"),
+    [("sa", {}, {}), ("sa", {"direction": "causal"}, {"causal": True}), ("sw", {"window": 2}, {"window": 2})],
 )
 def test_attentions_numbers_are_those_of_its_dense_softmax_matrix(name, settings, seen):
     layer, x_BND = layer_of(name, **settings)

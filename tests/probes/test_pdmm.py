@@ -17,7 +17,10 @@ def error(problem: Network, **options) -> float:
 
 
 def violation(problem: Network, x_ND: np.ndarray) -> float:
-    sums = [problem.constraint_ETRD[e, 0] @ x_ND[i] + problem.constraint_ETRD[e, 1] @ x_ND[j] for e, (i, j) in enumerate(problem.ends_ET)]
+    sums = [
+        problem.constraint_ETRD[e, 0] @ x_ND[i] + problem.constraint_ETRD[e, 1] @ x_ND[j]
+        for e, (i, j) in enumerate(problem.ends_ET)
+    ]
     return float(np.abs(np.array(sums) - problem.offset_ER).max())
 
 
@@ -29,7 +32,9 @@ def test_the_optimum_is_feasible_and_no_feasible_direction_descends(constraints)
     rows = np.zeros((problem.offset_ER.size, NODES * WIDTH))
     for e, (i, j) in enumerate(problem.ends_ET):
         for t, node in enumerate((i, j)):
-            rows[e * problem.offset_ER.shape[1] :][: problem.offset_ER.shape[1], node * WIDTH : (node + 1) * WIDTH] = problem.constraint_ETRD[e, t]
+            rows[e * problem.offset_ER.shape[1] :][: problem.offset_ER.shape[1], node * WIDTH : (node + 1) * WIDTH] = (
+                problem.constraint_ETRD[e, t]
+            )
     gradient = np.concatenate([problem.hessian_NDD[i] @ x_ND[i] - problem.linear_ND[i] for i in range(NODES)])
     feasible = np.linalg.svd(rows)[2][np.linalg.matrix_rank(rows) :]
     assert np.abs(feasible @ gradient).max(initial=0) < 1e-11
@@ -47,7 +52,9 @@ def test_under_consensus_the_optimum_is_the_solution_of_the_summed_problem():
 def test_converges_to_the_optimum_on_every_graph(graph, constraints, schedule):
     for seed in range(3):
         problem = network(graph, NODES, constraints=constraints, seed=seed)
-        assert any(error(problem, rho=1.0, iterations=most, schedule=schedule, seed=seed) < 1e-8 for most in (200, 6000)), seed
+        assert any(
+            error(problem, rho=1.0, iterations=most, schedule=schedule, seed=seed) < 1e-8 for most in (200, 6000)
+        ), seed
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -59,7 +66,8 @@ def test_converges_for_tiny_and_large_penalties_too(rho, schedule):
 
 
 def by_the_paper(problem: Network, rho: float, order: list[list[int]]):
-    """Eqs. 2 and 3 with dictionaries: x_i from the stationarity of (2), λ_{i|j} from (3), by the nodes of each turn at once. All states, first to last."""
+    """Eqs. 2 and 3 with dictionaries: x_i from the stationarity of (2), λ_{i|j} from (3), by the nodes of each turn at
+    once. All states, first to last."""
     edges = {}
     for e, (i, j) in enumerate(problem.ends_ET.tolist()):
         edges[i, j] = (problem.constraint_ETRD[e, 0], problem.constraint_ETRD[e, 1], problem.offset_ER[e])
@@ -108,7 +116,8 @@ def test_asynchronous_states_are_those_of_the_papers_recursion_for_the_same_orde
 
 
 def history(states, edges, i, j, k, *, as_printed: bool):
-    """λ_{j|i}^k / ρ for even k by Eq. 4. The paper prints its second sum with x_j^{2m−1} and x_i^{2m}; by (3) it is x_i^{2m−1} and x_j^{2m}."""
+    """λ_{j|i}^k / ρ for even k by Eq. 4. The paper prints its second sum with x_j^{2m−1} and x_i^{2m}; by (3) it is
+    x_i^{2m−1} and x_j^{2m}."""
     a_ij, a_ji, b = edges[i, j]
     x = [state[0] for state in states]
     total = np.zeros_like(b)
@@ -126,8 +135,12 @@ def test_a_multiplier_is_the_sum_of_historical_residuals(k):
     trace = pdmm(problem, rho=rho, iterations=k)
     states, edges = by_the_paper(problem, rho, [list(range(NODES))] * k)
     for e, (i, j) in enumerate(problem.ends_ET.tolist()):
-        assert np.allclose(trace.multiplier_TETR[k, e, 1], rho * history(states, edges, i, j, k, as_printed=False), atol=1e-12)
-        assert not np.allclose(trace.multiplier_TETR[k, e, 1], rho * history(states, edges, i, j, k, as_printed=True), atol=1e-3)
+        assert np.allclose(
+            trace.multiplier_TETR[k, e, 1], rho * history(states, edges, i, j, k, as_printed=False), atol=1e-12
+        )
+        assert not np.allclose(
+            trace.multiplier_TETR[k, e, 1], rho * history(states, edges, i, j, k, as_printed=True), atol=1e-3
+        )
 
 
 def test_recorded_residuals_are_what_the_multipliers_gained():
@@ -148,17 +161,24 @@ def test_an_asynchronous_residual_is_that_of_the_ends_last_turn():
         for t, (own, other) in enumerate(((i, j), (j, i))):
             a_own, a_other, b = edges[own, other]
             last = max((turn for turn, node in enumerate(turns) if node == own), default=None)
-            expected = np.zeros_like(b) if last is None else b - a_other @ states[last][0][other] - a_own @ states[last + 1][0][own]
+            expected = (
+                np.zeros_like(b)
+                if last is None
+                else b - a_other @ states[last][0][other] - a_own @ states[last + 1][0][own]
+            )
             assert np.allclose(trace.residual_TETR[-1, e, t], expected, atol=1e-12)
 
 
 def flat_pair() -> Network:
     """Two nodes that must agree, f = 0: every common value is optimal."""
-    return Network(np.zeros((2, 1, 1)), np.zeros((2, 1)), np.array([[0, 1]]), np.array([[[[1.0]], [[-1.0]]]]), np.array([[1.0]]))
+    return Network(
+        np.zeros((2, 1, 1)), np.zeros((2, 1)), np.array([[0, 1]]), np.array([[[[1.0]], [[-1.0]]]]), np.array([[1.0]])
+    )
 
 
 def test_merely_convex_nodes_exchange_their_values_for_ever_unless_messages_are_averaged():
-    """x_1 − x_2 = 1 with f = 0: plain synchronous PDMM never agrees, θ = ½ (ADMM) does, and so does one node at a time."""
+    """x_1 − x_2 = 1 with f = 0: plain synchronous PDMM never agrees, θ = ½ (ADMM) does, and so does one node at a
+    time."""
 
     def gap(**options) -> np.ndarray:
         x_T2 = pdmm(flat_pair(), rho=1.0, iterations=60, **options).x_TND[..., 0]
@@ -177,7 +197,9 @@ def test_averaging_keeps_the_optimum(averaging):
 
 def test_a_node_without_a_minimum_of_its_own_is_refused():
     loose = network("path", 3, constraints="general", seed=0)
-    flat = Network(np.zeros_like(loose.hessian_NDD), loose.linear_ND, loose.ends_ET, loose.constraint_ETRD, loose.offset_ER)
+    flat = Network(
+        np.zeros_like(loose.hessian_NDD), loose.linear_ND, loose.ends_ET, loose.constraint_ETRD, loose.offset_ER
+    )
     with pytest.raises(ValueError, match="node 0 has no unique minimum"):
         pdmm(flat, rho=1.0, iterations=1)
 

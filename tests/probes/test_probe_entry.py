@@ -48,13 +48,19 @@ def test_a_study_is_measured_collected_and_printed_and_skipped_the_second_time(t
     lab, runs, study = trained
     assert main(["what=spectra", f"ckpt={study.path}", *SMALL]) == 0
     said = capsys.readouterr().out
-    assert "Learned graphs of consensus layers, terminal checkpoint" in said and "Softmax attention as a filter, terminal checkpoint" in said
+    assert (
+        "Learned graphs of consensus layers, terminal checkpoint" in said
+        and "Softmax attention as a filter, terminal checkpoint" in said
+    )
     spectra, responses = (pd.read_parquet(study.results / f"{name}.parquet") for name in ("spectra", "filter"))
     assert list(spectra.columns) == PROBE_COLUMNS["spectra"] and list(responses.columns) == PROBE_COLUMNS["filter"]
     assert len(spectra) == 3 * 2 * 2 * 2, "runs, layers, heads, sequences"
     mix = spectra[spectra.run_id == runs["mix"].run_id]
     assert mix.groupby("layer").mixer.unique().map(list).to_dict() == {0: ["sa"], 1: ["sc"]}
-    assert spectra[spectra.mixer == "sc"].second_eigenvalue.isna().all() and spectra[spectra.mixer == "sa"].fiedler.isna().all()
+    assert (
+        spectra[spectra.mixer == "sc"].second_eigenvalue.isna().all()
+        and spectra[spectra.mixer == "sa"].fiedler.isna().all()
+    )
     sums = responses.groupby(["run_id", "layer", "head", "sequence", "probe"]).weight.sum()
     assert np.allclose(sums, 1)
     before = {path: path.stat().st_mtime_ns for path in lab.pool.glob("*/probes/*.parquet")}
@@ -86,7 +92,9 @@ def test_held_out_sequences_are_of_the_validation_side_and_the_same_for_every_ru
     first, second = (held_out(spec, lab.cache, 3) for spec in specs)
     assert torch.equal(first.inputs_BN, second.inputs_BN) and len(first.inputs_BN) == 3
     tokens = corpus_of(specs[0], lab.cache).val_tokens
-    assert first.targets_BN[0].tolist() == tokens[:16].tolist() and first.targets_BN[-1].tolist() == tokens[-16:].tolist()
+    assert (
+        first.targets_BN[0].tolist() == tokens[:16].tolist() and first.targets_BN[-1].tolist() == tokens[-16:].tolist()
+    )
     spec, model = checkpoint.load(runs["sa"].checkpoints()[-1])
     assert [len(x) for x in layer_inputs(model, first)] == [3, 3] and len(mixers(model)) == 2
 
@@ -132,7 +140,9 @@ def test_a_run_and_a_single_checkpoint_print_their_own_tables(trained, capsys):
     assert main(["what=spectra", f"ckpt={folder}", *SMALL]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Learned graphs of consensus layers, earliest checkpoint" in said
-    assert "with rope=absolute the layer takes off 2ηL̄ũ" in said and "rope=none" not in said, "the run's own setting, which it knows"
+    assert "with rope=absolute the layer takes off 2ηL̄ũ" in said and "rope=none" not in said, (
+        "the run's own setting, which it knows"
+    )
     assert main(["what=spectra", f"ckpt={runs['mix'].path}", *SMALL]) == 0
     assert "Softmax attention as a filter, terminal checkpoint" in capsys.readouterr().out
 
@@ -180,7 +190,10 @@ def test_results_forget_what_the_runs_lost(trained):
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["what=spectre", "ckpt=x"], "what='spectre': input should be 'spectra', 'qk', 'pdmm', 'streams' or 'connectivity'"),
+        (
+            ["what=spectre", "ckpt=x"],
+            "what='spectre': input should be 'spectra', 'qk', 'pdmm', 'streams' or 'connectivity'",
+        ),
         (["what=spectra"], "what=spectra needs ckpt=FOLDER: a study, a run or a checkpoint"),
         (["ckpt=x"], "what: a value is missing; give what=…"),
         (["what=qk", "ckpt=/nothing/there"], "no checkpoint at /nothing/there"),

@@ -1,4 +1,5 @@
-"""Sampled proteins against loops written out: which place of which track is filled with what, what the contexts are, what lies on disk and reads back."""
+"""Sampled proteins against loops written out: which place of which track is filled with what, what the contexts are,
+what lies on disk and reads back."""
 
 from __future__ import annotations
 
@@ -52,7 +53,11 @@ def rows(directory):
 
 
 def files(directory):
-    return {path.relative_to(directory.path): path.read_bytes() for path in sorted((directory.path / "samples").rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(directory.path): path.read_bytes()
+        for path in sorted((directory.path / "samples").rglob("*"))
+        if path.is_file()
+    }
 
 
 def probabilities(model, tracks, sizes):
@@ -114,8 +119,15 @@ def test_proteins_are_as_long_as_the_held_out_ones_cropped_and_from_the_front_ag
     sample(lab, runs["bare"], num=len(chains) + 2, batch=4)
     lengths = [min(len(chain), POSITIONS - 2) for chain in chains]
     assert len(set(lengths)) > 1 and POSITIONS - 2 in lengths
-    assert [len(row["text"]) for row in rows(runs["bare"])] == lengths + lengths[:2] == [len(row["structure"]) for row in rows(runs["bare"])]
-    assert all(set(row["text"]) <= set(LETTERS) and 0 <= min(row["structure"]) <= max(row["structure"]) < 175 for row in rows(runs["bare"]))
+    assert (
+        [len(row["text"]) for row in rows(runs["bare"])]
+        == lengths + lengths[:2]
+        == [len(row["structure"]) for row in rows(runs["bare"])]
+    )
+    assert all(
+        set(row["text"]) <= set(LETTERS) and 0 <= min(row["structure"]) <= max(row["structure"]) < 175
+        for row in rows(runs["bare"])
+    )
 
 
 def test_empty_contexts_sample_exactly_what_the_same_weights_without_contexts_do(trained):
@@ -123,10 +135,21 @@ def test_empty_contexts_sample_exactly_what_the_same_weights_without_contexts_do
     given, model = checkpoint.load(runs["given"].checkpoints()[-1])
     bare = build_model(lab.spec(), corpus_of(given, lab.cache).format).eval()
     weights = model.state_dict()
-    bare.load_state_dict({name: weights[name if name in weights else name.replace("embedding.", "embedding.sources.")] for name in bare.state_dict()})
+    bare.load_state_dict(
+        {
+            name: weights[name if name in weights else name.replace("embedding.", "embedding.sources.")]
+            for name in bare.state_dict()
+        }
+    )
     found = {}
-    for name, run, net, contexts in (("off", lab.spec(), bare, "empty"), ("empty", given, model, "empty"), ("given", given, model, "given")):
-        source = ProteinSource(run, net, corpus_of(run, lab.cache), generate_spec(contexts=contexts), "top_prob", torch.device("cpu"))
+    for name, run, net, contexts in (
+        ("off", lab.spec(), bare, "empty"),
+        ("empty", given, model, "empty"),
+        ("given", given, model, "given"),
+    ):
+        source = ProteinSource(
+            run, net, corpus_of(run, lab.cache), generate_spec(contexts=contexts), "top_prob", torch.device("cpu")
+        )
         drawing = source.draw(range(4))
         with pytest.raises(StopIteration) as done:
             while True:
@@ -140,7 +163,11 @@ def test_given_contexts_are_those_of_the_held_out_proteins_with_nothing_hidden(t
     from stability.objectives.multitrack import MultitrackMaskedModel
 
     seen, original = [], MultitrackMaskedModel.track_probs
-    monkeypatch.setattr(MultitrackMaskedModel, "track_probs", lambda self, model, inputs, mask: seen.append(inputs) or original(self, model, inputs, mask))
+    monkeypatch.setattr(
+        MultitrackMaskedModel,
+        "track_probs",
+        lambda self, model, inputs, mask: seen.append(inputs) or original(self, model, inputs, mask),
+    )
     sample(lab, runs["given"], num=2, contexts="given")
     ss, sasa = seen[0].contexts
     for row in range(2):
@@ -148,7 +175,10 @@ def test_given_contexts_are_those_of_the_held_out_proteins_with_nothing_hidden(t
         known = [False, *own.ss_mask_N.tolist(), False]
         assert ss.mask[row, : len(known)].tolist() == known and not ss.mask[row, len(known) :].any() and any(known)
         assert ss.tokens[row, 1 : len(own) + 1][own.ss_mask_N].tolist() == own.ss_N[own.ss_mask_N].tolist()
-        assert sasa.tokens[row, 1 : len(own) + 1].tolist() == own.sasa_bins_N.tolist() and sasa.mask[row, 1 : len(own) + 1].all()
+        assert (
+            sasa.tokens[row, 1 : len(own) + 1].tolist() == own.sasa_bins_N.tolist()
+            and sasa.mask[row, 1 : len(own) + 1].all()
+        )
     assert all(torch.equal(each.contexts[0].mask, ss.mask) for each in seen) and len(seen) >= 24
 
 
@@ -168,9 +198,17 @@ def test_the_same_settings_give_the_same_files_and_another_seed_or_batch_others_
 
 def test_letters_lie_as_fasta_beside_and_a_track_that_is_not_predicted_leaves_no_file(trained):
     lab, runs = trained
-    for name, kept in (("bare", {"terminal", "terminal.fasta"}), ("letters", {"terminal.fasta"}), ("folds", {"terminal"})):
+    for name, kept in (
+        ("bare", {"terminal", "terminal.fasta"}),
+        ("letters", {"terminal.fasta"}),
+        ("folds", {"terminal"}),
+    ):
         sample(lab, runs[name], num=2)
-        assert {path.name for path in (runs[name].path / "samples").iterdir()} == {"terminal.json", "terminal.jsonl", *kept}
+        assert {path.name for path in (runs[name].path / "samples").iterdir()} == {
+            "terminal.json",
+            "terminal.jsonl",
+            *kept,
+        }
     records = (runs["letters"].path / "samples" / "terminal.fasta").read_text().split(">")[1:]
     assert ["".join(record.splitlines()[1:]) for record in records] == [row["text"] for row in rows(runs["letters"])]
     assert records[0].startswith("sample_0 sampler=top_prob temperature=1.0 seed=0 checkpoint=")
@@ -182,7 +220,9 @@ def test_what_is_there_is_kept_and_what_is_missing_is_made_again(trained, capsys
     assert main(words) == 0
     first = files(runs["given"])
     assert main(words) == 0 and "skips 1 of 1" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"finished samples with contexts=empty \(asked for: given\).*;\noverwrite=true replaces them"):
+    with pytest.raises(
+        ValueError, match=r"finished samples with contexts=empty \(asked for: given\).*;\noverwrite=true replaces them"
+    ):
         main([*words, "contexts=given"])
     shutil.rmtree(runs["given"].path / "samples" / "terminal")
     assert missing_phases(runs["given"], generate_spec(num=3)) == ["terminal"]
@@ -211,9 +251,19 @@ def test_an_interrupted_generation_leaves_nothing_and_goes_on(trained, left_afte
 def test_a_model_that_gives_no_numbers_has_no_samples_and_no_nll(trained, monkeypatch):
     lab, runs = trained
     nowhere = "stability.objectives.multitrack.MultitrackMaskedModel.track_probs"
-    monkeypatch.setattr(nowhere, lambda self, model, inputs, mask_BN: [torch.full((*mask_BN.shape, 25), math.nan), torch.full((*mask_BN.shape, 175), math.nan)])
+    monkeypatch.setattr(
+        nowhere,
+        lambda self, model, inputs, mask_BN: [
+            torch.full((*mask_BN.shape, 25), math.nan),
+            torch.full((*mask_BN.shape, 175), math.nan),
+        ],
+    )
     spec = sample(lab, runs["bare"], oracle=f"ckpt:{runs['bare'].path}")
-    assert is_generated(runs["bare"], spec) and rows(runs["bare"]) == [] and not list((runs["bare"].path / "samples" / "terminal").iterdir())
+    assert (
+        is_generated(runs["bare"], spec)
+        and rows(runs["bare"]) == []
+        and not list((runs["bare"].path / "samples" / "terminal").iterdir())
+    )
     assert "not finite" in read_json(stored_samples.meta_file(runs["bare"], "terminal"))["reason"]
     assert len(pd.read_parquet(runs["bare"].generation_file("terminal"))) == 0
     study = StudyFolder.of(lab.pool, "nan")
@@ -227,5 +277,10 @@ def test_equally_long_samples_at_temperature_0_are_warned_of(trained):
     lab, _ = trained
     run = lab.spec(contexts=("ss",))
     assert equal_samples(run, generate_spec(temperature=0)) == "samples of a checkpoint that are equally long"
-    for changes in ({"temperature": 0.1}, {"temperature": 0, "sampler": "random"}, {"temperature": 0, "contexts": "given"}, {"temperature": 0, "num": 1}):
+    for changes in (
+        {"temperature": 0.1},
+        {"temperature": 0, "sampler": "random"},
+        {"temperature": 0, "contexts": "given"},
+        {"temperature": 0, "num": 1},
+    ):
         assert equal_samples(run, generate_spec(**changes)) == ""

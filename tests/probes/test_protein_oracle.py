@@ -33,7 +33,8 @@ LARGER = {"name": "tiny", "layers": 2, "width": 24, "heads": 2, "positions": 22}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Runs, and those that are to judge them: larger, with contexts that the runs have or have not, for the tracks that they predict."""
+    """Runs, and those that are to judge them: larger, with contexts that the runs have or have not, for the tracks that
+    they predict."""
     lab = ProteinLab(tmp_path_factory.mktemp("proteins"))
     specs = {
         "run": lab.spec(contexts=("ss", "sasa")),
@@ -47,7 +48,10 @@ def trained(tmp_path_factory):
         "short": lab.spec(model={**LARGER, "positions": 16}),
     }
     text = Lab(tmp_path_factory.mktemp("text"))
-    return lab, {**{name: lab.train(spec) for name, spec in specs.items()}, "ar": text.train(text.spec(objective={"name": "ar"}))}
+    return lab, {
+        **{name: lab.train(spec) for name, spec in specs.items()},
+        "ar": text.train(text.spec(objective={"name": "ar"})),
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -72,15 +76,24 @@ def chain_of(lab, run, index, found, contexts):
 
 
 def slowly(oracle, chain, index, draws):
-    """Of each track, the mean over draws of the mean over masked positions of −log softmax, each protein in a forward pass of its own, by the definition."""
+    """Of each track, the mean over draws of the mean over masked positions of −log softmax, each protein in a forward
+    pass of its own, by the definition."""
     objective: MultitrackMaskedModel = oracle.objective
     examples = objective.examples(batch_of([chain] * draws), generator_for(0, "oracle", index))
-    sizes, totals = [{"sequence": 25, "structure": 175}[name] for name in objective.components], [0.0] * len(objective.components)
+    sizes, totals = (
+        [{"sequence": 25, "structure": 175}[name] for name in objective.components],
+        [0.0] * len(objective.components),
+    )
     for row in range(draws):
         sources = tuple(track[row : row + 1] for track in examples.inputs_BN.sources)
-        contexts = tuple(track._replace(tokens=track.tokens[row : row + 1], mask=track.mask[row : row + 1]) for track in examples.inputs_BN.contexts)
+        contexts = tuple(
+            track._replace(tokens=track.tokens[row : row + 1], mask=track.mask[row : row + 1])
+            for track in examples.inputs_BN.contexts
+        )
         with torch.no_grad():
-            logits = oracle.model(TrackInputs(sources, contexts), mask_BN=torch.ones_like(sources[0], dtype=torch.bool))[0]
+            logits = oracle.model(
+                TrackInputs(sources, contexts), mask_BN=torch.ones_like(sources[0], dtype=torch.bool)
+            )[0]
         start = 0
         for track, size in enumerate(sizes):
             hidden = [place for place, token in enumerate(sources[track][0].tolist()) if token == MASK]
@@ -99,10 +112,17 @@ def encode_of(chain, track):
 
 
 @pytest.mark.parametrize(
-    ("name", "judge", "contexts"), [("run", "judge", "empty"), ("run", "judge", "given"), ("letters", "letters_judge", "empty"), ("folds", "folds", "empty")]
+    ("name", "judge", "contexts"),
+    [
+        ("run", "judge", "empty"),
+        ("run", "judge", "given"),
+        ("letters", "letters_judge", "empty"),
+        ("folds", "folds", "empty"),
+    ],
 )
 def test_scores_are_those_of_a_slow_loop_in_float64(trained, name, judge, contexts):
-    """``given`` shows the judge what the run was shown, SS and not SASA (which it does not read), nor domains (which the run does not)."""
+    """``given`` shows the judge what the run was shown, SS and not SASA (which it does not read), nor domains (which
+    the run does not)."""
     lab, runs = trained
     spec = sample(lab, runs[name], num=3, contexts=contexts)
     run = checkpoint.load(runs[name].checkpoints()[-1])[0]
@@ -142,7 +162,11 @@ def test_a_table_has_the_components_and_the_runs_of_a_study_their_means(trained)
     first, letters = table(runs["bare"]), table(runs["letters"])
     assert list(first.columns) == PROTEIN_GENERATION_COLUMNS and len(first) == 5
     assert first.nll.to_numpy() == pytest.approx((first.nll_sequence + first.nll_structure).to_numpy())
-    assert letters.nll.equals(letters.nll_sequence) and letters.nll_structure.isna().all() and first.nll_per_byte.isna().all()
+    assert (
+        letters.nll.equals(letters.nll_sequence)
+        and letters.nll_structure.isna().all()
+        and first.nll_per_byte.isna().all()
+    )
     assert set(first.oracle) == {f"ckpt:{runs['judge'].run_id}/step_000006"}
     study = StudyFolder.of(lab.pool, "both")
     study.write([runs["bare"].run_id, runs["letters"].run_id])
@@ -163,7 +187,8 @@ def test_a_score_depends_neither_on_the_other_samples_nor_on_the_batch(trained):
 
 
 def test_a_model_s_own_held_out_proteins_cost_its_validation_nll(trained):
-    """With contexts given and many draws, the oracle's score is what validation measures, but for the masks that were drawn."""
+    """With contexts given and many draws, the oracle's score is what validation measures, but for the masks that were
+    drawn."""
     lab, runs = trained
     run, _ = checkpoint.load(runs["run"].checkpoints()[-1])
     corpus = corpus_of(run, lab.cache)
@@ -183,7 +208,10 @@ def test_samples_are_scored_again_by_another_oracle_or_draws_only_if_asked_for(t
     words = [f"ckpt={runs['bare'].path}", "num=2", "device=cpu", f"oracle=ckpt:{runs['judge'].path}"]
     assert main(words) == 0
     scored = table(runs["bare"])
-    with pytest.raises(ValueError, match=r"has scores with oracle_draws=8 \(asked for: 3\) of its terminal checkpoint.*;\noverwrite=true replaces"):
+    with pytest.raises(
+        ValueError,
+        match=r"has scores with oracle_draws=8 \(asked for: 3\) of its terminal checkpoint.*;\noverwrite=true replaces",
+    ):
         main([*words, "oracle_draws=3"])
     with pytest.raises(ValueError, match=r"has scores of another oracle \(ckpt:\w+/step_000006; asked for: ckpt:"):
         main([*words[:-1], f"oracle=ckpt:{runs['bare'].path}"])
@@ -201,7 +229,11 @@ def test_words_of_other_data_are_not_shown_to_an_oracle(trained, monkeypatch):
     monkeypatch.setattr("stability.probes.generation.protein_oracle.corpus_of", lambda *_: others)
     elsewhere = run.model_copy(update={"data_fingerprint": "elsewhere"})
     given = generate_spec(oracle=f"ckpt:{runs['judge'].path}", contexts="given")
-    with pytest.raises(ValueError, match="numbers its domains otherwise than these samples' data, and contexts=given shows it theirs;\ntrain one on the same"):
+    with pytest.raises(
+        ValueError,
+        match="numbers its domains otherwise than these samples' data, and contexts=given shows it theirs;\ntrain one "
+        "on the same",
+    ):
         load_protein_oracle(elsewhere, given, corpus, "cpu")
     load_protein_oracle(elsewhere, given.model_copy(update={"contexts": "empty"}), corpus, "cpu")
     load_protein_oracle(run, given, corpus, "cpu")
@@ -214,32 +246,57 @@ def test_words_of_other_data_are_not_shown_to_an_oracle(trained, monkeypatch):
     [
         (
             ["ckpt=BARE", "oracle=hf:gpt2"],
-            "oracle=hf:gpt2 reads text, and these samples are proteins;\ngive oracle=ckpt:FOLDER, a run with objective=multitrack",
+            "oracle=hf:gpt2 reads text, and these samples are proteins;\ngive oracle=ckpt:FOLDER, a run with "
+            "objective=multitrack",
         ),
-        (["ckpt=BARE", "oracle=ckpt:AR"], "was trained with objective=ar, which scores no proteins;\ngive a run with objective=multitrack"),
+        (
+            ["ckpt=BARE", "oracle=ckpt:AR"],
+            "was trained with objective=ar, which scores no proteins;\ngive a run with objective=multitrack",
+        ),
         (
             ["ckpt=BARE", "oracle=ckpt:LETTERS"],
-            "was trained with objective.sources=[sequence], and these samples are of objective.sources=[sequence,structure];\n"
-            "give a run with objective.sources=[sequence,structure]",
+            "was trained with objective.sources=[sequence], and these samples are of "
+            "objective.sources=[sequence,structure];\ngive a run with objective.sources=[sequence,structure]",
         ),
         (["ckpt=BARE", "oracle=ckpt:ONE"], "was trained with objective.tokenizer="),
-        (["ckpt=BARE", "oracle=ckpt:SHORT"], "reads 14 residues, and the longest of these samples has 18;\ngive one with model.positions=20 or more"),
+        (
+            ["ckpt=BARE", "oracle=ckpt:SHORT"],
+            "reads 14 residues, and the longest of these samples has 18;\ngive one with model.positions=20 or more",
+        ),
         (["ckpt=BARE", "oracle=ckpt:/nothing/there"], "no checkpoint at /nothing/there"),
         (["ckpt=AR", "oracle=ckpt:BARE"], "was trained with objective=multitrack, which gives no NLL of a whole text"),
         (["ckpt=BARE", "contexts=given"], "contexts=given, and this run reads none (objective.contexts=[])"),
         (["ckpt=BARE", "contexts=all"], "contexts='all': input should be 'empty' or 'given'"),
         (["ckpt=BARE", "sampler=euler"], "sampler=euler does not fit objective=multitrack; these do: top_prob, random"),
-        (["ckpt=BARE", "steps=5"], "steps=5 belongs to sampler=euler and sampler=analytic; sampler=auto is top_prob here"),
-        (["ckpt=BARE", "oracle_draws=3"], "oracle_draws=3 belongs to an oracle, and none is given; add oracle=ckpt:FOLDER"),
-        (["ckpt=BARE", "oracle_draws=0", "oracle=ckpt:BARE"], "oracle_draws=0: input should be greater than or equal to 1"),
-        (["ckpt=AR", "contexts=given"], "contexts=given belongs to samples of proteins (objective=multitrack); objective=ar has no use for it"),
-        (["ckpt=AR", "oracle=ckpt:AR", "oracle_draws=3"], "oracle_draws=3 belongs to samples of proteins (objective=multitrack)"),
+        (
+            ["ckpt=BARE", "steps=5"],
+            "steps=5 belongs to sampler=euler and sampler=analytic; sampler=auto is top_prob here",
+        ),
+        (
+            ["ckpt=BARE", "oracle_draws=3"],
+            "oracle_draws=3 belongs to an oracle, and none is given; add oracle=ckpt:FOLDER",
+        ),
+        (
+            ["ckpt=BARE", "oracle_draws=0", "oracle=ckpt:BARE"],
+            "oracle_draws=0: input should be greater than or equal to 1",
+        ),
+        (
+            ["ckpt=AR", "contexts=given"],
+            "contexts=given belongs to samples of proteins (objective=multitrack); objective=ar has no use for it",
+        ),
+        (
+            ["ckpt=AR", "oracle=ckpt:AR", "oracle_draws=3"],
+            "oracle_draws=3 belongs to samples of proteins (objective=multitrack)",
+        ),
     ],
 )
 def test_mistakes_are_told_in_two_lines_and_nothing_is_written(trained, words, message):
     _, runs = trained
     for name, directory in runs.items():
-        words = [word.replace(f"={name.upper()}", f"={directory.path}").replace(f":{name.upper()}", f":{directory.path}") for word in words]
+        words = [
+            word.replace(f"={name.upper()}", f"={directory.path}").replace(f":{name.upper()}", f":{directory.path}")
+            for word in words
+        ]
     with pytest.raises(ValueError) as caught:
         main([*words, "num=3", "device=cpu"])
     assert message in str(caught.value) and len(str(caught.value).splitlines()) <= 2
@@ -248,7 +305,9 @@ def test_mistakes_are_told_in_two_lines_and_nothing_is_written(trained, words, m
 
 def test_a_missing_tokenizer_is_told_before_anything_is_sampled(trained, monkeypatch):
     lab, runs = trained
-    monkeypatch.setattr("stability.objectives.multitrack.MultitrackMaskedModel.track_probs", lambda *_: pytest.fail("sampled"))
+    monkeypatch.setattr(
+        "stability.objectives.multitrack.MultitrackMaskedModel.track_probs", lambda *_: pytest.fail("sampled")
+    )
     place = lab.pool / "tokenizers"
     place.rename(lab.pool / "moved")
     try:
@@ -260,7 +319,9 @@ def test_a_missing_tokenizer_is_told_before_anything_is_sampled(trained, monkeyp
 
 def test_the_command_ends_with_exit_code_2_and_no_traceback(trained, entered):
     _, runs = trained
-    done = entered("stability.generate", f"ckpt={runs['bare'].path}", "num=2", f"oracle=ckpt:{runs['letters'].path}", "device=cpu")
+    done = entered(
+        "stability.generate", f"ckpt={runs['bare'].path}", "num=2", f"oracle=ckpt:{runs['letters'].path}", "device=cpu"
+    )
     assert done.returncode == 2 and done.stderr.startswith("error: oracle=ckpt:") and len(done.stderr.splitlines()) == 2
 
 

@@ -32,14 +32,26 @@ def rows(directory):
 
 
 def structures(directory):
-    """By biotite, which has a parser of its own: three-letter name, atom names and coordinates of each residue of each sample."""
+    """By biotite, which has a parser of its own: three-letter name, atom names and coordinates of each residue of each
+    sample."""
     from biotite.structure.io import pdbx
 
     found = []
     for index in range(len(rows(directory))):
-        atoms = pdbx.get_structure(pdbx.CIFFile.read(directory.path / "samples" / "terminal" / f"sample_{index}.cif"), model=1)
+        atoms = pdbx.get_structure(
+            pdbx.CIFFile.read(directory.path / "samples" / "terminal" / f"sample_{index}.cif"), model=1
+        )
         ids = sorted(set(atoms.res_id.tolist()))
-        found.append([(atoms.res_name[atoms.res_id == at][0], atoms.atom_name[atoms.res_id == at].tolist(), atoms.coord[atoms.res_id == at]) for at in ids])
+        found.append(
+            [
+                (
+                    atoms.res_name[atoms.res_id == at][0],
+                    atoms.atom_name[atoms.res_id == at].tolist(),
+                    atoms.coord[atoms.res_id == at],
+                )
+                for at in ids
+            ]
+        )
     return found
 
 
@@ -60,10 +72,16 @@ def test_structures_are_the_second_stage_s_atoms_of_the_sampled_letters(lab):
         for letter, (_, names, places), atoms in zip(row["text"], residues, by_stage_2(lab, lab.two, row), strict=True):
             assert names == list(atom_names(letter))
             np.testing.assert_allclose(places, atoms[: len(names)], atol=6e-4)
-    assert what_is_said(directory) == "mmCIF, all heavy atoms by the tokenizer's stage 2 (unchecked: the chains that it learned from are gone)"
+    assert (
+        what_is_said(directory)
+        == "mmCIF, all heavy atoms by the tokenizer's stage 2 (unchecked: the chains that it learned from are gone)"
+    )
 
 
-@pytest.mark.parametrize(("kind", "said"), [("one", "the tokenizer has no stage 2"), ("folds", "stage 2 reads letters, and the model predicts none")])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("one", "the tokenizer has no stage 2"), ("folds", "stage 2 reads letters, and the model predicts none")],
+)
 def test_without_a_second_stage_or_letters_structures_are_the_backbone_and_that_is_said(lab, kind, said, capsys):
     directory = lab.train(lab.spec(tokenizer=lab.one) if kind == "one" else lab.spec(sources=("structure",)))
     assert main([f"ckpt={directory.path}", "num=2", "device=cpu"]) == 0
@@ -71,25 +89,38 @@ def test_without_a_second_stage_or_letters_structures_are_the_backbone_and_that_
     tokenizer = load_tokenizer(lab.pool, lab.one if kind == "one" else lab.two)
     for row, residues in zip(rows(directory), structures(directory), strict=True):
         expected = tokenizer.decode(torch.tensor([row["structure"]]))[0].numpy()
-        assert [name for name, _, _ in residues] == [ONE_TO_THREE.get(letter, "UNK") for letter in row["text"] or "X" * len(expected)]
+        assert [name for name, _, _ in residues] == [
+            ONE_TO_THREE.get(letter, "UNK") for letter in row["text"] or "X" * len(expected)
+        ]
         assert all(names == ["N", "CA", "C"] for _, names, _ in residues)
         np.testing.assert_allclose(np.stack([places for _, _, places in residues]), expected, atol=6e-4)
 
 
 @pytest.mark.parametrize(
-    ("kept", "said"), [(4, "mmCIF, 4 of 14 atom places of a residue by the tokenizer's stage 2 (the chains that it"), (14, "mmCIF, all heavy")]
+    ("kept", "said"),
+    [
+        (4, "mmCIF, 4 of 14 atom places of a residue by the tokenizer's stage 2 (the chains that it"),
+        (14, "mmCIF, all heavy"),
+    ],
 )
 def test_atoms_that_the_tokenizer_s_own_chains_never_had_are_not_written(lab, kept, said):
     """Stage 2 gives fourteen places whatever it learned; here the chains end at O, or do not."""
     whole = [known_chain(seed) for seed in range(6)]
-    cut = [replace(each, atoms14_NAX=np.where(np.arange(14)[:, None] < kept, each.atoms14_NAX, np.nan).astype(np.float32)) for each in whole]
+    cut = [
+        replace(each, atoms14_NAX=np.where(np.arange(14)[:, None] < kept, each.atoms14_NAX, np.nan).astype(np.float32))
+        for each in whole
+    ]
     corpus = corpus_of(cut, (), None, "cut", 0.3)
     corpus.save(lab.cache / corpus.fingerprint)
-    identity = train_tokenizer(lab.pool, spec(steps=2, atom_steps=2, warmup_steps=0, data_fingerprint=corpus.fingerprint)).run_id
+    identity = train_tokenizer(
+        lab.pool, spec(steps=2, atom_steps=2, warmup_steps=0, data_fingerprint=corpus.fingerprint)
+    ).run_id
     directory = lab.train(lab.spec(tokenizer=identity))
     sample(lab, directory, num=2)
     for row, residues in zip(rows(directory), structures(directory), strict=True):
-        for letter, (_, names, places), atoms in zip(row["text"], residues, by_stage_2(lab, identity, row), strict=True):
+        for letter, (_, names, places), atoms in zip(
+            row["text"], residues, by_stage_2(lab, identity, row), strict=True
+        ):
             assert names == list(atom_names(letter)[:kept])
             np.testing.assert_allclose(places, atoms[: len(names)], atol=6e-4)
     assert what_is_said(directory).startswith(said)

@@ -77,7 +77,9 @@ def test_without_weight_decay_u_lacks_the_decay_that_the_steps_still_take(lab, s
     _, included = measured(lab, spec, SHORT)
     by_hand.measured_decay = True
     assert_rows(included, by_hand, state)
-    assert (abs(included.curvature / table.curvature - 1) > 0.1).any(), "the decay is too small here to tell the two apart"
+    assert (abs(included.curvature / table.curvature - 1) > 0.1).any(), (
+        "the decay is too small here to tell the two apart"
+    )
 
 
 def test_a_file_older_than_an_option_counts_as_measured_with_its_default(lab):
@@ -98,8 +100,11 @@ OLD_COLUMNS = ["gradient", "difference_curvature", "float64_curvature"]  # what 
 
 
 def as_before(directory, curvature=SHORT, **changes):
-    """The terminal file as it was before gradient=auto: the true gradient's slope in every state, no column that says so, no states that are not defined."""
-    for _ in measure(directory, curvature.model_copy(update={"gradient": "true"}), cache_dir=CACHE[directory], device="cpu"):
+    """The terminal file as it was before gradient=auto: the true gradient's slope in every state, no column that says
+    so, no states that are not defined."""
+    for _ in measure(
+        directory, curvature.model_copy(update={"gradient": "true"}), cache_dir=CACHE[directory], device="cpu"
+    ):
         pass
     path = directory.curvature_file("terminal")
     stored = {**json.loads(read_metadata(path)[PROTOCOL]), "gradient": "true", **changes}
@@ -130,7 +135,9 @@ def test_of_a_file_from_before_only_state_paper_is_measured_again(old):
     assert dict(after.groupby("state").gradient.unique().map(list)) == {"checkpoint": ["true"], "paper": ["clipped"]}
     own = [table[table.state == "checkpoint"][before.columns].reset_index(drop=True) for table in (before, after)]
     pd.testing.assert_frame_equal(*own, check_exact=True)
-    assert (before[before.state == "paper"].slope.to_numpy() < after[after.state == "paper"].slope.to_numpy()).all(), "the true one is longer, and descends"
+    assert (before[before.state == "paper"].slope.to_numpy() < after[after.state == "paper"].slope.to_numpy()).all(), (
+        "the true one is longer, and descends"
+    )
     assert is_measured(old, SHORT) and steps_taken(old, SHORT) == 0
 
 
@@ -176,7 +183,10 @@ def test_a_state_that_the_optimizer_does_not_define_is_named_where_its_rows_woul
     # a file from before says it by the rows that it lacks
     path = directory.curvature_file("terminal")
     write_parquet(pd.read_parquet(path), path, {PROTOCOL: read_metadata(path)[PROTOCOL]})
-    assert collect(study.path).runs.set_index("optimizer").undefined_states.fillna("").to_dict() == {"sgd": "paper", "adamw": ""}
+    assert collect(study.path).runs.set_index("optimizer").undefined_states.fillna("").to_dict() == {
+        "sgd": "paper",
+        "adamw": "",
+    }
 
 
 def test_a_run_that_was_asked_for_that_state_alone_says_so_without_a_row(lab):
@@ -208,8 +218,13 @@ def test_a_study_is_measured_and_tabulated_by_one_command_that_resumes(lab, caps
     printed = capsys.readouterr().out
     for phase in ("terminal", "earliest"):
         assert f"“checkpoint”, {phase}" in printed
-    assert "slope of the clipped gradient in state “paper” and true gradient in state “checkpoint”; weight decay included in u" in printed
-    assert "slope of the true gradient; weight decay included in u" in " ".join(printed.split()), "of the table of that state"
+    assert (
+        "slope of the clipped gradient in state “paper” and true gradient in state “checkpoint”; weight decay "
+        "included in u" in printed
+    )
+    assert "slope of the true gradient; weight decay included in u" in " ".join(printed.split()), (
+        "of the table of that state"
+    )
     assert set(pd.read_parquet(study.results / "curvature.parquet").phase) == {"terminal", "earliest"}
     kept = directories[0].curvature_file("terminal").stat().st_mtime_ns
     directories[1].curvature_file("earliest").unlink()
@@ -237,14 +252,20 @@ def test_a_file_older_than_parity_steps_counts_as_measured_and_one_with_fewer_of
     assert not is_measured(directory, more)
     stored = {key: value for key, value in json.loads(protocol_of(SHORT)).items() if key != "spectra"}
     assert "parity_steps" not in stored
-    write_parquet(table.drop(columns=["parity_curvature", "parity_alpha_max"]), directory.curvature_file("terminal"), {PROTOCOL: json.dumps(stored)})
+    write_parquet(
+        table.drop(columns=["parity_curvature", "parity_alpha_max"]),
+        directory.curvature_file("terminal"),
+        {PROTOCOL: json.dumps(stored)},
+    )
     assert is_measured(directory, more)
 
 
 def test_the_collected_steps_carry_the_protocol_with_the_runs_own_batch_and_clipping_norm(lab):
     study, directories = study_of(lab)
     measured(lab, lab.spec(), SHORT)
-    for _ in measure(directories[1], SHORT.model_copy(update={"batch": 2, "clip_norm": 0.5}), cache_dir=lab.cache, device="cpu"):
+    for _ in measure(
+        directories[1], SHORT.model_copy(update={"batch": 2, "clip_norm": 0.5}), cache_dir=lab.cache, device="cpu"
+    ):
         pass
     rows = collect(study.path).curvature
     stored = {run_id: json.loads(group.protocol.iloc[0]) for run_id, group in rows.groupby("run_id")}

@@ -1,4 +1,5 @@
-"""Samplers against distributions that are known: three tokens whose joint law is written down, exact denoisers and exact scores from it."""
+"""Samplers against distributions that are known: three tokens whose joint law is written down, exact denoisers and
+exact scores from it."""
 
 from __future__ import annotations
 
@@ -10,11 +11,22 @@ import torch
 from scipy import stats
 
 from stability.objectives._noise import Geometric, LogLinear
-from stability.probes.generation.samplers import Draws, NonFinite, categorical, left_to_right, reverse_diffusion, step_probs, tempered, unmask, unmask_tracks
+from stability.probes.generation.samplers import (
+    Draws,
+    NonFinite,
+    categorical,
+    left_to_right,
+    reverse_diffusion,
+    step_probs,
+    tempered,
+    unmask,
+    unmask_tracks,
+)
 
 V, N = 3, 2
 MASK = V
-JOINT = torch.tensor([[0.30, 0.02, 0.08], [0.05, 0.15, 0.10], [0.01, 0.24, 0.05]], dtype=torch.float64)  # p(x_0, x_1): neither uniform nor a product
+# p(x_0, x_1): neither uniform nor a product
+JOINT = torch.tensor([[0.30, 0.02, 0.08], [0.05, 0.15, 0.10], [0.01, 0.24, 0.05]], dtype=torch.float64)
 MANY = 6000
 
 
@@ -55,7 +67,8 @@ CLEAN = cached(clean_probs)
 
 
 def absorbing_scores(tokens_BN, sigma):
-    """Exact ratios p_σ(y at i)/p_σ(x) with one mask changed: p(x_i = y | the rest)/(e^σ − 1); nonsense where nothing is masked."""
+    """Exact ratios p_σ(y at i)/p_σ(x) with one mask changed: p(x_i = y | the rest)/(e^σ − 1); nonsense where nothing is
+    masked."""
     ratios = CLEAN(tokens_BN) / math.expm1(float(sigma))
     scores = torch.cat([ratios, torch.full((*tokens_BN.shape, 1), 7.0, dtype=torch.float64)], -1)
     return scores.scatter(-1, tokens_BN[..., None], 1.0)
@@ -95,29 +108,55 @@ def test_unmasking_recovers_a_known_joint_law(order):
 def test_left_to_right_recovers_a_known_joint_law():
     tokens = torch.zeros(MANY, N, dtype=torch.int64)
     tokens[:, 0] = categorical(JOINT.sum(1).expand(MANY, V), OneStream(MANY, 1).uniforms())
-    steps = left_to_right(lambda before: JOINT[before[:, 0]] / JOINT[before[:, 0]].sum(1, keepdim=True), tokens, OneStream(MANY, 2), temperature=1.0)
+    steps = left_to_right(
+        lambda before: JOINT[before[:, 0]] / JOINT[before[:, 0]].sum(1, keepdim=True),
+        tokens,
+        OneStream(MANY, 2),
+        temperature=1.0,
+    )
     assert p_value(sampled(steps, tokens)) > 0.01
 
 
-@pytest.mark.parametrize(("graph", "noise"), [("absorbing", LogLinear(1e-3)), ("absorbing", Geometric(1e-4, 20.0)), ("uniform", LogLinear(1e-3))])
+@pytest.mark.parametrize(
+    ("graph", "noise"),
+    [("absorbing", LogLinear(1e-3)), ("absorbing", Geometric(1e-4, 20.0)), ("uniform", LogLinear(1e-3))],
+)
 @pytest.mark.parametrize(("scheme", "steps"), [("analytic", 200), ("euler", 250)])
 def test_reverse_diffusion_with_exact_scores_recovers_a_known_joint_law(graph, noise, scheme, steps):
-    """Two tokens that move in one step do so each by its own conditional: an error of the method that vanishes with the steps, and here is within chance."""
+    """Two tokens that move in one step do so each by its own conditional: an error of the method that vanishes with the
+    steps, and here is within chance."""
     tokens = masks(4000) if graph == "absorbing" else (OneStream(4000, 2).uniforms(N) * V).long()
     scores = absorbing_scores if graph == "absorbing" else uniform_scores
     steps = steps * (2 if isinstance(noise, Geometric) else 1)  # most of its noise goes within a third of the time
-    found = sampled(reverse_diffusion(scores, noise, graph, tokens, OneStream(4000, 3), scheme=scheme, steps=steps, temperature=1.0), tokens)
+    found = sampled(
+        reverse_diffusion(
+            scores, noise, graph, tokens, OneStream(4000, 3), scheme=scheme, steps=steps, temperature=1.0
+        ),
+        tokens,
+    )
     assert int(found.max()) < V, "a mask is left"
     assert p_value(found) > 0.01
 
 
 @pytest.mark.parametrize("noise", [LogLinear(1e-3), Geometric(1e-4, 20.0)])
 def test_few_analytic_steps_give_exactly_the_law_that_they_should(noise):
-    """Each mask goes at step k with probability p_k = (share clean then − share clean before), independently; both at once with Σ p_k², then as a product of
-    the marginals, else by the joint law."""
+    """Each mask goes at step k with probability p_k = (share clean then − share clean before), independently; both at
+    once with Σ p_k², then as a product of the marginals, else by the joint law."""
     num, steps = 20000, 6
     tokens = masks(num)
-    sampled(reverse_diffusion(absorbing_scores, noise, "absorbing", tokens, OneStream(num, 5), scheme="analytic", steps=steps, temperature=1.0), tokens)
+    sampled(
+        reverse_diffusion(
+            absorbing_scores,
+            noise,
+            "absorbing",
+            tokens,
+            OneStream(num, 5),
+            scheme="analytic",
+            steps=steps,
+            temperature=1.0,
+        ),
+        tokens,
+    )
     clean = (-noise.sigma(torch.linspace(1, 1e-3, steps + 1, dtype=torch.float64))).exp()
     share = (torch.cat([clean, torch.ones(1)]) - clean[0]).diff() / (1 - clean[0])
     together = float(share.square().sum())
@@ -130,7 +169,9 @@ def test_one_position_is_filled_each_step_the_most_certain_first_and_never_chang
     law = torch.tensor([[0.4, 0.3, 0.3], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6], [0.34, 0.33, 0.33]])
     tokens = torch.full((5, 4), MASK)
     order, before, old = [], tokens != MASK, tokens[:0]
-    for _ in unmask(lambda tokens_BN: law.expand(len(tokens_BN), 4, V), tokens, MASK, draws(5), order="top_prob", temperature=1.0):
+    for _ in unmask(
+        lambda tokens_BN: law.expand(len(tokens_BN), 4, V), tokens, MASK, draws(5), order="top_prob", temperature=1.0
+    ):
         filled = tokens != MASK
         order.append([index for index in range(4) if bool(filled[:, index].all())])
         assert int(filled.sum(1).max()) == int(filled.sum(1).min()) == len(order)
@@ -141,7 +182,16 @@ def test_one_position_is_filled_each_step_the_most_certain_first_and_never_chang
 
 def test_random_order_fills_every_position_first_equally_often():
     first = torch.full((MANY, 4), MASK)
-    next(unmask(lambda tokens_BN: torch.ones(len(tokens_BN), 4, V) / V, first, MASK, OneStream(MANY), order="random", temperature=1.0))
+    next(
+        unmask(
+            lambda tokens_BN: torch.ones(len(tokens_BN), 4, V) / V,
+            first,
+            MASK,
+            OneStream(MANY),
+            order="random",
+            temperature=1.0,
+        )
+    )
     assert stats.chisquare((first != MASK).sum(0).numpy()).pvalue > 0.01 and set((first != MASK).sum(1).tolist()) == {1}
 
 
@@ -193,7 +243,13 @@ def _uniform_by_matrices(score, tokens, dsigma, scheme):
 def test_an_analytic_step_is_the_exact_posterior_of_one_masked_token():
     """One position alone: from σ to σ − Δσ the chance to be unmasked is (e^{Δσ} − 1)/(e^σ − 1), whatever the step."""
     for dsigma in (0.01, 0.5, 0.9):
-        probs = step_probs("analytic", "absorbing", absorbing_scores(torch.tensor([[MASK, 1]]), 0.9), torch.tensor([[MASK, 1]]), torch.tensor(dsigma))
+        probs = step_probs(
+            "analytic",
+            "absorbing",
+            absorbing_scores(torch.tensor([[MASK, 1]]), 0.9),
+            torch.tensor([[MASK, 1]]),
+            torch.tensor(dsigma),
+        )
         still = math.exp(-(0.9 - dsigma))  # share that is clean at the lower noise
         assert float(probs[0, 0, :V].sum()) == pytest.approx((still - math.exp(-0.9)) / (1 - math.exp(-0.9)), rel=1e-6)
 
@@ -221,10 +277,19 @@ def test_a_model_without_finite_probabilities_is_told_of():
     tokens = masks(2)
     for order in ("top_prob", "random"):
         with pytest.raises(NonFinite, match="not finite"):
-            next(unmask(lambda _: torch.full((2, N, V), math.nan), tokens, MASK, draws(2), order=order, temperature=1.0))
+            next(
+                unmask(lambda _: torch.full((2, N, V), math.nan), tokens, MASK, draws(2), order=order, temperature=1.0)
+            )
     with pytest.raises(NonFinite, match="not finite"):
         steps = reverse_diffusion(
-            lambda *_: torch.full((2, N, V + 1), math.nan), LogLinear(1e-3), "absorbing", tokens, draws(2), scheme="euler", steps=2, temperature=1.0
+            lambda *_: torch.full((2, N, V + 1), math.nan),
+            LogLinear(1e-3),
+            "absorbing",
+            tokens,
+            draws(2),
+            scheme="euler",
+            steps=2,
+            temperature=1.0,
         )
         next(steps)
 
@@ -233,7 +298,8 @@ HIDDEN, FIRST = 1, 5  # of tracks: a special token, and the first content token
 
 
 def track_laws(tracks):
-    """The joint law as two tracks of one position each: each track's is that of its column given what is known of the other."""
+    """The joint law as two tracks of one position each: each track's is that of its column given what is known of the
+    other."""
     pairs = torch.stack([torch.where(tokens_B1 == HIDDEN, MASK, tokens_B1 - FIRST)[:, 0] for tokens_B1 in tracks], 1)
     probs_B2V = CLEAN(pairs)
     return [probs_B2V[:, :1], probs_B2V[:, 1:]]
@@ -242,7 +308,12 @@ def track_laws(tracks):
 @pytest.mark.parametrize("order", ["top_prob", "random"])
 def test_unmasking_two_tracks_recovers_their_joint_law(order):
     tracks = [torch.full((MANY, 1), HIDDEN) for _ in range(2)]
-    sampled(unmask_tracks(track_laws, tracks, OneStream(MANY), mask_id=HIDDEN, first_id=FIRST, order=order, temperature=1.0), tracks[0])
+    sampled(
+        unmask_tracks(
+            track_laws, tracks, OneStream(MANY), mask_id=HIDDEN, first_id=FIRST, order=order, temperature=1.0
+        ),
+        tracks[0],
+    )
     assert p_value(torch.cat(tracks, 1) - FIRST) > 0.01
 
 
@@ -252,9 +323,17 @@ def test_a_place_of_one_track_is_filled_each_step_the_most_certain_first_and_nev
     tracks = [torch.tensor([[HIDDEN, HIDDEN], [3, HIDDEN]]), torch.tensor([[HIDDEN, HIDDEN], [4, HIDDEN]])]
     order = []
     for _ in unmask_tracks(
-        lambda each: [law.expand(2, *law.shape) for law in laws], tracks, draws(2), mask_id=HIDDEN, first_id=FIRST, order="top_prob", temperature=0
+        lambda each: [law.expand(2, *law.shape) for law in laws],
+        tracks,
+        draws(2),
+        mask_id=HIDDEN,
+        first_id=FIRST,
+        order="top_prob",
+        temperature=0,
     ):
-        order.append([[(row, at) for row in range(2) for at in range(2) if int(tokens[row, at]) == HIDDEN] for tokens in tracks])
+        order.append(
+            [[(row, at) for row in range(2) for at in range(2) if int(tokens[row, at]) == HIDDEN] for tokens in tracks]
+        )
     assert order == [
         [[(0, 0), (0, 1), (1, 1)], [(0, 0)]],
         [[(0, 0)], [(0, 0)]],
@@ -277,7 +356,20 @@ def test_what_is_not_finite_is_told_of_at_masked_places_only(order):
     """What padding holds is nobody's probability."""
     nan = torch.tensor([[[0.5, 0.5], [math.nan, math.nan]]])
     one = [torch.tensor([[HIDDEN, 0]])]
-    sampled(unmask_tracks(lambda _: [nan], one, draws(1), mask_id=HIDDEN, first_id=FIRST, order=order, temperature=1.0), one[0])
+    sampled(
+        unmask_tracks(lambda _: [nan], one, draws(1), mask_id=HIDDEN, first_id=FIRST, order=order, temperature=1.0),
+        one[0],
+    )
     assert int(one[0][0, 0]) >= FIRST and int(one[0][0, 1]) == 0
     with pytest.raises(NonFinite, match="not finite"):
-        next(unmask_tracks(lambda _: [nan], [torch.tensor([[0, HIDDEN]])], draws(1), mask_id=HIDDEN, first_id=FIRST, order=order, temperature=1.0))
+        next(
+            unmask_tracks(
+                lambda _: [nan],
+                [torch.tensor([[0, HIDDEN]])],
+                draws(1),
+                mask_id=HIDDEN,
+                first_id=FIRST,
+                order=order,
+                temperature=1.0,
+            )
+        )

@@ -1,4 +1,5 @@
-"""`measure=`: what lands beside α_max on disk, that it is what the library says at that θ, and that nothing is measured twice."""
+"""`measure=`: what lands beside α_max on disk, that it is what the library says at that θ, and that nothing is measured
+twice."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def first_step(lab, directory, state="checkpoint"):
     folder = directory.checkpoints()[-1]
     spec, _ = checkpoint.load(folder)
     steps = []
-    probe = Probe(folder, spec, corpus_of(spec, lab.cache), SHORT, torch.device("cpu"), lambda step: steps.append(step) or {})
+    probe = Probe(
+        folder, spec, corpus_of(spec, lab.cache), SHORT, torch.device("cpu"), lambda step: steps.append(step) or {}
+    )
     next(row for row in probe.rows(state) if row is not None)
     return probe, steps[0]
 
@@ -91,7 +94,8 @@ def test_the_profile_runs_through_the_loss_and_holds_what_the_quadratic_needs(me
         assert rows.alpha.min() < 0
         assert rows.alpha.max() > first.critical_lr
         assert here.alpha_max / here.slope == pytest.approx(first.alpha_max / first.slope, rel=1e-3)
-        if state == "checkpoint":  # in state paper the recorded step's is the slope of the clipped gradient, which is no slope of the loss
+        # in state paper the recorded step's is the slope of the clipped gradient, which is no slope of the loss
+        if state == "checkpoint":
             assert here.slope == pytest.approx(first.slope, rel=1e-4)
         else:
             assert here.slope < first.slope < 0
@@ -116,14 +120,17 @@ def test_sharpness_is_the_librarys_at_the_first_recorded_step(measured):
 
 
 def test_the_gauss_newton_share_is_what_the_models_bend_leaves(measured):
-    """H − G = Σ (∂L/∂z) ∇²z: the second derivative of the logits along u, by central differences, under the loss's gradient."""
+    """H − G = Σ (∂L/∂z) ∇²z: the second derivative of the logits along u, by central differences, under the loss's
+    gradient."""
     lab, directory = measured
     probe, step = first_step(lab, directory)
     batch = probe.descent.examples(SHORT.warmup_batches + SHORT.warmup_steps)
     model = probe.model.double()
 
     def logits(alpha):
-        moved = {name: param.detach().double() + alpha * step.direction[name].double() for name, param in step.params.items()}
+        moved = {
+            name: param.detach().double() + alpha * step.direction[name].double() for name, param in step.params.items()
+        }
         return functional_call(model, moved, (batch.inputs_BN,))
 
     length = math.sqrt(sum(float(part.double().square().sum()) for part in step.direction.values()))
@@ -142,7 +149,9 @@ def test_block_shares_add_up_and_the_densitys_weights_to_one(measured):
     _, directory = measured
     for _, rows in table(directory, "terminal_blocks").groupby("state"):
         assert rows.share.sum() == pytest.approx(rows.curvature.iloc[0], rel=1e-3)
-        assert {"embedding", "blocks.0.mixer", "blocks.1.ffn", "blocks.1.ffn_norm", "final_norm", "head"} <= set(rows.block)
+        assert {"embedding", "blocks.0.mixer", "blocks.1.ffn", "blocks.1.ffn_norm", "final_norm", "head"} <= set(
+            rows.block
+        )
     density = table(directory, "terminal_density")
     assert density.groupby("state").weight.sum().tolist() == pytest.approx([1, 1])
 
@@ -170,7 +179,9 @@ def test_without_alpha_max_only_the_tables_are_written(lab):
     assert pd.isna(row.attention_entropy), "consensus has no softmax"
     assert math.isfinite(row.gauss_newton_share)
     folder = directory.checkpoints()[0]
-    for _ in measure_checkpoint(folder, folder.name, only.model_copy(update={"measure": ("blocks",)}), cache_dir=lab.cache, device="cpu"):
+    for _ in measure_checkpoint(
+        folder, folder.name, only.model_copy(update={"measure": ("blocks",)}), cache_dir=lab.cache, device="cpu"
+    ):
         pass
     assert len(table(directory, f"{folder.name}_blocks"))
     assert not directory.curvature_file(folder.name).exists()
@@ -179,12 +190,22 @@ def test_without_alpha_max_only_the_tables_are_written(lab):
 def test_microbatches_give_the_same_sharpness_and_profile(measured):
     lab, directory = measured
     whole = table(directory, "terminal_sharpness").set_index("state").loc["checkpoint"]
-    some = SHORT.model_copy(update={"measure": ("sharpness",), "state": ("checkpoint",), "microbatch": 1, "phase": "terminal"})
+    some = SHORT.model_copy(
+        update={"measure": ("sharpness",), "state": ("checkpoint",), "microbatch": 1, "phase": "terminal"}
+    )
     for _ in measure_checkpoint(directory.checkpoints()[-1], "again", some, cache_dir=lab.cache, device="cpu"):
         pass
     parts = table(directory, "again_sharpness").iloc[0]
     directory.curvature_file("again_sharpness").unlink()
-    for column in ("loss", "sharpness", "adam_sharpness", "trace", "gauss_newton_share", "noise_scale", "attention_entropy"):
+    for column in (
+        "loss",
+        "sharpness",
+        "adam_sharpness",
+        "trace",
+        "gauss_newton_share",
+        "noise_scale",
+        "attention_entropy",
+    ):
         assert parts[column] == pytest.approx(whole[column], rel=1e-3), column
 
 
@@ -197,7 +218,12 @@ def test_a_run_without_a_checkpoint_leaves_empty_tables(lab):
 
 def test_a_hugging_face_model_is_refused_what_it_cannot_be_asked():
     with pytest.raises(ValueError, match=r"measure=\[density\] belongs to ckpt="):
-        values = {"hf": "gpt2", "data": {"name": "stdlib"}, "lr": {"values": [1e-3]}, "curvature": {"measure": ["density"]}}
+        values = {
+            "hf": "gpt2",
+            "data": {"name": "stdlib"},
+            "lr": {"values": [1e-3]},
+            "curvature": {"measure": ["density"]},
+        }
         checked(HessianSpec, values)
 
 
@@ -208,7 +234,14 @@ def test_a_study_collects_what_its_runs_have_and_forgets_what_they_lost(measured
     lab, directory = measured
     study = StudyFolder.of(lab.pool, "one")
     study.write([directory.run_id])
-    given = [f"ckpt={study.path}", "warmup_batches=2", "warmup_steps=1", "recorded_steps=3", f"measure=[{','.join(EVERYTHING)}]", "device=cpu"]
+    given = [
+        f"ckpt={study.path}",
+        "warmup_batches=2",
+        "warmup_steps=1",
+        "recorded_steps=3",
+        f"measure=[{','.join(EVERYTHING)}]",
+        "device=cpu",
+    ]
     assert main(given) == 0
     assert "skips 1 of 1: measured already" in capsys.readouterr().out
     assert {path.stem for path in study.results.iterdir()} == {"runs", "curvature", "curves", *SPECTRA}
@@ -240,7 +273,10 @@ def test_steps_measured_before_there_was_a_critical_rate_are_collected_with_it_e
     assert found.curvature.protocol.isna().all()
 
 
-@pytest.mark.parametrize("changes", [{"mechanism": {"name": "sw"}, "norm": "rmsnorm"}, {"mechanism": {"name": "mix"}}, {"objective": {"name": "ar"}}])
+@pytest.mark.parametrize(
+    "changes",
+    [{"mechanism": {"name": "sw"}, "norm": "rmsnorm"}, {"mechanism": {"name": "mix"}}, {"objective": {"name": "ar"}}],
+)
 def test_every_softmax_mechanism_norm_and_objective_has_every_number(lab, changes):
     directory = lab.train(lab.spec(**changes))
     run(directory, lab, SHORT.model_copy(update={"measure": ("sharpness",), "state": ("checkpoint",)}))
@@ -252,7 +288,13 @@ def test_every_softmax_mechanism_norm_and_objective_has_every_number(lab, change
 
 CHANGES = {
     "profile": {"critical_resolution": 0.3, "profile_points": 5},
-    "sharpness": {"eigenvalue_tolerance": 0.9, "eigenvalue_products": 2, "trace_products": 9, "noise_batches": 2, "noise_parts": 2},
+    "sharpness": {
+        "eigenvalue_tolerance": 0.9,
+        "eigenvalue_products": 2,
+        "trace_products": 9,
+        "noise_batches": 2,
+        "noise_parts": 2,
+    },
     "density": {"density_probes": 1, "density_products": 3},
 }
 
@@ -262,7 +304,9 @@ def test_every_setting_of_the_spectra_is_tried_below():
     assert {field for each in CHANGES.values() for field in each} == set(SpectraSpec.model_fields)
 
 
-@pytest.mark.parametrize(("name", "field", "value"), [(name, *pair) for name, each in CHANGES.items() for pair in each.items()])
+@pytest.mark.parametrize(
+    ("name", "field", "value"), [(name, *pair) for name, each in CHANGES.items() for pair in each.items()]
+)
 def test_a_setting_changes_its_table_and_only_that_tables_protocol(measured, name, field, value):
     lab, directory = measured
     changed = SHORT.model_copy(update={"spectra": SpectraSpec(**{field: value})})
@@ -282,9 +326,14 @@ def test_a_blocks_own_curvature_is_that_of_its_part_of_u_by_double_backward(meas
     _, step = first_step(lab, directory)
     rows = table(directory, "terminal_blocks").query("state == 'checkpoint'").set_index("block")
     for block in ("embedding", "blocks.1.mixer"):
-        alone = {name: part if name.startswith(f"{block}.") else torch.zeros_like(part) for name, part in step.direction.items()}
+        alone = {
+            name: part if name.startswith(f"{block}.") else torch.zeros_like(part)
+            for name, part in step.direction.items()
+        }
         product = hvp(step.loss, step.params, alone, batches=step.batches)
-        assert rows.loc[block, "own"] == pytest.approx(sum(float((product[name] * alone[name]).sum()) for name in alone), rel=1e-3)
+        assert rows.loc[block, "own"] == pytest.approx(
+            sum(float((product[name] * alone[name]).sum()) for name in alone), rel=1e-3
+        )
 
 
 def test_a_table_older_than_one_of_its_columns_is_measured_again(measured):

@@ -1,4 +1,5 @@
-"""`python -m stability.probe what=streams`: numbers against loops over tokens, what lands on disk, and what a mistake is told."""
+"""`python -m stability.probe what=streams`: numbers against loops over tokens, what lands on disk, and what a mistake
+is told."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def trained(tmp_path_factory):
     """A run of each scheme, and the study of them."""
     lab = Lab(tmp_path_factory.mktemp("lab"))
     changes = {"lr_peak": 3e-2, "objective": {"name": "ar"}}
-    runs = {name: lab.train(lab.spec(residual={"name": name}, **changes)) for name in ("identity", "hc", "mhc", "mhc_lite")}
+    runs = {
+        name: lab.train(lab.spec(residual={"name": name}, **changes)) for name in ("identity", "hc", "mhc", "mhc_lite")
+    }
     study = StudyFolder.of(lab.pool, "four")
     study.write([directory.run_id for directory in runs.values()])
     return lab, runs, study
@@ -33,11 +36,16 @@ def measured(lab, directory):
     model, examples = model.double(), held_out(spec, lab.cache, 2)
     rows = list(stream_statistics(model, examples.split(1)))[-1]
     chain, states = connections(model), []
-    hooks = [each.module.register_forward_pre_hook(lambda module, args: states.append(args[0].detach())) for each in chain]
+    hooks = [
+        each.module.register_forward_pre_hook(lambda module, args: states.append(args[0].detach())) for each in chain
+    ]
     examples.logits(model)
     for hook in hooks:
         hook.remove()
-    mixes = [each.module.coefficients(state).mix_BNST.detach().flatten(0, 1).numpy() for each, state in zip(chain, states, strict=True)]
+    mixes = [
+        each.module.coefficients(state).mix_BNST.detach().flatten(0, 1).numpy()
+        for each, state in zip(chain, states, strict=True)
+    ]
     return pd.DataFrame(rows), mixes, chain, states
 
 
@@ -51,7 +59,9 @@ def test_numbers_are_those_of_a_loop_over_tokens(trained, name):
     lab, runs, _ = trained
     rows, mixes, chain, _ = measured(lab, runs[name])
     assert [each.branch for each in chain] == ["mixer", "ffn"] * 2
-    expected = {key: [] for key in ("columns", "rows", "norm", "forward", "backward", "product columns", "product norm")}
+    expected = {
+        key: [] for key in ("columns", "rows", "norm", "forward", "backward", "product columns", "product norm")
+    }
     for token in range(2 * 16):
         whole, last = np.eye(4), np.eye(4)
         for number in range(4):
@@ -72,7 +82,9 @@ def test_numbers_are_those_of_a_loop_over_tokens(trained, name):
         "backward": ("rest", "backward_gain", 2),
     }  # fmt: skip
     for key, place in places.items():
-        np.testing.assert_allclose(quantiles(rows, *place), np.quantile(expected[key], QUANTILES), rtol=1e-6, atol=1e-12, err_msg=key)
+        np.testing.assert_allclose(
+            quantiles(rows, *place), np.quantile(expected[key], QUANTILES), rtol=1e-6, atol=1e-12, err_msg=key
+        )
     pooled = np.concatenate([matrix.sum(-2).ravel() for matrix in mixes])
     np.testing.assert_allclose(quantiles(rows, "single", "column_sum", None), np.quantile(pooled, QUANTILES), rtol=1e-9)
 
@@ -89,7 +101,10 @@ def test_relative_range_is_that_of_what_sinkhorn_is_given(trained):
     ranges = (entries.amax(-1) / entries.amin(-1)).log().flatten().numpy()
     np.testing.assert_allclose(quantiles(rows, "single", "log_range", 2), np.quantile(ranges, QUANTILES), rtol=1e-9)
     assert np.all(ranges >= 0), "ν is the smallest over the largest entry: its inverse is at least 1"
-    assert quantiles(rows, "single", "beyond", 2) == [np.mean(ranges > 30)] and list(rows[rows.quantity == "threshold"].value) == [30.0] * 4
+    assert (
+        quantiles(rows, "single", "beyond", 2) == [np.mean(ranges > 30)]
+        and list(rows[rows.quantity == "threshold"].value) == [30.0] * 4
+    )
     middle = float(np.median(ranges))
     spec, model = checkpoint.load(runs["mhc"].checkpoints()[-1])
     model, examples = model.double(), held_out(spec, lab.cache, 2)
@@ -141,5 +156,7 @@ def test_a_threshold_that_cannot_be_is_told_in_a_line():
 
 def test_a_run_with_a_plain_residual_has_nothing_to_measure(trained):
     _, runs, _ = trained
-    with pytest.raises(ValueError, match="residual=identity has a single stream; what=streams looks at hc, mhc and mhc_lite"):
+    with pytest.raises(
+        ValueError, match="residual=identity has a single stream; what=streams looks at hc, mhc and mhc_lite"
+    ):
         main(["what=streams", f"ckpt={runs['identity'].path}", "device=cpu"])

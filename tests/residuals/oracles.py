@@ -1,4 +1,5 @@
-"""Hyper-connections token by token in plain Python floats, from the formulas alone; parameters come in as nested lists by the names of the formulas."""
+"""Hyper-connections token by token in plain Python floats, from the formulas alone; parameters come in as nested lists
+by the names of the formulas."""
 
 from __future__ import annotations
 

@@ -165,20 +165,25 @@ OBJECTIVES = {
 
 
 def batch_of(spec, objective: AbstractObjective):
-    tokens = torch.randint(40, (3, objective.tokens_needed(spec.model.positions)), generator=torch.Generator().manual_seed(2))
+    tokens = torch.randint(
+        40, (3, objective.tokens_needed(spec.model.positions)), generator=torch.Generator().manual_seed(2)
+    )
     return objective.examples(tokens, torch.Generator().manual_seed(3))
 
 
 @pytest.mark.parametrize("kind", OBJECTIVES)
 @pytest.mark.parametrize("name", NAMES)
 def test_curvature_of_a_whole_model_is_that_of_differences(lab, name, kind):
-    """Taylor and double backward against central differences of the gradient, in float64; microbatches against the whole."""
+    """Taylor and double backward against central differences of the gradient, in float64; microbatches against the
+    whole."""
     spec, model = whole_model(lab, name, **OBJECTIVES[kind])
     objective = build_objective(spec, 40)
     examples = batch_of(spec, objective)
     params = {key: parameter.detach() for key, parameter in model.named_parameters()}
     generator = torch.Generator().manual_seed(4)
-    direction = {key: torch.randn(value.shape, generator=generator, dtype=torch.float64) / 30 for key, value in params.items()}
+    direction = {
+        key: torch.randn(value.shape, generator=generator, dtype=torch.float64) / 30 for key, value in params.items()
+    }
 
     def loss(p):
         total, count = objective.loss(model, examples, p)
@@ -197,7 +202,9 @@ def test_curvature_of_a_whole_model_is_that_of_differences(lab, name, kind):
         found = directional(loss, params, direction, method)
         assert found.curvature == pytest.approx(expected, abs=1e-5 * scale), method
         assert found.slope == pytest.approx(slope(0.0), rel=1e-9)
-    parts = directional(lambda p, part: objective.loss(model, part, p), params, direction, "taylor", batches=list(examples.split(2)))
+    parts = directional(
+        lambda p, part: objective.loss(model, part, p), params, direction, "taylor", batches=list(examples.split(2))
+    )
     assert parts.curvature == pytest.approx(found.curvature, rel=1e-8)
 
 
@@ -205,7 +212,10 @@ def test_curvature_of_a_whole_model_is_that_of_differences(lab, name, kind):
 def test_forward_mode_over_a_gradient_equals_double_backward(name):
     module = shake(Whole(name)).double()
     params = {key: parameter.detach() for key, parameter in module.named_parameters()} | {"x": inputs()}
-    tangent = {key: torch.randn(value.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64) for key, value in params.items()}
+    tangent = {
+        key: torch.randn(value.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+        for key, value in params.items()
+    }
 
     def loss(p):
         return functional_call(module, {key: value for key, value in p.items() if key != "x"}, (p["x"],)).pow(3).sum()
@@ -235,10 +245,13 @@ def test_an_untrained_model_of_hc_says_n_times_what_the_plain_one_says(lab):
     torch.testing.assert_close(hyper, 4 * plain, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "embedding", "expected"), [("mhc", 1, 0.0417), ("mhc_lite", 1, 0.0417), ("mhc", 0.02, 0.173), ("mhc_lite", 0.02, 0.1704)])
+@pytest.mark.parametrize(
+    ("name", "embedding", "expected"),
+    [("mhc", 1, 0.0417), ("mhc_lite", 1, 0.0417), ("mhc", 0.02, 0.173), ("mhc_lite", 0.02, 0.1704)],
+)
 def test_an_untrained_model_of_mhc_says_nearly_that(lab, name, embedding, expected):
-    """Its gates are σ(±1), not 0 and 1. With this project's embedding of N(0, 1) it deviates by 4 %, the branches of a block being small beside it; with
-    one as small as nanoGPT's by 17 %."""
+    """Its gates are σ(±1), not 0 and 1. With this project's embedding of N(0, 1) it deviates by 4 %, the branches of a
+    block being small beside it; with one as small as nanoGPT's by 17 %."""
     tokens = torch.randint(40, (2, 16), generator=torch.Generator().manual_seed(0))
     plain, other = start(lab, "identity", 8, embedding)(tokens), start(lab, name, 8, embedding)(tokens)
     assert deviation(other, plain) == pytest.approx(expected, abs=5e-4)

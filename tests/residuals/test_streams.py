@@ -62,8 +62,12 @@ def test_connections_start_from_the_stream_of_their_number(name, layer):
     first = torch.nn.functional.one_hot(torch.tensor(layer % STREAMS), STREAMS).double()
     gates = torch.sigmoid(2 * first - 1)
     torch.testing.assert_close(pre_BNS[1, 2], first if name == "hc" else gates, rtol=0, atol=1e-12)
-    torch.testing.assert_close(post_BNS[1, 2], torch.ones(4).double() if name == "hc" else 2 * gates, rtol=0, atol=1e-12)
-    away = math.exp(-8)  # the weight of an entry off the diagonal (mhc), of each of 23 permutations (mhc_lite; 18 of them move a given stream)
+    torch.testing.assert_close(
+        post_BNS[1, 2], torch.ones(4).double() if name == "hc" else 2 * gates, rtol=0, atol=1e-12
+    )
+    # the weight of an entry off the diagonal (mhc), of each of 23 permutations (mhc_lite; 18 of them move a given
+    # stream)
+    away = math.exp(-8)
     diagonal = {"hc": 1.0, "mhc": 1 / (1 + 3 * away), "mhc_lite": 1 - 18 * away / (1 + 23 * away)}[name]
     expected = torch.full((4, 4), (1 - diagonal) / 3, dtype=torch.float64).fill_diagonal_(diagonal)
     torch.testing.assert_close(mix_BNST[1, 2], expected, rtol=0, atol=1e-12)
@@ -93,7 +97,8 @@ def test_twenty_iterations_leave_rows_exact_and_columns_off_the_more_the_larger_
         assert (matrices.sum(-1) - 1).abs().max() < 1e-14
     errors = {std: (matrices.sum(-2) - 1).abs().amax(-1) for std, matrices in found.items()}
     assert errors[1].max() < 1e-3
-    for std, expected, sampling in ((4, 0.044, 0.001), (8, 0.082, 0.002), (16, 0.37, 0.02)):  # among five samples of 10,000: by up to 0.0007, 0.003, 0.05
+    # among five samples of 10,000: by up to 0.0007, 0.003, 0.05
+    for std, expected, sampling in ((4, 0.044, 0.001), (8, 0.082, 0.002), (16, 0.37, 0.02)):
         assert errors[std].quantile(0.99) == pytest.approx(expected, abs=sampling), std
     assert errors[16].max() > 0.99
     assert column_error(sinkhorn(logits(4), 400)) < errors[4].max() / 10
@@ -102,7 +107,9 @@ def test_twenty_iterations_leave_rows_exact_and_columns_off_the_more_the_larger_
 @pytest.mark.parametrize("std", [0.1, 4, 16, 300])
 def test_mhc_lite_is_doubly_stochastic_whatever_its_logits(std):
     module = build("mhc_lite", width=WIDTH).double()
-    matrices = module.mixing(std * torch.randn(5000, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))
+    matrices = module.mixing(
+        std * torch.randn(5000, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    )
     assert (matrices.sum(-1) - 1).abs().max() < 1e-12
     assert (matrices.sum(-2) - 1).abs().max() < 1e-12
     assert (matrices >= 0).all()
@@ -112,8 +119,8 @@ def test_mhc_lite_is_doubly_stochastic_whatever_its_logits(std):
 
 
 def test_the_papers_own_example_is_far_from_doubly_stochastic_after_twenty_iterations():
-    """mHC-lite, Section 1, after Linial et al.: the formula is lost there, the numbers are of [[1,d,d],[1,d,d],[d,1,1]] with d = 1e-13. By plain division in
-    exact fractions, and by the logarithms that mhc uses."""
+    """mHC-lite, Section 1, after Linial et al.: the formula is lost there, the numbers are of [[1,d,d],[1,d,d],[d,1,1]]
+    with d = 1e-13. By plain division in exact fractions, and by the logarithms that mhc uses."""
     d = Fraction(1, 10**13)
     matrix = [[Fraction(1), d, d], [Fraction(1), d, d], [d, Fraction(1), Fraction(1)]]
     logits = torch.tensor([[float(value) for value in row] for row in matrix], dtype=torch.float64).log()
@@ -124,11 +131,14 @@ def test_the_papers_own_example_is_far_from_doubly_stochastic_after_twenty_itera
     sums = [float(sum(row[t] for row in matrix)) for t in range(3)]
     assert sums == pytest.approx([1.820, 0.590, 0.590], abs=5e-4)
     assert sinkhorn(logits, 20).sum(0).tolist() == pytest.approx(sums, rel=1e-12)
-    assert float(logits.max() - logits.min()) == pytest.approx(29.93, abs=5e-3), "just below what the authors count as an outlier"
+    assert float(logits.max() - logits.min()) == pytest.approx(29.93, abs=5e-3), (
+        "just below what the authors count as an outlier"
+    )
 
 
 def test_in_bfloat16_the_first_mixing_matrix_of_mhc_lite_is_not_doubly_stochastic():
-    """What "exact" is worth in the precision of the paper's own training: 0.18 % of a constant signal is lost at every connection."""
+    """What "exact" is worth in the precision of the paper's own training: 0.18 % of a constant signal is lost at every
+    connection."""
     mix_BNST = build("mhc_lite", width=WIDTH).coefficients(some_streams().float()).mix_BNST
     for sums in (mix_BNST.bfloat16().double().sum(-2), mix_BNST.bfloat16().double().sum(-1)):
         torch.testing.assert_close(sums, torch.full_like(sums, 0.99818), rtol=0, atol=1e-5)
@@ -140,7 +150,9 @@ def test_mhc_lite_learns_any_doubly_stochastic_matrix():
     module = build("mhc_lite", width=WIDTH).double()
     for target in sinkhorn(logits(1, 3, seed=7), 2000):
         weights = torch.zeros(24, dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.LBFGS([weights], max_iter=500, tolerance_grad=1e-14, tolerance_change=0, line_search_fn="strong_wolfe")
+        optimizer = torch.optim.LBFGS(
+            [weights], max_iter=500, tolerance_grad=1e-14, tolerance_change=0, line_search_fn="strong_wolfe"
+        )
 
         def loss(weights=weights, optimizer=optimizer, target=target):
             optimizer.zero_grad()
@@ -175,7 +187,9 @@ def test_sinkhorn_in_logarithms_bears_logits_of_a_thousand():
 
 def test_sinkhorn_equals_division_by_sums():
     for matrix, ours in zip(logits(2, 3).tolist(), sinkhorn(logits(2, 3), 7), strict=True):
-        torch.testing.assert_close(ours, torch.tensor(oracles.scaled(matrix, 7), dtype=torch.float64), rtol=0, atol=1e-13)
+        torch.testing.assert_close(
+            ours, torch.tensor(oracles.scaled(matrix, 7), dtype=torch.float64), rtol=0, atol=1e-13
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -188,7 +202,9 @@ def test_gradients_are_those_of_differences(name):
         named_values = dict(zip(parameters, values, strict=True))
         return torch.func.functional_call(module, named_values, (x_BNSD, lambda u_BND: u_BND.sin()))
 
-    assert torch.autograd.gradcheck(update, (x_BNSD, *(value.detach().requires_grad_() for value in parameters.values())), atol=1e-7)
+    assert torch.autograd.gradcheck(
+        update, (x_BNSD, *(value.detach().requires_grad_() for value in parameters.values())), atol=1e-7
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,11 +247,14 @@ def test_eight_streams_of_sixteen_permutations_stay_doubly_stochastic():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"streams": 6}, "permutations=all: 6 streams have 720 of them; say how many, e.g. residual.mhc_lite.permutations=64"),
+        (
+            {"streams": 6},
+            "permutations=all: 6 streams have 720 of them; say how many, e.g. residual.mhc_lite.permutations=64",
+        ),
         (
             {"permutation_seed": 3},
-            "residual.mhc_lite.permutation_seed=3 changes nothing here: it draws a part of the permutations, e.g. residual.mhc_lite.permutations=16 "
-            "(residual.mhc_lite.permutations=all given)",
+            "residual.mhc_lite.permutation_seed=3 changes nothing here: it draws a part of the permutations, e.g. "
+            "residual.mhc_lite.permutations=16 (residual.mhc_lite.permutations=all given)",
         ),
         ({"permutations": 25}, "permutations=25: 4 streams have 24 of them; give 1 to 24, or all"),
         ({"streams": 0}, "residual.mhc_lite.streams=0: input should be greater than or equal to 1"),
@@ -252,6 +271,9 @@ def test_a_sweep_decays_the_static_coefficients_of_all_its_schemes_or_of_none():
     axis = TypeAdapter(Annotated[tuple[Part, ...], some_parts("residuals")])
     decayed = {name: {"decay_static": True} for name in NAMES}
     assert len(axis.validate_python({"identity": {}, **decayed})) == 4
-    told = "residual.hc.decay_static=true and residual.mhc_lite.decay_static=false: in one sweep they must be the same; set both, or sweep them apart"
+    told = (
+        "residual.hc.decay_static=true and residual.mhc_lite.decay_static=false: in one sweep they must be the "
+        "same; set both, or sweep them apart"
+    )
     with pytest.raises(ValueError, match=told):
         axis.validate_python({**decayed, "mhc_lite": {}})

@@ -4,7 +4,16 @@ import os
 
 import pytest
 
-from stability.runs.directory import RunDirectory, checkpoint_name, read_json, read_jsonl, step_of, tail, write_atomically, write_json
+from stability.runs.directory import (
+    RunDirectory,
+    checkpoint_name,
+    read_json,
+    read_jsonl,
+    step_of,
+    tail,
+    write_atomically,
+    write_json,
+)
 from stability.runs.log import truncate_after
 from stability.runs.results import collect
 from stability.runs.study import StudyFolder
@@ -54,7 +63,13 @@ def test_checkpoints_are_in_the_order_of_their_steps_beyond_a_million(tmp_path):
     for step in reversed(steps):
         (directory.path / "checkpoints" / checkpoint_name(step)).mkdir(parents=True)
     (directory.path / "checkpoints" / ".step_000004.00000000-12.tmp").mkdir()
-    assert [path.name for path in directory.checkpoints()] == ["step_000005", "step_200000", "step_999999", "step_1000000", "step_10000000"]
+    assert [path.name for path in directory.checkpoints()] == [
+        "step_000005",
+        "step_200000",
+        "step_999999",
+        "step_1000000",
+        "step_10000000",
+    ]
     assert list(map(step_of, directory.checkpoints())) == steps
 
 

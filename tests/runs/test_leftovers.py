@@ -46,7 +46,11 @@ def test_what_a_dead_process_left_goes_and_what_a_living_one_writes_stays(tmp_pa
 def test_a_runs_leftovers_lie_in_its_folders_and_nothing_else_is_one(tmp_path):
     directory = RunDirectory(tmp_path, "0" * 12)
     directory.set_status("running", step=1)
-    found = [debris(directory.path), debris(directory.path / "checkpoints", "step_000004"), debris(directory.path / "curvature", of="00000000")]
+    found = [
+        debris(directory.path),
+        debris(directory.path / "checkpoints", "step_000004"),
+        debris(directory.path / "curvature", of="00000000"),
+    ]
     (directory.path / ".lock-1.json").touch()
     assert sorted(leftovers(directory.path)) == sorted(found)
     assert leftovers(tmp_path / "absent") == []
@@ -56,14 +60,20 @@ def test_a_study_and_the_data_cache_are_cleared_when_they_are_next_written(tmp_p
     study = StudyFolder.of(tmp_path / "runs", "mine")
     (tmp_path / "text.txt").write_text("a line of a text\n" * 2000)
     cache = tmp_path / "runs" / "cache"
-    left = [debris(study.path), debris(study.results, "runs.parquet"), debris(cache, "partial-0"), debris(cache / "index", "0")]
+    left = [
+        debris(study.path),
+        debris(study.results, "runs.parquet"),
+        debris(cache, "partial-0"),
+        debris(cache / "index", "0"),
+    ]
     study.write([])
     prepare(part("data", {"name": "text", "path": str(tmp_path / "text.txt")}), cache)
     assert not any(path.exists() for path in left)
 
 
 def test_a_spec_that_is_taken_for_a_leftover_while_it_is_written_is_written_again(tmp_path, monkeypatch):
-    """Whoever holds the run's lock removes what has a temporary name; `write_spec` is the one writer without the lock."""
+    """Whoever holds the run's lock removes what has a temporary name; `write_spec` is the one writer without the
+    lock."""
     directory, fsync, seen = RunDirectory(tmp_path, "0" * 12), os.fsync, []
 
     def interfere(descriptor):

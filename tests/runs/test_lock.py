@@ -72,7 +72,9 @@ def test_a_stale_claim_is_no_owner_and_is_removed_by_the_next(tmp_path, owner):
 
 @pytest.mark.parametrize("owner", ["this process's", "another machine's", "damaged"])
 def test_a_living_claim_is_left_alone(tmp_path, owner):
-    path = claim_as(tmp_path, Process.current() if "this" in owner else ELSEWHERE, age_s=0 if "this" not in owner else 10 * STALE_S)
+    path = claim_as(
+        tmp_path, Process.current() if "this" in owner else ELSEWHERE, age_s=0 if "this" not in owner else 10 * STALE_S
+    )
     if owner == "damaged":
         path.write_text("{")
     lock = RunLock(tmp_path)

@@ -1,4 +1,5 @@
-"""Which checkpoint has which name: of runs that came to their end and of runs that did not, as they are written and as older code left them."""
+"""Which checkpoint has which name: of runs that came to their end and of runs that did not, as they are written and as
+older code left them."""
 
 from __future__ import annotations
 
@@ -59,7 +60,11 @@ def test_only_the_last_planned_step_is_terminal_and_one_checkpoint_has_one_name(
 
 
 @pytest.mark.parametrize(
-    ("steps", "line"), [((250, 4900), "diverged at step 4901 of 5000: no terminal checkpoint"), ((), "diverged at step 1 of 5000: no checkpoint")]
+    ("steps", "line"),
+    [
+        ((250, 4900), "diverged at step 4901 of 5000: no terminal checkpoint"),
+        ((), "diverged at step 1 of 5000: no checkpoint"),
+    ],
 )
 def test_the_measurement_of_a_run_that_diverged_says_why_it_has_no_terminal_checkpoint(tmp_path, capsys, steps, line):
     directory = run_at(tmp_path, "diverged", steps)
@@ -74,7 +79,14 @@ def test_nothing_is_said_of_a_divergence_where_none_took_the_terminal_checkpoint
 
 
 def rows(directory, phase, loss=2.0):
-    row = dict.fromkeys(CURVATURE_COLUMNS) | {"run_id": directory.run_id, "phase": phase, "state": "paper", "step": 0, "alpha_max": 0.1, "loss_before": loss}
+    row = dict.fromkeys(CURVATURE_COLUMNS) | {
+        "run_id": directory.run_id,
+        "phase": phase,
+        "state": "paper",
+        "step": 0,
+        "alpha_max": 0.1,
+        "loss_before": loss,
+    }
     del row["checkpoint_step"]  # as older code wrote it
     return pd.DataFrame([row])
 
@@ -93,7 +105,10 @@ def test_what_older_code_called_terminal_of_a_run_that_diverged_is_read_as_its_l
     write_parquet(rows(directory, "terminal").assign(block="mlp"), directory.curvature_file("terminal_blocks"), {})
     before = directory.curvature_file("terminal").read_bytes()
     found = collected(tmp_path, directory)
-    assert found.curvature[["phase", "checkpoint_step", "loss_before"]].values.tolist() == [["earliest", 250, 3.0], ["last", 4900, 2.0]]
+    assert found.curvature[["phase", "checkpoint_step", "loss_before"]].values.tolist() == [
+        ["earliest", 250, 3.0],
+        ["last", 4900, 2.0],
+    ]
     assert found.spectra["blocks"].phase.tolist() == ["last"]
     assert found.runs[["planned_steps", "last_checkpoint_step", "num_steps"]].values.tolist() == [[5000, 4900, 4901]]
     assert directory.curvature_file("terminal").read_bytes() == before
@@ -117,12 +132,17 @@ def test_two_checkpoints_stay_two_phases(tmp_path):
     directory = run_at(tmp_path, "stable", (250, 5000))
     for phase in ("earliest", "terminal"):
         write_parquet(rows(directory, phase), directory.curvature_file(phase), {})
-    assert collected(tmp_path, directory).curvature[["phase", "checkpoint_step"]].values.tolist() == [["earliest", 250], ["terminal", 5000]]
+    assert collected(tmp_path, directory).curvature[["phase", "checkpoint_step"]].values.tolist() == [
+        ["earliest", 250],
+        ["terminal", 5000],
+    ]
 
 
 def test_samples_of_a_run_that_diverged_make_no_generative_nll(tmp_path):
     directory = run_at(tmp_path, "diverged", (250, 4900))
-    scores = pd.DataFrame({"run_id": directory.run_id, "phase": "terminal", "sample": [0, 1], "nll": [2.0, 3.0], "oracle": "hf:x"})
+    scores = pd.DataFrame(
+        {"run_id": directory.run_id, "phase": "terminal", "sample": [0, 1], "nll": [2.0, 3.0], "oracle": "hf:x"}
+    )
     write_parquet(scores, directory.generation_file("terminal"), {})
     found = collected(tmp_path, directory)
     assert found.runs.gen_nll.isna().all() and set(found.probes["generation"].phase) == {"last"}
@@ -147,6 +167,7 @@ def test_a_diverged_run_that_older_code_measured_whole_is_not_measured_again(lab
     directory = lab.train(lab.spec(checkpoint={"every_steps": 2}))
     list(measure(directory, ALL, cache_dir=lab.cache, device="cpu"))
     shutil.rmtree(directory.checkpoints()[-1])
-    directory.set_status("diverged", step=11, num_steps=12, reason="planted")  # its terminal.parquet is now what older code would have made of step 10
+    # its terminal.parquet is now what older code would have made of step 10
+    directory.set_status("diverged", step=11, num_steps=12, reason="planted")
     assert is_measured(directory, ALL)
     assert {phase for table in read_steps(directory) for phase in table.phase} == {"earliest", "last"}

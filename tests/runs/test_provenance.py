@@ -26,7 +26,9 @@ def test_a_report_that_was_made_again_is_no_change_of_the_code(checkout):
     assert provenance.provenance("")["dirty"] is None
 
 
-@pytest.mark.parametrize("name", ["conf/sweep.yaml", "stability/runs/provenance.py", "stability/new.py", "reports/draw.py"])
+@pytest.mark.parametrize(
+    "name", ["conf/sweep.yaml", "stability/runs/provenance.py", "stability/new.py", "reports/draw.py"]
+)
 def test_a_change_of_code_or_configuration_is_one(checkout, name):
     (checkout / name).write_text("of today\n")
     assert len(provenance.provenance("")["dirty"]) == 12

@@ -50,7 +50,9 @@ CHANGES = {
     "a new log": lambda study: append(study.runs()[0].gradients_file),
     "a table of the same size": lambda study: os.utime(study.runs()[0].curvature_file("terminal"), ns=(1, 1)),
     "a new table": lambda study: append(study.runs()[0].curvature_file("earliest")),
-    "samples' scores": lambda study: (study.runs()[1].path / "generation").mkdir() or append(study.runs()[1].generation_file("terminal")),
+    "samples' scores": lambda study: (
+        (study.runs()[1].path / "generation").mkdir() or append(study.runs()[1].generation_file("terminal"))
+    ),
     "a run more": lambda study: study.write([*study.read()["run_ids"], "f" * 12]),
     "the study's record": lambda study: study.write(study.read()["run_ids"], command="another"),
     "our code": lambda study: append(study.pool.parent / "code.py", b"two = 2\n"),

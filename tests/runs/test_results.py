@@ -1,4 +1,5 @@
-"""The fast reading of many run directories against a plain slow one, on a real pool with everything in it that a pool may hold."""
+"""The fast reading of many run directories against a plain slow one, on a real pool with everything in it that a pool
+may hold."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ CURVATURE = CurvatureSpec(warmup_batches=2, warmup_steps=1, recorded_steps=3)
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """Five runs: measured under two protocols, one as an older version left it, one diverged, one cut off in the middle of a line, one only queued."""
+    """Five runs: measured under two protocols, one as an older version left it, one diverged, one cut off in the middle
+    of a line, one only queued."""
     from tests.conftest import Lab
 
     lab = Lab(tmp_path_factory.mktemp("pool"))
@@ -32,17 +34,34 @@ def study(tmp_path_factory):
     for spec, steps in zip(specs, (None, None, None, 7, None), strict=True):
         lab.train(spec, steps)
     directories = [lab.directory(spec) for spec in specs]
-    for directory, curvature in zip(directories, (CURVATURE, CURVATURE.model_copy(update={"parity_steps": 0, "phase": "all"}), CURVATURE), strict=False):
+    for directory, curvature in zip(
+        directories,
+        (CURVATURE, CURVATURE.model_copy(update={"parity_steps": 0, "phase": "all"}), CURVATURE),
+        strict=False,
+    ):
         list(measure(directory, curvature, cache_dir=lab.cache, device="cpu"))
     old = directories[2].curvature_file("terminal")
-    tables.write_parquet(pd.read_parquet(old).drop(columns=["critical_lr", "parity_curvature", "note", "checkpoint_step"]), old, {})
+    tables.write_parquet(
+        pd.read_parquet(old).drop(columns=["critical_lr", "parity_curvature", "note", "checkpoint_step"]), old, {}
+    )
     list(measure(directories[4], CURVATURE, cache_dir=lab.cache, device="cpu"))
     with open(directories[3].metrics_file, "a") as file:
         file.write('{"step": 8, "lo')
-    scores = {"run_id": directories[0].run_id, "phase": "terminal", "sample": [0, 1, 2], "nll": [2.0, None, 3.5], "num_tokens": 7, "oracle": "hf:x"}
-    tables.write_parquet(pd.DataFrame(scores).reindex(columns=GENERATION_COLUMNS), directories[0].generation_file("terminal"), {})
+    scores = {
+        "run_id": directories[0].run_id,
+        "phase": "terminal",
+        "sample": [0, 1, 2],
+        "nll": [2.0, None, 3.5],
+        "num_tokens": 7,
+        "oracle": "hf:x",
+    }
+    tables.write_parquet(
+        pd.DataFrame(scores).reindex(columns=GENERATION_COLUMNS), directories[0].generation_file("terminal"), {}
+    )
     folder = StudyFolder.of(lab.pool, "mine")
-    folder.write([*(directory.run_id for directory in directories), "0" * 12], variants={directories[1].run_id: "window=4"})
+    folder.write(
+        [*(directory.run_id for directory in directories), "0" * 12], variants={directories[1].run_id: "window=4"}
+    )
     return folder
 
 
@@ -52,7 +71,9 @@ def slow_curvature(directory):
         frame, protocol = pd.read_parquet(path), read_metadata(path).get("protocol")
         if protocol is not None:
             values, spec = json.loads(protocol), read_json(directory.spec_file)
-            protocol = json.dumps(values | {key: spec[key] for key in ("batch", "clip_norm") if values.get(key) is None}, sort_keys=True)
+            protocol = json.dumps(
+                values | {key: spec[key] for key in ("batch", "clip_norm") if values.get(key) is None}, sort_keys=True
+            )
         if "checkpoint_step" not in frame:
             frame = frame.assign(checkpoint_step=12)
         if len(frame):
@@ -61,7 +82,12 @@ def slow_curvature(directory):
 
 def slow_run(study, directory):
     status = directory.status()
-    row = {"study": study.path.name, "run_id": directory.run_id, "status": status["state"], "reason": status.get("reason", "")}
+    row = {
+        "study": study.path.name,
+        "run_id": directory.run_id,
+        "status": status["state"],
+        "reason": status.get("reason", ""),
+    }
     steps = sorted(int(path.name[5:]) for path in (directory.path / "checkpoints").glob("step_*"))
     row |= {"last_checkpoint_step": steps[-1] if steps else None}
     row |= {"num_steps": status["step"], "variant": study.read()["variants"].get(directory.run_id, "")}
@@ -85,17 +111,31 @@ def slow_run(study, directory):
 
 def test_runs_curves_and_curvature_are_those_of_a_plain_slow_reading(study):
     found, directories = collect(study.path), study.runs()
-    rows = [{"run_id": directory.run_id, **row} for directory in directories for row in read_jsonl(directory.metrics_file)]
+    rows = [
+        {"run_id": directory.run_id, **row} for directory in directories for row in read_jsonl(directory.metrics_file)
+    ]
     pd.testing.assert_frame_equal(found.curves, pd.DataFrame(rows, columns=CURVES_COLUMNS), **EQUAL)
     frames = [frame for directory in directories for frame in slow_curvature(directory)]
     slow = pd.concat(frames, ignore_index=True).reindex(columns=COLLECTED_CURVATURE_COLUMNS)
-    pd.testing.assert_frame_equal(found.curvature, slow, check_dtype=False, **EQUAL)  # text missing in one file makes pandas say object
+    # text missing in one file makes pandas say object
+    pd.testing.assert_frame_equal(found.curvature, slow, check_dtype=False, **EQUAL)
     assert set(found.curvature["phase"]) == {"earliest", "terminal"} and found.curvature["protocol"].nunique() == 2
-    pd.testing.assert_frame_equal(found.runs, pd.DataFrame([slow_run(study, each) for each in directories], columns=RUNS_COLUMNS), **EQUAL)
+    pd.testing.assert_frame_equal(
+        found.runs, pd.DataFrame([slow_run(study, each) for each in directories], columns=RUNS_COLUMNS), **EQUAL
+    )
     assert set(found.runs["status"]) >= {"interrupted", "diverged", "queued"}
     of_proteins = found.probes["generation"].drop(columns=GENERATION_COLUMNS)
-    pd.testing.assert_frame_equal(found.probes["generation"][GENERATION_COLUMNS], pd.read_parquet(directories[0].generation_file("terminal")), **EQUAL)
-    assert of_proteins.isna().all(axis=None) and list(of_proteins.columns) == ["nll_sequence", "nll_structure", "contexts", "oracle_draws"]
+    pd.testing.assert_frame_equal(
+        found.probes["generation"][GENERATION_COLUMNS],
+        pd.read_parquet(directories[0].generation_file("terminal")),
+        **EQUAL,
+    )
+    assert of_proteins.isna().all(axis=None) and list(of_proteins.columns) == [
+        "nll_sequence",
+        "nll_structure",
+        "contexts",
+        "oracle_draws",
+    ]
 
 
 def test_logs_are_the_same_in_groups_of_any_size(study, monkeypatch):
@@ -109,7 +149,9 @@ def test_what_is_written_reads_back_the_same(study, tmp_path):
     found = collect(study.path)
     write(found, tmp_path)
     for name in ("runs", "curvature", "curves"):
-        pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / f"{name}.parquet"), getattr(found, name), check_dtype=False, **EQUAL)
+        pd.testing.assert_frame_equal(
+            pd.read_parquet(tmp_path / f"{name}.parquet"), getattr(found, name), check_dtype=False, **EQUAL
+        )
 
 
 @pytest.mark.parametrize("line", ['{"step": 1, "lo', '{"step": 1, "loss": "x"}', "", '{"step": 1.5, "loss": 2.0}'])
@@ -124,7 +166,10 @@ def test_a_damaged_line_names_its_file(tmp_path, line):
 def test_a_number_that_only_python_reads_is_read(tmp_path):
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"step": 0, "loss": NaN, "other": [1]}\n{"step": 1, "loss": 3}\n')
-    assert read_curves([("a", log), ("b", tmp_path / "none")], ["step", "loss"]).fillna(-1).values.tolist() == [["a", 0, -1.0], ["a", 1, 3.0]]
+    assert read_curves([("a", log), ("b", tmp_path / "none")], ["step", "loss"]).fillna(-1).values.tolist() == [
+        ["a", 0, -1.0],
+        ["a", 1, 3.0],
+    ]
 
 
 def test_a_damaged_table_is_named(study, tmp_path):

@@ -23,7 +23,14 @@ def chain(seed: int, num: int) -> ProteinChain:
     rng = np.random.default_rng(seed)
     sequence = encode("".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY"), num))).astype(np.int64)
     angle = np.arange(3 * num) * rng.uniform(0.3, 0.8)
-    line = np.stack([2.3 * np.cos(angle), 2.3 * np.sin(angle) + 0.003 * np.arange(3 * num) ** 2 * rng.uniform(0, 1), 0.5 * np.arange(3 * num)], 1)
+    line = np.stack(
+        [
+            2.3 * np.cos(angle),
+            2.3 * np.sin(angle) + 0.003 * np.arange(3 * num) ** 2 * rng.uniform(0, 1),
+            0.5 * np.arange(3 * num),
+        ],
+        1,
+    )
     atoms_NAX = np.full((num, NUM_ATOMS, 3), np.nan, dtype=np.float32)
     atoms_NAX[:, :3] = line.reshape(num, 3, 3)
     for row, letter in zip(atoms_NAX, decode(sequence), strict=True):
@@ -31,7 +38,16 @@ def chain(seed: int, num: int) -> ProteinChain:
         row[3 : 3 + rest] = row[1] + np.cumsum(rng.normal(0, 0.8, (rest, 3)), 0)
     atoms_NAX[num // 2] = np.nan
     unknown = np.full(num, np.nan, dtype=np.float32)
-    return ProteinChain(f"T{seed:03d}_A", f"T{seed:03d}", sequence, atoms_NAX, np.full(num, NO_SS, np.uint8), unknown, unknown, np.arange(num, dtype=np.int32))
+    return ProteinChain(
+        f"T{seed:03d}_A",
+        f"T{seed:03d}",
+        sequence,
+        atoms_NAX,
+        np.full(num, NO_SS, np.uint8),
+        unknown,
+        unknown,
+        np.arange(num, dtype=np.int32),
+    )
 
 
 def chains(num: int = 6, first: int = 0) -> list[ProteinChain]:

@@ -6,7 +6,9 @@ import pytest
 from stability.structure.ideal_chain import InternalGeometry, ideal_backbone, mean_geometry
 from tests.structure.small import chain
 
-HELIX = InternalGeometry(np.array([1.33, 1.46, 1.52]), np.radians([116.6, 121.7, 111.0]), np.radians([-47.0, 180.0, -57.0]))
+HELIX = InternalGeometry(
+    np.array([1.33, 1.46, 1.52]), np.radians([116.6, 121.7, 111.0]), np.radians([-47.0, 180.0, -57.0])
+)
 
 
 def test_an_ideal_alpha_helix_rises_by_a_known_length_and_turn():
@@ -18,7 +20,10 @@ def test_an_ideal_alpha_helix_rises_by_a_known_length_and_turn():
     assert rise == pytest.approx(1.5, abs=0.06)
     flat = ca - np.outer(ca @ axis, axis)
     flat -= flat.mean(0)
-    steps = [np.degrees(np.arccos(a @ b / np.linalg.norm(a) / np.linalg.norm(b))) for a, b in zip(flat[10:-11], flat[11:-10], strict=True)]
+    steps = [
+        np.degrees(np.arccos(a @ b / np.linalg.norm(a) / np.linalg.norm(b)))
+        for a, b in zip(flat[10:-11], flat[11:-10], strict=True)
+    ]
     assert np.mean(steps) == pytest.approx(100, abs=4)
 
 

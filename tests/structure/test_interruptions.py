@@ -1,4 +1,5 @@
-"""A tokenizer that is stopped, crashes or finds its checkpoints damaged says so and goes on; what it ends as is what an undisturbed one ends as."""
+"""A tokenizer that is stopped, crashes or finds its checkpoints damaged says so and goes on; what it ends as is what an
+undisturbed one ends as."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def same_end(one, other) -> bool:
     names = [path.name for path in one.checkpoints()]
     assert names == [path.name for path in other.checkpoints()] == ["step_000010"]
     first, second = (load_file(directory.checkpoints()[-1] / checkpoint.MODEL) for directory in (one, other))
-    return one.metrics_file.read_bytes() == other.metrics_file.read_bytes() and all(value.equal(second[name]) for name, value in first.items())
+    return one.metrics_file.read_bytes() == other.metrics_file.read_bytes() and all(
+        value.equal(second[name]) for name, value in first.items()
+    )
 
 
 def test_a_tokenizer_that_is_left_is_interrupted_at_a_step_where_the_same_command_goes_on(undisturbed, tmp_path):
@@ -46,16 +49,25 @@ def crash_at(monkeypatch, step, error):
 
 
 @pytest.mark.parametrize("error", [KeyError("lost"), OSError(28, "No space left on device")])
-def test_a_crash_is_a_failure_with_its_traceback_and_the_same_command_goes_on(undisturbed, tmp_path, monkeypatch, error):
+def test_a_crash_is_a_failure_with_its_traceback_and_the_same_command_goes_on(
+    undisturbed, tmp_path, monkeypatch, error
+):
     with monkeypatch.context() as patch, pytest.raises(RuntimeError) as caught:
         crash_at(patch, 8, error)
         train(tmp_path, spec())
     directory = directory_of(tmp_path, tokenizer_id(spec()))
     status = directory.status()
     assert (status["state"], status["step"]) == ("failed", 7) and type(error).__name__ in status["reason"]
-    assert "Traceback" in directory.traceback_file.read_text() and type(error).__name__ in directory.traceback_file.read_text()
+    assert (
+        "Traceback" in directory.traceback_file.read_text()
+        and type(error).__name__ in directory.traceback_file.read_text()
+    )
     lines = str(caught.value).splitlines()
-    assert len(lines) == 2 and f"tokenizer {directory.run_id} failed: {type(error).__name__}" in lines[0] and str(directory.traceback_file) in lines[1]
+    assert (
+        len(lines) == 2
+        and f"tokenizer {directory.run_id} failed: {type(error).__name__}" in lines[0]
+        and str(directory.traceback_file) in lines[1]
+    )
     with pytest.raises(ValueError, match=f"{directory.run_id} is failed"):
         load_tokenizer(tmp_path, directory.run_id)
     assert same_end(train(tmp_path, spec()), undisturbed)
@@ -117,7 +129,10 @@ def test_where_all_checkpoints_are_damaged_it_begins_anew_and_says_so(undisturbe
 def test_a_finished_tokenizer_without_a_readable_checkpoint_is_told_what_to_do(tmp_path):
     directory = train(tmp_path, spec(steps=3, atom_steps=0))
     damage(directory.checkpoints()[-1])
-    with pytest.raises(ValueError, match=r"is finished but cannot be read; delete .* and train it again by the command in its provenance.json") as caught:
+    with pytest.raises(
+        ValueError,
+        match=r"is finished but cannot be read; delete .* and train it again by the command in its provenance.json",
+    ) as caught:
         load_tokenizer(tmp_path, directory.run_id)
     assert len(str(caught.value).splitlines()) == 2
     checkpoint.remove(directory.checkpoints()[-1])
@@ -131,6 +146,10 @@ def test_traces_without_a_backbone_are_refused_before_anything_is_written(tmp_pa
         each.atoms14_NAX[:, [0, 2]] = float("nan")
     directory = directory_of(tmp_path, "0" * 12)
     for own, held_out, side in ((traces, chains(2), "chain to train on"), (chains(2), traces, "held-out chain")):
-        with pytest.raises(ValueError, match=f"no {side} has N, CA and C of 4 residues or more; a tokenizer needs backbones, CA traces are not enough"):
+        with pytest.raises(
+            ValueError,
+            match=f"no {side} has N, CA and C of 4 residues or more; a tokenizer needs backbones, CA traces are not "
+            "enough",
+        ):
             next(train_tokenizer(spec(), directory, own, held_out, device="cpu"))
     assert not directory.path.exists()

@@ -33,7 +33,9 @@ def test_rotations_are_scipys(name):
 
 
 def test_points_on_a_line_still_give_a_proper_rotation_and_the_least_error():
-    line = torch.linspace(-1, 1, 9, dtype=torch.float64)[None, :, None] * torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
+    line = torch.linspace(-1, 1, 9, dtype=torch.float64)[None, :, None] * torch.tensor(
+        [1.0, 2.0, -1.0], dtype=torch.float64
+    )
     moved = line @ torch.from_numpy(Rotation.from_rotvec([0.3, -1.0, 2.0]).as_matrix()).T
     weight = torch.ones(1, 9, dtype=torch.float64)
     assert torch.linalg.det(kabsch_rotation(line, moved, weight)).item() == pytest.approx(1.0)
@@ -55,8 +57,12 @@ def test_the_error_ignores_rotations_and_shifts_of_either_side_and_sees_mirror_i
     mask = torch.ones(x.shape[:2], dtype=torch.bool)
     rotation = torch.from_numpy(Rotation.random(6, random_state=0).as_matrix())
     moved = x @ rotation.transpose(1, 2) + 7.0
-    torch.testing.assert_close(aligned_squared_error(moved, y, mask), aligned_squared_error(x, y, mask), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(aligned_squared_error(y, moved, mask), aligned_squared_error(y, x, mask), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        aligned_squared_error(moved, y, mask), aligned_squared_error(x, y, mask), rtol=1e-10, atol=1e-12
+    )
+    torch.testing.assert_close(
+        aligned_squared_error(y, moved, mask), aligned_squared_error(y, x, mask), rtol=1e-10, atol=1e-12
+    )
     assert aligned_squared_error(moved, x, mask).max() < 1e-12
     assert aligned_squared_error(*cases()["reflection"], mask).min() > 0.05
 
@@ -64,7 +70,14 @@ def test_the_error_ignores_rotations_and_shifts_of_either_side_and_sees_mirror_i
 def test_what_masked_points_hold_changes_nothing():
     x, y = points(12, 0), points(12, 1)
     mask = torch.rand(6, 12, generator=torch.Generator().manual_seed(5)) < 0.7
-    shorter = torch.stack([aligned_squared_error(x[i : i + 1, mask[i]], y[i : i + 1, mask[i]], torch.ones(1, int(mask[i].sum())).bool())[0] for i in range(6)])
+    shorter = torch.stack(
+        [
+            aligned_squared_error(
+                x[i : i + 1, mask[i]], y[i : i + 1, mask[i]], torch.ones(1, int(mask[i].sum())).bool()
+            )[0]
+            for i in range(6)
+        ]
+    )
     poisoned_x, poisoned_y = x.clone(), y.clone()
     poisoned_x[~mask], poisoned_y[~mask] = torch.nan, torch.inf
     poisoned_x.requires_grad_()
@@ -107,7 +120,9 @@ def test_a_number_that_is_not_finite_shows_in_the_error_and_raises_nothing():
 def test_random_rotations_are_proper_and_uniform():
     """Of a uniform rotation each entry has mean 0 and variance 1/3, and the trace a mean of 0 and a variance of 1."""
     rotations = random_rotations(4000, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(rotations @ rotations.transpose(1, 2), torch.eye(3, dtype=torch.float64).expand(4000, 3, 3), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        rotations @ rotations.transpose(1, 2), torch.eye(3, dtype=torch.float64).expand(4000, 3, 3), rtol=0, atol=1e-12
+    )
     assert (torch.linalg.det(rotations) - 1).abs().max() < 1e-12
     traces = rotations.diagonal(dim1=1, dim2=2).sum(1)
     assert rotations.mean(0).abs().max() < 0.05
@@ -135,7 +150,9 @@ def test_the_principal_frame_does_not_see_how_the_chain_lies_and_tells_mirror_im
     coords = torch.where(mask[..., None, None], coords, torch.nan)
     rotation = torch.from_numpy(Rotation.random(3, random_state=2).as_matrix())
     moved = turned(coords.double(), rotation) + 30.0
-    torch.testing.assert_close(in_frame(moved, mask, "principal"), in_frame(coords, mask, "principal"), rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        in_frame(moved, mask, "principal"), in_frame(coords, mask, "principal"), rtol=0, atol=1e-4
+    )
     mirrored = coords * torch.tensor([1.0, 1.0, -1.0])
     assert (in_frame(mirrored, mask, "principal") - in_frame(coords, mask, "principal")).abs().max() > 0.1
     assert (in_frame(moved, mask, "raw") - in_frame(coords, mask, "raw")).abs().max() > 0.1

@@ -32,7 +32,11 @@ def test_rmsd_of_every_chain_is_scipys(measured):
     table = pd.read_parquet(directory.path / "results" / "chains.parquet").set_index("chain")
     for part in first_parts(held_out, 16):
         residues = padded([part])
-        made = tokenizer.decode(tokenizer.encode(residues.coords_BNAX, residues.mask_BN))[0].numpy()[part.mask_N].reshape(-1, 3)
+        made = (
+            tokenizer.decode(tokenizer.encode(residues.coords_BNAX, residues.mask_BN))[0]
+            .numpy()[part.mask_N]
+            .reshape(-1, 3)
+        )
         goal = part.coords_NAX[part.mask_N].reshape(-1, 3)
         _, rssd = Rotation.align_vectors(goal - goal.mean(0), made - made.mean(0))
         assert table.rmsd[part.id] == pytest.approx(rssd / np.sqrt(len(goal)), rel=1e-5)
@@ -96,14 +100,22 @@ def test_structures_are_read_back_by_biotite_with_the_same_atoms_and_places(meas
     tokenizer, directory, held_out = measured
     part = first_parts(held_out, 16)[0]
     original, made = (
-        pdbx.get_structure(pdbx.CIFFile.read(directory.path / "structures" / f"{part.id}_{kind}.cif"), model=1) for kind in ("original", "reconstructed")
+        pdbx.get_structure(pdbx.CIFFile.read(directory.path / "structures" / f"{part.id}_{kind}.cif"), model=1)
+        for kind in ("original", "reconstructed")
     )
-    names = [(number, name) for number, letter in enumerate(decode(part.sequence), 1) if part.mask_N[number - 1] for name in atom_names(letter)]
+    names = [
+        (number, name)
+        for number, letter in enumerate(decode(part.sequence), 1)
+        if part.mask_N[number - 1]
+        for name in atom_names(letter)
+    ]
     assert list(zip(original.res_id.tolist(), original.atom_name.tolist(), strict=True)) == names
     assert list(zip(made.res_id.tolist(), made.atom_name.tolist(), strict=True)) == names
     np.testing.assert_allclose(original.coord, part.atoms14_NAX[part.atoms14_mask_NA], atol=1e-3)
     residues = padded([part])
-    atoms = tokenizer.decode_atoms(tokenizer.encode(residues.coords_BNAX, residues.mask_BN), residues.sequence_BN)[0].numpy()[part.atoms14_mask_NA]
+    atoms = tokenizer.decode_atoms(tokenizer.encode(residues.coords_BNAX, residues.mask_BN), residues.sequence_BN)[
+        0
+    ].numpy()[part.atoms14_mask_NA]
     _, before = Rotation.align_vectors(original.coord - original.coord.mean(0), atoms - atoms.mean(0))
     lying = np.sqrt(((original.coord - made.coord) ** 2).sum())
     assert lying == pytest.approx(before, rel=1e-3)

@@ -22,7 +22,11 @@ def test_any_mechanism_stands_inside_and_every_parameter_of_a_stage_gets_a_gradi
     assert decoded.shape == residues.coords_BNAX.shape
     target = residues.coords_BNAX.flatten(1, 2)
     aligned_squared_error(decoded.flatten(1, 2), target, residues.mask_BN.repeat_interleave(3, 1)).mean().backward()
-    without = {name for name, parameter in made.named_parameters() if parameter.grad is None or not parameter.grad.abs().max() > 0}
+    without = {
+        name
+        for name, parameter in made.named_parameters()
+        if parameter.grad is None or not parameter.grad.abs().max() > 0
+    }
     assert all(name.startswith("atom_decoder.") for name in without if "bias" not in name), without
 
 
@@ -42,7 +46,13 @@ def test_a_chain_has_the_same_tokens_beside_a_longer_one_and_whatever_its_gaps_h
     expected = made.encode(alone.coords_BNAX, alone.mask_BN)
     poisoned = torch.where(beside.mask_BN[..., None, None], beside.coords_BNAX, torch.nan)
     assert torch.equal(made.encode(poisoned, beside.mask_BN)[:1, :12], expected)
-    torch.testing.assert_close(made.decode(made.encode(poisoned, beside.mask_BN))[:1, :12], made.decode(expected), equal_nan=True, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        made.decode(made.encode(poisoned, beside.mask_BN))[:1, :12],
+        made.decode(expected),
+        equal_nan=True,
+        rtol=1e-4,
+        atol=1e-4,
+    )
 
 
 def test_decoding_gives_what_reconstruction_trains():
@@ -83,11 +93,17 @@ def test_what_cannot_be_encoded_or_decoded_is_refused_in_words():
     ("changes", "message"),
     [
         ({"mechanism": {"sa": {}, "sc": {}}}, r"mechanism=\[sa,sc\]: a tokenizer has one mechanism"),
-        ({"mechanism": {"name": "mix", "pattern": ["sa", "sc"]}}, "encoder.layers=1: mechanism=mix has a pattern of 2 layers"),
+        (
+            {"mechanism": {"name": "mix", "pattern": ["sa", "sc"]}},
+            "encoder.layers=1: mechanism=mix has a pattern of 2 layers",
+        ),
         ({"kernel": 4}, "kernel=4 must be odd"),
         ({"cross": "none"}, "cross=none: the stage-2 decoder reads the sequence"),
         ({"warmup_steps": 6}, "warmup_steps=6 must be below steps=6"),
-        ({"decoder": {"layers": 1, "width": 3, "heads": 1}}, r"decoder.heads=1 must divide decoder.width=3 .*; decoder.width must be even"),
+        (
+            {"decoder": {"layers": 1, "width": 3, "heads": 1}},
+            r"decoder.heads=1 must divide decoder.width=3 .*; decoder.width must be even",
+        ),
         ({"encoder": {"layers": 1, "width": 16, "heads": 3}}, r"encoder.heads=3 must divide encoder.width=16"),
         ({"levels": [7, 1]}, "levels.1=1"),
         ({"mechanism": "ca"}, "mechanism=ca is a cross mechanism"),
@@ -111,7 +127,9 @@ def test_crops_are_contiguous_parts_and_a_function_of_the_generator():
             for source in own
             for start in range(max(1, len(source) - 11))
             if np.array_equal(source.mask_N[start : start + 12], mask[: len(source.mask_N[start : start + 12])])
-            and np.array_equal(np.nan_to_num(source.coords_NAX[start : start + 12]), coords[: len(source.mask_N[start : start + 12])])
+            and np.array_equal(
+                np.nan_to_num(source.coords_NAX[start : start + 12]), coords[: len(source.mask_N[start : start + 12])]
+            )
         ]
         assert len(found) == 1
         starts.add(found[0])

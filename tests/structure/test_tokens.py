@@ -41,7 +41,15 @@ def lab(tmp_path_factory):
 
 
 def objective(identity: str | None, **settings):
-    return part("objectives", {"name": "multitrack", "contexts": [], **({"tokenizer": identity} if identity else {"sources": ["sequence"]}), **settings})
+    return part(
+        "objectives",
+        {
+            "name": "multitrack",
+            "contexts": [],
+            **({"tokenizer": identity} if identity else {"sources": ["sequence"]}),
+            **settings,
+        },
+    )
 
 
 def run_spec(lab, **changes) -> RunSpec:
@@ -71,7 +79,11 @@ def test_every_residue_has_the_token_of_its_whole_chain_and_crops_keep_them(lab)
     batch = read.batch("train", 16, 7, torch.Generator().manual_seed(1))
     by_id = {each.id: each for each in read.chains("train")}
     for row, name in enumerate(batch.ids):
-        starts = [start for start in range(len(by_id[name])) if np.array_equal(by_id[name].crop(start, 7).sequence, batch.sequence_BN[row])]
+        starts = [
+            start
+            for start in range(len(by_id[name]))
+            if np.array_equal(by_id[name].crop(start, 7).sequence, batch.sequence_BN[row])
+        ]
         expected = by_id[name].crop(starts[0], 7).structure_N
         assert np.array_equal(np.where(batch.structure_mask_BN[row], batch.structure_BN[row], -1), expected)
 
@@ -82,11 +94,15 @@ def test_tokens_are_computed_once_and_vouched_for(lab, monkeypatch):
     monkeypatch.setattr("stability.structure.tokens.structure_tokens", lambda *_: pytest.fail("computed again"))
     again = as_read(ProteinCorpus.load(pool / "cache" / corpus.fingerprint), objective(identity), pool)
     assert again.fingerprint == first.fingerprint != corpus.fingerprint
-    assert first.format == {**corpus.format, "structure": 5 + 175} and first.description.endswith(f"structure tokens by {identity} (175 codes)")
+    assert first.format == {**corpus.format, "structure": 5 + 175} and first.description.endswith(
+        f"structure tokens by {identity} (175 codes)"
+    )
     tokens = np.concatenate([each.structure_N for each in first.chains("train")])
     counts = np.bincount(tokens[tokens >= 0], minlength=175) + 1
     assert np.allclose(first.log_frequencies()[30:].exp(), counts / counts.sum())
-    copy = ProteinCorpus.load(pool / "cache" / corpus.fingerprint).with_structure(identity, 175, np.zeros(len(corpus.arrays["sequence"]), dtype=np.int64))
+    copy = ProteinCorpus.load(pool / "cache" / corpus.fingerprint).with_structure(
+        identity, 175, np.zeros(len(corpus.arrays["sequence"]), dtype=np.int64)
+    )
     copy.save(pool / "cache" / copy.fingerprint)
     assert copy.fingerprint != first.fingerprint, "other tokens are other data"
     with open(pool / "cache" / copy.fingerprint / "structure.npy", "r+b") as stream:
@@ -98,7 +114,9 @@ def test_tokens_are_computed_once_and_vouched_for(lab, monkeypatch):
 
 def test_a_tokenizer_that_is_not_there_is_refused_in_a_line_and_without_one_the_chains_are_read_as_they_are(lab):
     pool, identity, corpus = lab
-    with pytest.raises(ValueError, match=rf"no structure tokenizer 0123456789ab in .* \(there: {identity}\); train one") as refused:
+    with pytest.raises(
+        ValueError, match=rf"no structure tokenizer 0123456789ab in .* \(there: {identity}\); train one"
+    ) as refused:
         as_read(corpus, objective("0123456789ab"), pool)
     assert len(str(refused.value).splitlines()) == 1
     assert as_read(corpus, objective(None), pool) is corpus
@@ -126,7 +144,9 @@ def test_a_run_left_and_resumed_equals_an_undisturbed_one_bit_for_bit_and_carrie
             leave_after = None
         result = directory.status()["result"]
         assert result["val_nll"] == pytest.approx(result["val_nll_sequence"] + result["val_nll_structure"], rel=1e-6)
-        assert result["unigram_nll"] == pytest.approx(result["unigram_nll_sequence"] + result["unigram_nll_structure"], rel=1e-6)
+        assert result["unigram_nll"] == pytest.approx(
+            result["unigram_nll_sequence"] + result["unigram_nll_structure"], rel=1e-6
+        )
         rows.append(list(read_jsonl(directory.metrics_file)))
     assert rows[0] == rows[1] and "val_nll_structure" in rows[0][-1]
 
@@ -143,10 +163,14 @@ def test_token_frequencies_reach_what_a_loop_over_the_masked_positions_says(lab)
     means = []
     for row in range(len(examples.targets_BN)):
         own = [
-            nats[examples.targets_BN[row, place, 0]] for place in range(20) if place < examples.targets_BN.shape[1] and examples.weights_BN[row, place, 0] > 0
+            nats[examples.targets_BN[row, place, 0]]
+            for place in range(20)
+            if place < examples.targets_BN.shape[1] and examples.weights_BN[row, place, 0] > 0
         ]
         means.append(np.mean(own))
-    assert validation.unigram_scores(read.log_frequencies())["unigram_nll_sequence"] == pytest.approx(np.mean(means), rel=1e-6)
+    assert validation.unigram_scores(read.log_frequencies())["unigram_nll_sequence"] == pytest.approx(
+        np.mean(means), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("mechanism", ["sa", "sc"])
@@ -156,7 +180,9 @@ def test_alpha_max_of_a_checkpoint_is_exact(lab, tmp_path, mechanism):
     directory = RunDirectory(tmp_path, run_id(spec))
     for _ in train(spec, directory, cache_dir=lab[0] / "cache", device="cpu"):
         pass
-    curvature = checked(CurvatureSpec, {"warmup_batches": 2, "warmup_steps": 1, "recorded_steps": 2, "batch": 4, "microbatch": 2})
+    curvature = checked(
+        CurvatureSpec, {"warmup_batches": 2, "warmup_steps": 1, "recorded_steps": 2, "batch": 4, "microbatch": 2}
+    )
     for _ in measure(directory, curvature, cache_dir=lab[0] / "cache", device="cpu"):
         pass
     table: Any = pd.read_parquet(directory.curvature_file("terminal"))

@@ -86,7 +86,9 @@ def test_a_truncated_checkpoint_is_refused_in_words(tmp_path, name):
 
 def test_an_unknown_or_unfinished_tokenizer_is_refused_in_words(finished, tmp_path):
     pool, directory = finished
-    with pytest.raises(ValueError, match=rf"no structure tokenizer 000000000000 in .*there: {directory.run_id}.*train_tokenizer"):
+    with pytest.raises(
+        ValueError, match=rf"no structure tokenizer 000000000000 in .*there: {directory.run_id}.*train_tokenizer"
+    ):
         load_tokenizer(pool, "000000000000")
     left = train(tmp_path, spec(), leave_after=2)
     with pytest.raises(ValueError, match=f"{left.run_id} is interrupted"):
@@ -108,8 +110,17 @@ def test_another_tokenizers_checkpoint_is_not_taken(finished, tmp_path):
 def test_the_id_follows_what_trains_and_not_where_the_chains_lie():
     base = tokenizer_id(spec())
     assert tokenizer_id(spec(data={"name": "text", "path": "README.md"})) != base
-    assert tokenizer_id(spec(data={"name": "text", "path": "README.md"})) == tokenizer_id(spec(data={"name": "text", "path": "Makefile"}))
-    for change in ({"seed": 1}, {"levels": [5, 5, 5]}, {"frame": "raw"}, {"data_fingerprint": "other"}, {"mechanism": "sw"}, {"behaviour": 9}):
+    assert tokenizer_id(spec(data={"name": "text", "path": "README.md"})) == tokenizer_id(
+        spec(data={"name": "text", "path": "Makefile"})
+    )
+    for change in (
+        {"seed": 1},
+        {"levels": [5, 5, 5]},
+        {"frame": "raw"},
+        {"data_fingerprint": "other"},
+        {"mechanism": "sw"},
+        {"behaviour": 9},
+    ):
         assert tokenizer_id(spec(**change)) != base, change
 
 
@@ -123,20 +134,35 @@ def test_a_loss_that_is_not_finite_is_a_verdict(tmp_path):
 
 
 def test_the_optimizer_decays_what_its_settings_say(tmp_path):
-    """decay=matrices shrinks no vector: every bias, gain and norm then moves by its gradient alone, as without any decay in the first step."""
+    """decay=matrices shrinks no vector: every bias, gain and norm then moves by its gradient alone, as without any
+    decay in the first step."""
     found = {}
-    for name, settings in {"none": {"weight_decay": 0.0}, "matrices": {"weight_decay": 20.0, "decay": "matrices"}, "all": {"weight_decay": 20.0}}.items():
+    for name, settings in {
+        "none": {"weight_decay": 0.0},
+        "matrices": {"weight_decay": 20.0, "decay": "matrices"},
+        "all": {"weight_decay": 20.0},
+    }.items():
         optimizer = {"name": "adamw", **settings}
-        trainer = TokenizerTrainer(spec(optimizer=optimizer), directory_of(tmp_path / name, "x"), chains(), chains(2, first=50), torch.device("cpu"))
+        trainer = TokenizerTrainer(
+            spec(optimizer=optimizer),
+            directory_of(tmp_path / name, "x"),
+            chains(),
+            chains(2, first=50),
+            torch.device("cpu"),
+        )
         trainer._update(1)
         found[name] = {key: value.clone() for key, value in trainer.tokenizer.state_dict().items()}
     trained = [key for key in found["none"] if not key.startswith("atom_decoder.")]
-    vectors, matrices = ([key for key in trained if (found["none"][key].ndim >= 2) == wanted] for wanted in (False, True))
+    vectors, matrices = (
+        [key for key in trained if (found["none"][key].ndim >= 2) == wanted] for wanted in (False, True)
+    )
     assert vectors and matrices
     assert all(torch.equal(found["matrices"][key], found["none"][key]) for key in vectors)
     assert all(torch.equal(found["matrices"][key], found["all"][key]) for key in matrices)
     assert any(not torch.equal(found["all"][key], found["none"][key]) for key in vectors)
-    assert all(not torch.equal(found["matrices"][key], found["none"][key]) for key in matrices if found["none"][key].any())
+    assert all(
+        not torch.equal(found["matrices"][key], found["none"][key]) for key in matrices if found["none"][key].any()
+    )
 
 
 def test_wall_time_counts_on_over_steps_and_interruptions(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
-"""Stand-ins for `run_trial`: they write the files that the real one writes, without torch. Importable by name, so that Ray's workers find them."""
+"""Stand-ins for `run_trial`: they write the files that the real one writes, without torch. Importable by name, so that
+Ray's workers find them."""
 
 from __future__ import annotations
 
@@ -14,18 +15,28 @@ from stability.runs.directory import RunDirectory
 from sweeps.trial import Trial
 
 
-def make_trial(pool: Path, index: int = 0, *, steps: int = 4, curvature: dict[str, Any] | None = None, **more: Any) -> Trial:
-    parts = {"mechanism": {"name": "sa"}, "residual": {"name": "identity"}, "optimizer": {"name": "adamw"}, "norm": "layernorm"}
+def make_trial(
+    pool: Path, index: int = 0, *, steps: int = 4, curvature: dict[str, Any] | None = None, **more: Any
+) -> Trial:
+    parts = {
+        "mechanism": {"name": "sa"},
+        "residual": {"name": "identity"},
+        "optimizer": {"name": "adamw"},
+        "norm": "layernorm",
+    }
     spec = {**parts, "lr_peak": 0.01, "seed": index, "steps": steps, "threads": 1, **more}
     return Trial(run_id=f"{index:012x}", spec=spec, pool=str(pool), curvature=curvature, device="cpu", wandb=None)
 
 
 def run_fake(trial: Trial, *, step_s: float = 0.0, verdict: str = "stable") -> Iterator[None]:
-    """``spec["steps"]`` steps with the rows and states of a real run; closing it leaves ``saved.json`` with the step it stood at."""
+    """``spec["steps"]`` steps with the rows and states of a real run; closing it leaves ``saved.json`` with the step it
+    stood at."""
     directory, steps = trial.directory, trial.spec["steps"]
     saved = directory.path / "saved.json"
     directory.path.mkdir(parents=True, exist_ok=True)
-    (directory.path / "worker.json").write_text(json.dumps({"pid": os.getpid(), "omp": os.environ.get("OMP_NUM_THREADS"), "cwd": str(Path.cwd())}))
+    (directory.path / "worker.json").write_text(
+        json.dumps({"pid": os.getpid(), "omp": os.environ.get("OMP_NUM_THREADS"), "cwd": str(Path.cwd())})
+    )
     step = json.loads(saved.read_text()) if saved.exists() else 0
     directory.set_status("running", step=step, num_steps=steps, phase="training")
     started = time.perf_counter()
@@ -45,7 +56,12 @@ def run_fake(trial: Trial, *, step_s: float = 0.0, verdict: str = "stable") -> I
 def log_step(directory: RunDirectory, step: int, *, wall_s: float, val_nll: float | None = None) -> None:
     directory.path.mkdir(parents=True, exist_ok=True)
     with open(directory.metrics_file, "a") as file:
-        file.write(json.dumps({"step": step, "loss": 5.0 / step, "grad_norm": 1.0, "update_norm": 0.1, "lr": 0.01, "val_nll": val_nll}) + "\n")
+        file.write(
+            json.dumps(
+                {"step": step, "loss": 5.0 / step, "grad_norm": 1.0, "update_norm": 0.1, "lr": 0.01, "val_nll": val_nll}
+            )
+            + "\n"
+        )
     with open(directory.timing_file, "a") as file:
         file.write(json.dumps({"step": step, "wall_s": wall_s, "tokens_per_s": 512.0}) + "\n")
 
@@ -79,7 +95,8 @@ def run_and_die(trial: Trial) -> Iterator[None]:
 
 
 def run_counted(trial: Trial) -> Iterator[None]:
-    """Notes in the run's folder each time that it is begun, and by whom. A finished run is left alone, as the real loop does."""
+    """Notes in the run's folder each time that it is begun, and by whom. A finished run is left alone, as the real loop
+    does."""
     if trial.directory.finished:
         return
     trial.directory.path.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""A sweep small enough for a test that is real all the same: composed from conf/, on a text file, trained by the real loop."""
+"""A sweep small enough for a test that is real all the same: composed from conf/, on a text file, trained by the real
+loop."""
 
 from __future__ import annotations
 
@@ -20,10 +21,25 @@ def make_sweep(folder: Path, *overrides: str, pool: str = "runs") -> tuple[Sweep
     """A parsed sweep and its trials over ``folder/pool``."""
     text = folder / "text.txt"
     if not text.exists():
-        text.write_text("".join(f"Line {number} of a text that says little, {number * number % 97} times.\n" for number in range(4000)))
+        text.write_text(
+            "".join(
+                f"Line {number} of a text that says little, {number * number % 97} times.\n" for number in range(4000)
+            )
+        )
     spec = read_spec("sweep", [*TINY.split(), f"data.path={text}", f"runs_dir={folder / pool}", *overrides])
     corpus = prepare(spec.data, folder / pool / "cache")
     curvature = spec.curvature.model_dump(mode="json") if spec.hessian else None
     generation = spec.generate.model_dump(mode="json") if spec.generate else None
     runs = spec.expand(corpus.fingerprint)
-    return spec, [Trial(run_id(run), run.model_dump(mode="json"), str(folder / pool), curvature, spec.device, None, generate=generation) for run in runs]
+    return spec, [
+        Trial(
+            run_id(run),
+            run.model_dump(mode="json"),
+            str(folder / pool),
+            curvature,
+            spec.device,
+            None,
+            generate=generation,
+        )
+        for run in runs
+    ]

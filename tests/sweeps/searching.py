@@ -48,7 +48,9 @@ class Sweep:
         if last < steps and (verdict != "diverged" or last < steps / 2):
             trial.directory.set_status("stopped", step=last, reason="left", num_steps=steps)
         else:
-            trial.directory.set_status(verdict, step=last, num_steps=steps, result={"val_nll": nll, "init_nll": 5.5, "unigram_nll": 3.0})
+            trial.directory.set_status(
+                verdict, step=last, num_steps=steps, result={"val_nll": nll, "init_nll": 5.5, "unigram_nll": 3.0}
+            )
 
     @property
     def printed(self):
@@ -56,11 +58,14 @@ class Sweep:
 
 
 def outcome(spec):
-    """Verdict and NLL of a run: a valley around 10^-2.5, spiked above the mechanism's edge, diverged 0.2 decades above that; steps help, to a point."""
+    """Verdict and NLL of a run: a valley around 10^-2.5, spiked above the mechanism's edge, diverged 0.2 decades above
+    that; steps help, to a point."""
     x, edge = math.log10(spec["lr_peak"]), EDGES[spec["mechanism"]["name"]]
     if x > edge + 0.2:
         return "diverged", None
-    return "spiked" if x > edge else "stable", 2.5 + 0.3 * (x + 2.5) ** 2 + 0.01 * spec["seed"] + 1e-4 * (spec["steps"] - 30) ** 2
+    return "spiked" if x > edge else "stable", 2.5 + 0.3 * (x + 2.5) ** 2 + 0.01 * spec["seed"] + 1e-4 * (
+        spec["steps"] - 30
+    ) ** 2
 
 
 def cut_at(sweep, count):

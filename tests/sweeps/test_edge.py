@@ -14,7 +14,8 @@ DIGITS = 0.0022  # decades that rounding to three digits can move a rate
 
 
 class Valley:
-    """NLL 2.5 + (x - best)² · (steep below, steep above), spiked above ``spike`` and diverged above ``death`` (log10 LR)."""
+    """NLL 2.5 + (x - best)² · (steep below, steep above), spiked above ``spike`` and diverged above ``death`` (log10
+    LR)."""
 
     def __init__(self, best, below=0.3, above=0.5, spike=0.0, death=1.0, seeds=1):
         self.best, self.below, self.above, self.spike, self.death, self.seeds = best, below, above, spike, death, seeds
@@ -45,7 +46,14 @@ def search(outcomes, settings=SETTINGS, grid=GRID):
 def random_valley(draws):
     best = draws.uniform(-3.2, -1.2)
     spike = best + draws.uniform(0.1, 1.5)
-    return Valley(best, draws.uniform(0.05, 0.6), draws.uniform(0.05, 2.0), spike, spike + draws.uniform(0, 0.5), draws.choice((1, 3)))
+    return Valley(
+        best,
+        draws.uniform(0.05, 0.6),
+        draws.uniform(0.05, 2.0),
+        spike,
+        spike + draws.uniform(0, 0.5),
+        draws.choice((1, 3)),
+    )
 
 
 @pytest.mark.parametrize("resolution", [0.05, 0.02, 0.1])
@@ -58,7 +66,8 @@ def test_the_best_rate_and_both_edges_of_random_curves_are_found_within_the_reso
         assert found.resolved
         assert abs(math.log10(found.best_lr) - valley.best) <= resolution + DIGITS
         for edge, truth in ((found.by_verdict, valley.spike), (found.by_nll, valley.nll_edge)):
-            # measured against the best rate found, whose NLL lies a little above the valley's floor, a rate a hair further out is still near
+            # measured against the best rate found, whose NLL lies a little above the valley's floor, a rate a hair
+            # further out is still near
             slack = 0.02 if edge is found.by_nll else 0.0
             assert math.log10(edge.lr) <= truth + slack and math.log10(edge.next_lr) > truth
             assert math.log10(edge.next_lr / edge.lr) <= resolution and not edge.exceptions
@@ -116,7 +125,12 @@ def test_where_nothing_is_stable_the_edge_lies_below_what_was_tried():
 def test_nothing_learned_at_small_rates_is_no_hole_and_a_window_between_two_rates_is_looked_for():
     def outcomes(lr):
         x = math.log10(lr)
-        return [Outcome("plateaued" if x < -1.55 else "stable" if x < -1.4 else "diverged", 3.0 - 0.1 * x if x < -1.4 else math.inf)]
+        return [
+            Outcome(
+                "plateaued" if x < -1.55 else "stable" if x < -1.4 else "diverged",
+                3.0 - 0.1 * x if x < -1.4 else math.inf,
+            )
+        ]
 
     assert not any(outcomes(lr)[0].verdict == "stable" for lr in GRID)
     found = search(outcomes)[0].found()
@@ -138,7 +152,9 @@ def test_verdicts_that_are_not_monotone_are_reported():
 def test_a_rate_is_stable_if_every_seed_is_and_its_nll_is_their_median():
     curve = Curve(GRID, SETTINGS)
     for lr in GRID:
-        curve.tell(lr, [Outcome("stable", 2.0), Outcome("stable", 2.4), Outcome("spiked" if lr > 1e-2 else "stable", 9.0)])
+        curve.tell(
+            lr, [Outcome("stable", 2.0), Outcome("stable", 2.4), Outcome("spiked" if lr > 1e-2 else "stable", 9.0)]
+        )
     found = curve.found()
     assert found.best_nll == 2.4 and found.best_lr == GRID[0], "of equal rates the smallest"
     assert found.by_verdict.lr == max(lr for lr in GRID if lr <= 1e-2)
@@ -155,7 +171,10 @@ def test_a_flat_curve_and_a_noisy_one_end_within_the_promised_number_of_rates():
         noise = {}
         curves.append(
             lambda lr, valley=valley, noise=noise: [
-                Outcome(draws.choice((end.verdict, "stable", "spiked")), end.nll and noise.setdefault(lr, end.nll + draws.gauss(0, 0.1)))
+                Outcome(
+                    draws.choice((end.verdict, "stable", "spiked")),
+                    end.nll and noise.setdefault(lr, end.nll + draws.gauss(0, 0.1)),
+                )
                 for end in valley.outcomes(lr)
             ]
         )

@@ -60,13 +60,28 @@ def test_one_trial_of_each_kind_is_begun_and_the_largest_decides(tmp_path):
         yield
 
     peak = probe(trials, run, gpu)
-    assert [trial.spec["mechanism"]["name"] for trial in begun] == ["sa", "sc"] == [trial.spec["mechanism"]["name"] for trial in kinds(trials).values()]
+    assert (
+        [trial.spec["mechanism"]["name"] for trial in begun]
+        == ["sa", "sc"]
+        == [trial.spec["mechanism"]["name"] for trial in kinds(trials).values()]
+    )
     assert (peak.label, peak.largest_mb, gpu.forgotten) == ("sc lr=0.001 seed=0", 500.0, 2)
-    assert peak.described() == "measured: at most 0.49 GiB (sc lr=0.001 seed=0) of a GPU's 78.1 GiB; with 15% and 800 MiB a process to spare, 58 trials a GPU"
+    assert (
+        peak.described()
+        == "measured: at most 0.49 GiB (sc lr=0.001 seed=0) of a GPU's 78.1 GiB; with 15% and 800 MiB a process to "
+        "spare, 58 trials a GPU"
+    )
 
 
 def test_the_beginning_of_a_trial_trains_measures_and_samples_and_leaves_nothing(tmp_path):
-    more = ["hessian=true", "generate.num=2", "checkpoint.every_steps=3", "checkpoint.keep_last=1", "schedule=cosine", "schedule.warmup_steps=5"]
+    more = [
+        "hessian=true",
+        "generate.num=2",
+        "checkpoint.every_steps=3",
+        "checkpoint.keep_last=1",
+        "schedule=cosine",
+        "schedule.warmup_steps=5",
+    ]
     _, trials = make_sweep(tmp_path, *more, "lr=1e-3")
     before, seen = sorted((tmp_path / "runs").iterdir()), []
 
@@ -100,7 +115,9 @@ _peak_mb(pickle.load(sys.stdin.buffer), run, lambda: 0.0)
     (left,) = set(pool.iterdir()) - before
     assert (left / "probe").is_dir() and abandoned(pool) == [left]
     remove_abandoned(pool)
-    assert set(pool.iterdir()) == before and any((pool / "cache").iterdir()), "its link to the cache is gone, the cache is not"
+    assert set(pool.iterdir()) == before and any((pool / "cache").iterdir()), (
+        "its link to the cache is gone, the cache is not"
+    )
 
 
 def test_a_kind_that_runs_out_of_memory_gets_a_gpu_to_itself_and_one_that_fails_otherwise_counts_what_it_took(tmp_path):
@@ -112,11 +129,18 @@ def test_a_kind_that_runs_out_of_memory_gets_a_gpu_to_itself_and_one_that_fails_
         yield
 
     peak = probe(trials, run, MadeUp(200.0))
-    assert (peak.share, peak.described()) == (1.0, "sc lr=0.001 seed=0 needs more than the 78.1 GiB of a GPU: one trial a GPU")
+    assert (peak.share, peak.described()) == (
+        1.0,
+        "sc lr=0.001 seed=0 needs more than the 78.1 GiB of a GPU: one trial a GPU",
+    )
 
 
 def test_the_beginning_takes_less_of_everything_but_memory(tmp_path):
     _, trials = make_sweep(tmp_path, "hessian=true", "curvature.batch=3", "generate.num=100", "generate.batch=8")
     begun = beginning(trials[0], "elsewhere")
-    assert (begun.spec["steps"], begun.spec["batch"], begun.spec["model"]) == (2, trials[0].spec["batch"], trials[0].spec["model"])
+    assert (begun.spec["steps"], begun.spec["batch"], begun.spec["model"]) == (
+        2,
+        trials[0].spec["batch"],
+        trials[0].spec["model"],
+    )
     assert (begun.curvature["batch"], begun.curvature["recorded_steps"], begun.generate["num"]) == (3, 1, 8)

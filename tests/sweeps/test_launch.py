@@ -19,7 +19,10 @@ class Sweep:
 
     def __init__(self, folder, *overrides, count=4):
         self.spec, _ = make_sweep(folder, *overrides)
-        self.trials = [fakes.make_trial(folder / "pool", index, curvature={} if self.spec.hessian else None) for index in range(count)]
+        self.trials = [
+            fakes.make_trial(folder / "pool", index, curvature={} if self.spec.hessian else None)
+            for index in range(count)
+        ]
 
     def run(self, run=fakes.run_fake, **more):
         self.console = Console(file=io.StringIO(), force_terminal=False, width=200)
@@ -47,9 +50,14 @@ def test_a_failed_run_is_reported_with_its_reason_and_its_tracebacks_file(tmp_pa
     sweep = Sweep(tmp_path)
     (failure,) = sweep.run(fakes.run_and_fail).failures
     traceback_file = sweep.trials[1].directory.traceback_file
-    assert (failure.run_id, failure.reason, failure.traceback_file) == (sweep.trials[1].run_id, "ValueError: planted", str(traceback_file))
+    assert (failure.run_id, failure.reason, failure.traceback_file) == (
+        sweep.trials[1].run_id,
+        "ValueError: planted",
+        str(traceback_file),
+    )
     assert sweep.printed.endswith(
-        f"failed sa lr=0.01 seed=1 ({failure.run_id}): ValueError: planted\n  traceback: {traceback_file}\nthe same command tries the failed runs again\n"
+        f"failed sa lr=0.01 seed=1 ({failure.run_id}): ValueError: planted\n  traceback: {traceback_file}\nthe same "
+        "command tries the failed runs again\n"
     )
 
 
@@ -64,7 +72,9 @@ def test_an_interrupted_sweep_says_how_to_go_on_and_goes_on(tmp_path):
     outcome = sweep.run(run)
     assert outcome.interrupted
     assert outcome.num_trained == 1
-    assert sweep.printed.endswith("3 left\ninterrupted: run the same command again, it goes on where this one stopped\n")
+    assert sweep.printed.endswith(
+        "3 left\ninterrupted: run the same command again, it goes on where this one stopped\n"
+    )
     outcome = sweep.run()
     assert (outcome.num_skipped, outcome.num_trained, outcome.interrupted) == (1, 3, False)
 

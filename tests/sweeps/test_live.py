@@ -57,7 +57,9 @@ def test_the_line_of_a_classifier_gives_its_accuracy(tmp_path):
     with LiveView([trial], console=console) as view:
         running(trial)
         view._refresh()
-        trial.directory.set_status("stable", step=4, num_steps=4, result={"val_nll": 1.25, "val_accuracy": 0.475, "wall_s": 1.0})
+        trial.directory.set_status(
+            "stable", step=4, num_steps=4, result={"val_nll": 1.25, "val_accuracy": 0.475, "wall_s": 1.0}
+        )
     assert " val NLL 1.250 accuracy 47.5% in " in console.file.getvalue().splitlines()[-1]
 
 
@@ -106,7 +108,9 @@ def test_the_table_of_a_hundred_runs_fits_the_terminal(tmp_path, height, note):
         assert len(shown) == 100
     else:
         counts = [("ended", 60 - shown.count("stable")), ("queued", 36), ("running", 4 - shown.count("training"))]
-        assert sorted(lines[-1].removeprefix("… not shown: ").split(", ")) == sorted(f"{count} {state}" for state, count in counts if count)
+        assert sorted(lines[-1].removeprefix("… not shown: ").split(", ")) == sorted(
+            f"{count} {state}" for state, count in counts if count
+        )
     if height == 24:
         assert shown == ["training"] * 4 + ["stable"] * 6
 
@@ -132,7 +136,8 @@ def test_a_log_hears_of_the_whole_when_another_twentieth_has_ended(tmp_path):
         view._refresh()
     told = [line for line in console.file.getvalue().splitlines() if line.startswith("so far")]
     assert [line.partition(";")[0] for line in told] == [
-        f"so far 100 runs: {count} done ({count} stable), 0 running, 0 failed, {100 - count} queued" for count in (5, 10)
+        f"so far 100 runs: {count} done ({count} stable), 0 running, 0 failed, {100 - count} queued"
+        for count in (5, 10)
     ]
 
 
@@ -142,7 +147,11 @@ def test_a_log_hears_of_the_whole_when_a_minute_has_passed(tmp_path, monkeypatch
     with LiveView([trial], console=console) as view:
         running(trial)
         view._refresh()
-    assert re.search(r"^so far 1 run: 0 done, 1 running, 0 failed, 0 queued; 2 s left; sa lr=0.01 seed=0 at 2/9$", console.file.getvalue(), re.MULTILINE)
+    assert re.search(
+        r"^so far 1 run: 0 done, 1 running, 0 failed, 0 queued; 2 s left; sa lr=0.01 seed=0 at 2/9$",
+        console.file.getvalue(),
+        re.MULTILINE,
+    )
 
 
 def test_a_narrow_terminal_cuts_lines_and_does_not_wrap_them(tmp_path):
@@ -200,6 +209,8 @@ def test_a_report_tells_durations_in_the_same_words():
     assert all(duration(seconds) == words.duration(seconds) for seconds in np.geomspace(0.1, 1e6, 400))
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 00 s"), (252, "4 min 12 s"), (7500, "2 h 05 min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 00 s"), (252, "4 min 12 s"), (7500, "2 h 05 min")]
+)
 def test_durations_read_well(seconds, text):
     assert duration(seconds) == text

@@ -48,7 +48,9 @@ def left(trial, retry="failed"):
 
 
 def test_what_is_finished_costs_nothing_and_what_was_interrupted_only_what_its_checkpoint_leaves(tmp_path):
-    queued, trained, failed, interrupted, plain = (fakes.make_trial(tmp_path, index, steps=8, curvature={} if index < 4 else None) for index in range(5))
+    queued, trained, failed, interrupted, plain = (
+        fakes.make_trial(tmp_path, index, steps=8, curvature={} if index < 4 else None) for index in range(5)
+    )
     for trial in (trained, plain):
         fakes.finish(trial.directory, "stable", step=8, val_nll=2.5)
     failed.directory.set_status("failed", step=3, reason="planted")
@@ -64,7 +66,13 @@ def test_what_is_finished_costs_nothing_and_what_was_interrupted_only_what_its_c
 
 def test_the_plans_total_counts_only_what_is_left(tmp_path, monkeypatch):
     timing = Timing(step_s=1.0, train_s=100.0, after_s=20.0, memory_mb=512.0)
-    monkeypatch.setattr(plan, "measure_costs", lambda spec, corpus: {f"{name}/identity/layernorm/adamw": plan.Cost(1000, 5.0, timing) for name in ("sa", "sc")})
+    monkeypatch.setattr(
+        plan,
+        "measure_costs",
+        lambda spec, corpus: {
+            f"{name}/identity/layernorm/adamw": plan.Cost(1000, 5.0, timing) for name in ("sa", "sc")
+        },
+    )
     spec, trials = make_sweep(tmp_path)
     corpus = prepare(spec.data, tmp_path / "runs" / "cache")
     fakes.finish(trials[0].directory, "diverged", step=5, val_nll=2.5)
@@ -75,23 +83,42 @@ def test_the_plans_total_counts_only_what_is_left(tmp_path, monkeypatch):
         ["sa/identity/layernorm/adamw", "2", "1"],
         ["sc/identity/layernorm/adamw", "2", "2"],
     ]
-    assert f"in all: {4 * a_run:,} tokens; left to do: 3 runs, {3 * a_run:,} tokens, 6 min 00 s of work, about 3 min 00 s and 1.0 GiB with 2 at a time" in text
+    assert (
+        f"in all: {4 * a_run:,} tokens; left to do: 3 runs, {3 * a_run:,} tokens, 6 min 00 s of work, about 3 min 00 "
+        "s and 1.0 GiB with 2 at a time" in text
+    )
 
 
 def test_one_run_at_one_rate_and_seed_is_told_in_the_singular(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan, "measure_costs", lambda spec, corpus: {"sa/identity/layernorm/adamw": plan.Cost(1000, 5.0, Timing(1.0, 100.0, 20.0, 512.0))})
+    monkeypatch.setattr(
+        plan,
+        "measure_costs",
+        lambda spec, corpus: {"sa/identity/layernorm/adamw": plan.Cost(1000, 5.0, Timing(1.0, 100.0, 20.0, 512.0))},
+    )
     spec, trials = make_sweep(tmp_path, "lr=1e-3")
     spec = spec.model_copy(update={"mechanism": spec.mechanism[:1]})
     text = plan.describe(spec, prepare(spec.data, tmp_path / "runs" / "cache"), 2, trials[:1])
-    assert text.startswith("study ") and ": 1 run (0 of them finished), learning rate 0.001, 1 seed\n" in text and "left to do: 1 run, " in text
+    assert (
+        text.startswith("study ")
+        and ": 1 run (0 of them finished), learning rate 0.001, 1 seed\n" in text
+        and "left to do: 1 run, " in text
+    )
 
 
 def test_a_plan_says_that_it_does_not_know_how_many_trials_share_a_gpu(tmp_path, monkeypatch):
     timing = Timing(step_s=1.0, train_s=100.0, after_s=20.0, memory_mb=512.0)
-    monkeypatch.setattr(plan, "measure_costs", lambda spec, corpus: {f"{name}/identity/layernorm/adamw": plan.Cost(1000, 5.0, timing) for name in ("sa", "sc")})
+    monkeypatch.setattr(
+        plan,
+        "measure_costs",
+        lambda spec, corpus: {
+            f"{name}/identity/layernorm/adamw": plan.Cost(1000, 5.0, timing) for name in ("sa", "sc")
+        },
+    )
     monkeypatch.setattr("stability.build.resolve_device", lambda device: torch.device("cuda"))
     unknown = "with 1 at a time, one a GPU: how many share one the sweep measures when it starts (gpus_per_trial=auto)"
-    for number, (words, is_unknown) in enumerate([((), True), (("gpus_per_trial=0.25",), False), (("launcher=serial",), False)]):
+    for number, (words, is_unknown) in enumerate(
+        [((), True), (("gpus_per_trial=0.25",), False), (("launcher=serial",), False)]
+    ):
         (folder := tmp_path / str(number)).mkdir()
         spec, trials = make_sweep(folder, "launcher=ray", *words)
         text = plan.describe(spec, prepare(spec.data, Path(spec.runs_dir) / "cache"), 1, trials)

@@ -118,8 +118,12 @@ def test_the_time_left_is_of_the_training_alone_until_what_follows_it_has_been_t
 
 
 def test_runs_that_were_trained_before_have_no_training_left(tmp_path):
-    """Three are only measured, none of 1,000 steps at a second each; what that takes is unknown until one was timed, and counts alone from then on."""
-    trials, measured = [replace(fakes.make_trial(tmp_path, index, steps=1000, curvature={}), launch="now") for index in range(3)], []
+    """Three are only measured, none of 1,000 steps at a second each; what that takes is unknown until one was timed,
+    and counts alone from then on."""
+    trials, measured = (
+        [replace(fakes.make_trial(tmp_path, index, steps=1000, curvature={}), launch="now") for index in range(3)],
+        [],
+    )
     for trial in trials:
         trial.directory.set_status("stable", step=1000, num_steps=1000, result={"val_nll": 2.5, "wall_s": 1000.0})
     progress = Progress(trials, is_done=lambda trial: trial.run_id in measured)
@@ -141,7 +145,9 @@ def test_runs_that_were_trained_before_have_no_training_left(tmp_path):
     assert progress.eta_s() == pytest.approx(2 * row.curvature_s, rel=1e-6)
     assert locks[1].acquire()
     progress.poll()
-    assert progress.row_eta_s(progress.rows[1]) == pytest.approx(row.curvature_s, abs=5) and left_text(progress).endswith(" s left")
+    assert progress.row_eta_s(progress.rows[1]) == pytest.approx(row.curvature_s, abs=5) and left_text(
+        progress
+    ).endswith(" s left")
     locks[1].release()
 
 
@@ -175,7 +181,14 @@ def test_a_variant_names_the_axes_that_vary(tmp_path):
 
 
 def test_a_label_names_what_tells_runs_of_a_sweep_apart(tmp_path):
-    several = several_of({"mechanism": ["sa", "sc"], "residual": [{"name": "identity"}, {"name": "hc"}], "optimizer": [{"name": "adamw"}], "norm": ["a", "b"]})
+    several = several_of(
+        {
+            "mechanism": ["sa", "sc"],
+            "residual": [{"name": "identity"}, {"name": "hc"}],
+            "optimizer": [{"name": "adamw"}],
+            "norm": ["a", "b"],
+        }
+    )
     trial = fakes.make_trial(tmp_path, residual={"name": "hc"}, norm="rmsnorm")
     assert trial.label == "sa lr=0.01 seed=0"
     assert replace(trial, several=several, variant="window=4").label == "sa hc rmsnorm window=4 lr=0.01 seed=0"

@@ -1,4 +1,5 @@
-"""What is refused before a sweep says what it trains and writes its study: a Ray cluster that is not there, a machine that is too small."""
+"""What is refused before a sweep says what it trains and writes its study: a Ray cluster that is not there, a machine
+that is too small."""
 
 import io
 import os
@@ -23,7 +24,11 @@ def refused(folder, *words):
     console, record, trial = Console(file=io.StringIO()), record_of(spec), fakes.make_trial(folder)
     with pytest.raises(RuntimeError) as caught:
         launch.run(spec, [trial], record=record, console=console, run=fakes.run_fake)
-    assert (console.file.getvalue(), record.study.file.exists(), trial.directory.spec_file.exists()) == ("", False, False)
+    assert (console.file.getvalue(), record.study.file.exists(), trial.directory.spec_file.exists()) == (
+        "",
+        False,
+        False,
+    )
     return str(caught.value)
 
 
@@ -67,7 +72,9 @@ def test_a_share_that_this_machine_does_not_have_is_told_before_anything_is_on_r
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert refused(tmp_path, "cpus_per_trial=99") == "cpus_per_trial=99, but there are 2 CPUs; give at most 2"
-    assert refused(tmp_path, "gpus_per_trial=1") == "gpus_per_trial=1, but there is no GPU; give gpus_per_trial=0 or auto"
+    assert (
+        refused(tmp_path, "gpus_per_trial=1") == "gpus_per_trial=1, but there is no GPU; give gpus_per_trial=0 or auto"
+    )
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert refused(tmp_path, "gpus_per_trial=2") == "gpus_per_trial=2, but there is 1 GPU; give at most 1"
 

@@ -25,12 +25,16 @@ class ActorDiedError(RayError):
 
 
 class MadeUpRay(types.ModuleType):
-    """Runs a trial in this process when somebody waits for it. ``deaths``: for each run of a trial, by its seed, whether "worker" or "node" dies."""
+    """Runs a trial in this process when somebody waits for it. ``deaths``: for each run of a trial, by its seed,
+    whether "worker" or "node" dies."""
 
     def __init__(self, deaths):
         super().__init__("ray")
         self.exceptions = types.SimpleNamespace(
-            RayError=RayError, ActorDiedError=ActorDiedError, RayTaskError=type("RayTaskError", (RayError,), {}), TaskCancelledError=type("T", (RayError,), {})
+            RayError=RayError,
+            ActorDiedError=ActorDiedError,
+            RayTaskError=type("RayTaskError", (RayError,), {}),
+            TaskCancelledError=type("T", (RayError,), {}),
         )
         self.deaths, self.dead_nodes, self.ran_on = deaths, set(), []
 
@@ -93,7 +97,15 @@ def dispatch(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "ray", ray)
         trials = [fakes.make_trial(tmp_path, index) for index in range(num_trials)]
         workers = MadeUpWorkers(ray, num_nodes)
-        Dispatch(trials, fakes.run_fake, workers, node_retries=2, on_tick=lambda: None, interrupt=Interrupt(), say=said.append).work()
+        Dispatch(
+            trials,
+            fakes.run_fake,
+            workers,
+            node_retries=2,
+            on_tick=lambda: None,
+            interrupt=Interrupt(),
+            say=said.append,
+        ).work()
         return [trial.directory.status() for trial in trials], ray.ran_on, said
 
     return run
@@ -123,7 +135,9 @@ def test_a_worker_that_dies_on_a_node_that_lives_fails_its_trial_at_once(dispatc
 
 
 def test_when_the_last_node_has_died_the_sweep_ends_and_says_so(dispatch):
-    with pytest.raises(RuntimeError, match="no node of the Ray cluster that has room for a trial is left; the same command goes on"):
+    with pytest.raises(
+        RuntimeError, match="no node of the Ray cluster that has room for a trial is left; the same command goes on"
+    ):
         dispatch({0: itertools.repeat("node")}, num_nodes=1)
 
 
@@ -144,7 +158,10 @@ def test_a_node_holds_as_many_workers_as_its_cpus_and_gpus_allow(share, resource
     assert share.fits(resources) == number
 
 
-NODES = [{"NodeID": name, "NodeManagerHostname": f"host-{name}", "NodeManagerAddress": f"10.0.0.{name}"} for name in ("1", "2")]
+NODES = [
+    {"NodeID": name, "NodeManagerHostname": f"host-{name}", "NodeManagerAddress": f"10.0.0.{name}"}
+    for name in ("1", "2")
+]
 
 
 @pytest.fixture
@@ -167,12 +184,18 @@ def deaf(folder, token, name, token_file):
     return ""
 
 
-@pytest.mark.parametrize(("ask", "name", "reason"), [(elsewhere, "2", "it is not there"), (deaf, "1", "what it writes there does not arrive here")])
+@pytest.mark.parametrize(
+    ("ask", "name", "reason"),
+    [(elsewhere, "2", "it is not there"), (deaf, "1", "what it writes there does not arrive here")],
+)
 def test_the_node_that_does_not_see_the_runs_folder_is_named(tmp_path, quick, ask, name, reason):
     with pytest.raises(RuntimeError) as error:
         shared_folder.check(str(tmp_path), NODES, ask=ask)
     rule = "every node must see it under the same path; put runs_dir on a shared file system"
-    assert str(error.value) == f"node host-{name} (10.0.0.{name}) of the Ray cluster and the runs' folder {tmp_path}: {reason};\n{rule}"
+    assert (
+        str(error.value)
+        == f"node host-{name} (10.0.0.{name}) of the Ray cluster and the runs' folder {tmp_path}: {reason};\n{rule}"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -26,7 +26,10 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason=
 
 def commands(scratch):
     """Arguments of the processes of a session."""
-    return [(Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in session(str(scratch), frozenset([os.getpid()]))]
+    return [
+        (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        for pid in session(str(scratch), frozenset([os.getpid()]))
+    ]
 
 
 def test_a_cluster_takes_over_the_ray_that_was_begun_early_and_ends_it():
@@ -61,16 +64,26 @@ def test_ray_of_other_threads_or_cpus_is_not_taken_over():
 
 def test_a_ray_that_does_not_start_is_told_in_a_line(monkeypatch):
     monkeypatch.setattr(ray_head, "ALL_CPUS", "many")
-    with ray_head.head(1) as found, pytest.raises(RuntimeError, match=r"^Ray does not start on this machine \(ValueError: .*'many'\); try launcher=serial$"):
+    with (
+        ray_head.head(1) as found,
+        pytest.raises(
+            RuntimeError, match=r"^Ray does not start on this machine \(ValueError: .*'many'\); try launcher=serial$"
+        ),
+    ):
         found.address  # noqa: B018 asking is what fails
 
 
 def test_a_ray_that_is_killed_is_told_with_its_signal():
     with ray_head.head(1) as killed:
         killed.process.send_signal(signal.SIGKILL)
-        with pytest.raises(RuntimeError, match=r"^Ray does not start on this machine \(signal 9\); try launcher=serial$"):
+        with pytest.raises(
+            RuntimeError, match=r"^Ray does not start on this machine \(signal 9\); try launcher=serial$"
+        ):
             killed.address  # noqa: B018
-        with pytest.raises(RuntimeError, match=r"^Ray on this machine was ended from outside \(signal 9\); the same command goes on where this one stopped$"):
+        with pytest.raises(
+            RuntimeError,
+            match=r"^Ray on this machine was ended from outside \(signal 9\); the same command goes on where this one stopped$",
+        ):
             killed.require()
 
 
@@ -79,7 +92,10 @@ def test_a_sweep_whose_ray_is_killed_ends_with_a_word_and_goes_on_later(tmp_path
     trials = [fakes.make_trial(tmp_path, index, steps=300) for index in range(2)]
 
     def kill_once():
-        if all(trial.directory.metrics_file.exists() for trial in trials) and (found := ray_launcher._session.head).process.poll() is None:
+        if (
+            all(trial.directory.metrics_file.exists() for trial in trials)
+            and (found := ray_launcher._session.head).process.poll() is None
+        ):
             found.process.send_signal(signal.SIGKILL)
             found.process.wait()
 
@@ -107,7 +123,9 @@ WORDS = ["data=text", "data.path=nowhere.txt", "mechanism=sa", "lr=[1e-3]", "nam
         (["launcher=serial"], None, False),
     ],
 )
-def test_a_sweep_begins_ray_early_only_where_something_may_be_left_to_train_here(tmp_path, monkeypatch, words, state, is_begun):
+def test_a_sweep_begins_ray_early_only_where_something_may_be_left_to_train_here(
+    tmp_path, monkeypatch, words, state, is_begun
+):
     if state is not None:
         study = StudyFolder.of(tmp_path, "begun")
         study.write(["0123456789ab"])

@@ -62,7 +62,8 @@ def test_a_dead_worker_fails_its_own_trial_only(cluster, tmp_path, capfd):
     assert status["reason"] == "its worker process died: killed, out of memory, or a crash in native code"
     assert "The actor died unexpectedly" in trials[1].directory.traceback_file.read_text()
     workers = [worker_of(trial) for trial in trials]
-    assert len({worker["pid"] for worker in workers}) <= 3  # two slots, and one in place of the dead one: actors are reused
+    # two slots, and one in place of the dead one: actors are reused
+    assert len({worker["pid"] for worker in workers}) <= 3
     assert {worker["omp"] for worker in workers} == {"1"}
     assert {worker["cwd"] for worker in workers} == {str(Path.cwd())}
     printed = capfd.readouterr()
@@ -136,7 +137,13 @@ def test_a_worker_runs_the_same_spec_first_and_tenth_with_the_same_bits(cluster,
 
 
 def test_ray_and_serial_write_the_same_curvature_bit_for_bit(cluster, tmp_path):
-    protocol = ["hessian=true", "curvature.batch=2", "curvature.warmup_batches=2", "curvature.warmup_steps=1", "curvature.recorded_steps=2"]
+    protocol = [
+        "hessian=true",
+        "curvature.batch=2",
+        "curvature.warmup_batches=2",
+        "curvature.warmup_steps=1",
+        "curvature.recorded_steps=2",
+    ]
     _, serial = make_sweep(tmp_path, *protocol, pool="serial")
     _, ray = make_sweep(tmp_path, *protocol, pool="ray")
     serial_launcher.launch(serial, on_tick=lambda: None, interrupt=Interrupt(), run=run_trial)
@@ -175,7 +182,12 @@ def measured():
         optimizer.step()
     params = {name: param.detach() for name, param in model.named_parameters()}
     direction = {name: torch.ones_like(param) for name, param in params.items()}
-    found = parallel_directional(lambda p, rows: (functional_call(model, p, (rows,)).square().sum(), len(rows)), params, direction, batches=x.split(3))
+    found = parallel_directional(
+        lambda p, rows: (functional_call(model, p, (rows,)).square().sum(), len(rows)),
+        params,
+        direction,
+        batches=x.split(3),
+    )
     return (*astuple(monitor.history[0]), found.slope, found.curvature)
 
 
@@ -196,7 +208,11 @@ def test_the_head_of_a_cluster_is_one_that_can_be_joined_and_another_of_its_port
 
     ray_address.check(ray.get_runtime_context().gcs_address)
     other = f"{ray.nodes()[0]['NodeManagerAddress']}:{ray.nodes()[0]['NodeManagerPort']}"
-    with pytest.raises(RuntimeError, match=f"^ray.address={other}: no Ray cluster that can be joined: what answers there is not the head of a Ray cluster"):
+    with pytest.raises(
+        RuntimeError,
+        match=f"^ray.address={other}: no Ray cluster that can be joined: what answers there is not the head of a Ray "
+        "cluster",
+    ):
         ray_address.check(other)
     assert capfd.readouterr() == ("", "")
 
@@ -237,14 +253,23 @@ def processes_of(session):
 @pytest.mark.slow
 @pytest.mark.parametrize("number_of_signals", [1, 2])
 def test_ctrl_c_leaves_no_process_and_no_folder_behind(tmp_path, number_of_signals, request):
-    scratch, home = Path(tempfile.mkdtemp(dir="/tmp")), tmp_path / "home"  # short enough for Ray's sockets, and nobody else's
+    # short enough for Ray's sockets, and nobody else's
+    scratch, home = Path(tempfile.mkdtemp(dir="/tmp")), tmp_path / "home"
     request.addfinalizer(partial(shutil.rmtree, scratch, ignore_errors=True))
     home.mkdir()
     script = tmp_path / "sweep.py"
     script.write_text(SWEEP)
     environment = {**os.environ, "TMPDIR": str(scratch), "HOME": str(home)}
     arguments = [sys.executable, str(script), str(tmp_path), str(ROOT)]
-    sweep = subprocess.Popen(arguments, env=environment, cwd=home, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    sweep = subprocess.Popen(
+        arguments,
+        env=environment,
+        cwd=home,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("pool/*/metrics.jsonl"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -265,6 +290,12 @@ def test_ctrl_c_leaves_no_process_and_no_folder_behind(tmp_path, number_of_signa
 @pytest.mark.slow
 def test_a_sweep_on_two_nodes_of_which_one_is_killed_finishes_with_the_same_bytes(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    killed = subprocess.run([sys.executable, "-m", "tests.faults.two_nodes", str(tmp_path)], env=environment, cwd=ROOT, capture_output=True, text=True)
+    killed = subprocess.run(
+        [sys.executable, "-m", "tests.faults.two_nodes", str(tmp_path)],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert killed.returncode == 0, killed.stdout + killed.stderr
     assert "all finished" in killed.stdout and "metrics.jsonl byte for byte the undisturbed ones" in killed.stdout

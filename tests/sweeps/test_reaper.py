@@ -16,7 +16,8 @@ from tests.sweeps import fakes
 
 ROOT = Path(__file__).resolve().parents[2]
 SLEEP = "import time; time.sleep(120)"
-# A driver with what a session consists of: an heir, its child without the environment, one that only writes into the folder; and a reader that is none of it.
+# A driver with what a session consists of: an heir, its child without the environment, one that only writes into the
+# folder; and a reader that is none of it.
 DRIVER = """
 import os, subprocess, sys, time
 from pathlib import Path
@@ -42,7 +43,9 @@ print("went on", flush=True)
 def test_the_session_of_a_driver_ends_with_it_and_nothing_else_does(tmp_path, ending):
     folder = tmp_path / "stability-ray-test"
     folder.mkdir()
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(folder), ending], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(folder), ending], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     *session, reader = map(int, driver.stdout.readline().split())
     try:
         if ending == "kill":
@@ -60,7 +63,9 @@ def test_the_session_of_a_driver_ends_with_it_and_nothing_else_does(tmp_path, en
 
 
 def test_a_worker_whose_driver_is_gone_saves_its_trial_and_ends(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(get_runtime_context=lambda: SimpleNamespace(is_canceled=lambda: False)))
+    monkeypatch.setitem(
+        sys.modules, "ray", SimpleNamespace(get_runtime_context=lambda: SimpleNamespace(is_canceled=lambda: False))
+    )
     monkeypatch.setattr(os, "_exit", sys.exit)
     trial = fakes.make_trial(tmp_path, steps=5)
     with pytest.raises(SystemExit):

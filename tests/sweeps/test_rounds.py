@@ -1,4 +1,5 @@
-"""Searches over the ledger, in rounds: what they ask for, what a cut or a crash in between changes (nothing), what they refuse. Trials are fakes."""
+"""Searches over the ledger, in rounds: what they ask for, what a cut or a crash in between changes (nothing), what they
+refuse. Trials are fakes."""
 
 import importlib
 import math
@@ -24,12 +25,23 @@ def test_the_edge_of_every_curve_is_found_with_all_seeds_and_nothing_is_trained_
     rows = dict(zip(("sa", "sc"), record["edges"], strict=True))
     for mechanism, row in rows.items():
         assert row["state"] == "found" and abs(math.log10(row["best_lr"]) + 2.5) < 0.05 and row["num_seeds"] == 2
-        assert math.log10(row["verdict_lr"]) <= EDGES[mechanism] < math.log10(row["verdict_next_lr"]) <= math.log10(row["verdict_lr"]) + 0.05
-    assert sum(row["num_runs"] for row in rows.values()) == len(sweep.trained) < sum(row["num_grid_runs"] for row in rows.values()) / 2
+        assert (
+            math.log10(row["verdict_lr"])
+            <= EDGES[mechanism]
+            < math.log10(row["verdict_next_lr"])
+            <= math.log10(row["verdict_lr"]) + 0.05
+        )
+    assert (
+        sum(row["num_runs"] for row in rows.values())
+        == len(sweep.trained)
+        < sum(row["num_grid_runs"] for row in rows.values()) / 2
+    )
     assert rows["sa"]["run_id"] == record["run_ids"][0]
     again = Sweep(tmp_path, "lr=edge", "seeds=2")
     assert again.run().num_skipped == len(sweep.trained) and not again.trained
-    assert again.printed == f"skips {len(sweep.trained)} finished runs of {rows['sc']['num_rounds']} rounds, trains none\n"
+    assert (
+        again.printed == f"skips {len(sweep.trained)} finished runs of {rows['sc']['num_rounds']} rounds, trains none\n"
+    )
     assert again.study.read() == record
 
 
@@ -49,7 +61,9 @@ def test_wandb_s_server_is_looked_for_once_in_all_rounds_and_not_where_nothing_i
     assert asked == [1]
 
 
-@pytest.mark.parametrize(("kind", "count"), [("lr=edge", 7), ("lr=edge", 25), ("search=optuna", 0), ("search=optuna", 16)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("lr=edge", 7), ("lr=edge", 25), ("search=optuna", 0), ("search=optuna", 16)]
+)
 def test_a_search_that_was_cut_off_ends_with_the_runs_of_one_that_was_not(tmp_path, kind, count):
     (tmp_path / "cut").mkdir()
     (tmp_path / "whole").mkdir()
@@ -94,12 +108,23 @@ def test_a_plan_says_how_many_runs_there_may_be(tmp_path):
 
 
 def test_a_search_is_told_finite_numbers_and_finds_a_better_point_than_its_random_ones(tmp_path):
-    sweep = Sweep(tmp_path, "mechanism=sc", "search=optuna", "search.num=40", "search.batch=2", "search.space.steps={low:10,high:90}")
+    sweep = Sweep(
+        tmp_path,
+        "mechanism=sc",
+        "search=optuna",
+        "search.num=40",
+        "search.batch=2",
+        "search.space.steps={low:10,high:90}",
+    )
     assert sweep.run().num_trained == 40
     rows = sweep.study.read()["search"]
     scores = [row["score"] for row in rows[::2]]
-    assert {row["field"] for row in rows} == {"lr_peak", "steps"} and all(isinstance(row["value"], int) for row in rows if row["field"] == "steps")
-    assert 5.5 in scores and all(math.isfinite(score) for score in scores), "a diverged run counts with its NLL at initialisation"
+    assert {row["field"] for row in rows} == {"lr_peak", "steps"} and all(
+        isinstance(row["value"], int) for row in rows if row["field"] == "steps"
+    )
+    assert 5.5 in scores and all(math.isfinite(score) for score in scores), (
+        "a diverged run counts with its NLL at initialisation"
+    )
     assert min(scores[10:]) < min(scores[:10]) and min(scores) < 2.55
     assert [row["round"] for row in rows[::2]] == [1 + index // 2 for index in range(40)]
     assert all(len(f"{row['value']:.3g}") >= len(f"{row['value']:g}") for row in rows), "three digits"
@@ -108,7 +133,9 @@ def test_a_search_is_told_finite_numbers_and_finds_a_better_point_than_its_rando
 def test_a_search_goes_on_where_more_points_are_asked_for(tmp_path):
     """On a machine of another size, too: its rounds would have begun with other points."""
     words = ("mechanism=sc", "search=optuna", "search.startup=3")
-    short, long = (Sweep(tmp_path, *words, f"search.num={num}", f"search.batch={batch}") for num, batch in ((6, 2), (10, 4)))
+    short, long = (
+        Sweep(tmp_path, *words, f"search.num={num}", f"search.batch={batch}") for num, batch in ((6, 2), (10, 4))
+    )
     short.run()
     long.run()
     assert len(short.trained) == 6 and len(long.trained) == 4
@@ -140,13 +167,26 @@ def test_every_seed_of_a_point_is_run_and_a_failed_one_is_not_told(tmp_path):
 
 
 def test_a_space_with_few_points_ends_when_all_are_tried(tmp_path):
-    sweep = Sweep(tmp_path, "mechanism=sc", "lr=1e-3", "search=optuna", "search.space.lr_peak=null", "search.space.steps={low:20,high:24}", "search.num=30")
+    sweep = Sweep(
+        tmp_path,
+        "mechanism=sc",
+        "lr=1e-3",
+        "search=optuna",
+        "search.space.lr_peak=null",
+        "search.space.steps={low:20,high:24}",
+        "search.num=30",
+    )
     assert sweep.run().num_trained == 5
 
 
 def test_the_same_seed_proposes_the_same_points_and_another_one_others():
     def proposed(seed, told=()):
-        search = SearchSpec(name="optuna", startup=2, seed=seed, space=(Dimension(path="x", low=1, high=9), Dimension(path="n", low=1, high=50)))
+        search = SearchSpec(
+            name="optuna",
+            startup=2,
+            seed=seed,
+            space=(Dimension(path="x", low=1, high=9), Dimension(path="n", low=1, high=50)),
+        )
         return list(propose(search.space, {"n"}, told, search, len(told), 4))
 
     told = [({"x": 1.5, "n": 3}, 1.0), ({"x": 8.5, "n": 40}, 2.0), ({"x": 1.7, "n": 5}, 1.1)]
@@ -157,9 +197,18 @@ def test_the_same_seed_proposes_the_same_points_and_another_one_others():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["search.space.mechanism.sc.steep={low:1,high:2}"], r"search.space.mechanism.sc.steep: unknown key; did you mean 'step'"),
-        (["search.space.mechanism.sw.window={low:1,high:2}"], r"search.space.mechanism.sw.window: no run of this sweep has it"),
-        (["search.space.mechanism.sc.rope={low:1,high:2}"], r"search.space.mechanism.sc.rope: is 'absolute' in this sweep, and only numbers can be searched"),
+        (
+            ["search.space.mechanism.sc.steep={low:1,high:2}"],
+            r"search.space.mechanism.sc.steep: unknown key; did you mean 'step'",
+        ),
+        (
+            ["search.space.mechanism.sw.window={low:1,high:2}"],
+            r"search.space.mechanism.sw.window: no run of this sweep has it",
+        ),
+        (
+            ["search.space.mechanism.sc.rope={low:1,high:2}"],
+            r"search.space.mechanism.sc.rope: is 'absolute' in this sweep, and only numbers can be searched",
+        ),
         (["search.space.steps={low:1.5,high:2}"], r"search.space.steps: 1.5 is no integer"),
         (["search.space.batch={low:0,high:2}"], r"search.space.batch: 0 makes no run; batch=0"),
         (["search.space.lr={low:1e-4,high:1e-2}"], r"search.space.lr: unknown key; did you mean 'lr_peak'"),
@@ -169,7 +218,10 @@ def test_the_same_seed_proposes_the_same_points_and_another_one_others():
         (["search.space.lr_peak={low:3}"], r"search.space.lr_peak: low=3 must be below high=0.1"),
         (["search.space.steps=4"], r"search.space.steps=4: must be a range"),
         (["lr=edge"], r"search=optuna chooses its own points: leave lr=edge out"),
-        (["search.space.lr_peak=null", "search.space.steps={low:1,high:2}", "lr=range"], r"search: one learning rate is needed"),
+        (
+            ["search.space.lr_peak=null", "search.space.steps={low:1,high:2}", "lr=range"],
+            r"search: one learning rate is needed",
+        ),
         (["search=none", "search.space.steps={low:1,high:2}"], r"search.space belongs to a search; add search=optuna"),
     ],
 )
@@ -189,19 +241,34 @@ def test_without_optuna_one_line_says_what_to_do(tmp_path, monkeypatch):
 
     sweep = Sweep(tmp_path, "search=optuna")
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(RuntimeError, match=r"^search=optuna needs Optuna \(No module named 'optuna'\): pip install optuna, or choose lr=edge or lr=range$"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^search=optuna needs Optuna \(No module named 'optuna'\): pip install optuna, or choose lr=edge or lr=range$",
+    ):
         sweep.run()
 
 
 def test_settings_inside_a_hybrid_and_of_the_optimizer_can_be_searched(tmp_path):
-    space = ["search.space.mechanism.mix.sc.window={low:1,high:4}", "search.space.optimizer.adamw.beta2={low:0.9,high:0.999}"]
+    space = [
+        "search.space.mechanism.mix.sc.window={low:1,high:4}",
+        "search.space.optimizer.adamw.beta2={low:0.9,high:0.999}",
+    ]
     sweep = Sweep(tmp_path, "mechanism=[mix,sc]", "search=optuna", *space)
     (_, run), *_ = OptunaSearch(sweep.spec, "f" * 64, 1, {}).ask()
     assert 0.9 <= run.optimizer.settings.beta2 <= 0.999 and run.optimizer.settings.beta2 != 0.95
     assert [part.settings.window for part in run.mechanism.settings.parts if part.name == "sc"][0] in range(1, 5)
 
 
-HALVING = ("lr=range", "lr.num=9", "lr.low=1e-4", "lr.high=1", "seeds=2", "steps=18", "evaluation.every_steps=1", "halving.reduction=3")
+HALVING = (
+    "lr=range",
+    "lr.num=9",
+    "lr.low=1e-4",
+    "lr.high=1",
+    "seeds=2",
+    "steps=18",
+    "evaluation.every_steps=1",
+    "halving.reduction=3",
+)
 
 
 def test_at_every_rung_the_best_rates_of_every_curve_go_on_with_all_their_seeds(tmp_path):
@@ -209,12 +276,18 @@ def test_at_every_rung_the_best_rates_of_every_curve_go_on_with_all_their_seeds(
     sweep.run()
     assert len(sweep.trained) == 36 + 12 + 4
     states = {trial.run_id: trial.directory.status() for trial in trials_of(sweep.spec, sweep.spec.points("f" * 64))}
-    ended = {(run.mechanism.name, run.lr_peak, run.seed) for _, run in sweep.spec.points("f" * 64) if states[run_id(run)]["state"] == "stable"}
+    ended = {
+        (run.mechanism.name, run.lr_peak, run.seed)
+        for _, run in sweep.spec.points("f" * 64)
+        if states[run_id(run)]["state"] == "stable"
+    }
     assert ended == {(name, 3.16e-3, seed) for name in ("sa", "sc") for seed in range(2)}, "the rate next to 10^-2.5"
     steps = sorted(status["step"] for status in states.values())
     assert steps == [2] * 24 + [6] * 8 + [18] * 4
     stopped = sweep.study.read()["stopped"]
-    assert len(stopped) == 32 and stopped[run_id(sweep.spec.points("f" * 64)[0][1])].startswith("stopped at rung 1 of 2: place ")
+    assert len(stopped) == 32 and stopped[run_id(sweep.spec.points("f" * 64)[0][1])].startswith(
+        "stopped at rung 1 of 2: place "
+    )
     again = Sweep(tmp_path, *HALVING)
     assert again.run().num_trained == 0 and not again.trained and again.study.read() == sweep.study.read()
 
@@ -235,25 +308,37 @@ def test_a_grid_after_a_halving_takes_up_what_was_left(tmp_path):
     sweep = Sweep(tmp_path, *HALVING)
     sweep.run()
     spec = read_spec("sweep", [word for word in sweep.words if not word.startswith("halving")])
-    assert launch.run(spec, trials_of(spec, spec.points("f" * 64)), console=sweep.console, run=sweep.train).num_trained == 32
+    assert (
+        launch.run(spec, trials_of(spec, spec.points("f" * 64)), console=sweep.console, run=sweep.train).num_trained
+        == 32
+    )
 
 
 def test_rungs_fall_on_validations_before_the_last_step():
     spec = HalvingSpec(reduction=3)
     assert [spec.rungs(200, 10), spec.rungs(200, 100), spec.rungs(18, 1)] == [(30, 70), (100,), (2, 6)]
     assert HalvingSpec(reduction=2, first_step=5).rungs(100, 5) == (5, 10, 20, 40, 80)
-    with pytest.raises(ValueError, match=r"^halving: no validation falls on a rung before steps=100; give evaluation.every_steps below its 100$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^halving: no validation falls on a rung before steps=100; give evaluation.every_steps below its 100$",
+    ):
         spec.rungs(100, 100)
 
 
 def test_one_learning_rate_cannot_be_left_early(tmp_path):
-    with pytest.raises(ValueError, match=r"^halving.reduction=3 leaves learning rates early, and lr=0.001 is the only one; give several: lr=range$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^halving.reduction=3 leaves learning rates early, and lr=0.001 is the only one; give several: lr=range$",
+    ):
         search_of(Sweep(tmp_path, "lr=1e-3", "halving.reduction=3").spec, "f" * 64, {})
     assert search_of(Sweep(tmp_path, "lr=[1e-3,1e-2]", "halving.reduction=3").spec, "f" * 64, {}) is not None
 
 
 def test_halving_leaves_no_room_for_another_search(tmp_path):
-    with pytest.raises(ValueError, match="halving leaves runs of a grid early, search and lr=edge need every run to its end; choose one"):
+    with pytest.raises(
+        ValueError,
+        match="halving leaves runs of a grid early, search and lr=edge need every run to its end; choose one",
+    ):
         Sweep(tmp_path, "lr=edge", "halving.reduction=3")
     plan = search_of(Sweep(tmp_path, *HALVING).spec, "f" * 64, {}).plan()
     assert plan == "halving: at steps 2, 6 of 18 one in 3 learning rates of each kind goes on"

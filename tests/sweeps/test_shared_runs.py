@@ -1,4 +1,5 @@
-"""Sweeps that meet on the same runs: each run is trained once, whoever trains it; what is left behind is taken up, or cleared away."""
+"""Sweeps that meet on the same runs: each run is trained once, whoever trains it; what is left behind is taken up, or
+cleared away."""
 
 import io
 import json
@@ -55,7 +56,10 @@ def test_two_sweeps_at_the_same_time_train_each_shared_run_once(tmp_path):
     trials = [fakes.make_trial(tmp_path, index) for index in range(6)]
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(2)
-    sweeps = [context.Process(target=sweep_in_a_process, args=(own, start)) for own in ([*trials[:4], trials[4]], [*trials[:4], trials[5]])]
+    sweeps = [
+        context.Process(target=sweep_in_a_process, args=(own, start))
+        for own in ([*trials[:4], trials[4]], [*trials[:4], trials[5]])
+    ]
     for each in sweeps:
         each.start()
     for each in sweeps:
@@ -87,8 +91,13 @@ def test_a_run_that_another_sweep_finishes_counts_as_done_and_is_not_trained_her
 
 def test_a_run_whose_holder_dies_is_taken_over(tmp_path):
     trials = [fakes.make_trial(tmp_path, index) for index in range(2)]
-    code = "import sys, time; from stability.runs.lock import RunLock; print(RunLock(sys.argv[1], 'other').acquire(), flush=True); time.sleep(60)"
-    holder = subprocess.Popen([sys.executable, "-c", code, str(trials[0].directory.path)], stdout=subprocess.PIPE, text=True)
+    code = (
+        "import sys, time; from stability.runs.lock import RunLock; print(RunLock(sys.argv[1], 'other').acquire(), "
+        "flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(trials[0].directory.path)], stdout=subprocess.PIPE, text=True
+    )
     assert holder.stdout.readline() == "True\n"
     threading.Timer(0.3, holder.kill).start()
     outcome, printed = sweep(trials)
@@ -184,7 +193,9 @@ def test_retry_none_leaves_failed_runs_and_says_how_many(tmp_path):
     trials = [fakes.make_trial(tmp_path, index) for index in range(3)]
     sweep(trials, run=fakes.run_and_fail)
     outcome, printed = sweep(trials, retry="none")
-    assert printed.startswith("skips 2 finished runs, leaves 1 failed run (retry=none), trains none\nfailed sa lr=0.01 seed=1")
+    assert printed.startswith(
+        "skips 2 finished runs, leaves 1 failed run (retry=none), trains none\nfailed sa lr=0.01 seed=1"
+    )
     assert printed.endswith("retry=failed tries the failed runs again\n")
     assert (outcome.num_skipped, outcome.num_trained, outcome.num_failed) == (2, 0, 1)
     outcome, _ = sweep(trials)
@@ -207,7 +218,10 @@ def test_an_entry_that_measures_leaves_a_run_that_a_sweep_works_on(tmp_path, cap
     other = RunLock(trial.directory.path)
     assert other.acquire()
     assert list(locked(trial.directory, fakes.run_fake(trial))) == []
-    assert capsys.readouterr().out == f"leaves out {trial.run_id}: {Process.current()} works on it; the same command does the rest later\n"
+    assert (
+        capsys.readouterr().out
+        == f"leaves out {trial.run_id}: {Process.current()} works on it; the same command does the rest later\n"
+    )
     other.release()
     assert len(list(locked(trial.directory, fakes.run_fake(trial)))) == 3
     assert other.owner() is None

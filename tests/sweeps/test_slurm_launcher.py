@@ -41,7 +41,12 @@ def recorded(folder):
 def test_every_trial_is_a_job_of_its_own_and_nothing_is_left_of_it(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm_launcher, "cores", lambda: 2)
     trials, running = [fakes.make_trial(tmp_path, index) for index in range(3)], []
-    launch(trials, tmp_path / "slurm", on_tick=lambda: running.append(len(recorded(tmp_path / "slurm"))), run=fakes.run_fake)
+    launch(
+        trials,
+        tmp_path / "slurm",
+        on_tick=lambda: running.append(len(recorded(tmp_path / "slurm"))),
+        run=fakes.run_fake,
+    )
     assert states(trials) == ["stable"] * 3
     workers = [worker_of(trial) for trial in trials]
     assert len({worker["pid"] for worker in workers} | {os.getpid()}) == 4
@@ -128,7 +133,9 @@ def test_a_preempted_or_stopped_job_is_saved_and_goes_on_in_another_process(tmp_
     assert states([trial]) == ["stable"]
     assert len(set((tmp_path / "pids").read_text().split())) == 2
     assert json.loads((trial.directory.path / "saved.json").read_text()) == 10
-    assert [json.loads(line)["step"] for line in trial.directory.metrics_file.read_text().splitlines()] == list(range(1, 31))
+    assert [json.loads(line)["step"] for line in trial.directory.metrics_file.read_text().splitlines()] == list(
+        range(1, 31)
+    )
     assert [line.partition(") ")[2] for line in lines] == said
 
 
@@ -147,10 +154,16 @@ def stop_always(trial):
 
 def test_without_submitit_or_slurm_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RuntimeError, match="launcher=slurm needs Slurm's commands, and there is no srun here; slurm.executor=local runs the jobs here"):
+    with pytest.raises(
+        RuntimeError,
+        match="launcher=slurm needs Slurm's commands, and there is no srun here; slurm.executor=local runs the jobs "
+        "here",
+    ):
         launch([fakes.make_trial(tmp_path)], tmp_path, slurm=SlurmSpec())
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(RuntimeError, match="launcher=slurm needs submitit .*: pip install submitit, or choose launcher=ray or serial"):
+    with pytest.raises(
+        RuntimeError, match="launcher=slurm needs submitit .*: pip install submitit, or choose launcher=ray or serial"
+    ):
         launch([fakes.make_trial(tmp_path)], tmp_path)
 
 
@@ -159,11 +172,29 @@ def test_what_slurm_is_asked_for_is_what_the_settings_say(tmp_path, monkeypatch)
     tools.mkdir()
     (tools / "srun").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tools))
-    spec = SlurmSpec(partition="long", account="lab", minutes=90, grace_s=120, gpus=2, mem_gb=1.5, max_parallel=7, setup=("module load cuda",))
+    spec = SlurmSpec(
+        partition="long",
+        account="lab",
+        minutes=90,
+        grace_s=120,
+        gpus=2,
+        mem_gb=1.5,
+        max_parallel=7,
+        setup=("module load cuda",),
+    )
     queue = slurm_jobs.SlurmQueue(tmp_path, spec, threads=3)
     queue._executor.update_parameters(**queue._parameters(spec.max_parallel))
     script = queue._executor._make_submission_file_text("python job", "uid")
-    lines = ("partition=long", "account=lab", "time=90", "signal=USR2@120", "gpus-per-node=2", "mem=1536M", "cpus-per-task=3", "requeue")
+    lines = (
+        "partition=long",
+        "account=lab",
+        "time=90",
+        "signal=USR2@120",
+        "gpus-per-node=2",
+        "mem=1536M",
+        "cpus-per-task=3",
+        "requeue",
+    )
     assert {f"#SBATCH --{line}" for line in lines} <= set(script.splitlines())
     assert "module load cuda" in script.splitlines()
     assert [line for line in script.splitlines() if line.startswith("srun ") and "--cpus-per-task=3" in line]

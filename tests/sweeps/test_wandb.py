@@ -35,7 +35,9 @@ def probe(environment):
     script = "from stability.runs.wandb_sink import probe_wandb; print(*probe_wandb(1.0), sep='|')"
     root = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": root, **environment}
-    printed = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
     mode, message = printed.strip().split("|")
     return mode, message
 
@@ -77,16 +79,29 @@ def test_the_proxy_is_asked_where_there_is_one(monkeypatch):
 
 def test_without_wandb_the_error_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(RuntimeError, match="logger=wandb needs Weights & Biases: pip install wandb, or choose logger=files"):
+    with pytest.raises(
+        RuntimeError, match="logger=wandb needs Weights & Biases: pip install wandb, or choose logger=files"
+    ):
         probe_wandb()
 
 
 def row(step):
-    return {"step": step, "loss": 5.0 / step, "grad_norm": 1.0, "update_norm": None, "lr": 0.01, "val_nll": 2.5 if step == 3 else None}
+    return {
+        "step": step,
+        "loss": 5.0 / step,
+        "grad_norm": 1.0,
+        "update_norm": None,
+        "lr": 0.01,
+        "val_nll": 2.5 if step == 3 else None,
+    }
 
 
 def write_run(directory, steps, resume_after=-1, mode="offline"):
-    run_log = RunLog(directory, resume_after=resume_after, wandb={"group": "my-study", "mode": mode, "config": {"lr_peak": 0.01}, "name": "sa lr=0.01"})
+    run_log = RunLog(
+        directory,
+        resume_after=resume_after,
+        wandb={"group": "my-study", "mode": mode, "config": {"lr_peak": 0.01}, "name": "sa lr=0.01"},
+    )
     for step in steps:
         run_log.metrics(row(step))
     run_log.close({"verdict": "stable"})
@@ -100,9 +115,19 @@ def test_an_offline_run_lands_in_its_directory_and_a_resumed_one_beside_it(tmp_p
     assert [json.loads(line)["step"] for line in directory.metrics_file.read_text().splitlines()] == [1, 2, 3, 4]
     for path, steps in ((first, [1, 2, 3]), (second, [3, 4])):
         inspect = [str(Path(sys.executable).with_name("wandb")), "leet", "inspect", "--json", str(path)]
-        records = [json.loads(line) for line in subprocess.run(inspect, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()]
+        records = [
+            json.loads(line)
+            for line in subprocess.run(
+                inspect, capture_output=True, text=True, check=True, timeout=60
+            ).stdout.splitlines()
+        ]
         (run,) = [record["run"] for record in records if record["type"] == "run"]
-        assert (run["run_group"], run["run_id"], run["project"], run["display_name"]) == ("my-study", "0123456789ab", "stability", "sa lr=0.01")
+        assert (run["run_group"], run["run_id"], run["project"], run["display_name"]) == (
+            "my-study",
+            "0123456789ab",
+            "stability",
+            "sa lr=0.01",
+        )
         history = [record["history"] for record in records if record["type"] == "history"]
         assert [(item["step"]["num"], item["item"]["loss"], item["item"].get("val_nll")) for item in history] == [
             (step, pytest.approx(5.0 / step), 2.5 if step == 3 else None) for step in steps
@@ -154,7 +179,9 @@ def test_whatever_wandb_raises_is_said_once_and_the_run_goes_on(tmp_path, monkey
     write_run(directory, [1, 2], mode="online")
     assert seen == calls
     assert len(directory.metrics_file.read_text().splitlines()) == 2
-    assert wandb_failure_file(directory).read_text() == ("ConnectionResetError: Connection lost\n" if calls[-1] == fails_at else "TimeoutError: no answer\n")
+    assert wandb_failure_file(directory).read_text() == (
+        "ConnectionResetError: Connection lost\n" if calls[-1] == fails_at else "TimeoutError: no answer\n"
+    )
     printed = capsys.readouterr().out.splitlines()
     assert all(line.startswith("0123456789ab: W&B failed, the run goes on (") for line in printed)
     assert len(printed) == (2 if fails_at == "always" else 1)

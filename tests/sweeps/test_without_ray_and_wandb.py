@@ -41,7 +41,9 @@ except RuntimeError as error:
 
 def test_a_serial_sweep_with_files_needs_neither_and_the_others_say_what_they_need(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    sweep = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120)
+    sweep = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=120
+    )
     assert sweep.returncode == 0, sweep.stderr
     lines = sweep.stdout.splitlines()
     assert "ended 4 runs" in sweep.stdout

@@ -24,7 +24,10 @@ def test_rows_are_those_of_autograd_and_of_the_step_in_float64(lab):
     examples = training_examples(spec, corpus, objective, "train", 1, seed=0, batch=spec.batch)
     total, count = objective.loss(model, examples)
     (total / count).backward()
-    named = {name: (parameter.detach().double().clone(), parameter.grad.double().clone()) for name, parameter in model.named_parameters()}
+    named = {
+        name: (parameter.detach().double().clone(), parameter.grad.double().clone())
+        for name, parameter in model.named_parameters()
+    }
     torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip_norm)
     build_optimizer(spec, model).step()
     moved = {name: parameter.detach().double() - named[name][0] for name, parameter in model.named_parameters()}
@@ -35,7 +38,10 @@ def test_rows_are_those_of_autograd_and_of_the_step_in_float64(lab):
     for block, row in found.items():
         inside = [name for name in named if name == block or name.startswith(f"{block}.")]
         gradient = math.sqrt(sum((named[name][1] ** 2).sum() for name in inside))
-        weight, step = (math.sqrt(sum((values[name] ** 2).sum() for name in inside)) for values in ({n: v[0] for n, v in named.items()}, moved))
+        weight, step = (
+            math.sqrt(sum((values[name] ** 2).sum() for name in inside))
+            for values in ({n: v[0] for n, v in named.items()}, moved)
+        )
         assert row["grad_norm"] == pytest.approx(gradient, rel=1e-5)
         assert row["grad_share"] == pytest.approx(gradient**2 / whole.item(), rel=1e-5)
         assert row["update_ratio"] == pytest.approx(step / weight, rel=1e-4)
@@ -47,7 +53,9 @@ def test_rows_stand_at_every_nth_step_and_agree_with_the_metrics(lab):
     assert sorted({row["step"] for row in rows(directory)}) == [5, 10]
     norms = {row["step"]: row["grad_norm"] for row in read_jsonl(directory.metrics_file)}
     for step in (5, 10):
-        assert math.hypot(*(row["grad_norm"] for row in rows(directory) if row["step"] == step)) == pytest.approx(norms[step], rel=1e-5)
+        assert math.hypot(*(row["grad_norm"] for row in rows(directory) if row["step"] == step)) == pytest.approx(
+            norms[step], rel=1e-5
+        )
 
 
 def test_they_change_nothing_of_the_run_they_watch(lab):
@@ -95,7 +103,9 @@ def test_weights_and_biases_gets_them_under_the_block_s_name_at_their_step(lab, 
     assert [row["step"] for row in sent] == [0, 1, 2, 3, 3, 4, 5, 6, 6], "W&B takes no step that lies behind"
     (row,) = [row for row in rows(lab.directory(spec)) if row["step"] == 3 and row["block"] == "blocks.1.ffn"]
     (logged,) = [row for row in sent if row["step"] == 3 and "loss" not in row]
-    assert {name: logged[f"{name}/blocks.1.ffn"] for name in ("grad_norm", "grad_share", "update_ratio")} == {k: row[k] for k in list(row)[2:]}
+    assert {name: logged[f"{name}/blocks.1.ffn"] for name in ("grad_norm", "grad_share", "update_ratio")} == {
+        k: row[k] for k in list(row)[2:]
+    }
     assert sent[-2]["skipped_steps"] == 0
 
 

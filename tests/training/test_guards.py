@@ -40,7 +40,8 @@ def poison(monkeypatch):
 
 
 def by_hand(lab, spec, steps, start=None):
-    """The weights after plain steps of those numbers, each with its own batch, clipped by the formula, from the initialisation or a checkpoint."""
+    """The weights after plain steps of those numbers, each with its own batch, clipped by the formula, from the
+    initialisation or a checkpoint."""
     corpus = load(lab.cache, spec.data_fingerprint)
     objective, model = build_objective(spec, corpus.vocab_size), build_model(spec, corpus.vocab_size)
     optimizer = build_optimizer(spec, model)
@@ -87,7 +88,9 @@ def test_a_skipped_step_leaves_its_batch_out_and_nothing_else(lab, poison):
     assert [step for step, row in logged.items() if row["loss"] is None and step] == [5, 8]
     assert logged[5]["update_norm"] == logged[8]["update_norm"] == 0.0
     assert [logged[step]["skipped_steps"] for step in (4, 5, 7, 8, 12)] == [0, 1, 1, 2, 2]
-    assert logged[8]["val_nll"] == pytest.approx(logged[12]["val_nll"], rel=0.5), "a step that is left out is validated all the same"
+    assert logged[8]["val_nll"] == pytest.approx(logged[12]["val_nll"], rel=0.5), (
+        "a step that is left out is validated all the same"
+    )
 
 
 def test_a_restore_goes_on_from_the_checkpoint_with_the_batches_that_come_next(lab, poison):
@@ -98,8 +101,12 @@ def test_a_restore_goes_on_from_the_checkpoint_with_the_batches_that_come_next(l
     assert (first.name, last.name) == ("step_000004", "step_000012")
     again = by_hand(lab, spec, [8, 9, 10, 11, 12], start=first)
     assert largest_difference(weights(directory), again) < 1e-5
-    assert largest_difference(again, by_hand(lab, spec, [7, 8, 9, 10, 11], start=first)) > 1e-3, "other batches and rates"
-    assert largest_difference(again, by_hand(lab, spec, [1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12])) > 1e-3, "not a skipped step"
+    assert largest_difference(again, by_hand(lab, spec, [7, 8, 9, 10, 11], start=first)) > 1e-3, (
+        "other batches and rates"
+    )
+    assert largest_difference(again, by_hand(lab, spec, [1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12])) > 1e-3, (
+        "not a skipped step"
+    )
     assert directory.status()["result"]["restores"] == 1
     assert {step: row["restored_step"] for step, row in rows(directory).items() if "restored_step" in row} == {7: 4}
 
@@ -121,7 +128,8 @@ def test_a_restore_on_the_last_step_ends_with_the_checkpoint_and_its_nll(lab, po
 
 
 def test_a_clipped_gradient_above_the_threshold_is_left_out(lab, monkeypatch):
-    """SGD at LR 1 moves by the clipped gradient: 0.4, the clip's norm, is above the threshold wherever the raw norm is."""
+    """SGD at LR 1 moves by the clipped gradient: 0.4, the clip's norm, is above the threshold wherever the raw norm
+    is."""
     real = loop.Trainer._backward
 
     def backward(self, examples):
@@ -146,10 +154,16 @@ def test_a_clipped_gradient_above_the_threshold_is_left_out(lab, monkeypatch):
 def test_the_budget_is_the_whole_run_s_and_once_spent_the_run_is_diverged(lab, poison):
     poison(3, 6, 9)
     status = lab.train(lab.spec(guards={**SKIP, "retries": 2})).status()
-    assert (status["state"], status["reason"]) == ("diverged", "loss is nan at step 9; guards.retries=2 skipped steps are spent")
+    assert (status["state"], status["reason"]) == (
+        "diverged",
+        "loss is nan at step 9; guards.retries=2 skipped steps are spent",
+    )
     assert (status["result"]["skipped_steps"], status["result"]["val_nll"]) == (2, None)
     status = lab.train(lab.spec(guards={**RESTORE, "retries": 1})).status()
-    assert (status["state"], status["reason"]) == ("diverged", "loss is nan at step 6; guards.retries=1 restores are spent")
+    assert (status["state"], status["reason"]) == (
+        "diverged",
+        "loss is nan at step 6; guards.retries=1 restores are spent",
+    )
 
 
 def test_a_step_that_was_taken_is_not_skipped(lab):
@@ -157,24 +171,39 @@ def test_a_step_that_was_taken_is_not_skipped(lab):
     status = directory.status()
     assert status["state"] == "diverged"
     assert "update norm is inf at step 1; the step was taken and cannot be skipped" in status["reason"]
-    assert lab.train(lab.spec(guards=RESTORE, lr_peak=1e30, optimizer={"name": "sgd"})).status()["result"]["restores"] == 9
+    assert (
+        lab.train(lab.spec(guards=RESTORE, lr_peak=1e30, optimizer={"name": "sgd"})).status()["result"]["restores"] == 9
+    )
 
 
 def test_a_guarded_run_is_judged_by_every_finite_loss_it_met(lab, monkeypatch, poison):
     """What made a restore necessary is not forgotten: the rise before it is a spike."""
-    guarded = {"guards": RESTORE, "steps": 200, "lr_peak": 1e-2, "evaluation": {"every_steps": 20, "sequences": 8}, "batch": 16}
+    guarded = {
+        "guards": RESTORE,
+        "steps": 200,
+        "lr_peak": 1e-2,
+        "evaluation": {"every_steps": 20, "sequences": 8},
+        "batch": 16,
+    }
     poison(25)
     assert lab.train(lab.spec(**guarded)).status()["state"] == "stable"
     seen, real = [], loop.SpikeWatch.update
-    monkeypatch.setattr(loop.SpikeWatch, "update", lambda self, step, loss: (seen.append(step), real(self, step, loss + 30 * (22 <= step <= 24)))[1])
+    monkeypatch.setattr(
+        loop.SpikeWatch,
+        "update",
+        lambda self, step, loss: (seen.append(step), real(self, step, loss + 30 * (22 <= step <= 24)))[1],
+    )
     status = lab.train(lab.spec(**guarded, seed=1)).status()
     assert (status["state"], status["result"]["restores"]) == ("spiked", 1)
     assert seen == [step for step in range(1, 201) if step != 25]
 
 
-@pytest.mark.parametrize(("guards", "killed_at", "left_at"), [(SKIP, (7, 10), (3,)), (RESTORE, (2, 5, 7, 9, 10), (3, 7, 8))])
+@pytest.mark.parametrize(
+    ("guards", "killed_at", "left_at"), [(SKIP, (7, 10), (3,)), (RESTORE, (2, 5, 7, 9, 10), (3, 7, 8))]
+)
 def test_a_guarded_run_interrupted_or_killed_resumes_bit_for_bit(lab, poison, guards, killed_at, left_at, tmp_path):
-    """Left after a step as a launcher leaves it, or as a kill -9 leaves it: a copy of the folder in that moment, without a checkpoint of it."""
+    """Left after a step as a launcher leaves it, or as a kill -9 leaves it: a copy of the folder in that moment,
+    without a checkpoint of it."""
     poison(3, 7, 10)
     kept = {"every_steps": 3, "keep_last": 2, "keep_best": 1}
     spec = lab.spec(guards=guards, checkpoint=kept, log={"gradients": 2}, lr_peak=1e-2)
@@ -210,12 +239,17 @@ def everything(directory: RunDirectory):
 def test_a_checkpoint_whose_next_step_fails_is_not_good_and_one_that_fails_again_is_no_longer(lab, poison):
     poison(5, 8, 9)
     directory = lab.train(lab.spec(guards=RESTORE, checkpoint={"every_steps": 2}))
-    assert {step: row["restored_step"] for step, row in rows(directory).items() if "restored_step" in row} == {5: 2, 8: 6, 9: 2}
+    assert {step: row["restored_step"] for step, row in rows(directory).items() if "restored_step" in row} == {
+        5: 2,
+        8: 6,
+        9: 2,
+    }
 
 
 def test_a_finite_checkpoint_of_parameters_that_have_blown_up_is_left_behind(lab, monkeypatch):
-    """SGD at 1e6 moves one weight far off, that of a byte which the text never uses: loss, gradient and validation of that step are finite, and so are the
-    parameters that it leaves. The gradient at those is planted as NaN: whether a real one overflows depends on how a processor rounds."""
+    """SGD at 1e6 moves one weight far off, that of a byte which the text never uses: loss, gradient and validation of
+    that step are finite, and so are the parameters that it leaves. The gradient at those is planted as NaN: whether a
+    real one overflows depends on how a processor rounds."""
     real = loop.Trainer._backward
 
     def backward(self, examples):
@@ -228,7 +262,12 @@ def test_a_finite_checkpoint_of_parameters_that_have_blown_up_is_left_behind(lab
         return loss
 
     monkeypatch.setattr(loop.Trainer, "_backward", backward)
-    spec = lab.spec(guards={**RESTORE, "retries": 1}, lr_peak=1e6, optimizer={"name": "sgd"}, evaluation={"every_steps": 1, "sequences": 8})
+    spec = lab.spec(
+        guards={**RESTORE, "retries": 1},
+        lr_peak=1e6,
+        optimizer={"name": "sgd"},
+        evaluation={"every_steps": 1, "sequences": 8},
+    )
     directory = lab.train(spec)
     logged = rows(directory)
     assert logged[1]["update_norm"] == pytest.approx(1e6, rel=1e-3)
@@ -249,12 +288,18 @@ def test_an_interruption_s_checkpoint_is_not_what_a_restore_goes_back_to(lab, po
 def test_bad_steps_between_two_checks_are_taken_and_found_at_the_next(lab, poison):
     poison(6)
     directory = lab.train(lab.spec(guards={"check_every": 5}, evaluation={"every_steps": 9, "sequences": 8}))
-    assert (directory.status()["state"], directory.status()["reason"]) == ("diverged", "loss is nan at step 9"), "a validated step is always checked"
+    assert (directory.status()["state"], directory.status()["reason"]) == ("diverged", "loss is nan at step 9"), (
+        "a validated step is always checked"
+    )
     assert [row["loss"] is None for row in rows(directory).values()][1:] == [False] * 5 + [True] * 4
     restored = lab.train(lab.spec(guards={**RESTORE, "check_every": 5}, evaluation={"every_steps": 4, "sequences": 8}))
     assert rows(restored)[8]["restored_step"] == 4
     assert restored.status()["state"] in ("stable", "plateaued")
-    assert all(tensor.isfinite().all() for path in restored.checkpoints() for tensor in checkpoint.load(path)[1].state_dict().values())
+    assert all(
+        tensor.isfinite().all()
+        for path in restored.checkpoints()
+        for tensor in checkpoint.load(path)[1].state_dict().values()
+    )
 
 
 def test_a_run_left_between_a_bad_step_and_its_check_saves_nothing_that_is_not_finite(lab, poison):
@@ -273,19 +318,33 @@ def test_without_guards_a_run_is_what_it_was(lab, poison):
     status = directory.status()
     assert (status["state"], status["reason"]) == ("diverged", "loss is nan at step 7")
     assert (status["result"]["skipped_steps"], status["result"]["restores"]) == (0, 0)
-    assert {frozenset(row) for row in rows(directory).values()} == {frozenset(("step", "loss", "grad_norm", "update_norm", "lr", "val_nll"))}
+    assert {frozenset(row) for row in rows(directory).values()} == {
+        frozenset(("step", "loss", "grad_norm", "update_norm", "lr", "val_nll"))
+    }
     assert not directory.gradients_file.exists()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"guards": {"on_nonfinite": "skip_step"}}, "guards.on_nonfinite=skip_step needs a budget, .*: guards.retries=3"),
+        (
+            {"guards": {"on_nonfinite": "skip_step"}},
+            "guards.on_nonfinite=skip_step needs a budget, .*: guards.retries=3",
+        ),
         ({"guards": {"retries": 3}}, "guards.retries=3 is spent by guards.on_nonfinite=skip_step or restore_last_good"),
         ({"guards": {**SKIP, "check_every": 2}}, "guards.check_every=2 takes bad steps unseen"),
-        ({"guards": {"post_clip_norm": 1.0}}, "guards.post_clip_norm=1 is never exceeded: gradients are clipped to clip_norm=1"),
-        ({"guards": RESTORE, "checkpoint": {"every_steps": 2, "keep_last": 1}}, "guards.on_nonfinite=restore_last_good needs checkpoint.keep_last=2 or more"),
-        ({"guards": {"on_nonfinite": "skip"}}, "guards.on_nonfinite='skip': input should be 'stop', 'skip_step' or 'restore_last_good'"),
+        (
+            {"guards": {"post_clip_norm": 1.0}},
+            "guards.post_clip_norm=1 is never exceeded: gradients are clipped to clip_norm=1",
+        ),
+        (
+            {"guards": RESTORE, "checkpoint": {"every_steps": 2, "keep_last": 1}},
+            "guards.on_nonfinite=restore_last_good needs checkpoint.keep_last=2 or more",
+        ),
+        (
+            {"guards": {"on_nonfinite": "skip"}},
+            "guards.on_nonfinite='skip': input should be 'stop', 'skip_step' or 'restore_last_good'",
+        ),
         ({"checkpoint": {"keep_last": 2}}, "checkpoint.keep_last=2 keeps the newest of checkpoint.every_steps"),
     ],
 )

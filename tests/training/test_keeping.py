@@ -14,7 +14,8 @@ def names(directory) -> list[int]:
 
 
 def slow_oracle(every, keep_last, keep_best, first, last, nlls):
-    """The folder after each step, by its rules one after another: write, then throw away. Yields (step, steps on disk)."""
+    """The folder after each step, by its rules one after another: write, then throw away. Yields (step, steps on
+    disk)."""
     folder: set[int] = set()
     for step in range(1, last + 1):
         seen = {s: nlls[s] for s in nlls if s <= step}
@@ -37,7 +38,11 @@ def test_what_stays_is_what_the_rules_say_at_every_step(lab, case):
     keep_last = draw.choice((None, 1, 2, 4)) if every else None
     plan = {"every_steps": every, "keep_last": keep_last, "keep_best": keep_best}
     keeper = Keeper(lab.spec(steps=last, evaluation={"every_steps": evaluate, "sequences": 8}, checkpoint=plan))
-    nlls = {step: draw.choice((2.0, 2.5, draw.random())) for step in range(1, last + 1) if step % evaluate == 0 or step == last}
+    nlls = {
+        step: draw.choice((2.0, 2.5, draw.random()))
+        for step in range(1, last + 1)
+        if step % evaluate == 0 or step == last
+    }
     folder: set[int] = set()
     for step, expected in slow_oracle(every, keep_last, keep_best, min(evaluate, last), last, nlls):
         before = keeper.may_be_due(step)
@@ -45,15 +50,23 @@ def test_what_stays_is_what_the_rules_say_at_every_step(lab, case):
             keeper.validated(step, nlls[step])
         assert keeper.is_due(step) >= before
         if keeper.is_due(step):
-            assert keeper.is_due(step) and (before or step in nlls), "a checkpoint falls only where the run is known to be sound"
+            assert keeper.is_due(step) and (before or step in nlls), (
+                "a checkpoint falls only where the run is known to be sound"
+            )
             folder = (folder | {step}) & keeper.kept(step)
         assert folder == expected, step
 
 
 def test_rolling_and_best_checkpoints_lie_beside_the_first_and_the_last(lab):
     plan = {"every_steps": 2, "keep_last": 2, "keep_best": 1}
-    directory = lab.train(lab.spec(steps=15, checkpoint=plan, lr_peak=0.05, evaluation={"every_steps": 5, "sequences": 8}))
-    nlls = {row["val_nll"]: row["step"] for row in read_jsonl(directory.metrics_file) if row["val_nll"] is not None and row["step"]}
+    directory = lab.train(
+        lab.spec(steps=15, checkpoint=plan, lr_peak=0.05, evaluation={"every_steps": 5, "sequences": 8})
+    )
+    nlls = {
+        row["val_nll"]: row["step"]
+        for row in read_jsonl(directory.metrics_file)
+        if row["val_nll"] is not None and row["step"]
+    }
     best = nlls[min(nlls)]
     assert names(directory) == sorted({5, 12, 14, 15, best})
     assert directory.status()["result"]["best_steps"] == [best]
@@ -73,16 +86,24 @@ def test_a_whole_checkpoint_stands_at_every_moment_after_the_first(lab, monkeypa
             return real(folder, *rest, **more)
 
         monkeypatch.setattr(checkpoint, name, watched)
-    spec = lab.spec(steps=9, evaluation={"every_steps": 9, "sequences": 8}, checkpoint={"every_steps": 2, "keep_last": 1})
+    spec = lab.spec(
+        steps=9, evaluation={"every_steps": 9, "sequences": 8}, checkpoint={"every_steps": 2, "keep_last": 1}
+    )
     assert names(lab.train(spec)) == [9], "what is older than the first evaluation's goes once that stands"
-    assert [step for step in seen if step[0] == "remove"] == [("remove", f"step_{step:06d}", 1) for step in (2, 4, 6, 8)]
+    assert [step for step in seen if step[0] == "remove"] == [
+        ("remove", f"step_{step:06d}", 1) for step in (2, 4, 6, 8)
+    ]
 
 
 def test_a_diverged_run_keeps_its_newest_rolling_checkpoints(lab, monkeypatch):
     from stability.training import trainer as loop
 
     update = loop.Trainer.update
-    monkeypatch.setattr(loop.Trainer, "update", lambda self, step: {**update(self, step), **({"loss": float("nan")} if step == 12 else {})})
+    monkeypatch.setattr(
+        loop.Trainer,
+        "update",
+        lambda self, step: {**update(self, step), **({"loss": float("nan")} if step == 12 else {})},
+    )
     directory = lab.train(lab.spec(checkpoint={"every_steps": 3, "keep_last": 2}))
     assert directory.status()["state"] == "diverged"
     assert names(directory) == [4, 6, 9]

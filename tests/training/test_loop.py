@@ -52,7 +52,9 @@ def test_an_interrupted_run_resumes_bit_for_bit(lab, stop_at):
     lab.train(spec)
     assert resumed.metrics_file.read_bytes() == whole
     assert same(final_weights(resumed), weights)
-    assert checkpoint.load_trainer(resumed.checkpoints()[-1])["watch"] == trainer["watch"], "a spike before the interruption is not forgotten"
+    assert checkpoint.load_trainer(resumed.checkpoints()[-1])["watch"] == trainer["watch"], (
+        "a spike before the interruption is not forgotten"
+    )
     assert [path.name for path in resumed.checkpoints()] == names, "what only the interruption wrote is gone"
 
 
@@ -61,7 +63,8 @@ def test_rows_logged_beyond_the_last_checkpoint_are_logged_again_not_twice(lab):
     straight = lab.train(spec)
     whole = straight.metrics_file.read_bytes()
     straight.status_file.unlink()
-    checkpoint.remove(straight.checkpoints()[-1])  # as if killed after step 12 was logged and before its checkpoint stood
+    # as if killed after step 12 was logged and before its checkpoint stood
+    checkpoint.remove(straight.checkpoints()[-1])
     with open(straight.metrics_file, "a") as file:
         file.write('{"step": 13, "lo')
     lab.train(spec)
@@ -113,7 +116,9 @@ def test_the_gradient_is_clipped_and_logged_before_clipping(lab):
     spec = lab.spec(clip_norm=1e-3, optimizer={"name": "sgd"}, lr_peak=1.0, steps=4)
     rows = [row for row in read_jsonl(lab.train(spec).metrics_file) if row["step"]]
     assert all(row["grad_norm"] > 1e-2 for row in rows)
-    assert all(row["update_norm"] == pytest.approx(1e-3, rel=1e-2) for row in rows), "SGD at LR 1 moves by the clipped gradient"
+    assert all(row["update_norm"] == pytest.approx(1e-3, rel=1e-2) for row in rows), (
+        "SGD at LR 1 moves by the clipped gradient"
+    )
 
 
 def test_the_first_batch_depends_on_the_seed_and_on_nothing_that_ran_before(lab):
@@ -134,8 +139,12 @@ def test_validation_is_the_same_for_every_mechanism_and_seed(lab):
     for changes in ({}, {"mechanism": {"name": "sc"}, "seed": 5, "lr_peak": 0.1}):
         spec = lab.spec(**changes)
         corpus = load(lab.cache, spec.data_fingerprint)
-        chunks.append(Validation(spec, corpus, loop.build_objective(spec, corpus.vocab_size), torch.device("cpu"))._chunks)
-    assert all(torch.equal(a, b) for one, two in zip(*chunks, strict=True) for a, b in zip(one[:3], two[:3], strict=True))
+        chunks.append(
+            Validation(spec, corpus, loop.build_objective(spec, corpus.vocab_size), torch.device("cpu"))._chunks
+        )
+    assert all(
+        torch.equal(a, b) for one, two in zip(*chunks, strict=True) for a, b in zip(one[:3], two[:3], strict=True)
+    )
 
 
 def test_a_checkpoint_of_another_run_is_not_resumed_from(lab, capsys):
@@ -163,14 +172,18 @@ def test_what_an_interruption_wrote_does_not_outlive_a_run_that_diverges(lab, mo
 
 
 def test_a_run_left_in_the_moment_it_diverged_saves_nothing(lab, monkeypatch):
-    monkeypatch.setattr(loop, "first_non_finite", lambda values, step: f"loss is nan at step {step}" if step == 3 else None)
+    monkeypatch.setattr(
+        loop, "first_non_finite", lambda values, step: f"loss is nan at step {step}" if step == 3 else None
+    )
     directory = lab.train(lab.spec(), steps=3)
     assert directory.checkpoints() == []
     assert (directory.status()["state"], directory.status()["step"]) == ("interrupted", 0)
 
 
 def test_the_status_of_a_run_left_in_the_moment_it_diverged_names_the_step_that_it_goes_on_from(lab, monkeypatch):
-    monkeypatch.setattr(loop, "first_non_finite", lambda values, step: f"loss is nan at step {step}" if step == 7 else None)
+    monkeypatch.setattr(
+        loop, "first_non_finite", lambda values, step: f"loss is nan at step {step}" if step == 7 else None
+    )
     directory = lab.train(lab.spec(), steps=7)
     assert [path.name for path in directory.checkpoints()] == ["step_000004"]
     assert (directory.status()["state"], directory.status()["step"]) == ("interrupted", 4)

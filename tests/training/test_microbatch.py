@@ -24,11 +24,15 @@ def test_gradient_and_loss_are_the_whole_batch_s(lab, tmp_path, objective, micro
     """By autograd over the whole batch in float64; 4 and 5 do not divide it, so that the last part is smaller."""
     made = trainer(lab, tmp_path, objective=objective, batch=6, microbatch=microbatch)
     made.model.double()
-    examples = made.objective.examples(made.corpus.batch("train", 6, made.objective.tokens_needed(16), torch.Generator().manual_seed(3)), torch.Generator())
+    examples = made.objective.examples(
+        made.corpus.batch("train", 6, made.objective.tokens_needed(16), torch.Generator().manual_seed(3)),
+        torch.Generator(),
+    )
     total, count = made.objective.loss_sum(examples.logits(made.model), examples)
     whole = torch.autograd.grad(total / count, made.parameters)
     loss = made._backward(examples)
-    torch.testing.assert_close(loss, (total / count).detach(), rtol=1e-6, atol=0)  # the count of sequences' weights is a float32
+    # the count of sequences' weights is a float32
+    torch.testing.assert_close(loss, (total / count).detach(), rtol=1e-6, atol=0)
     for parameter, expected in zip(made.parameters, whole, strict=True):
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-6, atol=1e-12)
 
@@ -49,10 +53,18 @@ def test_a_run_in_microbatches_follows_the_run_without(lab):
 
 
 def test_microbatches_are_part_of_a_run_s_identity_and_their_absence_is_not(lab):
-    assert run_id(lab.spec(batch=6, microbatch=2)) != run_id(lab.spec(batch=6)) == run_id(lab.spec(batch=6, microbatch=None))
+    assert (
+        run_id(lab.spec(batch=6, microbatch=2))
+        != run_id(lab.spec(batch=6))
+        == run_id(lab.spec(batch=6, microbatch=None))
+    )
 
 
 @pytest.mark.parametrize("microbatch", [6, 7])
 def test_a_microbatch_as_large_as_the_batch_is_refused(lab, microbatch):
-    with pytest.raises(ValueError, match=f"microbatch={microbatch} must be below batch=6, of which it is a part; microbatch=null takes the batch whole"):
+    with pytest.raises(
+        ValueError,
+        match=f"microbatch={microbatch} must be below batch=6, of which it is a part; microbatch=null takes the batch "
+        "whole",
+    ):
         lab.spec(batch=6, microbatch=microbatch)

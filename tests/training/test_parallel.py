@@ -15,7 +15,8 @@ from stability.training import checkpoint
 from stability.training.run import train
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARED = {"batch": 5, "microbatch": 2, "objective": {"name": "mlm", "mask_rate": "sqrt"}}  # 2, 2 and 1 sequences, of which ever other numbers are masked
+# 2, 2 and 1 sequences, of which ever other numbers are masked
+SHARED = {"batch": 5, "microbatch": 2, "objective": {"name": "mlm", "mask_rate": "sqrt"}}
 
 
 def run(lab, spec, folder, devices, steps=None):
@@ -46,7 +47,10 @@ def test_a_helper_whose_input_ends_takes_the_runs_folder_with_it(tmp_path):
     folder = tmp_path / "helpers"
     folder.mkdir()
     (folder / "1.log").touch()
-    code = "import sys; from stability.training.devices.processes import instructions; next(instructions({'store': sys.argv[1]}))"
+    code = (
+        "import sys; from stability.training.devices.processes import instructions; next(instructions({'store': "
+        "sys.argv[1]}))"
+    )
     assert subprocess.run([sys.executable, "-c", code, str(folder / "store")], cwd=ROOT, input=b"").returncode == 0
     assert not folder.exists()
 
@@ -57,7 +61,9 @@ def test_the_death_of_a_helper_ends_the_run_with_a_word(lab, tmp_path):
     directory = RunDirectory(tmp_path, lab.directory(spec).run_id)
     generator = train(spec, directory, cache_dir=lab.cache, device="cpu", devices=2)
     next(generator)
-    (child,) = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "stability.training.devices.shared"], capture_output=True, text=True).stdout.split()
+    (child,) = subprocess.run(
+        ["pgrep", "-P", str(os.getpid()), "-f", "stability.training.devices.shared"], capture_output=True, text=True
+    ).stdout.split()
     os.kill(int(child), signal.SIGKILL)
     with pytest.raises(RuntimeError, match="the process of device 1 died with code -9"):
         list(generator)

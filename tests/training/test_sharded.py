@@ -1,4 +1,5 @@
-"""A run split over two processes against the same steps in float64, against the run of one process, and against interruptions."""
+"""A run split over two processes against the same steps in float64, against the run of one process, and against
+interruptions."""
 
 from __future__ import annotations
 
@@ -24,9 +25,12 @@ from sweeps.trial import Trial, run_trial
 from tests.conftest import Lab
 from tests.reading import read_spec
 
-WEIGHTED = {"plugins": ["tests.training.weighted"], "objective": {"name": "weighted"}}  # the halves of a batch count differently
-SGD = {"optimizer": {"name": "sgd", "momentum": 0.9}, "lr_peak": 0.3, "clip_norm": 0.5}  # the gradient's norm is above 1
-# Rounding differs between sums made in two orders as it differs between runs: both are off from float64 by as much, up to luck.
+# the halves of a batch count differently
+WEIGHTED = {"plugins": ["tests.training.weighted"], "objective": {"name": "weighted"}}
+# the gradient's norm is above 1
+SGD = {"optimizer": {"name": "sgd", "momentum": 0.9}, "lr_peak": 0.3, "clip_norm": 0.5}
+# Rounding differs between sums made in two orders as it differs between runs: both are off from float64 by as much, up
+# to luck.
 LUCK = 5
 
 
@@ -51,7 +55,9 @@ def by_hand(lab, spec):
     objective, model = build_objective(spec, corpus.vocab_size), build_model(spec, corpus.vocab_size).double()
     optimizer = build_optimizer(spec, model)
     for step in range(1, spec.steps + 1):
-        total, count = objective.loss(model, training_examples(spec, corpus, objective, "train", step, seed=spec.seed, batch=spec.batch))
+        total, count = objective.loss(
+            model, training_examples(spec, corpus, objective, "train", step, seed=spec.seed, batch=spec.batch)
+        )
         gradients = torch.autograd.grad(total / count, list(model.parameters()))
         norm = torch.sqrt(sum((gradient**2).sum() for gradient in gradients))
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
@@ -72,9 +78,17 @@ def assert_as_right(sharded, alone, truth):
 
 def stored_bytes(trainer):
     """What of parameters, gradients and optimizer state lies in this process."""
-    states = [value for state in trainer.optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor) and value.ndim]
+    states = [
+        value
+        for state in trainer.optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.ndim
+    ]
     tensors = [*trainer.parameters, *(parameter.grad for parameter in trainer.parameters), *states]
-    storages = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in trainer.placement.local(tensors)}  # gradients share one
+    # gradients share one
+    storages = {
+        part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in trainer.placement.local(tensors)
+    }
     return sum(storages.values())
 
 
@@ -97,18 +111,28 @@ def test_two_shards_are_as_close_to_float64_as_one_device(made):
     corpus = load(made.lab.cache, made.spec.data_fingerprint)
     objective = build_objective(made.spec, corpus.vocab_size)
     batches = [training_examples(made.spec, corpus, objective, "train", step, seed=0, batch=6) for step in range(1, 13)]
-    shares = [(objective.count(batch.split(3)[0], torch.float32) / objective.count(batch, torch.float32)).item() for batch in batches]
+    shares = [
+        (objective.count(batch.split(3)[0], torch.float32) / objective.count(batch, torch.float32)).item()
+        for batch in batches
+    ]
     assert min(shares) < 0.4 or max(shares) > 0.6, "a mean of means would be another number"
     assert_as_right(weights(made.sharded), weights(made.alone), made.truth)
 
 
 def test_their_logs_agree_to_rounding(made):
     for name in ("metrics_file", "gradients_file"):
-        pairs = list(zip(*(read_jsonl(getattr(directory, name)) for directory in (made.alone, made.sharded)), strict=True))
+        pairs = list(
+            zip(*(read_jsonl(getattr(directory, name)) for directory in (made.alone, made.sharded)), strict=True)
+        )
         assert pairs
         for alone, sharded in pairs:
-            assert sharded == {key: pytest.approx(value, rel=1e-4) if isinstance(value, float) else value for key, value in alone.items()}
-    assert all(row["grad_norm"] > 2 * made.spec.clip_norm for row in list(read_jsonl(made.sharded.metrics_file))[1:]), "clipped at every step"
+            assert sharded == {
+                key: pytest.approx(value, rel=1e-4) if isinstance(value, float) else value
+                for key, value in alone.items()
+            }
+    assert all(row["grad_norm"] > 2 * made.spec.clip_norm for row in list(read_jsonl(made.sharded.metrics_file))[1:]), (
+        "clipped at every step"
+    )
     assert {row["shards"] for row in read_jsonl(made.sharded.timing_file)} == {2}
 
 
@@ -130,7 +154,9 @@ def test_an_interrupted_run_goes_on_sharded_bit_for_bit_and_alone_to_rounding(ma
     shutil.copytree(tmp_path / "left", tmp_path / "alone")
     run(made.lab, made.spec, tmp_path / "left", shards=2)
     assert left.metrics_file.read_bytes() == made.sharded.metrics_file.read_bytes()
-    assert (left.checkpoints()[-1] / checkpoint.MODEL).read_bytes() == (made.sharded.checkpoints()[-1] / checkpoint.MODEL).read_bytes()
+    assert (left.checkpoints()[-1] / checkpoint.MODEL).read_bytes() == (
+        made.sharded.checkpoints()[-1] / checkpoint.MODEL
+    ).read_bytes()
     assert_as_right(weights(run(made.lab, made.spec, tmp_path / "alone")), weights(made.alone), made.truth)
 
 
@@ -163,13 +189,21 @@ def test_a_checkpoint_is_what_one_device_writes_and_either_reads_the_other_s(lab
 @pytest.mark.parametrize(
     "changes",
     [
-        {"mechanism": {"name": "sc"}, "objective": {"name": "score_entropy", "loss_chunk": 7}},  # a conditioned model, a head that is read in pieces
-        {"mechanism": {"name": "mix"}, "cross": {"name": "cc"}, "objective": {"name": "mlm", "context": 8}, "norm": "rmsnorm"},
+        # a conditioned model, a head that is read in pieces
+        {"mechanism": {"name": "sc"}, "objective": {"name": "score_entropy", "loss_chunk": 7}},
+        {
+            "mechanism": {"name": "mix"},
+            "cross": {"name": "cc"},
+            "objective": {"name": "mlm", "context": 8},
+            "norm": "rmsnorm",
+        },
     ],
 )
 def test_models_of_other_parts_follow_one_device(lab, tmp_path, changes):
     spec = lab.spec(**SGD, **changes)
-    assert_as_right(weights(run(lab, spec, tmp_path / "b", shards=2)), weights(run(lab, spec, tmp_path / "a")), by_hand(lab, spec))
+    assert_as_right(
+        weights(run(lab, spec, tmp_path / "b", shards=2)), weights(run(lab, spec, tmp_path / "a")), by_hand(lab, spec)
+    )
 
 
 @pytest.mark.slow
@@ -193,13 +227,27 @@ def test_divergence_is_the_verdict_that_one_device_gives(lab, tmp_path):
 
 
 def helpers() -> list[int]:
-    return [int(pid) for pid in subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "training.sharded"], capture_output=True, text=True).stdout.split()]
+    return [
+        int(pid)
+        for pid in subprocess.run(
+            ["pgrep", "-P", str(os.getpid()), "-f", "training.sharded"], capture_output=True, text=True
+        ).stdout.split()
+    ]
 
 
 @pytest.mark.slow
 def test_the_death_of_a_device_fails_the_run_with_a_word_and_leaves_no_process(lab):
     spec = lab.spec()
-    trial = Trial(lab.directory(spec).run_id, spec.model_dump(mode="json"), str(lab.pool), None, "cpu", None, devices=3, shard=True)
+    trial = Trial(
+        lab.directory(spec).run_id,
+        spec.model_dump(mode="json"),
+        str(lab.pool),
+        None,
+        "cpu",
+        None,
+        devices=3,
+        shard=True,
+    )
     trial.spec["batch"] = 6
     generator = run_trial(trial)
     next(generator)
@@ -207,21 +255,28 @@ def test_the_death_of_a_device_fails_the_run_with_a_word_and_leaves_no_process(l
     os.kill(second, signal.SIGKILL)
     assert list(generator) == []
     status = trial.directory.status()
-    assert (status["state"], status["reason"]) == ("failed", "RuntimeError: the process of device 2 died with code -9: no word")
+    assert (status["state"], status["reason"]) == (
+        "failed",
+        "RuntimeError: the process of device 2 died with code -9: no word",
+    )
     assert helpers() == []
 
 
 @pytest.mark.slow
 def test_a_device_that_cannot_begin_says_why(lab, tmp_path):
     spec = lab.spec()
-    with pytest.raises(RuntimeError, match="the process of device 1 died with code 1: ValueError: no prepared data with the fingerprint"):
+    with pytest.raises(
+        RuntimeError,
+        match="the process of device 1 died with code 1: ValueError: no prepared data with the fingerprint",
+    ):
         Shards.start(spec, tmp_path / "nowhere", torch.device("cpu"), 2)
     assert helpers() == []
 
 
 @pytest.mark.slow
 def test_signals_to_all_processes_leave_a_run_that_goes_on(lab, tmp_path):
-    """A terminal's Ctrl-C, a batch system's SIGTERM: the run's own process ends the step and closes, for which it needs its helpers."""
+    """A terminal's Ctrl-C, a batch system's SIGTERM: the run's own process ends the step and closes, for which it needs
+    its helpers."""
     spec = lab.spec()
     generator = train(spec, lab.directory(spec), cache_dir=lab.cache, device="cpu", devices=2, shard=True)
     next(generator)
@@ -236,8 +291,14 @@ def test_signals_to_all_processes_leave_a_run_that_goes_on(lab, tmp_path):
     ("words", "message"),
     [
         ([], "devices_per_trial is 1; give devices_per_trial=2 or more"),
-        (["devices_per_trial=3"], "each of devices_per_trial=3 takes as many sequences, so that batch=8 must be a multiple of it"),
-        (["devices_per_trial=2", "launcher=slurm", "slurm.gpus=1"], "slurm.gpus=1 must be at least devices_per_trial=2"),
+        (
+            ["devices_per_trial=3"],
+            "each of devices_per_trial=3 takes as many sequences, so that batch=8 must be a multiple of it",
+        ),
+        (
+            ["devices_per_trial=2", "launcher=slurm", "slurm.gpus=1"],
+            "slurm.gpus=1 must be at least devices_per_trial=2",
+        ),
     ],
 )
 def test_what_cannot_be_split_is_refused_in_a_line(words, message):
@@ -250,7 +311,9 @@ def test_an_optimizer_that_needs_whole_matrices_is_refused(monkeypatch):
     from stability.optimizers.sgd import SGD as Optimizer
 
     words = ["shard_parameters=true", "devices_per_trial=2", "optimizer=[adamw,sgd]"]
-    assert read_spec("sweep", words).name == read_spec("sweep", words[2:]).name, "how a sweep runs is no part of its name"
+    assert read_spec("sweep", words).name == read_spec("sweep", words[2:]).name, (
+        "how a sweep runs is no part of its name"
+    )
     monkeypatch.setattr(Optimizer, "elementwise", False)
     with pytest.raises(ValueError, match="optimizer=sgd needs whole tensors"):
         read_spec("sweep", words)

@@ -33,7 +33,9 @@ class FakeNvml(SimpleNamespace):
             "nvmlDeviceGetHandleByUUID": {f"GPU-{UUID}": "ours"}.__getitem__,
             "nvmlDeviceGetPowerUsage": lambda handle: 312_500 if handle == "ours" else 0,
             "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=87, memory=40),
-            "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=80 * 2**30, used=3 * 2**30, free=77 * 2**30),
+            "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(
+                total=80 * 2**30, used=3 * 2**30, free=77 * 2**30
+            ),
             "nvmlDeviceGetTemperature": lambda handle, sensor: 61,
         } | changes
         super().__init__(**{name: self._counted(name, answer) for name, answer in answers.items()})
@@ -59,7 +61,12 @@ def nvml(monkeypatch):
 
 def test_the_device_s_own_numbers_with_their_units(nvml):
     nvml(FakeNvml())
-    assert Telemetry(CUDA).sample() == {"gpu_power_w": 312.5, "gpu_utilisation_percent": 87, "gpu_memory_mb": 3072.0, "gpu_temperature_c": 61}
+    assert Telemetry(CUDA).sample() == {
+        "gpu_power_w": 312.5,
+        "gpu_utilisation_percent": 87,
+        "gpu_memory_mb": 3072.0,
+        "gpu_temperature_c": 61,
+    }
 
 
 def test_it_asks_at_most_every_few_seconds(nvml):

@@ -1,4 +1,5 @@
-"""What token frequencies alone reach on the validation examples, against slow loops and against the entropy that it estimates."""
+"""What token frequencies alone reach on the validation examples, against slow loops and against the entropy that it
+estimates."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ class DrawnOneByOne:
         self.generator = torch.Generator().manual_seed(seed)
 
     def windows(self, split, num, positions):
-        return torch.multinomial(FREQUENCIES, num * positions, replacement=True, generator=self.generator).unflatten(0, (num, positions))
+        return torch.multinomial(FREQUENCIES, num * positions, replacement=True, generator=self.generator).unflatten(
+            0, (num, positions)
+        )
 
 
 def validation(name, *, sequences=4, positions=16, seed=0, **settings):

@@ -1,4 +1,5 @@
-"""CIFAR-10 and CIFAR-100 as their authors publish them: batches pickled by Python 2, unpickled here without running anything that is in them."""
+"""CIFAR-10 and CIFAR-100 as their authors publish them: batches pickled by Python 2, unpickled here without running
+anything that is in them."""
 
 from __future__ import annotations
 
@@ -28,18 +29,23 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    "CIFAR-10": Layout(tuple(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta", b"labels", b"label_names"),
+    "CIFAR-10": Layout(
+        tuple(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta", b"labels", b"label_names"
+    ),
     "CIFAR-100": Layout(("train",), "test", "meta", b"fine_labels", b"fine_label_names"),
 }
 
 
 def layout_of(names: set[str]) -> str | None:
     """The data set of which at least two files are among ``names``; None: there is none."""
-    return next((name for name, layout in LAYOUTS.items() if len(names & {*layout.train, layout.test, layout.meta}) > 1), None)
+    return next(
+        (name for name, layout in LAYOUTS.items() if len(names & {*layout.train, layout.test, layout.meta}) > 1), None
+    )
 
 
 def archive_files(path: Path) -> dict[str, bytes]:
-    """The contents of a tar archive by their names without folders; only files that a `Layout` names. Errors: ``ValueError`` where it is damaged."""
+    """The contents of a tar archive by their names without folders; only files that a `Layout` names. Errors:
+    ``ValueError`` where it is damaged."""
     wanted = {name for layout in LAYOUTS.values() for name in (*layout.train, layout.test, layout.meta)}
     try:
         with path.open("rb") as stream:
@@ -48,11 +54,16 @@ def archive_files(path: Path) -> dict[str, bytes]:
             members = [member for member in archive if member.isfile() and Path(member.name).name in wanted]
             return {Path(member.name).name: archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise ValueError(f"data.path: {path} is cut short or no tar archive, plain or packed by gzip ({error}); fetch it again") from None
+        raise ValueError(
+            f"data.path: {path} is cut short or no tar archive, plain or packed by gzip ({error}); fetch it again"
+        ) from None
 
 
-def read_batches(files: Mapping[str, Callable[[], bytes]], root: str) -> tuple[str, Iterator[tuple[str, np.ndarray, int]], tuple[str, ...]]:
-    """(data set, ("train" or "val", pixels, class) of each image, class names). ``files``: how to read each by its name; ``root``: what to call them.
+def read_batches(
+    files: Mapping[str, Callable[[], bytes]], root: str
+) -> tuple[str, Iterator[tuple[str, np.ndarray, int]], tuple[str, ...]]:
+    """(data set, ("train" or "val", pixels, class) of each image, class names). ``files``: how to read each by its
+    name; ``root``: what to call them.
 
     Errors: ``ValueError`` of one line for a batch that is missing, cut short, of another form, or that holds code.
     """
@@ -65,7 +76,9 @@ def read_batches(files: Mapping[str, Callable[[], bytes]], root: str) -> tuple[s
     return name, _images(files, layout, root), _class_names(files, layout, root)
 
 
-def _images(files: Mapping[str, Callable[[], bytes]], layout: Layout, root: str) -> Iterator[tuple[str, np.ndarray, int]]:
+def _images(
+    files: Mapping[str, Callable[[], bytes]], layout: Layout, root: str
+) -> Iterator[tuple[str, np.ndarray, int]]:
     for file in (*layout.train, layout.test):
         pixels_MHWC, labels = batch_of(files[file](), f"data.path={root}: {file}", layout.labels)
         for pixels_HWC, label in zip(pixels_MHWC, labels, strict=True):
@@ -73,19 +86,34 @@ def _images(files: Mapping[str, Callable[[], bytes]], layout: Layout, root: str)
 
 
 def batch_of(content: bytes, place: str, label_key: bytes) -> tuple[np.ndarray, list[int]]:
-    """(M, 32, 32, 3) and the labels of one pickled batch, whose rows hold a plane a channel. Errors: ``ValueError`` at ``place``."""
+    """(M, 32, 32, 3) and the labels of one pickled batch, whose rows hold a plane a channel. Errors: ``ValueError`` at
+    ``place``."""
     found = unpickled(content, place)
     data, labels = (found.get(b"data"), found.get(label_key)) if isinstance(found, dict) else (None, None)
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != CHANNELS * SIDE**2:
+    if (
+        not isinstance(data, np.ndarray)
+        or data.dtype != np.uint8
+        or data.ndim != 2
+        or data.shape[1] != CHANNELS * SIDE**2
+    ):
         raise ValueError(f"{place} is no batch of CIFAR: its b'data' must be uint8 rows of {CHANNELS * SIDE**2:,}")
-    if not isinstance(labels, list) or len(labels) != len(data) or not all(isinstance(label, int) and 0 <= label < 256 for label in labels):
-        raise ValueError(f"{place} is no batch of CIFAR: {label_key!r} must be a list with a number of a class for each of its {len(data):,} images")
+    if (
+        not isinstance(labels, list)
+        or len(labels) != len(data)
+        or not all(isinstance(label, int) and 0 <= label < 256 for label in labels)
+    ):
+        raise ValueError(
+            f"{place} is no batch of CIFAR: {label_key!r} must be a list with a number of a class for each of its "
+            f"{len(data):,} images"
+        )
     return data.reshape(-1, CHANNELS, SIDE, SIDE).transpose(0, 2, 3, 1), labels
 
 
 def _class_names(files: Mapping[str, Callable[[], bytes]], layout: Layout, root: str) -> tuple[str, ...]:
     if layout.meta not in files:
-        raise ValueError(f"data.path={root}: {layout.meta}, which names the classes, is missing; unpack the archive again")
+        raise ValueError(
+            f"data.path={root}: {layout.meta}, which names the classes, is missing; unpack the archive again"
+        )
     place = f"data.path={root}: {layout.meta}"
     found = unpickled(files[layout.meta](), place)
     names = found.get(layout.class_names) if isinstance(found, dict) else None
@@ -95,11 +123,15 @@ def _class_names(files: Mapping[str, Callable[[], bytes]], layout: Layout, root:
 
 
 def unpickled(content: bytes, place: str) -> Any:
-    """The plain values and numpy arrays of a pickle. Errors: ``ValueError`` at ``place`` where it is cut short, or names anything else to be called."""
+    """The plain values and numpy arrays of a pickle. Errors: ``ValueError`` at ``place`` where it is cut short, or
+    names anything else to be called."""
     try:
         return _Harmless(io.BytesIO(content), encoding="bytes").load()
     except _Code as error:
-        raise ValueError(f"{place} asks for {error} to be called, which no data needs: it was not run; fetch the file again from its publisher") from None
+        raise ValueError(
+            f"{place} asks for {error} to be called, which no data needs: it was not run; fetch the file again from "
+            "its publisher"
+        ) from None
     except (
         pickle.UnpicklingError,
         EOFError,
@@ -122,7 +154,8 @@ class _Code(Exception):
 
 
 def _empty_array(kind: Any, shape: Any, typecode: Any) -> np.ndarray:
-    """What numpy's own `_reconstruct` gives for an array, whose state follows; it is asked for no other class, shape or type."""
+    """What numpy's own `_reconstruct` gives for an array, whose state follows; it is asked for no other class, shape or
+    type."""
     if kind is not np.ndarray:
         raise _Code(kind)
     return np.ndarray((0,), np.uint8)
@@ -145,7 +178,8 @@ ADMITTED: dict[tuple[str, str], Any] = {
 
 
 class _Harmless(pickle._Unpickler):
-    """Python's own, not the one in C: that one's memo is an array as long as the largest number in the file says, gigabytes of it for 12 bytes."""
+    """Python's own, not the one in C: that one's memo is an array as long as the largest number in the file says,
+    gigabytes of it for 12 bytes."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in ADMITTED:

@@ -1,4 +1,5 @@
-"""Prepared images: uint8 pixels and labels of a training and a held-out side, memory-mapped, and how batches are drawn from them."""
+"""Prepared images: uint8 pixels and labels of a training and a held-out side, memory-mapped, and how batches are drawn
+from them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ VERSION = 1  # raised when the same images would be laid out differently; part o
 KIND = "images"
 IMAGES_PER_CHUNK = 1 << 10
 FEWEST_HELD_OUT = 100  # below, accuracy moves by more than 1 % at a time, and the description says so
-FILES = {"train_images": "train.npy", "val_images": "val.npy", "train_labels": "train_labels.npy", "val_labels": "val_labels.npy"}
+FILES = {
+    "train_images": "train.npy",
+    "val_images": "val.npy",
+    "train_labels": "train_labels.npy",
+    "val_labels": "val_labels.npy",
+}
 PLAIN = ("fingerprint", "description", "format", "class_names")
 
 
@@ -49,9 +55,11 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ImageCorpus(AbstractCorpus):
-    """Images of one size with their classes. Build it with `ImageCorpus.of`, which computes what follows from the images.
+    """Images of one size with their classes. Build it with `ImageCorpus.of`, which computes what follows from the
+    images.
 
-    ``image``: their size, the number of classes, and the training side's mean and deviation of each channel. ``sums``: sha256 of each array by name.
+    ``image``: their size, the number of classes, and the training side's mean and deviation of each channel. ``sums``:
+      sha256 of each array by name.
     """
 
     kind: ClassVar[str] = KIND
@@ -66,18 +74,28 @@ class ImageCorpus(AbstractCorpus):
 
     @classmethod
     def of(cls, train: Side, val: Side, class_names: tuple[str, ...], origin: str) -> ImageCorpus:
-        """``origin``: what was read, for the description. Errors: ``ValueError`` for an empty side, fewer than two classes, sizes that differ."""
+        """``origin``: what was read, for the description. Errors: ``ValueError`` for an empty side, fewer than two
+        classes, sizes that differ."""
         for side, which in ((train, "training"), (val, "held-out")):
             if not len(side.labels_M):
                 raise ValueError(f"data: {origin}: the {which} side holds no image")
-            assert side.images_MHWC.dtype == np.uint8 and side.labels_M.dtype == np.uint16 and len(side.images_MHWC) == len(side.labels_M)
+            assert (
+                side.images_MHWC.dtype == np.uint8
+                and side.labels_M.dtype == np.uint16
+                and len(side.images_MHWC) == len(side.labels_M)
+            )
         if len(class_names) < 2:
             raise ValueError(f"data: {origin}: {len(class_names)} class; at least 2 are needed to tell images apart")
         if train.images_MHWC.shape[1:] != val.images_MHWC.shape[1:]:
             shapes = " and held-out ones ".join("×".join(map(str, side.images_MHWC.shape[1:])) for side in (train, val))
-            raise ValueError(f"data: {origin}: training images have {shapes} (height, width, channels); all must be of one size")
+            raise ValueError(
+                f"data: {origin}: training images have {shapes} (height, width, channels); all must be of one size"
+            )
         if max(int(side.labels_M.max()) for side in (train, val)) >= len(class_names):
-            raise ValueError(f"data: {origin}: label {max(int(side.labels_M.max()) for side in (train, val))}, where there are {len(class_names)} classes")
+            raise ValueError(
+                f"data: {origin}: label {max(int(side.labels_M.max()) for side in (train, val))}, where there are "
+                f"{len(class_names)} classes"
+            )
         height, width, channels = train.images_MHWC.shape[1:]
         image = ImageFormat(height, width, channels, len(class_names), *moments(train.images_MHWC))
         arrays = _arrays(train, val)
@@ -106,9 +124,12 @@ class ImageCorpus(AbstractCorpus):
         return torch.from_numpy(np.log(counts / counts.sum()))
 
     def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> ImageBatch:
-        """``num`` random images of ``split`` ("train" or "val"), each equally likely, with replacement, as windows of text are drawn."""
+        """``num`` random images of ``split`` ("train" or "val"), each equally likely, with replacement, as windows of
+        text are drawn."""
         side = self._side(split)
-        return _gathered(side, torch.randint(len(side.labels_M), (num,), generator=generator, device=generator.device).cpu().numpy())
+        return _gathered(
+            side, torch.randint(len(side.labels_M), (num,), generator=generator, device=generator.device).cpu().numpy()
+        )
 
     def windows(self, split: str, num: int, positions: int) -> ImageBatch:
         """At most ``num`` images, evenly spaced from first to last."""
@@ -130,7 +151,11 @@ class ImageCorpus(AbstractCorpus):
     @classmethod
     def load(cls, folder: Path) -> ImageCorpus:
         meta = disk.read_meta(folder, {"kind", *PLAIN, *FILES}, set())
-        image, class_names, sums = ImageFormat.of(meta["format"]), tuple(meta["class_names"]), {name: meta[name] for name in FILES}
+        image, class_names, sums = (
+            ImageFormat.of(meta["format"]),
+            tuple(meta["class_names"]),
+            {name: meta[name] for name in FILES},
+        )
         if meta["fingerprint"] != _fingerprint(image, class_names, sums):
             raise disk.damaged(folder / disk.META, "its fingerprint is not that of its images")
         found = {name: disk.read_array(folder / file, sums[name]) for name, file in FILES.items()}
@@ -140,8 +165,8 @@ class ImageCorpus(AbstractCorpus):
 
 
 def moments(images_MHWC: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, from 0 to 255, from sums in float64, which hold integers exactly; 1 for the deviation of a
-    channel that is constant."""
+    """Mean and standard deviation of each channel, from 0 to 255, from sums in float64, which hold integers exactly; 1
+    for the deviation of a channel that is constant."""
     total, squares, num_pixels = np.zeros(images_MHWC.shape[-1]), np.zeros(images_MHWC.shape[-1]), 0
     for start in range(0, len(images_MHWC), IMAGES_PER_CHUNK):
         pixels = images_MHWC[start : start + IMAGES_PER_CHUNK].reshape(-1, images_MHWC.shape[-1]).astype(np.float64)
@@ -152,7 +177,10 @@ def moments(images_MHWC: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ..
 
 
 def _gathered(side: Side, indices: np.ndarray) -> ImageBatch:
-    return ImageBatch(torch.from_numpy(np.asarray(side.images_MHWC[indices])), torch.from_numpy(side.labels_M[indices].astype(np.int64)))
+    return ImageBatch(
+        torch.from_numpy(np.asarray(side.images_MHWC[indices])),
+        torch.from_numpy(side.labels_M[indices].astype(np.int64)),
+    )
 
 
 def _arrays(train: Side, val: Side) -> dict[str, np.ndarray]:
@@ -162,4 +190,6 @@ def _arrays(train: Side, val: Side) -> dict[str, np.ndarray]:
 
 
 def _fingerprint(image: ImageFormat, class_names: tuple[str, ...], sums: Mapping[str, str]) -> str:
-    return disk.sha256_of_json(["stability images", VERSION, list(image[:4]), list(class_names), *(sums[name] for name in FILES)])
+    return disk.sha256_of_json(
+        ["stability images", VERSION, list(image[:4]), list(class_names), *(sums[name] for name in FILES)]
+    )

@@ -20,7 +20,8 @@ def decoded(source: bytes | Path, place: str) -> np.ndarray:
     try:
         with image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as picture:
             return np.asarray(picture.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:  # Pillow raises SyntaxError for broken PNGs
+    # Pillow raises SyntaxError for broken PNGs
+    except (OSError, ValueError, SyntaxError, image.DecompressionBombError) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{place} is cut short or no picture ({said}); fetch it again or take it out") from None
 
@@ -29,5 +30,8 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise RuntimeError("data=images: JPEG, PNG and the like are read by Pillow, which is not installed; pip install 'stability-lab[images]'") from None
+        raise RuntimeError(
+            "data=images: JPEG, PNG and the like are read by Pillow, which is not installed; pip install "
+            "'stability-lab[images]'"
+        ) from None
     return Image

@@ -51,7 +51,10 @@ def find(path: str) -> Found:
             return _batches(folder, names, path)
     arrays = sorted(root.glob("*train*.npz"))
     if len(arrays) > 1:
-        raise ValueError(f"data.path={path}: holds several training files ({', '.join(file.name for file in arrays)}); name one of them")
+        raise ValueError(
+            f"data.path={path}: holds several training files ({', '.join(file.name for file in arrays)}); name one "
+            "of them"
+        )
     if arrays:
         return _npz(arrays[0])
     return _folders(root, path)
@@ -65,18 +68,31 @@ def _npz(file: Path) -> Found:
         files["val"] = partner
     names = _class_names(file)
     if "val" in files and _class_names(partner) != names:
-        raise ValueError(f"data.path: {partner} names other classes than {file.name}; both must have the same 'classes'")
-    return Found(f"images of {file.name}", files, names, (item for side, each in files.items() for item in _of_npz(each, side)))
+        raise ValueError(
+            f"data.path: {partner} names other classes than {file.name}; both must have the same 'classes'"
+        )
+    return Found(
+        f"images of {file.name}", files, names, (item for side, each in files.items() for item in _of_npz(each, side))
+    )
 
 
 def _opened(file: Path) -> Any:
     try:
         found = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        size = f"{file.stat().st_size:,} bytes" if file.is_file() else error.strerror if isinstance(error, OSError) else "no file"
+        size = (
+            f"{file.stat().st_size:,} bytes"
+            if file.is_file()
+            else error.strerror
+            if isinstance(error, OSError)
+            else "no file"
+        )
         raise ValueError(f"data.path: {file} is cut short or no .npz file ({size}); fetch it again") from None
     if isinstance(found, np.ndarray):
-        raise ValueError(f"data.path: {file} holds one array without labels, as np.save writes it; np.savez(file, x=images, y=labels) writes both")
+        raise ValueError(
+            f"data.path: {file} holds one array without labels, as np.save writes it; np.savez(file, x=images, "
+            "y=labels) writes both"
+        )
     return found
 
 
@@ -86,7 +102,9 @@ def _array(archive: Any, file: Path, *names: str) -> np.ndarray | None:
     try:
         return None if name is None else archive[name]
     except (OSError, ValueError, EOFError, KeyError, MemoryError, zlib.error, zipfile.BadZipFile) as error:
-        raise ValueError(f"data.path: {file}: its array '{name}' is cut short or holds no numbers ({error}); fetch it again") from None
+        raise ValueError(
+            f"data.path: {file}: its array '{name}' is cut short or holds no numbers ({error}); fetch it again"
+        ) from None
 
 
 def _class_names(file: Path) -> tuple[str, ...]:
@@ -94,16 +112,24 @@ def _class_names(file: Path) -> tuple[str, ...]:
     archive = _opened(file)
     names, labels = _array(archive, file, "classes"), _labels(archive, file)
     if names is not None and names.ndim != 1:
-        raise ValueError(f"data.path: {file}: 'classes' must be a list of names, one for each class; it has {names.ndim} axes")
+        raise ValueError(
+            f"data.path: {file}: 'classes' must be a list of names, one for each class; it has {names.ndim} axes"
+        )
     return tuple(map(str, names)) if names is not None else tuple(map(str, range(int(labels.max(initial=-1)) + 1)))
 
 
 def _labels(archive: Any, file: Path) -> np.ndarray:
     labels = _array(archive, file, "y", "labels")
     if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
-        raise ValueError(f"data.path: {file} must hold {', or '.join(NPZ_KEYS[:2])}, {NPZ_KEYS[2]}; it has: {', '.join(archive.files) or 'nothing'}")
+        raise ValueError(
+            f"data.path: {file} must hold {', or '.join(NPZ_KEYS[:2])}, {NPZ_KEYS[2]}; it has: "
+            f"{', '.join(archive.files) or 'nothing'}"
+        )
     if len(labels) and labels.max() >= MOST_CLASSES:
-        raise ValueError(f"data.path: {file}: label {labels.max()}; labels number the classes from 0, and there may be {MOST_CLASSES:,} at most")
+        raise ValueError(
+            f"data.path: {file}: label {labels.max()}; labels number the classes from 0, and there may be "
+            f"{MOST_CLASSES:,} at most"
+        )
     return labels
 
 
@@ -113,15 +139,24 @@ def _of_npz(file: Path, side: str) -> Iterator[tuple[str, np.ndarray, int, str]]
     jpeg, offsets = _array(archive, file, "jpeg"), _array(archive, file, "offsets")
     if images is not None:
         if images.dtype != np.uint8 or images.ndim != 4 or len(images) != len(labels):
-            raise ValueError(f"data.path: {file}: images must be uint8 (number, height, width, channels), one for each of {len(labels):,} labels")
-        yield from ((side, image, label, f"image {number} of {file}") for number, (image, label) in enumerate(zip(images, labels, strict=True)))
+            raise ValueError(
+                f"data.path: {file}: images must be uint8 (number, height, width, channels), one for each of "
+                f"{len(labels):,} labels"
+            )
+        yield from (
+            (side, image, label, f"image {number} of {file}")
+            for number, (image, label) in enumerate(zip(images, labels, strict=True))
+        )
         return
     if jpeg is None or offsets is None:
-        raise ValueError(f"data.path: {file} must hold {', or '.join(NPZ_KEYS[:2])}, {NPZ_KEYS[2]}; it has: {', '.join(archive.files)}")
+        raise ValueError(
+            f"data.path: {file} must hold {', or '.join(NPZ_KEYS[:2])}, {NPZ_KEYS[2]}; it has: "
+            f"{', '.join(archive.files)}"
+        )
     if not _are_pieces(offsets, jpeg, len(labels)):
         raise ValueError(
-            f"data.path: {file}: 'jpeg' must be uint8 bytes of all images and 'offsets' {len(labels) + 1:,} rising integers up to {jpeg.size:,}: "
-            f"where each of {len(labels):,} images begins, and the last one's end"
+            f"data.path: {file}: 'jpeg' must be uint8 bytes of all images and 'offsets' {len(labels) + 1:,} rising "
+            f"integers up to {jpeg.size:,}: where each of {len(labels):,} images begins, and the last one's end"
         )
     for number, label in enumerate(labels):
         place = f"data.path: image {number} of {file}"
@@ -138,8 +173,13 @@ def _are_pieces(offsets: np.ndarray, jpeg: np.ndarray, num: int) -> bool:
 def _archive(file: Path, path: str) -> Found:
     contents = cifar.archive_files(file)
     if not cifar.layout_of(set(contents)):
-        raise ValueError(f"data.path={path}: the archive holds no python batches of CIFAR (data_batch_1, …); unpack it, and give {LAYOUTS}")
-    name, images, names = cifar.read_batches({key: lambda content=content: content for key, content in contents.items()}, path)
+        raise ValueError(
+            f"data.path={path}: the archive holds no python batches of CIFAR (data_batch_1, …); unpack it, and give "
+            f"{LAYOUTS}"
+        )
+    name, images, names = cifar.read_batches(
+        {key: lambda content=content: content for key, content in contents.items()}, path
+    )
     return Found(f"{name} of {file.name}", {"archive": file}, names, _placed(images, path))
 
 
@@ -158,7 +198,10 @@ def _placed(images: Iterator[tuple[str, np.ndarray, int]], path: str) -> Iterato
 def _folders(root: Path, path: str) -> Found:
     names, pictures = folders.find(root, path, LAYOUTS)
     files = {f"{each.side}/{names[each.label]}/{each.name}": each.file for each in pictures}
-    items = ((each.side, decoded(each.file, f"data.path: {each.file}"), each.label, f"data.path: {each.file}") for each in pictures)
+    items = (
+        (each.side, decoded(each.file, f"data.path: {each.file}"), each.label, f"data.path: {each.file}")
+        for each in pictures
+    )
     return Found(f"images of {root.resolve().name}", files, names, items)
 
 

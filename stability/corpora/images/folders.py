@@ -1,4 +1,5 @@
-"""Folders of pictures as torchvision's ImageFolder reads them: ``train/<class>/…`` with ``val/`` or ``test/`` beside it, or ``<class>/…`` alone."""
+"""Folders of pictures as torchvision's ImageFolder reads them: ``train/<class>/…`` with ``val/`` or ``test/`` beside
+it, or ``<class>/…`` alone."""
 
 from __future__ import annotations
 
@@ -22,48 +23,65 @@ class Picture(NamedTuple):
 
 
 def find(root: Path, path: str, layouts: str) -> tuple[tuple[str, ...], list[Picture]]:
-    """(class names, pictures): classes sorted, of a class all pictures below its folder however deep, folder by folder in the order of their paths.
+    """(class names, pictures): classes sorted, of a class all pictures below its folder however deep, folder by folder
+    in the order of their paths.
 
-    Hidden files and folders are passed over. ``path``: what to call ``root``; ``layouts``: what else might be given, for errors, which are ``ValueError``
-    of one line: no pictures, a class of the held-out side that the other one lacks, folders that can be read in two ways.
+    Hidden files and folders are passed over. ``path``: what to call ``root``; ``layouts``: what else might be given,
+    for errors, which are ``ValueError`` of one line: no pictures, a class of the held-out side that the other one
+    lacks, folders that can be read in two ways.
     """
     has_sides = (root / "train").is_dir()
     train = root / "train" if has_sides else root
     held_out = next((root / name for name in HELD_OUT if has_sides and (root / name).is_dir()), None)
     names = _classes(train)
     if not names and has_sides and any(map(_is_picture, train.iterdir())):
-        raise ValueError(f"data.path={path}: train/ holds pictures but no folders of classes; give train/<class>/*.png (a class cannot be called 'train')")
+        raise ValueError(
+            f"data.path={path}: train/ holds pictures but no folders of classes; give train/<class>/*.png (a class "
+            "cannot be called 'train')"
+        )
     if not names:
         raise ValueError(f"data.path={path}: holds no images; give {layouts} ({', '.join(SUFFIXES)})")
     if not has_sides:
         _refuse_sides_by_other_names(root, names, path)
     if held_out is not None and (strange := sorted(set(_classes(held_out)) - set(names))):
-        raise ValueError(f"data.path={path}: {held_out.name}/ has the class '{strange[0]}', which train/ lacks; both must have the same folders")
+        raise ValueError(
+            f"data.path={path}: {held_out.name}/ has the class '{strange[0]}', which train/ lacks; both must have "
+            "the same folders"
+        )
     sides = (("train", train), ("val", held_out))
     return names, [picture for side, folder in sides if folder for picture in _pictures(side, folder, names)]
 
 
 def _refuse_sides_by_other_names(root: Path, names: tuple[str, ...], path: str) -> None:
-    """``training/<class>`` and ``testing/<class>`` would be read as two classes: folders with no picture of their own that hold folders of the same name."""
+    """``training/<class>`` and ``testing/<class>`` would be read as two classes: folders with no picture of their own
+    that hold folders of the same name."""
     if len(names) < 2 or any(_is_picture(file) for name in names for file in (root / name).iterdir()):
         return
     shared = sorted(set.intersection(*(set(_classes(root / name)) for name in names)))
     if shared:
         raise ValueError(
-            f"data.path={path}: {names[0]}/ and {names[1]}/ both hold a folder '{shared[0]}': if they are the sides, call them train/ and val/ or test/; "
-            "if they are classes, put them into a folder train/"
+            f"data.path={path}: {names[0]}/ and {names[1]}/ both hold a folder '{shared[0]}': if they are the sides, "
+            "call them train/ and val/ or test/; if they are classes, put them into a folder train/"
         )
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
     """Names of the subfolders that hold pictures, sorted."""
-    return tuple(sorted(each.name for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".") and any(_below(each))))
+    return tuple(
+        sorted(
+            each.name
+            for each in folder.iterdir()
+            if each.is_dir() and not each.name.startswith(".") and any(_below(each))
+        )
+    )
 
 
 def _pictures(side: str, folder: Path, names: tuple[str, ...]) -> Iterator[Picture]:
     for label, name in enumerate(names):
         if (folder / name).is_dir():
-            yield from (Picture(side, label, file.relative_to(folder / name).as_posix(), file) for file in _below(folder / name))
+            yield from (
+                Picture(side, label, file.relative_to(folder / name).as_posix(), file) for file in _below(folder / name)
+            )
 
 
 def _below(folder: Path) -> Iterator[Path]:

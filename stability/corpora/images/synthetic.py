@@ -1,9 +1,11 @@
-"""Images that nobody took: what `data=images` reads where no file is given. Integer arithmetic only, so that every machine makes the same ones.
+"""Images that nobody took: what `data=images` reads where no file is given. Integer arithmetic only, so that every
+machine makes the same ones.
 
-4,000 training and 500 held-out images of 32×32 pixels in three channels, drawn from a counter (SplitMix64), in turn of each of ten classes. An image is a
-triangle-wave grating: its class is one of five directions and one of two periods (6 and 12 pixels); its phase, its strength and its colour are drawn, and so
-is a noise of up to 64 of 256 levels at every pixel, which is stronger than the grating. What the lab measures on them says how a model tells textures apart,
-and nothing about photographs.
+4,000 training and 500 held-out images of 32×32 pixels in three channels, drawn from a counter (SplitMix64), in turn of
+each of ten classes. An image is a triangle-wave grating: its class is one of five directions and one of two periods (6
+and 12 pixels); its phase, its strength and its colour are drawn, and so is a noise of up to 64 of 256 levels at every
+pixel, which is stronger than the grating. What the lab measures on them says how a model tells textures apart, and
+nothing about photographs.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ SEED = 0
 NUM_TRAIN, NUM_VAL, SIDE = 4000, 500, 32
 DIRECTIONS, PERIODS = ((1, 0), (0, 1), (1, 1), (1, -1), (2, 1)), (6, 12)
 NOISE, STRONGEST = 64, 8
-DESCRIPTION = "synthetic images (no data.path given; noisy gratings of five directions and two periods; nobody's photographs)"
+DESCRIPTION = (
+    "synthetic images (no data.path given; noisy gratings of five directions and two periods; nobody's photographs)"
+)
 CLASS_NAMES = tuple(f"direction {x},{y} period {period}" for x, y in DIRECTIONS for period in PERIODS)
 
 
@@ -30,7 +34,8 @@ def images(num: int, seed: int) -> Iterator[tuple[np.ndarray, int]]:
         label = index % len(CLASS_NAMES)
         (x, y), period = DIRECTIONS[label // len(PERIODS)], PERIODS[label % len(PERIODS)]
         strength, phase = 3 + draws.one_below(STRONGEST - 2), draws.one_below(period)
-        color_C = draws.below(9, 3).astype(np.int64) - 4  # of either sign: what is light in one image is dark in the next
+        # of either sign: what is light in one image is dark in the next
+        color_C = draws.below(9, 3).astype(np.int64) - 4
         place = (x * columns + y * rows + phase) % period
         wave = np.abs(12 * place - 6 * period) // period - 3  # from 3 down to −3 and back
         noise = draws.below(2 * NOISE + 1, SIDE * SIDE * 3).astype(np.int64).reshape(SIDE, SIDE, 3) - NOISE

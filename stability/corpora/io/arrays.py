@@ -54,7 +54,8 @@ def chunks(tokens: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def forget(tokens: np.ndarray) -> None:
-    """Let go of the pages that reading a mapped array brought in: they count as this process's memory until then. They are read again when needed."""
+    """Let go of the pages that reading a mapped array brought in: they count as this process's memory until then. They
+    are read again when needed."""
     if isinstance(tokens.base, mmap.mmap) and hasattr(tokens.base, "madvise"):
         tokens.base.madvise(mmap.MADV_DONTNEED)
 
@@ -68,7 +69,8 @@ def sha256(array: np.ndarray) -> str:
 
 
 def sha256_and_counts(tokens: np.ndarray, vocab_size: int) -> tuple[str, np.ndarray]:
-    """(sha256, how often each token occurs, int64; longer than ``vocab_size`` where a token reaches it), in one pass."""
+    """(sha256, how often each token occurs, int64; longer than ``vocab_size`` where a token reaches it), in one
+    pass."""
     digest, counts = hashlib.sha256(), np.zeros(vocab_size, dtype=np.int64)
     for chunk in chunks(tokens):
         digest.update(_little_endian(chunk))

@@ -1,4 +1,5 @@
-"""A corpus's folder: arrays, vocabulary and a description, each vouched for by sha256; written aside and renamed as a whole."""
+"""A corpus's folder: arrays, vocabulary and a description, each vouched for by sha256; written aside and renamed as a
+whole."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ META = "corpus.json"
 
 @contextmanager
 def partial_folder(folder: Path) -> Iterator[Path]:
-    """A neighbour of ``folder`` to write into; what is left of it afterwards is removed, and what killed processes left of theirs."""
+    """A neighbour of ``folder`` to write into; what is left of it afterwards is removed, and what killed processes left
+    of theirs."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(folder.parent)
     partial = temporary(folder.parent / f"partial-{secrets.token_hex(8)}")
@@ -50,7 +52,11 @@ def read_array(file: Path, expected_sha256: str) -> np.ndarray:
         array = np.load(file, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
         raise damaged(file, str(error)) from None
-    if array.dtype not in (np.uint8, np.uint16, np.uint32, np.int64) or array.ndim != 1 or sha256(array) != expected_sha256:
+    if (
+        array.dtype not in (np.uint8, np.uint16, np.uint32, np.int64)
+        or array.ndim != 1
+        or sha256(array) != expected_sha256
+    ):
         raise damaged(file, "it was altered")
     return array
 
@@ -76,7 +82,8 @@ def write_meta(folder: Path, meta: dict[str, Any]) -> None:
 
 
 def verified_meta(folder: Path) -> dict[str, Any]:
-    """What `write_meta` wrote, of whatever kind of corpus. Errors: ``ValueError`` naming the file, where it is missing or altered."""
+    """What `write_meta` wrote, of whatever kind of corpus. Errors: ``ValueError`` naming the file, where it is missing
+    or altered."""
     try:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

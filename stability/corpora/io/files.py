@@ -28,17 +28,32 @@ def find_files(path: str, suffixes: tuple[str, ...], noun: str, other: tuple[str
     root = Path(path).expanduser()
     if root.is_file():
         if not suffix_of(root, suffixes):
-            raise ValueError(f"data.path={path}: the name ends in none of {', '.join(suffixes)}; {_advice([root], other) or 'rename or convert it'}")
+            raise ValueError(
+                f"data.path={path}: the name ends in none of {', '.join(suffixes)}; "
+                f"{_advice([root], other) or 'rename or convert it'}"
+            )
         return [root]
     if not root.exists():
-        neighbours = [file.name for file in root.parent.iterdir()] if root.parent.is_dir() and os.access(root.parent, os.R_OK) else []
+        neighbours = (
+            [file.name for file in root.parent.iterdir()]
+            if root.parent.is_dir() and os.access(root.parent, os.R_OK)
+            else []
+        )
         close = difflib.get_close_matches(root.name, neighbours, n=1)
-        raise ValueError(f"data.path={path}: no such file or folder" + (f"; did you mean '{root.parent / close[0]}'?" if close else ""))
+        raise ValueError(
+            f"data.path={path}: no such file or folder"
+            + (f"; did you mean '{root.parent / close[0]}'?" if close else "")
+        )
     if not root.is_dir():
-        raise ValueError(f"data.path={path}: neither a file nor a folder; give one of {', '.join(suffixes)} or a folder of them")
+        raise ValueError(
+            f"data.path={path}: neither a file nor a folder; give one of {', '.join(suffixes)} or a folder of them"
+        )
     found = sorted(file for file in _walk(root) if suffix_of(file, suffixes))
     if not found:
-        raise ValueError(f"data.path={path}: the folder holds no {noun}; accepted are {', '.join(suffixes)}{_advice(_walk(root), other, '; ')}")
+        raise ValueError(
+            f"data.path={path}: the folder holds no {noun}; accepted are "
+            f"{', '.join(suffixes)}{_advice(_walk(root), other, '; ')}"
+        )
     return found
 
 

@@ -13,14 +13,20 @@ _advance: ContextVar[Callable[[int, int], None] | None] = ContextVar("advance", 
 
 @contextmanager
 def bar(title: str, num_bytes: int | None = None, num_items: int | None = None) -> Iterator[None]:
-    """Show how far `step` has come, of a number of bytes or of items (neither: only how many items), while the block runs."""
+    """Show how far `step` has come, of a number of bytes or of items (neither: only how many items), while the block
+    runs."""
     if not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[items]:,} read"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[items]:,} read"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task, seen = progress.add_task(title, total=num_bytes or num_items, items=0), {"items": 0, "bytes": 0}
 

@@ -1,4 +1,5 @@
-"""The alphabets of proteins: residues, secondary structure, the order of a residue's heavy atoms, and the bins of SASA and pLDDT."""
+"""The alphabets of proteins: residues, secondary structure, the order of a residue's heavy atoms, and the bins of SASA
+and pLDDT."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ _SIDE_CHAINS = {
     "SEC": "U CB SE",
 }
 THREE_TO_ONE = {name: words.split()[0] for name, words in _SIDE_CHAINS.items()}
-# N, CA, C, O, then the side chain from CB outwards: the order of AlphaFold's atom14 (Jumper et al. 2021, supplement 1.2.1)
+# N, CA, C, O, then the side chain from CB outwards: the order of AlphaFold's atom14 (Jumper et al. 2021, supplement
+# 1.2.1)
 ATOM14 = {words.split()[0]: (*BACKBONE, "O", *words.split()[1:]) for words in _SIDE_CHAINS.values()}
 ONE_TO_THREE = {letter: name for name, letter in THREE_TO_ONE.items()}
 
@@ -66,7 +68,9 @@ def encode(letters: str) -> np.ndarray:
 
 def decode(tokens: np.ndarray) -> str:
     """One letter a token; X for `UNK`, - for the other special tokens."""
-    return "".join(PIECES[token] if token >= len(SPECIALS) else ("X" if token == UNK else "-") for token in tokens.tolist())
+    return "".join(
+        PIECES[token] if token >= len(SPECIALS) else ("X" if token == UNK else "-") for token in tokens.tolist()
+    )
 
 
 def encode_ss(letters: str) -> np.ndarray:
@@ -76,7 +80,8 @@ def encode_ss(letters: str) -> np.ndarray:
 
 
 def sasa_bins(sasa_N: np.ndarray) -> np.ndarray:
-    """Bin 0 … 15 of areas in Å², int64; −1 where the area is not known (NaN). An area on an edge belongs to the lower bin."""
+    """Bin 0 … 15 of areas in Å², int64; −1 where the area is not known (NaN). An area on an edge belongs to the lower
+    bin."""
     return np.where(np.isnan(sasa_N), -1, np.searchsorted(np.array(SASA_EDGES), sasa_N, side="left"))
 
 

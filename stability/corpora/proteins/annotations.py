@@ -44,7 +44,9 @@ def read_annotations(file: Path) -> dict[str, Annotation]:
         lines = _text_lines(stream, file)
         found = dict(_table(lines, file)) if ".tsv" in file.name.lower() else _flat(lines, file)
     if not found:
-        raise ValueError(f"{KEY}={file}: no entry in it; a UniProt flat file has lines 'AC   …', a table one line for each accession")
+        raise ValueError(
+            f"{KEY}={file}: no entry in it; a UniProt flat file has lines 'AC   …', a table one line for each accession"
+        )
     return found
 
 
@@ -67,19 +69,27 @@ def _text_lines(stream: BufferedIOBase, file: Path) -> Iterator[str]:
 def _table(lines: Iterator[str], file: Path) -> Iterator[tuple[str, Annotation]]:
     header = next(lines, "").removeprefix("\ufeff").split("\t")
     if "accession" not in header or set(header) - set(COLUMNS):
-        raise ValueError(f"{KEY}: {file}, line 1 has the columns {', '.join(header) or 'none'}; accession and any of {', '.join(COLUMNS[1:])} are read")
+        raise ValueError(
+            f"{KEY}: {file}, line 1 has the columns {', '.join(header) or 'none'}; accession and any of "
+            f"{', '.join(COLUMNS[1:])} are read"
+        )
     line_of: dict[str, int] = {}
     for number, line in enumerate(lines, start=2):
         if not line.strip():
             continue
         cells = dict(zip(header, line.split("\t"), strict=False))
         if len(line.split("\t")) != len(header):
-            raise ValueError(f"{KEY}: {file}, line {number} has {len(line.split(chr(9)))} columns, line 1 has {len(header)}")
+            raise ValueError(
+                f"{KEY}: {file}, line {number} has {len(line.split(chr(9)))} columns, line 1 has {len(header)}"
+            )
         accession = cells["accession"].strip()
         if not accession:
             raise ValueError(f"{KEY}: {file}, line {number} has no accession")
         if line_of.setdefault(accession, number) != number:
-            raise ValueError(f"{KEY}: {file}, line {number} has {accession} again, as line {line_of[accession]}; put all of it into one line, parted by ;")
+            raise ValueError(
+                f"{KEY}: {file}, line {number} has {accession} again, as line {line_of[accession]}; put all of it "
+                "into one line, parted by ;"
+            )
         domains = tuple(_placed(word, file, number) for word in _words(cells.get("domains", "")))
         yield accession, Annotation(domains, _words(cells.get("descriptions", "")), _words(cells.get("orthologs", "")))
 
@@ -109,8 +119,12 @@ def _flat(lines: Iterator[str], file: Path) -> dict[str, Annotation]:
 
 
 def _add(found: dict[str, Annotation], entry: list[str]) -> None:
-    accessions = [word.strip() for line in entry if line.startswith("AC   ") for word in line[5:].split(";") if word.strip()]
-    references = [[word.strip().rstrip(".") for word in line[5:].split(";")] for line in entry if line.startswith("DR   ")]
+    accessions = [
+        word.strip() for line in entry if line.startswith("AC   ") for word in line[5:].split(";") if word.strip()
+    ]
+    references = [
+        [word.strip().rstrip(".") for word in line[5:].split(";")] for line in entry if line.startswith("DR   ")
+    ]
     terms = [words[1] for words in references if words[0] == "GO"]
     keywords = EVIDENCE.sub("", " ".join(line[5:] for line in entry if line.startswith("KW   "))).rstrip(".").split(";")
     groups = [f"{words[0]}:{words[1]}" for words in references if words[0] in ORTHOLOGS]

@@ -14,9 +14,11 @@ from stability.corpora.proteins.chain import ProteinChain
 
 
 class ProteinBatch(NamedTuple):
-    """B chains of at most N residues, on the CPU. What a mask leaves out holds zeros (the sequence: `PAD`), never NaN. BOS and EOS are not in it.
+    """B chains of at most N residues, on the CPU. What a mask leaves out holds zeros (the sequence: `PAD`), never NaN.
+    BOS and EOS are not in it.
 
-    Masks say what is known, not only what is there: a residue without coordinates is part of ``residues_BN`` and not of ``atoms_mask_BNA``.
+    Masks say what is known, not only what is there: a residue without coordinates is part of ``residues_BN`` and not of
+    ``atoms_mask_BNA``.
     """
 
     ids: tuple[str, ...]
@@ -45,7 +47,10 @@ class ProteinBatch(NamedTuple):
     def split(self, rows: int) -> list[ProteinBatch]:
         """Parts of ``rows`` chains, the last one shorter; views."""
         parts = zip(*(tensor.split(rows) for tensor in self[1:]), strict=True)
-        return [ProteinBatch(self.ids[start : start + rows], *part) for start, part in zip(range(0, len(self), rows), parts, strict=True)]
+        return [
+            ProteinBatch(self.ids[start : start + rows], *part)
+            for start, part in zip(range(0, len(self), rows), parts, strict=True)
+        ]
 
 
 def batch_of(chains: Sequence[ProteinChain], length: int | None = None) -> ProteinBatch:
@@ -56,7 +61,9 @@ def batch_of(chains: Sequence[ProteinChain], length: int | None = None) -> Prote
     atoms_BNAX = _padded([chain.atoms14_NAX for chain in chains], (num, NUM_ATOMS, 3), np.nan)
     tracks = [(chain.ss_N, chain.ss_mask_N, chain.sasa_bins_N, chain.plddt_bins_N) for chain in chains]
     ss, ss_mask, sasa, plddt = ([column[row] for column in tracks] for row in range(4))
-    ss_BN = _padded([np.where(mask, classes.astype(np.int64), -1) for classes, mask in zip(ss, ss_mask, strict=True)], (num,), -1)
+    ss_BN = _padded(
+        [np.where(mask, classes.astype(np.int64), -1) for classes, mask in zip(ss, ss_mask, strict=True)], (num,), -1
+    )
     widest = max(1, *(chain.domains_NK.shape[1] for chain in chains))
     domains_BNK = _padded([chain.domains_NK for chain in chains], (num, widest), -1)
     arrays = [_padded([chain.sequence for chain in chains], (num,), PAD), residues_BN]

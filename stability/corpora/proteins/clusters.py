@@ -1,8 +1,10 @@
-"""Which chains are one protein for the split: they share a group (four-letter code, accession) or at least 90 % of their sequence.
+"""Which chains are one protein for the split: they share a group (four-letter code, accession) or at least 90 % of
+their sequence.
 
-Identity of two chains: the most residues that can be matched in order (their longest common subsequence), as a share of the shorter chain's known
-residues. Gaps are free, so that a chain with an unresolved loop, a fragment and a construct with a tag all count as their protein. Only pairs that share
-enough 5-mers are compared: two chains that differ by at most 10 % substitutions always do, unrelated ones never.
+Identity of two chains: the most residues that can be matched in order (their longest common subsequence), as a share of
+the shorter chain's known residues. Gaps are free, so that a chain with an unresolved loop, a fragment and a construct
+with a tag all count as their protein. Only pairs that share enough 5-mers are compared: two chains that differ by at
+most 10 % substitutions always do, unrelated ones never.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ MARGIN = 1e-9  # 0.9 of a length may be a whole number that floating point misse
 
 
 def clusters(sequences: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarray:
-    """Cluster of each chain, numbered 0, 1, … by first occurrence, int64. A function of the set of chains but for that numbering.
+    """Cluster of each chain, numbered 0, 1, … by first occurrence, int64. A function of the set of chains but for that
+    numbering.
 
-    Tokens of `_protein_tables.PIECES` (uint8 or wider). Time: one sparse product, and an alignment for each pair that it leaves and that no earlier
-    pair has joined (about 0.1 ms for 300 residues).
+    Tokens of `_protein_tables.PIECES` (uint8 or wider). Time: one sparse product, and an alignment for each pair that
+    it leaves and that no earlier pair has joined (about 0.1 ms for 300 residues).
     """
     forest = _Forest(len(sequences))
     for first, other in _equals(groups):
@@ -45,7 +48,8 @@ def clusters(sequences: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarr
 
 
 def identity(first: bytes, other: bytes) -> float:
-    """Longest common subsequence over the shorter one's known residues; unknown residues match nothing. 0 where none is known.
+    """Longest common subsequence over the shorter one's known residues; unknown residues match nothing. 0 where none is
+    known.
 
     Bit-parallel (Hyyrö 2004): the row of the dynamic programme is one integer.
     """
@@ -69,13 +73,16 @@ def _equals(keys: Sequence[str] | Sequence[bytes]) -> list[tuple[int, int]]:
 
 
 def _candidates(sequences: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Pairs (i < j) that share as many 5-mers as `SHARED` asks for, a k-mer that occurs n times in a chain counting n times."""
+    """Pairs (i < j) that share as many 5-mers as `SHARED` asks for, a k-mer that occurs n times in a chain counting n
+    times."""
     features = [_kmers(np.frombuffer(sequence, dtype=np.uint8)) for sequence in sequences]
     if not sum(map(len, features)):
         return []
     columns, inverse = np.unique(np.concatenate(features), return_inverse=True)
     bounds = np.concatenate([[0], np.cumsum([len(feature) for feature in features])])
-    table = sparse.csr_matrix((np.ones(len(inverse), dtype=np.int32), inverse.astype(np.int32), bounds), shape=(len(sequences), len(columns)))
+    table = sparse.csr_matrix(
+        (np.ones(len(inverse), dtype=np.int32), inverse.astype(np.int32), bounds), shape=(len(sequences), len(columns))
+    )
     lengths = np.array([len(sequence) - sequence.count(UNK) for sequence in sequences])
     counts = np.diff(bounds)
     pairs: list[tuple[int, int]] = []
@@ -83,7 +90,9 @@ def _candidates(sequences: Sequence[bytes]) -> list[tuple[int, int]]:
         shared = sparse.coo_matrix(table[start : start + ROWS_AT_ONCE] @ table.T)
         i, j = shared.row + start, shared.col
         shorter = np.where(lengths[i] <= lengths[j], i, j)
-        enough = np.minimum(SHARED * counts[shorter], counts[shorter] - K * np.floor((1 - IDENTITY) * lengths[shorter] + MARGIN))
+        enough = np.minimum(
+            SHARED * counts[shorter], counts[shorter] - K * np.floor((1 - IDENTITY) * lengths[shorter] + MARGIN)
+        )
         kept = (i < j) & (shared.data >= np.maximum(enough, 1))
         pairs += zip(i[kept].tolist(), j[kept].tolist(), strict=True)
     return pairs

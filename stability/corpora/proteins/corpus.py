@@ -17,7 +17,14 @@ from torch import Tensor
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.io import disk
 from stability.corpora.io.arrays import sha256
-from stability.corpora.proteins.alphabets import NUM_ATOMS, NUM_PLDDT_BINS, NUM_SASA_BINS, SPECIALS, SS_CLASSES, VOCAB_SIZE
+from stability.corpora.proteins.alphabets import (
+    NUM_ATOMS,
+    NUM_PLDDT_BINS,
+    NUM_SASA_BINS,
+    SPECIALS,
+    SS_CLASSES,
+    VOCAB_SIZE,
+)
 from stability.corpora.proteins.batch import ProteinBatch, batch_of
 from stability.corpora.proteins.chain import ProteinChain
 
@@ -83,7 +90,9 @@ class ProteinCorpus(AbstractCorpus):
     tokenised: Tokenised | None = None
 
     @classmethod
-    def of(cls, arrays: Mapping[str, np.ndarray], tables: Tables, num_train_chains: int, description: str) -> ProteinCorpus:
+    def of(
+        cls, arrays: Mapping[str, np.ndarray], tables: Tables, num_train_chains: int, description: str
+    ) -> ProteinCorpus:
         """``arrays`` in their kept form. The fingerprint covers all of them, the names and the split; not what was
         skipped, nor where the files lay."""
         sums = {name: sha256(arrays[name]) for name in (*ARRAYS, *WORDS)}
@@ -107,10 +116,14 @@ class ProteinCorpus(AbstractCorpus):
 
     def _with(self, tokenised: Tokenised, structure: np.ndarray, known_sum: str | None) -> ProteinCorpus:
         kept_sum = known_sum or sha256(structure)
-        fingerprint = disk.sha256_of_json(["stability structure tokens", VERSION, *tokenised.__dict__.values(), kept_sum])
+        fingerprint = disk.sha256_of_json(
+            ["stability structure tokens", VERSION, *tokenised.__dict__.values(), kept_sum]
+        )
         arrays, sums = {**self.arrays, STRUCTURE: structure}, {**self.sums, STRUCTURE: kept_sum}
         description = f"{self.description}; structure tokens by {tokenised.tokenizer} ({tokenised.num_codes:,} codes)"
-        return replace(self, arrays=arrays, sums=sums, fingerprint=fingerprint, description=description, tokenised=tokenised)
+        return replace(
+            self, arrays=arrays, sums=sums, fingerprint=fingerprint, description=description, tokenised=tokenised
+        )
 
     @property
     def skipped(self) -> tuple[tuple[str, str], ...]:
@@ -123,8 +136,8 @@ class ProteinCorpus(AbstractCorpus):
         num = len(self.tables.ids)
         if self.num_train_chains < 2 or num - self.num_train_chains < 1:
             raise ValueError(
-                f"data: {self.num_train_chains} training chains and {num - self.num_train_chains} held out; at least 2 and 1 are needed. "
-                f"Give more proteins{remedy}.\nRead: {self.description}"
+                f"data: {self.num_train_chains} training chains and {num - self.num_train_chains} held out; at least "
+                f"2 and 1 are needed. Give more proteins{remedy}.\nRead: {self.description}"
             )
 
     def described(self, positions: int) -> str:
@@ -147,7 +160,9 @@ class ProteinCorpus(AbstractCorpus):
         split."""
         if split not in ("train", "val"):
             raise ValueError(f"no split '{split}'; choices: train, val")
-        numbers = range(self.num_train_chains) if split == "train" else range(self.num_train_chains, len(self.tables.ids))
+        numbers = (
+            range(self.num_train_chains) if split == "train" else range(self.num_train_chains, len(self.tables.ids))
+        )
         return Chains(self, numbers)
 
     def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> ProteinBatch:
@@ -157,7 +172,9 @@ class ProteinCorpus(AbstractCorpus):
         chains = self.chains(split)
         chosen = torch.randint(len(chains), (num,), generator=generator, device=generator.device).tolist()
         shares = torch.rand(num, generator=generator, device=generator.device, dtype=torch.float64).tolist()
-        starts = [int(share * max(chains.length(at) - positions + 1, 1)) for at, share in zip(chosen, shares, strict=True)]
+        starts = [
+            int(share * max(chains.length(at) - positions + 1, 1)) for at, share in zip(chosen, shares, strict=True)
+        ]
         return batch_of([chains.part(at, start, positions) for at, start in zip(chosen, starts, strict=True)])
 
     def windows(self, split: str, num: int, positions: int) -> ProteinBatch:
@@ -170,14 +187,27 @@ class ProteinCorpus(AbstractCorpus):
     def _write(self, folder: Path) -> None:
         if self.tokenised is not None:
             disk.write_array(folder / f"{STRUCTURE}.npy", self.arrays[STRUCTURE])
-            disk.write_meta(folder, {"kind": KIND, "fingerprint": self.fingerprint, STRUCTURE: self.sums[STRUCTURE], **self.tokenised.__dict__})
+            disk.write_meta(
+                folder,
+                {
+                    "kind": KIND,
+                    "fingerprint": self.fingerprint,
+                    STRUCTURE: self.sums[STRUCTURE],
+                    **self.tokenised.__dict__,
+                },
+            )
             disk.fsync(folder)
             return
         for name, array in self.arrays.items():
             disk.write_array(folder / f"{name}.npy", array)
         disk.write_text(folder / TABLES, self.tables.to_json())
         disk.write_text(folder / "skipped.tsv", "".join(f"{name}\t{reason}\n" for name, reason in self.skipped))
-        meta = {"kind": KIND, "fingerprint": self.fingerprint, "description": self.description, "num_train_chains": self.num_train_chains}
+        meta = {
+            "kind": KIND,
+            "fingerprint": self.fingerprint,
+            "description": self.description,
+            "num_train_chains": self.num_train_chains,
+        }
         disk.write_meta(folder, {**meta, "tables": _sha256_of_text(self.tables.to_json()), **self.sums})
         disk.fsync(folder)
 
@@ -204,7 +234,9 @@ class ProteinCorpus(AbstractCorpus):
     def _load_tokenised(cls, folder: Path) -> ProteinCorpus:
         meta = disk.read_meta(folder, {"kind", "fingerprint", STRUCTURE, *TOKENISED}, set())
         structure = disk.read_array(folder / f"{STRUCTURE}.npy", meta[STRUCTURE])
-        corpus = cls.load(folder.parent / meta["base"])._with(Tokenised(*(meta[name] for name in TOKENISED)), structure, meta[STRUCTURE])
+        corpus = cls.load(folder.parent / meta["base"])._with(
+            Tokenised(*(meta[name] for name in TOKENISED)), structure, meta[STRUCTURE]
+        )
         if corpus.fingerprint != meta["fingerprint"]:
             raise disk.damaged(folder / disk.META, "its fingerprint is not that of its tokens")
         return corpus
@@ -234,7 +266,10 @@ class Chains(Sequence[ProteinChain]):
         arrays, tables, number = self._corpus.arrays, self._corpus.tables, self._numbers[index]
         start = int(arrays["offsets"][number]) + first
         stop = min(start + length, int(arrays["offsets"][number + 1]))
-        tracks = {name: np.array(arrays[name][start:stop].view(BITS.get(name, arrays[name].dtype))) for name in ("ss", "sasa", "plddt", "numbers")}
+        tracks = {
+            name: np.array(arrays[name][start:stop].view(BITS.get(name, arrays[name].dtype)))
+            for name in ("ss", "sasa", "plddt", "numbers")
+        }
         atoms = np.array(arrays["atoms14"][start * NUM_ATOMS * 3 : stop * NUM_ATOMS * 3].view(np.float32))
         return ProteinChain(
             id=tables.ids[number],
@@ -246,7 +281,9 @@ class Chains(Sequence[ProteinChain]):
             domains_NK=_domains(arrays["domain_offsets"][start : stop + 1], arrays["domains"]),
             descriptions=_word_list(arrays, "description", number),
             orthologs=_word_list(arrays, "ortholog", number),
-            structure_N=arrays[STRUCTURE][start:stop].astype(np.int64) - 1 if STRUCTURE in arrays else np.empty(0, dtype=np.int64),
+            structure_N=arrays[STRUCTURE][start:stop].astype(np.int64) - 1
+            if STRUCTURE in arrays
+            else np.empty(0, dtype=np.int64),
         )
 
 

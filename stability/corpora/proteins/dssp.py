@@ -1,7 +1,8 @@
 """Secondary structure of one chain in DSSP's nine classes, from N, CA, C and O alone.
 
-Kabsch and Sander (Biopolymers 22, 1983) as version 4 of DSSP applies them: π-helices before α-helices, bulges joined into ladders, and stretches of
-three polyproline-II residues (Mansiaux et al. 2011). `stability.corpora.proteins.ladders` holds the part on strands.
+Kabsch and Sander (Biopolymers 22, 1983) as version 4 of DSSP applies them: π-helices before α-helices, bulges joined
+into ladders, and stretches of three polyproline-II residues (Mansiaux et al. 2011).
+`stability.corpora.proteins.ladders` holds the part on strands.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ COMPLETE = 4  # N, CA, C, O
 def assign(atoms_NAX: np.ndarray, is_proline_N: np.ndarray) -> np.ndarray:
     """Number in `SS_CLASSES` of each residue, uint8; `NO_SS` where N, CA, C or O is missing (NaN).
 
-    ``atoms_NAX``: Å, the first four atoms of a residue in the order N, CA, C, O. ``is_proline_N``: it has no hydrogen to give.
+    ``atoms_NAX``: Å, the first four atoms of a residue in the order N, CA, C, O. ``is_proline_N``: it has no hydrogen
+      to give.
     """
     classes_N = np.full(len(atoms_NAX), NO_SS, dtype=np.uint8)
     there_N = np.isfinite(atoms_NAX[:, :COMPLETE]).all(axis=(1, 2))
     if there_N.any():
-        classes_N[there_N] = encode_ss("".join(_letters(atoms_NAX[there_N, :COMPLETE].astype(np.float64), is_proline_N[there_N])))
+        classes_N[there_N] = encode_ss(
+            "".join(_letters(atoms_NAX[there_N, :COMPLETE].astype(np.float64), is_proline_N[there_N]))
+        )
     return classes_N
 
 
@@ -63,7 +67,10 @@ def hydrogen_bonds(atoms_NAX: np.ndarray, is_proline_N: np.ndarray, piece_N: np.
 
 def bond_energies(n_PX: np.ndarray, h_PX: np.ndarray, c_PX: np.ndarray, o_PX: np.ndarray) -> np.ndarray:
     """Electrostatic energy in kcal/mol, to three decimals as DSSP keeps it."""
-    ho, hc, nc, no = (np.linalg.norm(first - second, axis=1) for first, second in ((h_PX, o_PX), (h_PX, c_PX), (n_PX, c_PX), (n_PX, o_PX)))
+    ho, hc, nc, no = (
+        np.linalg.norm(first - second, axis=1)
+        for first, second in ((h_PX, o_PX), (h_PX, c_PX), (n_PX, c_PX), (n_PX, o_PX))
+    )
     too_close = np.minimum(np.minimum(ho, hc), np.minimum(nc, no)) < SHORTEST
     with np.errstate(divide="ignore", invalid="ignore"):
         energy = -COUPLING * (1 / ho - 1 / hc + 1 / nc - 1 / no)
@@ -89,7 +96,8 @@ def _turn_starts(num: int, bonds: set[tuple[int, int]], piece_N: np.ndarray, str
 
 
 def _helices(letters: list[str], starts: dict[int, np.ndarray]) -> None:
-    """Two turns of one kind in a row make a helix: α over what is there, 3₁₀ only on free residues, π on free and α ones."""
+    """Two turns of one kind in a row make a helix: α over what is there, 3₁₀ only on free residues, π on free and α
+    ones."""
     for stride, letter, admits in ((4, "H", "CEBH"), (3, "G", "CG"), (5, "I", "CIH")):
         begin = starts[stride]
         for first in np.flatnonzero(begin[1:] & begin[:-1]) + 1:
@@ -120,7 +128,9 @@ def bends(ca_NX: np.ndarray, piece_N: np.ndarray) -> np.ndarray:
     return is_bend_N
 
 
-def torsions(n_NX: np.ndarray, ca_NX: np.ndarray, c_NX: np.ndarray, piece_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def torsions(
+    n_NX: np.ndarray, ca_NX: np.ndarray, c_NX: np.ndarray, piece_N: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """(φ, ψ) in degrees, NaN where a chain begins, ends or breaks."""
     phi_N, psi_N = np.full(len(ca_NX), np.nan), np.full(len(ca_NX), np.nan)
     joined = piece_N[1:] == piece_N[:-1]
@@ -139,7 +149,9 @@ def dihedrals(a_PX: np.ndarray, b_PX: np.ndarray, c_PX: np.ndarray, d_PX: np.nda
 
 def _polyproline(letters: list[str], phi_N: np.ndarray, psi_N: np.ndarray) -> None:
     """Three residues in a row near (−75°, 145°) are polyproline II where nothing else is."""
-    fits = (np.abs(phi_N - POLYPROLINE_PHI) <= POLYPROLINE_WITHIN) & (np.abs(psi_N - POLYPROLINE_PSI) <= POLYPROLINE_WITHIN)
+    fits = (np.abs(phi_N - POLYPROLINE_PHI) <= POLYPROLINE_WITHIN) & (
+        np.abs(psi_N - POLYPROLINE_PSI) <= POLYPROLINE_WITHIN
+    )
     for first in range(1, len(letters) - 3):
         if fits[first : first + 3].all():
             letters[first : first + 3] = ["P" if letter == "C" else letter for letter in letters[first : first + 3]]

@@ -53,7 +53,11 @@ def _ladders(bridges: list[tuple[int, int, bool]]) -> list[_Ladder]:
     ladders: list[_Ladder] = []
     for i, j, parallel in bridges:
         for ladder in ladders:
-            if ladder.parallel == parallel and i == ladder.first[-1] + 1 and (j == ladder.second[-1] + 1 if parallel else j == ladder.second[0] - 1):
+            if (
+                ladder.parallel == parallel
+                and i == ladder.first[-1] + 1
+                and (j == ladder.second[-1] + 1 if parallel else j == ladder.second[0] - 1)
+            ):
                 ladder.first.append(i)
                 ladder.second.insert(len(ladder.second) if parallel else 0, j)
                 break
@@ -84,6 +88,9 @@ def _is_bulge(ladder: _Ladder, other: _Ladder, piece_N: np.ndarray) -> bool:
         return False
     if other.first[0] == ladder.first[-1]:  # they overlap
         return False
-    joined = [piece_N[min(a[0], b[0])] == piece_N[max(a[-1], b[-1])] for a, b in ((ladder.first, other.first), (ladder.second, other.second))]
+    joined = [
+        piece_N[min(a[0], b[0])] == piece_N[max(a[-1], b[-1])]
+        for a, b in ((ladder.first, other.first), (ladder.second, other.second))
+    ]
     gap = other.second[0] - ladder.second[-1] if ladder.parallel else ladder.second[0] - other.second[-1]
     return all(joined) and gap >= 0 and (gap < 3 or (gap < 6 and other.first[0] - ladder.first[-1] < 3))

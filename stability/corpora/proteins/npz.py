@@ -1,13 +1,16 @@
 """Chains in ``.npz`` files, which numpy alone reads: prepared shards, and plain collections of backbones or CA traces.
 
-Every layout concatenates its chains: chain i of an array with one row a residue is ``array[offsets[i]:offsets[i + 1]]``.
+Every layout concatenates its chains: chain i of an array with one row a residue is ``array[offsets[i]:offsets[i +
+1]]``.
 
-- *A shard* (``format`` is `FORMAT`): ``ids``, ``groups``, ``accessions`` (text, one a chain), ``offsets`` (int64), ``sequence`` (uint8 tokens of
-  `_protein_tables.PIECES`), ``atoms14`` (float32, n × 14 × 3 Å, NaN where missing), ``ss`` (uint8, number in `SS_CLASSES`, 255 unknown), ``sasa`` (float32
-  Å²), ``plddt`` (float32), both NaN where unknown, ``numbers`` (int32); ``skipped_names`` and ``skipped_reasons``: files left out of it, and why.
-- *Backbones*: ``ids``, ``offsets``, ``seq`` (uint8, ASCII), ``coords`` (float32, n × 5 × 3: N, CA, C, O, CB), and where there are some ``sasa``, ``resnum``.
-  Secondary structure is derived; ``ss3`` is not used.
-- *Traces*: the same with ``ca`` (n × 3) for ``coords``; ``ss8`` (uint8, ASCII, - unknown), where there is one, is the secondary structure.
+- *A shard* (``format`` is `FORMAT`): ``ids``, ``groups``, ``accessions`` (text, one a chain), ``offsets`` (int64),
+  ``sequence`` (uint8 tokens of `_protein_tables.PIECES`), ``atoms14`` (float32, n × 14 × 3 Å, NaN where missing),
+  ``ss`` (uint8, number in `SS_CLASSES`, 255 unknown), ``sasa`` (float32 Å²), ``plddt`` (float32), both NaN where
+  unknown, ``numbers`` (int32); ``skipped_names`` and ``skipped_reasons``: files left out of it, and why.
+- *Backbones*: ``ids``, ``offsets``, ``seq`` (uint8, ASCII), ``coords`` (float32, n × 5 × 3: N, CA, C, O, CB), and where
+  there are some ``sasa``, ``resnum``. Secondary structure is derived; ``ss3`` is not used.
+- *Traces*: the same with ``ca`` (n × 3) for ``coords``; ``ss8`` (uint8, ASCII, - unknown), where there is one, is the
+  secondary structure.
 """
 
 from __future__ import annotations
@@ -28,7 +31,14 @@ from stability.corpora.proteins.parsing import LARGEST_FLAT, PROLINE, group_of
 from stability.runs.leftovers import temporary
 
 FORMAT = "stability protein shard 1"
-_PER_RESIDUE = {"sequence": "sequence", "atoms14": "atoms14_NAX", "ss": "ss_N", "sasa": "sasa_N", "plddt": "plddt_N", "numbers": "numbers_N"}
+_PER_RESIDUE = {
+    "sequence": "sequence",
+    "atoms14": "atoms14_NAX",
+    "ss": "ss_N",
+    "sasa": "sasa_N",
+    "plddt": "plddt_N",
+    "numbers": "numbers_N",
+}
 _TEXTS = {"ids": "id", "groups": "group", "accessions": "accession"}
 # numpy's kinds of dtype that each array may have: i, u whole numbers, f floating point
 _KINDS: dict[str, str] = dict.fromkeys(("offsets", "seq", "ss8", "sequence", "ss", "resnum", "numbers"), "iu")
@@ -37,14 +47,24 @@ _KINDS |= dict.fromkeys(("coords", "ca", "atoms14", "sasa", "plddt"), "fiu")
 
 def write_shard(file: Path, chains: Sequence[ProteinChain], skipped: Iterable[tuple[str, str]]) -> None:
     """Atomically: a temporary neighbour is synced and renamed. Errors: ``OSError``."""
-    arrays: dict[str, Any] = {name: np.array([getattr(chain, attribute) for chain in chains], dtype=str) for name, attribute in _TEXTS.items()}
+    arrays: dict[str, Any] = {
+        name: np.array([getattr(chain, attribute) for chain in chains], dtype=str) for name, attribute in _TEXTS.items()
+    }
     arrays["offsets"] = np.cumsum([0, *map(len, chains)], dtype=np.int64)
-    empty = {"sequence": np.empty(0, np.uint8), "atoms14": np.empty((0, NUM_ATOMS, 3), np.float32), "ss": np.empty(0, np.uint8)}
+    empty = {
+        "sequence": np.empty(0, np.uint8),
+        "atoms14": np.empty((0, NUM_ATOMS, 3), np.float32),
+        "ss": np.empty(0, np.uint8),
+    }
     for name, attribute in _PER_RESIDUE.items():
         start = empty.get(name, np.empty(0, np.int32 if name == "numbers" else np.float32))
         arrays[name] = np.concatenate([start, *(getattr(chain, attribute).astype(start.dtype) for chain in chains)])
     names, reasons = zip(*skipped, strict=True) if (skipped := list(skipped)) else ((), ())
-    arrays |= {"format": np.array(FORMAT), "skipped_names": np.array(names, dtype=str), "skipped_reasons": np.array(reasons, dtype=str)}
+    arrays |= {
+        "format": np.array(FORMAT),
+        "skipped_names": np.array(names, dtype=str),
+        "skipped_reasons": np.array(reasons, dtype=str),
+    }
     partial = temporary(file)
     with open(partial, "wb") as stream:
         np.savez_compressed(stream, **arrays)
@@ -54,18 +74,28 @@ def write_shard(file: Path, chains: Sequence[ProteinChain], skipped: Iterable[tu
 
 
 def read_npz(file: Path, min_residues: int = 0) -> tuple[list[ProteinChain], list[tuple[str, str]]]:
-    """(chains, files and chains left out and why) of any of the layouts; a chain of fewer than ``min_residues`` residues with coordinates, or with impossible
-    ones, is left out. Errors: ``ValueError`` naming the file and what is wrong.
+    """(chains, files and chains left out and why) of any of the layouts; a chain of fewer than ``min_residues``
+    residues with coordinates, or with impossible ones, is left out. Errors: ``ValueError`` naming the file and what is
+    wrong.
     """
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as error:
-        size = f"{file.stat().st_size:,} bytes" if file.is_file() else error.strerror if isinstance(error, OSError) else "no file"
+        size = (
+            f"{file.stat().st_size:,} bytes"
+            if file.is_file()
+            else error.strerror
+            if isinstance(error, OSError)
+            else "no file"
+        )
         raise ValueError(f"data.path: {file} is cut short or no .npz file ({size}); fetch it again") from None
     missing = {"ids", "offsets"} - set(arrays)
     if missing or not ({"coords", "seq"} <= set(arrays) or {"ca", "seq"} <= set(arrays) or "format" in arrays):
-        raise ValueError(f"data.path: {file} holds {', '.join(arrays) or 'nothing'}; proteins need ids, offsets, seq and coords or ca, or a prepared shard")
+        raise ValueError(
+            f"data.path: {file} holds {', '.join(arrays) or 'nothing'}; proteins need ids, offsets, seq and coords "
+            "or ca, or a prepared shard"
+        )
     _check_kinds(file, arrays)
     _check_offsets(file, arrays)
     if "format" not in arrays:
@@ -75,7 +105,10 @@ def read_npz(file: Path, min_residues: int = 0) -> tuple[list[ProteinChain], lis
         found = list(_shard_chains(arrays))
         skipped = list(zip(arrays["skipped_names"].tolist(), arrays["skipped_reasons"].tolist(), strict=True))
     judged = [(chain, _fault(chain, min_residues)) for chain in found]
-    return [chain for chain, fault in judged if not fault], [*skipped, *((chain.id, fault) for chain, fault in judged if fault)]
+    return [chain for chain, fault in judged if not fault], [
+        *skipped,
+        *((chain.id, fault) for chain, fault in judged if fault),
+    ]
 
 
 def _check_kinds(file: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -83,7 +116,10 @@ def _check_kinds(file: Path, arrays: dict[str, np.ndarray]) -> None:
         kinds = _KINDS.get(name, "USiu")
         if name in arrays and (arrays[name].ndim == 0 or arrays[name].dtype.kind not in kinds):
             what = {"U": "text", "i": "whole numbers", "f": "numbers"}[kinds[0]]
-            raise ValueError(f"data.path: {file}: {name} holds {arrays[name].ndim}-D {arrays[name].dtype}; {what}, a row each, are read")
+            raise ValueError(
+                f"data.path: {file}: {name} holds {arrays[name].ndim}-D {arrays[name].dtype}; {what}, a row each, "
+                "are read"
+            )
 
 
 def _check_shard(file: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -91,11 +127,19 @@ def _check_shard(file: Path, arrays: dict[str, np.ndarray]) -> None:
         raise ValueError(f"data.path: {file} is a '{arrays['format']}'; this program reads '{FORMAT}'")
     missing = [name for name in (*_TEXTS, *_PER_RESIDUE, "skipped_names", "skipped_reasons") if name not in arrays]
     if missing:
-        raise ValueError(f"data.path: {file} is a prepared shard without {', '.join(missing)}; write it with all of its arrays")
+        raise ValueError(
+            f"data.path: {file} is a prepared shard without {', '.join(missing)}; write it with all of its arrays"
+        )
     if arrays["atoms14"].shape[1:] != (NUM_ATOMS, 3):
-        raise ValueError(f"data.path: {file}: atoms14 of a prepared shard is n × {NUM_ATOMS} × 3, not {' × '.join(map(str, arrays['atoms14'].shape))}")
+        raise ValueError(
+            f"data.path: {file}: atoms14 of a prepared shard is n × {NUM_ATOMS} × 3, not "
+            f"{' × '.join(map(str, arrays['atoms14'].shape))}"
+        )
     if (arrays["sequence"] >= VOCAB_SIZE).any() or not np.isin(arrays["ss"], (*range(len(SS_CLASSES)), NO_SS)).all():
-        raise ValueError(f"data.path: {file}: sequence of a prepared shard holds 0 to {VOCAB_SIZE - 1}, ss 0 to {len(SS_CLASSES) - 1} or {NO_SS}")
+        raise ValueError(
+            f"data.path: {file}: sequence of a prepared shard holds 0 to {VOCAB_SIZE - 1}, ss 0 to "
+            f"{len(SS_CLASSES) - 1} or {NO_SS}"
+        )
 
 
 def _fault(chain: ProteinChain, min_residues: int) -> str:
@@ -131,8 +175,13 @@ def _plain(file: Path, arrays: dict[str, np.ndarray]) -> Iterator[ProteinChain]:
     """Chains of a collection of backbones or CA traces: a quantity that the file does not have is not known."""
     shape = arrays["coords"].shape[1:] if "coords" in arrays else arrays["ca"].shape[1:]
     if shape not in ((5, 3), (3,)):
-        raise ValueError(f"data.path: {file}: coords are n × 5 × 3 (N, CA, C, O, CB) or ca n × 3, not {' × '.join(map(str, shape))} a residue")
-    for number, (start, stop) in enumerate(zip(arrays["offsets"][:-1].tolist(), arrays["offsets"][1:].tolist(), strict=True)):
+        raise ValueError(
+            f"data.path: {file}: coords are n × 5 × 3 (N, CA, C, O, CB) or ca n × 3, not "
+            f"{' × '.join(map(str, shape))} a residue"
+        )
+    for number, (start, stop) in enumerate(
+        zip(arrays["offsets"][:-1].tolist(), arrays["offsets"][1:].tolist(), strict=True)
+    ):
         sequence = encode(arrays["seq"][start:stop].astype(np.uint8).tobytes().decode("latin-1")).astype(np.int64)
         atoms_NAX = np.full((stop - start, NUM_ATOMS, 3), np.nan, dtype=np.float32)
         if "coords" in arrays:
@@ -149,11 +198,19 @@ def _plain(file: Path, arrays: dict[str, np.ndarray]) -> Iterator[ProteinChain]:
             ss_N=_ss(arrays, start, stop, atoms_NAX, sequence),
             sasa_N=arrays["sasa"][start:stop].astype(np.float32) if "sasa" in arrays else unknown,
             plddt_N=unknown,
-            numbers_N=(arrays["resnum"][start:stop] if "resnum" in arrays else np.arange(1, stop - start + 1)).astype(np.int32),
+            numbers_N=(arrays["resnum"][start:stop] if "resnum" in arrays else np.arange(1, stop - start + 1)).astype(
+                np.int32
+            ),
         )
 
 
-def _ss(arrays: dict[str, np.ndarray], start: int, stop: int, atoms_NAX: np.ndarray, sequence: np.ndarray) -> np.ndarray:
+def _ss(
+    arrays: dict[str, np.ndarray], start: int, stop: int, atoms_NAX: np.ndarray, sequence: np.ndarray
+) -> np.ndarray:
     if "ss8" in arrays:
         return encode_ss(arrays["ss8"][start:stop].astype(np.uint8).tobytes().decode("latin-1"))
-    return dssp.assign(atoms_NAX, sequence == PROLINE) if "coords" in arrays else np.full(stop - start, NO_SS, dtype=np.uint8)
+    return (
+        dssp.assign(atoms_NAX, sequence == PROLINE)
+        if "coords" in arrays
+        else np.full(stop - start, NO_SS, dtype=np.uint8)
+    )

@@ -85,10 +85,16 @@ def _cif_sequences(block: Any, atoms: Any) -> dict[str, list[str]]:
         return {}
     table = block["entity_poly_seq"]
     entities: dict[str, dict[int, str]] = {}
-    for entity, number, residue in zip(table["entity_id"].as_array(str), table["num"].as_array(int), table["mon_id"].as_array(str), strict=True):
+    for entity, number, residue in zip(
+        table["entity_id"].as_array(str), table["num"].as_array(int), table["mon_id"].as_array(str), strict=True
+    ):
         entities.setdefault(entity, {}).setdefault(int(number), residue)  # of several residues at one place the first
     chains = dict(zip(atoms.chain_id.tolist(), atoms.label_entity_id.tolist(), strict=True))
-    complete = {entity: [places[at] for at in sorted(places)] for entity, places in entities.items() if sorted(places) == list(range(1, len(places) + 1))}
+    complete = {
+        entity: [places[at] for at in sorted(places)]
+        for entity, places in entities.items()
+        if sorted(places) == list(range(1, len(places) + 1))
+    }
     return {chain: complete[entity] for chain, entity in chains.items() if entity in complete}
 
 
@@ -98,7 +104,11 @@ def _cif_references(block: Any) -> dict[str, Reference]:
     if "struct_ref" not in block or "struct_ref_seq" not in block:
         return {}
     rows, accessions = block["struct_ref_seq"], block["struct_ref"]
-    if not {"ref_id", "pdbx_strand_id", "seq_align_beg", "db_align_beg"} <= set(rows) or not {"id", "db_name", "pdbx_db_accession"} <= set(accessions):
+    if not {"ref_id", "pdbx_strand_id", "seq_align_beg", "db_align_beg"} <= set(rows) or not {
+        "id",
+        "db_name",
+        "pdbx_db_accession",
+    } <= set(accessions):
         return {}
     columns = (accessions[name].as_array(str) for name in ("id", "db_name", "pdbx_db_accession"))
     uniprot = {ref: accession for ref, name, accession in zip(*columns, strict=True) if name == "UNP"}
@@ -119,7 +129,9 @@ def _read_pdb(content: bytes) -> Entry:
     if not any(line.startswith(("ATOM  ", "HETATM")) for line in lines):
         raise ValueError("no atom in it")
     try:
-        atoms = pdb.PDBFile.read(io.StringIO(text)).get_structure(model=1, altloc="occupancy", extra_fields=["b_factor"])
+        atoms = pdb.PDBFile.read(io.StringIO(text)).get_structure(
+            model=1, altloc="occupancy", extra_fields=["b_factor"]
+        )
     except (InvalidFileError, ValueError, IndexError) as error:
         raise ValueError(f"cut short or no PDB file ({_short(error)})") from None
     sequences: dict[str, list[str]] = {}
@@ -170,7 +182,9 @@ def _chains(stem: str, entry: Entry, is_model: bool, min_residues: int) -> tuple
     return chains, reasons
 
 
-def _chain(label: str, stem: str, residues: Residues, reference: Reference | None, is_model: bool, min_residues: int) -> ProteinChain:
+def _chain(
+    label: str, stem: str, residues: Residues, reference: Reference | None, is_model: bool, min_residues: int
+) -> ProteinChain:
     observed = len(np.unique(residues.row_of_atom))
     if observed < min_residues:
         raise ValueError(f"{observed} residues with coordinates, fewer than data.min_residues={min_residues}")
@@ -215,7 +229,10 @@ def _plddt(residues: Residues, is_model: bool) -> np.ndarray:
     if is_model:
         values = residues.atoms.b_factor
         if values.min() < 0 or values.max() > 100:
-            raise ValueError(f"B-factors of {values.min():g} to {values.max():g} are no pLDDT (0 to 100); data.plddt=never leaves them out")
+            raise ValueError(
+                f"B-factors of {values.min():g} to {values.max():g} are no pLDDT (0 to 100); data.plddt=never leaves "
+                "them out"
+            )
         plddt_N[residues.row_of_atom] = values
     return plddt_N
 

@@ -59,7 +59,10 @@ def laid_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: 
         database = np.arange(1, len(sequence) + 1) if numbered else _interpolated(rows, numbers, len(sequence))
         return [_assembled(atoms, starts, stops, names, rows, list(sequence), database + offset)]
     pieces = _pieces(_centres(atoms, starts, stops), numbers, bonded)
-    return [_piece(atoms, starts[piece], stops[piece], names[piece], numbers[piece], bonded[piece], offset) for piece in pieces]
+    return [
+        _piece(atoms, starts[piece], stops[piece], names[piece], numbers[piece], bonded[piece], offset)
+        for piece in pieces
+    ]
 
 
 def _residues(atoms: Any, numbered: bool) -> tuple[np.ndarray, np.ndarray, list[str], np.ndarray]:
@@ -69,12 +72,23 @@ def _residues(atoms: Any, numbered: bool) -> tuple[np.ndarray, np.ndarray, list[
 
     bounds = get_residue_starts(atoms, add_exclusive_stop=True)
     starts, stops = bounds[:-1], bounds[1:]
-    keys = list(zip(atoms.res_id[starts].tolist(), ("" if numbered else code for code in atoms.ins_code[starts].tolist()), strict=True))
+    keys = list(
+        zip(
+            atoms.res_id[starts].tolist(),
+            ("" if numbered else code for code in atoms.ins_code[starts].tolist()),
+            strict=True,
+        )
+    )
     # mmCIF: what is no part of the polymer has no number
     first = [number >= 1 if numbered else True for number, _ in keys]
     first = [is_first and (at == 0 or keys[at] != keys[at - 1]) for at, is_first in enumerate(first)]
     chosen = np.flatnonzero(first)
-    return starts[chosen], stops[chosen], atoms.res_name[starts[chosen]].tolist(), atoms.res_id[starts[chosen]].astype(np.int64)
+    return (
+        starts[chosen],
+        stops[chosen],
+        atoms.res_name[starts[chosen]].tolist(),
+        atoms.res_id[starts[chosen]].astype(np.int64),
+    )
 
 
 def _place(atoms: Any, starts: np.ndarray, stops: np.ndarray, name: str) -> np.ndarray:
@@ -123,7 +137,10 @@ def _earliest(sequence: list[str], names: list[str], bonded: np.ndarray) -> np.n
     bounds = [0, *(np.flatnonzero(~bonded[1:]) + 1).tolist(), len(names)]
     for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
         piece = names[start:stop]
-        found = next((at for at in range(cursor, len(sequence) - len(piece) + 1) if sequence[at : at + len(piece)] == piece), None)
+        found = next(
+            (at for at in range(cursor, len(sequence) - len(piece) + 1) if sequence[at : at + len(piece)] == piece),
+            None,
+        )
         if found is None:
             return None
         rows += range(found, found + len(piece))
@@ -146,14 +163,30 @@ def _pieces(ca_NX: np.ndarray, numbers: np.ndarray, bonded: np.ndarray) -> list[
     return [slice(start, stop) for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
 
 
-def _piece(atoms: Any, starts: np.ndarray, stops: np.ndarray, names: list[str], numbers: np.ndarray, bonded: np.ndarray, offset: int) -> Residues:
+def _piece(
+    atoms: Any,
+    starts: np.ndarray,
+    stops: np.ndarray,
+    names: list[str],
+    numbers: np.ndarray,
+    bonded: np.ndarray,
+    offset: int,
+) -> Residues:
     gaps = np.where(bonded[1:], 0, np.maximum(np.diff(numbers) - 1, 0))
     rows = np.concatenate([[0], np.cumsum(gaps + 1)])
     sequence = ["UNK"] * (int(rows[-1]) + 1)
     return _assembled(atoms, starts, stops, names, rows, sequence, _interpolated(rows, numbers, len(sequence)) + offset)
 
 
-def _assembled(atoms: Any, starts: np.ndarray, stops: np.ndarray, names: list[str], rows: np.ndarray, sequence: list[str], numbers: np.ndarray) -> Residues:
+def _assembled(
+    atoms: Any,
+    starts: np.ndarray,
+    stops: np.ndarray,
+    names: list[str],
+    rows: np.ndarray,
+    sequence: list[str],
+    numbers: np.ndarray,
+) -> Residues:
     for row, name in zip(rows.tolist(), names, strict=True):
         sequence[row] = name
     lengths = stops - starts

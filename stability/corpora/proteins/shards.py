@@ -40,7 +40,10 @@ class Member(NamedTuple):
 def require_biotite() -> None:
     """Errors: ``RuntimeError`` where structures cannot be read here."""
     if importlib.util.find_spec("biotite") is None:
-        raise RuntimeError("data=protein reads structures with the library biotite, which is not installed; pip install 'stability-lab[protein]'")
+        raise RuntimeError(
+            "data=protein reads structures with the library biotite, which is not installed; pip install "
+            "'stability-lab[protein]'"
+        )
 
 
 def shards(files: Sequence[Path], folder: Path, plddt: str, min_residues: int) -> Iterator[Path]:
@@ -62,7 +65,9 @@ def shards(files: Sequence[Path], folder: Path, plddt: str, min_residues: int) -
             yield file
         return
     # spawned: a forked child of a process with threads can hang
-    with ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn"), initializer=_serve) as pool:
+    with ProcessPoolExecutor(
+        num_processes, mp_context=multiprocessing.get_context("spawn"), initializer=_serve
+    ) as pool:
         yield from _in_parallel(pool, 2 * num_processes, units, plddt, min_residues)
 
 
@@ -81,10 +86,14 @@ def _leave_with(parent: Any) -> None:
 
 
 def _few(files: Sequence[Path]) -> bool:
-    return len(files) < FEWEST_FILES and not any(suffix_of(file, TAR_SUFFIXES) and file.stat().st_size > 1 << 22 for file in files)
+    return len(files) < FEWEST_FILES and not any(
+        suffix_of(file, TAR_SUFFIXES) and file.stat().st_size > 1 << 22 for file in files
+    )
 
 
-def _in_parallel(pool: ProcessPoolExecutor, most: int, units: Iterator[tuple[Path, list[Member]]], plddt: str, min_residues: int) -> Iterator[Path]:
+def _in_parallel(
+    pool: ProcessPoolExecutor, most: int, units: Iterator[tuple[Path, list[Member]]], plddt: str, min_residues: int
+) -> Iterator[Path]:
     made: list[Path] = []
     pending: dict[Future[int], Path] = {}
     try:
@@ -99,7 +108,8 @@ def _in_parallel(pool: ProcessPoolExecutor, most: int, units: Iterator[tuple[Pat
     except BrokenProcessPool:
         done = sum(file.is_file() for file in made)
         raise RuntimeError(
-            f"a process that reads structures was killed (out of memory?) after {done:,} shards of {FILES_PER_SHARD} files; run again: it goes on from there"
+            f"a process that reads structures was killed (out of memory?) after {done:,} shards of {FILES_PER_SHARD} "
+            "files; run again: it goes on from there"
         ) from None
     except BaseException:
         for future in pending:
@@ -195,7 +205,8 @@ def _refused(file: Path) -> Iterator[None]:
         yield
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(
-            f"data.path: {file} is cut short or no tar archive ({str(error).splitlines()[0] if str(error) else type(error).__name__}); fetch or pack it again"
+            f"data.path: {file} is cut short or no tar archive "
+            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); fetch or pack it again"
         ) from None
     except OSError as error:
         raise ValueError(f"data.path: cannot read {file}: {error.strerror or error}") from None

@@ -17,7 +17,14 @@ from stability.corpora.proteins.chain import ProteinChain
 from stability.corpora.proteins.clusters import clusters
 from stability.corpora.proteins.corpus import ProteinCorpus, Tables
 
-_TRACKS = {"sequence": np.uint8, "atoms14": np.uint32, "ss": np.uint8, "sasa": np.uint32, "plddt": np.uint32, "numbers": np.uint32}
+_TRACKS = {
+    "sequence": np.uint8,
+    "atoms14": np.uint32,
+    "ss": np.uint8,
+    "sasa": np.uint32,
+    "plddt": np.uint32,
+    "numbers": np.uint32,
+}
 _ROW = {name: NUM_ATOMS * 3 if name == "atoms14" else 1 for name in _TRACKS}
 
 Names = tuple[str, ...]
@@ -50,7 +57,9 @@ class Pile:
             "plddt": chain.plddt_N.astype(np.float32).view(np.uint32),
             "numbers": chain.numbers_N.astype(np.int32).view(np.uint32),
         }
-        digest = hashlib.sha256(b"".join(row.astype(row.dtype.newbyteorder("<")).tobytes() for row in rows.values())).digest()
+        digest = hashlib.sha256(
+            b"".join(row.astype(row.dtype.newbyteorder("<")).tobytes() for row in rows.values())
+        ).digest()
         if digest in self._seen:
             self.num_repeated += 1
             return
@@ -96,7 +105,10 @@ def corpus_of(
     numbers = clusters([chain.sequence for chain in found], [chain.group for chain in found])
     if not found or numbers.max() < 1:
         some = f"; {len(skipped):,} left out, the first: {': '.join(skipped[0])}" if skipped else ""
-        raise ValueError(f"data: {origin} holds {len(found):,} chains of {min(len(found), 1)} protein; at least 2 proteins are needed, one to hold out{some}")
+        raise ValueError(
+            f"data: {origin} holds {len(found):,} chains of {min(len(found), 1)} protein; at least 2 proteins are "
+            f"needed, one to hold out{some}"
+        )
     known = _known(found, annotations)
     is_val = _held_out(numbers, [chain.digest for chain in found], held_out)
     order = sorted(range(len(found)), key=lambda at: (bool(is_val[at]), found[at].digest))
@@ -108,7 +120,9 @@ def corpus_of(
     relabelled = tuple(first_seen.setdefault(int(numbers[at]), len(first_seen)) for at in order)
     ids, groups, accessions = (tuple(getattr(chain, name) for chain in chosen) for name in ("id", "group", "accession"))
     tables = Tables(ids, groups, accessions, relabelled, *vocabularies, skipped=tuple(skipped))
-    return ProteinCorpus.of({**arrays, **words}, tables, num_train, _description(origin, pile, numbers, is_val, tables, len(known)))
+    return ProteinCorpus.of(
+        {**arrays, **words}, tables, num_train, _description(origin, pile, numbers, is_val, tables, len(known))
+    )
 
 
 def _held_out(numbers: np.ndarray, digests: Sequence[bytes], share: float) -> np.ndarray:
@@ -141,15 +155,24 @@ def _known(chains: Sequence[_Named], annotations: Mapping[str, Annotation] | Non
     if annotations is None:
         return {}
     named = ((at, (chain.accession, chain.group, chain.group.upper())) for at, chain in enumerate(chains))
-    known = {at: annotations[found] for at, names in named if (found := next((name for name in names if name in annotations), None))}
+    known = {
+        at: annotations[found]
+        for at, names in named
+        if (found := next((name for name in names if name in annotations), None))
+    }
     if not known:
         names = list(dict.fromkeys(chain.accession or chain.group for chain in chains))
         own = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
-        raise ValueError(f"data.annotations: none of its {len(annotations):,} accessions is that of a chain ({own}); give these proteins', or leave it out")
+        raise ValueError(
+            f"data.annotations: none of its {len(annotations):,} accessions is that of a chain ({own}); give these "
+            "proteins', or leave it out"
+        )
     return known
 
 
-def _annotated(known: Sequence[Annotation], num_train: int, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], tuple[Names, Names, Names]]:
+def _annotated(
+    known: Sequence[Annotation], num_train: int, arrays: Mapping[str, np.ndarray]
+) -> tuple[dict[str, np.ndarray], tuple[Names, Names, Names]]:
     """(domains of each residue, descriptions and orthologous groups of each chain as tokens and offsets; their
     vocabularies).
 
@@ -175,7 +198,9 @@ def _vocabulary(names: Iterable[str]) -> Names:
     return (*SPECIALS, *sorted(set(names)))
 
 
-def _domains(known: Sequence[Annotation], arrays: Mapping[str, np.ndarray], tokens: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
+def _domains(
+    known: Sequence[Annotation], arrays: Mapping[str, np.ndarray], tokens: Mapping[str, int]
+) -> tuple[np.ndarray, np.ndarray]:
     """(offsets over all residues, tokens): a residue lies in a domain where its number in the database is between the
     domain's ends."""
     counts, values = [], []
@@ -187,7 +212,9 @@ def _domains(known: Sequence[Annotation], arrays: Mapping[str, np.ndarray], toke
     return np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64), np.concatenate(values)
 
 
-def _domains_of(annotation: Annotation, numbers_N: np.ndarray, tokens: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
+def _domains_of(
+    annotation: Annotation, numbers_N: np.ndarray, tokens: Mapping[str, int]
+) -> tuple[np.ndarray, np.ndarray]:
     kinds: dict[int, np.ndarray] = {}
     for name, first, last in annotation.domains:
         inside_N = (numbers_N >= first) & (numbers_N <= last)
@@ -200,7 +227,9 @@ def _domains_of(annotation: Annotation, numbers_N: np.ndarray, tokens: Mapping[s
     return inside_NK.sum(axis=1), values
 
 
-def _description(origin: str, pile: Pile, numbers: np.ndarray, is_val: np.ndarray, tables: Tables, num_annotated: int) -> str:
+def _description(
+    origin: str, pile: Pile, numbers: np.ndarray, is_val: np.ndarray, tables: Tables, num_annotated: int
+) -> str:
     num_residues = sum(len(chain.sequence) for chain in pile.chains)
     num_val, val_clusters = int(is_val.sum()), len(set(numbers[is_val].tolist()))
     repeated = f", {pile.num_repeated:,} exact repetitions left out" if pile.num_repeated else ""
@@ -209,4 +238,7 @@ def _description(origin: str, pile: Pile, numbers: np.ndarray, is_val: np.ndarra
     words = f", {kinds:,} kinds of annotation on {num_annotated:,} of the chains" if num_annotated else ""
     backbones = f"{pile.num_backbones / num_residues:.1%} with a backbone"
     share = f"held out {num_val:,} chains of {val_clusters:,} proteins, {num_val / len(numbers):.2%}"
-    return f"{origin}: {len(numbers):,} chains of {numbers.max() + 1:,} proteins{repeated}, {num_residues:,} residues, {backbones}{words}; {share}{skipped}"
+    return (
+        f"{origin}: {len(numbers):,} chains of {numbers.max() + 1:,} proteins{repeated}, {num_residues:,} residues, "
+        f"{backbones}{words}; {share}{skipped}"
+    )

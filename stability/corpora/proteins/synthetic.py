@@ -1,15 +1,18 @@
 """Proteins that nobody has: what `data=protein` reads where no file is given.
 
-160 chains of 40 to 100 residues, drawn from a counter (`_synthetic_genome.Draws`). A chain is a row of segments, each a helix (8 to 18 residues), a strand
-(4 to 8) or a loop (2 to 5), never two of one kind in a row; between two regular segments there is always a loop.
+160 chains of 40 to 100 residues, drawn from a counter (`_synthetic_genome.Draws`). A chain is a row of segments, each a
+helix (8 to 18 residues), a strand (4 to 8) or a loop (2 to 5), never two of one kind in a row; between two regular
+segments there is always a loop.
 
-- *Structure*: N, CA, C, O and CB of ideal bond lengths and angles (Engh and Huber 1991). φ and ψ are −57°, −47° in a helix, −120°, 130° in a strand (Schulz and
-  Schirmer 1979), in loops one of five common pairs. A segment whose CA come closer than 3.8 Å to earlier ones is drawn again with other loops, up to 300 times.
+- *Structure*: N, CA, C, O and CB of ideal bond lengths and angles (Engh and Huber 1991). φ and ψ are −57°, −47° in a
+  helix, −120°, 130° in a strand (Schulz and Schirmer 1979), in loops one of five common pairs. A segment whose CA come
+  closer than 3.8 Å to earlier ones is drawn again with other loops, up to 300 times.
 - *Sequence*: each residue's weight is 100 times the Chou–Fasman propensity (1978) of its segment's kind.
-- *Secondary structure* is the segment's own (H, E, C): single strands bind to nothing, so that DSSP would not call them E. SASA is computed; pLDDT and
-  annotations are absent.
+- *Secondary structure* is the segment's own (H, E, C): single strands bind to nothing, so that DSSP would not call them
+  E. SASA is computed; pLDDT and annotations are absent.
 
-Coordinates are rounded to 0.001 Å. What the lab measures on it says how a model learns such structure, and nothing about any protein.
+Coordinates are rounded to 0.001 Å. What the lab measures on it says how a model learns such structure, and nothing
+about any protein.
 """
 
 from __future__ import annotations
@@ -27,9 +30,16 @@ SEED = 1
 Point = tuple[float, float, float]
 Angles = tuple[float, float]
 NUM_CHAINS, SHORTEST, LONGEST = 160, 40, 100
-DESCRIPTION = "synthetic chains (no data.path given; ideal helices, strands and loops with their propensities; they are no organism's)"
+DESCRIPTION = (
+    "synthetic chains (no data.path given; ideal helices, strands and loops with their propensities; they are no "
+    "organism's)"
+)
 LENGTHS = {"H": (8, 18), "E": (4, 8), "C": (2, 5)}
-ANGLES = {"H": ((-57.0, -47.0),), "E": ((-120.0, 130.0),), "C": ((-75.0, 145.0), (-60.0, -30.0), (-90.0, 0.0), (57.0, 47.0), (-100.0, 120.0))}
+ANGLES = {
+    "H": ((-57.0, -47.0),),
+    "E": ((-120.0, 130.0),),
+    "C": ((-75.0, 145.0), (-60.0, -30.0), (-90.0, 0.0), (57.0, 47.0), (-100.0, 120.0)),
+}
 CLOSEST, MOST_TRIES = 3.8, 300  # Å between two CA, as between neighbours
 
 ACIDS = "ACDEFGHIKLMNPQRSTVWY"
@@ -51,7 +61,10 @@ def chains() -> Iterator[ProteinChain]:
     draws = Draws(SEED)
     for number in range(NUM_CHAINS):
         kinds, torsions = _segments(draws)
-        letters = "".join(ACIDS[np.searchsorted(np.cumsum(PROPENSITY[kind]), draws.one_below(sum(PROPENSITY[kind])), side="right")] for kind in kinds)
+        letters = "".join(
+            ACIDS[np.searchsorted(np.cumsum(PROPENSITY[kind]), draws.one_below(sum(PROPENSITY[kind])), side="right")]
+            for kind in kinds
+        )
         yield _chain(f"synthetic_{number + 1:03d}", letters, kinds, backbone(torsions))
 
 
@@ -71,7 +84,9 @@ def _segments(draws: Draws) -> tuple[str, list[Angles]]:
 
 def _loop_and_segment(draws: Draws) -> tuple[str, list[Angles]]:
     regular = "HE"[draws.one_below(2)]
-    lengths = {kind: LENGTHS[kind][0] + draws.one_below(LENGTHS[kind][1] - LENGTHS[kind][0] + 1) for kind in ("C", regular)}
+    lengths = {
+        kind: LENGTHS[kind][0] + draws.one_below(LENGTHS[kind][1] - LENGTHS[kind][0] + 1) for kind in ("C", regular)
+    }
     kinds = "".join(kind * length for kind, length in lengths.items())
     return kinds, [ANGLES[kind][draws.one_below(len(ANGLES[kind]))] for kind in kinds]
 
@@ -86,18 +101,25 @@ def backbone(torsions: list[Angles]) -> np.ndarray:
     """(N, 5, 3): N, CA, C, O, CB in Å from φ and ψ in degrees, ω = 180°."""
     atoms = _grown([], torsions)
     residues = list(zip(atoms[::3], atoms[1::3], atoms[2::3], strict=True))
-    oxygen = [_placed(n, ca, c, C_O, CA_C_O, psi + 180.0) for (n, ca, c), (_, psi) in zip(residues, torsions, strict=True)]
+    oxygen = [
+        _placed(n, ca, c, C_O, CA_C_O, psi + 180.0) for (n, ca, c), (_, psi) in zip(residues, torsions, strict=True)
+    ]
     beta = [_placed(c, n, ca, CA_CB, C_CA_CB, N_C_CA_CB) for n, ca, c in residues]
     return np.concatenate([np.array(residues), np.array(oxygen)[:, None], np.array(beta)[:, None]], axis=1)
 
 
 def _grown(atoms: list[Point], torsions: list[Angles]) -> list[Point]:
-    """N, CA, C of each residue: ``atoms`` and those of all but the first of ``torsions``, whose residue is the last of ``atoms`` (or stands at the origin).
+    """N, CA, C of each residue: ``atoms`` and those of all but the first of ``torsions``, whose residue is the last of
+    ``atoms`` (or stands at the origin).
 
     One atom after the other (NeRF: Parsons et al. 2005).
     """
     angle = math.radians(N_CA_C)
-    grown = list(atoms) or [(0.0, 0.0, 0.0), (N_CA, 0.0, 0.0), (N_CA - CA_C * math.cos(angle), CA_C * math.sin(angle), 0.0)]
+    grown = list(atoms) or [
+        (0.0, 0.0, 0.0),
+        (N_CA, 0.0, 0.0),
+        (N_CA - CA_C * math.cos(angle), CA_C * math.sin(angle), 0.0),
+    ]
     for (_, psi), (phi, _) in zip(torsions[:-1], torsions[1:], strict=True):
         for length, bend, torsion in ((C_N, CA_C_N, psi), (N_CA, C_N_CA, 180.0), (CA_C, N_CA_C, phi)):
             grown.append(_placed(grown[-3], grown[-2], grown[-1], length, bend, torsion))
@@ -105,12 +127,17 @@ def _grown(atoms: list[Point], torsions: list[Angles]) -> list[Point]:
 
 
 def _placed(a: Point, b: Point, c: Point, length: float, bend: float, torsion: float) -> Point:
-    """The point at ``length`` from c, ``bend`` degrees at c to b, ``torsion`` degrees about b–c from a. Plain floats: arrays of three are slower."""
+    """The point at ``length`` from c, ``bend`` degrees at c to b, ``torsion`` degrees about b–c from a. Plain floats:
+    arrays of three are slower."""
     bend, torsion = math.radians(bend), math.radians(torsion)
     forward = _unit((c[0] - b[0], c[1] - b[1], c[2] - b[2]))
     normal = _unit(_cross((b[0] - a[0], b[1] - a[1], b[2] - a[2]), forward))
     side = _cross(normal, forward)
-    along, across, up = -length * math.cos(bend), length * math.sin(bend) * math.cos(torsion), length * math.sin(bend) * math.sin(torsion)
+    along, across, up = (
+        -length * math.cos(bend),
+        length * math.sin(bend) * math.cos(torsion),
+        length * math.sin(bend) * math.sin(torsion),
+    )
     x, y, z = (c[i] + along * forward[i] + across * side[i] + up * normal[i] for i in range(3))
     return x, y, z
 
@@ -153,6 +180,8 @@ def _areas(letters: str, atoms_NAX: np.ndarray) -> np.ndarray:
     atoms.coord = atoms_NAX[rows, slots]
     atoms.res_name = np.array([names[row] for row in rows])
     atoms.res_id = rows + 1
-    atoms.atom_name = np.array([ATOM14[letters[row]][slot] for row, slot in zip(rows.tolist(), slots.tolist(), strict=True)])
+    atoms.atom_name = np.array(
+        [ATOM14[letters[row]][slot] for row, slot in zip(rows.tolist(), slots.tolist(), strict=True)]
+    )
     atoms.element = np.array([name[0] for name in atoms.atom_name])
     return np.round(areas(Residues(names, np.arange(1, len(names) + 1), atoms, rows)), 2)

@@ -1,4 +1,5 @@
-"""What every data source makes: a `Corpus`, training and held-out tokens with a fingerprint, and how windows are drawn from it."""
+"""What every data source makes: a `Corpus`, training and held-out tokens with a fingerprint, and how windows are drawn
+from it."""
 
 from __future__ import annotations
 
@@ -36,15 +37,19 @@ _PLAIN = ("vocab_size", "fingerprint", "description", "num_train_documents", "nu
 
 @dataclass(frozen=True, eq=False)
 class Corpus(AbstractCorpus):
-    """Prepared tokens. Build it with `Corpus.of` (from tokens), `split_documents` or `split_records`, which compute what follows from the tokens.
+    """Prepared tokens. Build it with `Corpus.of` (from tokens), `split_documents` or `split_records`, which compute
+    what follows from the tokens.
 
-    ``fingerprint``: sha256 over both arrays, the vocabulary, the borders, the augmentation and the split rule's version; where the data lay is not in it.
+    ``fingerprint``: sha256 over both arrays, the vocabulary, the borders, the augmentation and the split rule's
+      version; where the data lay is not in it.
     ``description``: one line as of the first preparation (the same content read again from elsewhere keeps it).
-    ``unigram_nats``: nats per token of all validation tokens under the training tokens' frequencies, each count raised by one: a figure of the data, by
-    which a preparation is compared with another program's. No run is judged by it, but by what the frequencies reach on the examples that it is validated
-    on (`stability.training.evaluate.Validation.unigram_nll`).
+    ``unigram_nats``: nats per token of all validation tokens under the training tokens' frequencies, each count raised
+      by one: a figure of the data, by which a preparation is compared with another program's. No run is judged by it,
+      but by what the frequencies reach on the examples that it is validated on
+      (`stability.training.evaluate.Validation.unigram_nll`).
     ``vocabulary``: what the tokens stand for; None: UTF-8 bytes where there are 256 of them, else not known.
-    ``train_borders``, ``val_borders``: int64, 0 to the number of tokens: no window lies across one; None: a window may start anywhere.
+    ``train_borders``, ``val_borders``: int64, 0 to the number of tokens: no window lies across one; None: a window may
+      start anywhere.
     ``reverse_complement``: whether `batch` turns each training window into the other strand with probability one half.
     ``train_are_rna``: of each training stretch 1 where A pairs with U in it, else 0 (uint16); None: nowhere.
     ``sums``: sha256 of each array and of the vocabulary, by name.
@@ -86,18 +91,28 @@ class Corpus(AbstractCorpus):
         reverse_complement: bool = False,
         train_are_rna: np.ndarray | None = None,
     ) -> Corpus:
-        """A corpus from two 1-D arrays, both uint16 or both uint32; ``borders`` of training and held-out tokens, for both or none.
+        """A corpus from two 1-D arrays, both uint16 or both uint32; ``borders`` of training and held-out tokens, for
+        both or none.
 
         Errors: ``ValueError`` where a side is empty or a token reaches ``vocab_size``.
         """
-        assert not reverse_complement or (vocabulary is not None and vocabulary.complement), "only nucleotides have a reverse complement"
-        assert vocabulary is None or len(vocabulary.pieces) == vocab_size, f"{vocab_size} tokens with a vocabulary of another size"
+        assert not reverse_complement or (vocabulary is not None and vocabulary.complement), (
+            "only nucleotides have a reverse complement"
+        )
+        assert vocabulary is None or len(vocabulary.pieces) == vocab_size, (
+            f"{vocab_size} tokens with a vocabulary of another size"
+        )
         sums, counts = _summary(train, val, vocab_size)
         vocabulary = None if vocabulary == BYTES else vocabulary
-        assert train_are_rna is None or (borders is not None and len(train_are_rna) == len(borders[0]) - 1), "one number for each training stretch"
+        assert train_are_rna is None or (borders is not None and len(train_are_rna) == len(borders[0]) - 1), (
+            "one number for each training stretch"
+        )
         bounds = dict(zip(_BORDERS, borders, strict=True)) if borders else {}
         bounds |= {} if train_are_rna is None else {"train_are_rna": train_are_rna}
-        extra = {**{name: sha256(array) for name, array in bounds.items()}, **({"vocabulary": vocabulary.sha256()} if vocabulary else {})}
+        extra = {
+            **{name: sha256(array) for name, array in bounds.items()},
+            **({"vocabulary": vocabulary.sha256()} if vocabulary else {}),
+        }
         return cls(
             train,
             val,
@@ -116,22 +131,29 @@ class Corpus(AbstractCorpus):
     def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
         """Errors: ``ValueError`` unless both sides hold at least two windows of ``positions + more`` tokens.
 
-        ``more``: what the objective draws beside a sequence of ``positions`` (a context, the token after it); ``remedy``: what else would help than
-        longer documents or fewer positions.
+        ``more``: what the objective draws beside a sequence of ``positions`` (a context, the token after it);
+          ``remedy``: what else would help than longer documents or fewer positions.
         """
         for side, split in ((f"the held-out {HELD_OUT_PERCENT} %", "val"), ("the training side", "train")):
             tokens, borders = self._side(split)
             if starts_of_windows.capacity(len(tokens), borders, positions + more) < 2:
                 stretches = "" if borders is None else f" in stretches of at most {int(np.diff(borders).max()):,}"
-                windows = f"two windows{f' of {positions + more:,}' if more else ''}{' with objective.context' if more > 1 else ''}"
+                windows = (
+                    f"two windows{f' of {positions + more:,}' if more else ''}"
+                    f"{' with objective.context' if more > 1 else ''}"
+                )
                 raise ValueError(
-                    f"data: {side} has {len(tokens):,} tokens{stretches}; model.positions={positions} needs at least {2 * (positions + more):,} ({windows}).\n"
-                    f"Give more or longer documents{remedy}{self._shorter(more)}. Read: {self.description}"
+                    f"data: {side} has {len(tokens):,} tokens{stretches}; model.positions={positions} needs at least "
+                    f"{2 * (positions + more):,} ({windows}).\nGive more or longer "
+                    f"documents{remedy}{self._shorter(more)}. Read: {self.description}"
                 )
 
     def _shorter(self, more: int) -> str:
         """The most positions that `require` accepts, as advice; nothing where no model has so few."""
-        most = min(starts_of_windows.longest_pair(len(tokens), borders) for tokens, borders in map(self._side, SPLITS)) - more
+        most = (
+            min(starts_of_windows.longest_pair(len(tokens), borders) for tokens, borders in map(self._side, SPLITS))
+            - more
+        )
         return f", or model.positions={most} or less" if most >= FEWEST_POSITIONS else ""
 
     def described(self, positions: int) -> str:
@@ -141,25 +163,36 @@ class Corpus(AbstractCorpus):
         found = [starts_of_windows.too_short(borders, positions) for borders in (self.train_borders, self.val_borders)]
         num, num_tokens = (sum(column) for column in zip(*found, strict=True))
         share = 100 * num_tokens / (len(self.train_tokens) + len(self.val_tokens))
-        return self.description + (f"; stretches shorter than {positions:,} left out: {num:,}, {share:.2g} % of it" if num else "")
+        return self.description + (
+            f"; stretches shorter than {positions:,} left out: {num:,}, {share:.2g} % of it" if num else ""
+        )
 
     def log_frequencies(self) -> Float64[Tensor, " vocabulary"]:
-        """log of the training tokens' frequencies, each count raised by one, by which `unigram_nats` is taken. Reads the training side once."""
+        """log of the training tokens' frequencies, each count raised by one, by which `unigram_nats` is taken. Reads
+        the training side once."""
         pieces = (self.train_tokens[start : start + _COUNTED] for start in range(0, len(self.train_tokens), _COUNTED))
-        counts = sum((np.bincount(piece, minlength=self.vocab_size) for piece in pieces), np.zeros(self.vocab_size, np.int64)) + 1
+        counts = (
+            sum(
+                (np.bincount(piece, minlength=self.vocab_size) for piece in pieces), np.zeros(self.vocab_size, np.int64)
+            )
+            + 1
+        )
         return torch.from_numpy(np.log(counts / counts.sum()))
 
     def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> Int64[Tensor, "num positions"]:
-        """``num`` random windows of ``positions`` tokens of ``split`` ("train" or "val"), every start equally likely, none across a border.
+        """``num`` random windows of ``positions`` tokens of ``split`` ("train" or "val"), every start equally likely,
+        none across a border.
 
-        Only ``generator`` decides which (and which are reverse complements): with one seeded by (seed, purpose, index), as training does, the
-        order of the data is a function of the step, and a resumed run goes on with the windows that it would have seen.
-        On the CPU. Errors: ``ValueError`` for another split or a split without one window.
+        Only ``generator`` decides which (and which are reverse complements): with one seeded by (seed, purpose, index),
+        as training does, the order of the data is a function of the step, and a resumed run goes on with the windows
+        that it would have seen. On the CPU. Errors: ``ValueError`` for another split or a split without one window.
         """
         tokens, borders = self._checked(split, positions)
         starts = starts_of_windows.drawn(len(tokens), borders, positions, num, generator)
         windows = _gather(tokens, starts, positions)
-        return self._either_strand(windows, starts, generator) if self.reverse_complement and split == "train" else windows
+        return (
+            self._either_strand(windows, starts, generator) if self.reverse_complement and split == "train" else windows
+        )
 
     def _either_strand(self, tokens_BN: Tensor, starts: np.ndarray, generator: torch.Generator) -> Tensor:
         assert self.vocabulary is not None
@@ -171,7 +204,8 @@ class Corpus(AbstractCorpus):
         return torch.where(turned_B[:, None], other_BN, tokens_BN)
 
     def windows(self, split: str, num: int, positions: int) -> Int64[Tensor, "at_most_num positions"]:
-        """At most ``num`` windows of ``split``, evenly spaced from first to last, none overlapping or across a border: the same ones at every call.
+        """At most ``num`` windows of ``split``, evenly spaced from first to last, none overlapping or across a border:
+        the same ones at every call.
 
         Errors: as `batch`.
         """
@@ -179,10 +213,13 @@ class Corpus(AbstractCorpus):
         return _gather(tokens, starts_of_windows.spread(len(tokens), borders, positions, num), positions)
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """The text (or nucleotides) of some tokens. Errors: ``ValueError`` for a token outside of the vocabulary, and where there is none."""
+        """The text (or nucleotides) of some tokens. Errors: ``ValueError`` for a token outside of the vocabulary, and
+        where there is none."""
         vocabulary = self.vocabulary or (BYTES if self.vocab_size == len(BYTES.pieces) else None)
         if vocabulary is None:
-            raise ValueError(f"data: what its {self.vocab_size:,} tokens stand for was not kept; read: {self.description}")
+            raise ValueError(
+                f"data: what its {self.vocab_size:,} tokens stand for was not kept; read: {self.description}"
+            )
         return vocabulary.decode(tokens)
 
     def _side(self, split: str) -> tuple[np.ndarray, np.ndarray | None]:
@@ -193,7 +230,9 @@ class Corpus(AbstractCorpus):
             raise ValueError(f"no split '{split}'; choices: train, val")
         tokens, borders = self._side(split)
         if not starts_of_windows.capacity(len(tokens), borders, positions):
-            raise ValueError(f"data: the split '{split}' has {len(tokens):,} tokens; one window of {positions} does not fit")
+            raise ValueError(
+                f"data: the split '{split}' has {len(tokens):,} tokens; one window of {positions} does not fit"
+            )
         return tokens, borders
 
     def _write(self, folder: Path) -> None:
@@ -220,16 +259,24 @@ class Corpus(AbstractCorpus):
         if meta["fingerprint"] != _fingerprint(meta["vocab_size"], sums, extra, augmented):
             raise disk.damaged(folder / disk.META, "its fingerprint is not that of its tokens")
         files = {**_ARRAYS, **_BORDERS, **_RNA}
-        parts: dict[str, Any] = {name: disk.read_array(folder / file, meta[name]) for name, file in files.items() if name in meta}
+        parts: dict[str, Any] = {
+            name: disk.read_array(folder / file, meta[name]) for name, file in files.items() if name in meta
+        }
         if "vocabulary" in meta:
             parts["vocabulary"] = disk.read_vocabulary(folder / _VOCABULARY, meta["vocabulary"])
         return cls(**{key: meta[key] for key in _PLAIN}, **parts, reverse_complement=augmented, sums={**sums, **extra})
 
 
-def _summary(train: np.ndarray, val: np.ndarray, vocab_size: int) -> tuple[dict[str, str], tuple[np.ndarray, np.ndarray]]:
+def _summary(
+    train: np.ndarray, val: np.ndarray, vocab_size: int
+) -> tuple[dict[str, str], tuple[np.ndarray, np.ndarray]]:
     sums, counts = {}, []
-    for (name, side), tokens in zip({"train_tokens": "training", "val_tokens": "held-out"}.items(), (train, val), strict=True):
-        assert tokens.ndim == 1 and tokens.dtype in (np.uint16, np.uint32), f"{side} tokens: 1-D uint16 or uint32, got {tokens.ndim}-D {tokens.dtype}"
+    for (name, side), tokens in zip(
+        {"train_tokens": "training", "val_tokens": "held-out"}.items(), (train, val), strict=True
+    ):
+        assert tokens.ndim == 1 and tokens.dtype in (np.uint16, np.uint32), (
+            f"{side} tokens: 1-D uint16 or uint32, got {tokens.ndim}-D {tokens.dtype}"
+        )
         if not tokens.size:
             raise ValueError(f"data: the {side} side holds no token")
         sums[name], occurrences = sha256_and_counts(tokens, vocab_size)
@@ -251,7 +298,8 @@ def _gather(tokens: np.ndarray, starts: np.ndarray, positions: int) -> Tensor:
 def _fingerprint(vocab_size: int, sums: Mapping[str, str], extra: Mapping[str, str], reverse_complement: bool) -> str:
     further = {**extra, **({"reverse_complement": True} if reverse_complement else {})}
     listed = ["stability corpus", SPLIT_VERSION, vocab_size, *sums.values()]
-    return disk.sha256_of_json([*listed, further] if further else listed)  # a corpus of bytes keeps the fingerprint that it always had
+    # a corpus of bytes keeps the fingerprint that it always had
+    return disk.sha256_of_json([*listed, further] if further else listed)
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:

@@ -16,7 +16,8 @@ BLANK = b" \t\r\n"
 
 
 def records(file: Path) -> Iterator[tuple[str, bytes]]:
-    """(name, tokens) of each record; the name is the header's first word. Errors: ``ValueError`` naming file, record, line and character."""
+    """(name, tokens) of each record; the name is the header's first word. Errors: ``ValueError`` naming file, record,
+    line and character."""
     with opened(file) as stream:
         yield from _Reader(file).records(stream)
 
@@ -46,7 +47,9 @@ class _Reader:
         yield self._finished()
 
     def _reached(self) -> str:
-        return f"{self.line:,} whole lines were read" + (f", the last in record '{self.name}'" if self.header_line else "")
+        return f"{self.line:,} whole lines were read" + (
+            f", the last in record '{self.name}'" if self.header_line else ""
+        )
 
     def _start(self, header: bytes) -> None:
         self.line += 1
@@ -54,9 +57,15 @@ class _Reader:
         try:
             words = header[1:].decode("utf-8").split(maxsplit=1)
         except UnicodeDecodeError as error:
-            raise ValueError(f"data.path: {self.file}, line {self.line}: the header is not UTF-8 (0x{header[1 + error.start]:02x}); convert it") from None
+            raise ValueError(
+                f"data.path: {self.file}, line {self.line}: the header is not UTF-8 "
+                f"(0x{header[1 + error.start]:02x}); convert it"
+            ) from None
         if b"\r" in header.rstrip(BLANK):
-            raise ValueError(f"data.path: {self.file}, line {self.line}: its lines end in a carriage return alone; convert them: tr '\\r' '\\n' <OLD >NEW")
+            raise ValueError(
+                f"data.path: {self.file}, line {self.line}: its lines end in a carriage return alone; convert them: "
+                "tr '\\r' '\\n' <OLD >NEW"
+            )
         self.name, self.tokens = (words or ["without a name"])[0], []
 
     def _add(self, lines: list[bytes]) -> None:
@@ -69,7 +78,10 @@ class _Reader:
     def _finished(self) -> tuple[str, bytes]:
         tokens = b"".join(self.tokens)
         if not tokens:
-            raise ValueError(f"data.path: {self.file}, line {self.header_line}: record '{self.name}' has a header and no sequence; remove it or fill it")
+            raise ValueError(
+                f"data.path: {self.file}, line {self.header_line}: record '{self.name}' has a header and no "
+                "sequence; remove it or fill it"
+            )
         return self.name, tokens
 
     def _refuse(self, lines: list[bytes]) -> None:
@@ -77,17 +89,22 @@ class _Reader:
         for number, line in enumerate(lines, start=self.line + 1):
             if not self.header_line and line.strip():
                 shown = line.strip()[:20].decode("utf-8", "replace")
-                raise ValueError(f"data.path: {self.file}, line {number} is '{shown}…' before any header; FASTA begins a record with a line '>name'")
+                raise ValueError(
+                    f"data.path: {self.file}, line {number} is '{shown}…' before any header; FASTA begins a record "
+                    "with a line '>name'"
+                )
             if (at := encode(line.rstrip(BLANK)).find(INVALID)) >= 0:
                 character = repr(chr(line[at])) if line[at] < 128 else f"byte 0x{line[at]:02x}"
                 raise ValueError(
-                    f"data.path: {self.file}, record '{self.name}', line {number}, character {at + 1} is {character}, which is no nucleotide.\n"
-                    f"Accepted are the codes of the IUPAC, {CODES[:-1]}, in either case, and the gap, - or ."
+                    f"data.path: {self.file}, record '{self.name}', line {number}, character {at + 1} is "
+                    f"{character}, which is no nucleotide.\nAccepted are the codes of the IUPAC, {CODES[:-1]}, in "
+                    "either case, and the gap, - or ."
                 )
 
 
 def batches(stream: BufferedIOBase, reached: Callable[[], str]) -> Iterator[list[bytes]]:
-    """An `opened` file's lines, about a megabyte at a time; those before an error are given first, so that ``reached`` knows of them."""
+    """An `opened` file's lines, about a megabyte at a time; those before an error are given first, so that ``reached``
+    knows of them."""
     lines: list[bytes] = []
     num_bytes = 0
     try:

@@ -19,7 +19,10 @@ from stability.corpora.tokens.vocabulary import Vocabulary
 
 FILES = ("vocab.bpe", "encoder.json")
 # sha256
-SUMS = ("1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5", "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783")
+SUMS = (
+    "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+)
 HOME = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 END_OF_TEXT = "<|endoftext|>"
 # 50,000 merges, 256 bytes; what GPT-2's own files are recognised by
@@ -85,9 +88,15 @@ def _check_numbers(ranks: dict[bytes, int], file: Path, byte_of: dict[str, int])
     except ValueError as error:
         raise ValueError(f"data.ranks: {file} is no JSON ({error})") from None
     end = numbers.pop(END_OF_TEXT, len(ranks)) if isinstance(numbers, dict) else None
-    expected = {bytes(byte_of.get(character, 0) for character in token): number for token, number in (numbers.items() if end is not None else ())}
+    expected = {
+        bytes(byte_of.get(character, 0) for character in token): number
+        for token, number in (numbers.items() if end is not None else ())
+    }
     if end != len(ranks) or expected != ranks:
-        raise ValueError(f"data.ranks: {file} does not number the {len(ranks):,} tokens of {FILES[0]} beside it; the two do not belong together")
+        raise ValueError(
+            f"data.ranks: {file} does not number the {len(ranks):,} tokens of {FILES[0]} beside it; the two do not "
+            "belong together"
+        )
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -102,7 +111,10 @@ def _rank_files(folder: Path) -> list[Path]:
     files = [folder / name for name in FILES]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise ValueError(f"data.ranks={folder}: no {' and no '.join(missing)} in it; give the folder that holds GPT-2's {FILES[0]} and {FILES[1]}")
+        raise ValueError(
+            f"data.ranks={folder}: no {' and no '.join(missing)} in it; give the folder that holds GPT-2's "
+            f"{FILES[0]} and {FILES[1]}"
+        )
     return files
 
 
@@ -118,14 +130,19 @@ def _text(file: Path) -> str:
 def _encoding_of(ranks: dict[bytes, int]) -> Any:
     from tiktoken_ext.openai_public import r50k_pat_str
 
-    return _tiktoken().Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)})
+    return _tiktoken().Encoding(
+        "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)}
+    )
 
 
 def _check_reach() -> None:
     """Errors: ``RuntimeError`` where tiktoken's cache lacks a file, or holds a damaged one (which tiktoken fetches
     again), and the network does not answer (tiktoken itself would wait for ever)."""
     cached = [_cache_folder() / hashlib.sha1((HOME + name).encode()).hexdigest() for name in FILES]
-    if all(file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == known for file, known in zip(cached, SUMS, strict=True)):
+    if all(
+        file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() == known
+        for file, known in zip(cached, SUMS, strict=True)
+    ):
         return
     state = "damaged" if all(file.is_file() for file in cached) else "missing"
     try:
@@ -133,8 +150,8 @@ def _check_reach() -> None:
     except OSError as error:  # URLError, HTTPError and time-outs are OSErrors
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise RuntimeError(
-            f"data.tokenizer=gpt2: GPT-2's rank files are {state} in tiktoken's cache ({_cache_folder()}) and not to be had from the network ({reason}).\n"
-            f"Name a folder with {FILES[0]} and {FILES[1]}: data.ranks=FOLDER"
+            f"data.tokenizer=gpt2: GPT-2's rank files are {state} in tiktoken's cache ({_cache_folder()}) and not to "
+            f"be had from the network ({reason}).\nName a folder with {FILES[0]} and {FILES[1]}: data.ranks=FOLDER"
         ) from None
 
 

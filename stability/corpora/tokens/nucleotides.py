@@ -14,7 +14,9 @@ PAIRS = "TGCAAYRSWMKVHDBN-"
 T, U = CODES.index("T"), CODES.index("U")
 INVALID = 255
 
-VOCABULARY = Vocabulary("nucleotides", tuple(code.encode() for code in CODES), complement=tuple(CODES.index(pair) for pair in PAIRS))
+VOCABULARY = Vocabulary(
+    "nucleotides", tuple(code.encode() for code in CODES), complement=tuple(CODES.index(pair) for pair in PAIRS)
+)
 
 
 def _table() -> bytes:
@@ -51,7 +53,9 @@ def are_rna(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.nda
     """Whether each record ``tokens[start:stop]`` is RNA (bool), in which A pairs with U: it holds U and no T; or it
     holds neither, while other records hold U and none holds T."""
     bounds = list(zip(starts.tolist(), stops.tolist(), strict=True))
-    with_t, with_u = (np.array([bool((tokens[start:stop] == token).any()) for start, stop in bounds]) for token in (T, U))
+    with_t, with_u = (
+        np.array([bool((tokens[start:stop] == token).any()) for start, stop in bounds]) for token in (T, U)
+    )
     return ~with_t & (with_u | (with_u.any() and not with_t.any()))
 
 

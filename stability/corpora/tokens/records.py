@@ -25,7 +25,13 @@ FEWEST_RECORDS = 20
 LARGEST_SHARE = 0.05
 
 
-def split_records(records: Iterable[tuple[str, bytes]], origin: str, hold_out: HoldOut, either_strand: bool, scratch: Path | None = None) -> Corpus:
+def split_records(
+    records: Iterable[tuple[str, bytes]],
+    origin: str,
+    hold_out: HoldOut,
+    either_strand: bool,
+    scratch: Path | None = None,
+) -> Corpus:
     """(name, tokens) of each record → `Corpus` of nucleotides; a record, its reverse complement and the transcript of
     either (U for T) are one, which counts once.
 
@@ -41,7 +47,10 @@ def split_records(records: Iterable[tuple[str, bytes]], origin: str, hold_out: H
     by_records = hold_out == "records" or (hold_out == "auto" and len(found.starts) >= FEWEST_RECORDS)
     train, val = _by_records(found) if by_records else _by_regions(found)
     if not len(train.starts) or not len(val.starts):
-        raise ValueError(f"data: {origin} holds {len(found.starts):,} records, too few or too short to hold out 1 %; give more, or data.hold_out=region")
+        raise ValueError(
+            f"data: {origin} holds {len(found.starts):,} records, too few or too short to hold out 1 %; give more, "
+            "or data.hold_out=region"
+        )
     (train_tokens, train_borders), (val_tokens, val_borders) = _stretches(train, scratch), _stretches(val, scratch)
     return Corpus.of(
         train_tokens,
@@ -104,12 +113,22 @@ def _stretches(items: Sorted, scratch: Path | None) -> tuple[np.ndarray, np.ndar
 
 
 def _description(origin: str, found: Sorted, val_borders: np.ndarray, by_records: bool, either_strand: bool) -> str:
-    counts = sum((np.bincount(chunk, minlength=len(CODES)) for chunk in chunks(found.tokens)), np.zeros(len(CODES), dtype=np.int64))
+    counts = sum(
+        (np.bincount(chunk, minlength=len(CODES)) for chunk in chunks(found.tokens)),
+        np.zeros(len(CODES), dtype=np.int64),
+    )
     num, num_held_out = int(found.sizes.sum()), int(val_borders[-1])
     num_whole = len(val_borders) - 1
-    what = f"{num_whole:,} whole {'record' if num_whole == 1 else 'records'}" if by_records else "the middle of every record"
+    what = (
+        f"{num_whole:,} whole {'record' if num_whole == 1 else 'records'}"
+        if by_records
+        else "the middle of every record"
+    )
     repeated = f", {found.num_repeated:,} exact repetitions left out" if found.num_repeated else ""
     strands = "; training windows of both strands" if either_strand else ""
     noun = "record" if len(found.starts) == 1 else "records"
     share = f"held out {what}, {num_held_out / num:.2%}"
-    return f"{origin}: {len(found.starts):,} {noun}{repeated}, {num:,} nucleotides, GC {gc_share(counts):.3f}; {share}{strands}"
+    return (
+        f"{origin}: {len(found.starts):,} {noun}{repeated}, {num:,} nucleotides, GC {gc_share(counts):.3f}; "
+        f"{share}{strands}"
+    )

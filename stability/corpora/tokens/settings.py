@@ -15,23 +15,36 @@ from stability.corpora.tokens.tokenizers import AbstractTokenizer, ByteTokenizer
 class AbstractTokenized(Settings):
     """How text becomes tokens."""
 
-    needs_gpt2: ClassVar[dict[str, Any]] = {"ranks": "the folder of its rank files", "keep": "the number of its tokens that are kept"}
+    needs_gpt2: ClassVar[dict[str, Any]] = {
+        "ranks": "the folder of its rank files",
+        "keep": "the number of its tokens that are kept",
+    }
 
     tokenizer: Annotated[Literal["bytes", "gpt2"], Fingerprinted()] = Field(
         default="bytes", description="bytes: UTF-8, 256 tokens; gpt2: GPT-2's byte-pair encoding, 50,257 tokens"
     )
     ranks: Annotated[str | None, Place(), Fingerprinted()] = Field(
-        default=None, min_length=1, description="folder with GPT-2's vocab.bpe and encoder.json; null: tiktoken's cache or the network"
+        default=None,
+        min_length=1,
+        description="folder with GPT-2's vocab.bpe and encoder.json; null: tiktoken's cache or the network",
     )
     keep: Annotated[int | None, Fingerprinted()] = Field(
-        default=None, ge=2, description="tokens kept, the commonest of the training side and end-of-text; all others become one unknown; null: all (gpt2)"
+        default=None,
+        ge=2,
+        description=(
+            "tokens kept, the commonest of the training side and end-of-text; all others become one unknown; null: "
+            "all (gpt2)"
+        ),
     )
 
     @model_validator(mode="after")
     def _only_for_gpt2(self) -> AbstractTokenized:
         for key, meaning in self.needs_gpt2.items():
             if self.tokenizer != "gpt2" and getattr(self, key) is not None:
-                raise ValueError(f"data.{key}={getattr(self, key)} is {meaning} and belongs to data.tokenizer=gpt2 (data.tokenizer={self.tokenizer} given)")
+                raise ValueError(
+                    f"data.{key}={getattr(self, key)} is {meaning} and belongs to data.tokenizer=gpt2 "
+                    f"(data.tokenizer={self.tokenizer} given)"
+                )
         return self
 
     def build_tokenizer(self) -> AbstractTokenizer:
@@ -43,7 +56,8 @@ class AbstractTokenized(Settings):
         return Gpt2Tokenizer(self.ranks)
 
     def tokenizer_key(self) -> str:
-        """What a cache key says of the tokenizer; empty for bytes. Errors: as `build_tokenizer`, as far as the rank files are concerned."""
+        """What a cache key says of the tokenizer; empty for bytes. Errors: as `build_tokenizer`, as far as the rank
+        files are concerned."""
         if self.tokenizer == "bytes":
             return ""
         from stability.corpora.tokens.gpt2 import sha256_of_ranks

@@ -1,4 +1,5 @@
-"""Documents or records → `Corpus`: a function of the set of them alone, not of their order, their files or exact repetitions."""
+"""Documents or records → `Corpus`: a function of the set of them alone, not of their order, their files or exact
+repetitions."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ MOST_PIECES = 1 << 18  # of short documents: an array object each
 
 
 class Pile:
-    """Items as they come: their tokens on disk, a digest and a length each in memory (48 bytes), none of them as an object of its own."""
+    """Items as they come: their tokens on disk, a digest and a length each in memory (48 bytes), none of them as an
+    object of its own."""
 
     def __init__(self, vocab_size: int, scratch: Path | None):
         self._tokens = TokenFile(token_dtype(vocab_size), scratch)
@@ -58,13 +60,20 @@ class Sorted(NamedTuple):
 
 
 def split_documents(
-    documents: Iterable[str], origin: str, hint: str = "", *, tokenizer: AbstractTokenizer | None = None, keep: int | None = None, scratch: Path | None = None
+    documents: Iterable[str],
+    origin: str,
+    hint: str = "",
+    *,
+    tokenizer: AbstractTokenizer | None = None,
+    keep: int | None = None,
+    scratch: Path | None = None,
 ) -> Corpus:
     """Documents → `Corpus`, in bytes or another tokenizer's tokens.
 
-    Distinct documents are sorted by sha256 of their UTF-8; the first 1 % (rounded up) are held out, the rest trained on; within each side
-    they stand in that order, a separator between them. ``keep``: as `kept_tokens`. ``origin``: what was read, for the description.
-    Errors: ``ValueError`` below two distinct documents, ending in ``hint``. Memory: 48 bytes a document and some tens of megabytes.
+    Distinct documents are sorted by sha256 of their UTF-8; the first 1 % (rounded up) are held out, the rest trained
+    on; within each side they stand in that order, a separator between them. ``keep``: as `kept_tokens`. ``origin``:
+    what was read, for the description. Errors: ``ValueError`` below two distinct documents, ending in ``hint``. Memory:
+    48 bytes a document and some tens of megabytes.
     """
     tokenizer = tokenizer or ByteTokenizer()
     vocabulary = tokenizer.vocabulary
@@ -72,7 +81,9 @@ def split_documents(
     num = len(found.sizes)
     if num < 2:
         noun = "document" if num == 1 else "documents"
-        raise ValueError(f"data: {origin} holds {num} distinct {noun}; at least 2 are needed, so that one can be held out{hint}")
+        raise ValueError(
+            f"data: {origin} holds {num} distinct {noun}; at least 2 are needed, so that one can be held out{hint}"
+        )
     num_held_out = -(-num * HELD_OUT_PERCENT // 100)
     sides = found.only(slice(num_held_out, None)), found.only(slice(num_held_out))
     table, how = None, "" if tokenizer.label is None else f"; {tokenizer.label}"
@@ -92,22 +103,29 @@ def split_documents(
     )
 
 
-def kept_tokens(sides: tuple[Sorted, Sorted], vocabulary: Vocabulary, keep: int) -> tuple[Vocabulary, np.ndarray, tuple[float, float]]:
+def kept_tokens(
+    sides: tuple[Sorted, Sorted], vocabulary: Vocabulary, keep: int
+) -> tuple[Vocabulary, np.ndarray, tuple[float, float]]:
     """(smaller vocabulary, new number of each old token, shares of unknown tokens in training and held-out documents).
 
-    Kept are the separator and the ``keep − 1`` tokens that occur most often in the training documents, ties by number; they keep their order,
-    and one more token, the last, stands for all others: the size is ``keep + 1`` whatever the text. Errors: ``ValueError`` where nothing would be left out.
+    Kept are the separator and the ``keep − 1`` tokens that occur most often in the training documents, ties by number;
+    they keep their order, and one more token, the last, stands for all others: the size is ``keep + 1`` whatever the
+    text. Errors: ``ValueError`` where nothing would be left out.
     """
     size, separator = len(vocabulary.pieces), vocabulary.separator
     assert separator is not None
     if keep >= size:
-        raise ValueError(f"data.keep={keep}: the tokenizer has {size:,} tokens; give fewer, or data.keep=null for all of them")
+        raise ValueError(
+            f"data.keep={keep}: the tokenizer has {size:,} tokens; give fewer, or data.keep=null for all of them"
+        )
     train_counts, val_counts = (_counts(side, size) for side in sides)
     ranked = np.lexsort((np.arange(size), -train_counts))
     kept = np.sort(np.append(ranked[ranked != separator][: keep - 1], separator))
     table = np.full(size, keep, dtype=token_dtype(keep + 1))
     table[kept] = np.arange(keep)
-    smaller = Vocabulary(vocabulary.name, (*(vocabulary.pieces[token] for token in kept), REPLACEMENT), separator=int(table[separator]))
+    smaller = Vocabulary(
+        vocabulary.name, (*(vocabulary.pieces[token] for token in kept), REPLACEMENT), separator=int(table[separator])
+    )
     shares = [1 - counts[kept].sum() / max(counts.sum(), 1) for counts in (train_counts, val_counts)]
     return smaller, table, (float(shares[0]), float(shares[1]))
 
@@ -127,7 +145,9 @@ def _counts(items: Sorted, size: int) -> np.ndarray:
     return counts
 
 
-def _joined(items: Sorted, separator: int | None, table: np.ndarray | None, vocabulary: Vocabulary, scratch: Path | None) -> np.ndarray:
+def _joined(
+    items: Sorted, separator: int | None, table: np.ndarray | None, vocabulary: Vocabulary, scratch: Path | None
+) -> np.ndarray:
     joined = TokenFile(token_dtype(len(vocabulary.pieces)), scratch)
     for chunk in pieces(items, separator):
         joined.append(chunk if table is None else table[chunk])
@@ -136,7 +156,10 @@ def _joined(items: Sorted, separator: int | None, table: np.ndarray | None, voca
 
 def pieces(items: Sorted, separator: int | None) -> Iterator[np.ndarray]:
     """The items' tokens one after the other, a separator (None: nothing) between two, in arrays of about 4 M tokens."""
-    tokens, between = np.asarray(items.tokens), np.array([] if separator is None else [separator], dtype=items.tokens.dtype)
+    tokens, between = (
+        np.asarray(items.tokens),
+        np.array([] if separator is None else [separator], dtype=items.tokens.dtype),
+    )
     held: list[np.ndarray] = []
     num_held = 0
     for index, (start, stop) in enumerate(zip(items.starts.tolist(), items.stops.tolist(), strict=True)):

@@ -1,12 +1,16 @@
-"""A genome that nobody has: what `data=dna` reads where no file is given. Integer arithmetic only, so that every machine makes the same one.
+"""A genome that nobody has: what `data=dna` reads where no file is given. Integer arithmetic only, so that every
+machine makes the same one.
 
-Four chromosomes of 500,000 nucleotides, drawn from a counter (SplitMix64: Steele et al. 2014), each a row of genes and what lies between them:
+Four chromosomes of 500,000 nucleotides, drawn from a counter (SplitMix64: Steele et al. 2014), each a row of genes and
+what lies between them:
 
-- *codon structure*: a gene is ATG, 100 to 399 codons, a stop codon. A codon's weight is that of its amino acid (roughly E. coli's, in per mille),
-  shared by its synonyms in proportion to the local GC content at the third position. One gene in two stands on the other strand.
-- *GC drift*: the local GC content goes from 35 to 65 % and back in a triangle of 200,000 nucleotides; between genes (50 to 249
-  nucleotides) letters are independent, with this content.
-- *repeats*: after one gene in sixteen stands one of six elements of 800 to 1,300 nucleotides, on either strand, each copy with 2 % of its letters redrawn.
+- *codon structure*: a gene is ATG, 100 to 399 codons, a stop codon. A codon's weight is that of its amino acid (roughly
+  E. coli's, in per mille), shared by its synonyms in proportion to the local GC content at the third position. One gene
+  in two stands on the other strand.
+- *GC drift*: the local GC content goes from 35 to 65 % and back in a triangle of 200,000 nucleotides; between genes (50
+  to 249 nucleotides) letters are independent, with this content.
+- *repeats*: after one gene in sixteen stands one of six elements of 800 to 1,300 nucleotides, on either strand, each
+  copy with 2 % of its letters redrawn.
 
 What the lab measures on it says how a model learns such structure, and nothing about any organism.
 """
@@ -29,7 +33,9 @@ CODE = "FFLLSSSSYY**CC*WLLLLPPPPHHQQRRRRIIIMTTTTNNKKSSRRVVVVAAAADDEEGGGG"
 CODONS = tuple((first + second + third).encode() for first in "TCAG" for second in "TCAG" for third in "TCAG")
 STOPS = tuple(codon for codon, acid in zip(CODONS, CODE, strict=True) if acid == "*")
 ACIDS = "ACDEFGHIKLMNPQRSTVWY"
-PER_MILLE = dict(zip(ACIDS, (95, 12, 51, 58, 39, 74, 23, 60, 44, 107, 28, 39, 44, 44, 55, 58, 54, 71, 15, 29), strict=True))
+PER_MILLE = dict(
+    zip(ACIDS, (95, 12, 51, 58, 39, 74, 23, 60, 44, 107, 28, 39, 44, 44, 55, 58, 54, 71, 15, 29), strict=True)
+)
 STRAND = bytes.maketrans(b"ACGT", b"TGCA")
 
 
@@ -42,7 +48,8 @@ def chromosomes() -> Iterator[tuple[str, bytes]]:
 
 
 class Draws:
-    """A stream of random integers: SplitMix64 of a counter, the same on every machine and under every version of numpy."""
+    """A stream of random integers: SplitMix64 of a counter, the same on every machine and under every version of
+    numpy."""
 
     def __init__(self, seed: int):
         self._counter = seed << 40
@@ -92,13 +99,20 @@ def codon_weights(gc: int) -> np.ndarray:
     """Integer weight of each of `CODONS`, 0 for a stop."""
     shares = [gc if codon[2:] in b"GC" else 1000 - gc for codon in CODONS]
     total = {acid: sum(share for share, other in zip(shares, CODE, strict=True) if other == acid) for acid in PER_MILLE}
-    return np.array([1000 * PER_MILLE.get(acid, 0) * share // total.get(acid, 1) for acid, share in zip(CODE, shares, strict=True)], dtype=np.int64)
+    return np.array(
+        [1000 * PER_MILLE.get(acid, 0) * share // total.get(acid, 1) for acid, share in zip(CODE, shares, strict=True)],
+        dtype=np.int64,
+    )
 
 
 def _copy(draws: Draws, element: bytes) -> bytes:
     letters = np.frombuffer(element, dtype=np.uint8)
     redrawn = draws.below(1000, len(letters)) < REDRAWN_PER_MILLE
-    return np.where(redrawn, np.frombuffer(LETTERS, dtype=np.uint8)[draws.below(4, len(letters))], letters).astype(np.uint8).tobytes()
+    return (
+        np.where(redrawn, np.frombuffer(LETTERS, dtype=np.uint8)[draws.below(4, len(letters))], letters)
+        .astype(np.uint8)
+        .tobytes()
+    )
 
 
 def _either_strand(draws: Draws, letters: bytes) -> bytes:

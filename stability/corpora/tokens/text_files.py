@@ -27,7 +27,8 @@ def text_files(path: str) -> list[Path]:
 
 
 def documents(file: Path, field: str) -> Iterator[str]:
-    """The documents of one file, never more of it in memory than one of them. Errors: ``ValueError`` naming file and place."""
+    """The documents of one file, never more of it in memory than one of them. Errors: ``ValueError`` naming file and
+    place."""
     num_documents = 0
     with opened(file) as stream:
         kind = suffix_of(file, SUFFIXES)
@@ -72,22 +73,34 @@ def _record(line: str, place: str, field: str) -> str:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{place} is no JSON ({error.msg}, column {error.colno}); each line must be one object with the key '{field}'") from None
+        raise ValueError(
+            f"{place} is no JSON ({error.msg}, column {error.colno}); each line must be one object with the key "
+            f"'{field}'"
+        ) from None
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets nested too deeply
         raise ValueError(f"{place} cannot be read as JSON: {error}") from None
     if not isinstance(record, dict):
-        raise ValueError(f"{place} is {type(record).__name__}, no JSON object; each line must be one object with the key '{field}'")
+        raise ValueError(
+            f"{place} is {type(record).__name__}, no JSON object; each line must be one object with the key '{field}'"
+        )
     if field not in record:
-        raise ValueError(f"{place} has no key '{field}'; it has: {', '.join(map(str, record)) or 'none'}; name one with data.field=KEY")
+        raise ValueError(
+            f"{place} has no key '{field}'; it has: {', '.join(map(str, record)) or 'none'}; name one with "
+            "data.field=KEY"
+        )
     return checked_text(record[field], place, field)
 
 
 def checked_text(text: Any, place: str, field: str) -> str:
     """``text``, if it is one. Errors: ``ValueError`` naming the place and the key."""
     if not isinstance(text, str):
-        raise ValueError(f"{place}: '{field}' holds {type(text).__name__}, not text; name another key with data.field=KEY")
+        raise ValueError(
+            f"{place}: '{field}' holds {type(text).__name__}, not text; name another key with data.field=KEY"
+        )
     if NOT_TEXT.search(text):
-        raise ValueError(f"{place}: '{field}' holds U+0000 or half of a surrogate pair, which are no text; take them out")
+        raise ValueError(
+            f"{place}: '{field}' holds U+0000 or half of a surrogate pair, which are no text; take them out"
+        )
     return text
 
 
@@ -101,7 +114,10 @@ def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
         table = parquet.ParquetFile(stream)
         names = table.schema_arrow.names
         if field not in names:
-            raise ValueError(f"data.path: {file} has no column '{field}'; it has: {', '.join(names) or 'none'}; name one with data.field=COLUMN")
+            raise ValueError(
+                f"data.path: {file} has no column '{field}'; it has: {', '.join(names) or 'none'}; name one with "
+                "data.field=COLUMN"
+            )
         for batch in table.iter_batches(batch_size=ROWS_PER_READ, columns=[field], use_threads=False):
             for value in batch.column(0).to_pylist():
                 number += 1
@@ -109,7 +125,10 @@ def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
                     yield text
     except (pyarrow.ArrowException, OSError) as error:  # Arrow raises bare OSErrors for pages that do not unpack
         message = str(error).splitlines()[0]
-        raise ValueError(f"data.path: {file} is cut short or no Parquet file ({message}; {number:,} rows were read); fetch or write it again") from None
+        raise ValueError(
+            f"data.path: {file} is cut short or no Parquet file ({message}; {number:,} rows were read); fetch or "
+            "write it again"
+        ) from None
 
 
 def characters(stream: BufferedIOBase, file: Path) -> Iterator[str]:
@@ -120,7 +139,10 @@ def characters(stream: BufferedIOBase, file: Path) -> Iterator[str]:
         with located(lambda: f"{num_lines:,} whole lines were read"):  # noqa: B023 called before the loop goes on
             piece = stream.read1(BYTES_PER_READ)  # all that can be read before an error
         if b"\0" in piece:
-            raise ValueError(f"data.path: {file} holds a zero byte at byte {offset + piece.index(0):,}: binary, or UTF-16; save it as UTF-8 text")
+            raise ValueError(
+                f"data.path: {file} holds a zero byte at byte {offset + piece.index(0):,}: binary, or UTF-16; save "
+                "it as UTF-8 text"
+            )
         held = len(decoder.getstate()[0])  # bytes of a character that the last piece cut
         try:
             text = decoder.decode(piece, final=not piece)
@@ -136,7 +158,8 @@ def characters(stream: BufferedIOBase, file: Path) -> Iterator[str]:
 
 
 def blocks(pieces: Iterator[str]) -> Iterator[str]:
-    """Cut after the first line end at or past 4,096 characters, at the latest after 8,192; the pieces' own borders make no difference."""
+    """Cut after the first line end at or past 4,096 characters, at the latest after 8,192; the pieces' own borders make
+    no difference."""
     text, start = "", 0
     for piece in pieces:
         text, start = text[start:] + piece, 0
@@ -157,4 +180,7 @@ def _block_end(text: str, start: int) -> int:
 
 def _not_utf8(file: Path, offset: int, byte: int, line: int) -> ValueError:
     unpacked = " of the unpacked text" if packing(file) else ""
-    return ValueError(f"data.path: {file} is not UTF-8 at byte {offset:,}{unpacked} (0x{byte:02x}), in line {line:,}; convert it to UTF-8")
+    return ValueError(
+        f"data.path: {file} is not UTF-8 at byte {offset:,}{unpacked} (0x{byte:02x}), in line {line:,}; convert it "
+        "to UTF-8"
+    )

@@ -11,7 +11,8 @@ from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
 
 
 class AbstractTokenizer:
-    """``vocabulary``: its tokens, with the separator; ``label``: how descriptions name it, None: nothing to say (bytes)."""
+    """``vocabulary``: its tokens, with the separator; ``label``: how descriptions name it, None: nothing to say
+    (bytes)."""
 
     vocabulary: Vocabulary
     label: str | None
@@ -22,7 +23,8 @@ class AbstractTokenizer:
 
 
 class ByteTokenizer(AbstractTokenizer):
-    """UTF-8 bytes as tokens: 256 of them, nothing to learn. Byte 0 stands between documents and therefore in none of them."""
+    """UTF-8 bytes as tokens: 256 of them, nothing to learn. Byte 0 stands between documents and therefore in none of
+    them."""
 
     vocabulary = BYTES
     label = None
@@ -30,9 +32,11 @@ class ByteTokenizer(AbstractTokenizer):
     separator = 0
 
     def encode(self, text: str) -> np.ndarray:
-        """``text`` → 1-D uint16 array of its UTF-8 bytes. Errors: ``UnicodeEncodeError`` for a lone surrogate, which has no UTF-8 form."""
+        """``text`` → 1-D uint16 array of its UTF-8 bytes. Errors: ``UnicodeEncodeError`` for a lone surrogate, which
+        has no UTF-8 form."""
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.uint16)
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """The inverse of `encode`; bytes that are no UTF-8 (a model may emit any) become U+FFFD. Errors: ``ValueError`` for a token above 255."""
+        """The inverse of `encode`; bytes that are no UTF-8 (a model may emit any) become U+FFFD. Errors: ``ValueError``
+        for a token above 255."""
         return BYTES.decode(tokens)

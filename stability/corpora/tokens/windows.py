@@ -19,7 +19,9 @@ def longest_pair(num_tokens: int, borders: np.ndarray | None) -> int:
     return max(int(longest[0]) // 2, int(longest[1]) if len(longest) > 1 else 0)
 
 
-def drawn(num_tokens: int, borders: np.ndarray | None, positions: int, num: int, generator: torch.Generator) -> np.ndarray:
+def drawn(
+    num_tokens: int, borders: np.ndarray | None, positions: int, num: int, generator: torch.Generator
+) -> np.ndarray:
     """``num`` starts, each one that leaves the window inside of its stretch equally likely. At least one window must
     fit."""
     starts_of_stretch = np.maximum(_lengths(num_tokens, borders) - positions + 1, 0)

@@ -1,4 +1,5 @@
-"""α_max of a run's checkpoints by the paper's protocol (section 5.2.1), from both optimizer states → ``curvature/<phase>.parquet``."""
+"""α_max of a run's checkpoints by the paper's protocol (section 5.2.1), from both optimizer states →
+``curvature/<phase>.parquet``."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def is_measured(directory: RunDirectory, curvature: CurvatureSpec) -> bool:
 
 
 def missing_phases(directory: RunDirectory, curvature: CurvatureSpec) -> list[str]:
-    """The phases asked for whose steps are not on disk under the same protocol (a critical learning rate more than was asked for does no harm)."""
+    """The phases asked for whose steps are not on disk under the same protocol (a critical learning rate more than was
+    asked for does no harm)."""
     if not {"alpha_max", "critical_lr"} & set(curvature.measure):
         return []
     return [name for name in wanted(directory, curvature.phase) if _missing_states(directory, name, curvature)]
@@ -55,12 +57,16 @@ def _missing_states(directory: RunDirectory, phase: str, curvature: CurvatureSpe
 def stored_states(path: Path, curvature: CurvatureSpec) -> tuple[str, ...]:
     """The optimizer states that a file holds under this protocol; () where it holds another protocol's numbers.
 
-    A state counts by what was done in it: gradient=auto is gradient=true in state "checkpoint" and gradient=clipped in state "paper". More steps by the
-    paper's difference than were asked for do no harm; a file older than `parity_steps` counts as measured without them. One without the column
-    ``gradient`` is from when weight_decay=false took out only the decay that it knew of.
+    A state counts by what was done in it: gradient=auto is gradient=true in state "checkpoint" and gradient=clipped in
+    state "paper". More steps by the paper's difference than were asked for do no harm; a file older than `parity_steps`
+    counts as measured without them. One without the column ``gradient`` is from when weight_decay=false took out only
+    the decay that it knew of.
     """
     stored = stored_spec(path)
-    if stored is None or json.loads(read_metadata(path)[PROTOCOL]).get(PARITY, curvature.parity_steps) < curvature.parity_steps:
+    if (
+        stored is None
+        or json.loads(read_metadata(path)[PROTOCOL]).get(PARITY, curvature.parity_steps) < curvature.parity_steps
+    ):
         return ()
     if not curvature.weight_decay and not holds_columns(path, ["gradient"]):
         return ()
@@ -83,7 +89,8 @@ def _spectra() -> Any:
 
 
 def protocol_of(curvature: CurvatureSpec, reads: Sequence[str] = ()) -> str:
-    """What the numbers of a table depend on, as canonical JSON; ``reads``: the settings of `SpectraSpec` that it takes beside the critical rate's."""
+    """What the numbers of a table depend on, as canonical JSON; ``reads``: the settings of `SpectraSpec` that it takes
+    beside the critical rate's."""
     critical = "critical_lr" in curvature.measure
     spectra = curvature.spectra.only((*(("critical_resolution",) if critical else ()), *reads))
     measured = ["alpha_max", "critical_lr"] if critical else ["alpha_max"]
@@ -110,14 +117,21 @@ def stored_spec(path: Path) -> CurvatureSpec | None:
         return None
 
 
-def measure(directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
-    """Measure what is missing, yielding after every optimizer step. A run without such a checkpoint (diverged before it) leaves an empty table.
+def measure(
+    directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto"
+) -> Iterator[None]:
+    """Measure what is missing, yielding after every optimizer step. A run without such a checkpoint (diverged before
+    it) leaves an empty table.
 
-    ``ValueError`` for a run that has not reached its verdict: what its last checkpoint gives now would pass for its terminal one later.
+    ``ValueError`` for a run that has not reached its verdict: what its last checkpoint gives now would pass for its
+    terminal one later.
     """
     if not directory.finished:
         status = directory.status()
-        raise ValueError(f"{directory.run_id} is {status['state']} at step {status['step']}; α_max is measured on runs that reached their verdict")
+        raise ValueError(
+            f"{directory.run_id} is {status['state']} at step {status['step']}; α_max is measured on runs that "
+            "reached their verdict"
+        )
     for name in missing_phases(directory, curvature):
         folder = phases(directory, name).get(name)
         asked = curvature.model_copy(update={"state": _missing_states(directory, name, curvature)})
@@ -128,28 +142,41 @@ def measure(directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Pat
     yield from _spectra().measure(directory, curvature, cache_dir=cache_dir, device=device)
 
 
-def measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
+def measure_checkpoint(
+    folder: Path, phase: str, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto"
+) -> Iterator[None]:
     """One checkpoint folder, wherever it stands in its run, under a phase's name of its own."""
     if {"alpha_max", "critical_lr"} & set(curvature.measure):
-        yield from _measure_checkpoint(folder, phase, curvature, cache_dir, device, RunDirectory.at(folder.parent.parent).curvature_file(phase))
+        yield from _measure_checkpoint(
+            folder, phase, curvature, cache_dir, device, RunDirectory.at(folder.parent.parent).curvature_file(phase)
+        )
     yield from _spectra().measure_checkpoint(folder, phase, curvature, cache_dir=cache_dir, device=device)
 
 
-def write_rows(rows: list[dict[str, Any]], target: Path, curvature: CurvatureSpec, undefined: Sequence[str] = ()) -> None:
-    """Replace the file; rows of other optimizer states that it holds under the same protocol stay. ``undefined``: states in which there is no α_max."""
+def write_rows(
+    rows: list[dict[str, Any]], target: Path, curvature: CurvatureSpec, undefined: Sequence[str] = ()
+) -> None:
+    """Replace the file; rows of other optimizer states that it holds under the same protocol stay. ``undefined``:
+    states in which there is no α_max."""
     others = [state for state in stored_states(target, curvature) if state not in curvature.state]
     table = pd.DataFrame(rows, columns=CURVATURE_COLUMNS)
     if others:
         kept = pd.read_parquet(target).query("state in @others").reindex(columns=CURVATURE_COLUMNS)
-        kept["gradient"] = [curvature.gradient_of(state) for state in kept["state"]]  # a file may be older than the column
+        # a file may be older than the column
+        kept["gradient"] = [curvature.gradient_of(state) for state in kept["state"]]
         table = pd.concat([kept, table], ignore_index=True) if rows else kept
-        undefined = [*undefined, *(state for state in json.loads(read_metadata(target).get(UNDEFINED, "[]")) if state in others)]
+        undefined = [
+            *undefined,
+            *(state for state in json.loads(read_metadata(target).get(UNDEFINED, "[]")) if state in others),
+        ]
     whole = curvature.model_copy(update={"state": (*others, *curvature.state)})
     stored = json.dumps({**json.loads(protocol_of(whole)), PARITY: curvature.parity_steps}, sort_keys=True)
     write_parquet(table, target, {PROTOCOL: stored, UNDEFINED: json.dumps(list(undefined))})
 
 
-def _measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, cache_dir: Path, device: str, target: Path) -> Iterator[None]:
+def _measure_checkpoint(
+    folder: Path, phase: str, curvature: CurvatureSpec, cache_dir: Path, device: str, target: Path
+) -> Iterator[None]:
     spec, _ = checkpoint.load(folder)
     corpus = corpus_of(spec, cache_dir)
     run_id, rows, undefined = folder.parent.parent.name, [], []
@@ -161,19 +188,25 @@ def _measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, cach
             continue
         for row in probe.rows(state):
             if row is not None:
-                rows.append({"run_id": run_id, "phase": phase, "state": state, "checkpoint_step": step_of(folder), **row})
+                rows.append(
+                    {"run_id": run_id, "phase": phase, "state": state, "checkpoint_step": step_of(folder), **row}
+                )
             yield
     write_rows(rows, target, curvature, undefined)
 
 
 def corpus_of(spec: RunSpec, cache_dir: Path) -> Corpus:
-    """The prepared data of a run; prepared anew where the cache has gone. ``ValueError`` where it is no longer the same data."""
+    """The prepared data of a run; prepared anew where the cache has gone. ``ValueError`` where it is no longer the same
+    data."""
     if (cache_dir / spec.data_fingerprint).is_dir():
         return load(cache_dir, spec.data_fingerprint)
     corpus = as_read(prepare(spec.data, cache_dir), spec.objective, cache_dir.parent)
     if corpus.fingerprint != spec.data_fingerprint:
         trained_on, now = spec.data_fingerprint[:12], corpus.fingerprint[:12]
-        raise ValueError(f"the run was trained on data {trained_on}, which is not under {cache_dir};\ndata={spec.data.name} reads {now} now")
+        raise ValueError(
+            f"the run was trained on data {trained_on}, which is not under {cache_dir};\ndata={spec.data.name} reads "
+            f"{now} now"
+        )
     return corpus
 
 
@@ -199,10 +232,13 @@ class Probe:
         params: dict[str, Tensor] = dict(self.model.named_parameters())
         lr = spec.lr_peak * lr_factor(spec.schedule, self.trainer["step"], spec.steps)
         options: dict[str, Any] = {"observe": observe, "loss_in_double": self._loss_in_double}
-        self.descent = Descent(params, self.optimizer, self._loss_sum, self._batch, curvature, lr=lr, clip_norm=spec.clip_norm, **options)
+        self.descent = Descent(
+            params, self.optimizer, self._loss_sum, self._batch, curvature, lr=lr, clip_norm=spec.clip_norm, **options
+        )
 
     def defines(self, state: str) -> bool:
-        """Whether steps can start from an optimizer state: the paper's warm-up sets Adam's m and v; other optimizers have only the run's own state."""
+        """Whether steps can start from an optimizer state: the paper's warm-up sets Adam's m and v; other optimizers
+        have only the run's own state."""
         return state != "paper" or isinstance(self.optimizer, torch.optim.Adam)
 
     def rows(self, state: str) -> Iterator[dict[str, Any] | None]:
@@ -211,7 +247,9 @@ class Probe:
 
     def _batch(self, index: int) -> Examples:
         size = self.curvature.batch or self.spec.batch
-        return training_examples(self.spec, self.corpus, self.objective, "curvature", index, seed=self.curvature.seed, batch=size).to(self.device)
+        return training_examples(
+            self.spec, self.corpus, self.objective, "curvature", index, seed=self.curvature.seed, batch=size
+        ).to(self.device)
 
     def _loss_sum(self, params: Mapping[str, Tensor], examples: Examples) -> tuple[Tensor, Tensor]:
         return self.objective.loss(self.model, examples, params)

@@ -34,7 +34,8 @@ DOUBTFUL = 1e-3  # relative error against central differences beyond which float
 
 @dataclass(frozen=True)
 class Step:
-    """One recorded step. ``loss`` and ``batches`` as `stability.curvature.directional` takes them, ``params``: θ before the step, ``direction``: u,
+    """One recorded step. ``loss`` and ``batches`` as `stability.curvature.directional` takes them, ``params``: θ before
+    the step, ``direction``: u,
     ``result``: the loss along u, with its own slope also where the row holds the clipped gradient's."""
 
     loss: Callable[..., Any]
@@ -47,10 +48,12 @@ class Step:
 class Descent:
     """Takes optimizer steps on ``params`` (which move) and measures those that are recorded.
 
-    ``loss(params, examples)``: (sum, count) in nats and weights. ``examples(index)``: batch number ``index`` of the protocol, B rows on every tensor.
-    ``lr``: the rate of every step, 1/lr being the unit of u. ``clip_norm``: what the optimizer's gradient is clipped to. ``observe``: called with
-    each recorded `Step` before the parameters are used again; what it returns joins the row. ``loss_in_double()``: the same loss for parameters and examples in
-    float64, by which the worst of the curvatures that central differences contradict is computed once more (`in_double`); None: none is.
+    ``loss(params, examples)``: (sum, count) in nats and weights. ``examples(index)``: batch number ``index`` of the
+      protocol, B rows on every tensor.
+    ``lr``: the rate of every step, 1/lr being the unit of u. ``clip_norm``: what the optimizer's gradient is clipped
+      to. ``observe``: called with each recorded `Step` before the parameters are used again; what it returns joins the
+      row. ``loss_in_double()``: the same loss for parameters and examples in float64, by which the worst of the
+      curvatures that central differences contradict is computed once more (`in_double`); None: none is.
     """
 
     def __init__(
@@ -66,18 +69,26 @@ class Descent:
         observe: Callable[[Step], dict[str, Any]] | None = None,
         loss_in_double: Callable[[], LossSum] | None = None,
     ):
-        self.params, self.optimizer, self.loss, self.examples, self.curvature = params, optimizer, loss, examples, curvature
+        self.params, self.optimizer, self.loss, self.examples, self.curvature = (
+            params,
+            optimizer,
+            loss,
+            examples,
+            curvature,
+        )
         self.lr, self.clip_norm = lr, curvature.clip_norm or clip_norm
         self.observe, self.loss_in_double = observe, loss_in_double
         self._worst = DOUBTFUL  # relative error of the last step that was computed in float64
 
     def rows(self, state: str, own_state: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any] | None]:
-        """A row for each recorded step, None for each warm-up step; ``state``: "paper" (m and v are means, 5.2.1), "checkpoint" (``own_state``) or "plain".
+        """A row for each recorded step, None for each warm-up step; ``state``: "paper" (m and v are means, 5.2.1),
+        "checkpoint" (``own_state``) or "plain".
 
-        A step whose gradient is not finite ends the descent: it and those after it are rows of method "none" without numbers, so that the share of
-        stable steps keeps its denominator. A step that is zero, or along which the loss does not change, has no α_max: a row of method "not defined",
-        which that share leaves out. ``note``: why a row has no numbers; of numbers that are not finite, the first parameter or module that they come
-        from. ``gradient``: whose slope entered α_max, "true" (the loss's own) or "clipped".
+        A step whose gradient is not finite ends the descent: it and those after it are rows of method "none" without
+        numbers, so that the share of stable steps keeps its denominator. A step that is zero, or along which the loss
+        does not change, has no α_max: a row of method "not defined", which that share leaves out. ``note``: why a row
+        has no numbers; of numbers that are not finite, the first parameter or module that they come from. ``gradient``:
+        whose slope entered α_max, "true" (the loss's own) or "clipped".
         """
         lost, gradient = self._broken_parameter(), self.curvature.gradient_of(state)
         if lost is None:
@@ -94,7 +105,8 @@ class Descent:
             yield {"step": number, "lr": self.lr, "gradient": gradient, "method": "none", **row}
 
     def _broken_parameter(self) -> dict[str, Any] | None:
-        """Where θ itself is not finite before anything was done: a row that says so (a single step would spread it over every parameter)."""
+        """Where θ itself is not finite before anything was done: a row that says so (a single step would spread it over
+        every parameter)."""
         broken = (name for name, param in self.params.items() if not param.isfinite().all())
         return next(({"note": f"params[{name!r}] is not finite"} for name in broken), None)
 
@@ -103,13 +115,16 @@ class Descent:
             assert own_state is not None
             self.optimizer.load_state_dict(dict(own_state))
         elif state == "paper":
-            paper_state(self.optimizer, (self._clipped(index) for index in range(self.curvature.warmup_batches)), self.params)
+            paper_state(
+                self.optimizer, (self._clipped(index) for index in range(self.curvature.warmup_batches)), self.params
+            )
         else:
             self._warm_up_in_place()
         self._set_lr(self.lr)
 
     def _warm_up_in_place(self) -> None:
-        """The optimizer's own averages and its own bias correction over the warm-up batches, θ left where it is (steps at rate 0)."""
+        """The optimizer's own averages and its own bias correction over the warm-up batches, θ left where it is (steps
+        at rate 0)."""
         self._set_lr(0.0)
         for index in range(self.curvature.warmup_batches):
             self._set_gradient(self._gradient(index))
@@ -120,7 +135,8 @@ class Descent:
             group["lr"] = lr
 
     def _recorded_step(self, first: int, number: int, slope_of: str) -> dict[str, Any]:
-        """Gradient, step and the curvature along it on batch ``first + number``. A gradient that is not finite allows no step: then only whence it came."""
+        """Gradient, step and the curvature along it on batch ``first + number``. A gradient that is not finite allows
+        no step: then only whence it came."""
         loss, batches = self._objective(first + number)
         held = GradientWithGraph(loss, self.params, batches, method=self.curvature.method, check=number == 0 or None)
         gradient = held.gradient()
@@ -129,7 +145,12 @@ class Descent:
         kept = self._set_gradient(gradient)
         direction = self._step()
         if not any(tensor.any() for tensor in direction.values()):
-            return {"method": NOT_DEFINED, "note": NO_STEP, "loss_before": held.loss, "loss_after": self._loss_here(loss, batches)}
+            return {
+                "method": NOT_DEFINED,
+                "note": NO_STEP,
+                "loss_before": held.loss,
+                "loss_after": self._loss_here(loss, batches),
+            }
         along = held.along(direction)
         losses = {"loss_before": along.loss, "loss_after": self._loss_here(loss, batches)}
         if along.slope == along.curvature == 0:
@@ -144,23 +165,32 @@ class Descent:
         return {**row, "note": along.nonfinite, **losses, **observed}
 
     def _step(self) -> Tensors:
-        """Take the optimizer's step; its direction u, or with ``weight_decay=false`` that of the step without decay from the same state."""
+        """Take the optimizer's step; its direction u, or with ``weight_decay=false`` that of the step without decay
+        from the same state."""
         decays = any(group.get("weight_decay") for group in self.optimizer.param_groups)
-        undecayed = step_without_decay(self.optimizer, self.params, self.lr) if decays and not self.curvature.weight_decay else None
+        undecayed = (
+            step_without_decay(self.optimizer, self.params, self.lr)
+            if decays and not self.curvature.weight_decay
+            else None
+        )
         taken = step_direction(self.optimizer, self.params, self.lr)
         return taken if undecayed is None else undecayed
 
     def _judged(self, step: Step, index: int) -> dict[str, float]:
-        """The curvature in float64, where differences contradict it more than in any step before; {} elsewhere, and where the model has no float64."""
+        """The curvature in float64, where differences contradict it more than in any step before; {} elsewhere, and
+        where the model has no float64."""
         error = step.result.rel_error
         if error is None or not error > self._worst or step.result.method not in EXACT or self.loss_in_double is None:
             return {}
         self._worst, examples = error, self.examples(index)
-        found = in_double(step, self.loss_in_double(), examples.split(self.curvature.microbatch or len(examples.targets_BN)))
+        found = in_double(
+            step, self.loss_in_double(), examples.split(self.curvature.microbatch or len(examples.targets_BN))
+        )
         return {} if found is None else {"float64_curvature": found}
 
     def _objective(self, index: int) -> tuple[Callable[..., Any], list[Examples] | None]:
-        """The loss of batch ``index`` as `directional` takes it: one scalar, or (sum, count) of one microbatch after another."""
+        """The loss of batch ``index`` as `directional` takes it: one scalar, or (sum, count) of one microbatch after
+        another."""
         examples, rows = self.examples(index), self.curvature.microbatch
         if rows is not None:
             return self.loss, examples.split(rows)
@@ -195,26 +225,32 @@ class Descent:
 
 
 def by_the_papers_difference(step: Step, slope: float) -> dict[str, float]:
-    """uᵀHu of the step by the paper's central difference of gradients, raw ε = 1e-4 (Eq. 20), and α_max from it and the row's own ``slope``."""
+    """uᵀHu of the step by the paper's central difference of gradients, raw ε = 1e-4 (Eq. 20), and α_max from it and the
+    row's own ``slope``."""
     found = directional(step.loss, step.params, step.direction, "parity", batches=step.batches)
     return {"parity_curvature": found.curvature, "parity_alpha_max": with_slope(found, slope).alpha_max}
 
 
 def with_slope(result: Directional, slope: float) -> Directional:
     """The same curvature with another gradient's slope, and Eq. 18 from both."""
-    ratio = math.nan if math.isnan(result.alpha_max) else alpha_max(slope, result.curvature)  # NaN: the loss itself was not finite
+    # NaN: the loss itself was not finite
+    ratio = math.nan if math.isnan(result.alpha_max) else alpha_max(slope, result.curvature)
     return replace(result, slope=slope, alpha_max=ratio)
 
 
 def in_double(step: Step, loss: LossSum, batches: list[Examples]) -> float | None:
-    """uᵀHu of the step once more, by the same method in float64, at the same θ and u; None where the model does not compute in float64.
+    """uᵀHu of the step once more, by the same method in float64, at the same θ and u; None where the model does not
+    compute in float64.
 
-    It tells which erred where the curvature and central differences, both in float32, do not agree: float64's own error is far below either's.
+    It tells which erred where the curvature and central differences, both in float32, do not agree: float64's own error
+    is far below either's.
     """
     if any(param.dtype == torch.float64 for param in step.params.values()):
         return step.result.curvature
     wide = [batch.each(lambda tensor: tensor.double() if tensor.is_floating_point() else tensor) for batch in batches]
-    params, direction = ({name: tensor.detach().double() for name, tensor in held.items()} for held in (step.params, step.direction))
+    params, direction = (
+        {name: tensor.detach().double() for name, tensor in held.items()} for held in (step.params, step.direction)
+    )
     try:
         with torch.no_grad():
             if loss(params, wide[0])[0].dtype != torch.float64:

@@ -1,8 +1,9 @@
-"""What `measure=` asks for beyond α_max, at a checkpoint: the loss along u, sharpness, spectral density, block shares → ``curvature/<phase>_<table>.parquet``.
+"""What `measure=` asks for beyond α_max, at a checkpoint: the loss along u, sharpness, spectral density, block shares →
+``curvature/<phase>_<table>.parquet``.
 
-Everything is measured at the first recorded step of the protocol, per optimizer state: at its θ, on its batch, along its u, and of the loss itself: slope
-and α_max are those of its own gradient, also where a recorded step's are the clipped one's. The critical learning rate is a column of
-``<phase>.parquet`` instead, one for each recorded step.
+Everything is measured at the first recorded step of the protocol, per optimizer state: at its θ, on its batch, along
+its u, and of the loss itself: slope and α_max are those of its own gradient, also where a recorded step's are the
+clipped one's. The critical learning rate is a column of ``<phase>.parquet`` instead, one for each recorded step.
 """
 
 from __future__ import annotations
@@ -55,16 +56,24 @@ def critical_column(spectra: SpectraSpec) -> Callable[[Step], dict[str, Any]]:
 
 def _critical(step: Step, spectra: SpectraSpec) -> CriticalLR:
     known, resolution = step.result.alpha_max, spectra.critical_resolution
-    return critical_lr(step.loss, step.params, step.direction, batches=step.batches, alpha_max=known, resolution=resolution)
+    return critical_lr(
+        step.loss, step.params, step.direction, batches=step.batches, alpha_max=known, resolution=resolution
+    )
 
 
 def missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> list[tuple[str, tuple[str, ...]]]:
     """(phase, tables) that `measure` asks for and that are not on disk under the same protocol."""
-    protocols = {name: protocol_of(_first_step(curvature), READS[name]) for name in SPECTRA if name in curvature.measure}
+    protocols = {
+        name: protocol_of(_first_step(curvature), READS[name]) for name in SPECTRA if name in curvature.measure
+    }
 
     def measured(path: Path, name: str) -> bool:
         stored = stored_protocol(path)
-        return stored is not None and _said(stored) == _said(protocols[name]) and holds_columns(path, SPECTRA_COLUMNS[name])
+        return (
+            stored is not None
+            and _said(stored) == _said(protocols[name])
+            and holds_columns(path, SPECTRA_COLUMNS[name])
+        )
 
     def lacking(phase: str) -> tuple[str, ...]:
         return tuple(name for name in protocols if not measured(file_of(partial(_file, directory, name), phase), name))
@@ -74,18 +83,23 @@ def missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> list[tu
 
 
 def _said(protocol: str) -> dict[str, Any]:
-    """The settings that a table depends on: all but whose slope enters the α_max of the recorded steps, for a table is of the loss itself."""
+    """The settings that a table depends on: all but whose slope enters the α_max of the recorded steps, for a table is
+    of the loss itself."""
     return {key: value for key, value in json.loads(protocol).items() if key != "gradient"}
 
 
-def measure(directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
+def measure(
+    directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto"
+) -> Iterator[None]:
     """Measure the missing tables, yielding as `Descent` does. A run without a checkpoint leaves empty ones."""
     for phase, names in missing_tables(directory, curvature):
         folder = phases(directory, phase).get(phase)
         yield from _measure(directory, folder, phase, names, curvature, cache_dir, device)
 
 
-def measure_checkpoint(folder: Path, phase: str, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
+def measure_checkpoint(
+    folder: Path, phase: str, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto"
+) -> Iterator[None]:
     """One checkpoint folder under a phase's name of its own, whether or not it was measured before."""
     names = tuple(name for name in SPECTRA if name in curvature.measure)
     if names:
@@ -101,7 +115,13 @@ def _first_step(curvature: CurvatureSpec) -> CurvatureSpec:
 
 
 def _measure(
-    directory: RunDirectory, folder: Path | None, phase: str, names: tuple[str, ...], curvature: CurvatureSpec, cache_dir: Path, device: str
+    directory: RunDirectory,
+    folder: Path | None,
+    phase: str,
+    names: tuple[str, ...],
+    curvature: CurvatureSpec,
+    cache_dir: Path,
+    device: str,
 ) -> Iterator[None]:
     first = _first_step(curvature)
     tables: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
@@ -115,10 +135,16 @@ def _measure(
         for _ in probe.rows(state):
             yield
     for name, rows in tables.items():
-        write_parquet(pd.DataFrame(rows, columns=SPECTRA_COLUMNS[name]), _file(directory, name, phase), {PROTOCOL: protocol_of(first, READS[name])})
+        write_parquet(
+            pd.DataFrame(rows, columns=SPECTRA_COLUMNS[name]),
+            _file(directory, name, phase),
+            {PROTOCOL: protocol_of(first, READS[name])},
+        )
 
 
-def _collector(probe: Probe, tables: dict[str, list[dict[str, Any]]], labels: dict[str, Any]) -> Callable[[Step], dict[str, Any]]:
+def _collector(
+    probe: Probe, tables: dict[str, list[dict[str, Any]]], labels: dict[str, Any]
+) -> Callable[[Step], dict[str, Any]]:
     """An ``observe`` that fills the tables and adds nothing to the step's own row."""
     rows_of = {"profile": _profile, "sharpness": _sharpness, "density": _density, "blocks": _blocks}
 
@@ -131,14 +157,21 @@ def _collector(probe: Probe, tables: dict[str, list[dict[str, Any]]], labels: di
 
 
 def _profile(probe: Probe, step: Step) -> list[dict[str, Any]]:
-    """The loss along u, densely up to α_max and evenly beyond the critical learning rate, with what a quadratic model needs beside it."""
+    """The loss along u, densely up to α_max and evenly beyond the critical learning rate, with what a quadratic model
+    needs beside it."""
     result, points = step.result, probe.curvature.spectra.profile_points
     critical = _critical(step, probe.curvature.spectra).value
     marks = [mark for mark in (result.alpha_max, critical) if 0 < mark < math.inf] or [2 * probe.descent.lr]
     even = [end * (index / points) for end in {1.3 * max(marks), 1.3 * min(marks)} for index in range(points + 1)]
     alphas = sorted({-0.15 * max(marks), *even})
     losses = loss_along(step.loss, step.params, step.direction, alphas, batches=step.batches)
-    known = {"loss_before": result.loss, "slope": result.slope, "curvature": result.curvature, "alpha_max": result.alpha_max, "critical_lr": critical}
+    known = {
+        "loss_before": result.loss,
+        "slope": result.slope,
+        "curvature": result.curvature,
+        "alpha_max": result.alpha_max,
+        "critical_lr": critical,
+    }
     return [{"alpha": alpha, "loss": loss, **known} for alpha, loss in zip(alphas, losses, strict=True)]
 
 
@@ -152,9 +185,20 @@ def _sharpness(probe: Probe, step: Step) -> list[dict[str, Any]]:
     if isinstance(probe.optimizer, torch.optim.Adam):
         # P as this step used it: v already holds the step's own gradient.
         adam = preconditioned_sharpness(step.loss, step.params, probe.optimizer, held=probe.descent.params, **options)
-        row |= {"adam_sharpness": adam.value, "adam_residual": adam.residual, "adam_threshold": adam.threshold, "adam_ratio": adam.ratio}
-    total = trace(step.loss, step.params, batches=step.batches, products=spectra.trace_products, seed=probe.curvature.seed)
-    row |= {"trace": total.value, "trace_error": total.standard_error, "gauss_newton_share": _gauss_newton_share(probe, step)}
+        row |= {
+            "adam_sharpness": adam.value,
+            "adam_residual": adam.residual,
+            "adam_threshold": adam.threshold,
+            "adam_ratio": adam.ratio,
+        }
+    total = trace(
+        step.loss, step.params, batches=step.batches, products=spectra.trace_products, seed=probe.curvature.seed
+    )
+    row |= {
+        "trace": total.value,
+        "trace_error": total.standard_error,
+        "gauss_newton_share": _gauss_newton_share(probe, step),
+    }
     return [row | {"noise_scale": _noise_scale(probe, step)} | _attention(probe, step)]
 
 
@@ -192,27 +236,42 @@ def _noise_scale(probe: Probe, step: Step) -> float:
 
 
 def _attention(probe: Probe, step: Step) -> dict[str, float]:
-    """Over all softmax-attention layers: the largest logit and the mean entropy in nats; nothing where there is no such layer."""
+    """Over all softmax-attention layers: the largest logit and the mean entropy in nats; nothing where there is no such
+    layer."""
     found = attention_statistics(probe.model, lambda: _examples(probe).logits(probe.model, step.params))
     if not found:
         return {}
     layers = found.values()
-    return {"attention_logit_max": max(layer.logit_max for layer in layers), "attention_entropy": sum(layer.entropy for layer in layers) / len(layers)}
+    return {
+        "attention_logit_max": max(layer.logit_max for layer in layers),
+        "attention_entropy": sum(layer.entropy for layer in layers) / len(layers),
+    }
 
 
 def _density(probe: Probe, step: Step) -> list[dict[str, Any]]:
     """A row a node of the quadrature."""
     spectra = probe.curvature.spectra
-    options: dict[str, Any] = {"probes": spectra.density_probes, "iterations": spectra.density_products, "seed": probe.curvature.seed}
+    options: dict[str, Any] = {
+        "probes": spectra.density_probes,
+        "iterations": spectra.density_products,
+        "seed": probe.curvature.seed,
+    }
     found = spectral_density(step.loss, step.params, batches=step.batches, **options)
     triples = zip(found.probe_of.tolist(), found.nodes.tolist(), found.weights.tolist(), strict=True)
-    return [{"probe": probe_of, "node": node, "weight": weight, "num_params": found.size} for probe_of, node, weight in triples]
+    return [
+        {"probe": probe_of, "node": node, "weight": weight, "num_params": found.size}
+        for probe_of, node, weight in triples
+    ]
 
 
 def _blocks(probe: Probe, step: Step) -> list[dict[str, Any]]:
-    """A row a block of parameters: its u_b·(Hu)_b, which add up to the curvature, and its own u_b·H u_b without the coupling to the others."""
+    """A row a block of parameters: its u_b·(Hu)_b, which add up to the curvature, and its own u_b·H u_b without the
+    coupling to the others."""
     shares = block_shares(step.loss, step.params, step.direction, batches=step.batches, block=block_of)
-    return [{"block": name, "share": share, "own": _own(step, name), "curvature": step.result.curvature} for name, share in shares.items()]
+    return [
+        {"block": name, "share": share, "own": _own(step, name), "curvature": step.result.curvature}
+        for name, share in shares.items()
+    ]
 
 
 def _own(step: Step, block: str) -> float:

@@ -1,4 +1,5 @@
-"""Samples of a run's checkpoints, and their NLL under an oracle → ``samples/<phase>.jsonl`` and ``generation/<phase>.parquet`` in the run's folder."""
+"""Samples of a run's checkpoints, and their NLL under an oracle → ``samples/<phase>.jsonl`` and
+``generation/<phase>.parquet`` in the run's folder."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from stability.training.machine import prepare_torch
 
 
 def missing_phases(directory: RunDirectory, spec: GenerationSpec, phase: str = "terminal") -> list[str]:
-    """The phases asked for (terminal, earliest, last, all) that have a checkpoint, and lack samples or their scores under the same settings."""
+    """The phases asked for (terminal, earliest, last, all) that have a checkpoint, and lack samples or their scores
+    under the same settings."""
     return [name for name, folder in phases(directory, phase).items() if not is_done(directory, folder, name, spec)]
 
 
@@ -39,7 +41,8 @@ def is_generated(directory: RunDirectory, spec: GenerationSpec) -> bool:
 
 
 def is_done(directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec) -> bool:
-    """Whether a checkpoint's samples, and their scores where an oracle is asked for, are on disk under the same settings."""
+    """Whether a checkpoint's samples, and their scores where an oracle is asked for, are on disk under the same
+    settings."""
     if not _is_sampled(directory, folder, phase, spec):
         return False
     file = directory.generation_file(phase)
@@ -47,9 +50,11 @@ def is_done(directory: RunDirectory, folder: Path, phase: str, spec: GenerationS
 
 
 def check_kept(directories: Iterable[RunDirectory], spec: GenerationSpec, phase: str = "terminal") -> None:
-    """Errors: ``ValueError`` of two lines where `generate` would replace finished samples or scores, unless ``overwrite`` says so.
+    """Errors: ``ValueError`` of two lines where `generate` would replace finished samples or scores, unless
+    ``overwrite`` says so.
 
-    Samples (and their scores) of a checkpoint whose weights have changed since are no such case: they are of no checkpoint that is there.
+    Samples (and their scores) of a checkpoint whose weights have changed since are no such case: they are of no
+    checkpoint that is there.
     """
     kept = [
         (directory, name, found)
@@ -67,20 +72,26 @@ def refuse_to_replace(kept: Sequence[tuple[RunDirectory, str, str]], spec: Gener
     directory, phase, found = kept[0]
     more = f" (and {len(kept) - 1} more)" if len(kept) > 1 else ""
     raise ValueError(
-        f"{directory.run_id} has {found} of its {phase} checkpoint{more}, which these settings would replace;\n"
-        "overwrite=true replaces them (in a sweep generate.overwrite=true); the same settings again leave them as they are"
+        f"{directory.run_id} has {found} of its {phase} checkpoint{more}, which these settings would "
+        "replace;\noverwrite=true replaces them (in a sweep generate.overwrite=true); the same settings again leave "
+        "them as they are"
     )
 
 
 def replaced(directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec) -> str | None:
-    """What of a checkpoint's finished samples and scores `generate_checkpoint` would replace by others, in words; None: nothing."""
+    """What of a checkpoint's finished samples and scores `generate_checkpoint` would replace by others, in words; None:
+    nothing."""
     meta, made_by = stored_samples.stored(directory, phase), _made_by(folder, spec)
     if meta is None or meta.get("checkpoint") != made_by["checkpoint"]:
         return None
     if not _is_sampled(directory, folder, phase, spec):
         return f"finished samples with {_differences({**meta, 'reason': None}, {**made_by, 'reason': None})}"
     file = directory.generation_file(phase)
-    if spec.oracle is None or not file.exists() or (scored := read_metadata(file).get(PROTOCOL)) == _scored_by(folder, spec):
+    if (
+        spec.oracle is None
+        or not file.exists()
+        or (scored := read_metadata(file).get(PROTOCOL)) == _scored_by(folder, spec)
+    ):
         return None
     before, asked = json.loads(scored or "{}"), json.loads(_scored_by(folder, spec))
     if before.get("oracle") == asked["oracle"]:
@@ -104,14 +115,28 @@ def _made_by(folder: Path, spec: GenerationSpec) -> dict[str, Any]:
     run = parse_run(read_json(folder / checkpoint.MANIFEST)["spec"])
     sampler = resolved_sampler(run, spec)
     steps = {"steps": spec.steps or run.model.positions} if sampler in STEPPED else {}
-    values = {"num": spec.num, "sampler": sampler, "temperature": spec.temperature, "seed": spec.seed, **steps, **_kind(run).made_by(spec)}
-    return {**values, "positions": run.model.positions, "checkpoint": weights_sha256(folder)[:12], "step": step_of(folder)}
+    values = {
+        "num": spec.num,
+        "sampler": sampler,
+        "temperature": spec.temperature,
+        "seed": spec.seed,
+        **steps,
+        **_kind(run).made_by(spec),
+    }
+    return {
+        **values,
+        "positions": run.model.positions,
+        "checkpoint": weights_sha256(folder)[:12],
+        "step": step_of(folder),
+    }
 
 
 def _scored_by(folder: Path, spec: GenerationSpec) -> str:
     assert spec.oracle is not None
     run = parse_run(read_json(folder / checkpoint.MANIFEST)["spec"])
-    return json.dumps({**_made_by(folder, spec), "oracle": key_of(spec.oracle), **_kind(run).scored_by(spec)}, sort_keys=True)
+    return json.dumps(
+        {**_made_by(folder, spec), "oracle": key_of(spec.oracle), **_kind(run).scored_by(spec)}, sort_keys=True
+    )
 
 
 def _kind(run: RunSpec) -> Kind:
@@ -121,40 +146,57 @@ def _kind(run: RunSpec) -> Kind:
 
 
 def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
-    """The sampler of a run. Errors: ``ValueError`` where the run's objective has no use for the one that was asked for, or for another setting."""
+    """The sampler of a run. Errors: ``ValueError`` where the run's objective has no use for the one that was asked for,
+    or for another setting."""
     family, kind = Registry("objectives").load(run.objective.name), kind_of(run)
     fitting = build_objective(run, family.any_format(run.model.positions)).samplers
     if kind is None or not fitting:
-        raise ValueError(f"objective={run.objective.name} predicts nothing that could be sampled; leave generate out (generate.num=null)")
+        raise ValueError(
+            f"objective={run.objective.name} predicts nothing that could be sampled; leave generate out "
+            "(generate.num=null)"
+        )
     kind.check(run, spec)
     if spec.sampler == "auto":
         if spec.steps is not None and fitting[0] not in STEPPED:
             raise ValueError(
-                f"steps={spec.steps} belongs to sampler=euler and sampler=analytic; sampler=auto is {fitting[0]} here, which fills one position a step"
+                f"steps={spec.steps} belongs to sampler=euler and sampler=analytic; sampler=auto is {fitting[0]} "
+                "here, which fills one position a step"
             )
         return fitting[0]
     if spec.sampler not in fitting:
-        raise ValueError(f"sampler={spec.sampler} does not fit objective={run.objective.name}; these do: {', '.join(fitting)}")
+        raise ValueError(
+            f"sampler={spec.sampler} does not fit objective={run.objective.name}; these do: {', '.join(fitting)}"
+        )
     return spec.sampler
 
 
 def check_oracle(run: RunSpec, spec: GenerationSpec, corpus: Any) -> None:
-    """Errors: ``ValueError`` of two lines where ``spec.oracle`` is none, or cannot score samples of such a run. Whoever only asks keeps none in memory."""
+    """Errors: ``ValueError`` of two lines where ``spec.oracle`` is none, or cannot score samples of such a run. Whoever
+    only asks keeps none in memory."""
     _kind(run).oracle(run, spec, corpus, "cpu")
     _kind(run).forget_oracle()
 
 
-def generate(directory: RunDirectory, spec: GenerationSpec, *, cache_dir: Path, device: str = "auto", phase: str = "terminal") -> Iterator[None]:
-    """Sample and score what is missing, yielding after every step of a sampler and every scored batch. A run without a checkpoint has nothing to sample."""
+def generate(
+    directory: RunDirectory, spec: GenerationSpec, *, cache_dir: Path, device: str = "auto", phase: str = "terminal"
+) -> Iterator[None]:
+    """Sample and score what is missing, yielding after every step of a sampler and every scored batch. A run without a
+    checkpoint has nothing to sample."""
     for name in missing_phases(directory, spec, phase):
-        yield from generate_checkpoint(directory, phases(directory, name)[name], name, spec, cache_dir=cache_dir, device=device)
+        yield from generate_checkpoint(
+            directory, phases(directory, name)[name], name, spec, cache_dir=cache_dir, device=device
+        )
 
 
-def generate_checkpoint(directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec, *, cache_dir: Path, device: str = "auto") -> Iterator[None]:
-    """One checkpoint folder under a phase's name. Samples are written whole or not at all, then their scores; what is there already is not made again."""
+def generate_checkpoint(
+    directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec, *, cache_dir: Path, device: str = "auto"
+) -> Iterator[None]:
+    """One checkpoint folder under a phase's name. Samples are written whole or not at all, then their scores; what is
+    there already is not made again."""
     run, model = checkpoint.load(folder)
     corpus, kind = corpus_of(run, cache_dir), _kind(run)
-    oracle = None if spec.oracle is None else kind.oracle(run, spec, corpus, device)  # before an hour of sampling, not after it
+    # before an hour of sampling, not after it
+    oracle = None if spec.oracle is None else kind.oracle(run, spec, corpus, device)
     if not _is_sampled(directory, folder, phase, spec):
         directory.generation_file(phase).unlink(missing_ok=True)  # scores of other samples
         yield from _sample(directory, run, model, phase, spec, corpus, resolve_device(device), _made_by(folder, spec))
@@ -165,14 +207,32 @@ def generate_checkpoint(directory: RunDirectory, folder: Path, phase: str, spec:
         rows += scores
         yield
     protocol = _scored_by(folder, spec)
-    shown = {key: json.loads(protocol).get(key) for key in ("sampler", "steps", "temperature", "seed", "contexts", "oracle_draws")}
-    labels = {"run_id": directory.run_id, "phase": phase, **shown, "oracle": oracle.name, "oracle_sha256": oracle.sha256}
-    table = pd.DataFrame([{**labels, "sample": index, **row} for index, row in enumerate(rows)], columns=list(kind.columns))
+    shown = {
+        key: json.loads(protocol).get(key)
+        for key in ("sampler", "steps", "temperature", "seed", "contexts", "oracle_draws")
+    }
+    labels = {
+        "run_id": directory.run_id,
+        "phase": phase,
+        **shown,
+        "oracle": oracle.name,
+        "oracle_sha256": oracle.sha256,
+    }
+    table = pd.DataFrame(
+        [{**labels, "sample": index, **row} for index, row in enumerate(rows)], columns=list(kind.columns)
+    )
     write_parquet(table, directory.generation_file(phase), {PROTOCOL: protocol})
 
 
 def _sample(
-    directory: RunDirectory, run: RunSpec, model: nn.Module, phase: str, spec: GenerationSpec, corpus: Any, device: torch.device, made_by: dict[str, Any]
+    directory: RunDirectory,
+    run: RunSpec,
+    model: nn.Module,
+    phase: str,
+    spec: GenerationSpec,
+    corpus: Any,
+    device: torch.device,
+    made_by: dict[str, Any],
 ) -> Iterator[None]:
     prepare_torch(run.threads, device)
     kind = _kind(run)
@@ -193,7 +253,8 @@ def equal_samples(run: RunSpec, spec: GenerationSpec) -> str:
 
 
 def num_steps(directory: RunDirectory, spec: GenerationSpec, phase: str) -> int:
-    """How often `generate` yields on the missing phases, or more: steps of the sampler by batches, and scored batches."""
+    """How often `generate` yields on the missing phases, or more: steps of the sampler by batches, and scored
+    batches."""
     run = parse_run(read_json(directory.spec_file))
     return len(missing_phases(directory, spec, phase)) * steps_of_a_phase(run, spec)
 

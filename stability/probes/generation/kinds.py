@@ -20,7 +20,8 @@ class Source(Protocol):
     """A model as a sampler sees it."""
 
     def draw(self, indices: Sequence[int]) -> Generator[None, None, list[Any]]:
-        """The samples of these numbers, yielding after every step. Sample i comes from its own random numbers: seed, i. Errors: `NonFinite`."""
+        """The samples of these numbers, yielding after every step. Sample i comes from its own random numbers: seed, i.
+        Errors: `NonFinite`."""
         ...
 
 
@@ -49,12 +50,29 @@ class Kind(Protocol):
         """Which samples of a checkpoint nothing tells apart, in words; "" where chance does."""
         ...
 
-    def source(self, directory: RunDirectory, run: RunSpec, model: nn.Module, corpus: Any, spec: GenerationSpec, sampler: str, device: torch.device) -> Source:
+    def source(
+        self,
+        directory: RunDirectory,
+        run: RunSpec,
+        model: nn.Module,
+        corpus: Any,
+        spec: GenerationSpec,
+        sampler: str,
+        device: torch.device,
+    ) -> Source:
         """``model`` lies on ``device`` already."""
         ...
 
     def write(
-        self, directory: RunDirectory, phase: str, samples: Sequence[Any], made_by: dict[str, Any], *, run: RunSpec, corpus: Any, device: torch.device
+        self,
+        directory: RunDirectory,
+        phase: str,
+        samples: Sequence[Any],
+        made_by: dict[str, Any],
+        *,
+        run: RunSpec,
+        corpus: Any,
+        device: torch.device,
     ) -> Iterable[None]:
         """Keep the samples, whole or not at all, by the time that what it returns is exhausted."""
         ...
@@ -64,7 +82,8 @@ class Kind(Protocol):
         ...
 
     def oracle(self, run: RunSpec, spec: GenerationSpec, corpus: Any, device: str) -> Any:
-        """What ``spec.oracle`` names, with a ``name`` and the ``sha256`` of its weights; the last one is kept for a study's next run.
+        """What ``spec.oracle`` names, with a ``name`` and the ``sha256`` of its weights; the last one is kept for a
+        study's next run.
 
         Errors: ``ValueError`` of two lines where there is none, or it cannot score such samples.
         """
@@ -74,7 +93,9 @@ class Kind(Protocol):
         """Give its memory back."""
         ...
 
-    def scores(self, oracle: Any, samples: Sequence[Any], corpus: Any, spec: GenerationSpec) -> Iterator[list[dict[str, Any]]]:
+    def scores(
+        self, oracle: Any, samples: Sequence[Any], corpus: Any, spec: GenerationSpec
+    ) -> Iterator[list[dict[str, Any]]]:
         """Rows of the table of scores as far as they are the oracle's, in the samples' order, some at a time."""
         ...
 

@@ -1,4 +1,5 @@
-"""The oracle that scores sampled proteins: a multitrack checkpoint of ours that predicts the same tracks, by its own objective."""
+"""The oracle that scores sampled proteins: a multitrack checkpoint of ours that predicts the same tracks, by its own
+objective."""
 
 from __future__ import annotations
 
@@ -34,12 +35,14 @@ WORDS = ("domains", "descriptions", "orthologs")  # contexts whose tokens are nu
 class ProteinOracle:
     """The masked NLL of a sample: what the oracle's own objective measures on it, as in validation.
 
-    A sample is masked ``spec.oracle_draws`` times by the schedules that the oracle was trained with, each track for itself. Of every draw each
-    track's NLL is the cross entropy averaged over the masked positions, given all that is not masked (the other track's tokens among it); its mean over the
-    draws is the track's NLL of the sample, and the sum of the tracks' is the total: the nats of one residue's hidden letter and hidden structure token, the
-    unit of the validation NLL and its parts. It is no NLL of the whole protein. The rates of a sample's draws are spread evenly over the schedule; rates and
-    masks are a function of the sample's number, its length and the number of draws alone, so that runs are compared under the same ones. The oracle is
-    given the contexts that the sample was made with (none where they were empty), hidden in part by its own schedule, as in validation.
+    A sample is masked ``spec.oracle_draws`` times by the schedules that the oracle was trained with, each track for
+    itself. Of every draw each track's NLL is the cross entropy averaged over the masked positions, given all that is
+    not masked (the other track's tokens among it); its mean over the draws is the track's NLL of the sample, and the
+    sum of the tracks' is the total: the nats of one residue's hidden letter and hidden structure token, the unit of the
+    validation NLL and its parts. It is no NLL of the whole protein. The rates of a sample's draws are spread evenly
+    over the schedule; rates and masks are a function of the sample's number, its length and the number of draws alone,
+    so that runs are compared under the same ones. The oracle is given the contexts that the sample was made with (none
+    where they were empty), hidden in part by its own schedule, as in validation.
     """
 
     name: str
@@ -56,25 +59,47 @@ class ProteinOracle:
         for index, sample in enumerate(samples):
             nats = dict(zip(self.objective.components, self._nats(index, sample), strict=True))
             parts = {f"nll_{name}": nats.get(name, math.nan) for name in ("sequence", "structure")}
-            yield {"nll": sum(nats.values()), "nll_per_byte": math.nan, "num_tokens": sample.num_tokens, "num_bytes": 0, **parts}
+            yield {
+                "nll": sum(nats.values()),
+                "nll_per_byte": math.nan,
+                "num_tokens": sample.num_tokens,
+                "num_bytes": 0,
+                **parts,
+            }
 
     @torch.no_grad()
     def _nats(self, index: int, sample: ProteinSample) -> list[float]:
         """Of each source track, in the order of the objective."""
-        batch = _repeated(with_tracks(held_out(self.run, self.spec, self.corpus, [index]), sample), self.spec.oracle_draws)
+        batch = _repeated(
+            with_tracks(held_out(self.run, self.spec, self.corpus, [index]), sample), self.spec.oracle_draws
+        )
         examples = self.objective.examples(batch, generator_for(SEED, "oracle", index)).to(self.device)
-        sums = [self.objective.component_sums(part.logits(self.model), part).double() for part in examples.split(self.spec.batch)]
+        sums = [
+            self.objective.component_sums(part.logits(self.model), part).double()
+            for part in examples.split(self.spec.batch)
+        ]
         return (torch.stack(sums).sum(0) / self.spec.oracle_draws).tolist()
 
 
 def with_tracks(batch: ProteinBatch, sample: ProteinSample) -> ProteinBatch:
-    """A batch of one protein with the sample's letters and structure tokens in place of its own; a track that the sample lacks is unknown."""
+    """A batch of one protein with the sample's letters and structure tokens in place of its own; a track that the
+    sample lacks is unknown."""
     num = batch.residues_BN.shape[1]
-    letters = torch.full((1, num), PAD) if sample.text is None else torch.from_numpy(encode(sample.text).astype("int64"))[None]
+    letters = (
+        torch.full((1, num), PAD)
+        if sample.text is None
+        else torch.from_numpy(encode(sample.text).astype("int64"))[None]
+    )
     structure = torch.zeros(1, num, dtype=torch.int64) if sample.structure is None else torch.tensor([sample.structure])
-    assert letters.shape == structure.shape == batch.residues_BN.shape, "a sample of another length than its held-out protein"
+    assert letters.shape == structure.shape == batch.residues_BN.shape, (
+        "a sample of another length than its held-out protein"
+    )
     known = torch.full((1, num), sample.structure is not None)
-    fields: dict[str, Any] = batch._asdict() | {"sequence_BN": letters, "structure_BN": structure, "structure_mask_BN": known}
+    fields: dict[str, Any] = batch._asdict() | {
+        "sequence_BN": letters,
+        "structure_BN": structure,
+        "structure_mask_BN": known,
+    }
     return ProteinBatch(**fields)
 
 
@@ -84,13 +109,14 @@ def _repeated(batch: ProteinBatch, num: int) -> ProteinBatch:
 
 
 def load_protein_oracle(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, device: str) -> ProteinOracle:
-    """The oracle that ``ckpt:…`` names, for samples of ``run``. Errors: ``ValueError`` of one or two lines where there is none, or it does not predict the
-    same tracks of proteins as long, or the words of its contexts are others."""
+    """The oracle that ``ckpt:…`` names, for samples of ``run``. Errors: ``ValueError`` of one or two lines where there
+    is none, or it does not predict the same tracks of proteins as long, or the words of its contexts are others."""
     assert spec.oracle is not None
     kind, _, place = spec.oracle.partition(":")
     if kind != "ckpt":
         raise ValueError(
-            f"oracle={spec.oracle} reads text, and these samples are proteins;\ngive oracle=ckpt:FOLDER, a run with objective={run.objective.name}"
+            f"oracle={spec.oracle} reads text, and these samples are proteins;\ngive oracle=ckpt:FOLDER, a run with "
+            f"objective={run.objective.name}"
         )
     folder, where = oracle_checkpoint(place), resolve_device(device)
     own, data_format, model = _loaded(str(folder), str(where))
@@ -101,7 +127,9 @@ def load_protein_oracle(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpu
     if words and spec.contexts == "given" and own.data_fingerprint != run.data_fingerprint:
         its_corpus: Any = corpus_of(own, folder.parent.parent.parent / "cache")
         _check_words(name, words, its_corpus, corpus)
-    return ProteinOracle(name, weights_sha256(folder), model, build_objective(own, data_format), run, spec, corpus, where)
+    return ProteinOracle(
+        name, weights_sha256(folder), model, build_objective(own, data_format), run, spec, corpus, where
+    )
 
 
 def forget() -> None:
@@ -123,13 +151,16 @@ def _loaded(place: str, device: str) -> tuple[RunSpec, Any, nn.Module]:
 def _check_tracks(name: str, own: RunSpec, run: RunSpec) -> None:
     wanted, given = run.objective, own.objective
     if given.name != wanted.name:
-        raise ValueError(f"oracle={name} was trained with objective={given.name}, which scores no proteins;\ngive a run with objective={wanted.name}")
+        raise ValueError(
+            f"oracle={name} was trained with objective={given.name}, which scores no proteins;\ngive a run with "
+            f"objective={wanted.name}"
+        )
     for field in ("sources", "tokenizer"):
         asked, found = getattr(wanted.settings, field), getattr(given.settings, field)
         if asked != found:
             raise ValueError(
-                f"oracle={name} was trained with objective.{field}={_written(found)}, and these samples are of objective.{field}={_written(asked)};\n"
-                f"give a run with objective.{field}={_written(asked)}"
+                f"oracle={name} was trained with objective.{field}={_written(found)}, and these samples are of "
+                f"objective.{field}={_written(asked)};\ngive a run with objective.{field}={_written(asked)}"
             )
 
 
@@ -152,6 +183,6 @@ def _check_words(name: str, contexts: Sequence[str], its_corpus: ProteinCorpus, 
     for context in contexts:
         if getattr(its_corpus.tables, context) != getattr(corpus.tables, context):
             raise ValueError(
-                f"oracle={name} numbers its {context} otherwise than these samples' data, and contexts=given shows it theirs;\n"
-                "train one on the same data, or sample with contexts=empty"
+                f"oracle={name} numbers its {context} otherwise than these samples' data, and contexts=given shows "
+                "it theirs;\ntrain one on the same data, or sample with contexts=empty"
             )

@@ -26,8 +26,8 @@ from stability.training.draws import generator_for
 
 
 class ProteinSample(NamedTuple):
-    """Letters and structure tokens (0 … codes − 1) of its residues, None for a track that the model does not predict; ``protein``: the held-out one whose
-    length (and contexts, where they were given) it has."""
+    """Letters and structure tokens (0 … codes − 1) of its residues, None for a track that the model does not predict;
+    ``protein``: the held-out one whose length (and contexts, where they were given) it has."""
 
     text: str | None
     structure: list[int] | None
@@ -40,7 +40,8 @@ class ProteinSample(NamedTuple):
 
 
 def held_out(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, indices: Sequence[int]) -> ProteinBatch:
-    """Of sample i held-out protein i (from the front again where there are fewer), its first N − 2 residues, with the contexts that are given."""
+    """Of sample i held-out protein i (from the front again where there are fewer), its first N − 2 residues, with the
+    contexts that are given."""
     chains, length = corpus.chains("val"), run.model.positions - 2
     batch = batch_of([chains.part(index % len(chains), 0, length) for index in indices])
     return with_contexts(batch, contexts_of(run.objective) if spec.contexts == "given" else ())
@@ -49,8 +50,22 @@ def held_out(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, indices:
 class ProteinSource:
     """As `stability.probes.generation.kinds.Source` has it."""
 
-    def __init__(self, run: RunSpec, model: nn.Module, corpus: ProteinCorpus, spec: GenerationSpec, sampler: Any, device: torch.device):
-        self.model, self.sampler, self.temperature, self.seed, self.device = model, sampler, spec.temperature, spec.seed, device
+    def __init__(
+        self,
+        run: RunSpec,
+        model: nn.Module,
+        corpus: ProteinCorpus,
+        spec: GenerationSpec,
+        sampler: Any,
+        device: torch.device,
+    ):
+        self.model, self.sampler, self.temperature, self.seed, self.device = (
+            model,
+            sampler,
+            spec.temperature,
+            spec.seed,
+            device,
+        )
         self.objective: Any = build_objective(run, corpus.format)
         self._held_out = partial(held_out, run, spec, corpus)
 
@@ -59,7 +74,15 @@ class ProteinSource:
         inputs, mask_BN = tree_map(lambda tensor: tensor.to(self.device), self.objective.all_masked(batch))
         draws = Draws([generator_for(self.seed, "generate", index) for index in indices], self.device)
         clean_probs = partial(self._probs, inputs, mask_BN)
-        yield from unmask_tracks(clean_probs, inputs.sources, draws, mask_id=MASK, first_id=FIRST, order=self.sampler, temperature=self.temperature)
+        yield from unmask_tracks(
+            clean_probs,
+            inputs.sources,
+            draws,
+            mask_id=MASK,
+            first_id=FIRST,
+            order=self.sampler,
+            temperature=self.temperature,
+        )
         return self._samples(batch, [tokens_BN.cpu().numpy() for tokens_BN in inputs.sources])
 
     def _probs(self, inputs: TrackInputs, mask_BN: Tensor, tracks: Sequence[Tensor]) -> list[Tensor]:

@@ -24,8 +24,8 @@ MOST_READ = 200  # training chains in which atoms are looked for
 
 @dataclass(frozen=True, eq=False)
 class Decoding:
-    """``learned_A``: which of a residue's atom places are written. ``is_stage_2``: whether all heavy atoms are decoded from tokens and letters, else the
-    backbone from tokens alone. ``words``: what a reader of the files is told."""
+    """``learned_A``: which of a residue's atom places are written. ``is_stage_2``: whether all heavy atoms are decoded
+    from tokens and letters, else the backbone from tokens alone. ``words``: what a reader of the files is told."""
 
     tokenizer: StructureTokenizer
     learned_A: np.ndarray
@@ -39,14 +39,30 @@ class Decoding:
         if tokenizer.atom_decoder is None:
             return cls(tokenizer, everything, False, "mmCIF, the backbone alone (the tokenizer has no stage 2)")
         if not has_letters:
-            return cls(tokenizer, everything, False, "mmCIF, the backbone alone (stage 2 reads letters, and the model predicts none)")
+            return cls(
+                tokenizer,
+                everything,
+                False,
+                "mmCIF, the backbone alone (stage 2 reads letters, and the model predicts none)",
+            )
         learned_A = atoms_in_training(tokenizer, cache_dir)
         if learned_A is None:
-            return cls(tokenizer, everything, True, "mmCIF, all heavy atoms by the tokenizer's stage 2 (unchecked: the chains that it learned from are gone)")
+            return cls(
+                tokenizer,
+                everything,
+                True,
+                "mmCIF, all heavy atoms by the tokenizer's stage 2 (unchecked: the chains that it learned from are "
+                "gone)",
+            )
         if learned_A.all():
             return cls(tokenizer, learned_A, True, "mmCIF, all heavy atoms by the tokenizer's stage 2")
         known = f"{int(learned_A.sum())} of {NUM_ATOMS} atom places of a residue"
-        return cls(tokenizer, learned_A, True, f"mmCIF, {known} by the tokenizer's stage 2 (the chains that it learned from have no atom at the others)")
+        return cls(
+            tokenizer,
+            learned_A,
+            True,
+            f"mmCIF, {known} by the tokenizer's stage 2 (the chains that it learned from have no atom at the others)",
+        )
 
     def mmcif(self, sample: ProteinSample, name: str) -> str:
         """The text of a file. A residue without a letter is named UNK."""
@@ -61,8 +77,9 @@ class Decoding:
 
 
 def atoms_in_training(tokenizer: StructureTokenizer, cache_dir: Path) -> np.ndarray | None:
-    """(14) bool: the atom places that any of the tokenizer's training chains has filled (at most 200 of them are looked at, evenly spaced). What stage 2
-    gives for another is no more than its initialisation. None where these chains are no longer prepared under ``cache_dir``."""
+    """(14) bool: the atom places that any of the tokenizer's training chains has filled (at most 200 of them are looked
+    at, evenly spaced). What stage 2 gives for another is no more than its initialisation. None where these chains are
+    no longer prepared under ``cache_dir``."""
     if not (cache_dir / tokenizer.spec.data_fingerprint).is_dir():
         return None
     chains = load(cache_dir, tokenizer.spec.data_fingerprint).chains("train")

@@ -1,5 +1,5 @@
-"""Generation of proteins. On disk: ``samples/<phase>.jsonl`` with letters and structure tokens, the letters as ``<phase>.fasta`` and the structures as
-``<phase>/sample_<i>.cif`` beside it."""
+"""Generation of proteins. On disk: ``samples/<phase>.jsonl`` with letters and structure tokens, the letters as
+``<phase>.fasta`` and the structures as ``<phase>/sample_<i>.cif`` beside it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class ProteinKind:
 
     def check(self, run: RunSpec, spec: GenerationSpec) -> None:
         if spec.contexts == "given" and not contexts_of(run.objective):
-            raise ValueError("contexts=given, and this run reads none (objective.contexts=[]); leave it out, or train with objective.contexts=[ss,sasa]")
+            raise ValueError(
+                "contexts=given, and this run reads none (objective.contexts=[]); leave it out, or train with "
+                "objective.contexts=[ss,sasa]"
+            )
 
     def made_by(self, spec: GenerationSpec) -> dict[str, Any]:
         return {"contexts": spec.contexts}
@@ -44,17 +47,32 @@ class ProteinKind:
         return {"oracle_draws": spec.oracle_draws}
 
     def num_steps(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> int:
-        """Where every held-out protein fills the model's positions; fewer for shorter ones. A structure and a score are a step each."""
+        """Where every held-out protein fills the model's positions; fewer for shorter ones. A structure and a score are
+        a step each."""
         sources = _sources(run)
-        of_each_batch, of_each_sample = len(sources) * (run.model.positions - 2), ("structure" in sources) + (spec.oracle is not None)
+        of_each_batch, of_each_sample = (
+            len(sources) * (run.model.positions - 2),
+            ("structure" in sources) + (spec.oracle is not None),
+        )
         return math.ceil(spec.num / spec.batch) * of_each_batch + spec.num * of_each_sample
 
     def equal_samples(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> str:
         chance = spec.temperature > 0 or sampler != "top_prob"
-        return "" if spec.num == 1 or chance or spec.contexts == "given" else "samples of a checkpoint that are equally long"
+        return (
+            ""
+            if spec.num == 1 or chance or spec.contexts == "given"
+            else "samples of a checkpoint that are equally long"
+        )
 
     def source(
-        self, directory: RunDirectory, run: RunSpec, model: nn.Module, corpus: ProteinCorpus, spec: GenerationSpec, sampler: str, device: torch.device
+        self,
+        directory: RunDirectory,
+        run: RunSpec,
+        model: nn.Module,
+        corpus: ProteinCorpus,
+        spec: GenerationSpec,
+        sampler: str,
+        device: torch.device,
     ) -> ProteinSource:
         _tokenizer(directory, run)  # if it is gone, now and not after an hour of sampling
         return ProteinSource(run, model, corpus, spec, sampler, device)
@@ -70,8 +88,8 @@ class ProteinKind:
         corpus: ProteinCorpus,
         device: torch.device,
     ) -> Iterator[None]:
-        """Whatever belongs to the samples first, then the samples and what vouches for them: a phase without the last is made again. Yields after every
-        structure."""
+        """Whatever belongs to the samples first, then the samples and what vouches for them: a phase without the last
+        is made again. Yields after every structure."""
         folder, beside = stored_samples.meta_file(directory, phase).with_suffix(""), {}
         stored_samples.meta_file(directory, phase).unlink(missing_ok=True)
         if "sequence" in _sources(run):
@@ -95,7 +113,9 @@ class ProteinKind:
     def forget_oracle(self) -> None:
         protein_oracle.forget()
 
-    def scores(self, oracle: ProteinOracle, samples: Sequence[ProteinSample], corpus: ProteinCorpus, spec: GenerationSpec) -> Iterator[list[dict[str, Any]]]:
+    def scores(
+        self, oracle: ProteinOracle, samples: Sequence[ProteinSample], corpus: ProteinCorpus, spec: GenerationSpec
+    ) -> Iterator[list[dict[str, Any]]]:
         return ([row] for row in oracle.scores(samples))
 
 

@@ -1,6 +1,8 @@
-"""Samplers: from all noise to a sequence of tokens, a step at a time, for masked, score-entropy and autoregressive models.
+"""Samplers: from all noise to a sequence of tokens, a step at a time, for masked, score-entropy and autoregressive
+models.
 
-Each changes ``tokens_BN`` in place and yields after every step. B sequences, N positions, V tokens of the vocabulary (the mask, id V, is none of them).
+Each changes ``tokens_BN`` in place and yields after every step. B sequences, N positions, V tokens of the vocabulary
+(the mask, id V, is none of them).
 """
 
 from __future__ import annotations
@@ -30,18 +32,22 @@ class Noise(Protocol):
 
 
 class Draws:
-    """Uniform random numbers from a generator for each sequence, so that a sample does not depend on the batch that it is drawn in."""
+    """Uniform random numbers from a generator for each sequence, so that a sample does not depend on the batch that it
+    is drawn in."""
 
     def __init__(self, generators: Sequence[torch.Generator], device: torch.device | str = "cpu"):
         self.generators, self.device = generators, device
 
     def uniforms(self, *shape: int) -> Tensor:
         """(B, *shape) float64 in [0, 1)."""
-        return torch.stack([torch.rand(shape, generator=generator, dtype=torch.float64) for generator in self.generators]).to(self.device)
+        return torch.stack(
+            [torch.rand(shape, generator=generator, dtype=torch.float64) for generator in self.generators]
+        ).to(self.device)
 
 
 def categorical(weights_V: Tensor, uniforms: Tensor) -> Tensor:
-    """Indices drawn in proportion to the weights (…, V) by the inverse of their cumulative sum at ``uniforms`` (…); one of weight 0 is never drawn."""
+    """Indices drawn in proportion to the weights (…, V) by the inverse of their cumulative sum at ``uniforms`` (…); one
+    of weight 0 is never drawn."""
     cumulative = weights_V.double().cumsum(-1)
     if not bool((torch.isfinite(cumulative[..., -1]) & (cumulative[..., -1] > 0)).all()):
         raise NonFinite("the model's probabilities are not finite")
@@ -50,7 +56,8 @@ def categorical(weights_V: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def tempered(weights_V: Tensor, temperature: float) -> Tensor:
-    """Weights (…, V) to the power 1/temperature, the largest scaled to 1, in float64; at temperature 0 the largest alone (the first of equals)."""
+    """Weights (…, V) to the power 1/temperature, the largest scaled to 1, in float64; at temperature 0 the largest
+    alone (the first of equals)."""
     weights = weights_V.double()
     if temperature == 0:
         return torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1.0)
@@ -59,14 +66,22 @@ def tempered(weights_V: Tensor, temperature: float) -> Tensor:
 
 
 def unmask(
-    clean_probs: Callable[[Tensor], Tensor], tokens_BN: Tensor, mask_id: int, draws: Draws, *, order: Literal["top_prob", "random"], temperature: float
+    clean_probs: Callable[[Tensor], Tensor],
+    tokens_BN: Tensor,
+    mask_id: int,
+    draws: Draws,
+    *,
+    order: Literal["top_prob", "random"],
+    temperature: float,
 ) -> Iterator[None]:
-    """Fill one masked position of every sequence a step; a filled one stays as it is. Every sequence starts with the same number of masks.
+    """Fill one masked position of every sequence a step; a filled one stays as it is. Every sequence starts with the
+    same number of masks.
 
-    ``clean_probs(tokens_BN)`` → (B, N, V). ``order`` top_prob: where the largest probability of a token is largest (Kim et al. 2025, "Train for the
-    worst, plan for the best"; the paper's D.4 and E.1); random: any masked position. Where the paper is silent: the token is drawn from the model's
-    own distribution there (``temperature`` 1), the position is chosen by that distribution untempered, and of positions that float32 cannot tell
-    apart (all of an all-mask sequence, for a model that knows relative positions only) the leftmost is taken.
+    ``clean_probs(tokens_BN)`` → (B, N, V). ``order`` top_prob: where the largest probability of a token is largest (Kim
+    et al. 2025, "Train for the worst, plan for the best"; the paper's D.4 and E.1); random: any masked position. Where
+    the paper is silent: the token is drawn from the model's own distribution there (``temperature`` 1), the position is
+    chosen by that distribution untempered, and of positions that float32 cannot tell apart (all of an all-mask
+    sequence, for a model that knows relative positions only) the leftmost is taken.
     """
     counts_B = (tokens_BN == mask_id).sum(1)
     assert bool((counts_B == counts_B[0]).all()), "sequences with different numbers of masks"
@@ -74,8 +89,14 @@ def unmask(
     for _ in range(int(counts_B[0])):
         masked_BN = tokens_BN == mask_id
         probs_BNV = clean_probs(tokens_BN)
-        position_B = _most_certain(probs_BNV.amax(-1), masked_BN) if order == "top_prob" else categorical(masked_BN, draws.uniforms())
-        tokens_BN[rows_B, position_B] = categorical(tempered(probs_BNV[rows_B, position_B], temperature), draws.uniforms())
+        position_B = (
+            _most_certain(probs_BNV.amax(-1), masked_BN)
+            if order == "top_prob"
+            else categorical(masked_BN, draws.uniforms())
+        )
+        tokens_BN[rows_B, position_B] = categorical(
+            tempered(probs_BNV[rows_B, position_B], temperature), draws.uniforms()
+        )
         yield
 
 
@@ -89,11 +110,13 @@ def unmask_tracks(
     order: Literal["top_prob", "random"],
     temperature: float,
 ) -> Iterator[None]:
-    """`unmask` of several tracks at once: fill one masked place, a position of one track, of every sequence a step, until none has a mask.
+    """`unmask` of several tracks at once: fill one masked place, a position of one track, of every sequence a step,
+    until none has a mask.
 
-    ``tracks``: tokens (B, N) of each, changed in place; a sequence with fewer masks than others is left alone once it has none. ``clean_probs(tracks)`` → of
-    each track (B, N, V) over its content, the tokens from ``first_id`` on: no special token is ever drawn. top_prob: the place, among all masked ones of all
-    tracks, where the largest probability of a token is largest; of those that float32 cannot tell apart the leftmost of the first track.
+    ``tracks``: tokens (B, N) of each, changed in place; a sequence with fewer masks than others is left alone once it
+      has none. ``clean_probs(tracks)`` → of each track (B, N, V) over its content, the tokens from ``first_id`` on: no
+      special token is ever drawn. top_prob: the place, among all masked ones of all tracks, where the largest
+      probability of a token is largest; of those that float32 cannot tell apart the leftmost of the first track.
     """
     rows_B, num_positions = torch.arange(len(tracks[0]), device=tracks[0].device), tracks[0].shape[1]
     while True:
@@ -110,12 +133,15 @@ def unmask_tracks(
         for number, (tokens_BN, probs_BNV) in enumerate(zip(tracks, probs, strict=True)):
             at = open_B & (place_B // num_positions == number)
             rows, positions = rows_B[at], place_B[at] % num_positions
-            tokens_BN[rows, positions] = first_id + categorical(tempered(probs_BNV[rows, positions], temperature), uniforms_B[at])
+            tokens_BN[rows, positions] = first_id + categorical(
+                tempered(probs_BNV[rows, positions], temperature), uniforms_B[at]
+            )
         yield
 
 
 def _most_certain(top_BN: Tensor, masked_BN: Tensor) -> Tensor:
-    """The first of the masked positions where ``top_BN``, the largest probability of a token, is largest; 0 where nothing is masked."""
+    """The first of the masked positions where ``top_BN``, the largest probability of a token, is largest; 0 where
+    nothing is masked."""
     if not bool(torch.isfinite(top_BN).all()):
         raise NonFinite("the model's probabilities are not finite")
     top_BN = top_BN.where(masked_BN, -1.0)
@@ -123,8 +149,11 @@ def _most_certain(top_BN: Tensor, masked_BN: Tensor) -> Tensor:
     return tied_BN.int().argmax(1)  # the first of those that are True
 
 
-def left_to_right(next_probs: Callable[[Tensor], Tensor], tokens_BN: Tensor, draws: Draws, *, temperature: float) -> Iterator[None]:
-    """Fill positions 1 to N − 1 in order, each from ``next_probs`` of those before it: (B, n) → (B, V). Position 0 is given."""
+def left_to_right(
+    next_probs: Callable[[Tensor], Tensor], tokens_BN: Tensor, draws: Draws, *, temperature: float
+) -> Iterator[None]:
+    """Fill positions 1 to N − 1 in order, each from ``next_probs`` of those before it: (B, n) → (B, V). Position 0 is
+    given."""
     for position in range(1, tokens_BN.shape[1]):
         weights_BV = tempered(next_probs(tokens_BN[:, :position]), temperature)
         tokens_BN[:, position] = categorical(weights_BV, draws.uniforms())
@@ -132,12 +161,14 @@ def left_to_right(next_probs: Callable[[Tensor], Tensor], tokens_BN: Tensor, dra
 
 
 def step_probs(scheme: Scheme, graph: Graph, score_BNS: Tensor, tokens_BN: Tensor, dsigma: Tensor) -> Tensor:
-    """Where each token goes in one reverse step that takes ``dsigma`` of the noise away: (B, N, S), float64, rows sum to 1.
+    """Where each token goes in one reverse step that takes ``dsigma`` of the noise away: (B, N, S), float64, rows sum
+    to 1.
 
-    ``score_BNS``: p_t(y)/p_t(x) for the S states, 1 at y = x; S = V + 1 with the mask last (absorbing) or V (uniform). ``dsigma``: σ(t) − σ(s) for
-    analytic, (t − s)·σ'(t) for euler. Analytic (Lou et al. 2024, Algorithm 2, "Tweedie τ-leaping"): (e^{−Δσ·Q} s)_y · (e^{Δσ·Q})(y, x); for the absorbing graph
-    (e^{Δσ} − 1)·s_y at a masked position, the rest stays masked, and other tokens stay. Euler: Δσ·Q(y, x)·s_y. A step so large that a
-    probability would leave [0, 1] is cut there and divided by its sum.
+    ``score_BNS``: p_t(y)/p_t(x) for the S states, 1 at y = x; S = V + 1 with the mask last (absorbing) or V (uniform).
+      ``dsigma``: σ(t) − σ(s) for analytic, (t − s)·σ'(t) for euler. Analytic (Lou et al. 2024, Algorithm 2, "Tweedie
+      τ-leaping"): (e^{−Δσ·Q} s)_y · (e^{Δσ·Q})(y, x); for the absorbing graph (e^{Δσ} − 1)·s_y at a masked position,
+      the rest stays masked, and other tokens stay. Euler: Δσ·Q(y, x)·s_y. A step so large that a probability would
+      leave [0, 1] is cut there and divided by its sum.
     """
     score, is_here_BNS = score_BNS.double(), torch.nn.functional.one_hot(tokens_BN, score_BNS.shape[-1]).bool()
     num_states, dsigma = score.shape[-1], dsigma.double()
@@ -168,9 +199,11 @@ def reverse_diffusion(
     steps: int,
     temperature: float,
 ) -> Iterator[None]:
-    """From t = 1 to 1e-3 in ``steps`` equal steps, then one that takes the rest of the noise away, after which no mask is left.
+    """From t = 1 to 1e-3 in ``steps`` equal steps, then one that takes the rest of the noise away, after which no mask
+    is left.
 
-    ``scores(tokens_BN, sigma)`` → (B, N, S) as for `step_probs`, σ a scalar. ``temperature`` changes where a token that moves goes, not whether it moves.
+    ``scores(tokens_BN, sigma)`` → (B, N, S) as for `step_probs`, σ a scalar. ``temperature`` changes where a token that
+    moves goes, not whether it moves.
     """
     times = torch.linspace(1.0, LAST_TIME, steps + 1, dtype=torch.float64, device=tokens_BN.device)
     for now, then in zip(times[:-1], times[1:], strict=True):
@@ -183,11 +216,14 @@ def reverse_diffusion(
     score_BNS = scores(tokens_BN, sigma).double()
     if graph == "absorbing":
         masked_BN = tokens_BN == score_BNS.shape[-1] - 1
-        read_BNV = torch.where(masked_BN[..., None], score_BNS[..., :-1], 1.0)  # at a token that stays, scores are ratios of nothing
+        # at a token that stays, scores are ratios of nothing
+        read_BNV = torch.where(masked_BN[..., None], score_BNS[..., :-1], 1.0)
         clean_BN = categorical(tempered(read_BNV, temperature), draws.uniforms(tokens_BN.shape[1]))
         tokens_BN.copy_(torch.where(masked_BN, clean_BN, tokens_BN))
     else:
-        tokens_BN.copy_(_moved(step_probs("analytic", graph, score_BNS, tokens_BN, sigma), tokens_BN, draws, temperature))
+        tokens_BN.copy_(
+            _moved(step_probs("analytic", graph, score_BNS, tokens_BN, sigma), tokens_BN, draws, temperature)
+        )
     yield
 
 
@@ -198,5 +234,6 @@ def _moved(probs_BNS: Tensor, tokens_BN: Tensor, draws: Draws, temperature: floa
         raise NonFinite("the model's scores are not finite")
     others_BNS = probs_BNS.scatter(-1, tokens_BN[..., None], 0.0)
     moves_BN = (draws.uniforms(tokens_BN.shape[1]) >= stay_BN) & (others_BNS.sum(-1) > 0)
-    weights_BNS = torch.where(moves_BN[..., None], tempered(others_BNS, temperature), probs_BNS)  # where it stays, anything that can be drawn from
+    # where it stays, anything that can be drawn from
+    weights_BNS = torch.where(moves_BN[..., None], tempered(others_BNS, temperature), probs_BNS)
     return torch.where(moves_BN, categorical(weights_BNS, draws.uniforms(tokens_BN.shape[1])), tokens_BN)

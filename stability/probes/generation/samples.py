@@ -1,5 +1,5 @@
-"""Samples on disk: ``runs/<run_id>/samples/<phase>.jsonl`` (``.fasta`` for nucleotides), and ``<phase>.json`` with what they were made by (proteins:
-`protein_samples`)."""
+"""Samples on disk: ``runs/<run_id>/samples/<phase>.jsonl`` (``.fasta`` for nucleotides), and ``<phase>.json`` with what
+they were made by (proteins: `protein_samples`)."""
 
 from __future__ import annotations
 
@@ -45,19 +45,35 @@ def has_text(corpus: Corpus) -> bool:
     return True
 
 
-def write(directory: RunDirectory, phase: str, samples: Sequence[Sample], made_by: dict[str, Any], *, fasta: bool) -> Path:
-    """The samples, then the file that vouches for them: where the second is missing, there are no samples. ``made_by``: plain values."""
+def write(
+    directory: RunDirectory, phase: str, samples: Sequence[Sample], made_by: dict[str, Any], *, fasta: bool
+) -> Path:
+    """The samples, then the file that vouches for them: where the second is missing, there are no samples. ``made_by``:
+    plain values."""
     rows = ({"text": sample.text, "tokens": sample.tokens} for sample in samples)
-    return vouch(directory, phase, ".fasta" if fasta else ".jsonl", fasta_of(samples, made_by) if fasta else jsonl(rows), made_by)
+    return vouch(
+        directory, phase, ".fasta" if fasta else ".jsonl", fasta_of(samples, made_by) if fasta else jsonl(rows), made_by
+    )
 
 
-def vouch(directory: RunDirectory, phase: str, suffix: str, text: str, made_by: dict[str, Any], beside: Mapping[str, str] | None = None) -> Path:
-    """Write a phase's file of samples, then what vouches for it. ``beside``: what stands in the same folder already and belongs to them (a file or folder by
-    its name, and what it is in words): where one of these is missing, there are no samples either."""
+def vouch(
+    directory: RunDirectory,
+    phase: str,
+    suffix: str,
+    text: str,
+    made_by: dict[str, Any],
+    beside: Mapping[str, str] | None = None,
+) -> Path:
+    """Write a phase's file of samples, then what vouches for it. ``beside``: what stands in the same folder already and
+    belongs to them (a file or folder by its name, and what it is in words): where one of these is missing, there are no
+    samples either."""
     target, content = meta_file(directory, phase).with_suffix(suffix), text.encode()
     write_atomically(target, content)
     more = {"beside": dict(beside)} if beside else {}
-    write_json(meta_file(directory, phase), {**made_by, "file": target.name, "file_sha256": hashlib.sha256(content).hexdigest(), **more})
+    write_json(
+        meta_file(directory, phase),
+        {**made_by, "file": target.name, "file_sha256": hashlib.sha256(content).hexdigest(), **more},
+    )
     return target
 
 
@@ -81,7 +97,8 @@ def lines_beside(directory: RunDirectory, phase: str) -> list[str]:
 
 
 def stored(directory: RunDirectory, phase: str) -> dict[str, Any] | None:
-    """What the samples on disk were made by; None where there are none, or not those that were written (a hand may have changed them)."""
+    """What the samples on disk were made by; None where there are none, or not those that were written (a hand may have
+    changed them)."""
     path = meta_file(directory, phase)
     if not path.exists():
         return None

@@ -1,8 +1,9 @@
-"""The oracle that scores samples: a Hugging Face causal LM on the decoded text, or an autoregressive checkpoint of ours on the tokens themselves.
+"""The oracle that scores samples: a Hugging Face causal LM on the decoded text, or an autoregressive checkpoint of ours
+on the tokens themselves.
 
-The first token of a sample is given and not scored, as transformers' own loss counts and as our autoregressive models are trained: neither needs a
-token for "beginning" that the oracle may never have seen. A sample longer than the oracle reads is scored in stretches that share one token, so that every
-token but the first is scored once.
+The first token of a sample is given and not scored, as transformers' own loss counts and as our autoregressive models
+are trained: neither needs a token for "beginning" that the oracle may never have seen. A sample longer than the oracle
+reads is scored in stretches that share one token, so that every token but the first is scored once.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ POSITIONS = 1024  # tokens at a time of an oracle that does not say how many it 
 
 @dataclass(frozen=True)
 class Score:
-    """Of one sample: nats of its scored tokens, their number (0: nothing to score), and the UTF-8 bytes that they stand for (0: not known).
+    """Of one sample: nats of its scored tokens, their number (0: nothing to score), and the UTF-8 bytes that they stand
+    for (0: not known).
 
-    Where the samples' vocabulary has an unknown token, the bytes count it as those of U+FFFD, which is not what it stands for.
+    Where the samples' vocabulary has an unknown token, the bytes count it as those of U+FFFD, which is not what it
+    stands for.
     """
 
     nats: float
@@ -46,7 +49,8 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class Oracle:
-    """``name`` as tables show it; ``sha256`` of its weights; ``logits``: (B, N) tokens → (B, N, V); ``positions``: most tokens at a time."""
+    """``name`` as tables show it; ``sha256`` of its weights; ``logits``: (B, N) tokens → (B, N, V); ``positions``: most
+    tokens at a time."""
 
     name: str
     sha256: str
@@ -62,11 +66,18 @@ class Oracle:
         for some in _parts(samples, batch):
             tokens = [self.encode(sample) for sample in some]
             nats = self._nats(tokens, batch)
-            yield [Score(total, max(len(row) - 1, 0), self.num_bytes(row[1:])) for total, row in zip(nats, tokens, strict=True)]
+            yield [
+                Score(total, max(len(row) - 1, 0), self.num_bytes(row[1:]))
+                for total, row in zip(nats, tokens, strict=True)
+            ]
 
     def _nats(self, tokens: list[list[int]], batch: int) -> list[float]:
         totals, width = [0.0] * len(tokens), self.positions
-        stretches = [(index, row[start : start + width]) for index, row in enumerate(tokens) for start in range(0, len(row) - 1, width - 1)]
+        stretches = [
+            (index, row[start : start + width])
+            for index, row in enumerate(tokens)
+            for start in range(0, len(row) - 1, width - 1)
+        ]
         for some in _parts(stretches, batch):
             for (index, _), nats in zip(some, self._stretch_nats([stretch for _, stretch in some]), strict=True):
                 totals[index] += nats
@@ -74,7 +85,8 @@ class Oracle:
 
     @torch.no_grad()
     def _stretch_nats(self, stretches: list[list[int]]) -> list[float]:
-        """Nats of each stretch after its first token. Padding stands to the right, where a causal model's answers before it do not see it."""
+        """Nats of each stretch after its first token. Padding stands to the right, where a causal model's answers
+        before it do not see it."""
         tokens_BN = torch.zeros(len(stretches), max(map(len, stretches)), dtype=torch.int64)
         for row, stretch in enumerate(stretches):
             tokens_BN[row, : len(stretch)] = torch.tensor(stretch)
@@ -92,9 +104,11 @@ def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def load_oracle(given: str, corpus: Corpus, device: str = "auto") -> Oracle:
-    """The oracle that ``hf:…`` or ``ckpt:…`` names, for samples of the vocabulary of ``corpus``. The last one loaded is kept for the next run of a study.
+    """The oracle that ``hf:…`` or ``ckpt:…`` names, for samples of the vocabulary of ``corpus``. The last one loaded is
+    kept for the next run of a study.
 
-    Errors: ``ValueError`` of two lines where there is none, it is no causal language model, or it reads another vocabulary.
+    Errors: ``ValueError`` of two lines where there is none, it is no causal language model, or it reads another
+    vocabulary.
     """
     kind, _, place = given.partition(":")
     where = str(resolve_device(device))
@@ -102,7 +116,8 @@ def load_oracle(given: str, corpus: Corpus, device: str = "auto") -> Oracle:
         return _of_checkpoint(str(oracle_checkpoint(place)), vocabulary_of(corpus), corpus.vocab_size, where)
     if not has_text(corpus):
         raise ValueError(
-            f"oracle={given}: it reads text, and what the {corpus.vocab_size:,} tokens of this run stand for was not kept;\ngive oracle=ckpt:FOLDER"
+            f"oracle={given}: it reads text, and what the {corpus.vocab_size:,} tokens of this run stand for was not "
+            "kept;\ngive oracle=ckpt:FOLDER"
         )
     return _of_hugging_face(place, where)
 
@@ -114,14 +129,17 @@ def forget() -> None:
 
 
 def key_of(given: str) -> str:
-    """What tells one oracle from another without loading it: the hash of a checkpoint's weights, of a folder's files' sizes and times, else its name."""
+    """What tells one oracle from another without loading it: the hash of a checkpoint's weights, of a folder's files'
+    sizes and times, else its name."""
     kind, _, place = given.partition(":")
     if kind == "ckpt":
         return f"ckpt:{weights_sha256(oracle_checkpoint(place))}"
     folder = Path(place).expanduser()
     if not folder.is_dir():
         return given
-    files = sorted((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir() if path.is_file())
+    files = sorted(
+        (path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in folder.iterdir() if path.is_file()
+    )
     return f"hf:{hashlib.sha256(json.dumps(files).encode()).hexdigest()}"
 
 
@@ -169,12 +187,16 @@ def _of_checkpoint(place: str, vocabulary: Vocabulary | None, vocab_size: int, d
         raise ValueError(f"oracle: {error}") from None
     name = f"ckpt:{folder.parent.parent.name}/{folder.name}"
     if spec.objective.name != "ar":
-        raise ValueError(f"oracle={name} was trained with objective={spec.objective.name}, which gives no NLL of a whole text;\ngive a run with objective=ar")
+        raise ValueError(
+            f"oracle={name} was trained with objective={spec.objective.name}, which gives no NLL of a whole "
+            "text;\ngive a run with objective=ar"
+        )
     own = corpus_of(spec, folder.parent.parent.parent / "cache")
     if own.vocab_size != vocab_size or vocabulary_of(own) != vocabulary:
         raise ValueError(
-            f"oracle={name} reads another vocabulary ({_named(own.vocab_size, vocabulary_of(own))}) than these samples are of "
-            f"({_named(vocab_size, vocabulary)});\ntrain one on the same data, or with the same tokenizer"
+            f"oracle={name} reads another vocabulary ({_named(own.vocab_size, vocabulary_of(own))}) than these "
+            f"samples are of ({_named(vocab_size, vocabulary)});\ntrain one on the same data, or with the same "
+            "tokenizer"
         )
 
     def num_bytes(tokens: list[int]) -> int:
@@ -205,10 +227,14 @@ def _of_hugging_face(name: str, device: str) -> Oracle:
     tokenizer, vocab_size = load_tokenizer(name), model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     if tokenizer is None and vocab_size < ByteTokenizer.vocab_size:
         raise ValueError(
-            f"oracle=hf:{name}: no tokenizer beside it, and its vocabulary of {vocab_size} is too small for bytes\nsave the tokenizer beside the model"
+            f"oracle=hf:{name}: no tokenizer beside it, and its vocabulary of {vocab_size} is too small for "
+            "bytes\nsave the tokenizer beside the model"
         )
     encode, num_bytes = _bytes_of(name) if tokenizer is None else _of_tokenizer(tokenizer, name, vocab_size)
-    shown = f"hf:{Path(name).expanduser().name if Path(name).expanduser().is_dir() else name}{' (on bytes)' if tokenizer is None else ''}"
+    shown = (
+        f"hf:{Path(name).expanduser().name if Path(name).expanduser().is_dir() else name}"
+        f"{' (on bytes)' if tokenizer is None else ''}"
+    )
     return Oracle(
         shown,
         _sha256_of(model),
@@ -226,11 +252,16 @@ def _bytes_of(name: str) -> tuple[Callable[[Sample], list[int]], Callable[[list[
     return lambda sample: list((sample.text or "").encode()), len
 
 
-def _of_tokenizer(tokenizer: Any, name: str, vocab_size: int) -> tuple[Callable[[Sample], list[int]], Callable[[list[int]], int]]:
+def _of_tokenizer(
+    tokenizer: Any, name: str, vocab_size: int
+) -> tuple[Callable[[Sample], list[int]], Callable[[list[int]], int]]:
     def encode(sample: Sample) -> list[int]:
         tokens = tokenizer(sample.text, add_special_tokens=False, verbose=False)["input_ids"]
         if tokens and max(tokens) >= vocab_size:
-            raise ValueError(f"oracle=hf:{name}: its tokenizer gives token {max(tokens)}, the model knows {vocab_size}\nthe two do not belong together")
+            raise ValueError(
+                f"oracle=hf:{name}: its tokenizer gives token {max(tokens)}, the model knows {vocab_size}\nthe two "
+                "do not belong together"
+            )
         return tokens
 
     def num_bytes(tokens: list[int]) -> int:

@@ -1,4 +1,5 @@
-"""Generation of tokens, text or DNA: a model as the samplers see it, files of text, oracles that give the NLL of a whole text."""
+"""Generation of tokens, text or DNA: a model as the samplers see it, files of text, oracles that give the NLL of a
+whole text."""
 
 from __future__ import annotations
 
@@ -31,8 +32,17 @@ OF_PROTEINS = ("contexts", "oracle_draws")  # settings that nothing reads here
 class Source:
     """A model as a sampler sees it. Sample i comes from its own random numbers: seed, i."""
 
-    def __init__(self, run: RunSpec, model: nn.Module, corpus: Corpus, spec: GenerationSpec, sampler: str, device: torch.device):
-        self.run, self.model, self.corpus, self.spec, self.sampler, self.device = run, model, corpus, spec, sampler, device
+    def __init__(
+        self, run: RunSpec, model: nn.Module, corpus: Corpus, spec: GenerationSpec, sampler: str, device: torch.device
+    ):
+        self.run, self.model, self.corpus, self.spec, self.sampler, self.device = (
+            run,
+            model,
+            corpus,
+            spec,
+            sampler,
+            device,
+        )
         self.objective: Any = build_objective(run, corpus.vocab_size)
 
     def draw(self, indices: Sequence[int]) -> Generator[None, None, list[Sample]]:
@@ -41,7 +51,8 @@ class Source:
         return [stored_samples.decoded(self.corpus, row) for row in tokens_BN.tolist()]
 
     def start(self, indices: Sequence[int]) -> Tensor:
-        """Sequences of noise (B, N): masks; or, for a uniform graph, any tokens. For ar zeros after the first token, which is a token of the training text."""
+        """Sequences of noise (B, N): masks; or, for a uniform graph, any tokens. For ar zeros after the first token,
+        which is a token of the training text."""
         self.draws = Draws([generator_for(self.spec.seed, "generate", index) for index in indices], self.device)
         self.context = self._context(indices)
         shape = (len(indices), self.run.model.positions)
@@ -55,7 +66,8 @@ class Source:
         return tokens_BN
 
     def _context(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """What the model's cross mechanism reads: the starts of held-out windows, sample i that of window i (from the front again where there are fewer)."""
+        """What the model's cross mechanism reads: the starts of held-out windows, sample i that of window i (from the
+        front again where there are fewer)."""
         num_context = Registry("objectives").load(self.run.objective.name).num_context(self.run.objective.settings)
         if not num_context:
             return {}
@@ -70,11 +82,18 @@ class Source:
             return left_to_right(self._next(read), tokens_BN, self.draws, temperature=temperature)
         if self.sampler == "top_prob" or self.sampler == "random":
             clean = partial(self.objective.clean_probs, read)
-            return unmask(clean, tokens_BN, self.objective.mask_id, self.draws, order=self.sampler, temperature=temperature)
+            return unmask(
+                clean, tokens_BN, self.objective.mask_id, self.draws, order=self.sampler, temperature=temperature
+            )
         graph = "uniform" if self.objective.mask_id is None else "absorbing"
-        scheme, steps = ("euler" if self.sampler == "euler" else "analytic"), self.spec.steps or self.run.model.positions
+        scheme, steps = (
+            ("euler" if self.sampler == "euler" else "analytic"),
+            self.spec.steps or self.run.model.positions,
+        )
         noise = self.objective.noise
-        return reverse_diffusion(self._scores(read), noise, graph, tokens_BN, self.draws, scheme=scheme, steps=steps, temperature=temperature)
+        return reverse_diffusion(
+            self._scores(read), noise, graph, tokens_BN, self.draws, scheme=scheme, steps=steps, temperature=temperature
+        )
 
     def _next(self, read: Any) -> Callable[[Tensor], Tensor]:
         def next_probs(tokens_BN: Tensor) -> Tensor:
@@ -99,7 +118,10 @@ class TokenKind:
     def check(self, run: RunSpec, spec: GenerationSpec) -> None:
         for name in OF_PROTEINS:
             if (value := getattr(spec, name)) != GenerationSpec.model_fields[name].default:
-                raise ValueError(f"{name}={value} belongs to samples of proteins (objective=multitrack); objective={run.objective.name} has no use for it")
+                raise ValueError(
+                    f"{name}={value} belongs to samples of proteins (objective=multitrack); "
+                    f"objective={run.objective.name} has no use for it"
+                )
 
     def made_by(self, spec: GenerationSpec) -> dict[str, Any]:
         return {}
@@ -115,15 +137,34 @@ class TokenKind:
     def equal_samples(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> str:
         """All masks to begin with, always the surest position and its likeliest token, and no context."""
         chance = spec.temperature > 0 or sampler != "top_prob"
-        return "" if spec.num == 1 or chance or num_context_of(run.objective) else f"all {spec.num} samples of a checkpoint"
+        return (
+            ""
+            if spec.num == 1 or chance or num_context_of(run.objective)
+            else f"all {spec.num} samples of a checkpoint"
+        )
 
     def source(
-        self, directory: RunDirectory, run: RunSpec, model: nn.Module, corpus: Corpus, spec: GenerationSpec, sampler: str, device: torch.device
+        self,
+        directory: RunDirectory,
+        run: RunSpec,
+        model: nn.Module,
+        corpus: Corpus,
+        spec: GenerationSpec,
+        sampler: str,
+        device: torch.device,
     ) -> Source:
         return Source(run, model, corpus, spec, sampler, device)
 
     def write(
-        self, directory: RunDirectory, phase: str, samples: Sequence[Sample], made_by: dict[str, Any], *, run: RunSpec, corpus: Corpus, device: torch.device
+        self,
+        directory: RunDirectory,
+        phase: str,
+        samples: Sequence[Sample],
+        made_by: dict[str, Any],
+        *,
+        run: RunSpec,
+        corpus: Corpus,
+        device: torch.device,
     ) -> Iterable[None]:
         stored_samples.write(directory, phase, samples, made_by, fasta=stored_samples.is_nucleotides(corpus))
         return ()
@@ -138,8 +179,11 @@ class TokenKind:
     def forget_oracle(self) -> None:
         oracles.forget()
 
-    def scores(self, oracle: Oracle, samples: Sequence[Sample], corpus: Corpus, spec: GenerationSpec) -> Iterator[list[dict[str, Any]]]:
-        has_bytes = corpus.vocabulary is None or corpus.vocabulary.unknown is None  # an unknown token stands for no number of bytes
+    def scores(
+        self, oracle: Oracle, samples: Sequence[Sample], corpus: Corpus, spec: GenerationSpec
+    ) -> Iterator[list[dict[str, Any]]]:
+        # an unknown token stands for no number of bytes
+        has_bytes = corpus.vocabulary is None or corpus.vocabulary.unknown is None
         for scores in oracle.score(samples, spec.batch):
             yield [score_row(score.nats, score.num_tokens, score.num_bytes if has_bytes else 0) for score in scores]
 
@@ -147,4 +191,9 @@ class TokenKind:
 def score_row(nats: float, num_tokens: int, num_bytes: int) -> dict[str, Any]:
     """``num_bytes`` 0: not known, and neither are the nats per byte."""
     nll = nats / num_tokens if num_tokens else math.nan
-    return {"nll": nll, "nll_per_byte": nats / num_bytes if num_bytes else math.nan, "num_tokens": num_tokens, "num_bytes": num_bytes}
+    return {
+        "nll": nll,
+        "nll_per_byte": nats / num_bytes if num_bytes else math.nan,
+        "num_tokens": num_tokens,
+        "num_bytes": num_bytes,
+    }

@@ -55,8 +55,22 @@ def connectivity_rows() -> Iterator[dict[str, Any]]:
             yield _row("window", num_nodes, window, connectivity(*window_path(num_nodes, window), num_nodes), low, high)
             yield _row("cycle", num_nodes, window, connectivity(*cycle(num_nodes, window), num_nodes), closed, closed)
         if num_nodes <= MOST_COMPLETE:
-            yield _row("complete", num_nodes, num_nodes - 1, connectivity(*complete(num_nodes), num_nodes), num_nodes, num_nodes)
+            yield _row(
+                "complete",
+                num_nodes,
+                num_nodes - 1,
+                connectivity(*complete(num_nodes), num_nodes),
+                num_nodes,
+                num_nodes,
+            )
 
 
 def _row(graph: str, num_nodes: int, window: int, value: float, low: float, high: float) -> dict[str, Any]:
-    return {"graph": graph, "positions": num_nodes, "window": window, "connectivity": value, "bound_low": low, "bound_high": high}
+    return {
+        "graph": graph,
+        "positions": num_nodes,
+        "window": window,
+        "connectivity": value,
+        "bound_low": low,
+        "bound_high": high,
+    }

@@ -1,4 +1,5 @@
-"""How sharp attention has become: the largest logit and the entropy of each softmax-attention layer (sa, sw, attentionx), from one forward pass."""
+"""How sharp attention has become: the largest logit and the entropy of each softmax-attention layer (sa, sw,
+attentionx), from one forward pass."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ Seen = tuple[Tensor, Tensor | None]  # what a layer's ``qkv`` gave, and its mask
 
 @dataclass(frozen=True)
 class AttentionStatistics:
-    """Of one layer over a batch. ``logit_max``: the largest q̃·k̃/√K that is visible. ``entropy``: mean of −Σ p log p in nats, over the rows of valid queries
-    that see a key. ``lowest_head_entropy``: the same for the head that attends most sharply."""
+    """Of one layer over a batch. ``logit_max``: the largest q̃·k̃/√K that is visible. ``entropy``: mean of −Σ p log p
+    in nats, over the rows of valid queries that see a key. ``lowest_head_entropy``: the same for the head that attends
+    most sharply."""
 
     logit_max: float
     entropy: float
@@ -29,9 +31,10 @@ class AttentionStatistics:
 def attention_statistics(model: nn.Module, forward: Callable[[], Any]) -> dict[str, AttentionStatistics]:
     """The statistics of every softmax-attention layer of ``model``, by module name, over what ``forward()`` computes.
 
-    Attention logits that grow without bound precede divergence (Wortsman et al. 2024, arXiv:2309.14322, 3.1); entropy that collapses goes with it (Zhai et
-    al. 2023, arXiv:2303.06296). The logits are computed again from the projection's output, in float32 or wider, one sequence at a time: B·H·N²
-    multiply-adds, and H·N² numbers at a time. Layers that ran more than once count their last pass. {} where no layer is softmax attention.
+    Attention logits that grow without bound precede divergence (Wortsman et al. 2024, arXiv:2309.14322, 3.1); entropy
+    that collapses goes with it (Zhai et al. 2023, arXiv:2303.06296). The logits are computed again from the
+    projection's output, in float32 or wider, one sequence at a time: B·H·N² multiply-adds, and H·N² numbers at a time.
+    Layers that ran more than once count their last pass. {} where no layer is softmax attention.
     """
     seen: dict[str, Seen] = {}
     layers = {name: module for name, module in model.named_modules() if isinstance(module, AbstractSoftmaxAttention)}
@@ -67,7 +70,11 @@ def _statistics(layer: AbstractSoftmaxAttention, qkv_BND: Tensor, mask_BN: Tenso
     largest, entropies, rows = -math.inf, torch.zeros(layer.heads, dtype=torch.float64), 0
     in_band_NN = layer.visible(qkv_BND.shape[1], qkv_BND.device)
     for number, (q_HNK, k_HNK) in enumerate(zip(q_BHNK, k_BHNK, strict=True)):
-        valid_N = torch.ones(qkv_BND.shape[1], dtype=torch.bool, device=qkv_BND.device) if mask_BN is None else mask_BN[number]
+        valid_N = (
+            torch.ones(qkv_BND.shape[1], dtype=torch.bool, device=qkv_BND.device)
+            if mask_BN is None
+            else mask_BN[number]
+        )
         visible_NN = in_band_NN & valid_N
         logits_HNN = layer.logits(q_HNK, k_HNK).masked_fill(~visible_NN, -math.inf)
         logits_HMN = logits_HNN[:, valid_N & visible_NN.any(-1)]

@@ -1,4 +1,5 @@
-"""What the learned graph of a consensus layer does to its signal: the spectrum of L̄ per head, the filter it makes, energies before and after."""
+"""What the learned graph of a consensus layer does to its signal: the spectrum of L̄ per head, the filter it makes,
+energies before and after."""
 
 from __future__ import annotations
 
@@ -44,10 +45,11 @@ def consensus_spectra(
 ) -> Iterator[HeadSpectrum]:
     """Each head of a consensus layer on one sequence x (1, N, D), float64: what is yielded is a head.
 
-    The operator is L̄ = ½(D_out + D_in − W − Wᵀ) from the layer's own R_ij (see `BlockLaplacian`), the filter that of this graph alone, I − 2ηL̄; with
-    T iterations the factors Π_t (1 − 2η_tλ), and the largest η_t decides what oscillates. Without RoPE the layer is this filter. With ``absolute``
-    it is u − 2η·L̄ũ, the disagreements being those of the rotated ũ, so that constants do not stay: spectrum and gain are then those of L̄, not of
-    the layer; the energy is that of the layer's own disagreements, and the variance, of u itself, what the layer as a whole did.
+    The operator is L̄ = ½(D_out + D_in − W − Wᵀ) from the layer's own R_ij (see `BlockLaplacian`), the filter that of
+    this graph alone, I − 2ηL̄; with T iterations the factors Π_t (1 − 2η_tλ), and the largest η_t decides what
+    oscillates. Without RoPE the layer is this filter. With ``absolute`` it is u − 2η·L̄ũ, the disagreements being those
+    of the rotated ũ, so that constants do not stay: spectrum and gain are then those of L̄, not of the layer; the
+    energy is that of the layer's own disagreements, and the variance, of u itself, what the layer as a whole did.
     """
     with torch.no_grad():
         source_E, target_E, weight_BHEKK = layer.edge_weights(x_BND)
@@ -65,7 +67,9 @@ def consensus_spectra(
         density = laplacian.density(probes, products, seed)
         response = filter_response(density.nodes, steps_T)
         if np.isnan(numbers["non_oscillating"]):
-            numbers["non_oscillating"] = float((density.weights * (2 * steps_T.max() * density.nodes <= 1)).sum() / probes)
+            numbers["non_oscillating"] = float(
+                (density.weights * (2 * steps_T.max() * density.nodes <= 1)).sum() / probes
+            )
         yield HeadSpectrum(numbers, density, response)
 
 
@@ -83,8 +87,9 @@ def filter_response(eigenvalues: np.ndarray, steps_T: np.ndarray) -> np.ndarray:
 def largest_factor(low: float, high: float, steps_T: np.ndarray) -> float:
     """max |Π_t (1 − 2η_tλ)| over low ≤ λ ≤ high: no factor of an eigenvalue there is larger.
 
-    The product's roots are 1/(2η_t). Between two neighbors the logarithm of its modulus is concave, and its slope Σ_t 1/(λ − root_t) falls from ∞ to
-    −∞: halving finds the one critical point. Outside of all roots the modulus is largest at an end of the interval.
+    The product's roots are 1/(2η_t). Between two neighbors the logarithm of its modulus is concave, and its slope Σ_t
+    1/(λ − root_t) falls from ∞ to −∞: halving finds the one critical point. Outside of all roots the modulus is largest
+    at an end of the interval.
     """
     roots_T = 1 / (2 * steps_T)
     points = [low, high]
@@ -102,7 +107,8 @@ def largest_factor(low: float, high: float, steps_T: np.ndarray) -> float:
 def _energy_of(
     layer: AbstractConsensus, laplacian: BlockLaplacian, source_E: np.ndarray, target_E: np.ndarray, weight_EKK: Tensor
 ) -> Callable[[Tensor], float]:
-    """½ Σ δᵀR_ijδ over directed edges as a function of u (N, K), with the layer's own δ: ũ_i − ũ_j, ρ(i − j)u_i − u_j, or u_i − u_j.
+    """½ Σ δᵀR_ijδ over directed edges as a function of u (N, K), with the layer's own δ: ũ_i − ũ_j, ρ(i − j)u_i − u_j,
+    or u_i − u_j.
 
     The second is ρ(−j)(ũ_i − ũ_j): the energy of ũ on the edges ρ(j)R_ijρ(j)ᵀ.
     """
@@ -127,10 +133,11 @@ def _by_head(u_BND: Tensor, heads: int) -> Tensor:
 
 
 def _numbers(laplacian: BlockLaplacian, steps_T: np.ndarray, unweighted: float) -> dict[str, Any]:
-    """Eigenvalues, the bounds of the Fiedler value, and how much of the spectrum the filter leaves without a change of sign.
+    """Eigenvalues, the bounds of the Fiedler value, and how much of the spectrum the filter leaves without a change of
+    sign.
 
-    All S_ij ⪰ μI and ⪯ MI give μ·L⊗I ⪯ L̄ ⪯ M·L⊗I for the unweighted L; all three vanish exactly on the constants, so by Courant and Fischer
-    μ·λ_1(L) ≤ Fiedler ≤ M·λ_1(L). (The paper states no formula: end of section 4.)
+    All S_ij ⪰ μI and ⪯ MI give μ·L⊗I ⪯ L̄ ⪯ M·L⊗I for the unweighted L; all three vanish exactly on the constants, so
+    by Courant and Fischer μ·λ_1(L) ≤ Fiedler ≤ M·λ_1(L). (The paper states no formula: end of section 4.)
     """
     largest, fiedler = laplacian.largest(), laplacian.fiedler()
     lightest, heaviest = laplacian.weight_bounds()
@@ -155,4 +162,7 @@ def _numbers(laplacian: BlockLaplacian, steps_T: np.ndarray, unweighted: float) 
 
 def _variances(before_NK: Tensor, after_NK: Tensor) -> dict[str, float]:
     """‖u − ū‖² before and after: what is not the same at every position."""
-    return {f"variance_{when}": float((u_NK - u_NK.mean(0)).square().sum()) for when, u_NK in (("before", before_NK), ("after", after_NK))}
+    return {
+        f"variance_{when}": float((u_NK - u_NK.mean(0)).square().sum())
+        for when, u_NK in (("before", before_NK), ("after", after_NK))
+    }

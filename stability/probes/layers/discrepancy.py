@@ -1,4 +1,5 @@
-"""Attention's consensus discrepancy (AttentionX, Eq. 10): how far values lie from what their position attends to, per head and held-out sequence."""
+"""Attention's consensus discrepancy (AttentionX, Eq. 10): how far values lie from what their position attends to, per
+head and held-out sequence."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ from stability.mechanisms._attention import AbstractSoftmaxAttention
 
 
 def discrepancies(layer: AbstractSoftmaxAttention, x_BND: Tensor) -> Iterator[dict[str, Any]]:
-    """Each head of an attention layer on one sequence x (1, N, D) without padding, float64: root mean squares over positions and the head's width of V
-    (``value_rms``), of Φ = V − γAV with the layer's own γ (``own_rms``) and of V − AV (``unscaled_rms``).
+    """Each head of an attention layer on one sequence x (1, N, D) without padding, float64: root mean squares over
+    positions and the head's width of V (``value_rms``), of Φ = V − γAV with the layer's own γ (``own_rms``) and of V −
+    AV (``unscaled_rms``).
 
-    A is the layer's own softmax: causal, windowed, without its diagonal where it is (``diagonal`` 0; a row that then sees nothing is zero, so that Φ = V
-    there). γ is that of `attentionx`; `sa` and `sw` have none and are taken at γ = 1, by which their two numbers agree. A causal first position that sees
-    itself alone counts with V − AV = 0.
+    A is the layer's own softmax: causal, windowed, without its diagonal where it is (``diagonal`` 0; a row that then
+    sees nothing is zero, so that Φ = V there). γ is that of `attentionx`; `sa` and `sw` have none and are taken at γ =
+    1, by which their two numbers agree. A causal first position that sees itself alone counts with V − AV = 0.
     """
     gamma = float(layer.gamma)
     with torch.no_grad():
@@ -25,5 +27,9 @@ def discrepancies(layer: AbstractSoftmaxAttention, x_BND: Tensor) -> Iterator[di
         attended_HNK = layer.weights(x_BND)[0].double() @ v_HNK
     about = {"num_positions": v_HNK.shape[1], "gamma": gamma, "diagonal": 1 - int(layer.mask_diagonal)}
     for value_NK, attended_NK in zip(v_HNK, attended_HNK, strict=True):
-        parts = {"value_rms": value_NK, "own_rms": value_NK - gamma * attended_NK, "unscaled_rms": value_NK - attended_NK}
+        parts = {
+            "value_rms": value_NK,
+            "own_rms": value_NK - gamma * attended_NK,
+            "unscaled_rms": value_NK - attended_NK,
+        }
         yield about | {name: float(part.square().mean().sqrt()) for name, part in parts.items()}

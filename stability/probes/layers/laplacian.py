@@ -1,4 +1,5 @@
-"""The block Laplacian of a graph whose edges carry matrices, kept sparse: largest and Fiedler eigenvalue, exact counts, spectral density, energy.
+"""The block Laplacian of a graph whose edges carry matrices, kept sparse: largest and Fiedler eigenvalue, exact counts,
+spectral density, energy.
 
 Axes beside the legend's: n = N·K, the length of a flat signal (position by position); C connected components.
 """
@@ -17,7 +18,8 @@ from scipy.sparse.linalg import LinearOperator, SuperLU, cg, eigsh, splu
 from stability.curvature.lanczos import Operator, krylov
 
 TOLERANCE = 1e-9  # relative, of the eigenvalues found by iteration
-# Numbers in a triangular factor (8 bytes each) beyond which systems are solved by conjugate gradients: graphs whose edges reach far.
+# Numbers in a triangular factor (8 bytes each) beyond which systems are solved by conjugate gradients: graphs whose
+# edges reach far.
 MOST_FILL = 200_000_000
 ROUNDINGS = 10  # of the largest diagonal entry, below which an eigenvalue is not told from zero
 
@@ -28,7 +30,8 @@ class SingularError(RuntimeError):
 
 @dataclass(frozen=True)
 class Density:
-    """Stochastic Lanczos quadrature: ``nodes`` and ``weights``, each probe's weights adding up to 1; ``probe`` says whose."""
+    """Stochastic Lanczos quadrature: ``nodes`` and ``weights``, each probe's weights adding up to 1; ``probe`` says
+    whose."""
 
     probe: np.ndarray
     nodes: np.ndarray
@@ -38,13 +41,15 @@ class Density:
 class BlockLaplacian:
     """L̄ = ½(D_out + D_in − W − Wᵀ) of directed edges i → j with symmetric positive definite weights R_ij (K × K).
 
-    With S_ij = ½(R_ij + R_ji) for each unordered pair (an edge that is not there counts 0), L̄ = Σ_{i,j} (e_i − e_j)(e_i − e_j)ᵀ ⊗ S_ij: symmetric,
-    positive semidefinite, zero exactly on the signals that are constant on each connected component. The energy of Eq. 5 is uᵀL̄u, its gradient 2L̄u,
-    and the consensus update u − 2η·L̄u. The paper's L_sym = ½(L + Lᵀ) takes the out-degrees only and is another matrix unless R_ij = R_ji.
+    With S_ij = ½(R_ij + R_ji) for each unordered pair (an edge that is not there counts 0), L̄ = Σ_{i,j} (e_i −
+    e_j)(e_i − e_j)ᵀ ⊗ S_ij: symmetric, positive semidefinite, zero exactly on the signals that are constant on each
+    connected component. The energy of Eq. 5 is uᵀL̄u, its gradient 2L̄u, and the consensus update u − 2η·L̄u. The
+    paper's L_sym = ½(L + Lᵀ) takes the out-degrees only and is another matrix unless R_ij = R_ji.
     """
 
     def __init__(self, source_E: np.ndarray, target_E: np.ndarray, weight_EKK: np.ndarray, num_nodes: int):
-        """Loops i → i are left out: they cancel. ``weight_EKK``: float64 is best; rounding beside the symmetric part is taken off."""
+        """Loops i → i are left out: they cancel. ``weight_EKK``: float64 is best; rounding beside the symmetric part is
+        taken off."""
         proper = source_E != target_E
         low, high = np.minimum(source_E, target_E)[proper], np.maximum(source_E, target_E)[proper]
         pairs, place = np.unique(low.astype(np.int64) * num_nodes + high, return_inverse=True)
@@ -58,7 +63,10 @@ class BlockLaplacian:
         self._adjacency = sp.csr_array(sp.coo_array((ones, (self.low, self.high)), shape=shape))
         self.num_components, self._component_N = connected_components(self._adjacency, directed=False)
         sizes = np.bincount(self._component_N)
-        self._constants = sp.csr_array((1 / np.sqrt(sizes[self._component_N]), (self._component_N, np.arange(num_nodes))), shape=(len(sizes), num_nodes))
+        self._constants = sp.csr_array(
+            (1 / np.sqrt(sizes[self._component_N]), (self._component_N, np.arange(num_nodes))),
+            shape=(len(sizes), num_nodes),
+        )
 
     @property
     def size(self) -> int:
@@ -78,11 +86,13 @@ class BlockLaplacian:
         return _extreme(self.matrix, start)
 
     def fiedler(self) -> float:
-        """The smallest eigenvalue beyond the K·C zeros: one over the largest eigenvalue of the pseudoinverse, by Lanczos. NaN without edges; 0 where it is
-        lost in the rounding of the matrix's own entries (some edges weigh 1e-15 of others).
+        """The smallest eigenvalue beyond the K·C zeros: one over the largest eigenvalue of the pseudoinverse, by
+        Lanczos. NaN without edges; 0 where it is lost in the rounding of the matrix's own entries (some edges weigh
+        1e-15 of others).
 
-        A pseudoinverse's product costs one sparse triangular solve: with one node of each component fixed at 0 the rest of L̄ is positive definite, and
-        for a right-hand side without a constant part the equations of the fixed nodes hold by themselves; the constants are projected out again.
+        A pseudoinverse's product costs one sparse triangular solve: with one node of each component fixed at 0 the rest
+        of L̄ is positive definite, and for a right-hand side without a constant part the equations of the fixed nodes
+        hold by themselves; the constants are projected out again.
         """
         if not len(self.low):
             return float("nan")
@@ -108,8 +118,9 @@ class BlockLaplacian:
         return (x_NK - self._constants.T @ (self._constants @ x_NK)).reshape(-1)
 
     def count_below(self, threshold: float) -> int | None:
-        """How many eigenvalues are ≤ ``threshold`` (to 1e-9 of it), exactly: by Sylvester's law of inertia as many as the LDLᵀ factors of
-        L̄ − threshold·I have negative pivots. None where the factors would not fit (`MOST_FILL`) or a pivot is exactly zero."""
+        """How many eigenvalues are ≤ ``threshold`` (to 1e-9 of it), exactly: by Sylvester's law of inertia as many as
+        the LDLᵀ factors of L̄ − threshold·I have negative pivots. None where the factors would not fit (`MOST_FILL`) or
+        a pivot is exactly zero."""
         if self._fill(self._order) > MOST_FILL:
             return None
         order_n = _flat(self._order, self.width)
@@ -120,14 +131,18 @@ class BlockLaplacian:
             return None
 
     def density(self, probes: int, products: int, seed: int) -> Density:
-        """Quadratures of all n eigenvalues from ``probes`` Rademacher vectors, ``products`` products each (Ubaru, Chen and Saad 2017)."""
+        """Quadratures of all n eigenvalues from ``probes`` Rademacher vectors, ``products`` products each (Ubaru, Chen
+        and Saad 2017)."""
         generator, operator = torch.Generator().manual_seed(seed), self._operator()
         found = [self.quadrature(operator.probe(generator).numpy(), products) for _ in range(probes)]
         owner = np.concatenate([np.full(len(nodes), number) for number, (nodes, _) in enumerate(found)])
-        return Density(owner, np.concatenate([nodes for nodes, _ in found]), np.concatenate([weights for _, weights in found]))
+        return Density(
+            owner, np.concatenate([nodes for nodes, _ in found]), np.concatenate([weights for _, weights in found])
+        )
 
     def quadrature(self, start_n: np.ndarray, products: int) -> tuple[np.ndarray, np.ndarray]:
-        """Nodes and weights of Gauss's rule for zᵀf(L̄)z / zᵀz, z = ``start_n``: exact for polynomials of degree below 2·products."""
+        """Nodes and weights of Gauss's rule for zᵀf(L̄)z / zᵀz, z = ``start_n``: exact for polynomials of degree below
+        2·products."""
         *_, last = krylov(self._operator(), torch.from_numpy(np.array(start_n, dtype=np.float64)), products)
         return last.values.numpy().clip(min=0.0), last.vectors[0].numpy() ** 2
 
@@ -137,7 +152,9 @@ class BlockLaplacian:
         return float(flat @ (self.matrix @ flat))
 
     def _operator(self) -> Operator:
-        return Operator(lambda x_n: torch.from_numpy(self.matrix @ x_n.numpy()), self.size, torch.float64, torch.device("cpu"))
+        return Operator(
+            lambda x_n: torch.from_numpy(self.matrix @ x_n.numpy()), self.size, torch.float64, torch.device("cpu")
+        )
 
     @cached_property
     def _order(self) -> np.ndarray:
@@ -168,26 +185,36 @@ class BlockLaplacian:
         return self._iterative_solver(grounded)
 
     def _iterative_solver(self, grounded):
-        """Conjugate gradients, preconditioned with the unweighted Laplacian: the condition is then that of the weights, whatever the graph's length."""
-        unweighted = _assembled(self.low, self.high, np.ones((len(self.low), 1, 1)), self.num_nodes).tocsr()[self._kept][:, self._kept]
+        """Conjugate gradients, preconditioned with the unweighted Laplacian: the condition is then that of the weights,
+        whatever the graph's length."""
+        unweighted = _assembled(self.low, self.high, np.ones((len(self.low), 1, 1)), self.num_nodes).tocsr()[
+            self._kept
+        ][:, self._kept]
         plain = splu(unweighted.tocsc())
-        spread = LinearOperator(grounded.shape, matvec=lambda x: plain.solve(x.reshape(-1, self.width)).reshape(-1), dtype=np.float64)  # type: ignore[call-arg]
+        spread = LinearOperator(
+            grounded.shape, matvec=lambda x: plain.solve(x.reshape(-1, self.width)).reshape(-1), dtype=np.float64
+        )  # type: ignore[call-arg]
 
         def solve(x: np.ndarray) -> np.ndarray:
             solution, left = cg(grounded, x, rtol=TOLERANCE / 10, maxiter=10_000, M=spread)
             if left:
-                raise RuntimeError("conjugate gradients did not settle: the edge weights differ by too many orders of magnitude")
+                raise RuntimeError(
+                    "conjugate gradients did not settle: the edge weights differ by too many orders of magnitude"
+                )
             return solution
 
         return solve
 
 
 def connectivity(source_E: np.ndarray, target_E: np.ndarray, num_nodes: int) -> float:
-    """λ_1 of the unweighted graph, each unordered pair counted once: the smallest eigenvalue beyond its components' zeros."""
+    """λ_1 of the unweighted graph, each unordered pair counted once: the smallest eigenvalue beyond its components'
+    zeros."""
     low, high = np.minimum(source_E, target_E), np.maximum(source_E, target_E)
     pairs = np.unique(low.astype(np.int64) * num_nodes + high)
     low, high = pairs // num_nodes, pairs % num_nodes
-    return BlockLaplacian(np.concatenate([low, high]), np.concatenate([high, low]), np.ones((2 * len(low), 1, 1)), num_nodes).fiedler()
+    return BlockLaplacian(
+        np.concatenate([low, high]), np.concatenate([high, low]), np.ones((2 * len(low), 1, 1)), num_nodes
+    ).fiedler()
 
 
 def _assembled(low: np.ndarray, high: np.ndarray, weight_PKK: np.ndarray, num_nodes: int) -> sp.bsr_array:

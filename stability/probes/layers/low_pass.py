@@ -16,7 +16,8 @@ from stability.mechanisms._observed import AbstractAttention
 
 @dataclass(frozen=True)
 class HeadFilter:
-    """One head on one sequence: numbers by column, and the N − 1 singular values of A on the signals without a mean, largest first."""
+    """One head on one sequence: numbers by column, and the N − 1 singular values of A on the signals without a mean,
+    largest first."""
 
     numbers: dict[str, Any]
     singular_values: np.ndarray
@@ -26,10 +27,11 @@ def low_pass(layer: AbstractAttention, x_BND: Tensor) -> Iterator[HeadFilter]:
     """Each head of an attention layer on one sequence x (1, N, D) without padding: its weights A, its values v before,
     and after what the layer makes of them: Av, or v − γAv where it is `attentionx`.
 
-    With P = I − 11ᵀ/N, ``gain`` is the largest singular value of PAP, the most by which A amplifies anything that differs between positions;
-    ``second_eigenvalue`` the largest modulus among its eigenvalues, which are A's own without the 1 of A1 = 1 (NaN
-    where A's rows do not sum to 1); ``variance_*`` are ‖P·‖² before and after.
-    Where attention is nearly hard, A is far from normal and its small eigenvalues are as uncertain as a root of rounding; the gain is not.
+    With P = I − 11ᵀ/N, ``gain`` is the largest singular value of PAP, the most by which A amplifies anything that
+    differs between positions; ``second_eigenvalue`` the largest modulus among its eigenvalues, which are A's own
+    without the 1 of A1 = 1 (NaN where A's rows do not sum to 1); ``variance_*`` are ‖P·‖² before and after. Where
+    attention is nearly hard, A is far from normal and its small eigenvalues are as uncertain as a root of rounding; the
+    gain is not.
     """
     with torch.no_grad():
         a_HNN, v_HNK = layer.weights(x_BND)[0].double(), layer.values(x_BND)[0].double()
@@ -49,7 +51,8 @@ def low_pass(layer: AbstractAttention, x_BND: Tensor) -> Iterator[HeadFilter]:
 
 
 def _second_eigenvalue(a_NN: np.ndarray) -> float:
-    """NaN where LAPACK's iteration does not settle. From A itself: its entries are exact to their own size, those of PAP only to that of the largest."""
+    """NaN where LAPACK's iteration does not settle. From A itself: its entries are exact to their own size, those of
+    PAP only to that of the largest."""
     try:
         return float(np.sort(np.abs(np.linalg.eigvals(a_NN)))[-2])
     except np.linalg.LinAlgError:

@@ -1,4 +1,5 @@
-"""`stability.probe` at a run's checkpoints: graphs and softmaxes on held-out text, σ(W_qᵀW_k), attention's discrepancy → ``probes/<phase>_<table>.parquet``."""
+"""`stability.probe` at a run's checkpoints: graphs and softmaxes on held-out text, σ(W_qᵀW_k), attention's discrepancy
+→ ``probes/<phase>_<table>.parquet``."""
 
 from __future__ import annotations
 
@@ -35,13 +36,18 @@ from stability.training import checkpoint
 from stability.training.draws import generator_for
 from stability.training.machine import prepare_torch
 
-TABLES = {"spectra": ("spectra", "filter"), "qk": ("qk",), "pdmm": ("discrepancy",), "streams": ("streams",)}  # by `what`; columns: `PROBE_COLUMNS`
+# by `what`; columns: `PROBE_COLUMNS`
+TABLES = {"spectra": ("spectra", "filter"), "qk": ("qk",), "pdmm": ("discrepancy",), "streams": ("streams",)}
 Rows = dict[str, list[dict[str, Any]]]
 
 
 def protocol_of(probe: ProbeSpec) -> str:
     """What the numbers depend on beside the checkpoint, as canonical JSON; kept in the files' metadata."""
-    fields = {"spectra": ("sequences", "probes", "products", "seed"), "pdmm": ("sequences",), "streams": ("sequences", "outlier_log_range")}.get(probe.what, ())
+    fields = {
+        "spectra": ("sequences", "probes", "products", "seed"),
+        "pdmm": ("sequences",),
+        "streams": ("sequences", "outlier_log_range"),
+    }.get(probe.what, ())
     return json.dumps(probe.model_dump(mode="json", include={"what", *fields}), sort_keys=True)
 
 
@@ -60,25 +66,34 @@ def _file(directory: RunDirectory, table: str, phase: str) -> Path:
 
 
 def measure(directory: RunDirectory, probe: ProbeSpec, *, cache_dir: Path) -> Iterator[None]:
-    """Measure the missing phases, yielding after each layer of each sequence. A run without such a checkpoint leaves empty tables."""
+    """Measure the missing phases, yielding after each layer of each sequence. A run without such a checkpoint leaves
+    empty tables."""
     for phase in missing_phases(directory, probe):
         folder = phases(directory, phase).get(phase)
         yield from measure_checkpoint(directory, folder, phase, probe, cache_dir=cache_dir)
 
 
-def measure_checkpoint(directory: RunDirectory, folder: Path | None, phase: str, probe: ProbeSpec, *, cache_dir: Path) -> Iterator[None]:
+def measure_checkpoint(
+    directory: RunDirectory, folder: Path | None, phase: str, probe: ProbeSpec, *, cache_dir: Path
+) -> Iterator[None]:
     """One checkpoint folder under a phase's name; its tables are written together at the end."""
     rows: Rows = {table: [] for table in TABLES[probe.what]}
     if folder is not None:
         spec, model = checkpoint.load(folder)
         labels = {"run_id": directory.run_id, "phase": phase, "lr": spec.lr_peak}
-        yield from _qk(model, labels, rows) if probe.what == "qk" else _on_held_out(spec, model, labels, rows, probe, cache_dir)
+        yield from (
+            _qk(model, labels, rows)
+            if probe.what == "qk"
+            else _on_held_out(spec, model, labels, rows, probe, cache_dir)
+        )
     for table, found in rows.items():
         frame = pd.DataFrame(found, columns=PROBE_COLUMNS[table])
         write_parquet(frame, directory.probe_file(phase, table), {PROTOCOL: protocol_of(probe)})
 
 
-def _on_held_out(spec: RunSpec, model: Backbone, labels: dict[str, Any], rows: Rows, probe: ProbeSpec, cache_dir: Path) -> Iterator[None]:
+def _on_held_out(
+    spec: RunSpec, model: Backbone, labels: dict[str, Any], rows: Rows, probe: ProbeSpec, cache_dir: Path
+) -> Iterator[None]:
     device = resolve_device(probe.device)
     prepare_torch(spec.threads, device)
     model = model.to(device, torch.float64)
@@ -111,8 +126,17 @@ def _add_consensus(
     heads = consensus_spectra(layer, x_BND, probes=probe.probes, products=probe.products, seed=probe.seed)
     for head, found in enumerate(heads):
         rows["spectra"].append({**where, "head": head, **found.numbers})
-        nodes = zip(found.density.probe.tolist(), found.density.nodes.tolist(), found.density.weights.tolist(), found.response.tolist(), strict=True)
-        rows["filter"] += [{**where, "head": head, "probe": p, "node": node, "weight": weight, "response": r} for p, node, weight, r in nodes]
+        nodes = zip(
+            found.density.probe.tolist(),
+            found.density.nodes.tolist(),
+            found.density.weights.tolist(),
+            found.response.tolist(),
+            strict=True,
+        )
+        rows["filter"] += [
+            {**where, "head": head, "probe": p, "node": node, "weight": weight, "response": r}
+            for p, node, weight, r in nodes
+        ]
 
 
 def _add_attention(layer: AbstractAttention, x_BND: Tensor, where: dict[str, Any], rows: Rows) -> None:
@@ -121,12 +145,16 @@ def _add_attention(layer: AbstractAttention, x_BND: Tensor, where: dict[str, Any
         rows["spectra"].append({**where, "head": head, **found.numbers})
         weight = 1 / len(found.singular_values)
         nodes = found.singular_values.tolist()
-        rows["filter"] += [{**where, "head": head, "probe": 0, "node": np.nan, "weight": weight, "response": value} for value in nodes]
+        rows["filter"] += [
+            {**where, "head": head, "probe": 0, "node": np.nan, "weight": weight, "response": value} for value in nodes
+        ]
 
 
 def _add_discrepancy(mixer: nn.Module, x_BND: Tensor, where: dict[str, Any], rows: Rows) -> None:
     if isinstance(mixer, AbstractSoftmaxAttention):
-        rows["discrepancy"] += [{**where, "head": head, **numbers} for head, numbers in enumerate(discrepancies(mixer, x_BND))]
+        rows["discrepancy"] += [
+            {**where, "head": head, **numbers} for head, numbers in enumerate(discrepancies(mixer, x_BND))
+        ]
 
 
 def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
@@ -134,8 +162,12 @@ def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
         if isinstance(mixer, AbstractSoftmaxAttention):
             where = labels | {"layer": layer, "mixer": stem(mixer)}
             values_HK = qk_singular_values(mixer).tolist()
-            cells = [(head, index, value) for head, values_K in enumerate(values_HK) for index, value in enumerate(values_K)]
-            rows["qk"] += [{**where, "head": head, "index": index, "singular_value": value} for head, index, value in cells]
+            cells = [
+                (head, index, value) for head, values_K in enumerate(values_HK) for index, value in enumerate(values_K)
+            ]
+            rows["qk"] += [
+                {**where, "head": head, "index": index, "singular_value": value} for head, index, value in cells
+            ]
         yield
 
 
@@ -157,7 +189,8 @@ def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:
 
 
 def held_out(spec: RunSpec, cache_dir: Path, sequences: int) -> Examples:
-    """At most ``sequences`` validation windows as the objective hands them to the model, the same ones for every run on the same data."""
+    """At most ``sequences`` validation windows as the objective hands them to the model, the same ones for every run on
+    the same data."""
     corpus = corpus_of(spec, cache_dir)
     objective = build_objective(spec, corpus.format)
     tokens_BN = corpus.windows("val", sequences, objective.tokens_needed(spec.model.positions))

@@ -1,4 +1,5 @@
-"""σ(W_qᵀW_k) of softmax-attention layers, whose growing condition the paper names as the source of attention's instability (Qi et al. 2025)."""
+"""σ(W_qᵀW_k) of softmax-attention layers, whose growing condition the paper names as the source of attention's
+instability (Qi et al. 2025)."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from stability.mechanisms._attention import AbstractSoftmaxAttention
 
 
 def qk_singular_values(layer: AbstractSoftmaxAttention) -> Tensor:
-    """(H, K), largest first: the singular values of each head's W_qᵀW_k (D × D) that its rank allows, float64 on the CPU.
+    """(H, K), largest first: the singular values of each head's W_qᵀW_k (D × D) that its rank allows, float64 on the
+    CPU.
 
-    W_q and W_k are the head's K × D rows, so that a logit is xᵀ W_qᵀW_k x′ (biases, RoPE and 1/√K aside). With thin QR W_qᵀ = Q₁R₁, W_kᵀ = Q₂R₂ the
-    product is Q₁ R₁R₂ᵀ Q₂ᵀ and its nonzero singular values are those of the K × K matrix R₁R₂ᵀ: no D × D matrix is made.
+    W_q and W_k are the head's K × D rows, so that a logit is xᵀ W_qᵀW_k x′ (biases, RoPE and 1/√K aside). With thin QR
+    W_qᵀ = Q₁R₁, W_kᵀ = Q₂R₂ the product is Q₁ R₁R₂ᵀ Q₂ᵀ and its nonzero singular values are those of the K × K matrix
+    R₁R₂ᵀ: no D × D matrix is made.
     """
     weight_THKD = layer.qkv.weight.detach().double().cpu().unflatten(0, (3, layer.heads, -1))
     r_THKK = torch.linalg.qr(weight_THKD[:2].mT, mode="r").R

@@ -1,4 +1,5 @@
-"""How doubly stochastic the mixing matrices of a model with residual streams are, token by token (mHC-lite, arXiv:2601.05732, 4.3)."""
+"""How doubly stochastic the mixing matrices of a model with residual streams are, token by token (mHC-lite,
+arXiv:2601.05732, 4.3)."""
 
 from __future__ import annotations
 
@@ -41,22 +42,27 @@ def residuals(model: Backbone) -> list[tuple[str, AbstractResidual]]:
     return found
 
 
-def stream_statistics(model: Backbone, sequences: Iterable[Examples], outlier_log_range: float = OUTLIER_LOG_RANGE) -> Iterator[list[dict[str, Any]]]:
+def stream_statistics(
+    model: Backbone, sequences: Iterable[Examples], outlier_log_range: float = OUTLIER_LOG_RANGE
+) -> Iterator[list[dict[str, Any]]]:
     """Rows by the columns `connection … num_values` of `schema.PROBE_COLUMNS["streams"]`: yielded [] after each
     sequence, and all of them at the end.
 
     Of every token, with A_l the matrix of connection l (X' = A_lᵀX + …), P_l = A_1 ⋯ A_l and R_l = A_l ⋯ A_L:
 
-    - ``single`` A_l: ``log_range`` ln(1/ν), as the paper plots it, ν the relative range, the smallest over the largest entry of what Sinkhorn and Knopp are
-      given (Eq. 3; Chakrabarty & Khanna 2021), and ``beyond``, the share of tokens whose ln(1/ν) exceeds ``outlier_log_range``; ``threshold``, that
-      number; ``iterations``, how many the connection has; ``column_sum``, ``row_sum``, ``spectral_norm``;
-    - ``product`` P_l: the same three, and ``forward_gain`` max_t Σ_s |P_st|, the most that mixing alone multiplies the largest entry of a signal by on
-      its way from the embedding through connection l;
-    - ``rest`` R_l: ``backward_gain`` max_s Σ_t |R_st|, the same of a gradient on its way from the head back through connection l.
+    - ``single`` A_l: ``log_range`` ln(1/ν), as the paper plots it, ν the relative range, the smallest over the largest
+      entry of what Sinkhorn and Knopp are given (Eq. 3; Chakrabarty & Khanna 2021), and ``beyond``, the share of tokens
+      whose ln(1/ν) exceeds ``outlier_log_range``; ``threshold``, that number; ``iterations``, how many the connection
+      has; ``column_sum``, ``row_sum``, ``spectral_norm``;
+    - ``product`` P_l: the same three, and ``forward_gain`` max_t Σ_s |P_st|, the most that mixing alone multiplies the
+      largest entry of a signal by on its way from the embedding through connection l;
+    - ``rest`` R_l: ``backward_gain`` max_s Σ_t |R_st|, the same of a gradient on its way from the head back through
+      connection l.
 
-    The gains are the "Amax gain magnitude" of Xie et al. (2025, 5.4). Quantiles are over tokens (of sums also over streams), of each connection and, as
-    connection None, of all ``single`` matrices. What is measured is the model's dtype: `stability.probe` takes float64, so that a sum that is
-    1 there is 1 to 1e-15. In a narrower dtype its coefficients are rounded: in bfloat16, mHC-lite's first matrix has columns that sum to 0.9982
+    The gains are the "Amax gain magnitude" of Xie et al. (2025, 5.4). Quantiles are over tokens (of sums also over
+    streams), of each connection and, as connection None, of all ``single`` matrices. What is measured is the model's
+    dtype: `stability.probe` takes float64, so that a sum that is 1 there is 1 to 1e-15. In a narrower dtype its
+    coefficients are rounded: in bfloat16, mHC-lite's first matrix has columns that sum to 0.9982
     (tests/residuals/test_streams.py).
     """
     chain, seen = connections(model), []
@@ -69,7 +75,12 @@ def stream_statistics(model: Backbone, sequences: Iterable[Examples], outlier_lo
         rows += [row for key, found in values.items() for row in _rows(number, connection.branch, key, found)]
         for key, found in values.items():
             pooled.setdefault(key, []).append(found)
-    yield rows + [row for key, found in pooled.items() if key[0] == "single" for row in _rows(None, "all", key, np.concatenate(found))]
+    yield rows + [
+        row
+        for key, found in pooled.items()
+        if key[0] == "single"
+        for row in _rows(None, "all", key, np.concatenate(found))
+    ]
 
 
 @torch.no_grad()
@@ -112,7 +123,8 @@ def _sums(matrix: str, m_PST: Tensor) -> dict[tuple[str, str], Tensor]:
 
 
 def _ranges(module: AbstractStreams, state: Tensor, outlier: float) -> dict[tuple[str, str], Tensor]:
-    """Of a connection with Sinkhorn's iterations; {} of others. ln(1/ν) is the difference of the largest and the smallest logit."""
+    """Of a connection with Sinkhorn's iterations; {} of others. ln(1/ν) is the difference of the largest and the
+    smallest logit."""
     if not isinstance(module, AbstractSinkhornStreams):
         return {}
     logits = module.mixing_logits(state).flatten(-2)

@@ -23,7 +23,9 @@ class Whole:
     def __enter__(self) -> Whole:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         """Nothing to end."""
 
     def described(self) -> dict[str, int]:
@@ -67,7 +69,13 @@ class Whole:
         """``function`` of each item, in their order, without gradients."""
         return map(function, items)
 
-    def put(self, model: nn.Module, optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor] | None, state: dict[str, Any] | None) -> None:
+    def put(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        parameters: dict[str, Tensor] | None,
+        state: dict[str, Any] | None,
+    ) -> None:
         """Load whole parameters, and the optimizer's whole state where there is one (None: it stays as it is)."""
         assert parameters is not None
         model.load_state_dict(parameters)

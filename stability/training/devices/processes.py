@@ -43,10 +43,18 @@ class Helpers:
 
     def __init__(self, module: str, spec: RunSpec, cache_dir: Path, device: torch.device, num_devices: int):
         if device.type == "cuda" and torch.cuda.device_count() < num_devices:
-            raise RuntimeError(f"devices_per_trial={num_devices}, but this process sees {torch.cuda.device_count()} GPUs")
+            raise RuntimeError(
+                f"devices_per_trial={num_devices}, but this process sees {torch.cuda.device_count()} GPUs"
+            )
         self._folder = tempfile.TemporaryDirectory(prefix="stability-helpers-")
         store = Path(self._folder.name) / "store"
-        settings = {"spec": spec.model_dump(mode="json"), "cache_dir": str(cache_dir), "device": device.type, "size": num_devices, "store": str(store)}
+        settings = {
+            "spec": spec.model_dump(mode="json"),
+            "cache_dir": str(cache_dir),
+            "device": device.type,
+            "size": num_devices,
+            "store": str(store),
+        }
         self._processes = [self._start(module, rank, settings) for rank in range(1, num_devices)]
         try:
             self._await(store)
@@ -62,7 +70,15 @@ class Helpers:
         command = [sys.executable, "-m", module, str(folder / f"{rank}.json")]
         with open(self._log(rank), "w") as log:
             # in a session of its own: Ctrl-C is the run's to answer, and it still needs its helpers to do so
-            return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, start_new_session=True)
+            return subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
 
     def _log(self, rank: int) -> Path:
         return Path(self._folder.name) / f"{rank}.log"
@@ -90,7 +106,11 @@ class Helpers:
             if time.monotonic() > deadline:
                 return None
             time.sleep(0.05)
-        dead = [(rank, process.returncode) for rank, process in enumerate(self._processes, 1) if process.returncode is not None]
+        dead = [
+            (rank, process.returncode)
+            for rank, process in enumerate(self._processes, 1)
+            if process.returncode is not None
+        ]
         # what a signal killed wrote nothing
         rank, code = min(dead, key=lambda each: (each[1] >= 0, self._log(each[0]).stat().st_mtime_ns))
         words = self._log(rank).read_text().strip().splitlines()
@@ -148,7 +168,9 @@ def _join(store: Path, device: torch.device, rank: int, size: int) -> None:
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all on one machine, whose name may not resolve
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.FileStore(str(store), size), rank=rank, world_size=size, timeout=PATIENCE)
+    dist.init_process_group(
+        backend, store=dist.FileStore(str(store), size), rank=rank, world_size=size, timeout=PATIENCE
+    )
 
 
 def _ready(store: Path, rank: int) -> Path:

@@ -62,7 +62,9 @@ class Shards:
     def __enter__(self) -> Shards:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
         assert self._helpers is not None
         words = self._helpers.last_words() if isinstance(error, RuntimeError | BrokenPipeError) else None
         self._helpers.close()
@@ -127,12 +129,20 @@ class Shards:
         not."""
         results = []
         for start in range(0, len(items), self._size):
-            own = torch.tensor(function(items[min(start + self._rank, len(items) - 1)]), dtype=torch.float64, device=self._device)
+            own = torch.tensor(
+                function(items[min(start + self._rank, len(items) - 1)]), dtype=torch.float64, device=self._device
+            )
             results += self._all(own)[: len(items) - start]
         self._model.reshard()  # after a forward pass that no backward pass follows, embedding and head would stay whole
         return iter([tuple(parts.tolist()) for parts in results])
 
-    def put(self, model: nn.Module, optimizer: torch.optim.Optimizer, parameters: dict[str, Tensor] | None, state: dict[str, Any] | None) -> None:
+    def put(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        parameters: dict[str, Tensor] | None,
+        state: dict[str, Any] | None,
+    ) -> None:
         """``parameters`` and ``state`` count in the run's own process only."""
         self._put_parameters(parameters)
         if (frame := self._same(None if state is None else tree_map(_frame, state))) is not None:
@@ -143,13 +153,17 @@ class Shards:
             for name, own in self._model.state_dict().items():
                 own.copy_(self._handed_out(own, None if parameters is None else parameters[name]))
 
-    def _received(self, optimizer: torch.optim.Optimizer, frame: dict[str, Any], state: dict[str, Any] | None) -> dict[str, Any]:
+    def _received(
+        self, optimizer: torch.optim.Optimizer, frame: dict[str, Any], state: dict[str, Any] | None
+    ) -> dict[str, Any]:
         """The optimizer's state with slices for the tensors of a parameter's shape, which in ``frame`` are without
         content."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         slices = {
             index: {
-                name: self._handed_out(parameters[index], None if state is None else state["state"][index][name]) if _is_empty(value) else value
+                name: self._handed_out(parameters[index], None if state is None else state["state"][index][name])
+                if _is_empty(value)
+                else value
                 for name, value in values.items()
             }
             for index, values in frame["state"].items()
@@ -162,7 +176,9 @@ class Shards:
 
         assert isinstance(like, DTensor)
         assert whole is None or whole.shape == like.shape
-        given = torch.empty(like.shape, dtype=like.dtype, device=self._device) if whole is None else whole.to(self._device)
+        given = (
+            torch.empty(like.shape, dtype=like.dtype, device=self._device) if whole is None else whole.to(self._device)
+        )
         return distribute_tensor(given, self._mesh, like.placements)
 
     def gathered(self, model: Backbone, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, dict[str, Any]]:
@@ -228,7 +244,9 @@ def follow(settings: dict[str, Any]) -> None:
     cache_dir = Path(settings["cache_dir"])
     corpus = load(cache_dir, spec.data_fingerprint)
     join(settings, device)
-    trainer = Trainer(spec, RunDirectory(cache_dir, "nowhere"), corpus, device, Shards(device, settings["rank"], settings["size"]))
+    trainer = Trainer(
+        spec, RunDirectory(cache_dir, "nowhere"), corpus, device, Shards(device, settings["rank"], settings["size"])
+    )
     for method, *numbers in told:
         getattr(trainer, method)(*numbers)
 

@@ -1,9 +1,11 @@
-"""One run over several devices of a machine: its microbatches are shared out, and their gradients added up in the order that one device would have.
+"""One run over several devices of a machine: its microbatches are shared out, and their gradients added up in the order
+that one device would have.
 
-The run's process keeps everything that a run is: parameters, optimizer, log, checkpoints, guards. At each step it hands its parameters to one helper
-process a device, which take every n-th microbatch and hand their gradients back. Floating-point sums are made in the same order as without helpers, so
-that the numbers are the same bit for bit on devices of one kind, and a run may be resumed on another number of them. Every device holds the whole model;
-`sharded` is for one that does not fit.
+The run's process keeps everything that a run is: parameters, optimizer, log, checkpoints, guards. At each step it hands
+its parameters to one helper process a device, which take every n-th microbatch and hand their gradients back.
+Floating-point sums are made in the same order as without helpers, so that the numbers are the same bit for bit on
+devices of one kind, and a run may be resumed on another number of them. Every device holds the whole model; `sharded`
+is for one that does not fit.
 """
 
 from __future__ import annotations
@@ -57,12 +59,15 @@ class Team:
         except RuntimeError as error:
             raise self._broken(error) from error
         for parameter, part in zip(parameters, _parts(received, parameters), strict=True):
-            if parameter.grad is not None:  # the run's own microbatch, the first one, gave every parameter that is used its gradient
+            # the run's own microbatch, the first one, gave every parameter that is used its gradient
+            if parameter.grad is not None:
                 parameter.grad.add_(part)
         return received[-1].clone()  # else all of it would stay
 
     def _broken(self, error: Exception) -> RuntimeError:
-        return RuntimeError(self._helpers.last_words() or f"the devices lost touch: {(str(error).splitlines() or [''])[0]}")
+        return RuntimeError(
+            self._helpers.last_words() or f"the devices lost touch: {(str(error).splitlines() or [''])[0]}"
+        )
 
     def close(self) -> None:
         self._helpers.close()
@@ -84,14 +89,19 @@ def help_out(settings: dict[str, Any]) -> None:
         with torch.no_grad():
             for parameter, part in zip(parameters, _parts(received, parameters), strict=True):
                 parameter.copy_(part)
-        examples = training_examples(spec, corpus, objective, "train", step, seed=spec.seed, batch=spec.batch).to(device)
+        examples = training_examples(spec, corpus, objective, "train", step, seed=spec.seed, batch=spec.batch).to(
+            device
+        )
         count = objective.count(examples, torch.float32)
         for index, microbatch in enumerate(examples.split(spec.microbatch or spec.batch)):
             if index % size == rank:
                 model.zero_grad(set_to_none=True)
                 total, _ = objective.loss(model, microbatch)
                 (total / count).backward()
-                gradients = [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters]
+                gradients = [
+                    torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                    for parameter in parameters
+                ]
                 dist.send(_flat([*gradients, total.detach().reshape(1)]), dst=0)
 
 

@@ -1,6 +1,8 @@
-"""Whether a Ray cluster answers at an address, before anything is joined: Ray itself looks for minutes, and its C++ parts write to the terminal meanwhile.
+"""Whether a Ray cluster answers at an address, before anything is joined: Ray itself looks for minutes, and its C++
+parts write to the terminal meanwhile.
 
-``python ray_address.py ADDRESS`` is the look, in a process of its own: what it prints is kept from the terminal, and its patience is not the sweep's.
+``python ray_address.py ADDRESS`` is the look, in a process of its own: what it prints is kept from the terminal, and
+its patience is not the sweep's.
 """
 
 from __future__ import annotations
@@ -20,13 +22,17 @@ def check(address: str) -> None:
     environment = {**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": str(CONNECT_S)}
     command = [sys.executable, __file__, address]
     try:
-        look = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LOOK_S)
+        look = subprocess.run(
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LOOK_S
+        )
         code, printed = look.returncode, look.stdout
     except subprocess.TimeoutExpired:
         code, printed = 1, ""
     if code:
         reason = printed.strip() or NOT_A_HEAD
-        raise RuntimeError(f"ray.address={address}: no Ray cluster that can be joined: {reason}; start one with: ray start --head")
+        raise RuntimeError(
+            f"ray.address={address}: no Ray cluster that can be joined: {reason}; start one with: ray start --head"
+        )
 
 
 def _look(address: str) -> None:

@@ -86,7 +86,10 @@ class Dispatch:
         if self._workers.total or not self._queue:
             self._last_worker_at = time.monotonic()
         elif time.monotonic() - self._last_worker_at > NO_NODE_S:
-            raise RuntimeError("no node of the Ray cluster that has room for a trial is left; the same command goes on where this one stopped")
+            raise RuntimeError(
+                "no node of the Ray cluster that has room for a trial is left; the same command goes on where this "
+                "one stopped"
+            )
 
     def _wait(self) -> None:
         import ray

@@ -1,7 +1,9 @@
-"""Ray on this machine: a process beside the driver starts it, so that it comes up while the driver still imports torch, and all of it is killed at the end.
+"""Ray on this machine: a process beside the driver starts it, so that it comes up while the driver still imports torch,
+and all of it is killed at the end.
 
-``python ray_head.py FOLDER NUM_CPUS`` is that process: it starts Ray in FOLDER, prints the address, and lives until its standard input ends. Nothing is asked
-of Ray before it dies: what a sweep knows is in its run directories, and `ray.shutdown` gives each of Ray's processes a second to listen.
+``python ray_head.py FOLDER NUM_CPUS`` is that process: it starts Ray in FOLDER, prints the address, and lives until its
+standard input ends. Nothing is asked of Ray before it dies: what a sweep knows is in its run directories, and
+`ray.shutdown` gives each of Ray's processes a second to listen.
 """
 
 from __future__ import annotations
@@ -38,13 +40,19 @@ class Head:
         self._address = self._address or self.process.stdout.readline().strip()
         if not self._address:
             said = (self.scratch / "head.err").read_text(errors="replace").strip().splitlines()
-            raise RuntimeError(f"Ray does not start on this machine ({said[-1] if said else self._end()}); try launcher=serial")
+            raise RuntimeError(
+                f"Ray does not start on this machine ({said[-1] if said else self._end()}); try launcher=serial"
+            )
         return self._address
 
     def require(self) -> None:
-        """Errors: ``RuntimeError`` where it has died, and with it all of its Ray: whoever asks that for anything then waits for minutes."""
+        """Errors: ``RuntimeError`` where it has died, and with it all of its Ray: whoever asks that for anything then
+        waits for minutes."""
         if self.process.poll() is not None:
-            raise RuntimeError(f"Ray on this machine was ended from outside ({self._end()}); the same command goes on where this one stopped")
+            raise RuntimeError(
+                f"Ray on this machine was ended from outside ({self._end()}); the same command goes on where this "
+                "one stopped"
+            )
 
     def _end(self) -> str:
         """How the process ended, in words."""
@@ -57,7 +65,8 @@ _early: tuple[Head, ExitStack] | None = None
 
 @contextmanager
 def early(num_threads: int) -> Iterator[None]:
-    """Begin to start Ray before it is known whether it will be needed: the next `head` of as many threads within the ``with`` block takes it over."""
+    """Begin to start Ray before it is known whether it will be needed: the next `head` of as many threads within the
+    ``with`` block takes it over."""
     global _early
     with ExitStack() as stack:
         _early = stack.enter_context(_started(num_threads, None)), stack
@@ -69,7 +78,8 @@ def early(num_threads: int) -> Iterator[None]:
 
 @contextmanager
 def head(num_threads: int, num_cpus: int | None = None) -> Iterator[Head]:
-    """Ray with ``num_cpus`` (None: all) that is started, not waited for; its workers have ``num_threads`` for OpenMP."""
+    """Ray with ``num_cpus`` (None: all) that is started, not waited for; its workers have ``num_threads`` for
+    OpenMP."""
     global _early
     with ExitStack() as stack:
         if _early is not None and _early[0].num_threads == num_threads and num_cpus is None:
@@ -121,7 +131,13 @@ def _settings(num_threads: int, scratch: Path) -> dict[str, str]:
 
     local = {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": str(scratch)}  # RAY_AUTH_MODE: token mode leaves a file in HOME
     # workers are started for the driver's actors, none for this process
-    return {**local, **of_driver(), **of_workers(num_threads), "RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
+    return {
+        **local,
+        **of_driver(),
+        **of_workers(num_threads),
+        "RAY_prestart_worker_first_driver": "0",
+        "RAY_enable_worker_prestart": "0",
+    }
 
 
 def _short_temporary_folder() -> str | None:
@@ -139,8 +155,9 @@ def _remove(folder: Path) -> None:
 
 
 def _without_bystanders() -> None:
-    """Leave out what a Ray of one machine, asked by nobody but its driver, has no use for, and what takes a small machine longer to start than all the
-    rest: the autoscaler, the dashboard, the log monitor. `ray.init` has no switches of its own for them; where Ray calls them otherwise, they start."""
+    """Leave out what a Ray of one machine, asked by nobody but its driver, has no use for, and what takes a small
+    machine longer to start than all the rest: the autoscaler, the dashboard, the log monitor. `ray.init` has no
+    switches of its own for them; where Ray calls them otherwise, they start."""
     from ray._private.node import Node
 
     for name in ("start_monitor", "start_api_server", "start_log_monitor"):
@@ -156,7 +173,9 @@ def _hold(folder: str, num_cpus: str) -> None:
     _without_bystanders()
     cpus = None if num_cpus == ALL_CPUS else int(num_cpus)
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.CRITICAL}
-    context: Any = ray.init(address="local", num_cpus=cpus, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=folder, **quiet)
+    context: Any = ray.init(
+        address="local", num_cpus=cpus, object_store_memory=OBJECT_STORE_BYTES, _temp_dir=folder, **quiet
+    )
     print(context.address_info["gcs_address"], flush=True)
     sys.stdin.read()
 

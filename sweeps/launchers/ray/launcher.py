@@ -73,7 +73,15 @@ def launch(
             gpus = _gpus_of(trials, on_tick, interrupt, say) if gpus_per_trial == "auto" else gpus_per_trial
         if not interrupt.requested:
             workers = _workers(Share(cpus_per_trial, gpus), trials[0].pool)
-            Dispatch(trials, run, workers, node_retries=node_retries, on_tick=partial(_tick, on_tick), interrupt=interrupt, say=say).work()
+            Dispatch(
+                trials,
+                run,
+                workers,
+                node_retries=node_retries,
+                on_tick=partial(_tick, on_tick),
+                interrupt=interrupt,
+                say=say,
+            ).work()
 
 
 def _tick(on_tick: Callable[[], None]) -> None:
@@ -168,7 +176,9 @@ def _admit(pool: str, nodes: Sequence[dict[str, Any]]) -> None:
         check(pool, others)
 
 
-def _gpus_of(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: Interrupt, say: Callable[[str], None]) -> float:
+def _gpus_of(
+    trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: Interrupt, say: Callable[[str], None]
+) -> float:
     """The share of a GPU that each trial gets: whole ones where several devices share a run, else by the memory that
     the kinds of runs take."""
     import ray
@@ -205,7 +215,10 @@ def _measured(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: I
         return ray.get(pending)
     except exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]
-        raise RuntimeError(f"the memory that a trial takes could not be measured ({reason}); give it a share of a GPU: gpus_per_trial=0.25") from None
+        raise RuntimeError(
+            f"the memory that a trial takes could not be measured ({reason}); give it a share of a GPU: "
+            "gpus_per_trial=0.25"
+        ) from None
 
 
 def _import_ray() -> Any:
@@ -222,12 +235,16 @@ def _join(ray: Any, address: str | None, head: Head | None) -> None:
         ray.init(address=head.address, **quiet)
         return
     # a cluster's workers don't inherit this process's environment
-    inherited = {name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")}
+    inherited = {
+        name: os.environ[name] for name in ("PYTHONPATH", "OMP_NUM_THREADS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO")
+    }
     try:
         ray.init(address=address, runtime_env={"env_vars": inherited}, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise RuntimeError(f"ray.address={address}: no Ray cluster that can be joined ({reason}); start one with: ray start --head") from None
+        raise RuntimeError(
+            f"ray.address={address}: no Ray cluster that can be joined ({reason}); start one with: ray start --head"
+        ) from None
 
 
 @contextmanager

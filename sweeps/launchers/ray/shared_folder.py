@@ -30,7 +30,9 @@ def check(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = None) ->
         for node in nodes:
             reason = _answer(pending[node["NodeID"]]) or _missing(folder / node["NodeID"], token)
             if reason:
-                raise RuntimeError(f"node {name_of(node)} of the Ray cluster and the runs' folder {pool}: {reason};\n{RULE}")
+                raise RuntimeError(
+                    f"node {name_of(node)} of the Ray cluster and the runs' folder {pool}: {reason};\n{RULE}"
+                )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

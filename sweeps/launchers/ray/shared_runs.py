@@ -41,7 +41,10 @@ def work_through(
         pending = _left(pending, is_done)
         holders = [str(owner) for trial in pending if (owner := trial.held_by_another())]
         if holders and not interrupt.requested:
-            say(f"waits for {len(holders)} run{'s' if len(holders) > 1 else ''} that another sweep works on ({', '.join(sorted(set(holders)))})")
+            say(
+                f"waits for {len(holders)} run{'s' if len(holders) > 1 else ''} that another sweep works on "
+                f"({', '.join(sorted(set(holders)))})"
+            )
         while pending and not interrupt.requested and all(trial.held_by_another() for trial in pending):
             on_tick()
             time.sleep(POLL_S)
@@ -51,4 +54,8 @@ def work_through(
 def _left(trials: Sequence[Trial], is_done: Callable[[Trial], bool]) -> list[Trial]:
     """The trials that have not ended. Who holds a run is asked first: a status is written before the lock is
     released."""
-    return [trial for trial in trials if trial.held_by_another() or not (trial.directory.status()["state"] == "failed" or is_done(trial))]
+    return [
+        trial
+        for trial in trials
+        if trial.held_by_another() or not (trial.directory.status()["state"] == "failed" or is_done(trial))
+    ]

@@ -49,14 +49,21 @@ def require_room(share: Share, nodes: Sequence[dict[str, float]]) -> None:
         most = max((node.get(name, 0.0) for node in nodes), default=0.0)
         if asked > most:
             raise RuntimeError(f"{name.lower()}s_per_trial={asked:g}, but {_room(name, most, len(nodes) == 1)}")
-    raise RuntimeError(f"no node has room for cpus_per_trial={share.cpus:g} together with gpus_per_trial={share.gpus:g}; give less of one")
+    raise RuntimeError(
+        f"no node has room for cpus_per_trial={share.cpus:g} together with gpus_per_trial={share.gpus:g}; give less "
+        "of one"
+    )
 
 
 def _room(name: str, most: float, is_alone: bool) -> str:
     """What there is of a resource, and what to ask for instead."""
     if name == "GPU" and not most:
         return f"{'there is no GPU' if is_alone else 'no node has a GPU'}; give gpus_per_trial=0 or auto"
-    there = (f"there is {most:g} {name}" if most == 1 else f"there are {most:g} {name}s") if is_alone else f"no node has more than {most:g}"
+    there = (
+        (f"there is {most:g} {name}" if most == 1 else f"there are {most:g} {name}s")
+        if is_alone
+        else f"no node has more than {most:g}"
+    )
     return f"{there}; give at most {most:g}"
 
 
@@ -138,7 +145,10 @@ class Workers:
         refused = self._look()
         while self.total < num_wanted:
             held = [worker.node_id for worker in self._held]
-            room = {node_id: self.share.fits(node["Resources"]) - held.count(node_id) for node_id, node in self._nodes.items()}
+            room = {
+                node_id: self.share.fits(node["Resources"]) - held.count(node_id)
+                for node_id, node in self._nodes.items()
+            }
             node_id = max(room, key=lambda key: room[key], default=None)
             if node_id is None or room[node_id] <= 0:
                 break
@@ -170,7 +180,9 @@ class Workers:
             self._failed_starts += 1
             if self._failed_starts >= MOST_FAILED_STARTS:
                 reason = str(error).strip().splitlines()[-1]
-                raise RuntimeError(f"no worker starts on node {name_of(self._nodes[worker.node_id])} of the Ray cluster: {reason}") from None
+                raise RuntimeError(
+                    f"no worker starts on node {name_of(self._nodes[worker.node_id])} of the Ray cluster: {reason}"
+                ) from None
         else:
             self._failed_starts = 0
             self.idle.append(worker)
@@ -192,7 +204,9 @@ class Workers:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         there: Any = NodeAffinitySchedulingStrategy(node_id, soft=False)  # Ray annotates one of its strategies only
-        actor = ray.remote(num_cpus=self.share.cpus, num_gpus=self.share.gpus, max_restarts=0, scheduling_strategy=there)(Worker)
+        actor = ray.remote(
+            num_cpus=self.share.cpus, num_gpus=self.share.gpus, max_restarts=0, scheduling_strategy=there
+        )(Worker)
         worker = Held(actor.remote(Process.current()), node_id)
         self._held.append(worker)
         self.starting[worker.handle.ready.remote()] = worker

@@ -1,4 +1,5 @@
-"""One trial inside a Slurm job: it ends with its verdict, or is saved when the job is to stop, be preempted or run out of time."""
+"""One trial inside a Slurm job: it ends with its verdict, or is saved when the job is to stop, be preempted or run out
+of time."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ LOOK_S = 1.0  # between two looks for the file that asks the jobs to stop
 
 
 class TrialJob:
-    """What submitit pickles. ``stop_file``: once it exists, the step under way ends, the trial is saved, and the job with it."""
+    """What submitit pickles. ``stop_file``: once it exists, the step under way ends, the trial is saved, and the job
+    with it."""
 
     def __init__(self, trial: Trial, run: RunTrial, stop_file: Path):
         self.trial, self.run, self.stop_file = trial, run, stop_file
@@ -49,7 +51,8 @@ class TrialJob:
 
 
 class _Signals:
-    """Within the ``with`` block signals only set `received`: submitit's own handlers would leave in the middle of a step."""
+    """Within the ``with`` block signals only set `received`: submitit's own handlers would leave in the middle of a
+    step."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -65,7 +68,8 @@ class _Signals:
             signal.signal(number, handler)
 
     def queue_again(self) -> None:
-        """If the signal of a preemption or of the time limit came: submitit's handler of it queues the job again and ends the process. Others mean stop."""
+        """If the signal of a preemption or of the time limit came: submitit's handler of it queues the job again and
+        ends the process. Others mean stop."""
         for number in self.received:
             if number != signal.SIGTERM and callable(handler := self._previous[number]):
                 handler(number, None)

@@ -68,7 +68,10 @@ class SlurmQueue:
         try:
             self._executor = SlurmExecutor(folder, max_num_timeout=spec.requeues)
         except RuntimeError:
-            raise RuntimeError("launcher=slurm needs Slurm's commands, and there is no srun here; slurm.executor=local runs the jobs here") from None
+            raise RuntimeError(
+                "launcher=slurm needs Slurm's commands, and there is no srun here; slurm.executor=local runs the "
+                "jobs here"
+            ) from None
         self._spec, self._cpus = spec, spec.cpus or threads
 
     def submit(self, callables: Sequence[TrialJob]) -> list[str]:
@@ -113,7 +116,11 @@ class SlurmQueue:
         """Ids of those that wait, run or end right now; None where Slurm does not answer."""
         command = ["squeue", "--noheader", "--array", "--format=%i", f"--user={getpass.getuser()}"]
         found = subprocess.run(command, capture_output=True, text=True)
-        return None if found.returncode else {line.strip() for line in found.stdout.splitlines()} & {job.job_id for job in jobs}
+        return (
+            None
+            if found.returncode
+            else {line.strip() for line in found.stdout.splitlines()} & {job.job_id for job in jobs}
+        )
 
     def cancel_waiting(self, jobs: Sequence[Job]) -> None:
         arrays = sorted({job.job_id.split("_")[0] for job in jobs})
@@ -129,7 +136,9 @@ class LocalQueue:
         self._executor = LocalExecutor(folder, max_num_timeout=spec.requeues)
         self._submitted: list[tuple[Any, tuple[int, ...]]] = []
         self._num_gpus = spec.gpus
-        self._executor.update_parameters(timeout_min=spec.minutes, signal_delay_s=spec.grace_s, gpus_per_node=spec.gpus, stderr_to_stdout=True)
+        self._executor.update_parameters(
+            timeout_min=spec.minutes, signal_delay_s=spec.grace_s, gpus_per_node=spec.gpus, stderr_to_stdout=True
+        )
         if spec.setup:
             self._executor.update_parameters(setup=list(spec.setup))
 

@@ -1,4 +1,5 @@
-"""Trials as Slurm jobs, one a run, in arrays, by submitit; or as processes of this machine that are fed and watched in the same way."""
+"""Trials as Slurm jobs, one a run, in arrays, by submitit; or as processes of this machine that are fed and watched in
+the same way."""
 
 from __future__ import annotations
 
@@ -13,7 +14,20 @@ from sweeps.environment import environment, of_workers
 from sweeps.interrupt import Interrupt
 from sweeps.launchers.serial import RunTrial
 from sweeps.launchers.slurm.job import ENDED, STOPPED, TrialJob
-from sweeps.launchers.slurm.jobs import Job, LocalQueue, Queue, Record, SlurmQueue, asked_of, cores, forget, left_by, log_of, now_started, num_gpus
+from sweeps.launchers.slurm.jobs import (
+    Job,
+    LocalQueue,
+    Queue,
+    Record,
+    SlurmQueue,
+    asked_of,
+    cores,
+    forget,
+    left_by,
+    log_of,
+    now_started,
+    num_gpus,
+)
 from sweeps.trial import Trial, mark_failed, run_trial
 
 TICK_S = 0.2
@@ -34,16 +48,19 @@ def launch(
 ) -> None:
     """Submit every trial that no job of an earlier driver works on, and wait for all.
 
-    ``folder``: where job scripts, logs and the record of jobs lie, seen by every node. Jobs go on when this process dies; the same command finds them
-    again. Once an interrupt is requested, waiting jobs are cancelled and running ones asked to save and end.
-    Errors: ``RuntimeError`` where submitit or Slurm is missing, or Slurm refuses the jobs.
+    ``folder``: where job scripts, logs and the record of jobs lie, seen by every node. Jobs go on when this process
+      dies; the same command finds them again. Once an interrupt is requested, waiting jobs are cancelled and running
+      ones asked to save and end. Errors: ``RuntimeError`` where submitit or Slurm is missing, or Slurm refuses the
+      jobs.
     """
     if trials:
         with environment(of_workers(int(trials[0].spec["threads"]))):
             _Sweep(trials, slurm, folder, run, say).work(on_tick, interrupt)
 
 
-def stop(trials: Sequence[Trial], *, slurm: SlurmSpec, folder: Path, on_tick: Callable[[], None], say: Callable[[str], None]) -> None:
+def stop(
+    trials: Sequence[Trial], *, slurm: SlurmSpec, folder: Path, on_tick: Callable[[], None], say: Callable[[str], None]
+) -> None:
     """Cancel the jobs that work on these trials, an earlier driver's among them, or have them save and end."""
     _Sweep(trials, slurm, folder, run_trial, say).stop(on_tick)
 
@@ -62,13 +79,17 @@ def _import_submitit() -> None:
     try:
         importlib.import_module("submitit")
     except ImportError as error:
-        raise RuntimeError(f"launcher=slurm needs submitit ({error}): pip install submitit, or choose launcher=ray or serial") from None
+        raise RuntimeError(
+            f"launcher=slurm needs submitit ({error}): pip install submitit, or choose launcher=ray or serial"
+        ) from None
 
 
 class _Sweep:
     """One launch: trials that wait to be submitted, and jobs by run."""
 
-    def __init__(self, trials: Sequence[Trial], slurm: SlurmSpec, folder: Path, run: RunTrial, say: Callable[[str], None]):
+    def __init__(
+        self, trials: Sequence[Trial], slurm: SlurmSpec, folder: Path, run: RunTrial, say: Callable[[str], None]
+    ):
         _import_submitit()
         folder.mkdir(parents=True, exist_ok=True)
         threads = int(trials[0].spec["threads"]) * trials[0].devices
@@ -112,7 +133,10 @@ class _Sweep:
         if not run_ids:
             return
         job_ids = self._queue.submit([TrialJob(self._trials[run_id], self._run, self._stop_file) for run_id in run_ids])
-        made = [Job(job_id, now_started(job_id, self._slurm.executor), asked_of(self._trials[run_id])) for run_id, job_id in zip(run_ids, job_ids, strict=True)]
+        made = [
+            Job(job_id, now_started(job_id, self._slurm.executor), asked_of(self._trials[run_id]))
+            for run_id, job_id in zip(run_ids, job_ids, strict=True)
+        ]
         self._record.add(dict(zip(run_ids, made, strict=True)))
 
     def _poll(self) -> None:
@@ -133,7 +157,10 @@ class _Sweep:
     def _settle(self, run_id: str, job: Job) -> bool:
         """Whether it is known what became of a job that is gone."""
         trial, left = self._trials[run_id], left_by(self._folder, job.job_id)
-        if left is None and time.monotonic() - self._ended_at.setdefault(run_id, time.monotonic()) < ARRIVAL_S[self._slurm.executor]:
+        if (
+            left is None
+            and time.monotonic() - self._ended_at.setdefault(run_id, time.monotonic()) < ARRIVAL_S[self._slurm.executor]
+        ):
             return False
         if left == ("success", ENDED):
             if job.asked != asked_of(trial):  # an earlier command asked for something else
@@ -147,7 +174,11 @@ class _Sweep:
     def _again(self, trial: Trial, job: Job) -> None:
         """A job that was stopped from outside has saved its run."""
         if self._stopped[trial.run_id] >= self._slurm.requeues:
-            mark_failed(trial, f"its jobs were stopped {self._stopped[trial.run_id] + 1} times", log_of(self._folder, job.job_id))
+            mark_failed(
+                trial,
+                f"its jobs were stopped {self._stopped[trial.run_id] + 1} times",
+                log_of(self._folder, job.job_id),
+            )
             return
         self._stopped[trial.run_id] += 1
         self._waiting.append(trial.run_id)
@@ -181,7 +212,10 @@ class _Sweep:
         """Forget the jobs that have ended. Errors: ``RuntimeError`` where Slurm must say which and does not answer."""
         living = self._queue.living(list(jobs.values())) if jobs else set()
         if living is None and must_answer:
-            raise RuntimeError("squeue does not answer, so nobody knows which jobs of an earlier start still live; try again when it does")
+            raise RuntimeError(
+                "squeue does not answer, so nobody knows which jobs of an earlier start still live; try again when "
+                "it does"
+            )
         gone = [run_id for run_id, job in jobs.items() if living is not None and job.job_id not in living]
         for run_id in gone:
             forget(self._folder, jobs[run_id].job_id)

@@ -1,4 +1,5 @@
-"""An optimizer of somebody's own that takes over all settings of ours: its ids hold them, since it is younger than they are."""
+"""An optimizer of somebody's own that takes over all settings of ours: its ids hold them, since it is younger than they
+are."""
 
 from __future__ import annotations
 
