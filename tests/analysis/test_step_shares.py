@@ -363,8 +363,9 @@ def test_pairs_are_taken_at_the_same_rates_where_every_seeds_edge_is_another(tmp
     assert (shares.first, shares.second) == pytest.approx((96, 100 / 6)) and (sc.mean(), sa.mean()) == pytest.approx(
         (96, 100 / 6)
     )
-    half = 4.3027 * (sc - sa).std(ddof=1) / math.sqrt(3)
-    assert shares.result.interval == pytest.approx(((sc - sa).mean() - half, 100), rel=1e-4), (
+    quantile = 0.95 / math.sqrt(2 * 0.975 * 0.025)  # Student's of two degrees of freedom in closed form: 4.3027
+    half = quantile * (sc - sa).std(ddof=1) / math.sqrt(3)
+    assert shares.result.interval == pytest.approx(((sc - sa).mean() - half, 100), rel=1e-9), (
         "151 points are more than there can be"
     )
     assert shares.result.direction == 1 and shares.result.n == 3
