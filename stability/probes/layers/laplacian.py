@@ -191,9 +191,11 @@ class BlockLaplacian:
             self._kept
         ][:, self._kept]
         plain = splu(unweighted.tocsc())
-        spread = LinearOperator(
-            grounded.shape, matvec=lambda x: plain.solve(x.reshape(-1, self.width)).reshape(-1), dtype=np.float64
-        )  # type: ignore[call-arg]
+
+        def spread_out(x: np.ndarray) -> np.ndarray:
+            return plain.solve(x.reshape(-1, self.width)).reshape(-1)
+
+        spread = LinearOperator(grounded.shape, matvec=spread_out, dtype=np.float64)  # type: ignore[call-arg]
 
         def solve(x: np.ndarray) -> np.ndarray:
             solution, left = cg(grounded, x, rtol=TOLERANCE / 10, maxiter=10_000, M=spread)
