@@ -12,7 +12,7 @@ from stability.config.cross import contexts_of
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.corpora.base import AbstractCorpus
-from stability.mechanisms._base import MixerShape
+from stability.mechanisms import MixerShape
 from stability.models.backbone import Backbone, num_parameters
 from stability.models.block import Block, CrossBranch
 from stability.models.condition import Modulation
@@ -20,8 +20,8 @@ from stability.models.ffn import FeedForward
 from stability.models.init import initialise
 from stability.models.norm import build_norm
 from stability.models.tracks import Conditioned
-from stability.objectives._base import AbstractObjective
-from stability.optimizers._groups import parameter_groups
+from stability.objectives import AbstractObjective
+from stability.optimizers import parameter_groups
 from stability.registry import Registry
 
 

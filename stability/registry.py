@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import pkgutil
 from typing import Any
 
@@ -32,8 +33,10 @@ class Registry:
 
         No part is imported where nothing is asked of them.
         """
-        package = importlib.import_module(f"stability.{self.family}")
-        own = [info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_")]
+        package = importlib.util.find_spec(f"stability.{self.family}")
+        assert package is not None
+        folders = package.submodule_search_locations
+        own = [info.name for info in pkgutil.iter_modules(folders) if not info.name.startswith("_")]
         names = sorted({*own, *(name for family, name in _plugins if family == self.family)})
         return tuple(
             name for name in names if all(getattr(self.load(name), key) == value for key, value in having.items())

@@ -19,7 +19,7 @@ from stability.runs.study import StudyFolder
 
 if TYPE_CHECKING:
     from stability.corpora.base import AbstractCorpus
-    from stability.objectives._base import AbstractObjective
+    from stability.objectives import AbstractObjective
     from sweeps.trial import Trial
 
 HELP = """

@@ -161,7 +161,7 @@ def _forget_peak(device: Any) -> None:
 
 
 def _mixing(run: RunSpec, direction: str) -> float:
-    from stability.mechanisms._base import MixerShape
+    from stability.mechanisms import MixerShape
     from stability.registry import Registry
 
     size, mechanism = run.model, Registry("mechanisms").load(run.mechanism.name)

@@ -10,17 +10,15 @@ import torch
 from torch import Tensor
 
 # Imported for the rules that they register.
-from stability.curvature import (  # noqa: F401
-    _rules_activations,
-    _rules_attention,
-    _rules_elementary,
-    _rules_layers,
-    _rules_linear,
-    _rules_losses,
-    _rules_pointwise,
-    _rules_products,
-    _rules_reductions,
-)
+import stability.curvature._rules_activations
+import stability.curvature._rules_attention
+import stability.curvature._rules_elementary
+import stability.curvature._rules_layers
+import stability.curvature._rules_linear
+import stability.curvature._rules_losses
+import stability.curvature._rules_pointwise
+import stability.curvature._rules_products
+import stability.curvature._rules_reductions  # noqa: F401
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_params, mean_of
 from stability.curvature._jet import Jet, NoRule, parts
 

@@ -1,2 +1,5 @@
-"""Data sources, one file each: what they read becomes a `Corpus`, two fingerprinted token arrays (see ``_base`` and
-``_cache``)."""
+"""Data sources, one file each: what they read becomes a corpus of one kind (see `stability.corpora`)."""
+
+from stability.data._base import AbstractDataSource
+
+__all__ = ["AbstractDataSource"]

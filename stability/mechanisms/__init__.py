@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from stability.mechanisms._attention import AbstractSoftmaxAttention
+from stability.mechanisms._base import AbstractCrossMechanism, AbstractMechanism, MixerShape, without_padding
+from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
+
+__all__ = [
+    "AbstractAttention",
+    "AbstractConsensus",
+    "AbstractCrossMechanism",
+    "AbstractMechanism",
+    "AbstractSoftmaxAttention",
+    "MixerShape",
+    "build",
+    "without_padding",
+]
+
 
 def build(
     name: str,
@@ -23,7 +38,6 @@ def build(
     do.
     """
     from stability.config.parts import settings_of
-    from stability.mechanisms._base import MixerShape
     from stability.registry import Registry
 
     mechanism = Registry("mechanisms").load(name)

@@ -24,7 +24,7 @@ from stability.config.parts import Part
 from stability.corpora.tokens.corpus import Corpus
 from stability.corpora.tokens.tokenizers import ByteTokenizer
 from stability.curvature import NOT_DEFINED
-from stability.objectives._base import Examples
+from stability.objectives import Examples
 from stability.probes.curvature.descent import Descent
 from stability.registry import Registry
 from stability.training.draws import generator_for

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from stability.residuals._base import AbstractResidual
+from stability.residuals._streams import AbstractSinkhornStreams, AbstractStreams
+
+__all__ = ["AbstractResidual", "AbstractSinkhornStreams", "AbstractStreams", "build"]
+
 
 def build(name: str, *, width: int, layer: int = 0, **settings: Any):
     """One connection as a module: ``forward(state, branch) -> state``. ``settings``: the fields of the scheme's

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from stability.config.parts import Part
 from stability.config.tokenizer import StackSize, TokenizerRunSpec
-from stability.mechanisms._base import MixerShape, without_padding
+from stability.mechanisms import MixerShape, without_padding
 from stability.models.block import Block, Context, CrossBranch
 from stability.models.ffn import FeedForward
 from stability.models.init import initialise

@@ -9,7 +9,7 @@ import torch
 
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
-from stability.objectives._base import Examples
+from stability.objectives import Examples
 
 
 def training_examples(

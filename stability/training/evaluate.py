@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
-from stability.objectives._base import AbstractObjective, Examples
+from stability.objectives import AbstractObjective, Examples
 from stability.training.draws import generator_for
 
 VALIDATION_SEED = 0

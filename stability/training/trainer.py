@@ -15,7 +15,7 @@ from stability.build import build_model, build_objective, build_optimizer, descr
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.models.backbone import num_parameters
-from stability.objectives._base import Examples
+from stability.objectives import Examples
 from stability.runs.directory import STOPPED, RunDirectory, read_jsonl, write_json
 from stability.runs.log import RunLog
 from stability.runs.provenance import provenance

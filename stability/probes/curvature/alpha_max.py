@@ -19,7 +19,7 @@ from stability.config.curvature import CurvatureSpec, SpectraSpec
 from stability.config.run import RunSpec
 from stability.corpora.cache import load, prepare
 from stability.corpora.tokens.corpus import Corpus
-from stability.objectives._base import Examples
+from stability.objectives import Examples
 from stability.probes.curvature.descent import Descent, LossSum, Step
 from stability.runs.directory import RunDirectory, step_of
 from stability.runs.parquet import holds_columns, read_metadata, write_parquet

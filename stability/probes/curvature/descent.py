@@ -23,7 +23,7 @@ from stability.curvature import (
     step_direction,
     step_without_decay,
 )
-from stability.objectives._base import Examples
+from stability.objectives import Examples
 
 Tensors = dict[str, Tensor]
 LossSum = Callable[[Mapping[str, Tensor], Examples], tuple[Tensor, Tensor]]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stability.mechanisms._attention import AbstractSoftmaxAttention
+from stability.mechanisms import AbstractSoftmaxAttention
 
 Seen = tuple[Tensor, Tensor | None]  # what a layer's ``qkv`` gave, and its mask
 

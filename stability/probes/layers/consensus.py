@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from stability.mechanisms._observed import AbstractConsensus
+from stability.mechanisms import AbstractConsensus
 from stability.models.position import rope
 from stability.probes.layers.laplacian import BlockLaplacian, Density, connectivity
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stability.mechanisms._attention import AbstractSoftmaxAttention
+from stability.mechanisms import AbstractSoftmaxAttention
 
 
 def discrepancies(layer: AbstractSoftmaxAttention, x_BND: Tensor) -> Iterator[dict[str, Any]]:

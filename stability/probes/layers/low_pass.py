@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stability.mechanisms._observed import AbstractAttention
+from stability.mechanisms import AbstractAttention
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ from torch import nn
 
 from stability.build import build_model
 from stability.config.run import RunSpec
-from stability.mechanisms._attention import AbstractSoftmaxAttention
-from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
+from stability.mechanisms import AbstractAttention, AbstractConsensus, AbstractSoftmaxAttention
 from stability.models.backbone import Backbone
 from stability.probes.layers.streams import residuals
 from stability.registry import Registry
-from stability.residuals._streams import AbstractStreams
+from stability.residuals import AbstractStreams
 from stability.residuals.identity import Identity
 
 Classes = tuple[type[nn.Module], ...]

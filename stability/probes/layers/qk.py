@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stability.mechanisms._attention import AbstractSoftmaxAttention
+from stability.mechanisms import AbstractSoftmaxAttention
 
 
 def qk_singular_values(layer: AbstractSoftmaxAttention) -> Tensor:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from stability.models.backbone import Backbone
 from stability.models.block import Block
-from stability.objectives._base import Examples
-from stability.residuals._base import AbstractResidual
-from stability.residuals._streams import AbstractSinkhornStreams, AbstractStreams
+from stability.objectives import Examples
+from stability.residuals import AbstractResidual, AbstractSinkhornStreams, AbstractStreams
 
 OUTLIER_LOG_RANGE = 30.0  # ν ≤ 1e-13: what the paper's authors count as an outlier (4.3; their script)
 QUANTILES = (0.0, 0.001, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 1.0)

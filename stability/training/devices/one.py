@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stability.models.backbone import Backbone
-from stability.objectives._base import Examples
+from stability.objectives import Examples
 
 
 class Whole:

@@ -34,7 +34,7 @@ from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from stability.corpora.cache import load
 from stability.models.backbone import Backbone
-from stability.objectives._base import Examples
+from stability.objectives import Examples
 from stability.runs.directory import RunDirectory
 from stability.training.devices.processes import Helpers, device_of, instructions, join
 from stability.training.machine import return_freed_memory
