@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from analysis.claims.claim import Claim, Verdict
+from analysis.claims.words import weight
 from analysis.numbers.side_by_side import FEWEST_TURNS, Ratio, ratio
 from analysis.numbers.spread import EXTREME, POSITIVE, Spread, interval
 from analysis.numbers.stream_mixing import NAME as STREAMS
@@ -114,7 +115,7 @@ def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str)
         text = f"Whether {other}'s gradient norm lies below {plain}'s stays undecided ({numbers})."
     else:
         text = (
-            f"{_weight(spread.n)} that {other}'s gradient norm lies {'below' if verdict == 'holds' else 'above'} "
+            f"{weight(spread.n)} that {other}'s gradient norm lies {'below' if verdict == 'holds' else 'above'} "
             f"{plain}'s ({numbers})."
         )
     return Claim(subject, verdict, text, statement, spread.n, effect, known)
@@ -317,7 +318,3 @@ def _depth(rows: Frame, series: str) -> Claim:
         text,
         "mHC's relative range and column sums deviate more in deeper models (4.3: 6 against 24 layers)",
     )
-
-
-def _weight(n: int) -> str:
-    return f"There are indications ({n} seeds)" if n < 3 else f"The results ({n} seeds) show"

@@ -12,6 +12,7 @@ import numpy as np
 
 from analysis.claims import residuals as residual_claims
 from analysis.claims.claim import Claim, Verdict
+from analysis.claims.words import weight
 from analysis.drawing.tables import width_text
 from analysis.numbers.comparison import Comparison, compare_windows, decide, diverged_everywhere
 from analysis.numbers.windows import SeriesWindows
@@ -265,7 +266,7 @@ def _best(study: Study, about: str, subject: str, pair: Pair) -> Claim:
         ("holds" if direction * better > 0 else "contradicted"),
     )
     text = (
-        f"{_weight(len(pairs))} that {other} reaches a {relation} {word} than {plain}, each at its best rate "
+        f"{weight(len(pairs))} that {other} reaches a {relation} {word} than {plain}, each at its best rate "
         f"({numbers})."
     )
     return Claim(about, verdict, pair.remark + text, statement, len(pairs), effect, interval)
@@ -277,18 +278,18 @@ def _on_par(low: float, high: float, other: str, plain: str, n: int, numbers: st
     if high < 0:
         return (
             "holds",
-            f"{_weight(n)} that {other} reaches a lower NLL than {plain}, each at its best rate ({numbers}).",
+            f"{weight(n)} that {other} reaches a lower NLL than {plain}, each at its best rate ({numbers}).",
         )
     if high < PAR_NATS:
         return (
             "holds",
-            f"{_weight(n)} that {other}'s NLL is on par with {plain}'s, at most {PAR_NATS:g} nats above it, each at "
+            f"{weight(n)} that {other}'s NLL is on par with {plain}'s, at most {PAR_NATS:g} nats above it, each at "
             f"its best rate ({numbers}).",
         )
     if low > PAR_NATS:
         return (
             "contradicted",
-            f"{_weight(n)} that {other}'s NLL lies more than {PAR_NATS:g} nats above {plain}'s, each at its best "
+            f"{weight(n)} that {other}'s NLL lies more than {PAR_NATS:g} nats above {plain}'s, each at its best "
             f"rate ({numbers}).",
         )
     return (
@@ -335,8 +336,4 @@ def _window(study: Study, other: SeriesWindows, plain: SeriesWindows) -> tuple[V
         return "undecided", f"Whether {both.format('wider')} stays undecided: {result.why_undecided} ({numbers})."
     within = " within the swept range" if result.scope == "range" else ""
     relation, verdict = ("wider", "holds") if result.direction > 0 else ("narrower", "contradicted")
-    return verdict, f"{_weight(result.n)} that {both.format(relation)}{within} ({numbers})."
-
-
-def _weight(n: int) -> str:
-    return f"There are indications ({n} seeds)" if n < 3 else f"The results ({n} seeds) show"
+    return verdict, f"{weight(result.n)} that {both.format(relation)}{within} ({numbers})."

@@ -75,6 +75,11 @@ def _diverged(study: Study) -> set[str]:
     return set(study.runs.loc[study.runs["status"] == "diverged", "run_id"])
 
 
+def phases_of(rows: Frame) -> list[str]:
+    """List the phases of a probe's rows, the terminal one first."""
+    return sorted(set(rows["phase"]), key=lambda phase: (phase != TERMINAL, phase))
+
+
 def phases_and_states(study: Study) -> list[tuple[str, str]]:
     """What was measured: terminal before earliest and last, paper before checkpoint. Where runs diverged and the
     terminal checkpoints were asked for, they are among it even if no run has one."""

@@ -18,7 +18,7 @@ from analysis.drawing.style import FIXED, INK, MUTED, OTHERS, WIDTH_INCHES, fitt
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table, paragraph
 from analysis.numbers.spread import INTERVAL_RULE, INTERVAL_RULES, POSITIVE, Spread
-from analysis.numbers.step_shares import PHASES
+from analysis.numbers.step_shares import PHASES, phases_of
 from analysis.sections.layers import spread_cell
 from analysis.sections.section import Captioned, Drawn, Figures, Section, by_phase, pictures, typst
 from analysis.study.load import Column, Frame, Study
@@ -96,14 +96,10 @@ def _ordered(study: Study) -> Frame:
     return rows.assign(order=rows["series"].map({name: place for place, name in enumerate(study.series)}))
 
 
-def _phases(rows: Frame) -> list[str]:
-    return sorted(set(rows["phase"]), key=lambda phase: (phase != "terminal", phase))
-
-
 def _depth_tables(rows: Frame, origin: str) -> list[Table]:
     return [
         make(rows[rows["phase"] == phase], PHASES.get(phase, phase), origin)
-        for phase in _phases(rows)
+        for phase in phases_of(rows)
         for make in (_layer_table, _slope_table)
     ]
 
@@ -279,7 +275,7 @@ def _depth_panel(ax: Axes, part: Frame, colors: Mapping[float, Any]) -> None:
 
 def figures(study: Study) -> Figures:
     """``discrepancy-<phase>-<number>``, and ``pdmm``, which is of no run and no data: its caption names none."""
-    phases = _phases(study.probes[FIGURE]) if FIGURE in study.probes else []
+    phases = phases_of(study.probes[FIGURE]) if FIGURE in study.probes else []
     made = by_phase(study, FIGURE, phases, depth_figures, CAPTIONS[FIGURE])
     if PDMM in study.probes:
         frame = study.probes[PDMM]

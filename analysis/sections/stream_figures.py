@@ -16,14 +16,13 @@ from matplotlib.ticker import MaxNLocator
 from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_colors
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import heading, paragraph
-from analysis.numbers.step_shares import PHASES
+from analysis.numbers.step_shares import PHASES, phases_of
 from analysis.numbers.stream_mixing import NAME, iterations_of, ordered, thresholds
 from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
 from analysis.sections.streams import (
     PRECISION,
     example_text,
     iteration_count,
-    phases,
     study_tables,
     threshold_text,
     token_count,
@@ -61,7 +60,7 @@ def figures(study: Study) -> Figures:
     if NAME not in study.probes:
         return {}
     rows, made = ordered(study), {}
-    for phase in phases(rows):
+    for phase in phases_of(rows):
         shown = rows[rows["phase"] == phase]
         part = shown[shown["connection"].notna()]
         present = [name for name in study.series if name in set(part["series"])]

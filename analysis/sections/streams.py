@@ -5,7 +5,7 @@ from __future__ import annotations
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import EXTREME, INTERVAL_RULES, Spread
-from analysis.numbers.step_shares import PHASES
+from analysis.numbers.step_shares import PHASES, phases_of
 from analysis.numbers.stream_mixing import NAME, by_run, example, iterations_of, ordered, thresholds
 from analysis.study.load import Column, Frame, Study
 from analysis.words import listed, lr_text, plural, power
@@ -50,12 +50,8 @@ def run_tables(frame: Frame, residual: str) -> list[Table]:
     return _tables(frame.assign(series=residual, run_lr=frame["lr"], seed=0, order=0), "One run.")
 
 
-def phases(rows: Frame) -> list[str]:
-    return sorted(set(rows["phase"]), key=lambda phase: (phase != "terminal", phase))
-
-
 def _tables(rows: Frame, origin: str) -> list[Table]:
-    return [_table(rows[rows["phase"] == phase], PHASES.get(phase, phase), origin) for phase in phases(rows)]
+    return [_table(rows[rows["phase"] == phase], PHASES.get(phase, phase), origin) for phase in phases_of(rows)]
 
 
 def _table(rows: Frame, phase: str, origin: str) -> Table:

@@ -77,9 +77,10 @@ class _Item:
 class AlphaMaxMonitor:
     """Measures the step that the loop itself takes::
 
-        monitor = AlphaMaxMonitor(model, optimizer, loss_fn, every=10) for batch in loader:
+        monitor = AlphaMaxMonitor(model, optimizer, loss_fn, every=10)
+        for batch in loader:
             with monitor.step(batch):
-                ... # your own zero_grad, forward, backward, clipping, optimizer.step(), scheduler.step()
+                ...  # your own zero_grad, forward, backward, clipping, optimizer.step(), scheduler.step()
         monitor.history[-1].alpha_max_over_lr
 
     ``loss_fn(model, batch)`` returns the loss that the step descends: either a scalar, the batch's mean (accumulated

@@ -34,6 +34,18 @@ class AbstractSoftmaxAttention(AbstractAttention):
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)
 
+    @classmethod
+    def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
+        """Return how many pairs (query, key) of a sequence are computed; a masked diagonal is computed like the
+        rest."""
+        return num_positions * (num_positions + 1) // 2 if shape.direction == CAUSAL else num_positions**2
+
+    @classmethod
+    def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
+        """Count the four projections of D², and two products of D for each pair."""
+        pairs = cls.num_pairs(config, shape, num_positions)
+        return float(4 * num_positions * shape.width**2 + 2 * pairs * shape.width)
+
     def visible(self, num_positions: int, device: torch.device) -> Bool[Tensor, "N N"]:
         """The pairs are True where query i (first axis) sees key j in a sequence without padding."""
         causal, mask_diagonal = self.causal, self.mask_diagonal

@@ -3,8 +3,6 @@ Heusdens), with rotary positions."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field
@@ -48,12 +46,6 @@ class AttentionX(AbstractSoftmaxAttention):
         self.gamma = (
             config.gamma if config.gamma is not None else GAMMA_WITHOUT if self.mask_diagonal else GAMMA_WITH_DIAGONAL
         )
-
-    @classmethod
-    def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """That of `sa`: a masked pair is computed like any other, and the subtraction of N·D numbers is left out."""
-        pairs = num_positions * (num_positions + 1) / 2 if shape.direction == CAUSAL else num_positions**2
-        return float(4 * num_positions * shape.width**2 + 2 * pairs * shape.width)
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         x_BND = without_padding(x_BND, mask_BN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -38,12 +38,6 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
         self.mask_diagonal = config.mask_diagonal
-
-    @classmethod
-    def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """A masked pair is computed like any other."""
-        pairs = num_positions * (num_positions + 1) / 2 if shape.direction == CAUSAL else num_positions**2
-        return float(4 * num_positions * shape.width**2 + 2 * pairs * shape.width)
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         x_BND = without_padding(x_BND, mask_BN)

@@ -42,10 +42,9 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
         self.before, self.after = config.window, 0 if self.causal else config.window
 
     @classmethod
-    def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
+    def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
         one_side = sum(max(num_positions - offset, 0) for offset in range(1, min(config.window, num_positions) + 1))
-        pairs = num_positions + one_side * (1 if shape.direction == CAUSAL else 2)
-        return float(4 * num_positions * shape.width**2 + 2 * pairs * shape.width)
+        return num_positions + one_side * (1 if shape.direction == CAUSAL else 2)
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         x_BND = without_padding(x_BND, mask_BN)
