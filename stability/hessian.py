@@ -109,7 +109,8 @@ def _tell_divergence(directory: RunDirectory) -> None:
 
 
 def _measure_hugging_face(spec: HessianSpec) -> int:
-    from stability.probes.hugging_face import HuggingFaceProbe, answer
+    from stability.probes.pretrained.answer import answer
+    from stability.probes.pretrained.probe import HuggingFaceProbe
 
     probe = HuggingFaceProbe(spec)
     print(probe.description)

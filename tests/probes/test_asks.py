@@ -11,9 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # by file, what may be looked for: fields of Hugging Face's configs, which have no class in common, and what
 # transformers raises where a folder has no tokenizer
 ALLOWED = {
-    ("stability/probes/hugging_face.py", "AttributeError"),
+    ("stability/probes/pretrained/loading.py", "AttributeError"),
     ("stability/probes/generation/text_oracle.py", "max_position_embeddings"),
-    ("stability/probes/hugging_face.py", "max_position_embeddings"),
+    ("stability/probes/pretrained/probe.py", "max_position_embeddings"),
 }
 
 

@@ -11,8 +11,10 @@ import pandas as pd
 import pytest
 
 from stability import hessian
-from stability.probes import hugging_face
-from stability.probes.hugging_face import HuggingFaceProbe, answer, load_tokenizer, quantile
+from stability.probes.pretrained import loading
+from stability.probes.pretrained.answer import answer, quantile
+from stability.probes.pretrained.loading import load_tokenizer
+from stability.probes.pretrained.probe import COLUMNS, HuggingFaceProbe
 from tests.reading import read_spec
 
 transformers = pytest.importorskip("transformers")
@@ -132,7 +134,7 @@ def refused(lab, folder, *more):
 
 
 def test_what_cannot_be_measured_is_refused_in_two_lines(lab, tmp_path, monkeypatch):
-    monkeypatch.setattr(hugging_face, "hub_answers", lambda: False)
+    monkeypatch.setattr(loading, "hub_answers", lambda: False)
     assert "too small for bytes" in refused(lab, save(tmp_path / "small", vocabulary=60))
     assert "positions=64: the model has 32" in refused(lab, tmp_path / "small", "positions=64")
     assert "no such folder" in refused(lab, tmp_path / "nowhere")
@@ -228,7 +230,7 @@ def test_a_rate_that_diverges_gives_rows_of_nan_and_a_sentence(lab, tmp_path, ca
     )
     assert "lr=1e+30, state paper: it diverged. 2 of 2" in printed
     rows = rows_of(probe_of(lab, tmp_path / "model"), lr=1e30)
-    assert list(rows.columns[: len(hugging_face.COLUMNS)]) == list(hugging_face.COLUMNS) and len(rows) == 4
+    assert list(rows.columns[: len(COLUMNS)]) == list(COLUMNS) and len(rows) == 4
     assert rows[["slope", "curvature", "alpha_max", "loss_before", "loss_after"]].isna().to_numpy().all()
 
 
@@ -242,7 +244,7 @@ def test_quantiles_are_recorded_values_and_a_lost_step_counts_as_zero():
 def test_transformers_is_imported_only_when_a_model_is_asked_for_and_named_where_it_is_missing(
     lab, tmp_path, monkeypatch
 ):
-    code = "import sys, stability.hessian, stability.probes.hugging_face; print('transformers' in sys.modules)"
+    code = "import sys, stability.hessian, stability.probes.pretrained.probe; print('transformers' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
         == "False"

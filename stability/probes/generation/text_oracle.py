@@ -25,7 +25,7 @@ from stability.corpora.tokens.tokenizers import ByteTokenizer
 from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
 from stability.probes.curvature.alpha_max import corpus_of
 from stability.probes.generation.samples import Sample, has_text
-from stability.probes.hugging_face import load_model, load_tokenizer
+from stability.probes.pretrained.loading import load_model, load_tokenizer
 from stability.runs.directory import RunDirectory, read_json
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint

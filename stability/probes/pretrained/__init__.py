@@ -1,0 +1,1 @@
+"""Pretrained models of Hugging Face on the user's own text."""

@@ -1,0 +1,106 @@
+"""α_max of a Hugging Face causal language model on the user's own text: which learning rate its curvature bears before
+a fine-tuning starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from stability.build import resolve_device
+from stability.config.curvature import CurvatureSpec
+from stability.config.entries import HessianSpec
+from stability.objectives import Examples
+from stability.probes.curvature.descent import Descent
+from stability.probes.pretrained.loading import load_model, tokenised
+from stability.registry import Registry
+from stability.training.draws import generator_for
+
+BATCH, POSITIONS, CLIP_NORM = 8, 128, 1.0  # where the spec is silent; 1.0 is the paper's and the Trainer's own
+COLUMNS = ("state", "step", "lr", "slope", "curvature", "alpha_max", "method", "rel_error", "loss_before", "loss_after")
+
+
+class HuggingFaceProbe:
+    """The model in float32 and eval mode (no dropout), its text, and the rows measured so far. Reads the model's
+    folder, never writes to it.
+
+    AdamW with torch's defaults (β 0.9 and 0.999, weight decay 1e-2) takes the protocol's steps at a constant rate.
+    Errors: ``ValueError`` for a model that cannot be had or text that does not do; ``RuntimeError`` where transformers
+    is not installed.
+    """
+
+    def __init__(self, spec: HessianSpec):
+        assert spec.hf is not None and spec.data is not None
+        self.curvature: CurvatureSpec = spec.curvature
+        self.device = resolve_device(spec.device)
+        corpus = Registry("data").load(spec.data.name).prepare(spec.data.settings)
+        self.model = load_model(spec.hf).to(self.device)
+        vocabulary = self.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+        self.positions = _positions(self.model, spec.positions)
+        batches = self.curvature.warmup_batches + self.curvature.warmup_steps + self.curvature.recorded_steps
+        self.batch = self.curvature.batch or BATCH
+        wanted = batches * self.batch * (self.positions + 1)
+        self.tokens, how = tokenised(corpus, spec.data, spec.hf, vocabulary, wanted)
+        if len(self.tokens) <= self.positions:
+            raise ValueError(
+                f"data: {len(self.tokens):,} tokens of text are fewer than one window of positions={self.positions} "
+                "and its target"
+            )
+        self.objective = Registry("objectives").load("ar")(Registry("objectives").load("ar").Config(), vocabulary)
+        self.params: dict[str, Tensor] = dict(self.model.named_parameters())
+        self.start = {name: param.detach().clone() for name, param in self.params.items()}
+        self.rows: list[dict[str, Any]] = []
+        count = sum(param.numel() for param in self.params.values())
+        sizes = f"{count:,} parameters, float32, {self.batch} sequences of {self.positions} tokens a step"
+        self.description = (
+            f"{spec.hf}: {type(self.model).__name__}, {sizes}\n{corpus.description}; {len(self.tokens):,} tokens {how}"
+        )
+
+    def measure(self, lr: float) -> Iterator[None]:
+        """One rate by the protocol from both warm-ups, yielding after every step: "paper" (the means of 5.2.1) and
+        "plain" (AdamW's own averages and bias correction over the same warm-up batches); an entry "checkpoint" of the
+        spec's states means plain, for there is no other state."""
+        for state in dict.fromkeys("plain" if name == "checkpoint" else name for name in self.curvature.state):
+            with torch.no_grad():
+                for name, param in self.params.items():
+                    param.copy_(self.start[name])
+            adamw = Registry("optimizers").load("adamw")
+            optimizer = adamw.build(adamw.Config(), self.params.values(), lr)
+            descent = Descent(
+                self.params, optimizer, self._loss_sum, self._examples, self.curvature, lr=lr, clip_norm=CLIP_NORM
+            )
+            for row in descent.rows(state):
+                if row is not None:
+                    self.rows.append({"state": state, **row})
+                yield
+
+    def table(self) -> pd.DataFrame:
+        """A row a recorded step: `COLUMNS`, losses in nats; NaN in a step that was lost to a divergence, which has no
+        numbers."""
+        found = pd.DataFrame(self.rows)
+        return found.reindex(columns=list(dict.fromkeys([*COLUMNS, *found.columns])))
+
+    def _examples(self, index: int) -> Examples:
+        """Batch number ``index``: random windows of the tokenised text, inputs and next tokens (B, N)."""
+        generator = generator_for(self.curvature.seed, "curvature", index)
+        starts = torch.randint(len(self.tokens) - self.positions, (self.batch,), generator=generator)
+        windows = self.tokens[starts[:, None].numpy() + np.arange(self.positions + 1)]
+        return self.objective.examples(torch.from_numpy(windows.astype(np.int64)), generator).to(self.device)
+
+    def _loss_sum(self, params: Mapping[str, Tensor], examples: Examples) -> tuple[Tensor, Tensor]:
+        logits = functional_call(
+            self.model, dict(params), (), {"input_ids": examples.inputs_BN, "use_cache": False}
+        ).logits
+        return self.objective.loss_sum(logits, examples)
+
+
+def _positions(model: nn.Module, asked: int | None) -> int:
+    most = getattr(model.config, "max_position_embeddings", None) or asked or POSITIONS
+    if asked is not None and asked > most:
+        raise ValueError(f"positions={asked}: the model has {most} positions; give at most positions={most}")
+    return asked or min(POSITIONS, most)
