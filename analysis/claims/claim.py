@@ -1,5 +1,5 @@
-"""What a claim is: a statement of a paper as the paper makes it, what was found about it in how many seeds, and a
-verdict. Data; other files draw it."""
+"""This module defines what a claim is: a statement of a paper as the paper makes it, what was found about it in how
+many seeds, and a verdict. Data; other files draw it."""
 
 from __future__ import annotations
 
