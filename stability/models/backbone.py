@@ -61,7 +61,11 @@ class Backbone(nn.Module):
         readout: Readout | None = None,
         **inputs: Any,
     ) -> Any:
-        """``tokens_BN``: what the embedding reads. ``context_BJ``: context tokens, needed exactly where there are cross
+        """Return the logits (B, N, V), or what ``readout`` makes of their inputs. ``tokens_BN``: what the embedding
+        reads. ``context_BJ``: context tokens, needed exactly where there are cross branches; masks: True where a token
+        is valid. ``sigma_B``: each sequence's noise level, needed exactly where the model is conditioned. ``readout``:
+        called as ``readout(hidden_BND, weight_VD, bias_V)`` with what the head would read and the head's parameters;
+        its result stands for the logits (a loss that never makes them all).
           branches; masks: True where a token is valid. ``sigma_B``: each sequence's noise level, needed exactly where
           the model is conditioned. ``readout``: called as ``readout(hidden_BND, weight_VD, bias_V)`` with what the head
           would read and the head's parameters; its result stands for the logits (a loss that never makes them all).
@@ -120,7 +124,7 @@ def num_parameters(model: nn.Module) -> int:
 
 
 def block_of(name: str) -> str:
-    """The block of a model's parameter: "blocks.0.mixer" (ffn, mixer_norm, …) for what lies in a layer, the module's
-    name for what does not."""
+    """Name the block of a model's parameter: "blocks.0.mixer" (ffn, mixer_norm, …) for what lies in a layer, the
+    module's name for what does not."""
     parts = name.split(".")
     return ".".join(parts[:3] if parts[0] == "blocks" else parts[:1])

@@ -8,5 +8,5 @@ EPSILON = 1e-5
 
 
 def build_norm(name: str, width: int) -> nn.Module:
-    """LayerNorm (affine) or RMSNorm (gain) over the last axis of width D."""
+    """Return a LayerNorm (affine) or RMSNorm (gain) over the last axis of width D."""
     return {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}[name](width, eps=EPSILON)
