@@ -1,4 +1,4 @@
-"""What an optimizer part is: settings, and how they become a ``torch.optim.Optimizer``."""
+"""An optimizer part is settings, and how they become a ``torch.optim.Optimizer``."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ class AbstractOptimizer:
 
     @classmethod
     def decays(cls, config: Any, parameter: nn.Parameter) -> bool:
-        """Whether weight decay reaches a parameter about which its module says nothing (``own_decay``)."""
+        """Return whether weight decay reaches a parameter about which its module says nothing (``own_decay``)."""
         return True
