@@ -47,7 +47,7 @@ def loss_along(
     *,
     batches: Iterable[Any] | None = None,
 ) -> list[float]:
-    """[L(θ + αu) for α in ``alphas``], forward passes only, each with the same random state; the loss as in
+    """Return [L(θ + αu) for α in ``alphas``] by forward passes only, each with the same random state; the loss as in
     `directional`, in its unit."""
     line = _Line(loss_fn, params, direction, batches)
     return [line(alpha) for alpha in alphas]
@@ -64,8 +64,8 @@ def critical_lr(
     resolution: float = 1e-2,
     batches: Iterable[Any] | None = None,
 ) -> CriticalLR:
-    """The largest α with L(θ + αu) ≤ L(θ), counted from the first crossing (Kalra and Barkeshli 2024, arXiv:2406.09405:
-    forward passes only).
+    """Find the largest α with L(θ + αu) ≤ L(θ), counted from the first crossing (Kalra and Barkeshli 2024,
+    arXiv:2406.09405: forward passes only).
 
     α is doubled from ``start`` while the loss is not above L(θ) (first halved, at most 40 times, until it is below), up
     to ``limit``; the bracket is then bisected to ``resolution``·high, and the crossing interpolated in it. Without
@@ -92,6 +92,7 @@ def critical_lr(
 
 
 def _search(line: _Line, start: float, limit: float, resolution: float) -> tuple[float, float, float]:
+    """Bracket the first crossing by halving and doubling, then bisect to ``resolution``: (critical LR, low, high)."""
     base = line(0.0)
     if not math.isfinite(base):
         return math.nan, math.nan, math.nan

@@ -64,8 +64,8 @@ class MonitorRow:
 
 @dataclass(frozen=True)
 class _Item:
-    """What a replay of one block's forward pass starts from. ``rows``: those of this piece; ``share``: its part of the
-    batch; ``first``: of the pieces."""
+    """The state from which a replay of one block's forward pass starts. ``rows``: those of this piece; ``share``: its
+    part of the batch; ``first``: of the pieces."""
 
     batch: Any
     random: RandomState
@@ -136,8 +136,8 @@ class AlphaMaxMonitor:
 
     @contextmanager
     def step(self, batch: Any, *, accumulate: bool = False) -> Iterator[None]:
-        """Around one optimizer step. With gradient accumulation: around each batch, ``accumulate=True`` on all but the
-        one in whose block the optimizer steps.
+        """Measure the optimizer step that is taken in this block. With gradient accumulation: around each batch,
+        ``accumulate=True`` on all but the one in whose block the optimizer steps.
 
         Nothing is measured where the block raises. Where dropout is to repeat, the block's first draw of random numbers
         is the forward pass's.
@@ -152,7 +152,7 @@ class AlphaMaxMonitor:
             self.end()
 
     def begin(self, batch: Any) -> None:
-        """What `step` does as it enters, for callbacks: remember θ, buffers, random state, and the batch."""
+        """Do what `step` does as it enters, for callbacks: remember θ, buffers, random state, and the batch."""
         if self._steps % self.every:
             return
         if self._start is None:
@@ -166,7 +166,7 @@ class AlphaMaxMonitor:
         )
 
     def end(self) -> MonitorRow | None:
-        """What `step` does as it leaves: measure, append to ``history``, log. None on the steps in between."""
+        """Do what `step` does as it leaves: measure, append to ``history``, log. None on the steps in between."""
         step, self._steps = self._steps, self._steps + 1
         if self._start is None:
             return None
@@ -192,6 +192,7 @@ class AlphaMaxMonitor:
         }
 
     def _row(self, step: int, start: Tensors, items: list[_Item], lrs: list[float]) -> MonitorRow:
+        """Measure one step from what was remembered before it; a row with a note where there was no step to measure."""
         if not lrs:
             return MonitorRow(
                 step,
@@ -269,7 +270,8 @@ class _Loss(nn.Module):
         return self.loss_fn(self.model, batch)
 
     def evaluate(self, params: Tensors, item: _Item) -> tuple[Tensor, float]:
-        """(sum, count) of one piece from the random state and a copy of the buffers that its forward pass met."""
+        """Return (sum, count) of one piece from the random state and a copy of the buffers that its forward pass
+        met."""
         if item.first:
             _restore(item.random)
         lent = {**params, **{name: buffer.clone() for name, buffer in item.buffers.items()}}
@@ -284,7 +286,7 @@ class _Loss(nn.Module):
 
 
 def _rounding(before: Tensors, direction: Tensors, lr: float) -> str | None:
-    """A note where the rounding of θ⁺ makes up more than 1 % of the step, as it does at tiny learning rates."""
+    """Return a note where the rounding of θ⁺ makes up more than 1 % of the step, as it does at tiny learning rates."""
     share = rounding_share(before, {name: lr * norm({name: step}) for name, step in direction.items()})
     return f"about {share:.0%} of this step is float rounding of the parameters" if share > ROUNDING_LIMIT else None
 
@@ -297,6 +299,8 @@ def _restore(random: RandomState) -> None:
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise a ValueError where the model is sharded, or the optimizer does not hold the model's parameters and nothing
+    else."""
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"] if tensor.requires_grad}
     own = {id(param): param for param in model.parameters()}
     if any(hasattr(param, "full_tensor") or hasattr(param, "_is_flat_param") for param in own.values()):
