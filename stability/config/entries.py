@@ -1,5 +1,5 @@
-"""What the entries beside the sweep work from: `stability.hessian`, `stability.report`, `stability.probe`
-(`stability.generate`: `sampling`)."""
+"""Specs of the entries beside the sweep: `stability.hessian`, `stability.report`, `stability.status`, `stability.probe`
+(`stability.generate`: `stability.config.generation`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HessianSpec(Settings):
     @model_validator(mode="before")
     @classmethod
     def _protocol_is_written_flat(cls, values: Any) -> Any:
-        """What is no field of this spec's own goes into ``curvature``. A spec that was dumped holds no such key, and is
+        """Put what is no field of this spec's own into ``curvature``. A spec that was dumped holds no such key, and is
         taken as it is."""
         if not isinstance(values, dict) or values.keys() <= cls.model_fields.keys():
             return values
@@ -48,6 +48,8 @@ class HessianSpec(Settings):
 
     @model_validator(mode="after")
     def _one_subject(self) -> HessianSpec:
+        """Refuse anything but one of ckpt and hf, settings of the other one, and what a Hugging Face model is not asked
+        for."""
         if (self.ckpt is None) == (self.hf is None):
             given = "neither" if self.ckpt is None else "both"
             raise ValueError(
@@ -75,7 +77,7 @@ class HessianSpec(Settings):
 
 
 def _several(value: Any) -> Any:
-    """``[a,b]`` comes as it was written, since a name may be a path."""
+    """Take ``[a,b]`` as it was written, since a name may be a path."""
     if not isinstance(value, str):
         return value
     return (
@@ -99,12 +101,13 @@ class ReportSpec(Settings):
 
 
 def _interval(value: Any) -> Any:
-    """``watch=true`` and ``watch=false`` beside seconds."""
+    """Take ``watch=true`` and ``watch=false`` beside seconds."""
     return (2.0 if value else None) if isinstance(value, bool) else value
 
 
 class StatusSpec(Settings):
-    """How far a study is, or all studies of a pool; what of the pool no study needs."""
+    """The settings of `stability.status`: how far a study is, or all studies of a pool; what of the pool no study
+    needs."""
 
     name: Annotated[str | None, Place()] = Field(
         default=None,
@@ -133,7 +136,7 @@ class StatusSpec(Settings):
 
 
 class ProbeSpec(Settings):
-    """What the trained layers do to their signal, and the graphs they do it on."""
+    """The settings of `stability.probe`: what the trained layers do to their signal, and the graphs they do it on."""
 
     what: Literal["spectra", "qk", "pdmm", "streams", "connectivity"] = Field(
         description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of "
