@@ -47,8 +47,8 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """SIGTERM, from `kill` or a machine that shuts down, ends an entry as Ctrl-C does. (A sweep's launch has a handler
-    of its own, `sweeps.interrupt`.)"""
+    """Raise KeyboardInterrupt at SIGTERM, so that `kill` or a machine that shuts down ends an entry as Ctrl-C does. (A
+    sweep's launch has a handler of its own, `sweeps.interrupt`.)"""
     raise KeyboardInterrupt(number)
 
 
