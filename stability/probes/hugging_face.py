@@ -71,9 +71,9 @@ class HuggingFaceProbe:
         )
 
     def measure(self, lr: float) -> Iterator[None]:
-        """One rate by the protocol from both warm-ups, yielding after every step: "paper" (the means of 5.2.1) and
-        "plain" (AdamW's own averages and bias correction over the same warm-up batches); an entry "checkpoint" of the
-        spec's states means plain, for there is no other state."""
+        """Measure one rate by the protocol from both warm-ups, yielding after every step: "paper" (the means of 5.2.1)
+        and "plain" (AdamW's own averages and bias correction over the same warm-up batches); an entry "checkpoint" of
+        the spec's states means plain, for there is no other state."""
         for state in dict.fromkeys("plain" if name == "checkpoint" else name for name in self.curvature.state):
             with torch.no_grad():
                 for name, param in self.params.items():
@@ -89,13 +89,13 @@ class HuggingFaceProbe:
                 yield
 
     def table(self) -> pd.DataFrame:
-        """A row a recorded step: `COLUMNS`, losses in nats; NaN in a step that was lost to a divergence, which has no
-        numbers."""
+        """Return a table with a row a recorded step: `COLUMNS`, losses in nats; NaN in a step that was lost to a
+        divergence, which has no numbers."""
         found = pd.DataFrame(self.rows)
         return found.reindex(columns=list(dict.fromkeys([*COLUMNS, *found.columns])))
 
     def _examples(self, index: int) -> Examples:
-        """Batch number ``index``: random windows of the tokenised text, inputs and next tokens (B, N)."""
+        """Return batch number ``index``: random windows of the tokenised text, inputs and next tokens (B, N)."""
         generator = generator_for(self.curvature.seed, "curvature", index)
         starts = torch.randint(len(self.tokens) - self.positions, (self.batch,), generator=generator)
         windows = self.tokens[starts[:, None].numpy() + np.arange(self.positions + 1)]
@@ -109,8 +109,8 @@ class HuggingFaceProbe:
 
 
 def load_model(name: str) -> nn.Module:
-    """A causal LM from a folder or, where the cache or the network has it, from the hub; float32, eval mode. Errors:
-    two lines of ``ValueError``."""
+    """Load a causal LM from a folder or, where the cache or the network has it, from the hub; float32, eval mode.
+    Errors: two lines of ``ValueError``."""
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise ValueError(
             f"hf={name}: no such folder\ngive a folder that save_pretrained wrote, or a model's name on the hub, "
@@ -147,16 +147,16 @@ def load_model(name: str) -> nn.Module:
 
 @torch.no_grad()
 def _is_causal(model: nn.Module) -> bool:
-    """Whether what the first position says is the same whatever follows; an encoder loads as a language model without a
-    word."""
+    """Return whether what the first position says is the same whatever follows; an encoder loads as a language model
+    without a word."""
     tokens_BN = torch.tensor([[0, 1, 1, 1], [0, 2, 2, 2]])
     logits_BNV = model(input_ids=tokens_BN, use_cache=False).logits
     return torch.allclose(logits_BNV[0, 0], logits_BNV[1, 0], rtol=1e-4, atol=1e-5 * float(logits_BNV.abs().max()))
 
 
 def _from_pretrained(kind: Any, name: str, **options: Any) -> Any:
-    """From the folder or the cache; from the hub only where neither has it and it answers (its client retries for half
-    a minute otherwise)."""
+    """Load from the folder or the cache; from the hub only where neither has it and it answers (its client retries for
+    half a minute otherwise)."""
     place = str(Path(name).expanduser())
     try:
         return kind.from_pretrained(place, local_files_only=True, **options)
@@ -167,7 +167,7 @@ def _from_pretrained(kind: Any, name: str, **options: Any) -> Any:
 
 
 def hub_answers() -> bool:
-    """Whether the hub can be reached at all, asked once with a time limit; proxies are respected."""
+    """Return whether the hub can be reached at all, asked once with a time limit; proxies are respected."""
     try:
         urllib.request.urlopen(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=5).close()
     except urllib.error.HTTPError:
@@ -191,7 +191,7 @@ def _why_not(name: str) -> str:
 
 
 def tokenised(corpus: Corpus, data: Part, name: str, vocabulary: int, wanted: int) -> tuple[np.ndarray, str]:
-    """(1-D int64 tokens, how they were made). Documents of the training side in their own, hashed, order, until
+    """Return (1-D int64 tokens, how they were made). Documents of the training side in their own, hashed, order, until
     ``wanted`` tokens are there, by the model's tokenizer, the end-of-text token between them; by bytes where the model
     has none. Errors: ``ValueError`` where neither is possible."""
     if corpus.kind != Corpus.kind:
@@ -235,8 +235,8 @@ def tokenised(corpus: Corpus, data: Part, name: str, vocabulary: int, wanted: in
 
 
 def load_tokenizer(name: str) -> Any | None:
-    """The model's own tokenizer; None where there is none, or only an empty one that transformers makes up from the
-    configuration: all is unknown to it."""
+    """Return the model's own tokenizer; None where there is none, or only an empty one that transformers makes up from
+    the configuration: all is unknown to it."""
     try:
         tokenizer = _from_pretrained(_transformers().AutoTokenizer, name)
     except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError):
@@ -245,8 +245,8 @@ def load_tokenizer(name: str) -> Any | None:
 
 
 def answer(rows: pd.DataFrame) -> str:
-    """The table, a line a rate and state, and what it says: whether nine steps in ten stay below α_max at each rate
-    that was asked about, what diverged, and by how much the two states differ."""
+    """Return the table, a line a rate and state, and what it says: whether nine steps in ten stay below α_max at each
+    rate that was asked about, what diverged, and by how much the two states differ."""
     undefined: Any = rows[rows["method"] == NOT_DEFINED]
     defined: Any = rows[rows["method"] != NOT_DEFINED]
     lines = [
@@ -282,8 +282,8 @@ def _line(part: Any, lr: float, state: str) -> str:
 
 
 def _ratios(rows: pd.DataFrame) -> list[str]:
-    """A sentence a rate: the median α_max of state paper over that of state plain, among finite positive values; none
-    where a state has no such value."""
+    """Return a sentence a rate: the median α_max of state paper over that of state plain, among finite positive values;
+    none where a state has no such value."""
     known: Any = rows[np.isfinite(rows["alpha_max"]) & (rows["alpha_max"] > 0)]
     sentences = []
     for lr in sorted(set(rows["lr"])):
@@ -309,6 +309,8 @@ def _divergence(part: Any, where: str) -> str:
 
 
 def _verdict(part: Any, lr: float) -> str:
+    """Say of one rate whether nine in ten recorded steps, half of them, or fewer stay below α_max; or that it
+    diverged."""
     if part["alpha_max"].isna().any():
         return _divergence(part, f"lr={lr:g}")
     median, low = quantile(part["alpha_max"], 0.5), quantile(part["alpha_max"], 0.1)
@@ -328,14 +330,14 @@ def _verdict(part: Any, lr: float) -> str:
 
 
 def quantile(values: Any, share: float) -> float:
-    """The recorded value of a column at or below the quantile; ∞ counts as the largest, a step lost to a non-finite
-    loss as 0."""
+    """Return the recorded value of a column at or below the quantile; ∞ counts as the largest, a step lost to a
+    non-finite loss as 0."""
     ordered = np.sort(values.fillna(0.0).to_numpy(dtype=float))
     return float(ordered[math.floor(share * (len(ordered) - 1))])
 
 
 def _documents(corpus: Corpus) -> Iterator[str]:
-    """The texts of the training side: bytes between separators, which occur in no text."""
+    """Yield the texts of the training side: bytes between separators, which occur in no text."""
     tokens = np.asarray(corpus.train_tokens)
     ends = np.append(np.flatnonzero(tokens == ByteTokenizer.separator), len(tokens))
     start = 0
