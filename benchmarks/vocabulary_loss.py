@@ -31,7 +31,8 @@ Problem = tuple[Call, Call]
 
 
 def problem(objective: str, chunk: int | None) -> Problem:
-    """(gradient, curvature) of the same model on the same batch; each call returns what it computed as one vector."""
+    """Return (gradient, curvature) of the same model on the same batch; each call returns what it computed as one
+    vector."""
     sizes = {"name": "benchmark", "layers": 4, "width": 64, "heads": 4, "positions": POSITIONS}
     parts: dict[str, Any] = {
         "mechanism": "sa",
