@@ -49,8 +49,7 @@ class Registry:
 
 
 def near_misses(name: str, choices: tuple[str, ...]) -> str:
-    """Return ``did you mean 'sc'? (choices: …)``: the closest choice first, then all of them where they fit a line.
-    (choices: …)``: the closest choice first, then all of them where they fit a line."""
+    """Return ``did you mean 'sc'? (choices: …)``: the closest choice first, then all of them where they fit a line."""
     close = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.5) or [
         choice for choice in choices if choice.startswith(f"{name}_")
     ]

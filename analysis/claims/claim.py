@@ -14,9 +14,8 @@ class Claim:
     """One or two sentences (``text``) on a ``subject``, with what they amount to.
 
     ``statement``: what the paper says, in its own terms; "" for a remark that is no claim of a paper's, which stands in
-      no table of claims.
-    ``n``: the seeds, or runs, that the verdict stands on. ``effect``: what was measured, with its unit. ``interval``:
-      of the effect, with what kind of interval it is; "" where there is none.
+    no table of claims. ``n``: the seeds, or runs, that the verdict stands on. ``effect``: what was measured, with its
+    unit. ``interval``: of the effect, with what kind of interval it is; "" where there is none.
     """
 
     subject: str

@@ -50,12 +50,11 @@ def interval(values: Iterable[float], scale: Scale = REAL) -> tuple[float, float
     fewer, the smallest and largest.
 
     ``scale``: "real" takes Student's t on the values (an interval of the mean), "positive" on their logarithms (of the
-      geometric mean), "share" on the log-odds (Student's interval on a transformed scale, back-transformed: Bland and
-      Altman 1996, BMJ 312:1079; Brown, Cai and DasGupta 2001 for shares). A Student interval of three heavy-tailed
-      positive values easily passes 0, where none of them can lie. Where a value stands at the scale's end (a norm of 0,
-      a share of 0 or 1; beyond it by rounding, as an eigenvalue of 0 does) it has no finite transform, and "extreme",
-      the largest of many tokens, has no mean worth estimating from a few seeds: for both it is the smallest and
-      largest.
+    geometric mean), "share" on the log-odds (Student's interval on a transformed scale, back-transformed: Bland and
+    Altman 1996, BMJ 312:1079; Brown, Cai and DasGupta 2001 for shares). A Student interval of three heavy-tailed
+    positive values easily passes 0, where none of them can lie. Where a value stands at the scale's end (a norm of 0, a
+    share of 0 or 1; beyond it by rounding, as an eigenvalue of 0 does) it has no finite transform, and "extreme", the
+    largest of many tokens, has no mean worth estimating from a few seeds: for both it is the smallest and largest.
     """
     array = np.asarray(list(values), dtype=float)
     lower, upper = {REAL: (-math.inf, math.inf), SHARE: (0.0, 1.0)}.get(

@@ -105,10 +105,10 @@ def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Colum
     """Return a table with a row a run: ``run_id series mechanism setting seed run_lr outcome steps hits median``.
 
     ``outcome``: measured, diverged, not defined (the run's optimizer has no such state, whatever became of the run, or
-      no step has an α_max), or not measured (no result); of the last two ``steps`` is 0. ``steps``: recorded, or that a
-      diverged run would have recorded; ``hits``: those of them that ``which`` picks, by default the stable ones;
-      ``median``: of the run's finite α_max, NaN where there is none. Of phases other than terminal and earliest only
-      the runs that were measured.
+    no step has an α_max), or not measured (no result); of the last two ``steps`` is 0. ``steps``: recorded, or that a
+    diverged run would have recorded; ``hits``: those of them that ``which`` picks, by default the stable ones;
+    ``median``: of the run's finite α_max, NaN where there is none. Of phases other than terminal and earliest only the
+    runs that were measured.
     """
     rows = recorded(study, phase, state)
     columns = ["run_id", "series", "mechanism", "setting", "seed", "lr", "status", "optimizer", "last_checkpoint_step"]

@@ -95,8 +95,8 @@ def window(lrs, nlls, tolerance: float = TOLERANCE, unigram: float = math.nan) -
     these NLLs.
 
     ``lrs``: learning rates, each once, in any order. ``nlls``: one NLL (nats) for each, ``inf`` where the run diverged,
-      ``nan`` where there is no result. None where no run is finite. "Within 5 %" is taken of the best NLL's magnitude,
-      so that a negative NLL (a density) works too.
+    ``nan`` where there is no result. None where no run is finite. "Within 5 %" is taken of the best NLL's magnitude, so
+    that a negative NLL (a density) works too.
     """
     order = np.argsort(np.asarray(lrs, dtype=float))
     x, y = np.asarray(lrs, dtype=float)[order], np.asarray(nlls, dtype=float)[order]

@@ -214,8 +214,8 @@ def _size(column: Value) -> Cell:
 
 
 def directions(study: Study) -> list[str]:
-    """Return a sentence for each numeric setting: does the NLL fall or rise from its smallest value to its largest?
-    Seeds are paired, diverged ones among them. Seeds are paired, diverged ones among them."""
+    """Say for each numeric setting, in a sentence, whether the NLL falls or rises from its smallest value to its
+    largest. Seeds are paired, diverged ones among them."""
     return [
         wording.worded(study, _direction(each.base, group))
         for each in ablations(study)

@@ -25,7 +25,6 @@ CAPTION = (
 
 def oracle(study: Study) -> str:
     """Name the oracle, ``"Oracle: …. "``, if one scored every generation of the study; "" where none did, or several,
-    whose numbers make no common line. "``, if one scored every generation of the study; "" where none did, or several,
     whose numbers make no common line."""
     scored = study.runs[np.isfinite(study.runs["gen_nll"])]
     names = sorted(set(scored["gen_oracle"]))

@@ -46,9 +46,8 @@ class Study:
     `runs` carries three columns more than its file: `setting` (the other axes that vary in this study, "" where none
     does), `series` (mechanism, sa+ca with its cross mechanism, and setting: what one line of a figure shows) and `base`
     (the series that a variant of an ablation belongs to; its own for the rest). ``tokenizer``: the folder of what its
-    structure tokenizer was measured to do, where it has one.
-    ``throughput``: what `benchmarks.throughput` measured side by side (``results/throughput.json``), {} where it did
-      not.
+    structure tokenizer was measured to do, where it has one. ``throughput``: what `benchmarks.throughput` measured side
+    by side (``results/throughput.json``), {} where it did not.
     """
 
     name: str

@@ -16,7 +16,7 @@ def sentence(protocol: Mapping[str, Any], gradients: Mapping[str, str] | None = 
     clipping norm reads as the run's own.
 
     ``gradients``: whose slope entered α_max, by optimizer state, where rows say so; else what the protocol asks for in
-      each of its states.
+    each of its states.
     """
     decay = "included" if protocol["weight_decay"] else "left out"
     clip = f"{protocol['clip_norm']:g}" if protocol["clip_norm"] else "the run's own"

@@ -32,7 +32,6 @@ class Subject:
     @classmethod
     def of(cls, ckpt: str, *, kept: str) -> Subject:
         """Return the runs of what lies in a folder. ``kept``: what would be kept in a run's folder, e.g. "rows".
-        ``kept``: what would be kept in a run's folder, e.g. "rows".
 
         Errors: ``ValueError`` for a folder that holds neither a study nor a run nor an intact checkpoint of a run.
         """

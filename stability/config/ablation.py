@@ -51,8 +51,8 @@ class Ablation(Settings):
         they lack stands in its place.
 
         ``base``: the part; ``build``: a part from its flat dict; ``axis``: where the part stands. A mechanism's labels
-          are ``window=4``, another part's ``adamw.beta2=0.95``. Errors: ``ValueError`` of one line for an unknown
-          setting, a value that is not valid, one that stands twice.
+        are ``window=4``, another part's ``adamw.beta2=0.95``. Errors: ``ValueError`` of one line for an unknown
+        setting, a value that is not valid, one that stands twice.
         """
         prefix = "" if axis == "mechanism" else f"{self.part}."
         own = self._holder(base.model_dump(mode="json"))[self._key]

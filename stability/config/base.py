@@ -91,7 +91,7 @@ def check_heads(heads: int, width: int, at: str) -> None:
     pairs.
 
     ``at``: where the two are written, e.g. ``model.``. Errors: ``ValueError`` of one line with the numbers that would
-      do.
+    do.
     """
     if width % heads or width // heads % 2:
         valid = [number for number in range(1, width + 1) if width % number == 0 and width // number % 2 == 0]

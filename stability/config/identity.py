@@ -38,7 +38,7 @@ class Place:
     """The field holds a path (or a tuple of them), or something that may be one.
 
     ``names``: a regular expression of what is no path but a name that means the same everywhere, e.g. of a dataset on a
-      hub: such a value is part of the id.
+    hub: such a value is part of the id.
     """
 
     names: str | None = None
@@ -115,7 +115,7 @@ def filled(
     file means, whatever defaults are today.
 
     ``schema``: the class that declares them; None: nobody here knows, and nothing is added. ``part``, ``family``: whose
-      settings these are.
+    settings these are.
     """
     whole = dict(values)
     for key, field in ({} if schema is None else schema.model_fields).items():

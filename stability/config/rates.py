@@ -74,8 +74,7 @@ class LearningRates(Settings):
         return self
 
     def rates(self) -> tuple[float, ...]:
-        """Return the rates, rising. With ``edge``: those of the first round. With ``edge``: those of the first
-        round."""
+        """Return the rates, rising; with ``edge``, those of the first round."""
         if self.values is not None:
             return tuple(sorted(self.values))
         assert self.low is not None and self.high is not None and self.num is not None

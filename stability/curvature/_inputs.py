@@ -90,7 +90,7 @@ class Objective:
         asked for.
 
         ``twice``: the loss will be differentiated twice, which attention allows under SDPBackend.MATH only, and
-          torch.compile not at all (facts 7).
+        torch.compile not at all (facts 7).
         """
         if self.batches is None:
             yield self._scalar(self._evaluate(twice, params)), 1.0

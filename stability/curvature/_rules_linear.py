@@ -182,8 +182,7 @@ def _masked_fill(func, args, kwargs):
 
 @on_aten("embedding")
 def _embedding(func, args, kwargs):
-    """Take rows of a table; the padding row has no gradient in torch, hence none here. The padding row has no gradient
-    in torch, hence none here."""
+    """Take rows of a table; the padding row has no gradient in torch, hence none here."""
     weight, indices, *rest = args
     value, first, second = parts(weight)
     padding = rest[0] if rest else kwargs.get("padding_idx", -1)

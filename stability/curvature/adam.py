@@ -43,7 +43,7 @@ def adam_preconditioner(optimizer: torch.optim.Optimizer, params: Mapping[str, T
     with amsgrad).
 
     ``params``: the tensors that the optimizer holds. Errors: ``ValueError`` for another optimizer than Adam and AdamW,
-      a tensor that it does not hold, or one without state (no step was taken yet).
+    a tensor that it does not hold, or one without state (no step was taken yet).
     """
     if not isinstance(optimizer, torch.optim.Adam):  # AdamW is a subclass
         raise ValueError(
@@ -78,8 +78,8 @@ def preconditioned_sharpness(
     β₁ (Cohen et al. 2022).
 
     ``held``: the optimizer's own tensors by name, where ``params`` are other ones (copies from before the step); they
-      and the state are only read. lr and β₁ are those of the first group. Weight decay is not part of H. Errors: those
-      of `adam_preconditioner` and `directional`.
+    and the state are only read. lr and β₁ are those of the first group. Weight decay is not part of H. Errors: those of
+    `adam_preconditioner` and `directional`.
     """
     factors = {
         name: tensor.rsqrt()

@@ -41,9 +41,9 @@ def step_direction(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor
     decay included.
 
     ``params``: names of tensors that the optimizer holds, with their gradients in ``.grad``. ``lr``: the rate that u is
-      divided by; with several groups the base rate, so that θ⁺ = θ + lr·u still holds. The subtraction is exact in
-      float64, but θ⁺ itself is rounded to the parameters' dtype: a warning is given where that rounding makes up more
-      than 1 % of the step, as it does at tiny lr.
+    divided by; with several groups the base rate, so that θ⁺ = θ + lr·u still holds. The subtraction is exact in
+    float64, but θ⁺ itself is rounded to the parameters' dtype: a warning is given where that rounding makes up more
+    than 1 % of the step, as it does at tiny lr.
     """
     if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr > 0):
         raise ValueError(f"lr is {lr!r}; a positive finite number is needed to divide the step by")
@@ -126,9 +126,9 @@ def paper_state(
     their number.
 
     ``gradients``: one item per warm-up batch, already clipped where the protocol clips; either a dict by the names of
-      ``params`` or a sequence in the order of the optimizer's parameters. An iterator is consumed one item at a time. m
-      and v are unbiased means already, yet the next step corrects bias as its 6th (after 5 batches): it divides m by
-      0.469 and v by 0.006, as the paper literally says (facts 1).
+    ``params`` or a sequence in the order of the optimizer's parameters. An iterator is consumed one item at a time. m
+    and v are unbiased means already, yet the next step corrects bias as its 6th (after 5 batches): it divides m by
+    0.469 and v by 0.006, as the paper literally says (facts 1).
     """
     if not isinstance(optimizer, torch.optim.Adam):  # AdamW is a subclass
         raise ValueError(

@@ -90,8 +90,8 @@ def block_shares(
     (a share may be negative).
 
     ``block``: a function from a parameter's name to its block's, or how many leading dotted parts of the name make one
-      ("blocks.0.mixer.qkv.weight" at 2 belongs to "blocks.0"). One Hessian-vector product. Source: uᵀHu = Σ_b
-      u_bᵀ(Hu)_b, by definition.
+    ("blocks.0.mixer.qkv.weight" at 2 belongs to "blocks.0"). One Hessian-vector product. Source: uᵀHu = Σ_b u_bᵀ(Hu)_b,
+    by definition.
     """
     if isinstance(block, int) and block < 1:
         raise ValueError(f"block is {block}; give at least one leading part of the names")
@@ -107,8 +107,8 @@ def block_shares(
 @dataclass(frozen=True)
 class NoiseScale:
     """``value``: B_simple = trace / gradient_sq, in the unit that the counts count; inf where gradient_sq came out ≤ 0
-      (the noise hides the gradient).
-    ``trace``: tr Σ of one item's gradient. ``gradient_sq``: |G|². Both without bias, from ``microbatches`` of them."""
+    (the noise hides the gradient). ``trace``: tr Σ of one item's gradient. ``gradient_sq``: |G|². Both without bias,
+    from ``microbatches`` of them."""
 
     value: float
     trace: float

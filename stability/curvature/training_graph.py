@@ -26,11 +26,11 @@ class GradientWithGraph:
     """A batch's gradient now, its curvature along u later, because u follows from the gradient through the optimizer.
 
     ``loss``: L(θ). `gradient()`: ∇L, for the optimizer. `along(u)`: the `Directional` along u; the optimizer may have
-      moved the parameters by then, because everything here stands on ``params``, copies made at construction (θ before
-      the step). With method "double_backward" and no ``batches`` the gradient's graph is kept until `along` or
-      `release`, and `along` costs the second backward pass only, and gives ``shares``; otherwise `along` evaluates
-      again, which by "taylor" is cheaper still in memory. The forward pass advances the global random state as a
-      training step does; later evaluations replay it.
+    moved the parameters by then, because everything here stands on ``params``, copies made at construction (θ before
+    the step). With method "double_backward" and no ``batches`` the gradient's graph is kept until `along` or `release`,
+    and `along` costs the second backward pass only, and gives ``shares``; otherwise `along` evaluates again, which by
+    "taylor" is cheaper still in memory. The forward pass advances the global random state as a training step does;
+    later evaluations replay it.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ class MixerShape:
     """The place of a mixer: what the backbone knows of it and its own settings do not.
 
     ``direction``: "bidirectional" or "causal"; ``layer`` of ``num_layers``, counted from 0 (patterns such as `mix`
-      choose by it).
+    choose by it).
     """
 
     width: int

@@ -15,7 +15,7 @@ class EdgeList:
     """Directed edges i → j, each with R_ij: out-edges add R_ij(u_i − u_j) to g_i, in-edges take R_ki(u_k − u_i) off it.
 
     ``rotation``: "absolute" takes disagreements between ũ_i and ũ_j, "relative" between ρ(i − j)u_i and u_j, "none"
-      between u_i and u_j.
+    between u_i and u_j.
     """
 
     def __init__(self, edges: Edges, batch: int, num_positions: int, mask_BN: Tensor | None, rotation: str):

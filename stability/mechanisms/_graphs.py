@@ -13,7 +13,7 @@ class Edges:
     """Directed edges source → target, (B, E) each; one row stands for a whole batch that shares its edges.
 
     ``kept_BE``: False where an entry is no edge (filler); ``gate_BE``: what an edge's R is multiplied by. None: all are
-      edges; all gates are 1.
+    edges; all gates are 1.
     """
 
     source_BE: Tensor

@@ -19,7 +19,7 @@ class Mix(AbstractMechanism):
 
     class Config(Settings):
         """The mechanism of each layer. Written ``pattern=[sa,sc] sc.window=4``; kept as ``parts``, in the pattern's
-        order. Written ``pattern=[sa,sc] sc.window=4``; kept as ``parts``, in the pattern's order."""
+        order."""
 
         pattern: tuple[str, ...] = Field(
             default=("sa", "sc"),

@@ -162,8 +162,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         self, x_BND: Float[Tensor, "B N D"], *, edges: Tensor | None = None
     ) -> tuple[Int64[Tensor, " E"], Int64[Tensor, " E"], Float[Tensor, "B H E K K"]]:
         """Return ``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the directed edges i = source → j =
-        target
-          of the graph, gates included.
+        target of the graph, gates included.
 
         Errors: ``ValueError`` where there are no edges, and where each sequence of a larger batch has its own (top_w,
         edges given per sequence).

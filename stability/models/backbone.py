@@ -19,8 +19,8 @@ class Backbone(nn.Module):
     (RoPE).
 
     ``embedding``: whatever turns the inputs into (B, N, D): an `nn.Embedding` of tokens, patches of images. ``pool``:
-      what the head reads where it does not read every position: ``pool(hidden_BND, mask_BN)`` → (B, M, D), the logits
-      then being (B, M, V); None: every position.
+    what the head reads where it does not read every position: ``pool(hidden_BND, mask_BN)`` → (B, M, D), the logits
+    then being (B, M, V); None: every position.
 
     With cross branches in the blocks, context tokens (B, J) are embedded by the same embedding and normed once: every
     block reads the same context, on the scale of the normed source that it is compared with. ``condition``: the model
@@ -66,12 +66,9 @@ class Backbone(nn.Module):
         is valid. ``sigma_B``: each sequence's noise level, needed exactly where the model is conditioned. ``readout``:
         called as ``readout(hidden_BND, weight_VD, bias_V)`` with what the head would read and the head's parameters;
         its result stands for the logits (a loss that never makes them all).
-          branches; masks: True where a token is valid. ``sigma_B``: each sequence's noise level, needed exactly where
-          the model is conditioned. ``readout``: called as ``readout(hidden_BND, weight_VD, bias_V)`` with what the head
-          would read and the head's parameters; its result stands for the logits (a loss that never makes them all).
 
         ``inputs``: what mixers take besides, e.g. ``edges=`` for ``sc`` with ``graph=given``. Errors: ``ValueError``
-          for a context or a noise level that is missing or that nothing reads, and for an input that no mixer takes.
+        for a context or a noise level that is missing or that nothing reads, and for an input that no mixer takes.
         """
         context, condition_BC = self._context(context_BJ, context_mask_BJ), self._condition(sigma_B)
         if inputs:

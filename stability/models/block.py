@@ -69,9 +69,7 @@ class Block(nn.Module):
     ) -> Tensor:
         """Return the state after all branches. ``inputs``: what mixers may take beside state and mask (``edges``); this
         block's gets those that its `forward` names. ``condition_BC``: what ``modulation`` reads, given exactly where
-        there is one.
-          `forward` names.
-        ``condition_BC``: what ``modulation`` reads, given exactly where there is one."""
+        there is one."""
         own = {name: value for name, value in (inputs or {}).items() if name in self.mixer_inputs}
         of_mixer, of_ffn = UNMODULATED if self.modulation is None else self.modulation(condition_BC)
         state = self.mixer_residual(

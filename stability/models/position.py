@@ -11,9 +11,9 @@ def rope(u: Tensor, *, position_dim: int = -2, width_dim: int = -1, base: float 
     Eqs. 41–42).
 
     ``u``: any shape; ``position_dim`` counts the positions p = 0, 1, …, ``width_dim`` is the head width K, which must
-      be even. Angles are float32 or wider; the result has u's dtype. Plain differentiable operations, and nothing is
-      kept between calls: a table made inside a functional transform or under inference mode must not outlive it, and
-      making it is below 1 % of a layer.
+    be even. Angles are float32 or wider; the result has u's dtype. Plain differentiable operations, and nothing is kept
+    between calls: a table made inside a functional transform or under inference mode must not outlive it, and making it
+    is below 1 % of a layer.
     """
     cos, sin = _cos_sin(u, position_dim, width_dim, base)
     first, second = u.chunk(2, dim=width_dim)

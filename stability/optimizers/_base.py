@@ -18,7 +18,7 @@ class AbstractOptimizer:
     """``build`` makes the optimizer; the learning rate of each step is set from outside, through the parameter groups.
 
     ``elementwise``: the step of each entry depends on that entry's gradients and state alone, so that a slice of a
-      tensor takes the steps of the whole.
+    tensor takes the steps of the whole.
     """
 
     family: ClassVar[str] = "optimizers"

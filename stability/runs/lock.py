@@ -35,8 +35,7 @@ class LostLock(RuntimeError):
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that claims a run. ``launch``: the launch of a sweep that the process works for, "" for none.
-    ``launch``: the launch of a sweep that the process works for, "" for none."""
+    """The process that claims a run. ``launch``: the launch of a sweep that the process works for, "" for none."""
 
     process: Process
     launch: str = ""

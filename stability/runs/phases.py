@@ -1,8 +1,7 @@
 """Choose which checkpoints of a run are measured, and under which name. No torch.
 
 ``terminal``: of the run's last planned step. ``earliest``: the first. ``last``: the last of a run that diverged, where
-  that is not its earliest; it is no terminal one, since the run never came to its end. One checkpoint has one name
-  only.
+that is not its earliest; it is no terminal one, since the run never came to its end. One checkpoint has one name only.
 """
 
 from __future__ import annotations
