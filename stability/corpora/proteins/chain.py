@@ -56,12 +56,12 @@ class ProteinChain:
 
     @property
     def mask_N(self) -> np.ndarray:
-        """Whether N, CA and C are all there."""
+        """The mask of residues, (N), True where N, CA and C are all there."""
         return np.asarray(self.atoms14_mask_NA[:, :3].all(axis=1))
 
     @property
     def atoms14_mask_NA(self) -> np.ndarray:
-        """Which of the 14 heavy atoms are there."""
+        """The mask of the 14 heavy atoms, (N, 14), True where one is there."""
         return np.asarray(np.isfinite(self.atoms14_NAX).all(axis=2))
 
     @property

@@ -1,5 +1,5 @@
-"""What every data source makes: a `Corpus`, training and held-out tokens with a fingerprint, and how windows are drawn
-from it."""
+"""Every data source of tokens makes a `Corpus`: training and held-out tokens with a fingerprint, and how windows are
+drawn from it."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Corpus(AbstractCorpus):
         )
 
     def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
-        """Errors: ``ValueError`` unless both sides hold at least two windows of ``positions + more`` tokens.
+        """Raise a ``ValueError`` unless both sides hold at least two windows of ``positions + more`` tokens.
 
         ``more``: what the objective draws beside a sequence of ``positions`` (a context, the token after it);
           ``remedy``: what else would help than longer documents or fewer positions.
@@ -204,8 +204,8 @@ class Corpus(AbstractCorpus):
         return torch.where(turned_B[:, None], other_BN, tokens_BN)
 
     def windows(self, split: str, num: int, positions: int) -> Int64[Tensor, "at_most_num positions"]:
-        """At most ``num`` windows of ``split``, evenly spaced from first to last, none overlapping or across a border:
-        the same ones at every call.
+        """Return at most ``num`` windows of ``split``, evenly spaced from first to last, none overlapping or across a
+        border: the same ones at every call.
 
         Errors: as `batch`.
         """
@@ -248,7 +248,8 @@ class Corpus(AbstractCorpus):
 
     @classmethod
     def load(cls, folder: Path) -> Corpus:
-        """What `save` wrote, its tokens memory-mapped read-only, all of it checked against the sha256 sums beside it.
+        """Load what `save` wrote, its tokens memory-mapped read-only, all of it checked against the sha256 sums beside
+        it.
 
         Errors: ``ValueError`` naming the file that is missing, cut short or altered.
         """
@@ -270,6 +271,8 @@ class Corpus(AbstractCorpus):
 def _summary(
     train: np.ndarray, val: np.ndarray, vocab_size: int
 ) -> tuple[dict[str, str], tuple[np.ndarray, np.ndarray]]:
+    """Return both sides' sha256 sums and how often each token occurs; ``ValueError`` where one is empty or has a token
+    beyond the vocabulary."""
     sums, counts = {}, []
     for (name, side), tokens in zip(
         {"train_tokens": "training", "val_tokens": "held-out"}.items(), (train, val), strict=True

@@ -113,6 +113,7 @@ def _stretches(items: Sorted, scratch: Path | None) -> tuple[np.ndarray, np.ndar
 
 
 def _description(origin: str, found: Sorted, val_borders: np.ndarray, by_records: bool, either_strand: bool) -> str:
+    """Describe the data in one line: records, nucleotides, GC content, and what is held out."""
     counts = sum(
         (np.bincount(chunk, minlength=len(CODES)) for chunk in chunks(found.tokens)),
         np.zeros(len(CODES), dtype=np.int64),

@@ -105,8 +105,8 @@ class Descent:
             yield {"step": number, "lr": self.lr, "gradient": gradient, "method": "none", **row}
 
     def _broken_parameter(self) -> dict[str, Any] | None:
-        """Where θ itself is not finite before anything was done: a row that says so (a single step would spread it over
-        every parameter)."""
+        """Return a row that says so where θ itself is not finite before anything was done (a single step would spread
+        it over every parameter)."""
         broken = (name for name, param in self.params.items() if not param.isfinite().all())
         return next(({"note": f"params[{name!r}] is not finite"} for name in broken), None)
 
@@ -123,8 +123,8 @@ class Descent:
         self._set_lr(self.lr)
 
     def _warm_up_in_place(self) -> None:
-        """The optimizer's own averages and its own bias correction over the warm-up batches, θ left where it is (steps
-        at rate 0)."""
+        """Warm up the optimizer's own averages and its own bias correction over the warm-up batches, θ left where it is
+        (steps at rate 0)."""
         self._set_lr(0.0)
         for index in range(self.curvature.warmup_batches):
             self._set_gradient(self._gradient(index))

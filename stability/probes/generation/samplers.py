@@ -161,8 +161,8 @@ def left_to_right(
 
 
 def step_probs(scheme: Scheme, graph: Graph, score_BNS: Tensor, tokens_BN: Tensor, dsigma: Tensor) -> Tensor:
-    """Where each token goes in one reverse step that takes ``dsigma`` of the noise away: (B, N, S), float64, rows sum
-    to 1.
+    """Return where each token goes in one reverse step that takes ``dsigma`` of the noise away: (B, N, S), float64,
+    rows sum to 1.
 
     ``score_BNS``: p_t(y)/p_t(x) for the S states, 1 at y = x; S = V + 1 with the mask last (absorbing) or V (uniform).
       ``dsigma``: σ(t) − σ(s) for analytic, (t − s)·σ'(t) for euler. Analytic (Lou et al. 2024, Algorithm 2, "Tweedie
@@ -199,8 +199,8 @@ def reverse_diffusion(
     steps: int,
     temperature: float,
 ) -> Iterator[None]:
-    """From t = 1 to 1e-3 in ``steps`` equal steps, then one that takes the rest of the noise away, after which no mask
-    is left.
+    """Step from t = 1 to 1e-3 in ``steps`` equal steps, then take the rest of the noise away, after which no mask is
+    left.
 
     ``scores(tokens_BN, sigma)`` → (B, N, S) as for `step_probs`, σ a scalar. ``temperature`` changes where a token that
     moves goes, not whether it moves.

@@ -140,6 +140,7 @@ class _Sweep:
         self._record.add(dict(zip(run_ids, made, strict=True)))
 
     def _poll(self) -> None:
+        """Ask, at most every few seconds, which jobs still live, and settle those that are gone."""
         if time.monotonic() - self._polled_at < POLL_S[self._slurm.executor]:
             return
         self._polled_at = time.monotonic()
@@ -155,7 +156,7 @@ class _Sweep:
                 self._ended_at.pop(run_id, None)
 
     def _settle(self, run_id: str, job: Job) -> bool:
-        """Whether it is known what became of a job that is gone."""
+        """Return whether it is known what became of a job that is gone."""
         trial, left = self._trials[run_id], left_by(self._folder, job.job_id)
         if (
             left is None
@@ -172,7 +173,8 @@ class _Sweep:
         return True
 
     def _again(self, trial: Trial, job: Job) -> None:
-        """A job that was stopped from outside has saved its run."""
+        """Submit the run of a job again that was stopped from outside and has saved it; past the limit it has
+        failed."""
         if self._stopped[trial.run_id] >= self._slurm.requeues:
             mark_failed(
                 trial,
