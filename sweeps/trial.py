@@ -31,13 +31,16 @@ DEATH_S = 10.0  # a worker is reported dead before the system has cleared it awa
 class Trial:
     """All that a worker needs, picklable, with absolute paths.
 
-    ``spec``: the RunSpec as plain JSON; ``curvature``: the CurvatureSpec as plain JSON, or None; ``wandb``: arguments
-    of the W&B sink, or None; ``command``: the command line that asked for it, for the run's provenance; ``variant``:
-    what an ablation changes in it, e.g. "window=4"; ``generate``: the GenerationSpec as plain JSON, or None;
-    ``launch``: tells one launch of a sweep from all others, "" where nobody asked for one; ``devices``: how many share
-    a run's microbatches or, with ``shard``, its parameters; ``stop_at``: a step before the last at which the run is
-    left, to be gone on with or not; ``several``: the axes beside the mechanism of which the sweep has more than one
-    choice.
+    - ``spec``: the RunSpec as plain JSON.
+    - ``curvature``: the CurvatureSpec as plain JSON, or None.
+    - ``wandb``: arguments of the W&B sink, or None.
+    - ``command``: the command line that asked for it, for the run's provenance.
+    - ``variant``: what an ablation changes in it, e.g. "window=4".
+    - ``generate``: the GenerationSpec as plain JSON, or None.
+    - ``launch``: tells one launch of a sweep from all others, "" where nobody asked for one.
+    - ``devices``: how many share a run's microbatches or, with ``shard``, its parameters.
+    - ``stop_at``: a step before the last at which the run is left, to be gone on with or not.
+    - ``several``: the axes beside the mechanism of which the sweep has more than one choice.
     """
 
     run_id: str

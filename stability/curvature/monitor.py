@@ -36,14 +36,19 @@ class MonitorRow:
     """One measured optimizer step, θ⁺ = θ + lr·u, on the batch that it was taken on. Losses in the units of ``loss_fn``
     (nats, as a rule).
 
-    ``step``: number of steps begun before this one. ``lr``: α, the rate that the optimizer used. ``loss``: L(θ).
-    ``slope``: ⟨∇L, u⟩. ``curvature``: uᵀHu. ``alpha_max``: Eq. 18, −2·slope/curvature; ∞ without positive curvature, 0
-    where u ascends. ``alpha_max_over_lr``: below 1, the step is beyond its second-order threshold.
-    ``predicted_change``: lr·slope + lr²·curvature/2. ``actual_change``: L(θ⁺) − L(θ), same batch, dropout masks and
-    buffers. ``method``: what gave the curvature, "none" where nothing was measured, "not defined" where the step is
-    zero or the loss does not change along it: such a step is neither stable nor unstable. ``rel_error``: of the
-    curvature against differences of gradients, where it was checked. ``note``: why a number is missing or not finite;
-    None where nothing is amiss.
+    - ``step``: number of steps begun before this one.
+    - ``lr``: α, the rate that the optimizer used.
+    - ``loss``: L(θ).
+    - ``slope``: ⟨∇L, u⟩.
+    - ``curvature``: uᵀHu.
+    - ``alpha_max``: Eq. 18, −2·slope/curvature; ∞ without positive curvature, 0 where u ascends.
+    - ``alpha_max_over_lr``: below 1, the step is beyond its second-order threshold.
+    - ``predicted_change``: lr·slope + lr²·curvature/2.
+    - ``actual_change``: L(θ⁺) − L(θ), same batch, dropout masks and buffers.
+    - ``method``: what gave the curvature, "none" where nothing was measured, "not defined" where the step is zero or
+      the loss does not change along it: such a step is neither stable nor unstable.
+    - ``rel_error``: of the curvature against differences of gradients, where it was checked.
+    - ``note``: why a number is missing or not finite; None where nothing is amiss.
     """
 
     step: int
@@ -80,15 +85,17 @@ class AlphaMaxMonitor:
                 ... # your own zero_grad, forward, backward, clipping, optimizer.step(), scheduler.step()
         monitor.history[-1].alpha_max_over_lr
 
-    ``loss_fn(model, batch)`` returns the loss that the step descends: either a scalar, the batch's mean (accumulated
-    batches, and ranks, then weigh alike, as loss/n and DDP weigh them), or (sum, count), whose mean is taken over all
-    of them. It is called with the batch as given to `step` (it moves it to the device itself) and the model (of a
-    DistributedDataParallel the module inside) in the mode that it is in as the block ends. ``every``: measure each k-th
-    step; the others cost nothing. ``rows``: evaluate the batch in pieces of that many rows, in bounded memory: the same
-    numbers, exactly for (sum, count), for a scalar where every row counts alike; dropout then draws other masks than
-    the step did. ``method``: as in `directional`. ``log``: called with each row as a dict. ``group``: the ranks over
-    which the batch is spread (taken from a DistributedDataParallel model); every rank then makes the same calls and
-    gets the numbers of the whole batch.
+    - ``loss_fn(model, batch)`` returns the loss that the step descends: either a scalar, the batch's mean (accumulated
+      batches, and ranks, then weigh alike, as loss/n and DDP weigh them), or (sum, count), whose mean is taken over all
+      of them. It is called with the batch as given to `step` (it moves it to the device itself) and the model (of a
+      DistributedDataParallel the module inside) in the mode that it is in as the block ends.
+    - ``every``: measure each k-th step; the others cost nothing.
+    - ``rows``: evaluate the batch in pieces of that many rows, in bounded memory: the same numbers, exactly for (sum,
+      count), for a scalar where every row counts alike; dropout then draws other masks than the step did.
+    - ``method``: as in `directional`.
+    - ``log``: called with each row as a dict.
+    - ``group``: the ranks over which the batch is spread (taken from a DistributedDataParallel model); every rank then
+      makes the same calls and gets the numbers of the whole batch.
 
     u = (θ⁺ − θ)/lr over the whole block, so clipping, weight decay, momentum and anything else that moved θ are in it;
     lr is what the first parameter group had as ``optimizer.step()`` was called (other groups' ratios to it are in u). A

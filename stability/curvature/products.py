@@ -42,12 +42,16 @@ AGREEMENT = 1e-2
 class Directional:
     """The loss along θ + αu to second order: L + α·slope + α²·curvature/2.
 
-    ``loss``: L(θ). ``slope``: ⟨∇L, u⟩. ``curvature``: uᵀHu. ``alpha_max``: Eq. 18 from these, NaN where any of the
-    three is not finite. ``method``: the one that gave the curvature. ``rel_error``: |a − b| / max(|a|, |b|) of the
-    curvature against central differences, where asked for; ``difference``: the b of it. ``error_bar``: with method
-    finite_difference, what the curvature may be off by. ``shares``: u_b·(Hu)_b by parameter, which add up to the
-    curvature, where the method yields them. ``nonfinite``: where a number is not finite, the first parameter or module
-    that is not.
+    - ``loss``: L(θ).
+    - ``slope``: ⟨∇L, u⟩.
+    - ``curvature``: uᵀHu.
+    - ``alpha_max``: Eq. 18 from these, NaN where any of the three is not finite.
+    - ``method``: the one that gave the curvature.
+    - ``rel_error``: |a − b| / max(|a|, |b|) of the curvature against central differences, where asked for.
+    - ``difference``: the b of ``rel_error``.
+    - ``error_bar``: with method finite_difference, what the curvature may be off by.
+    - ``shares``: u_b·(Hu)_b by parameter, which add up to the curvature, where the method yields them.
+    - ``nonfinite``: where a number is not finite, the first parameter or module that is not.
     """
 
     loss: float
