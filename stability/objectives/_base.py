@@ -49,12 +49,13 @@ class Examples(NamedTuple):
     """One batch as the model sees it. ``weights_BN``: the share of each position in the loss, 0 where it does not
     count.
 
-    ``inputs_BN``: tokens, or what else the model's embedding reads (named tuples of tensors, too), a row a sequence.
+    - ``inputs_BN``: tokens, or what else the model's embedding reads (named tuples of tensors, too), a row a sequence.
       Targets and weights have as many columns as the model gives logits: N, or fewer where its head reads something
       pooled; and an axis more where several things are predicted at a position.
-    ``context_BJ``: tokens that the model's cross mechanism reads, None for a model without one. ``sigma_B``: the total
-      noise that each sequence was corrupted with, which a time-conditioned model reads, None for any other.
-      ``mask_BN``: True where a position is no padding; None: there is none.
+    - ``context_BJ``: tokens that the model's cross mechanism reads, None for a model without one.
+    - ``sigma_B``: the total noise that each sequence was corrupted with, which a time-conditioned model reads, None for
+      any other.
+    - ``mask_BN``: True where a position is no padding; None: there is none.
     """
 
     inputs_BN: Any
@@ -107,17 +108,16 @@ class Examples(NamedTuple):
 
 class AbstractObjective:
     """``direction``: what it asks of the mechanism. ``num_inputs`` / ``num_outputs``: rows of the embedding, columns of
-      the head.
+    the head.
 
     ``config``: its settings, those of `ObjectiveSettings` among them. ``mask_id``: the id that stands for a hidden
-      token, one past the vocabulary; None where nothing is unmasked (ar, a uniform graph). ``condition``: the shape of
-      what a model makes of the noise level σ (`Examples.sigma_B`) for its time-conditioned blocks; None: it reads none.
+    token, one past the vocabulary; None where nothing is unmasked (ar, a uniform graph). ``condition``: the shape of
+    what a model makes of the noise level σ (`Examples.sigma_B`) for its time-conditioned blocks; None: it reads none.
 
     ``corpus_kind``: the kind of prepared data that it reads (`AbstractCorpus.kind`); ``unit``: what a model's position
-      is called, and several of them;
-    ``baseline``: what knows the targets' frequencies and nothing else. ``score_names``: what is validated beside the
-      NLL (`validate`). ``components``: names of the parts that the loss is a sum of, where it is one
-      (`component_sums`).
+    is called, and several of them; ``baseline``: what knows the targets' frequencies and nothing else. ``score_names``:
+    what is validated beside the NLL (`validate`). ``components``: names of the parts that the loss is a sum of, where
+    it is one (`component_sums`).
 
     ``samplers``: names of the samplers that generation may take, its default first; () where nothing can be sampled.
     "ar" reads the logits of the next token, "top_prob" and "random" `clean_probs` (of proteins ``track_probs``),

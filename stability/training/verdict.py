@@ -93,8 +93,8 @@ def judge(
     """(verdict, reason) of a run that reached its last step with finite numbers.
 
     ``baseline``: what ``unigram_nll`` is the NLL of. ``plateaued``: it learned nothing beyond token (or class)
-      frequencies; ``spiked``: its smoothed loss rose by more than the margin (the spec's, or its batch noise's),
-      whether or not it came back by the end (the reason says which); ``stable``: neither.
+    frequencies; ``spiked``: its smoothed loss rose by more than the margin (the spec's, or its batch noise's), whether
+    or not it came back by the end (the reason says which); ``stable``: neither.
     """
     if not val_nll < min(init_nll, unigram_nll):
         return (

@@ -59,7 +59,7 @@ class ImageCorpus(AbstractCorpus):
     images.
 
     ``image``: their size, the number of classes, and the training side's mean and deviation of each channel. ``sums``:
-      sha256 of each array by name.
+    sha256 of each array by name.
     """
 
     kind: ClassVar[str] = KIND

@@ -25,7 +25,7 @@ def assign(atoms_NAX: np.ndarray, is_proline_N: np.ndarray) -> np.ndarray:
     """Number in `SS_CLASSES` of each residue, uint8; `NO_SS` where N, CA, C or O is missing (NaN).
 
     ``atoms_NAX``: Å, the first four atoms of a residue in the order N, CA, C, O. ``is_proline_N``: it has no hydrogen
-      to give.
+    to give.
     """
     classes_N = np.full(len(atoms_NAX), NO_SS, dtype=np.uint8)
     there_N = np.isfinite(atoms_NAX[:, :COMPLETE]).all(axis=(1, 2))

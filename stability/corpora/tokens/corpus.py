@@ -40,19 +40,20 @@ class Corpus(AbstractCorpus):
     """Prepared tokens. Build it with `Corpus.of` (from tokens), `split_documents` or `split_records`, which compute
     what follows from the tokens.
 
-    ``fingerprint``: sha256 over both arrays, the vocabulary, the borders, the augmentation and the split rule's
+    - ``fingerprint``: sha256 over both arrays, the vocabulary, the borders, the augmentation and the split rule's
       version; where the data lay is not in it.
-    ``description``: one line as of the first preparation (the same content read again from elsewhere keeps it).
-    ``unigram_nats``: nats per token of all validation tokens under the training tokens' frequencies, each count raised
-      by one: a figure of the data, by which a preparation is compared with another program's. No run is judged by it,
-      but by what the frequencies reach on the examples that it is validated on
+    - ``description``: one line as of the first preparation (the same content read again from elsewhere keeps it).
+    - ``unigram_nats``: nats per token of all validation tokens under the training tokens' frequencies, each count
+      raised by one: a figure of the data, by which a preparation is compared with another program's. No run is judged
+      by it, but by what the frequencies reach on the examples that it is validated on
       (`stability.training.evaluate.Validation.unigram_nll`).
-    ``vocabulary``: what the tokens stand for; None: UTF-8 bytes where there are 256 of them, else not known.
-    ``train_borders``, ``val_borders``: int64, 0 to the number of tokens: no window lies across one; None: a window may
-      start anywhere.
-    ``reverse_complement``: whether `batch` turns each training window into the other strand with probability one half.
-    ``train_are_rna``: of each training stretch 1 where A pairs with U in it, else 0 (uint16); None: nowhere.
-    ``sums``: sha256 of each array and of the vocabulary, by name.
+    - ``vocabulary``: what the tokens stand for; None: UTF-8 bytes where there are 256 of them, else not known.
+    - ``train_borders``, ``val_borders``: int64, 0 to the number of tokens: no window lies across one; None: a window
+      may start anywhere.
+    - ``reverse_complement``: whether `batch` turns each training window into the other strand with probability one
+      half.
+    - ``train_are_rna``: of each training stretch 1 where A pairs with U in it, else 0 (uint16); None: nowhere.
+    - ``sums``: sha256 of each array and of the vocabulary, by name.
     """
 
     kind: ClassVar[str] = "tokens"
@@ -132,7 +133,7 @@ class Corpus(AbstractCorpus):
         """Raise a ``ValueError`` unless both sides hold at least two windows of ``positions + more`` tokens.
 
         ``more``: what the objective draws beside a sequence of ``positions`` (a context, the token after it);
-          ``remedy``: what else would help than longer documents or fewer positions.
+        ``remedy``: what else would help than longer documents or fewer positions.
         """
         for side, split in ((f"the held-out {HELD_OUT_PERCENT} %", "val"), ("the training side", "train")):
             tokens, borders = self._side(split)

@@ -49,11 +49,11 @@ class Descent:
     """Takes optimizer steps on ``params`` (which move) and measures those that are recorded.
 
     ``loss(params, examples)``: (sum, count) in nats and weights. ``examples(index)``: batch number ``index`` of the
-      protocol, B rows on every tensor.
-    ``lr``: the rate of every step, 1/lr being the unit of u. ``clip_norm``: what the optimizer's gradient is clipped
-      to. ``observe``: called with each recorded `Step` before the parameters are used again; what it returns joins the
-      row. ``loss_in_double()``: the same loss for parameters and examples in float64, by which the worst of the
-      curvatures that central differences contradict is computed once more (`in_double`); None: none is.
+    protocol, B rows on every tensor. ``lr``: the rate of every step, 1/lr being the unit of u. ``clip_norm``: what the
+    optimizer's gradient is clipped to. ``observe``: called with each recorded `Step` before the parameters are used
+    again; what it returns joins the row. ``loss_in_double()``: the same loss for parameters and examples in float64, by
+    which the worst of the curvatures that central differences contradict is computed once more (`in_double`); None:
+    none is.
     """
 
     def __init__(
