@@ -17,14 +17,14 @@ LOOK_S = 1.0  # between two looks for the file that asks the jobs to stop
 
 
 class TrialJob:
-    """The job that submitit pickles. ``stop_file``: once it exists, the step under way ends, the trial is saved, and
-    the job with it."""
+    """What submitit pickles. ``stop_file``: once it exists, the step under way ends, the trial is saved, and the job
+    with it."""
 
     def __init__(self, trial: Trial, run: RunTrial, stop_file: Path):
         self.trial, self.run, self.stop_file = trial, run, stop_file
 
     def __call__(self) -> str:
-        """Say whether the trial ended or was stopped; a job that is queued again does not return."""
+        """Whether the trial ended or was stopped; a job that is queued again does not return."""
         with _Signals() as signals:
             if self._work(signals):
                 return ENDED
@@ -51,7 +51,7 @@ class TrialJob:
 
 
 class _Signals:
-    """Handlers that within the ``with`` block only set `received`: submitit's own would leave in the middle of a
+    """Within the ``with`` block signals only set `received`: submitit's own handlers would leave in the middle of a
     step."""
 
     def __init__(self) -> None:
@@ -68,8 +68,8 @@ class _Signals:
             signal.signal(number, handler)
 
     def queue_again(self) -> None:
-        """Queue the job again if the signal of a preemption or of the time limit came: submitit's handler of it does so
-        and ends the process. Others mean stop."""
+        """If the signal of a preemption or of the time limit came: submitit's handler of it queues the job again and
+        ends the process. Others mean stop."""
         for number in self.received:
             if number != signal.SIGTERM and callable(handler := self._previous[number]):
                 handler(number, None)

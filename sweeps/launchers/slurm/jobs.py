@@ -91,7 +91,6 @@ class SlurmQueue:
         return found
 
     def _parameters(self, at_once: int) -> dict[str, Any]:
-        """Return submitit's parameters of an array of jobs, ``at_once`` of which run at a time."""
         spec = self._spec
         values = {
             "job_name": "stability",
@@ -174,7 +173,7 @@ Queue = SlurmQueue | LocalQueue
 
 @contextmanager
 def _ignored_by_children() -> Iterator[None]:
-    """Ignore Ctrl-C and a terminal's end in the jobs: they are asked to stop in another way, and stay when the terminal
+    """Ctrl-C reaches every process of a terminal; jobs are asked to stop in another way, and stay when the terminal
     goes."""
     numbers = (signal.SIGINT, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
@@ -186,8 +185,8 @@ def _ignored_by_children() -> Iterator[None]:
 
 
 def left_by(folder: Path, job_id: str) -> tuple[str, str] | None:
-    """Return what submitit wrote at a job's end: ("success", what `TrialJob` returned) or ("error", a traceback); None
-    where it could not."""
+    """What submitit wrote at a job's end: ("success", what `TrialJob` returned) or ("error", a traceback); None where
+    it could not."""
     from submitit.core.utils import JobPaths, pickle_load
 
     path = JobPaths(folder, job_id=job_id, task_id=0).result_pickle
@@ -209,7 +208,7 @@ def forget(folder: Path, job_id: str) -> None:
 
 
 def asked_of(trial: Any) -> str:
-    """Name what a trial is to give beside its training, as one word."""
+    """What a trial is to give beside its training, as one word."""
     return json.dumps([trial.curvature, trial.generate], sort_keys=True)
 
 

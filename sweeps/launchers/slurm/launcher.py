@@ -49,8 +49,9 @@ def launch(
     """Submit every trial that no job of an earlier driver works on, and wait for all.
 
     ``folder``: where job scripts, logs and the record of jobs lie, seen by every node. Jobs go on when this process
-    dies; the same command finds them again. Once an interrupt is requested, waiting jobs are cancelled and running ones
-    asked to save and end. Errors: ``RuntimeError`` where submitit or Slurm is missing, or Slurm refuses the jobs.
+      dies; the same command finds them again. Once an interrupt is requested, waiting jobs are cancelled and running
+      ones asked to save and end. Errors: ``RuntimeError`` where submitit or Slurm is missing, or Slurm refuses the
+      jobs.
     """
     if trials:
         with environment(of_workers(int(trials[0].spec["threads"]))):
@@ -139,7 +140,6 @@ class _Sweep:
         self._record.add(dict(zip(run_ids, made, strict=True)))
 
     def _poll(self) -> None:
-        """Ask, at most every few seconds, which jobs still live, and settle those that are gone."""
         if time.monotonic() - self._polled_at < POLL_S[self._slurm.executor]:
             return
         self._polled_at = time.monotonic()
@@ -155,7 +155,7 @@ class _Sweep:
                 self._ended_at.pop(run_id, None)
 
     def _settle(self, run_id: str, job: Job) -> bool:
-        """Return whether it is known what became of a job that is gone."""
+        """Whether it is known what became of a job that is gone."""
         trial, left = self._trials[run_id], left_by(self._folder, job.job_id)
         if (
             left is None
@@ -172,8 +172,7 @@ class _Sweep:
         return True
 
     def _again(self, trial: Trial, job: Job) -> None:
-        """Submit the run of a job again that was stopped from outside and has saved it; past the limit it has
-        failed."""
+        """A job that was stopped from outside has saved its run."""
         if self._stopped[trial.run_id] >= self._slurm.requeues:
             mark_failed(
                 trial,
