@@ -12,7 +12,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """Within the ``with`` block the first SIGINT or SIGTERM sets `requested`; another one raises ``KeyboardInterrupt``.
+    """A ``with`` block within which the first SIGINT or SIGTERM sets `requested`; another one raises
+    ``KeyboardInterrupt``.
 
     ``on_request`` runs inside the signal handler: it may set a value, it must not print or lock. Outside the main
     thread, where Python delivers no signals, nothing is installed.

@@ -47,7 +47,7 @@ class Learned:
 
     @property
     def gain(self) -> float:
-        """NaN where the token-frequency NLL is not known."""
+        """The nats between the token-frequency NLL and the best NLL; NaN where the former is not known."""
         return self.unigram_nll - self.best_nll
 
     @property

@@ -51,13 +51,13 @@ class Value:
 
     @property
     def diverged(self) -> str:
-        """How many seeds diverged at ``lr``, e.g. diverged 2/4; "" where none did."""
+        """The share of seeds that diverged at ``lr``, e.g. diverged 2/4; "" where none did."""
         number = int(np.isinf(self.by_seed).sum())
         return f"diverged {number}/{len(self.by_seed)}" if number else ""
 
     @property
     def learned_nats(self) -> float:
-        """How far the median lies below the token-frequency NLL; NaN where either is missing."""
+        """The nats by which the median lies below the token-frequency NLL; NaN where either is missing."""
         return float(self.runs["unigram_nll"].median()) - self.median
 
 

@@ -30,8 +30,8 @@ class Process:
 
     @property
     def lives(self) -> bool | None:
-        """Whether it is running; None where that cannot be seen from here: on another machine, or another user's on one
-        that hides them."""
+        """Whether the process is running; None where that cannot be seen from here: on another machine, or another
+        user's on one that hides them."""
         seen = started(self.pid) if self.machine == machine() else HIDDEN
         return None if seen == HIDDEN else seen == self.started
 
