@@ -184,7 +184,7 @@ def _elsewhere(study: Study) -> str:
 
 
 def _limits(trained: dict[str, Side]) -> list[Claim]:
-    """Return what a reader must know of windows of mechanisms that learned little."""
+    """Return remarks on what a reader must know of windows of mechanisms that learned little."""
     claims = (
         [Claim("little learned", "no claim", text)]
         if (text := little({name: side.learned for name, side in trained.items()}))
@@ -210,7 +210,7 @@ def _limits(trained: dict[str, Side]) -> list[Claim]:
 
 
 def _coverage(study: Study) -> list[Claim]:
-    """Return what a reader must know of runs that are no results; nothing where all are."""
+    """Return remarks on what a reader must know of runs that are no results; none where all are."""
     counts = study.runs["status"].value_counts()
     missing = [
         f"{counts[status]} {status}"

@@ -208,8 +208,8 @@ def compare_bests(study: Study, first: str, second: str, column: str = VALIDATIO
 
 
 def _bests_of_seed(first: Column, second: Column) -> tuple[float, float] | None:
-    """Return the lower NLL of each over the rates at which both have a result, ∞ of a series that diverged at all of
-    its rates.
+    """Return the lower NLL of both series over the rates at which both have a result, ∞ of a series that diverged at
+    all of its rates.
 
     None where this is no pair: both diverged everywhere, or one has nothing finite at the rates they share while runs
     of it that are missing, or at other rates, may have it.

@@ -59,7 +59,8 @@ class Learned:
         return self.share < LITTLE_SHARE
 
     def shortfall(self, most: float) -> str:
-        """Say why this is too little to speak about, "" where it is not. ``most``: the largest gain of the setting."""
+        """Say why what was learned is too little to speak about, "" where it is not. ``most``: the largest gain of the
+        setting."""
         if math.isinf(self.best_nll):
             return "has no learning rate at which most of its runs finished"
         if math.isnan(self.unigram_nll):

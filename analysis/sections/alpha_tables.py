@@ -118,7 +118,7 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
 
 
 def counting_rule(study: Study, rows: Frame, phase: str) -> str:
-    """Say what a caption says of the runs that diverged; no full stop."""
+    """Return what a caption says of the runs that diverged; no full stop."""
     return (
         RULE[phase].format(steps=plural(planned_count(study, rows), "step"))
         if phase in RULE

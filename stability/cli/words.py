@@ -43,7 +43,7 @@ class Word:
         return self.key.partition(".")[0]
 
     def for_hydra(self) -> tuple[Word, ...]:
-        """Return the words that Hydra gets for this one.
+        """Return the words that Hydra gets for this word.
 
         ``lr=1e-3`` and ``lr=[…]`` choose conf/lr/values.yaml, paths are quoted, ``ablate.…``, ``search.space.…`` and
         what a model's yaml may leave to its default are added; everything else passes unchanged.

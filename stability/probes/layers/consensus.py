@@ -80,7 +80,7 @@ def step_sizes(layer: AbstractConsensus) -> np.ndarray:
 
 
 def filter_response(eigenvalues: np.ndarray, steps_T: np.ndarray) -> np.ndarray:
-    """Return π_t (1 − 2η_tλ) at each λ (Eqs. 9 and 10)."""
+    """Return Π_t (1 − 2η_tλ) at each λ (Eqs. 9 and 10)."""
     return np.prod(1 - 2 * steps_T[:, None] * np.asarray(eigenvalues)[None, :], axis=0)
 
 
