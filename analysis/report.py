@@ -1,4 +1,4 @@
-"""A study's results → reports/<name>.pdf, and what a sweep prints at its end. Reads parquet only, no torch."""
+"""Make reports/<name>.pdf from a study's results, and what a sweep prints at its end. Reads parquet only, no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random data for every objective: what a corpus of the kind that it reads would give."""
+"""Draw random data for every objective: what a corpus of the kind that it reads would give."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ HUGGING_FACE: dict[str, dict[str, Any]] = {  # transformers' model_type: its siz
 
 
 class Case(NamedTuple):
-    """``loss(params)``, or ``loss(params, batch)`` with ``batches``. ``params`` is empty where there is nothing to
-    differentiate."""
+    """A part to be measured, as a loss: ``loss(params)``, or ``loss(params, batch)`` with ``batches``. ``params`` is
+    empty where there is nothing to differentiate."""
 
     family: str
     name: str
@@ -91,7 +91,7 @@ class Case(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """``off``: None where auto uses double backward itself, or where that is impossible."""
+    """The finding about one case. ``off``: None where auto uses double backward itself, or where that is impossible."""
 
     method: str
     missing: str | None

@@ -1,4 +1,4 @@
-"""A study's Table 5 once more, each recorded step by three methods: ``python -m benchmarks.parity
+"""Make a study's Table 5 once more, each recorded step by three methods: ``python -m benchmarks.parity
 runs/studies/quickstart``.
 
 Every method sees the same θ and the same u: the steps are taken once (curvature by taylor), and each is measured again

@@ -1,5 +1,5 @@
-"""Throughput of training with each residual scheme over that of the plain residual, side by side in one process:
-``python -m benchmarks.residuals``.
+"""Measure the throughput of training with each residual scheme over that of the plain residual, side by side in one
+process: ``python -m benchmarks.residuals``.
 
 A step is forward, backward, gradient clipping and AdamW on the project's own causal model with `sa`, float32. The
 schemes take turns, so that what else the machine does hits all alike; a ratio is of each turn, the table shows their

@@ -1,4 +1,4 @@
-"""Throughput of a study's kinds of run, side by side in one process: ``python -m benchmarks.throughput
+"""Measure the throughput of a study's kinds of run, side by side in one process: ``python -m benchmarks.throughput
 runs/studies/NAME``; its report then shows it.
 
 One run stands for each series: a step is its forward and backward pass over a training batch (in its microbatches),

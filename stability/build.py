@@ -1,4 +1,5 @@
-"""RunSpec → model, objective, optimizer: the only caller of the registries below the command line."""
+"""Build model, objective and optimizer of a RunSpec: this is the only caller of the registries below the command
+line."""
 
 from __future__ import annotations
 

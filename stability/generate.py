@@ -1,5 +1,5 @@
-"""``python -m stability.generate ckpt=… num=…``: samples of a checkpoint, a run or every run of a study, and their NLL
-under an oracle."""
+"""``python -m stability.generate ckpt=… num=…``: sample a checkpoint, a run or every run of a study, and score the
+samples under an oracle."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""``python -m stability.hessian ckpt=… | hf=…``: α_max of a checkpoint, a run, every run of a study, or a Hugging Face
-model on the user's text."""
+"""``python -m stability.hessian ckpt=… | hf=…``: measure α_max of a checkpoint, a run, every run of a study, or a
+Hugging Face model on the user's text."""
 
 from __future__ import annotations
 

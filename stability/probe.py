@@ -1,5 +1,5 @@
-"""``python -m stability.probe what=…``: what trained layers do to their signal (spectra, σ(W_qᵀW_k), discrepancy), and
-graphs on their own."""
+"""``python -m stability.probe what=…``: measure what trained layers do to their signal (spectra, σ(W_qᵀW_k),
+discrepancy), and graphs on their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m stability.report name=…``: tables, figures and PDF of a study that has run."""
+"""``python -m stability.report name=…``: make tables, figures and PDF of a study that has run."""
 
 from __future__ import annotations
 

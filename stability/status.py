@@ -1,5 +1,5 @@
-"""``python -m stability.status``: how far a study is, from any terminal and at any time; and what of a pool no study
-needs."""
+"""``python -m stability.status``: show how far a study is, from any terminal and at any time; and what of a pool no
+study needs."""
 
 from __future__ import annotations
 

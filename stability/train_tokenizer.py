@@ -1,5 +1,5 @@
-"""``python -m stability.train_tokenizer``: an FSQ autoencoder of protein backbones, its measurement on held-out chains,
-and their structures as mmCIF."""
+"""``python -m stability.train_tokenizer``: train an FSQ autoencoder of protein backbones, measure it on held-out
+chains, and write their structures as mmCIF."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One trial as every launcher runs it: lock its run, train, then measure α_max, then sample; what goes wrong becomes a
+"""Run one trial as every launcher does: lock its run, train, then measure α_max, then sample; what goes wrong becomes a
 status, never an exception."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DEATH_S = 10.0  # a worker is reported dead before the system has cleared it awa
 
 @dataclass(frozen=True)
 class Trial:
-    """All that a worker needs, picklable, with absolute paths.
+    """A trial with all that a worker needs, picklable, with absolute paths.
 
     - ``spec``: the RunSpec as plain JSON.
     - ``curvature``: the CurvatureSpec as plain JSON, or None.

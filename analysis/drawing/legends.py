@@ -1,4 +1,4 @@
-"""The legend of a figure whose lines are mechanisms."""
+"""Draw the legend of a figure whose lines are mechanisms."""
 
 from __future__ import annotations
 

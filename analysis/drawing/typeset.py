@@ -1,4 +1,4 @@
-"""One table object with two renderings (plain text, typst), and the few typst pieces that the report is made of.
+"""Render one table object twice (plain text, typst), and write the few typst pieces that the report is made of.
 
 Text never enters typst as markup: every string becomes a typst string literal, in which only the backslash and the
 quote mean something.

@@ -1,5 +1,4 @@
-"""Paired comparisons over seeds, of quantities known exactly or only by bounds. Numbers only; `claims` makes the
-sentences.
+"""Compare pairs over seeds, of quantities known exactly or only by bounds. Numbers only; `claims` makes the sentences.
 
 "Wider" compares the one window's lower with the other's upper bound. Where open ends leave that undecided, the parts
 within the swept range are compared, if both were swept over the same one, and the result says so.

@@ -1,4 +1,4 @@
-"""Ratios of throughput from turns that were taken side by side (`benchmarks.throughput`)."""
+"""Compute ratios of throughput from turns that were taken side by side (`benchmarks.throughput`)."""
 
 from __future__ import annotations
 

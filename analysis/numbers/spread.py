@@ -1,4 +1,4 @@
-"""A number with its sample size and its interval, and how numbers are written in tables, figures and sentences."""
+"""Give a number its sample size and its interval, and write them as tables, figures and sentences do."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Paired comparisons of what was recorded at checkpoints, diverged runs counted (`step_shares`): % stable steps and
-median α_max. Numbers only."""
+"""Compare in pairs what was recorded at checkpoints, diverged runs counted (`step_shares`): % stable steps and median
+α_max. Numbers only."""
 
 from __future__ import annotations
 

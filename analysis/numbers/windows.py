@@ -1,4 +1,4 @@
-"""The stable window: the learning rates around the best one whose NLL is within 5 % of it.
+"""Compute the stable window: the learning rates around the best one whose NLL is within 5 % of it.
 
 Where a model's best lies less than 10 % below the token-frequency NLL, as on DNA (1.386 nats, good models 1.22 to
 1.36), 5 % of it are more than half of what was learned beyond token frequencies: such a window is lenient, and whoever

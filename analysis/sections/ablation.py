@@ -1,5 +1,5 @@
-"""Settings varied one at a time around a base (`ablate.sc.window=[…]`): a table in the form of the paper's Table 9, and
-what follows from it."""
+"""Tabulate settings varied one at a time around a base (`ablate.sc.window=[…]`) in the form of the paper's Table 9, and
+say what follows from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figure beside an ablation's table: validation NLL against each setting, seeds as points."""
+"""Draw the figure beside an ablation's table: validation NLL against each setting, seeds as points."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The second validation number of classifiers: accuracy against learning rate, as a table and a figure; nothing where
-no run has it."""
+"""Show the second validation number of classifiers: accuracy against learning rate, as a table and a figure; nothing
+where no run has it."""
 
 from __future__ import annotations
 

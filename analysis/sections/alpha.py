@@ -1,4 +1,4 @@
-"""The section on α_max along the optimizer's step: its figures, how it was measured, its tables."""
+"""Show α_max along the optimizer's step: its figures, how it was measured, its tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The α_max panel: recorded steps of every run against its learning rate, beside the line α_max = α."""
+"""Draw α_max: recorded steps of every run against its learning rate, beside the line α_max = α."""
 
 from __future__ import annotations
 

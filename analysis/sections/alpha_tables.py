@@ -1,5 +1,5 @@
-"""α_max in the layout of the paper's Tables 5 to 8, every run counted (`step_shares`); checkpoints of runs that stopped
-early in a table of their own."""
+"""Tabulate α_max in the layout of the paper's Tables 5 to 8, every run counted (`step_shares`); checkpoints of runs
+that stopped early in a table of their own."""
 
 from __future__ import annotations
 

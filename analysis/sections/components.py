@@ -1,5 +1,5 @@
-"""The parts that a protein's NLL is a sum of, validation and generative, as the consensus paper's Table 4 has them;
-nothing where no run has any."""
+"""Tabulate the parts that a protein's NLL is a sum of, validation and generative, as the consensus paper's Table 4 has
+them; nothing where no run has any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section on the plain graphs' connectivity, under the heading that all probes of layers share."""
+"""Show the plain graphs' connectivity, under the heading that all probes of layers share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning curves as in the consensus paper's Figures 7 to 9: by mechanism with an early and a late panel, and by
+"""Draw learning curves as in the consensus paper's Figures 7 to 9: by mechanism with an early and a late panel, and by
 learning rate across mechanisms.
 
 A line is the median over the seeds of one learning rate, its shade their range. A diverged seed counts as ∞ from where

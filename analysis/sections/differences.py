@@ -1,4 +1,5 @@
-"""Exact curvatures beside central differences: how far they lie apart, and, by float64, which of the two is off."""
+"""Compare exact curvatures with central differences: how far they lie apart, and, by float64, which of the two is
+off."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Attention's consensus discrepancy by depth beside PDMM's by iteration (`stability.probe what=pdmm`): tables, figures,
-and whether it falls."""
+"""Compare attention's consensus discrepancy by depth with PDMM's by iteration (`stability.probe what=pdmm`): tables,
+figures, and whether it falls."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The generative NLL of the terminal checkpoints' samples, learning rate × mechanism; every table names the oracle that
-scored them."""
+"""Tabulate the generative NLL of the terminal checkpoints' samples, learning rate × mechanism; every table names the
+oracle that scored them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The generative NLL (what an oracle makes of the models' own samples) in the report: figure, tables and windows, as
-the right halves of the paper's Figures 2 and 3 and Tables 2 and 3."""
+"""Show the generative NLL (what an oracle makes of the models' own samples): figure, tables and windows, as the right
+halves of the paper's Figures 2 and 3 and Tables 2 and 3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient norms against step where a study compares residual schemes (mHC-lite's Figure 2)."""
+"""Draw gradient norms against step where a study compares residual schemes (mHC-lite's Figure 2)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Figures of what `stability.probe` measured: λ_1 of the plain graphs, the layers as filters, energies before and
-after, σ(W_qᵀW_k) against LR."""
+"""Draw what `stability.probe` measured: λ_1 of the plain graphs, the layers as filters, energies before and after,
+σ(W_qᵀW_k) against LR."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of what `stability.probe` measured: the plain graphs' connectivity, the layers' filters, σ(W_qᵀW_k)."""
+"""Tabulate what `stability.probe` measured: the plain graphs' connectivity, the layers' filters, σ(W_qᵀW_k)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Validation NLL by learning rate, and the stable windows: the report's tables."""
+"""Tabulate validation NLL by learning rate, and the stable windows."""
 
 from __future__ import annotations
 

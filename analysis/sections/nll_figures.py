@@ -1,4 +1,4 @@
-"""The section on validation NLL against learning rate and the stable windows: its figures, and its tables' order."""
+"""Draw validation NLL against learning rate and the stable windows, and order their section."""
 
 from __future__ import annotations
 

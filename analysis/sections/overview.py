@@ -1,4 +1,4 @@
-"""The report's first part: what was run, on what, and where the numbers come from."""
+"""Open the report with what was run, on what, and where the numbers come from."""
 
 from __future__ import annotations
 

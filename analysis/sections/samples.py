@@ -1,4 +1,4 @@
-"""Generated samples of the terminal checkpoints side by side, learning rate × mechanism: the first of each, as it
+"""Show generated samples of the terminal checkpoints side by side, learning rate × mechanism: the first of each, as it
 begins (consensus paper D.4)."""
 
 from __future__ import annotations

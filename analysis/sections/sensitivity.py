@@ -1,4 +1,4 @@
-"""Learning-rate sensitivity: what a mistuned learning rate costs on average over the sweep."""
+"""Measure learning-rate sensitivity: what a mistuned learning rate costs on average over the sweep."""
 
 from __future__ import annotations
 

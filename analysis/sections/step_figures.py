@@ -1,4 +1,4 @@
-"""Curvature in pictures: α_max step by step, the loss along u beside its quadratic model, and the Hessian's spectral
+"""Draw curvature: α_max step by step, the loss along u beside its quadratic model, and the Hessian's spectral
 density."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Table of how doubly stochastic the mixing matrices of residual streams are (`stability.probe what=streams`)."""
+"""Tabulate how doubly stochastic the mixing matrices of residual streams are (`stability.probe what=streams`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs that diverged, failed, or learned nothing."""
+"""Tabulate the runs that diverged, failed, or learned nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One study's files → one frozen object: the only place of `analysis` that touches a study's folder.
+"""Read one study's files into one frozen object: this is the only place of `analysis` that touches a study's folder.
 
 It imports the files' columns from `stability.runs.schema`, which imports nothing. That is all of `stability` that
 `analysis` knows.

@@ -1,4 +1,4 @@
-"""The shell of an entry: what the user or the machine got wrong becomes two lines and exit code 2."""
+"""Run an entry in a shell in which what the user or the machine got wrong becomes two lines and exit code 2."""
 
 from __future__ import annotations
 

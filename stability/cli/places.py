@@ -1,5 +1,5 @@
-"""Paths on the command line: which keys hold them (the fields that `stability.config.identity.Place` marks), and how
-Hydra takes them whole."""
+"""Find paths on the command line: which keys hold them (the fields that `stability.config.identity.Place` marks), and
+how Hydra takes them whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a measurement: a study's tables are collected, printed and drawn into its PDF."""
+"""End a measurement: a study's tables are collected, printed and drawn into its PDF."""
 
 from __future__ import annotations
 

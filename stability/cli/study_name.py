@@ -1,4 +1,4 @@
-"""The name of a study that the user did not name, made from the words that say what it is."""
+"""Name a study that the user did not name, by the words that say what it is."""
 
 from __future__ import annotations
 

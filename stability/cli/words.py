@@ -1,4 +1,4 @@
-"""The words of a command line, taken apart once: what every later stage of reading it works on."""
+"""Take the words of a command line apart once: every later stage of reading it works on what this gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One setting at a time around a base: ``ablate.sc.window=[2,4,8]`` → the base and a variant for each other value."""
+"""Vary one setting at a time around a base: ``ablate.sc.window=[2,4,8]`` → the base and a variant for each other
+value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cross mechanism of a recipe: its choice, one for each mechanism, and the context that it needs."""
+"""Choose the cross mechanism of a recipe, one for each mechanism, and check the context that it needs."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def _yaml_true(value: Any) -> Any:
 
 
 class SpectraSpec(Settings):
-    """The fineness with which is looked at what `measure` asks for beyond α_max."""
+    """Settings of how finely that is looked at which `measure` asks for beyond α_max."""
 
     critical_resolution: float = Field(
         default=1e-2, gt=0, lt=1, description="relative width at which the search for the critical learning rate ends"

@@ -1,5 +1,5 @@
-"""Specs of the entries beside the sweep: `stability.hessian`, `stability.report`, `stability.status`, `stability.probe`
-(`stability.generate`: `stability.config.generation`)."""
+"""Specs say what the entries beside the sweep are asked for: `stability.hessian`, `stability.report`,
+`stability.status`, `stability.probe` (`stability.generate`: `stability.config.generation`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from stability.config.rates import LearningRates
 
 
 class HessianSpec(Settings):
-    """α_max of checkpoints that exist (``ckpt``), or of a Hugging Face causal LM on the user's data (``hf``)."""
+    """The settings of `stability.hessian`: α_max of checkpoints that exist (``ckpt``), or of a Hugging Face causal LM
+    on the user's data (``hf``)."""
 
     written_flat: ClassVar[str | None] = "curvature"
     ckpt: Annotated[str | None, Place()] = Field(
@@ -88,7 +89,7 @@ def _several(value: Any) -> Any:
 
 
 class ReportSpec(Settings):
-    """Tables, figures and PDF of a study that has run."""
+    """The settings of `stability.report`: tables, figures and PDF of a study that has run."""
 
     name: Annotated[tuple[str, ...], BeforeValidator(_several), Place()] = Field(
         min_length=1, description="studies' names under runs_dir/studies, or their folders"

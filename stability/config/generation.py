@@ -19,7 +19,7 @@ ORACLES = (
 
 
 class GenerationSpec(Settings):
-    """Samples of a checkpoint, and their NLL under an oracle."""
+    """The settings of samples that are drawn from a checkpoint, and of their NLL under an oracle."""
 
     num: int = Field(
         ge=1,
@@ -100,7 +100,7 @@ class GenerationSpec(Settings):
 
 
 class GenerateSpec(GenerationSpec):
-    """Samples of checkpoints that exist."""
+    """The settings of `stability.generate`: samples of checkpoints that exist."""
 
     ckpt: Annotated[str, Place()] = Field(
         min_length=1, description="a checkpoint folder, a run's folder or a study's folder"

@@ -35,7 +35,7 @@ UNMARKED = ("path", "tokenizer", "ranks", "keep", "annotations")
 
 @dataclass(frozen=True)
 class Place:
-    """The field holds a path (or a tuple of them), or something that may be one.
+    """The mark of a field that holds a path (or a tuple of them), or something that may be one.
 
     ``names``: a regular expression of what is no path but a name that means the same everywhere, e.g. of a dataset on a
     hub: such a value is part of the id.
@@ -49,18 +49,18 @@ class Place:
 
 @dataclass(frozen=True)
 class Fingerprinted:
-    """``data_fingerprint`` stands for the field. Of a part its name stays, and all its settings go."""
+    """The mark of a field for which ``data_fingerprint`` stands. Of a part its name stays, and all its settings go."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """The field is what tables call something: the same thing under another name is the same thing."""
+    """The mark of a field that is what tables call something: the same thing under another name is the same thing."""
 
 
 @dataclass(frozen=True)
 class Since:
-    """The field is younger than runs that exist, and ``neutral`` is the value by which it does what they did without
-    it.
+    """The mark of a field that is younger than runs that exist; ``neutral`` is the value by which it does what they did
+    without it.
 
     It says what runs of that time did, and is never changed, whatever becomes of the field's default: else their ids
     would stand for other runs. Of a group of settings it is what is left of it, ``{}``. ``of``: the parts, by name,
@@ -74,13 +74,13 @@ class Since:
 
 @dataclass(frozen=True)
 class Bare:
-    """The part or group in the field is written as its bare name where all its settings are left out, as it was when
-    there was a name only."""
+    """The mark of a field whose part or group is written as its bare name where all its settings are left out, as it
+    was when there was a name only."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """The field holds a part (or a tuple of parts) of this family, as ``{"name": …, **settings}``."""
+    """The mark of a field that holds a part (or a tuple of parts) of this family, as ``{"name": …, **settings}``."""
 
     family: str
 

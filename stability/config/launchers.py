@@ -1,4 +1,4 @@
-"""The launchers' settings: how a sweep's runs are handed out. None of them is part of a run's identity."""
+"""Settings of the launchers say how a sweep's runs are handed out. None of them is part of a run's identity."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The named choices in a spec (a mechanism, an objective, …): a name with settings that the Config in the part's own
-file validates."""
+"""Validate the named choices in a spec (a mechanism, an objective, …), each a name with settings, by the Config in the
+part's own file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peak learning rates of a sweep."""
+"""Define the peak learning rates of a sweep: listed, or in equal ratios between two."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stability.config.base import Settings
 
 
 class EdgeSettings(Settings):
-    """The fineness with which the best rate and the edges of stability are looked for around a coarse range
+    """Settings of how finely the best rate and the edges of stability are looked for around a coarse range
     (`sweeps.search.edge`)."""
 
     resolution_decades: float = Field(

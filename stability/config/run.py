@@ -1,4 +1,4 @@
-"""One run: a model of one mechanism, residual and norm, trained by one optimizer at one learning rate from one seed."""
+"""A run is a model of one mechanism, residual and norm, trained by one optimizer at one learning rate from one seed."""
 
 from __future__ import annotations
 

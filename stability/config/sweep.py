@@ -1,4 +1,4 @@
-"""A product of runs, and how it is run."""
+"""A sweep is a product of runs, and how it is run."""
 
 from __future__ import annotations
 

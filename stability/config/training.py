@@ -1,4 +1,4 @@
-"""Settings of how a run is trained and judged beside its parts: schedule, validation, verdict, checkpoints, guards,
+"""Settings say how a run is trained and judged beside its parts: schedule, validation, verdict, checkpoints, guards,
 logs."""
 
 from __future__ import annotations

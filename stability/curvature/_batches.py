@@ -1,4 +1,4 @@
-"""Rows of a batch made of tensors: how many there are, and pieces of them."""
+"""Count the rows of a batch made of tensors, and cut it into pieces of them."""
 
 from __future__ import annotations
 

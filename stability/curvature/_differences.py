@@ -1,4 +1,4 @@
-"""Central differences of gradients along a direction, with an error bar; and the paper's raw ε = 1e-4."""
+"""Compute central differences of gradients along a direction, with an error bar; and the paper's raw ε = 1e-4."""
 
 from __future__ import annotations
 

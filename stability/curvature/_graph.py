@@ -1,4 +1,4 @@
-"""First and second derivatives from autograd graphs, and the detection of operations that have no second one."""
+"""Compute first and second derivatives from autograd graphs, and detect operations that have no second one."""
 
 from __future__ import annotations
 

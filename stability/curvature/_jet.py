@@ -1,5 +1,4 @@
-"""The tensor that carries a value and its first two derivatives along a line, and the dispatch of operations to their
-rules.
+"""Carry a value and its first two derivatives along a line in one tensor, and dispatch operations to their rules.
 
 Two levels. `__torch_function__` sees what the user calls: it refuses what would drop derivatives in silence, and takes
 the fused rules (linear, attention, LayerNorm, cross entropy …). Everything else goes on into torch, which decomposes

@@ -1,4 +1,4 @@
-"""The origin of a NaN: the first module whose output, or whose output's derivative along u, is not finite."""
+"""Find the origin of a NaN: the first module whose output, or whose output's derivative along u, is not finite."""
 
 from __future__ import annotations
 

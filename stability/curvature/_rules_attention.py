@@ -1,4 +1,5 @@
-"""F.scaled_dot_product_attention to second order, in blocks of query rows: no N×N matrix of derivatives is ever whole.
+"""Carry F.scaled_dot_product_attention to second order, in blocks of query rows: no N×N matrix of derivatives is ever
+whole.
 
 With scores s = qKᵀ: s′ = [q′, q]·[K, K′]ᵀ and s″ = [q″, 2q′, q]·[K, K′, K″]ᵀ are one product each over concatenated
 features, and the outputs o′ = [p′, p]·[V; V′] and o″ = [p″, p′, p]·[V; 2V′; V″] one each over concatenated keys. In the

@@ -1,5 +1,5 @@
-"""Sharpness as Adam feels it: the Hessian between its own preconditioner, and the value at which its steps start to
-oscillate."""
+"""Measure sharpness as Adam feels it: the Hessian between its own preconditioner, and the value at which its steps
+start to oscillate."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from stability.curvature.spectrum import largest
 
 @dataclass(frozen=True)
 class PreconditionedSharpness:
-    """``value``: λ_max(P^{-1/2} H P^{-1/2}), with its Lanczos ``residual`` bound. ``threshold``: (2 + 2β₁)/((1 − β₁)η).
-    ``ratio``: value / threshold; above 1 Adam's step is unstable on the quadratic model, whatever the gradient."""
+    """The sharpness that Adam feels, and its threshold. ``value``: λ_max(P^{-1/2} H P^{-1/2}), with its Lanczos
+    ``residual`` bound. ``threshold``: (2 + 2β₁)/((1 − β₁)η). ``ratio``: value / threshold; above 1 Adam's step is
+    unstable on the quadratic model, whatever the gradient."""
 
     value: float
     residual: float

@@ -1,5 +1,5 @@
-"""The monitor as a callback of Hugging Face's Trainer and of Lightning; each library is imported where its callback is
-made, and nowhere else."""
+"""Wrap the monitor as a callback of Hugging Face's Trainer and of Lightning; each library is imported where its
+callback is made, and nowhere else."""
 
 from __future__ import annotations
 

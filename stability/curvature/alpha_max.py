@@ -1,5 +1,5 @@
-"""α_max, Eq. 18 of the consensus paper (5.2), and the parts of its protocol (5.2.1) that know torch optimizers and
-nothing else."""
+"""Compute α_max, Eq. 18 of the consensus paper (5.2), and the parts of its protocol (5.2.1) that know torch optimizers
+and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The critical learning rate, at which the loss along u stops being lower than at θ, from losses alone: what α_max
+"""Find the critical learning rate, at which the loss along u stops being lower than at θ, from losses alone: what α_max
 predicts to second order."""
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _FIRST_MOVE = 1e-3  # without a finite α_max the search starts where ‖αu‖ 
 
 @dataclass(frozen=True)
 class CriticalLR:
-    """``value``: the α at which L(θ + αu) first rises above L(θ); inf where it does not up to the limit, 0 where not
-    even the smallest step tried lowers the loss, NaN where L(θ) is not finite. ``low``, ``high``: the bracket, L(low)
-    ≤ L(θ) < L(high). ``loss``: L(θ). ``alpha_max``: what it is compared with, NaN where it was not computed.
-    ``evaluations``: of the loss."""
+    """A critical learning rate with its bracket. ``value``: the α at which L(θ + αu) first rises above L(θ); inf where
+    it does not up to the limit, 0 where not even the smallest step tried lowers the loss, NaN where L(θ) is not finite.
+    ``low``, ``high``: the bracket, L(low) ≤ L(θ) < L(high). ``loss``: L(θ). ``alpha_max``: what it is compared with,
+    NaN where it was not computed. ``evaluations``: of the loss."""
 
     value: float
     low: float

@@ -19,8 +19,8 @@ from stability.curvature.products import directional, hvp
 
 @dataclass(frozen=True)
 class GaussNewton:
-    """``part``: uᵀJᵀH_out J u. ``curvature``: uᵀHu. ``share``: part / curvature, NaN where uᵀHu is 0; the rest is the
-    model's own bend."""
+    """The Gauss–Newton part of a curvature. ``part``: uᵀJᵀH_out J u. ``curvature``: uᵀHu. ``share``: part / curvature,
+    NaN where uᵀHu is 0; the rest is the model's own bend."""
 
     part: float
     curvature: float
@@ -106,9 +106,9 @@ def block_shares(
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """``value``: B_simple = trace / gradient_sq, in the unit that the counts count; inf where gradient_sq came out ≤ 0
-    (the noise hides the gradient). ``trace``: tr Σ of one item's gradient. ``gradient_sq``: |G|². Both without bias,
-    from ``microbatches`` of them."""
+    """The noise scale of a gradient. ``value``: B_simple = trace / gradient_sq, in the unit that the counts count; inf
+    where gradient_sq came out ≤ 0 (the noise hides the gradient). ``trace``: tr Σ of one item's gradient.
+    ``gradient_sq``: |G|². Both without bias, from ``microbatches`` of them."""
 
     value: float
     trace: float

@@ -1,5 +1,4 @@
-"""The Lanczos recurrence with full reorthogonalisation on flat vectors, and the operators (Hessians) that it is run
-on."""
+"""Run the Lanczos recurrence with full reorthogonalisation on flat vectors, on operators such as a loss's Hessian."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""α_max of the steps that a training loop takes, measured beside it: the loop, its numbers and its random state stay as
+"""Measure α_max of the steps that a training loop takes, beside it: the loop, its numbers and its random state stay as
 they are."""
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Item:
 
 
 class AlphaMaxMonitor:
-    """Measures the step that the loop itself takes::
+    """Measure the step that the loop itself takes::
 
         monitor = AlphaMaxMonitor(model, optimizer, loss_fn, every=10) for batch in loader:
             with monitor.step(batch):

@@ -1,5 +1,5 @@
-"""Curvature under data parallelism: every rank evaluates its own share of the batch, and every rank gets the numbers of
-the whole."""
+"""Compute curvature under data parallelism: every rank evaluates its own share of the batch, and every rank gets the
+numbers of the whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slope and curvature of a loss along a direction, and Hessian-vector products, for dicts of tensors."""
+"""Compute slope and curvature of a loss along a direction, and Hessian-vector products, for dicts of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Hessian's spectrum from products with it: largest eigenvalue, density, trace. Losses and parameters as
+"""Compute the Hessian's spectrum from products with it: largest eigenvalue, density, trace. Losses and parameters as
 `directional` takes them.
 
 The products are double backward, exact, and carry float32's rounding (4e-6 relative, facts 8). What does not depend on
@@ -22,9 +22,9 @@ from stability.curvature.lanczos import Krylov, Operator, hessian_operator, kryl
 
 @dataclass(frozen=True)
 class Eigenvalue:
-    """``value``: a Ritz value. ``residual``: ‖Hy − value·y‖ for the unit ``vector`` y (by name); an eigenvalue lies
-    within it, and the Ritz value never exceeds the largest one. ``products``: Hessian-vector products spent.
-    ``converged``: residual ≤ tolerance·|value|."""
+    """An eigenvalue as Lanczos' iteration knows it. ``value``: a Ritz value. ``residual``: ‖Hy − value·y‖ for the unit
+    ``vector`` y (by name); an eigenvalue lies within it, and the Ritz value never exceeds the largest one.
+    ``products``: Hessian-vector products spent. ``converged``: residual ≤ tolerance·|value|."""
 
     value: float
     residual: float
@@ -62,8 +62,8 @@ class SpectralDensity:
 
 @dataclass(frozen=True)
 class Trace:
-    """``value``: tr H. ``standard_error``: of the part that was sampled (0 where the sketch held all of H; NaN from
-    fewer than two samples)."""
+    """An estimate of a trace. ``value``: tr H. ``standard_error``: of the part that was sampled (0 where the sketch
+    held all of H; NaN from fewer than two samples)."""
 
     value: float
     standard_error: float

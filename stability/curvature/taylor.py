@@ -1,4 +1,4 @@
-"""Second-order Taylor propagation: L, ⟨∇L, u⟩ and uᵀHu from one forward pass that carries (f, f′, f″) along θ + tu,
+"""Propagate a loss to second order: L, ⟨∇L, u⟩ and uᵀHu from one forward pass that carries (f, f′, f″) along θ + tu,
 exactly, and stores no activations."""
 
 from __future__ import annotations

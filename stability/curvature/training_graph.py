@@ -1,4 +1,4 @@
-"""A training step's gradient and its curvature along the step, with what they have in common computed once."""
+"""Compute a training step's gradient and its curvature along the step, with what they have in common computed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax attention with rotary positions: what `sa`, `sw` and `attentionx` share."""
+"""Softmax attention with rotary positions is the base that `sa`, `sw` and `attentionx` share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edge sets of self-consensus as lists of directed edges, and the check of those that a caller gives."""
+"""Build edge sets of self-consensus as lists of directed edges, and check those that a caller gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RoPE at chosen positions, where `rope` counts them from 0: the distances of edges, the rows of a block."""
+"""Rotate by RoPE at chosen positions, where `rope` counts them from 0: the distances of edges, the rows of a block."""
 
 from __future__ import annotations
 

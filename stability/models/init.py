@@ -1,5 +1,5 @@
-"""Initial weights. Three settings change them: where attention's q and k biases start (`model.qk_bias`), the
-embeddings' size, and `mechanism.sc.edge_gain`."""
+"""Initialise a model's weights. Three settings change them: where attention's q and k biases start (`model.qk_bias`),
+the embeddings' size, and `mechanism.sc.edge_gain`."""
 
 from __future__ import annotations
 

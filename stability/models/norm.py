@@ -1,4 +1,4 @@
-"""Normalisation before each branch: the sweep axis ``norm``."""
+"""Normalise before each branch: the sweep axis ``norm``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rotary position embedding (Su et al. 2021) in the half-split form of the consensus paper's appendix C.3."""
+"""Rotate by position (rotary position embedding, Su et al. 2021) in the half-split form of the consensus paper's
+appendix C.3."""
 
 from __future__ import annotations
 

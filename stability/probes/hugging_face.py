@@ -1,5 +1,5 @@
-"""α_max of a Hugging Face causal language model on the user's own text: which learning rate its curvature bears before
-a fine-tuning starts."""
+"""Measure α_max of a Hugging Face causal language model on the user's own text: which learning rate its curvature bears
+before a fine-tuning starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Permutation matrices, whose convex combinations are the doubly stochastic matrices (Birkhoff 1946, von Neumann
+"""List permutation matrices, whose convex combinations are the doubly stochastic matrices (Birkhoff 1946, von Neumann
 1953)."""
 
 from __future__ import annotations

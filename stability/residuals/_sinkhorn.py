@@ -1,4 +1,4 @@
-"""Sinkhorn–Knopp scaling to (nearly) doubly stochastic matrices, in logarithms."""
+"""Scale matrices to (nearly) doubly stochastic ones by Sinkhorn and Knopp's iterations, in logarithms."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def damaged(path: Path, why: str) -> ValueError:
 
 
 class RunDirectory:
-    """``<pool>/<run_id>``: names of its files, its status, its checkpoints."""
+    """A run's folder ``<pool>/<run_id>``: names of its files, its status, its checkpoints."""
 
     def __init__(self, pool: str | Path, run_id: str):
         self.run_id = run_id

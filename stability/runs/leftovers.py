@@ -1,4 +1,4 @@
-"""Names for what is being written, and the removal of what a killed process left half-written. No torch."""
+"""Name what is being written, and remove what a killed process left half-written. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of a run's numbers: ``metrics.jsonl`` and ``timing.jsonl`` always, Weights & Biases where asked. No torch."""
+"""Log a run's numbers: ``metrics.jsonl`` and ``timing.jsonl`` always, Weights & Biases where asked. No torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Parquet files whole or absent, and many small files → one table, fast: joined as Arrow, turned into pandas once. No
-torch."""
+"""Write parquet files whole or not at all, and join many small files to one table, fast: as Arrow, turned into pandas
+once. No torch."""
 
 from __future__ import annotations
 

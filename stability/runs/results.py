@@ -39,11 +39,11 @@ from stability.runs.study import StudyFolder
 
 @dataclass(frozen=True)
 class Results:
-    """``runs``: a row a run; ``curvature``: a row a recorded step (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a
-    training step. ``spectra`` and ``probes``: by name the tables of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run
-    has, none of them empty; in ``probes`` also ``generation``: a row a scored sample (`PROTEIN_GENERATION_COLUMNS`),
-    ``samples``: the first of each run (`SAMPLES_COLUMNS`), and ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by
-    name the tables of `SEARCH_COLUMNS` that the study has."""
+    """The tables of a study's runs. ``runs``: a row a run; ``curvature``: a row a recorded step
+    (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a training step. ``spectra`` and ``probes``: by name the tables
+    of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run has, none of them empty; in ``probes`` also ``generation``: a
+    row a scored sample (`PROTEIN_GENERATION_COLUMNS`), ``samples``: the first of each run (`SAMPLES_COLUMNS`), and
+    ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by name the tables of `SEARCH_COLUMNS` that the study has."""
 
     runs: pd.DataFrame
     curvature: pd.DataFrame

@@ -1,4 +1,4 @@
-"""The tables in a run's folder, read with the phase that their checkpoints are of. No torch.
+"""Read the tables in a run's folder with the phase that their checkpoints are of. No torch.
 
 Code that knew no phase `last` took a run's last checkpoint for its terminal one, however far it came, and a single
 checkpoint for both phases. Files that it left stay as they are; their rows are read under the phase that they belong

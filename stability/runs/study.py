@@ -12,7 +12,7 @@ from stability.runs.leftovers import remove_abandoned
 
 
 class StudyFolder:
-    """``<runs_dir>/studies/<name>``; the pool of runs is two levels up."""
+    """A study's folder ``<runs_dir>/studies/<name>``; the pool of runs is two levels up."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path).resolve()

@@ -1,4 +1,4 @@
-"""The live table of a sweep: what every trial is doing, from the run directories; plain lines where there is no
+"""Show what every trial of a sweep is doing in a live table, from the run directories; plain lines where there is no
 terminal."""
 
 from __future__ import annotations

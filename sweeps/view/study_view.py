@@ -1,5 +1,5 @@
-"""A study as it is seen from another terminal: its trials from what lies on disk, how far they are, and what became of
-them. No torch."""
+"""View a study from another terminal: its trials from what lies on disk, how far they are, and what became of them. No
+torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ALPHA_MAX = {"alpha_max", "critical_lr"}  # what a run's curvature/<phase>.parqu
 
 @dataclass(frozen=True)
 class StudyView:
-    """``progress`` of the runs that have a spec; ``unreadable``: (run id, why) of those without; ``has_curvature``:
-    whether α_max was asked for."""
+    """A study as it is seen from another terminal. ``progress`` of the runs that have a spec; ``unreadable``: (run id,
+    why) of those without; ``has_curvature``: whether α_max was asked for."""
 
     study: StudyFolder
     record: dict[str, Any]

@@ -1,4 +1,5 @@
-"""Algebraic connectivity of the paper's graphs: computed, and what its section 4 says of it (Eqs. 15, 16 and 35)."""
+"""Compute the algebraic connectivity of the paper's graphs beside what its section 4 says of it (Eqs. 15, 16 and
+35)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The primal-dual method of multipliers (PDMM) on a network of quadratic nodes: where AttentionX takes its consensus
-discrepancy from (section 2)."""
+"""Run the primal-dual method of multipliers (PDMM) on a network of quadratic nodes: where AttentionX takes its
+consensus discrepancy from (section 2)."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def pdmm(
 
 @dataclass(frozen=True)
 class _State:
-    """``message_ETR[e, t]``: z_{i|j}, what end t has last heard of the other."""
+    """The state of a run at one iteration. ``message_ETR[e, t]``: z_{i|j}, what end t has last heard of the other."""
 
     x_ND: np.ndarray
     multiplier_ETR: np.ndarray

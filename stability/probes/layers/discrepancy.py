@@ -1,5 +1,5 @@
-"""Attention's consensus discrepancy (AttentionX, Eq. 10): how far values lie from what their position attends to, per
-head and held-out sequence."""
+"""Measure attention's consensus discrepancy (AttentionX, Eq. 10): how far values lie from what their position attends
+to, per head and held-out sequence."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The block Laplacian of a graph whose edges carry matrices, kept sparse: largest and Fiedler eigenvalue, exact counts,
-spectral density, energy.
+"""Compute with the block Laplacian of a graph whose edges carry matrices, kept sparse: largest and Fiedler eigenvalue,
+exact counts, spectral density, energy.
 
 Axes beside the legend's: n = N·K, the length of a flat signal (position by position); C connected components.
 """
@@ -30,7 +30,7 @@ class SingularError(RuntimeError):
 
 @dataclass(frozen=True)
 class Density:
-    """Stochastic Lanczos quadrature: ``nodes`` and ``weights``, each probe's weights adding up to 1; ``probe`` says
+    """A stochastic Lanczos quadrature: ``nodes`` and ``weights``, each probe's weights adding up to 1; ``probe`` says
     whose."""
 
     probe: np.ndarray

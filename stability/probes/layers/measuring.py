@@ -1,5 +1,5 @@
-"""`stability.probe` at a run's checkpoints: graphs and softmaxes on held-out text, σ(W_qᵀW_k), attention's discrepancy
-→ ``probes/<phase>_<table>.parquet``."""
+"""Measure by `stability.probe` at a run's checkpoints: graphs and softmaxes on held-out text, σ(W_qᵀW_k), attention's
+discrepancy → ``probes/<phase>_<table>.parquet``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""σ(W_qᵀW_k) of softmax-attention layers, whose growing condition the paper names as the source of attention's
+"""Compute σ(W_qᵀW_k) of softmax-attention layers, whose growing condition the paper names as the source of attention's
 instability (Qi et al. 2025)."""
 
 from __future__ import annotations
