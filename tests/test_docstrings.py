@@ -17,8 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("stability", "analysis", "sweeps", "benchmarks")
 OPENINGS = """
-    About Above As At Below Beside By Errors For From How If In None Nothing Of On That Those Until What When Where Whether
-    Which Who Why With Within Without
+    About Above As At Below Beside By Errors For From How If In None Nothing Of On That Those Until What When Where
+    Whether Which Who Why With Within Without
 """
 CLIPPED = frozenset(OPENINGS.split())
 LONG = 12  # lines from which a function says what it does
@@ -37,7 +37,7 @@ def is_property(node: Node) -> bool:
 
 
 def is_told_elsewhere(node: Node) -> bool:
-    """Return whether the docstring of the class (of a constructor) or of the module (of `main`) describes a function."""
+    """Return whether a class's docstring (of a constructor) or a module's (of `main`) describes a function."""
     return isinstance(node, ast.Module | ast.ClassDef) or node.name in ("__init__", "main")
 
 
