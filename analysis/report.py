@@ -1,4 +1,4 @@
-"""A study's results → reports/<name>.pdf, and what a sweep prints at its end. Reads parquet only, no torch."""
+"""Make reports/<name>.pdf from a study's results, and what a sweep prints at its end. Reads parquet only, no torch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def build_together(study_dirs: Sequence[Path | str], name: str, reports_dir: Pat
 
 
 def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str:
-    """The plain text that a sweep prints at its end: what each section has for it. ``phases``: see `Section`."""
+    """Return the plain text that a sweep prints at its end: what each section has for it. ``phases``: see `Section`."""
     study = load(study_dir)
     first = [section for section in contents.SECTIONS if section not in contents.PRINTED_LAST]
     sections = [section for section in (*first, *contents.PRINTED_LAST) if section.applies(study)]
@@ -57,7 +57,7 @@ def summary(study_dir: Path | str, phases: Sequence[str] = ("terminal",)) -> str
 
 
 def write_figures(study_dir: Path | str, folder: Path | str, suffix: str = "svg") -> list[Path]:
-    """The report's figures as single files (`nll.svg`, …), for a README or a talk."""
+    """Write the report's figures as single files (`nll.svg`, …), for a README or a talk, and return their paths."""
     study, folder = load(study_dir), Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     sections = [section for section in contents.SECTIONS if section.applies(study)]
@@ -72,7 +72,7 @@ def _subtitle(study: Study) -> str:
 
 
 def _body(study: Study, folder: Path, prefix: str) -> str:
-    """All sections of one study as typst; their figures lie in ``folder``."""
+    """Return all sections of one study as typst; their figures lie in ``folder``."""
     parts = []
     for section in contents.SECTIONS:
         if section.applies(study):
@@ -82,7 +82,7 @@ def _body(study: Study, folder: Path, prefix: str) -> str:
 
 
 def _draw(section: Section, study: Study, folder: Path, suffix: str, prefix: str = "") -> dict[str, tuple[Path, str]]:
-    """A section's figures into files: by name the file and the caption."""
+    """Draw a section's figures into files; return by name the file and the caption."""
     with matplotlib.rc_context(RC):
         return {
             name: (_save(each.figure, folder / f"{prefix}{name}.{suffix}"), each.caption)
@@ -98,7 +98,7 @@ def _save(figure: Figure, path: Path) -> Path:
 
 
 def _printed(part: typeset.Table | str) -> str:
-    """A table as it is, a paragraph in lines of 110."""
+    """Return a table as it is, a paragraph in lines of 110."""
     if isinstance(part, typeset.Table):
         return part.text()
     return part if "\n" in part else "\n".join(textwrap.wrap(part, 110))

@@ -1,4 +1,4 @@
-"""How numbers and lists are written in tables, figures and sentences."""
+"""Write numbers and lists as tables, figures and sentences have them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 
 def power(value: float, digits: int = 2) -> str:
-    """Short scientific notation as in the paper's tables: 2.2e-3, with ``digits`` significant ones; 0 and ∞ as they
-    are."""
+    """Return a number in short scientific notation as in the paper's tables: 2.2e-3, with ``digits`` significant ones;
+    0 and ∞ as they are."""
     if math.isnan(value):
         return "--"
     if value == 0 or math.isinf(value):
@@ -18,13 +18,13 @@ def power(value: float, digits: int = 2) -> str:
 
 
 def lr_text(lr: float) -> str:
-    """A learning rate as the user wrote it: 3e-4, 7.5e-4, 1e-1."""
+    """Return a learning rate as the user wrote it: 3e-4, 7.5e-4, 1e-1."""
     mantissa, _, exponent = power(lr, digits=4).partition("e")
     return f"{mantissa.rstrip('0').rstrip('.')}e{exponent}" if exponent else mantissa
 
 
 def short_count(number: float) -> str:
-    """2345678 → 2.35 M; 102400 → 102 k."""
+    """Return a count in three digits: 2345678 → 2.35 M; 102400 → 102 k."""
     if not math.isfinite(number):
         return "not recorded"
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
@@ -34,7 +34,7 @@ def short_count(number: float) -> str:
 
 
 def count_range(numbers: Iterable[float]) -> str:
-    """The range of a count over runs: one number where all agree."""
+    """Return the range of a count over runs: one number where all agree."""
     finite = [number for number in numbers if math.isfinite(number)]
     if not finite:
         return "not recorded"
@@ -43,7 +43,7 @@ def count_range(numbers: Iterable[float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """47 s, 6 min 03 s, 2 h 05 min."""
+    """Return a time in seconds as text: 47 s, 6 min 03 s, 2 h 05 min."""
     if not math.isfinite(seconds):
         return "not recorded"
     whole = round(seconds)
@@ -55,11 +55,11 @@ def duration(seconds: float) -> str:
 
 
 def plural(number: int, noun: str) -> str:
-    """1 seed, 2 seeds."""
+    """Return a count with its noun: 1 seed, 2 seeds."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def listed(words: Iterable[str]) -> str:
-    """a, b and c."""
+    """Return the items as a list in words: a, b and c."""
     items = list(words)
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""

@@ -1,4 +1,4 @@
-"""The two models that benchmarks/curvature.py measures: a plain GPT, and the quickstart's own."""
+"""Build the two models that benchmarks/curvature.py measures: a plain GPT, and the quickstart's own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def quickstart_model(mechanism: str) -> tuple[nn.Module, Callable[[dict[str, Tensor]], Tensor]]:
-    """The nano model with its masked-language-modelling loss on one batch of random bytes."""
+    """Return the nano model with its masked-language-modelling loss on one batch of random bytes."""
     sizes = {"name": "benchmark", "layers": 4, "width": 64, "heads": 4, "positions": 64}
     parts = {
         "objective": "mlm",

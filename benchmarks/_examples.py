@@ -1,4 +1,4 @@
-"""Random data for every objective: what a corpus of the kind that it reads would give."""
+"""Draw random data for every objective: what a corpus of the kind that it reads would give."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ KINDS = ("tokens", "images")
 
 
 def objectives(direction: str | None = None) -> list[str]:
-    """The objectives that there is random data for here; proteins' tracks are drawn by that objective's own tests."""
+    """Return the objectives that there is random data for here; proteins' tracks are drawn by that objective's own
+    tests."""
     registry = Registry("objectives")
     return [
         name
@@ -25,8 +26,8 @@ def objectives(direction: str | None = None) -> list[str]:
 
 
 def format_of(objective: str, vocabulary: int, positions: int) -> Any:
-    """`AbstractCorpus.format` of data for an objective: ``vocabulary`` tokens, or images of a row of ``positions``
-    patches of 2×2 pixels in three colours.
+    """Return `AbstractCorpus.format` of data for an objective: ``vocabulary`` tokens, or images of a row of
+    ``positions`` patches of 2×2 pixels in three colours.
 
     The patches are of as few kinds as there are tokens: among many, one would embed with nearly no variance, and a
     LayerNorm of a few such numbers is all rounding. Their contrast makes the others' variance about 1, as tokens' is.
@@ -37,7 +38,7 @@ def format_of(objective: str, vocabulary: int, positions: int) -> Any:
 
 
 def drawn(objective: str, data_format: Any, tokens: int, num: int, generator: torch.Generator) -> Any:
-    """``num`` sequences of ``tokens`` tokens, or as many images, as `AbstractCorpus.batch` gives them."""
+    """Draw ``num`` sequences of ``tokens`` tokens, or as many images, as `AbstractCorpus.batch` gives them."""
     if Registry("objectives").load(objective).corpus_kind == "tokens":
         return torch.randint(0, data_format, (num, tokens), generator=generator)
     image = ImageFormat.of(data_format)

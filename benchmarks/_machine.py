@@ -1,4 +1,4 @@
-"""Where and when a benchmark ran."""
+"""Record where and when a benchmark ran."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def machine() -> str:
-    """Date, processor, cores, load and versions, for the record."""
+    """Return date, processor, cores, load and versions, for the record."""
     cpuinfo = Path("/proc/cpuinfo")
     names = (
         [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]

@@ -31,7 +31,7 @@ class Promise(NamedTuple):
 
 
 def interleaved(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
-    """CPU seconds of each call, a turn of all of them at a time; one turn beforehand warms up."""
+    """Measure the CPU seconds of each call, a turn of all of them at a time; one turn beforehand warms up."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(-1, repeats):
         for name, call in calls.items():
@@ -43,7 +43,7 @@ def interleaved(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
 
 
 def peak_bytes(call: Call) -> int:
-    """The most that was allocated at once during the call."""
+    """Return the most that was allocated at once during the call."""
     call()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         call()

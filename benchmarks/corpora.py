@@ -28,7 +28,7 @@ LINES_PER_WRITE = 100_000
 
 
 def write_text(file: Path, num_bytes: int) -> None:
-    """Lines drawn at random, so that no block repeats."""
+    """Write lines drawn at random, so that no block repeats."""
     root = stdlib.library_folder()
     lines = [
         line + "\n"

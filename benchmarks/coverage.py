@@ -1,5 +1,5 @@
-"""What `method="auto"` uses for everything of ours and for Hugging Face's models, and how far it is from double
-backward: ``python -m benchmarks.coverage``.
+"""Compare with double backward what `method="auto"` uses for everything of ours and for Hugging Face's models: ``python
+-m benchmarks.coverage``.
 
 One row for each mechanism in each direction it can do, each cross mechanism, residual, norm and objective of the
 registries (float64, weights moved off their initial values), and for causal language models of Hugging Face made from
@@ -80,8 +80,8 @@ HUGGING_FACE: dict[str, dict[str, Any]] = {  # transformers' model_type: its siz
 
 
 class Case(NamedTuple):
-    """``loss(params)``, or ``loss(params, batch)`` with ``batches``. ``params`` is empty where there is nothing to
-    differentiate."""
+    """A part to be measured, as a loss: ``loss(params)``, or ``loss(params, batch)`` with ``batches``. ``params`` is
+    empty where there is nothing to differentiate."""
 
     family: str
     name: str
@@ -91,7 +91,7 @@ class Case(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """``off``: None where auto uses double backward itself, or where that is impossible."""
+    """The finding about one case. ``off``: None where auto uses double backward itself, or where that is impossible."""
 
     method: str
     missing: str | None
@@ -108,7 +108,7 @@ def cases() -> Iterator[Case]:
 
 
 def verdict(case: Case) -> Verdict:
-    """What auto does with one case."""
+    """Return what auto does with one case."""
     generator = torch.Generator().manual_seed(1)
     direction = {
         name: torch.randn(param.shape, generator=generator).to(param.dtype) for name, param in case.params.items()
@@ -137,6 +137,7 @@ def mechanisms() -> Iterator[Case]:
 
 
 def cross_mechanisms() -> Iterator[Case]:
+    """Yield a case for each cross mechanism, with a context that is shorter than the source and padded."""
     _, positions, width = SHAPE
     x, context = signal(), signal()[:, : positions - 4].flip(0)
     mask = torch.arange(positions - 4) < torch.tensor([positions - 4, 3])[:, None]
@@ -175,6 +176,7 @@ def norms() -> Iterator[Case]:
 
 
 def objectives() -> Iterator[Case]:
+    """Yield a case for each objective, its loss as a function of the logits."""
     for name in _examples.objectives():
         objective_class = Registry("objectives").load(name)
         data_format = _examples.format_of(name, VOCABULARY, SHAPE[1])
@@ -197,6 +199,7 @@ def objectives() -> Iterator[Case]:
 
 
 def hugging_face() -> Iterator[Case]:
+    """Yield a case for each model of `HUGGING_FACE` and way of computing attention; none without transformers."""
     try:
         import transformers
     except ModuleNotFoundError:
@@ -234,7 +237,7 @@ def signal() -> Tensor:
 
 
 def shaken(module: nn.Module, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """The module with every parameter moved off its initial value (zeros and ones hide derivatives)."""
+    """Return the module with every parameter moved off its initial value (zeros and ones hide derivatives)."""
     module, generator = module.to(dtype), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for param in module.parameters():
@@ -247,7 +250,8 @@ def parameters(module: nn.Module) -> Tensors:
 
 
 def output_loss(module: nn.Module, x: Tensor, **options: Any) -> Callable[[Tensors], Tensor]:
-    """A loss of the module's output that is symmetric in nothing; ``params["x"]``, where it is given, is the input."""
+    """Return a loss of the module's output that is symmetric in nothing; ``params["x"]``, where it is given, is the
+    input."""
 
     def loss(params: Tensors) -> Tensor:
         own = {name: param for name, param in params.items() if name != "x"}
@@ -260,7 +264,7 @@ def output_loss(module: nn.Module, x: Tensor, **options: Any) -> Callable[[Tenso
 
 
 def with_input(module: nn.Module) -> tuple[Callable[[Tensors], Tensor], Tensors]:
-    """For modules that hardly have parameters: their input is one."""
+    """Take the input as a parameter of modules that hardly have any."""
     return output_loss(module, signal()), {**parameters(module), "x": signal()}
 
 

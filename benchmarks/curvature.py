@@ -33,7 +33,7 @@ GPU_MEMORY_GB = (24, 141)
 
 
 def methods(positions: int, rows: int) -> dict[str, Call]:
-    """What is compared, by name; "gradient" is the unit."""
+    """Return what is compared, by name; "gradient" is the unit."""
     torch.manual_seed(0)
     net = GPT(positions)
     tokens = torch.randint(VOCABULARY, (rows, positions + 1))
@@ -65,7 +65,7 @@ def methods(positions: int, rows: int) -> dict[str, Call]:
 
 
 def installed(net: nn.Module, inputs: Tensor, targets: Tensor, u: list[Tensor]) -> dict[str, Call]:
-    """pyhessian's and curvlinops' Hessian-vector product, where they are importable."""
+    """Return pyhessian's and curvlinops' Hessian-vector product, where they are importable."""
     calls: dict[str, Call] = {}
     try:
         from pyhessian import hessian
@@ -107,7 +107,7 @@ def ratio(times: dict[str, list[float]], name: str, unit: str) -> float:
 
 
 def compare(positions: int, rows: int, repeats: int) -> list[Promise]:
-    """The table of one length."""
+    """Print the table of one length and return what was promised of it."""
     calls = methods(positions, rows)
     times, peaks = interleaved(calls, repeats), {name: peak_bytes(call) for name, call in calls.items()}
     print(
@@ -145,7 +145,7 @@ def compare(positions: int, rows: int, repeats: int) -> list[Promise]:
 
 
 def microbatched(rows: int) -> list[Promise]:
-    """Peak memory of α_max over that of the training step, one sequence at a time in both."""
+    """Measure the peak memory of α_max over that of the training step, one sequence at a time in both."""
     torch.manual_seed(0)
     net = GPT(256)
     params = dict(net.named_parameters())
@@ -180,8 +180,8 @@ def microbatched(rows: int) -> list[Promise]:
 
 
 def bytes_per_parameter() -> None:
-    """What a parameter costs in float32, from the peaks of a shallow and a deep model on the same 32 tokens; hence the
-    largest models.
+    """Print what a parameter costs in float32, from the peaks of a shallow and a deep model on the same 32 tokens;
+    hence the largest models.
 
     "along a given u": θ and u stand, `directional` by taylor. "a training step and its α_max": θ, AdamW's m and v
     stand; gradient, step, u, α_max. Not counted: one layer's intermediate results and the logits, which don't grow with
@@ -237,7 +237,7 @@ def _scaling_calls(layers: int) -> dict[str, tuple[int, Call, int]]:
 
 
 def quickstart(repeats: int) -> list[Promise]:
-    """Every step of the quickstart's model with its α_max, in steps without."""
+    """Time every step of the quickstart's model with its α_max, in steps without."""
     promises = []
     print(
         "\nα_max of every step of the quickstart (d = 64, N = 64, 8 sequences), in steps without it; may take "

@@ -1,4 +1,4 @@
-"""What the ledger costs when nothing is left to train: ``python -m benchmarks.ledger``.
+"""Measure what the ledger costs when nothing is left to train: ``python -m benchmarks.ledger``.
 
 Pools of finished runs are made under ``--folder`` by the product's own writers: spec, status with its result, 200 steps
 in metrics.jsonl and timing.jsonl, a curvature table of 40 recorded steps; none of the runs was trained. Then are timed,
@@ -48,7 +48,7 @@ RECOGNISED_S, COLLECTED_S = 5.0, 10.0
 
 
 def words(folder: Path, name: str, num_runs: int) -> list[str]:
-    """The command line of a sweep of ``num_runs`` runs over the four mechanisms, ten seeds each."""
+    """Return the command line of a sweep of ``num_runs`` runs over the four mechanisms, ten seeds each."""
     rates = ",".join(f"{1e-4 * 1.02**index:.6g}" for index in range(num_runs // (SEEDS * len(MECHANISMS))))
     data = ["data=text", f"data.path={folder / 'text.txt'}"]
     where = [f"runs_dir={folder / name}", f"reports_dir={folder / 'reports'}", f"name={name}"]
@@ -65,7 +65,7 @@ def words(folder: Path, name: str, num_runs: int) -> list[str]:
 
 
 def make_pool(folder: Path, name: str, num_runs: int) -> StudyFolder:
-    """A pool of finished runs and the study that lists them."""
+    """Make a pool of finished runs and the study that lists them."""
     spec = read(SweepSpec, Invocation.of(words(folder, name, num_runs)))
     pool = Path(spec.runs_dir)
     corpus, origin = prepare(spec.data, pool / "cache"), provenance()
@@ -87,7 +87,7 @@ def make_pool(folder: Path, name: str, num_runs: int) -> StudyFolder:
 
 
 def make_run(directory: RunDirectory, run: RunSpec, corpus: Corpus, curvature: CurvatureSpec, val_nll: float) -> None:
-    """What a stable run leaves, its checkpoints aside: nothing here reads them."""
+    """Write what a stable run leaves, its checkpoints aside: nothing here reads them."""
     directory.write_spec(run.model_dump(mode="json"))
     log = RunLog(directory, resume_after=-1)
     for step in range(run.steps + 1):
@@ -124,6 +124,7 @@ def make_run(directory: RunDirectory, run: RunSpec, corpus: Corpus, curvature: C
 
 
 def _recorded(run: str, state: str, step: int, lr: float) -> dict[str, object]:
+    """Return a made-up row of one recorded step."""
     curvature = 300.0 + step / 3
     numbers = {
         "slope": -0.5,
@@ -138,7 +139,7 @@ def _recorded(run: str, state: str, step: int, lr: float) -> dict[str, object]:
 
 
 def timed(call: Callable[[], object], repeats: int) -> list[tuple[float, float]]:
-    """(wall seconds, processor seconds) of each call."""
+    """Return (wall seconds, processor seconds) of each call."""
     seconds = []
     for _ in range(repeats):
         wall, processor = time.perf_counter(), sum(os.times()[:4])
@@ -162,6 +163,7 @@ def line(label: str, seconds: Sequence[tuple[float, float]], num_runs: int, limi
 
 
 def recognise(folder: Path, num_runs: int, repeats: int) -> None:
+    """Print the times of a finished sweep, with its report made anew and recognised, and of its status."""
     study, argv = make_pool(folder, "recognised", num_runs), words(folder, "recognised", num_runs)
     sweep, report = command("-m", "stability.sweep", *argv), folder / "reports" / "recognised.pdf"
 

@@ -32,7 +32,7 @@ SETTINGS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 
 def training_step(mechanism: str, positions: int, width: int, hidden: int) -> Callable[[], None]:
-    """One step on a fixed batch."""
+    """Return one step on a fixed batch, to be called."""
     sizes = {"name": "benchmark", "layers": LAYERS, "width": width, "heads": HEADS, "positions": positions}
     parts = {
         "objective": "mlm",
@@ -62,7 +62,7 @@ def training_step(mechanism: str, positions: int, width: int, hidden: int) -> Ca
 
 
 def interleaved(steps: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """Seconds per step, a turn of all mechanisms at a time; two turns beforehand warm up."""
+    """Measure the seconds per step, a turn of all mechanisms at a time; two turns beforehand warm up."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(-2, repeats):
         for name, step in steps.items():

@@ -1,4 +1,4 @@
-"""What the sweep engine costs on top of the training: ``python -m benchmarks.overhead``.
+"""Measure what the sweep engine costs on top of the training: ``python -m benchmarks.overhead``.
 
 ``--runs`` runs of ``--seconds`` seconds each (the number of steps is found by timing one run) are trained twice, in
 fresh pools, and then found finished:
@@ -42,7 +42,7 @@ CALIBRATION_STEPS = 150
 
 
 def words(folder: Path, pool: str, num_runs: int, steps: int) -> list[str]:
-    """The command line of a sweep of ``num_runs`` runs: four rates, the rest seeds."""
+    """Return the command line of a sweep of ``num_runs`` runs: four rates, the rest seeds."""
     data = ["data=text", f"data.path={folder / 'text.txt'}", f"runs_dir={folder / pool}", "name=overhead", "device=cpu"]
     what = [
         "mechanism=sa",
@@ -82,7 +82,7 @@ def share_of(folder: Path, pool: str, num_runs: int, steps: int, first: int, eve
 def bare(
     folder: Path, pool: str, num_runs: int, steps: int, firsts: Sequence[int], every: int
 ) -> list[dict[str, float]]:
-    """`share_of` in as many processes at a time as there are ``firsts``."""
+    """Run `share_of` in as many processes at a time as there are ``firsts``."""
     script = [sys.executable, "-m", "benchmarks.overhead", "--folder", str(folder), "--share"]
     jobs = [[*script, json.dumps([pool, num_runs, steps, first, every])] for first in firsts]
     started = [subprocess.Popen(job, stdout=subprocess.PIPE, text=True) for job in jobs]
@@ -99,6 +99,7 @@ def timed(argv: list[str]) -> float:
 
 
 def measure(folder: Path, num_runs: int, seconds: float, workers: int, repeats: int) -> None:
+    """Print the wall seconds of a sweep and of the bare training, turn by turn, and their median ratio."""
     (folder / "text.txt").write_text(
         "".join(f"Line {number} of a text that says little, {number * number % 97} times.\n" for number in range(4000))
     )
@@ -114,7 +115,8 @@ def measure(folder: Path, num_runs: int, seconds: float, workers: int, repeats: 
 
 
 def _once(folder: Path, label: str, num_runs: int, steps: int, workers: int) -> float:
-    """A row of the table: the sweep between two halves of the bare runs. Its ratio to the ideal."""
+    """Print a row of the table, the sweep between two halves of the bare runs; return its ratio to the ideal. Its ratio
+    to the ideal."""
 
     def half(firsts: Sequence[int]) -> float:
         return (

@@ -1,4 +1,4 @@
-"""A study's Table 5 once more, each recorded step by three methods: ``python -m benchmarks.parity
+"""Make a study's Table 5 once more, each recorded step by three methods: ``python -m benchmarks.parity
 runs/studies/quickstart``.
 
 Every method sees the same θ and the same u: the steps are taken once (curvature by taylor), and each is measured again
@@ -35,14 +35,14 @@ METHODS = ("taylor", "double_backward", "parity")
 
 
 def by_double_backward(step: Step) -> dict[str, Any]:
-    """uᵀHu and α_max of the recorded step by double backward, at the θ and along the u that taylor had."""
+    """Return uᵀHu and α_max of the recorded step by double backward, at the θ and along the u that taylor had."""
     found = directional(step.loss, step.params, step.direction, "double_backward", batches=step.batches)
     return {"double_backward_curvature": found.curvature, "double_backward_alpha_max": found.alpha_max}
 
 
 def measured(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict[str, Any]]:
-    """The recorded steps of a run, a row each, the paper's difference being the protocol's own (`parity_steps`); none
-    where it left no checkpoint."""
+    """Yield the recorded steps of a run, a row each, the paper's difference being the protocol's own (`parity_steps`);
+    none where it left no checkpoint."""
     folder = phases(directory, curvature.phase).get(curvature.phase)
     if folder is None:
         return
@@ -57,7 +57,7 @@ def measured(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict
 
 
 def summary(rows: pd.DataFrame) -> dict[str, Any]:
-    """One line of the table over the rows of a cell; the medians are of the finite α_max, as in Table 5."""
+    """Return one line of the table over the rows of a cell; the medians are of the finite α_max, as in Table 5."""
     exact, parity = rows["taylor_curvature"], rows["parity_curvature"]
     rate = rows["lr"]
     line: dict[str, Any] = {"steps": len(rows), "sign differs": int(np.sum(other_sign(exact, parity)))}
@@ -74,6 +74,7 @@ def summary(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def print_tables(rows: pd.DataFrame) -> None:
+    """Print for each state the medians and shares of stable steps by each method, and how far the methods differ."""
     for state, of_state in rows.groupby("state", sort=False):
         print(
             f"\nstate {state}: median of the finite α_max and share of stable steps, by each method; errors: median "

@@ -1,5 +1,5 @@
-"""Throughput of training with each residual scheme over that of the plain residual, side by side in one process:
-``python -m benchmarks.residuals``.
+"""Measure the throughput of training with each residual scheme over that of the plain residual, side by side in one
+process: ``python -m benchmarks.residuals``.
 
 A step is forward, backward, gradient clipping and AdamW on the project's own causal model with `sa`, float32. The
 schemes take turns, so that what else the machine does hits all alike; a ratio is of each turn, the table shows their
@@ -27,7 +27,7 @@ SCHEMES = ("identity", "hc", "mhc", "mhc_lite")
 
 
 class Size(NamedTuple):
-    """Layers, width, heads, positions, sequences a step."""
+    """The size of a model and a step: layers, width, heads, positions, sequences a step."""
 
     layers: int
     width: int
@@ -51,7 +51,7 @@ class Training(NamedTuple):
 
 
 def training(residual: str, size: Size, device: str) -> Training:
-    """Steps on a fixed batch."""
+    """Return the steps on a fixed batch."""
     model = {
         "name": "benchmark",
         "layers": size.layers,
@@ -95,8 +95,8 @@ def training(residual: str, size: Size, device: str) -> Training:
 
 
 def interleaved(steps: dict[str, Callable[[], None]], repeats: int, device: str) -> dict[str, list[float]]:
-    """Seconds a step, a turn of all schemes at a time; two turns beforehand warm up. On a GPU by the clock; on a CPU
-    those that this process computed, so that a shared machine may be timed on."""
+    """Measure the seconds a step, a turn of all schemes at a time; two turns beforehand warm up. On a GPU by the clock;
+    on a CPU those that this process computed, so that a shared machine may be timed on."""
     now, times = (time.perf_counter if device == "cuda" else time.process_time), {name: [] for name in steps}
     for turn in range(-2, repeats):
         for name, step in steps.items():

@@ -1,4 +1,4 @@
-"""How one mixer layer's time and memory grow with the sequence's length N (the paper's Table 1): ``python -m
+"""Measure how one mixer layer's time and memory grow with the sequence's length N (the paper's Table 1): ``python -m
 benchmarks.scaling``.
 
 Layers of width 64 with 4 heads, float32, one CPU thread, one sequence of N = 256 … 8,192. At each N the mechanisms take
@@ -34,7 +34,7 @@ Table = dict[str, dict[str, list[float]]]  # quantity -> mechanism -> a number f
 
 
 def calls_of(mechanism: str, settings: dict[str, Any], positions: int) -> tuple[Call, Call]:
-    """The forward pass alone, and forward with backward."""
+    """Return two calls: the forward pass alone, and forward with backward."""
     torch.manual_seed(0)
     layer = build(mechanism, width=WIDTH, heads=HEADS, **settings)
     x_BND, y_BND = torch.randn(1, positions, WIDTH, requires_grad=True), torch.randn(1, positions, WIDTH)
@@ -51,7 +51,7 @@ def calls_of(mechanism: str, settings: dict[str, Any], positions: int) -> tuple[
 
 
 def measure(lengths: tuple[int, ...], settings: dict[str, dict[str, Any]], repeats: int) -> Table:
-    """Milliseconds and MiB of every mechanism at every length."""
+    """Measure milliseconds and MiB of every mechanism at every length."""
     table: Table = {quantity: {name: [] for name in settings} for quantity in QUANTITIES}
     for positions in lengths:
         calls = {name: calls_of(name, chosen, positions) for name, chosen in settings.items()}
@@ -65,7 +65,7 @@ def measure(lengths: tuple[int, ...], settings: dict[str, dict[str, Any]], repea
 
 
 def exponent(lengths: tuple[int, ...], values: list[float]) -> float:
-    """The power of N that the values grow with, from `FITTED_FROM` on."""
+    """Return the power of N that the values grow with, from `FITTED_FROM` on."""
     fitted = [(length, value) for length, value in zip(lengths, values, strict=True) if length >= FITTED_FROM]
     return float(np.polyfit(*np.log(np.array(fitted)).T, 1)[0])
 
@@ -87,7 +87,7 @@ def report(lengths: tuple[int, ...], table: Table) -> list[Promise]:
 
 
 def draw(lengths: tuple[int, ...], table: Table, path: Path) -> None:
-    """Forward and backward, and memory, against N, both log-log."""
+    """Draw forward and backward, and memory, against N, both log-log."""
     import matplotlib
     from matplotlib.figure import Figure
 

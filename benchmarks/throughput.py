@@ -1,4 +1,4 @@
-"""Throughput of a study's kinds of run, side by side in one process: ``python -m benchmarks.throughput
+"""Measure the throughput of a study's kinds of run, side by side in one process: ``python -m benchmarks.throughput
 runs/studies/NAME``; its report then shows it.
 
 One run stands for each series: a step is its forward and backward pass over a training batch (in its microbatches),
@@ -32,7 +32,7 @@ VERSION = 1
 
 
 def training(spec: RunSpec, cache_dir: Path, device: str) -> Training:
-    """Steps of one run on its first training batch."""
+    """Return the steps of one run on its first training batch."""
     corpus = corpus_of(spec, cache_dir)
     net, objective = build_model(spec, corpus.format).to(device), build_objective(spec, corpus.format)
     optimizer = build_optimizer(spec, net)

@@ -1,5 +1,5 @@
-"""A loss over 50,258 tokens in chunks of positions (`objective.loss_chunk`) beside that of whole logits: ``python -m
-benchmarks.vocabulary_loss``.
+"""Compare a loss over 50,258 tokens in chunks of positions (`objective.loss_chunk`) with that of whole logits: ``python
+-m benchmarks.vocabulary_loss``.
 
 A gradient is forward and backward pass of the project's own model (4 layers, width 64, 8 sequences of 128 positions,
 float32, one CPU thread) up to the gradient of every parameter, those of embedding and head (13 MB each) among them; a
@@ -31,7 +31,8 @@ Problem = tuple[Call, Call]
 
 
 def problem(objective: str, chunk: int | None) -> Problem:
-    """(gradient, curvature) of the same model on the same batch; each call returns what it computed as one vector."""
+    """Return (gradient, curvature) of the same model on the same batch; each call returns what it computed as one
+    vector."""
     sizes = {"name": "benchmark", "layers": 4, "width": 64, "heads": 4, "positions": POSITIONS}
     parts: dict[str, Any] = {
         "mechanism": "sa",

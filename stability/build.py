@@ -1,4 +1,5 @@
-"""RunSpec → model, objective, optimizer: the only caller of the registries below the command line."""
+"""Build model, objective and optimizer of a RunSpec: this is the only caller of the registries below the command
+line."""
 
 from __future__ import annotations
 
@@ -26,19 +27,19 @@ from stability.registry import Registry
 
 
 def build_objective(spec: AbstractRecipe, data_format: Any) -> AbstractObjective:
-    """``data_format``: the corpus's `format`, for tokens the vocabulary's size."""
+    """Return the objective of a run. ``data_format``: the corpus's `format`, for tokens the vocabulary's size."""
     return Registry("objectives").load(spec.objective.name)(spec.objective.settings, data_format)
 
 
 def described(spec: AbstractRecipe, corpus: AbstractCorpus) -> str:
-    """The data's description, with what the objective's draws make of them: they may be a few tokens more, or fewer,
-    than the model has positions."""
+    """Return the data's description, with what the objective's draws make of them: they may be a few tokens more, or
+    fewer, than the model has positions."""
     return corpus.described(build_objective(spec, corpus.format).tokens_needed(spec.model.positions))
 
 
 def build_model(spec: RunSpec, data_format: Any) -> Backbone:
-    """The model at its initialisation, on the CPU, in float32. The same spec gives the same weights; the global random
-    state is left alone."""
+    """Return the model at its initialisation, on the CPU, in float32. The same spec gives the same weights; the global
+    random state is left alone."""
     objective = build_objective(spec, data_format)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
@@ -68,15 +69,15 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
 
 
 def count_parameters(spec: RunSpec, data_format: Any) -> int:
-    """The number of parameters of the model as it would be built, on torch's meta device: nothing is allocated whatever
-    its size."""
+    """Return the number of parameters of the model as it would be built, on torch's meta device: nothing is allocated
+    whatever its size."""
     with torch.device("meta"):
         return num_parameters(build_model(spec, data_format))
 
 
 def _embedding(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
-    """What reads the inputs; contexts that enter before the blocks do so here, each through a cross mechanism of its
-    own on a plain residual connection."""
+    """Return the module that reads the inputs; contexts that enter before the blocks do so here, each through a cross
+    mechanism of its own on a plain residual connection."""
     embedding = objective.embedding(spec.model.width, spec.model.positions)
     contexts = objective.context_embeddings(spec.model.width)
     if not contexts or spec.cross is None:
@@ -97,11 +98,13 @@ def _crosses_in_blocks(spec: RunSpec) -> bool:
 
 
 def _branches(spec: RunSpec) -> int:
-    """The number of residual branches in one block: 3 with a cross mechanism, else 2."""
+    """Return the number of residual branches in one block: 3 with a cross mechanism, else 2."""
     return 3 if _crosses_in_blocks(spec) else 2
 
 
 def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
+    """Build the block of one layer: mixer, feed-forward, norms, residual connections, and cross mechanism and
+    modulation where the run has them."""
     size = spec.model
     shape = MixerShape(size.width, size.heads, objective.direction, layer, size.layers)
     mixer = Registry("mechanisms").load(spec.mechanism.name).build(spec.mechanism.settings, shape)
@@ -131,7 +134,7 @@ def _cross(spec: RunSpec, shape: MixerShape) -> CrossBranch | None:
 
 
 def build_optimizer(spec: RunSpec | TokenizerRunSpec, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of a run, or of a tokenizer's stage, over the parameters of ``model`` in its order.
+    """Return the optimizer of a run, or of a tokenizer's stage, over the parameters of ``model`` in its order.
 
     One parameter group; two where weight decay does not reach every parameter (`stability.optimizers._groups`).
     """
@@ -140,7 +143,8 @@ def build_optimizer(spec: RunSpec | TokenizerRunSpec, model: nn.Module) -> torch
 
 
 def resolve_device(name: str) -> torch.device:
-    """``auto``: cuda where there is one. ``RuntimeError`` where cuda was asked for and there is none."""
+    """Return the device of a name; ``auto``: cuda where there is one. ``RuntimeError`` where cuda was asked for and
+    there is none."""
     if name == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("device=cuda, but torch sees no CUDA device; use device=cpu or device=auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

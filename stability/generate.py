@@ -1,5 +1,5 @@
-"""``python -m stability.generate ckpt=… num=…``: samples of a checkpoint, a run or every run of a study, and their NLL
-under an oracle."""
+"""``python -m stability.generate ckpt=… num=…``: sample a checkpoint, a run or every run of a study, and score the
+samples under an oracle."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ SHOWN, WIDTH = 3, 110  # samples that are printed, and how much of each
 
 
 def main(argv: list[str]) -> int:
+    """Sample and score what ``ckpt`` names, then publish the study or print the run's samples and scores."""
     spec = read(GenerateSpec, Invocation.of(argv))
     from stability.runs.phases import phases
 
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> int:
 
 
 def _works(subject: Subject, spec: GenerateSpec) -> list[Work]:
-    """What is to be sampled and scored; a run's phase is written whole or not at all."""
+    """Return what is to be sampled and scored; a run's phase is written whole or not at all."""
     from stability.probes.generation import generating
 
     directories = subject.measurable(without_checkpoint="there is nothing to sample from")
@@ -114,6 +115,7 @@ def _publish(study: StudyFolder, spec: GenerateSpec) -> int:
 
 
 def _print_samples(directory: RunDirectory, phase: str, num: int) -> None:
+    """Print the first ``num`` samples of a run's phase; nothing where it has none."""
     from stability.probes.generation.samples import lines_beside
     from stability.runs.samples import first_texts, meta_file
 
@@ -132,7 +134,7 @@ def _print_samples(directory: RunDirectory, phase: str, num: int) -> None:
 
 
 def _print_scores(directory: RunDirectory, phase: str) -> None:
-    """One run's generative NLL, a line a phase."""
+    """Print one run's generative NLL, a line a phase."""
     import pandas as pd
 
     path = directory.generation_file(phase)
@@ -147,8 +149,8 @@ def _print_scores(directory: RunDirectory, phase: str) -> None:
 
 
 def _of_whom(table: pd.DataFrame) -> str:
-    """Unit and oracle, and the same per byte; of proteins, by whose masked NLL, and the tracks that it is the sum
-    of."""
+    """Return unit and oracle, and the same per byte; of proteins, by whose masked NLL, and the tracks that it is the
+    sum of."""
     oracle, means = table.oracle.iloc[0], table.mean(numeric_only=True).dropna()
     if tracks := [
         f"{name} {means[column]:.4f}" for name in ("sequence", "structure") if (column := f"nll_{name}") in means

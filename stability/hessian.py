@@ -1,5 +1,5 @@
-"""``python -m stability.hessian ckpt=… | hf=…``: α_max of a checkpoint, a run, every run of a study, or a Hugging Face
-model on the user's text."""
+"""``python -m stability.hessian ckpt=… | hf=…``: measure α_max of a checkpoint, a run, every run of a study, or a
+Hugging Face model on the user's text."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ What is measured already under the same protocol is not measured again.
 
 
 def main(argv: list[str]) -> int:
+    """Measure α_max of what ``ckpt`` or ``hf`` names, then publish the study or print the run's table."""
     spec = read(HessianSpec, Invocation.of(argv))
     if spec.ckpt is None:
         return _measure_hugging_face(spec)
@@ -62,7 +63,8 @@ def main(argv: list[str]) -> int:
 
 
 def _works(subject: Subject, spec: HessianSpec) -> list[Work]:
-    """What is missing. A run's phase is written whole or not at all: the same command goes on where it was stopped."""
+    """Return the work that is missing. A run's phase is written whole or not at all: the same command goes on where it
+    was stopped."""
     from stability.probes.curvature.alpha_max import is_measured, measure, measure_checkpoint, missing_phases
     from stability.probes.curvature.spectra import missing_tables
 
@@ -97,7 +99,7 @@ def _tell_single_checkpoints(directories: Sequence[RunDirectory], phase: str) ->
 
 
 def _tell_divergence(directory: RunDirectory) -> None:
-    """Why a run has no terminal checkpoint, in a line; nothing of one that has."""
+    """Print why a run has no terminal checkpoint, in a line; nothing of one that has."""
     from stability.runs.phases import TERMINAL, phases, planned_steps
 
     status, found = directory.status(), directory.checkpoints()
@@ -126,7 +128,7 @@ def _steps_of_a_phase(spec: HessianSpec) -> int:
 
 
 def _print_table(directory: RunDirectory) -> None:
-    """Median α_max and share of stable steps of one run, a line a phase and state."""
+    """Print median α_max and share of stable steps of one run, a line a phase and state."""
     from stability.runs.results import read_steps, read_undefined
 
     for table in read_steps(directory):
@@ -138,7 +140,8 @@ def _print_table(directory: RunDirectory) -> None:
 
 
 def _print_state(rows: pd.DataFrame, phase: str, state: str) -> None:
-    """A step without an α_max is neither stable nor unstable: the share is over the others."""
+    """Print one phase's and state's numbers; a step without an α_max is neither stable nor unstable: the share is over
+    the others."""
     defined = rows.query("method != 'not defined'")
     finite = defined.alpha_max[defined.alpha_max.abs() < float("inf")]
     median = f"{finite.median():.3g}" if len(finite) else "--"

@@ -1,5 +1,5 @@
-"""``python -m stability.probe what=…``: what trained layers do to their signal (spectra, σ(W_qᵀW_k), discrepancy), and
-graphs on their own."""
+"""``python -m stability.probe what=…``: measure what trained layers do to their signal (spectra, σ(W_qᵀW_k),
+discrepancy), and graphs on their own."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def main(argv: list[str]) -> int:
 
 
 def _works(subject: Subject, spec: ProbeSpec) -> list[Work]:
-    """What is missing; a run's phase is written whole or not at all. A run alone must have something to measure."""
+    """Return the work that is missing; a run's phase is written whole or not at all. A run alone must have something to
+    measure."""
     from stability.probes.layers.measuring import measure, measure_checkpoint, missing_phases
     from stability.probes.layers.observing import observable_in, say_what_is_missing
 
@@ -92,7 +93,7 @@ def _works(subject: Subject, spec: ProbeSpec) -> list[Work]:
 
 
 def _steps_of_a_phase(run: RunSpec, spec: ProbeSpec) -> int:
-    """Number of steps that one phase of this measurement takes, for the progress bar."""
+    """Return the number of steps that one phase of this measurement takes, for the progress bar."""
     if spec.what == "streams":
         return spec.sequences + 1
     return run.model.layers * (1 if spec.what == "qk" else spec.sequences)
@@ -115,7 +116,7 @@ def _publish(study: StudyFolder, spec: ProbeSpec) -> int:
 
 
 def _print_tables(directory: RunDirectory, spec: ProbeSpec) -> None:
-    """One run's numbers by phase; nothing where it has none."""
+    """Print one run's numbers by phase; nothing where it has none."""
     from analysis.sections import discrepancy
     from analysis.sections import layers as probe_tables
     from analysis.sections import streams as stream_tables
@@ -140,7 +141,7 @@ def _print_tables(directory: RunDirectory, spec: ProbeSpec) -> None:
 
 
 def _graph_frame(spec: ProbeSpec) -> pd.DataFrame:
-    """The rows of what=connectivity and of what=pdmm's networks, which no run has a part in."""
+    """Return the rows of what=connectivity and of what=pdmm's networks, which no run has a part in."""
     from stability.probes.graphs.connectivity import connectivity_rows
     from stability.probes.graphs.pdmm import pdmm_rows
     from stability.runs.results import graph_frame

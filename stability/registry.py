@@ -28,7 +28,7 @@ class Registry:
         return {"data": "data source"}.get(self.family, self.family.removesuffix("s"))
 
     def names(self, **having: Any) -> tuple[str, ...]:
-        """Every public name, sorted (helpers begin with ``_``). ``having``: only parts whose class has these
+        """Return every public name, sorted (helpers begin with ``_``). ``having``: only parts whose class has these
         attributes, e.g. ``cross=False``.
 
         No part is imported where nothing is asked of them.
@@ -43,8 +43,8 @@ class Registry:
         )
 
     def load(self, name: str, **having: Any) -> Any:
-        """The class behind a name. ``ValueError`` names the nearest valid choice, among those with the attributes of
-        ``having``."""
+        """Return the class behind a name. ``ValueError`` names the nearest valid choice, among those with the
+        attributes of ``having``."""
         if name not in self.names():
             raise ValueError(f"no {self.noun} called '{name}'; {near_misses(name, self.names(**having))}")
         path = _plugins.get((self.family, name), f"stability.{self.family}.{name}")
@@ -52,7 +52,7 @@ class Registry:
 
 
 def near_misses(name: str, choices: tuple[str, ...]) -> str:
-    """``did you mean 'sc'? (choices: …)``: the closest choice first, then all of them where they fit a line."""
+    """Return ``did you mean 'sc'? (choices: …)``: the closest choice first, then all of them where they fit a line."""
     close = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.5) or [
         choice for choice in choices if choice.startswith(f"{name}_")
     ]
@@ -64,7 +64,7 @@ def near_misses(name: str, choices: tuple[str, ...]) -> str:
 
 
 def plugins_of(family: str) -> tuple[str, ...]:
-    """The names of the family's parts that `add_plugin` has made known."""
+    """Return the names of the family's parts that `add_plugin` has made known."""
     return tuple(name for known, name in _plugins if known == family)
 
 

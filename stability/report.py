@@ -1,4 +1,4 @@
-"""``python -m stability.report name=…``: tables, figures and PDF of a study that has run."""
+"""``python -m stability.report name=…``: make tables, figures and PDF of a study that has run."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ PDF about all of them, reports_dir/TITLE.pdf.
 
 
 def main(argv: list[str]) -> int:
+    """Publish each study that is named, or all of them in one PDF."""
     spec = read(ReportSpec, Invocation.of(argv))
     from stability.runs.study import StudyFolder
 

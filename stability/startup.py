@@ -1,4 +1,4 @@
-"""How large packages are imported."""
+"""Import large packages without what makes that slow."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the garbage collector, which takes a quarter of the time of importing torch and finds nothing. What is
-    made within the ``with`` block is never looked through again."""
+    """Run a ``with`` block without the garbage collector, which takes a quarter of the time of importing torch and
+    finds nothing. What is made within the ``with`` block is never looked through again."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

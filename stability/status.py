@@ -1,5 +1,5 @@
-"""``python -m stability.status``: how far a study is, from any terminal and at any time; and what of a pool no study
-needs."""
+"""``python -m stability.status``: show how far a study is, from any terminal and at any time; and what of a pool no
+study needs."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ IDLE_S = 60.0  # a launcher that starts its workers holds no run's lock yet
 
 
 def main(argv: list[str]) -> int:
+    """Print how far a study is, or every study of the pool, or clean the pool."""
     spec = read(StatusSpec, Invocation.of(argv, first="name"))
     pool, console = Path(spec.runs_dir).resolve(), _console()
     if spec.clean:
@@ -49,12 +50,13 @@ def main(argv: list[str]) -> int:
 
 
 def _console() -> Console:
-    """Wide where there is no terminal: a file has room for whole lines."""
+    """Return the console, a wide one where there is no terminal: a file has room for whole lines."""
     console = Console()
     return console if console.is_terminal else Console(width=FILE_WIDTH)
 
 
 def _print_all(pool: Path, console: Console) -> int:
+    """Print a line for each study of the pool; ``ValueError`` where it holds none."""
     from sweeps.view.study_view import StudyView
 
     studies = StudyFolder.all_of(pool)
@@ -84,7 +86,7 @@ def _print_study(study: StudyFolder, console: Console) -> None:
 
 
 def _watch(study: StudyFolder, interval_s: float, console: Console) -> None:
-    """Until every run has ended, nobody has worked on the study for a minute, or Ctrl-C."""
+    """Show a study until every run has ended, nobody has worked on it for a minute, or Ctrl-C."""
     from sweeps.view.board import Lines, board
     from sweeps.view.study_view import StudyView
 
@@ -115,6 +117,8 @@ def _watch(study: StudyFolder, interval_s: float, console: Console) -> None:
 
 
 def _clean(pool: Path, console: Console, *, asks: bool) -> int:
+    """Remove the runs that no study lists and what was left half-written, after asking; what somebody works on
+    stays."""
     from stability.runs.cleaning import debris, remove_debris, remove_run, unlisted_runs
 
     if not pool.is_dir():

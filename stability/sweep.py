@@ -61,8 +61,8 @@ def main(argv: list[str]) -> int:
 
 
 def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
-    """Ray on this machine, which starts while torch is imported, where as far as the study's folder tells it will be
-    needed. ``values``: a sweep's, which are not validated yet."""
+    """Start Ray on this machine while torch is imported, where as far as the study's folder tells it will be needed.
+    ``values``: a sweep's, which are not validated yet."""
     num_threads, settings = values.get("threads"), values.get("ray")
     is_plan = values.get("launcher") != "ray" or values.get("dry_run")
     if is_plan or not isinstance(num_threads, int) or not isinstance(settings, dict):
@@ -109,7 +109,7 @@ def _sweep(spec: SweepSpec) -> int:
 
 
 def _require_fit(spec: SweepSpec, corpus: AbstractCorpus, objective: AbstractObjective) -> None:
-    """Errors: ``ValueError`` where the data are too short for the model's windows, or the objective's settings do not
+    """Raise a ``ValueError`` where the data are too short for the model's windows, or the objective's settings do not
     fit them. They stay in the cache: they are whole, and other settings fit."""
     objective.require()
     more = objective.tokens_needed(spec.model.positions) - spec.model.positions
@@ -118,7 +118,7 @@ def _require_fit(spec: SweepSpec, corpus: AbstractCorpus, objective: AbstractObj
 
 
 def _short_validation(spec: SweepSpec, corpus: AbstractCorpus, objective: AbstractObjective) -> str:
-    """A line where there is less to validate on than was asked for, else nothing."""
+    """Return a line where there is less to validate on than was asked for, else nothing."""
     asked, positions = spec.evaluation.sequences, objective.tokens_needed(spec.model.positions)
     num = len(corpus.windows("val", asked, positions))
     if num >= asked:

@@ -1,5 +1,5 @@
-"""``python -m stability.train_tokenizer``: an FSQ autoencoder of protein backbones, its measurement on held-out chains,
-and their structures as mmCIF."""
+"""``python -m stability.train_tokenizer``: train an FSQ autoencoder of protein backbones, measure it on held-out
+chains, and write their structures as mmCIF."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ In Python: stability.structure.tokenizer.load_tokenizer("runs", "<id>"), then .e
 
 
 def main(argv: list[str]) -> int:
+    """Train the tokenizer that the command line asks for, or find it trained, and report its measurement on held-out
+    chains."""
     spec = read(TokenizerSpec, Invocation.of(argv))
     check_writable("runs_dir", spec.runs_dir)
     check_writable("reports_dir", spec.reports_dir)  # now, not after an hour of training
@@ -66,7 +68,8 @@ def main(argv: list[str]) -> int:
 
 
 def _train(run: TokenizerRunSpec, directory: RunDirectory, steps: Iterator[None]) -> None:
-    """The first Ctrl-C lets the step finish and saves. Errors: ``KeyboardInterrupt`` once it has."""
+    """Run the training's steps; the first Ctrl-C lets the step finish and saves. Errors: ``KeyboardInterrupt`` once it
+    has."""
     from sweeps.interrupt import Interrupt
 
     with Interrupt() as interrupt:

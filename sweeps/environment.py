@@ -1,4 +1,4 @@
-"""What Ray and its workers inherit from the process that starts them."""
+"""Set what Ray and its workers inherit from the process that starts them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 def of_workers(threads: int) -> dict[str, str]:
-    """This process's import path, so that a checkout that is not installed works from any folder, and the threads for
-    OpenMP."""
+    """Return this process's import path, so that a checkout that is not installed works from any folder, and the
+    threads for OpenMP."""
     path = dict.fromkeys(str(Path(entry).resolve()) for entry in sys.path if not entry or Path(entry).is_dir())
     return {"PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": str(threads)}
 
 
 def of_driver() -> dict[str, str]:
-    """What Ray reads in the driver's environment and in that of its own processes."""
+    """Return what Ray reads in the driver's environment and in that of its own processes."""
     return {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_gcs_rpc_server_reconnect_timeout_s": "300",  # else a machine that is busy for a minute ends the driver

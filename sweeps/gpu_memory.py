@@ -1,5 +1,5 @@
-"""How many trials a GPU holds: each kind of run is begun once, in a process that ends with it, and the most memory that
-any of them took decides."""
+"""Measure how many trials a GPU holds: each kind of run is begun once, in a process that ends with it, and the most
+memory that any of them took decides."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ PROBE_STEPS, PROBE_LR = 2, 1e-6  # the second step has the optimizer's state in 
 
 @dataclass(frozen=True)
 class Peak:
-    """What the largest of the kinds took. ``largest_mb`` is infinite where a GPU to itself was not enough; ``free_mb``:
-    what the GPU had to give."""
+    """The memory that the largest of the kinds took. ``largest_mb`` is infinite where a GPU to itself was not enough;
+    ``free_mb``: what the GPU had to give."""
 
     label: str
     largest_mb: float
@@ -62,7 +62,7 @@ def probe(trials: Sequence[Trial], run: RunTrial = run_trial, device: Any = None
 
 
 def kinds(trials: Sequence[Trial]) -> dict[str, Trial]:
-    """One trial for each way in which trials differ beside learning rate and seed, by a description of it."""
+    """Return one trial for each way in which trials differ beside learning rate and seed, by a description of it."""
     found: dict[str, Trial] = {}
     for trial in trials:
         found.setdefault(json.dumps({**trial.spec, "lr_peak": None, "seed": None}, sort_keys=True), trial)
@@ -70,8 +70,8 @@ def kinds(trials: Sequence[Trial]) -> dict[str, Trial]:
 
 
 def _peak_mb(trial: Trial, run: RunTrial, peak_mb: Callable[[], float]) -> float:
-    """The peak of a trial's beginning; infinite where it ran out of memory. One that fails for another reason fails
-    again, and is reported, as a trial."""
+    """Return the peak of a trial's beginning; infinite where it ran out of memory. One that fails for another reason
+    fails again, and is reported, as a trial."""
     # a name by which the next launch finds it, should this process be killed
     folder = temporary(Path(trial.pool) / "probe")
     folder.mkdir()
@@ -88,7 +88,7 @@ def _peak_mb(trial: Trial, run: RunTrial, peak_mb: Callable[[], float]) -> float
 
 
 def beginning(trial: Trial, pool: str) -> Trial:
-    """The trial cut to what takes its memory: two steps, a validation, a checkpoint, one recorded step of α_max and of
+    """Cut a trial to what takes its memory: two steps, a validation, a checkpoint, one recorded step of α_max and of
     each table, one batch of samples."""
     spec = trial.spec
     cut = {

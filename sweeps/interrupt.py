@@ -1,4 +1,4 @@
-"""What Ctrl-C means during a sweep: the first one lets steps finish and saves, the second one stops at once."""
+"""Give Ctrl-C its meaning during a sweep: the first one lets steps finish and saves, the second one stops at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """Within the ``with`` block the first SIGINT or SIGTERM sets `requested`; another one raises ``KeyboardInterrupt``.
+    """A ``with`` block within which the first SIGINT or SIGTERM sets `requested`; another one raises
+    ``KeyboardInterrupt``.
 
     ``on_request`` runs inside the signal handler: it may set a value, it must not print or lock. Outside the main
     thread, where Python delivers no signals, nothing is installed.
@@ -33,8 +34,8 @@ class Interrupt:
             signal.signal(number, handler)
 
     def until(self, steps: Iterator[None]) -> Iterator[None]:
-        """The steps, as far as no interrupt is requested; after the one during which it was they are closed, which
-        saves what they work on."""
+        """Yield the steps, as far as no interrupt is requested; after the one during which it was they are closed,
+        which saves what they work on."""
         with closing(steps):  # type: ignore[type-var]
             for _ in steps:
                 yield

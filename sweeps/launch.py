@@ -36,7 +36,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a sweep. ``num_trained``: trials that ended with a verdict in this launch, those that only lacked
+    """The result of a sweep. ``num_trained``: trials that ended with a verdict in this launch, those that only lacked
     α_max or samples among them."""
 
     num_skipped: int
@@ -116,7 +116,7 @@ def _work(
     run: RunTrial,
     mode: str | None,
 ) -> tuple[list[Trial], bool]:
-    """The trials as they were handed out, under the live table, and whether Ctrl-C ended that."""
+    """Hand the trials out, under the live table; return them, and whether Ctrl-C ended that."""
     say = partial(_say, console)
     with Interrupt(lambda: setattr(view, "note", STOPPING)) as interrupt:
         trials = _with_wandb(spec, trials, wandb_mode(spec, console) if mode is None else mode)
@@ -133,7 +133,7 @@ def _work(
 
 
 def require(spec: SweepSpec) -> None:
-    """Errors: ``RuntimeError`` where a trial of the sweep finds no room on this machine, or no Ray cluster answers at
+    """Raise a ``RuntimeError`` where a trial of the sweep finds no room on this machine, or no Ray cluster answers at
     ``ray.address``."""
     if spec.launcher == "ray":
         from sweeps.launchers.ray import launcher as ray_launcher
@@ -143,8 +143,8 @@ def require(spec: SweepSpec) -> None:
 
 
 def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
-    """``"skips 12 finished runs, trains 36"``; what runs that are trained may lack is α_max, samples, or both.
-    ``left``: failed ones."""
+    """Say what a launch will do, ``"skips 12 finished runs, trains 36"``; what runs that are trained may lack is α_max,
+    samples, or both. ``left``: failed ones."""
     to_measure = sum(trial.directory.finished for trial in pending)
     to_train = len(pending) - to_measure
     parts = [f"skips {skipped} finished run{'s' if skipped != 1 else ''}"] if skipped else []
@@ -160,7 +160,7 @@ def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
 
 
 def _launcher(spec: SweepSpec, say: Callable[[str], None]) -> Callable[..., None]:
-    """``say`` takes a line that the launcher has for the user."""
+    """Return the launcher that the sweep asks for. ``say`` takes a line that the launcher has for the user."""
     if spec.launcher == "serial":
         from sweeps.launchers.serial import launch
 
@@ -182,27 +182,28 @@ def _jobs_folder(spec: SweepSpec) -> Path:
 def _stop_jobs(
     spec: SweepSpec, trials: Sequence[Trial], on_tick: Callable[[], None], say: Callable[[str], None]
 ) -> None:
-    """Those of an earlier driver, too: their runs are waited for, not handed out."""
+    """Stop the jobs of the sweep, those of an earlier driver, too: their runs are waited for, not handed out."""
     from sweeps.launchers.slurm import launcher as slurm_launcher
 
     slurm_launcher.stop(trials, slurm=spec.slurm, folder=_jobs_folder(spec), on_tick=on_tick, say=say)
 
 
 def cpus_per_trial(spec: SweepSpec) -> float:
-    """What a trial holds of the cores: what the spec says, else one for each of its threads on each of its devices."""
+    """Return what a trial holds of the cores: what the spec says, else one for each of its threads on each of its
+    devices."""
     return spec.cpus_per_trial if spec.cpus_per_trial is not None else float(spec.threads * spec.devices_per_trial)
 
 
 def gpus_per_trial(spec: SweepSpec) -> float:
-    """The share of a GPU that a trial holds: what the spec says; where that is auto, which is measured when the trials
-    start, a whole one a device."""
+    """Return the share of a GPU that a trial holds: what the spec says; where that is auto, which is measured when the
+    trials start, a whole one a device."""
     if spec.gpus_per_trial != "auto":
         return spec.gpus_per_trial
     return float(spec.devices_per_trial) if spec.device != "cpu" and _num_gpus() else 0.0
 
 
 def slots(spec: SweepSpec) -> int:
-    """How many trials run at a time: on this machine, or as jobs."""
+    """Return how many trials run at a time: on this machine, or as jobs."""
     if spec.launcher == "serial":
         return 1
     if spec.launcher == "slurm":
@@ -223,7 +224,8 @@ def _num_gpus() -> int:
 
 
 def wandb_mode(spec: SweepSpec, console: Console) -> str:
-    """With ``logger=wandb`` whether there is a server, which is looked for once a command, and told; "" without."""
+    """Return the mode of W&B, with ``logger=wandb`` by whether there is a server, which is looked for once a command,
+    and told; "" without."""
     if spec.logger != "wandb":
         return ""
     from stability.runs.wandb_sink import probe_wandb
@@ -234,7 +236,7 @@ def wandb_mode(spec: SweepSpec, console: Console) -> str:
 
 
 def _with_wandb(spec: SweepSpec, trials: Sequence[Trial], mode: str) -> list[Trial]:
-    """Each trial with the arguments of its W&B run, where it has one."""
+    """Return each trial with the arguments of its W&B run, where it has one."""
     if not mode:
         return list(trials)
     return [
@@ -244,6 +246,7 @@ def _with_wandb(spec: SweepSpec, trials: Sequence[Trial], mode: str) -> list[Tri
 
 
 def _report(console: Console, outcome: Outcome, retry: str) -> None:
+    """Print the failed runs with their tracebacks' files, and how the command goes on after them or after Ctrl-C."""
     for failure in outcome.failures:
         _say(
             console,
@@ -261,7 +264,7 @@ def _report(console: Console, outcome: Outcome, retry: str) -> None:
 
 
 def _report_wandb(console: Console, trials: Sequence[Trial]) -> None:
-    """What W&B raised in the workers, which have no terminal: once, with the number of runs."""
+    """Print what W&B raised in the workers, which have no terminal: once, with the number of runs."""
     from stability.runs.wandb_sink import wandb_failure_file
 
     failed = [path for path in (wandb_failure_file(trial.directory) for trial in trials) if path.exists()]

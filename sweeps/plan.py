@@ -1,4 +1,4 @@
-"""What a sweep would do and what it would cost, from one measured step per kind of run; trains nothing, and writes
+"""Plan what a sweep would do and what it would cost, from one measured step per kind of run; trains nothing, and writes
 nothing but the prepared data."""
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Left:
-    """What of a run is still to be done: the share of its steps, and whether α_max or samples are."""
+    """The part of a run that is still to be done: the share of its steps, and whether α_max or samples are."""
 
     steps: float
     after: bool
@@ -71,8 +71,8 @@ class Left:
 
 
 def left_of(trial: Trial, retry: str) -> Left:
-    """What is left to do by what the ledger holds: nothing of a run that is done, or that failed and is left so; of an
-    interrupted one what its last checkpoint leaves."""
+    """Return what is left to do by what the ledger holds: nothing of a run that is done, or that failed and is left so;
+    of an interrupted one what its last checkpoint leaves."""
     if is_done(trial) or (retry == "none" and trial.directory.status()["state"] == "failed"):
         return Left(0.0, False)
     if trial.directory.finished:
@@ -84,7 +84,7 @@ def left_of(trial: Trial, retry: str) -> Left:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run costs: its parameters, multiply-adds of the mechanism per token in one forward pass, its timing
+    """The cost of one run: its parameters, multiply-adds of the mechanism per token in one forward pass, its timing
     (None: too large to be timed)."""
 
     num_params: int
@@ -93,14 +93,15 @@ class Cost:
 
 
 def measure_costs(spec: SweepSpec, corpus: AbstractCorpus) -> dict[str, Cost]:
-    """What each kind of run costs: parameters counted without building the model, a warmed-up training step and a
-    validation in a temporary folder."""
+    """Measure what each kind of run costs: parameters counted without building the model, a warmed-up training step and
+    a validation in a temporary folder."""
     kinds = {kind_of(run, variant): run for variant, run in spec.points(corpus.fingerprint)}
     return {kind: _cost(run, corpus, spec) for kind, run in kinds.items()}
 
 
 def kind_of(run: RunSpec, variant: str) -> str:
-    """``mechanism/residual/norm/optimizer`` (``sa+ca`` with a cross mechanism), and what an ablation changes."""
+    """Name a kind of run: ``mechanism/residual/norm/optimizer`` (``sa+ca`` with a cross mechanism), and what an
+    ablation changes."""
     mechanism = run.mechanism.name + ("" if run.cross is None else f"+{run.cross.name}")
     return " ".join(filter(None, ("/".join((mechanism, run.residual.name, run.norm, run.optimizer.name)), variant)))
 
@@ -119,6 +120,8 @@ def _cost(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec) -> Cost:
 
 
 def _timing(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, device: Any) -> Timing:
+    """Time a step and a validation of one run, and add up from them what the whole run takes, α_max and samples
+    included."""
     _forget_peak(device)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(run, RunDirectory(folder, "plan"), corpus, device)
@@ -140,7 +143,8 @@ def _timing(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec, device: Any) 
 
 
 def _step_s(trainer: Trainer) -> float:
-    """The median, since a machine that does something else for a moment makes one step look long."""
+    """Return the median of a few steps' seconds, since a machine that does something else for a moment makes one step
+    look long."""
     seconds: list[float] = []
     while len(seconds) < TIMED_STEPS and sum(seconds) < TIMED_S:
         started = time.perf_counter()
@@ -150,7 +154,8 @@ def _step_s(trainer: Trainer) -> float:
 
 
 def _forget_peak(device: Any) -> None:
-    """Each kind's peak is its own. Where the system has no such switch (macOS), it is the largest so far."""
+    """Reset the measured peak of memory, so that each kind's is its own. Where the system has no such switch (macOS),
+    it is the largest so far."""
     if device.type == "cuda":
         import torch
 
@@ -161,6 +166,7 @@ def _forget_peak(device: Any) -> None:
 
 
 def _mixing(run: RunSpec, direction: str) -> float:
+    """Return the multiply-adds of all mixing layers per position in one forward pass, cross mechanisms included."""
     from stability.mechanisms import MixerShape
     from stability.registry import Registry
 
@@ -180,7 +186,7 @@ def _mixing(run: RunSpec, direction: str) -> float:
 
 
 def curvature_steps(curvature: CurvatureSpec, layers: int) -> float:
-    """Cost of the protocol, and of what `measure` adds to it, in training steps."""
+    """Return the cost of the protocol, and of what `measure` adds to it, in training steps."""
     warm_up = curvature.warmup_steps * len(curvature.state) + (
         curvature.warmup_batches if "paper" in curvature.state else 0
     )
@@ -196,15 +202,15 @@ def curvature_steps(curvature: CurvatureSpec, layers: int) -> float:
 
 
 def generation_steps(run: RunSpec, generation: GenerationSpec) -> float:
-    """Cost of sampling in training steps: a forward pass of a batch of samples for each step of the sampler. An
-    oracle's own cost is not in it."""
+    """Return the cost of sampling in training steps: a forward pass of a batch of samples for each step of the sampler.
+    An oracle's own cost is not in it."""
     from stability.probes.generation.generating import steps_of_a_phase
 
     return FORWARD * steps_of_a_phase(run, generation) * min(generation.batch, generation.num) / run.batch
 
 
 def _recorded(curvature: CurvatureSpec) -> float:
-    """The recorded steps of one state, in training steps."""
+    """Return the cost of the recorded steps of one state, in training steps."""
     critical = _critical(curvature.spectra) if "critical_lr" in curvature.measure else 0.0
     return (RECORDED_STEP + critical) * curvature.recorded_steps + DIFFERENCE * min(
         curvature.parity_steps, curvature.recorded_steps
@@ -216,8 +222,8 @@ def _critical(spectra: SpectraSpec) -> float:
 
 
 def _tables(spectra: SpectraSpec, layers: int) -> dict[str, float]:
-    """What each table costs at one step of one state, in training steps. Lanczos is charged with all the products that
-    it may take."""
+    """Return what each table costs at one step of one state, in training steps. Lanczos is charged with all the
+    products that it may take."""
     return {
         "profile": _critical(spectra) + FORWARD * 2 * (spectra.profile_points + 1),
         "sharpness": PRODUCT * (2 * spectra.eigenvalue_products + spectra.trace_products + 2) + spectra.noise_batches,
@@ -229,9 +235,9 @@ def _tables(spectra: SpectraSpec, layers: int) -> dict[str, float]:
 def describe(
     spec: SweepSpec, corpus: AbstractCorpus, slots: float, trials: Sequence[Trial] | None, search: Search | None = None
 ) -> str:
-    """The plan as text: a line a kind of run, then totals. ``slots``: trials that run side by side. ``trials``: the
-    runs of the plan in their order, what is finished of them is left out of what it costs; None where ``corpus`` only
-    stands for data that was not read. ``search``: what chooses further runs once these have ended."""
+    """Return the plan as text: a line a kind of run, then totals. ``slots``: trials that run side by side. ``trials``:
+    the runs of the plan in their order, what is finished of them is left out of what it costs; None where ``corpus``
+    only stands for data that was not read. ``search``: what chooses further runs once these have ended."""
     points, costs = spec.points(corpus.fingerprint), measure_costs(spec, corpus)
     rates = sorted({run.lr_peak for _, run in points})
     left = [left_of(trial, spec.retry) for trial in trials] if trials is not None else [Left(1.0, True)] * len(points)
@@ -287,7 +293,7 @@ def _data_line(spec: SweepSpec, corpus: AbstractCorpus, is_read: bool) -> str:
 
 
 def _unit(spec: SweepSpec, number: int = 2) -> str:
-    """What a model's positions are called: tokens, or an objective's own word."""
+    """Return what a model's positions are called: tokens, or an objective's own word."""
     from stability.registry import Registry
 
     one, many = Registry("objectives").load(spec.objective.name).unit
@@ -301,7 +307,7 @@ def _timing_columns(timing: Timing | None) -> str:
 
 
 def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: float) -> str:
-    """``costs`` and ``left`` of each run."""
+    """Return the totals as text. ``costs`` and ``left`` are of each run."""
     a_run = spec.steps * spec.batch * spec.model.positions
     missing, tokens = (
         sum(bool(each.steps or each.after) for each in left),
@@ -328,8 +334,8 @@ def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: 
 
 
 def _at_a_time(spec: SweepSpec, slots: float) -> str:
-    """How many trials run side by side. How many share a GPU is not known to a plan: what α_max and the allocator take
-    is measured by the sweep itself."""
+    """Say how many trials run side by side. How many share a GPU is not known to a plan: what α_max and the allocator
+    take is measured by the sweep itself."""
     from stability.build import resolve_device
 
     shares = (
@@ -344,7 +350,7 @@ def _at_a_time(spec: SweepSpec, slots: float) -> str:
 
 
 def _at_most(costs: dict[str, Cost], most_runs: int, slots: float) -> str:
-    """All rounds of a search, each kind of run in the same number."""
+    """Return the most that all rounds of a search cost, each kind of run in the same number."""
     timings = [cost.timing.run_s for cost in costs.values() if cost.timing is not None]
     if len(timings) < len(costs):
         return f", at most {runs(most_runs)} in all"

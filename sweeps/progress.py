@@ -1,5 +1,5 @@
-"""How far the trials of a sweep are, read from what they leave on disk: the same for every launcher, and cheap for
-hundreds of runs."""
+"""Follow how far the trials of a sweep are, read from what they leave on disk: the same for every launcher, and cheap
+for hundreds of runs."""
 
 from __future__ import annotations
 
@@ -101,6 +101,7 @@ class Progress:
         self._speeds = _speeds(self.rows)
 
     def _look_at(self, row: Row) -> None:
+        """Bring a row of this launch up to date, reading its status and logs only where they changed."""
         row.held_by = str(row.trial.held_by_another() or "")
         signature = _signature(row.trial)
         if row.trained and row.started_at is None and not row.held_by and row.trial.lock.owner():
@@ -120,6 +121,7 @@ class Progress:
             _read_logs(row)
 
     def _look_from_outside(self, row: Row) -> None:
+        """Bring a row of somebody else's launch up to date, by its status and by who holds its lock."""
         row.signature = _signature(row.trial)
         # before the status: who ends a run writes that first and lets go of it then
         row.owner = str(RunLock(row.trial.directory.path).owner() or "")
@@ -137,6 +139,7 @@ class Progress:
             _read_logs(row)
 
     def _read_status(self, row: Row, status: dict[str, Any]) -> None:
+        """Take step, state, result and times of a row from its status."""
         row.step, row.num_steps = int(status["step"]), int(status.get("num_steps", row.num_steps))
         row.state, row.phase = status["state"], status.get("phase", "training") if status["state"] == "running" else ""
         row.reason = status.get("reason", "")
@@ -156,7 +159,7 @@ class Progress:
             self._time_the_end(row, status["changed_at"])
 
     def _start_of(self, status: dict[str, Any]) -> float | None:
-        """When the trial began in this launch; None where an earlier one trained it."""
+        """Return when the trial began in this launch; None where an earlier one trained it."""
         if status["state"] == "running":
             return status["changed_at"]
         seconds = status.get("result", {}).get("wall_s")
@@ -178,8 +181,8 @@ class Progress:
         return Counter(row.state for row in self.rows if row.ended)
 
     def best(self) -> dict[str, tuple[float, float, int]]:
-        """The best of each variant: (validation NLL, its LR, seeds there), the lowest median over the seeds that ended
-        at an LR; a diverged one counts as inf."""
+        """Return the best of each variant: (validation NLL, its LR, seeds there), the lowest median over the seeds that
+        ended at an LR; a diverged one counts as inf."""
         found: dict[str, dict[float, list[float]]] = {}
         for row in (*self.rows, *self._earlier):
             if row.state in FINISHED:
@@ -192,8 +195,8 @@ class Progress:
         return {variant: min(points) for variant, points in medians.items() if math.isfinite(min(points)[0])}
 
     def row_eta_s(self, row: Row) -> float | None:
-        """Seconds until a trial ends, once its steps (or a sister's) have been timed; of one that was trained before,
-        what follows the training."""
+        """Return the seconds until a trial ends, once its steps (or a sister's) have been timed; of one that was
+        trained before, what follows the training."""
         step_s, curvature_s = self._speeds[row.variant]
         step_s = row.step_s or step_s
         if row.trained and not self.is_timed_whole:
@@ -211,8 +214,8 @@ class Progress:
         )
 
     def eta_s(self) -> float | None:
-        """Seconds until the last trial ends, at the speeds seen so far and as many at once as ran at most; None before
-        anything was timed."""
+        """Return the seconds until the last trial ends, at the speeds seen so far and as many at once as ran at most;
+        None before anything was timed."""
         etas = [self.row_eta_s(row) for row in self.rows if not row.ended]
         known = [eta for eta in etas if eta is not None]
         if len(known) < len(etas) or not self.most_at_once:
@@ -233,8 +236,8 @@ def _ended_row(trial: Trial, variant: str) -> Row:
 
 
 def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:
-    """(seconds a step, seconds for α_max and samples) of each variant: the median of its trials that were timed, else
-    of all that were. A median, since what was measured another day seems to have taken that long."""
+    """Return (seconds a step, seconds for α_max and samples) of each variant: the median of its trials that were timed,
+    else of all that were. A median, since what was measured another day seems to have taken that long."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.variant, []).append(row)
@@ -249,8 +252,8 @@ def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:
 
 
 def variants(trials: Sequence[Trial]) -> list[str]:
-    """A name for what each trial varies beside LR and seed: its mechanism, the other axes only where the sweep has
-    several, an ablation's setting."""
+    """Return a name for what each trial varies beside LR and seed: its mechanism, the other axes only where the sweep
+    has several, an ablation's setting."""
     names = [[choice_name(trial.spec[axis]) for axis in AXES] for trial in trials]
     varied = [index for index in range(1, len(AXES)) if len({row[index] for row in names}) > 1]
     chosen = [
@@ -265,7 +268,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _measuring(trial: Trial) -> str:
-    """What a trained trial is at: α_max, which comes first, until its table is there."""
+    """Say what a trained trial is at: α_max, which comes first, until its table is there."""
     return (
         CURVATURE
         if trial.curvature is not None and not any(trial.directory.curvature_file("").parent.glob("*.parquet"))
@@ -274,7 +277,8 @@ def _measuring(trial: Trial) -> str:
 
 
 def _signature(trial: Trial) -> tuple[int, int]:
-    """Changes when the status is replaced, or a curvature table, samples or their scores are put in their place."""
+    """Return what changes when the status is replaced, or a curvature table, samples or their scores are put in their
+    place."""
     directory = trial.directory
     folders = (directory.curvature_file("").parent, directory.generation_file("").parent, directory.path / "samples")
     return _mtime_ns(directory.status_file), max(map(_mtime_ns, folders))

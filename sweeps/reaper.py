@@ -29,7 +29,7 @@ QUIET_LOOKS = 5  # in a row, after a death: what is being started while it is lo
 
 @contextmanager
 def reaper(folder: Path) -> Iterator[None]:
-    """A reaper of its own for what is started within the ``with`` block with ``RAY_TMPDIR=folder``."""
+    """Start a reaper for what is started within the ``with`` block with ``RAY_TMPDIR=folder``."""
     if not (PROC / "self/environ").exists():
         yield
         return
@@ -49,7 +49,7 @@ def reaper(folder: Path) -> Iterator[None]:
 
 
 def session(folder: str, but: frozenset[int] = frozenset()) -> set[int]:
-    """Ids of the living processes of a session, without those of ``but``."""
+    """Return the ids of the living processes of a session, without those of ``but``."""
     children: dict[int, list[int]] = {}
     found: set[int] = set()
     for path in PROC.glob("[0-9]*"):
@@ -74,6 +74,7 @@ def _inherited(process: Path, folder: str) -> bool:
 
 
 def _writes_into(process: Path, folder: str) -> bool:
+    """Return whether a process has a file below ``folder`` open for writing."""
     for descriptor in (process / "fd").iterdir():
         with suppress(FileNotFoundError):  # closed by now
             if os.readlink(descriptor).startswith(f"{folder}/"):  # noqa: PTH115 "pipe:[1]" is no path

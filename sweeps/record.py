@@ -1,4 +1,5 @@
-"""What ``study.json`` says of a sweep: the runs asked for so far, by which command, of which code and data."""
+"""Record in ``study.json`` what is known of a sweep: the runs asked for so far, by which command, of which code and
+data."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ class StudyRecord:
     """The record of one launch of a sweep.
 
     ``before``: what ``study.json`` held when the launch began, at ``started`` (seconds since 1970); ``origin``: what it
-      says beside the runs. The methods' ``found`` is what a search keeps of its runs
-      (`sweeps.search.rounds.Search.record`); None: a grid, whose runs are known from the start.
+    says beside the runs. The methods' ``found`` is what a search keeps of its runs
+    (`sweeps.search.rounds.Search.record`); None: a grid, whose runs are known from the start.
     """
 
     study: StudyFolder
@@ -33,7 +34,7 @@ class StudyRecord:
 
     @classmethod
     def begun(cls, spec: SweepSpec, corpus: AbstractCorpus) -> StudyRecord:
-        """The record of a launch that begins now. Nothing is written yet."""
+        """Return the record of a launch that begins now. Nothing is written yet."""
         study = StudyFolder.of(spec.runs_dir, spec.name)
         before = study.read() if study.file.exists() else {}
         return cls(study, spec, before, started=time.time(), origin=_origin(spec, corpus))
@@ -48,7 +49,7 @@ class StudyRecord:
         (``provenance.wall_s``).
 
         ``has_worked``: whether a run was worked on; where none was, what the file said of the launch that did work
-          stays.
+        stays.
         """
         run_ids, begun = [trial.run_id for trial in trials], self.before.get("run_ids") or [None]
         is_same = begun == (run_ids if found is None else run_ids[: len(begun)])
@@ -62,7 +63,7 @@ class StudyRecord:
 
 
 def _origin(spec: SweepSpec, corpus: AbstractCorpus) -> dict[str, Any]:
-    """Command, launcher, spec, code, machine and data."""
+    """Return command, launcher, spec, code, machine and data."""
     from stability.build import described
 
     origin = provenance()
@@ -77,8 +78,8 @@ def _origin(spec: SweepSpec, corpus: AbstractCorpus) -> dict[str, Any]:
 
 
 def _variants(spec: SweepSpec, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Which variant each run is, where settings vary one at a time, and each setting's values with their variants; {}
-    without ``ablate``."""
+    """Return which variant each run is, where settings vary one at a time, and each setting's values with their
+    variants; {} without ``ablate``."""
     if not spec.ablate:
         return {}
     ablations = [

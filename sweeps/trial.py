@@ -1,4 +1,4 @@
-"""One trial as every launcher runs it: lock its run, train, then measure α_max, then sample; what goes wrong becomes a
+"""Run one trial as every launcher does: lock its run, train, then measure α_max, then sample; what goes wrong becomes a
 status, never an exception."""
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ DEATH_S = 10.0  # a worker is reported dead before the system has cleared it awa
 
 @dataclass(frozen=True)
 class Trial:
-    """All that a worker needs, picklable, with absolute paths.
+    """A trial with all that a worker needs, picklable, with absolute paths.
 
-    ``spec``: the RunSpec as plain JSON; ``curvature``: the CurvatureSpec as plain JSON, or None; ``wandb``: arguments
-      of the W&B sink, or None;
-    ``command``: the command line that asked for it, for the run's provenance; ``variant``: what an ablation changes in
-      it, e.g. "window=4";
-    ``generate``: the GenerationSpec as plain JSON, or None; ``launch``: tells one launch of a sweep from all others, ""
-      where nobody asked for one;
-    ``devices``: how many share a run's microbatches or, with ``shard``, its parameters; ``stop_at``: a step before the
-      last at which the run is left, to be gone on with or not; ``several``: the axes beside the mechanism of which the
-      sweep has more than one choice.
+    - ``spec``: the RunSpec as plain JSON.
+    - ``curvature``: the CurvatureSpec as plain JSON, or None.
+    - ``wandb``: arguments of the W&B sink, or None.
+    - ``command``: the command line that asked for it, for the run's provenance.
+    - ``variant``: what an ablation changes in it, e.g. "window=4".
+    - ``generate``: the GenerationSpec as plain JSON, or None.
+    - ``launch``: tells one launch of a sweep from all others, "" where nobody asked for one.
+    - ``devices``: how many share a run's microbatches or, with ``shard``, its parameters.
+    - ``stop_at``: a step before the last at which the run is left, to be gone on with or not.
+    - ``several``: the axes beside the mechanism of which the sweep has more than one choice.
     """
 
     run_id: str
@@ -81,23 +82,24 @@ class Trial:
         return RunLock(self.directory.path, self.launch)
 
     def held_by_another(self) -> Owner | None:
-        """Who works on the run, where that is neither a worker of this launch nor nobody."""
+        """Return who works on the run, where that is neither a worker of this launch nor nobody."""
         owner = self.lock.owner()
         return None if owner is None or (self.launch and owner.launch == self.launch) else owner
 
 
 def choice_name(choice: Any) -> str:
-    """The name of a part as a ``spec.json`` writes it, or of a norm."""
+    """Return the name of a part as a ``spec.json`` writes it, or of a norm."""
     return choice["name"] if isinstance(choice, dict) else str(choice)
 
 
 def several_of(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
-    """A trial's ``several``, from what a sweep chooses on each axis."""
+    """Return a trial's ``several``, from what a sweep chooses on each axis."""
     return tuple(axis for axis in AXES[1:] if len(choices.get(axis, ())) > 1)
 
 
 def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
-    """The trials of a sweep's runs, in the pool ``spec.runs_dir``, with what the sweep asks for after the training."""
+    """Return the trials of a sweep's runs, in the pool ``spec.runs_dir``, with what the sweep asks for after the
+    training."""
     shared: dict[str, Any] = {
         "pool": str(Path(spec.runs_dir).resolve()),
         "curvature": spec.curvature.model_dump(mode="json") if spec.hessian else None,
@@ -111,8 +113,8 @@ def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
 
 
 def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:
-    """Whether a trial has its verdict and all that was asked for beside it. ``is_measured`` stands in for the probe's
-    own in tests."""
+    """Return whether a trial has its verdict and all that was asked for beside it. ``is_measured`` stands in for the
+    probe's own in tests."""
     if trial.stop_at is not None and trial.directory.status()["step"] >= trial.stop_at:
         return True
     if not trial.directory.finished:
@@ -182,6 +184,7 @@ def mark_failed(trial: Trial, reason: str, account: str) -> None:
 
 
 def _train_and_measure(trial: Trial) -> Iterator[None]:
+    """Train a trial, then measure α_max and draw samples where it asks for them; yields after every step."""
     from stability.config.parse import parse_run
     from stability.training.run import train
 

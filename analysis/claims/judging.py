@@ -1,4 +1,4 @@
-"""From the numbers to sentences and a table: do the papers' claims hold in this study?
+"""Judge whether the papers' claims hold in one study, and say so in sentences and a table.
 
 The consensus paper's claims stand in `windows` (its section 5.1) and `steps` (5.2.1), as it makes them; those of the
 other papers in `rivals` and `residuals`. Rules that keep them honest:
@@ -39,13 +39,13 @@ INDICATED = {"holds": "indications for", "contradicted": "indications against"} 
 
 
 def paragraph(study: Study) -> str:
-    """All sentences in one."""
+    """Join all claims' sentences to one paragraph."""
     return " ".join(claim.text for claim in judge(study))
 
 
 def judge(study: Study) -> tuple[Claim, ...]:
-    """The claims of every setting (optimizer, residual, … where they vary; of an ablation the base), then what limits
-    them: missing runs, and the scale."""
+    """Return the claims of every setting (optimizer, residual, … where they vary; of an ablation the base), then what
+    limits them: missing runs, and the scale."""
     found, claims = windows(study), []
     for setting in sorted(set(study.runs.loc[study.runs["variant"] == "", "setting"])):
         names = set(study.runs.loc[study.runs["setting"] == setting, "series"])
@@ -64,7 +64,8 @@ def judge(study: Study) -> tuple[Claim, ...]:
 
 
 def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
-    """Of schemes beside the plain one, in a study that has both; a scheme's seeds are judged as a mechanism's are."""
+    """Return the claims on schemes beside the plain one, [] where the study does not have both; a scheme's seeds are
+    judged as a mechanism's are."""
     if not (rivals.compares_residuals(study) or rivals.compares_mechanisms(study)):
         return []
     learned = {name: Learned.of(study, each) for name, each in found.items()}
@@ -74,6 +75,8 @@ def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
 
 
 def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
+    """Return one setting's mechanisms by name, each with its windows, what it learned, and why that is too little to
+    speak about."""
     learned = [Learned.of(study, each) for each in found]
     most = most_learned(learned)
     sides = [
@@ -91,6 +94,8 @@ def _sides(study: Study, found: list[SeriesWindows]) -> dict[str, Side]:
 
 
 def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
+    """Return the claims on one setting: mechanisms that learned too little, windows and best NLLs, limits, and α_max;
+    "not judged" where sa or sc is missing or untrained."""
     claims = [
         Claim(f"trained {name}", "not judged", f"{name} {_said_of(side)}.")
         for name, side in sides.items()
@@ -116,7 +121,8 @@ def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
 
 
 def _said_of(side: Side) -> str:
-    """What becomes of a mechanism that did not learn; that all its runs diverged is a result of its stable steps."""
+    """Say what becomes of a mechanism that did not learn; that all its runs diverged is a result of its stable
+    steps."""
     if side.only_diverged:
         return "diverged in every run: no claim is made about its window and its NLL, and its steps count as 0 % stable"
     return f"{side.shortfall}: no claim is made about it"
@@ -127,8 +133,8 @@ def _them(names: list[str]) -> str:
 
 
 def claims_table(study: Study) -> Table | None:
-    """Every statement of a paper's that the study was asked about: n, effect with its interval, verdict; None where
-    there is none."""
+    """Return a table of every statement of a paper's that the study was asked about (n, effect with its interval,
+    verdict); None where there is none."""
     judged = [claim for claim in judge(study) if claim.statement]
     if not judged:
         return None
@@ -160,12 +166,12 @@ def claims_table(study: Study) -> Table | None:
 
 
 def _verdict(claim: Claim) -> str:
-    """The verdict in words; two seeds give indications only, whatever they agree on."""
+    """Return the verdict in words; two seeds give indications only, whatever they agree on."""
     return INDICATED.get(claim.verdict, VERDICTS[claim.verdict]) if claim.n == 2 else VERDICTS[claim.verdict]
 
 
 def _elsewhere(study: Study) -> str:
-    """In what the runs differ from the paper's."""
+    """Say in what the study's runs differ from the papers'."""
     runs = study.runs
     asked = (
         f"{listed(sorted(set(runs['objective'])))} on {listed(sorted(set(runs['data'])))} with "
@@ -178,7 +184,7 @@ def _elsewhere(study: Study) -> str:
 
 
 def _limits(trained: dict[str, Side]) -> list[Claim]:
-    """What a reader must know of windows of mechanisms that learned little."""
+    """Return remarks on what a reader must know of windows of mechanisms that learned little."""
     claims = (
         [Claim("little learned", "no claim", text)]
         if (text := little({name: side.learned for name, side in trained.items()}))
@@ -204,7 +210,7 @@ def _limits(trained: dict[str, Side]) -> list[Claim]:
 
 
 def _coverage(study: Study) -> list[Claim]:
-    """What a reader must know of runs that are no results; nothing where all are."""
+    """Return remarks on what a reader must know of runs that are no results; none where all are."""
     counts = study.runs["status"].value_counts()
     missing = [
         f"{counts[status]} {status}"

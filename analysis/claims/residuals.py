@@ -1,5 +1,5 @@
-"""What mHC-lite's paper (arXiv:2601.05732) says of throughput, gradient norms, doubly stochastic mixing and depth,
-against a study's runs.
+"""Judge what mHC-lite's paper (arXiv:2601.05732) says of throughput, gradient norms, doubly stochastic mixing and depth
+by a study's runs.
 
 Every claim is between two series, or about one; where the study does not hold what a claim needs, it says what would
 judge it. Rules: n counts seeds (of throughput turns, of exactness runs). One seed makes no claim; two make
@@ -33,7 +33,7 @@ NEGLIGIBLE_SLOWDOWN = 0.05  # AttentionX's "negligible" has no number either
 
 
 def throughput_claim(study: Study, other: str, plain: str, *, statement: str, least: float = 1.0) -> Claim:
-    """Whether ``other`` trains at more than ``least`` times the throughput of ``plain``, from turns side by side
+    """Judge whether ``other`` trains at more than ``least`` times the throughput of ``plain``, from turns side by side
     alone."""
     subject, found = f"throughput {other} beside {plain}", ratio(study, other, plain)
     if found is None:
@@ -73,9 +73,9 @@ def _between(found: Ratio) -> str:
 
 
 def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str) -> Claim:
-    """Whether the gradients of ``other`` are shorter: of each run the median norm over its steps (before clipping),
-    paired by rate and seed over the rates that every run of both finished, their ratio's geometric mean over rates for
-    each seed."""
+    """Judge whether the gradients of ``other`` are shorter: of each run the median norm over its steps (before
+    clipping), paired by rate and seed over the rates that every run of both finished, their ratio's geometric mean over
+    rates for each seed."""
     subject = f"gradient norm {other} beside {plain}"
     norms = study.curves[study.curves["grad_norm"] > 0].groupby("run_id")["grad_norm"].median()
     tables = [_by_rate_and_seed(study.of(name), norms) for name in (other, plain)]
@@ -122,7 +122,7 @@ def gradient_norm_claim(study: Study, other: str, plain: str, *, statement: str)
 
 
 def _by_rate_and_seed(runs: Frame, norms: Frame) -> Frame:
-    """Learning rate × seed, of the rates at which every run finished."""
+    """Return a table, learning rate × seed, of the rates at which every run finished."""
     kept = runs.groupby("lr").filter(lambda part: part["status"].isin(FINISHED).all())
     return kept.assign(norm=kept["run_id"].map(norms)).pivot_table(
         index="lr", columns="seed", values="norm", aggfunc="first"
@@ -130,8 +130,8 @@ def _by_rate_and_seed(runs: Frame, norms: Frame) -> Frame:
 
 
 def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, SeriesWindows]) -> Iterator[Claim]:
-    """About doubly stochastic mixing: mHC-lite's exactness, mHC's drift through depth and its outliers, and what deeper
-    models do. ``schemes``: series by residual scheme, of one setting."""
+    """Yield the claims on doubly stochastic mixing: mHC-lite's exactness, mHC's drift through depth and its outliers,
+    and what deeper models do. ``schemes``: series by residual scheme, of one setting."""
     if STREAMS not in study.probes:
         text = (
             "Not judged: how doubly stochastic the mixing of residual streams is. "
@@ -158,6 +158,8 @@ def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, Series
 
 
 def _exact(rows: Frame, series: str) -> Iterator[Claim]:
+    """Judge whether all column and row sums of a series' mixing matrices, single ones and their product, are 1 to
+    rounding."""
     own = rows[rows["series"] == series]
     if own.empty:
         return
@@ -188,8 +190,8 @@ def _exact(rows: Frame, series: str) -> Iterator[Claim]:
 
 
 def _drift(rows: Frame, series: str, scheme: str) -> Iterator[Claim]:
-    """Whether the product's columns lie further from 1 than single matrices' do; paired by run, the geometric mean over
-    rates of each seed."""
+    """Judge whether the product's columns lie further from 1 than single matrices' do; paired by run, the geometric
+    mean over rates of each seed."""
     own = rows[rows["series"] == series]
     errors = [by_run(own, matrix, "column_sum", "error") for matrix in ("single", "product")]
     if own.empty or errors[1].empty:
@@ -255,7 +257,7 @@ def _drift(rows: Frame, series: str, scheme: str) -> Iterator[Claim]:
 
 
 def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows]) -> Iterator[Claim]:
-    """The share of outliers at the series' best rate (the paper has one rate a size)."""
+    """Judge the share of outliers at the series' best rate (the paper has one rate a size)."""
     median = found[series].median if series in found else None
     own = rows[(rows["series"] == series) & (rows["run_lr"] == (median.best_lr if median else math.nan))]
     if own.empty:
@@ -303,7 +305,8 @@ def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows]) -> Iter
 
 
 def _depth(rows: Frame, series: str) -> Claim:
-    """Never judged in one study: a sweep has one model, the paper compares 6 layers with 24."""
+    """Return the claim on depth, never judged in one study: a sweep has one model, the paper compares 6 layers with
+    24."""
     connections = (
         int(rows.loc[rows["series"] == series, "connection"].max() + 1) if (rows["series"] == series).any() else 0
     )

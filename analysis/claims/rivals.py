@@ -1,4 +1,4 @@
-"""How a scheme compares with the one that its paper measures it against: best NLL, accuracy where there is one, stable
+"""Compare a scheme with the one that its paper measures it against: best NLL, accuracy where there is one, stable
 window, seed by seed, under the rules of `claims`; then what `residual_claims` judges. Residual schemes are set beside
 the plain one, mHC-lite also beside mHC and HC, AttentionX beside attention of the same mask."""
 
@@ -54,7 +54,7 @@ class Pair(NamedTuple):
 
 
 def compares_residuals(study: Study) -> bool:
-    """Whether residual schemes stand beside the plain one, or beside the one of `FURTHER`."""
+    """Return whether residual schemes stand beside the plain one, or beside the one of `FURTHER`."""
     residuals = set(study.runs["residual"])
     return (PLAIN in residuals and len(residuals) > 1) or any(
         {name, plain} <= residuals for name, others in FURTHER.items() for plain in others
@@ -66,12 +66,12 @@ def compares_mechanisms(study: Study) -> bool:
 
 
 def another_question(study: Study) -> bool:
-    """Whether a study without consensus runs compares something else."""
+    """Return whether a study without consensus runs compares something else."""
     return "sc" not in set(study.runs["mechanism"]) and (compares_residuals(study) or compares_mechanisms(study))
 
 
 def scale_of_the_papers(study: Study) -> str:
-    """Of what the study's question comes from."""
+    """Say at what scale the papers ran that the study's question comes from."""
     if not another_question(study):
         return "the paper's models have 35 to 385 million parameters"
     papers = (
@@ -86,9 +86,9 @@ def scale_of_the_papers(study: Study) -> str:
 
 
 def claims(study: Study, found: Mapping[str, SeriesWindows], shortfalls: Mapping[str, str]) -> list[Claim]:
-    """About each scheme beside the plain one of the same mechanism and otherwise equal setting, then beside those of
-    `FURTHER`; of AttentionX beside attention of the same mask, then of the other; then throughput, gradient norms,
-    mixing and depth. ``shortfalls``: by series, why it learned too little ("" where it did not)."""
+    """Return the claims on each scheme beside the plain one of the same mechanism and otherwise equal setting, then
+    beside those of `FURTHER`; of AttentionX beside attention of the same mask, then of the other; then throughput,
+    gradient norms, mixing and depth. ``shortfalls``: by series, why it learned too little ("" where it did not)."""
     made, judged = [], set()
     for pair in _pairs(study):
         named = f"{pair.other} beside {pair.plain}" if pair.other in judged else pair.other
@@ -100,7 +100,7 @@ def claims(study: Study, found: Mapping[str, SeriesWindows], shortfalls: Mapping
 def _about(
     study: Study, pair: Pair, named: str, found: Mapping[str, SeriesWindows], shortfalls: Mapping[str, str]
 ) -> Iterator[Claim]:
-    """Best NLL, accuracy and window of one pair."""
+    """Yield the claims on best NLL, accuracy and window of one pair."""
     if lacking := [name for name in (pair.plain, pair.other) if shortfalls[name]]:
         text = f"{pair.other} is not compared with {pair.plain}: {listed(lacking)} learned too little."
         yield Claim(f"trained {named}", "not judged", text)
@@ -118,8 +118,8 @@ def _about(
 
 
 def _pairs(study: Study) -> list[Pair]:
-    """A plain series and those that differ from it in their residual alone (of `FURTHER` too), or in their mechanism
-    alone where that has it for a rival."""
+    """Return the pairs of a plain series and those that differ from it in their residual alone (of `FURTHER` too), or
+    in their mechanism alone where that has it for a rival."""
     base = study.runs[study.runs["variant"] == ""].drop_duplicates("series")
     found = [
         Pair(*each)
@@ -132,7 +132,7 @@ def _pairs(study: Study) -> list[Pair]:
 
 
 def _alike(runs: Frame, axis: str):
-    """Groups of series that differ in ``axis`` (and, of mechanisms, their variant) alone."""
+    """Group the runs of series that differ in ``axis`` (and, of mechanisms, their variant) alone."""
     return runs.groupby(
         [each for each in ("mechanism", *SETTING_AXES) if each not in (axis, "variant")], sort=False, dropna=False
     )
@@ -147,8 +147,8 @@ def _residual_pairs(study: Study, base: Frame, plain_of) -> Iterator[tuple[str, 
 
 
 def _rival_pairs(study: Study, group: Frame) -> Iterator[Pair]:
-    """AttentionX beside each `sa` (as it is, or with another mask), that of the same mask first; and the two of those
-    beside each other."""
+    """Yield AttentionX beside each `sa` (as it is, or with another mask), that of the same mask first; and the two of
+    those beside each other."""
     for name, plain in RIVALS.items():
         own = group[(group["mechanism"] == name) & (group["variant"] == "")]["series"]
         beside = group[(group["mechanism"] == plain) & group["variant"].str.match(r"(mask_diagonal=\w+)?$")]["series"]
@@ -173,13 +173,13 @@ UNKNOWN = "(The study's record does not say whether both have the same mask.) "
 
 
 def _same_mask(study: Study, series: str, other: str) -> bool | None:
-    """None where the study's record does not say."""
+    """Return whether two series see or hide their own position alike; None where the study's record does not say."""
     seen = [sees_itself(study, each) for each in (series, other)]
     return None if None in seen else seen[0] == seen[1]
 
 
 def _unmatched(study: Study) -> Iterator[Claim]:
-    """Where AttentionX has no attention of its own mask beside it."""
+    """Yield a "not judged" for each AttentionX that has no attention of its own mask beside it."""
     pairs = [pair for pair in _pairs(study) if pair.names[0] in RIVALS]
     for other in dict.fromkeys(pair.other for pair in pairs):
         if any(pair.states for pair in pairs if pair.other == other):
@@ -192,7 +192,7 @@ def _unmatched(study: Study) -> Iterator[Claim]:
 
 
 def _beyond_loss(study: Study, found: Mapping[str, SeriesWindows]) -> Iterator[Claim]:
-    """Throughput of AttentionX; throughput, gradient norm, mixing and depth of mHC-lite."""
+    """Yield the claims on throughput of AttentionX; on throughput, gradient norm, mixing and depth of mHC-lite."""
     for pair in (pair for pair in _pairs(study) if pair.names[0] in RIVALS and pair.states):
         statement = "AttentionX's computational overhead is negligible (3.2)"
         yield residual_claims.throughput_claim(
@@ -217,8 +217,8 @@ def _beyond_loss(study: Study, found: Mapping[str, SeriesWindows]) -> Iterator[C
 
 
 def _best(study: Study, about: str, subject: str, pair: Pair) -> Claim:
-    """On each seed's best over the rates that both were trained at; a seed whose runs all diverged has an infinitely
-    bad one."""
+    """Judge a pair on each seed's best over the rates that both were trained at; a seed whose runs all diverged has an
+    infinitely bad one."""
     column, better, word, digits = COMPARED[subject]
     other, plain, statement = pair.other, pair.plain, STATEMENTS.get((*pair.names, word), "") if pair.states else ""
     tables = [_outcomes(study.of(name), column, -better * math.inf) for name in (other, plain)]
@@ -273,8 +273,8 @@ def _best(study: Study, about: str, subject: str, pair: Pair) -> Claim:
 
 
 def _on_par(low: float, high: float, other: str, plain: str, n: int, numbers: str) -> tuple[Verdict, str]:
-    """Verdict and text on "on par or lower", from the interval of the difference in nats: whole below the margin, whole
-    above it, or neither. A difference that is certain, but lies within the margin, is on par."""
+    """Return the verdict and text on "on par or lower", from the interval of the difference in nats: whole below the
+    margin, whole above it, or neither. A difference that is certain, but lies within the margin, is on par."""
     if high < 0:
         return (
             "holds",
@@ -300,7 +300,7 @@ def _on_par(low: float, high: float, other: str, plain: str, n: int, numbers: st
 
 
 def _lost(pairs: list[tuple[float, float]], other: str, plain: str) -> str:
-    """How many seeds a series diverged in at every rate; "" where none."""
+    """Say in how many seeds a series diverged at every rate; "" where in none."""
     lost = {name: sum(math.isinf(pair[place]) for pair in pairs) for place, name in enumerate((other, plain))}
     return "".join(
         f"; {name} diverged at every rate in {count} of {plural(len(pairs), 'seed')}"
@@ -310,13 +310,14 @@ def _lost(pairs: list[tuple[float, float]], other: str, plain: str) -> str:
 
 
 def _outcomes(runs: Frame, column: str, diverged: float) -> Frame:
-    """Learning rate × seed: what finished, ``diverged`` where a run did, NaN where there is no result."""
+    """Return a table, learning rate × seed, of what finished, ``diverged`` where a run did, NaN where there is no
+    result."""
     value = runs[column].where(runs["status"].isin(FINISHED)).where(runs["status"] != "diverged", diverged)
     return runs.assign(value=value).pivot_table(index="lr", columns="seed", values="value", aggfunc="first")
 
 
 def _window(study: Study, other: SeriesWindows, plain: SeriesWindows) -> tuple[Verdict, str]:
-    """Verdict and text; a seed that diverged at every rate has a window of width 0."""
+    """Return verdict and text on a pair's windows; a seed that diverged at every rate has a window of width 0."""
     lost = diverged_everywhere(study, other.series), diverged_everywhere(study, plain.series)
     result: Comparison = compare_windows(other, plain, lost)
     widths = [

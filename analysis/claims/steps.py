@@ -1,4 +1,4 @@
-"""The paper's claims on α_max (the consensus paper, section 5.2.1).
+"""Judge the consensus paper's claims on α_max (section 5.2.1).
 
 At high learning rates sc has the largest median α_max and the largest share of stable steps of all mechanisms, at
 terminal checkpoints (Tables 5 to 7) and earliest ones (Table 8); and a run of suboptimal loss has a median α_max
@@ -27,8 +27,8 @@ Found = tuple[str, StepShares | Medians]
 
 
 def steps_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    """Two claims per phase and state on the mechanisms that learned, and on those of which every run diverged (0 %
-    stable); the run's own state first, it is the one that describes the training."""
+    """Return two claims per phase and state on the mechanisms that learned, and on those of which every run diverged (0
+    % stable); the run's own state first, it is the one that describes the training."""
     pairs = [pair for pair in phases_and_states(study) if pair[0] in (TERMINAL, EARLIEST)]
     others = [side for name, side in sides.items() if name != LEADER and (side.trained or side.only_diverged)]
     if not pairs:
@@ -44,6 +44,8 @@ def steps_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
 
 
 def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequence[Side]) -> list[Claim]:
+    """Return the claims that sc has the largest % stable, and the largest median α_max, of all in one phase and
+    optimizer state; "not judged" where a mechanism has nothing to compare."""
     where = f"at {PHASES[phase]}s, {STATE_WORDS.get(state, f'in state {state}')}"
     tail = f"{state}{'' if phase == TERMINAL else f' {phase}'}"
     lrs = highest_lrs(study, [side.series for side in (leader, *others)], state, phase)
@@ -71,7 +73,7 @@ def _of_state(study: Study, phase: str, state: str, leader: Side, others: Sequen
 
 
 def _why_none(study: Study, leader: Side, lacking: Sequence[Side], lrs: Sequence[float], state: str, phase: str) -> str:
-    """Why there is nothing to compare: no rate, no seed that has it all, or divergences alone, which are results
+    """Say why there is nothing to compare: no rate, no seed that has it all, or divergences alone, which are results
     without an α_max."""
     names = f"{leader.mechanism} and {listed(side.mechanism for side in lacking)}"
     if not lrs:
@@ -90,8 +92,8 @@ def _why_none(study: Study, leader: Side, lacking: Sequence[Side], lrs: Sequence
 def _largest(
     subject: str, what: str, where: str, lrs: Sequence[float], found: Sequence[Found], statement: str
 ) -> Claim:
-    """Largest of all: where it is larger than each, by that one's own interval (as strict as one test, since all must
-    hold)."""
+    """Judge whether the leader's is the largest of all: where it is larger than each, by that one's own interval (as
+    strict as one test, since all must hold)."""
     n = min(each.result.n for _, each in found)
     rates = f"at the highest learning rate{'s' * (len(lrs) > 1)} that all have ({listed(map(lr_text, lrs))})"
     closest, _ = min(found, key=lambda pair: (_effect(pair[1]), pair[1].result.interval[0]))
@@ -138,7 +140,7 @@ def _largest(
 
 
 def _effect(each: StepShares | Medians) -> float:
-    """By how much the leader lies above: points, or decades; ∞ above one that has no median because all its runs
+    """Return by how much the leader lies above: points, or decades; ∞ above one that has no median because all its runs
     diverged, or a median of 0."""
     if isinstance(each, StepShares):
         return each.first - each.second
@@ -151,13 +153,13 @@ def _has(names: Sequence[str]) -> str:
 
 
 def _hardest(found: Sequence[Found]) -> tuple[float, ...]:
-    """The differences that lie closest to 0, of which most seeds are needed."""
+    """Return the differences that lie closest to 0, of which most seeds are needed."""
     known = [each.differences for _, each in found if each.differences and all(map(math.isfinite, each.differences))]
     return min(known, key=lambda values: abs(sum(values)) / len(values)) if len(known) == len(found) else ()
 
 
 def _numbers(found: Sequence[Found]) -> str:
-    """``"sc 85 %, sa 15 %, mix 40 %"``."""
+    """Return every mechanism's number as text, e.g. ``"sc 85 %, sa 15 %, mix 40 %"``."""
     first = found[0][1]
     if isinstance(first, StepShares):
         return ", ".join([f"{LEADER} {first.first:.0f} %", *(f"{name} {each.second:.0f} %" for name, each in found)])
@@ -165,14 +167,14 @@ def _numbers(found: Sequence[Found]) -> str:
 
 
 def _interval(each: StepShares | Medians) -> str:
-    """Of the paired difference: points, or the ratio's decades."""
+    """Return the paired difference's interval as text, in points, or the ratio's in decades."""
     if isinstance(each, StepShares):
         return interval_text(each.result.interval, each.result.n, "points", 0)
     return interval_text(each.result.interval, each.result.n, "decades", 1)
 
 
 def _notes(found: Sequence[Found]) -> str:
-    """How many runs there diverged, and which seeds were left out."""
+    """Say how many runs there diverged, and which seeds were left out."""
     diverged = {LEADER: found[0][1].diverged[0]} | {name: each.diverged[1] for name, each in found}
     how = "counted as 0 %" if isinstance(found[0][1], StepShares) else "ranked below all that was recorded"
     told = [f"{plural(number, 'run')} of {name}" for name, number in diverged.items() if number]
@@ -187,7 +189,7 @@ def _notes(found: Sequence[Found]) -> str:
 
 
 def suboptimal_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    """One per state at terminal checkpoints, over the runs of all mechanisms that learned."""
+    """Return one claim per state at terminal checkpoints, over the runs of all mechanisms that learned."""
     states = [state for phase, state in phases_and_states(study) if phase == TERMINAL]
     return [
         _suboptimal(study, state, [side for side in sides.values() if side.trained])
@@ -196,8 +198,8 @@ def suboptimal_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
 
 
 def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
-    """Counted are runs, taken as independent draws; a run that diverged has no terminal α_max and cannot be counted
-    either way."""
+    """Judge one state by its runs, taken as independent draws; a run that diverged has no terminal α_max and cannot be
+    counted either way."""
     subject, how = f"suboptimal runs {state}", STATE_WORDS.get(state, f"in state {state}")
     statement = f"a run of suboptimal loss has a median α_max below its LR (state {state})"
     runs = _runs(study, state, sides)
@@ -242,8 +244,8 @@ def _suboptimal(study: Study, state: str, sides: Sequence[Side]) -> Claim:
 
 
 def _runs(study: Study, state: str, sides: Sequence[Side]) -> Frame:
-    """`counted` at terminal checkpoints, with ``suboptimal`` and ``below`` (the median, of 0 too, below the learning
-    rate)."""
+    """Return `counted` at terminal checkpoints, with ``suboptimal`` and ``below`` (the median, of 0 too, below the
+    learning rate)."""
     count = counted(study, TERMINAL, state).merge(study.runs[["run_id", "val_nll"]], on="run_id")
     count = count[count["series"].isin([side.series for side in sides]) & count["status"].isin((*FINISHED, "diverged"))]
     limits = {side.series: side.found.median.threshold_nll for side in sides if side.found.median is not None}

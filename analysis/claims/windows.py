@@ -1,4 +1,4 @@
-"""The paper's claims on learning rates and NLL (the consensus paper, section 5.1).
+"""Judge the consensus paper's claims on learning rates and NLL (section 5.1).
 
 The window of sc is wider than sa's and than sw's, mix reaches sa's best NLL, and its window is wider than sa's; on
 the validation NLL and, where samples were scored, on the generative one.
@@ -45,7 +45,8 @@ class Side:
 
 
 def window_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
-    """Of every two mechanisms that both learned, and of both NLLs as far as the study has them."""
+    """Return a claim on the windows of every two mechanisms that both learned, and on both NLLs as far as the study has
+    them."""
     claims = []
     for column in (VALIDATION, GENERATIVE) if scored_by_one(study) else (VALIDATION,):
         found = (
@@ -62,7 +63,7 @@ def window_claims(study: Study, sides: dict[str, Side]) -> list[Claim]:
 
 
 def scored_by_one(study: Study) -> bool:
-    """Whether there are generative NLLs, all by one oracle: those of several make no common line."""
+    """Return whether there are generative NLLs, all by one oracle: those of several make no common line."""
     scored = study.runs[study.runs["gen_nll"].notna()]
     return scored["gen_oracle"].nunique() == 1
 
@@ -73,11 +74,13 @@ def _generative(study: Study, sides: dict[str, Side]) -> dict[str, SeriesWindows
 
 
 def wider(wide: str, narrow: str) -> str:
-    """``"the paper's claim, a wider stable window of sc than of sa,"``."""
+    """Return the start of a sentence, e.g. ``"the paper's claim, a wider stable window of sc than of sa,"``."""
     return f"the paper's claim, a wider stable window of {wide} than of {narrow},"
 
 
 def _window_claim(study: Study, claimed: tuple[str, str, str], found: dict[str, SeriesWindows], column: str) -> Claim:
+    """Judge whether one mechanism's stable window is wider than another's on one NLL, by the paired difference of their
+    widths in decades."""
     subject, wide, narrow = claimed
     first, second = found[wide], found[narrow]
     lost = diverged_everywhere(study, first.series, column), diverged_everywhere(study, second.series, column)
@@ -113,8 +116,8 @@ def _window_claim(study: Study, claimed: tuple[str, str, str], found: dict[str, 
 
 
 def _best_claim(study: Study, mix: Side, sa: Side, column: str) -> Claim:
-    """Equality is shown where the whole interval lies within the margin (two one-sided tests), not where a difference
-    could not be shown."""
+    """Judge whether two best NLLs are equal: shown where the whole interval lies within the margin (two one-sided
+    tests), not where a difference could not be shown."""
     subject = "mix best NLL" + ("" if column == VALIDATION else " generative")
     statement = f"mix reaches sa's best {KIND[column]} (within {100 * MARGIN:g} %)"
     bests = compare_bests(study, mix.series, sa.series, column)
@@ -168,7 +171,8 @@ def _best_words(bests: Bests) -> str:
 
 
 def _lost(bests: Bests) -> str:
-    """In how many seeds a series diverged at every rate, its best NLL counting as infinitely bad; "" where in none."""
+    """Say in how many seeds a series diverged at every rate, its best NLL counting as infinitely bad; "" where in
+    none."""
     told = [
         f"{name} diverged at every rate in {count} of {plural(bests.result.n, 'seed')}"
         for name, count in zip(("mix", "sa"), bests.lost, strict=True)
@@ -185,8 +189,8 @@ def _effect(*named: tuple[str, SeriesWindows]) -> str:
 
 
 def _widths(*named: tuple[str, SeriesWindows]) -> str:
-    """``measured: sc 1.32 decades, single seeds 1.25–1.40; sa …``: of the median line's window, and the range of the
-    seeds'."""
+    """Return both widths as text, the median line's window and the range of the seeds', e.g. ``measured: sc 1.32
+    decades, single seeds 1.25–1.40; sa …``."""
     parts = []
     for name, found in named:
         widths = found.seed_widths
@@ -200,7 +204,8 @@ def _widths(*named: tuple[str, SeriesWindows]) -> str:
 
 
 def _only_one_diverged(*named: tuple[str, SeriesWindows, Lost]) -> str:
-    """In how many seeds the one diverged at a rate within the other's window, or at every rate; "" where in none."""
+    """Say in how many seeds the one diverged at a rate within the other's window, or at every rate; "" where in
+    none."""
     told, seeds = "", sorted(named[0][1].by_seed.keys() & named[1][1].by_seed.keys())
     for (name, found, lost), (other, others, _) in (named, named[::-1]):
         inside = sum(_breaks_within(found.by_seed[seed], others.by_seed[seed]) for seed in seeds)
@@ -218,7 +223,7 @@ def _only_one_diverged(*named: tuple[str, SeriesWindows, Lost]) -> str:
 
 
 def _breaks_within(one: Window | None, other: Window | None) -> bool:
-    """Whether an edge of the one lies next to a divergence at a rate that the other's window holds."""
+    """Return whether an edge of the one lies next to a divergence at a rate that the other's window holds."""
     edges = [edge for edge in (one.low, one.high) if edge.kind == "diverged"] if one is not None else []
     return other is not None and any(other.low.lr <= edge.furthest_lr <= other.high.lr for edge in edges)
 
@@ -228,7 +233,7 @@ def within(*results: Comparison) -> str:
 
 
 def _open_note(result: Comparison, *named: tuple[str, SeriesWindows]) -> str:
-    """A window that reaches the end of the sweep was not seen to end there."""
+    """Say that a window reaches the end of the sweep, where it was not seen to end; "" where none does."""
     opened = []
     for name, found in named:
         assert found.median is not None
@@ -241,7 +246,7 @@ def _open_note(result: Comparison, *named: tuple[str, SeriesWindows]) -> str:
 
 
 def unjudged_window(reason: str) -> Claim:
-    """The first claim where sa or sc is missing or untrained."""
+    """Return the first claim, unjudged, where sa or sc is missing or untrained."""
     claimed = wider("sc", "sa")
     text = f"{reason} {claimed} cannot be judged." if reason else f"{sentence(claimed)} cannot be judged here."
     return Claim("window", "not judged", text, "sc's stable window is wider than sa's (validation NLL)")

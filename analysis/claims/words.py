@@ -1,4 +1,4 @@
-"""How sentences of claims speak of seeds, bounds and intervals."""
+"""Word seeds, bounds and intervals for the sentences of claims."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from analysis.numbers.spread import MOST_SEEDS, seeds_needed
 
 
 def weight(n: int) -> str:
-    """How firmly n ≥ 2 seeds let one speak."""
+    """Say how firmly n ≥ 2 seeds let one speak."""
     return f"There are indications ({n} seeds)" if n < 3 else f"The results ({n} seeds) show"
 
 
@@ -18,12 +18,12 @@ def too_few(n: int) -> str:
 
 
 def signed(value: float, digits: int = 2) -> str:
-    """+0.46, −0.07: with a real minus sign."""
+    """Return a number with its sign, and a real minus: +0.46, −0.07."""
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
 def bounds(interval: tuple[float, float], digits: int = 2) -> str:
-    """``"+0.10 to +0.46"``, ``"at least +0.10"``, ``"unbounded"``."""
+    """Return an interval as text: ``"+0.10 to +0.46"``, ``"at least +0.10"``, ``"unbounded"``."""
     low, high = interval
     if math.isinf(low) and math.isinf(high):
         return "unbounded"
@@ -33,15 +33,15 @@ def bounds(interval: tuple[float, float], digits: int = 2) -> str:
 
 
 def interval_text(interval: tuple[float, float], n: int, unit: str, digits: int = 2) -> str:
-    """An interval with its unit and what kind it is: of two seeds their range, of three or more Student's t."""
+    """Return an interval with its unit and what kind it is: of two seeds their range, of three or more Student's t."""
     if n < 2:
         return ""
     return f"{bounds(interval, digits)} {unit}, {'range of 2 seeds' if n < 3 else '95 % interval'}"
 
 
 def would_tell(differences: Sequence[float], margin: float = math.nan) -> str:
-    """``" At this spread about 7 seeds would tell."``; "" where the differences are not known exactly, or are of fewer
-    than two seeds."""
+    """Say how many seeds would decide, e.g. ``" At this spread about 7 seeds would tell."``; "" where the differences
+    are not known exactly, or are of fewer than two seeds."""
     if len(differences) < 2 or not all(math.isfinite(each) for each in differences):
         return ""
     needed = seeds_needed(differences, margin)

@@ -1,4 +1,4 @@
-"""The legend of a figure whose lines are mechanisms."""
+"""Draw the legend of a figure whose lines are mechanisms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ LEGEND_CHARACTERS = 112
 def mechanism_legend(
     figure: Figure, styles: dict[str, Look], extras: Sequence[Line2D] = (), *, markers: bool = True
 ) -> None:
-    """Above the figure: a line per series (with its marker where the figure has them), then ``extras``."""
+    """Draw a legend above the figure: a line per series (with its marker where the figure has them), then
+    ``extras``."""
     handles = [
         Line2D(
             [], [], color=s.color, linestyle=s.dashes, marker=s.marker if markers else "", markersize=4.5, label=name
@@ -30,8 +31,8 @@ def mechanism_legend(
 
 
 def legend_columns(handles: Sequence[Line2D]) -> int:
-    """One row where it fits the figure's width, else rows of one length; an entry takes its label and about eight
-    characters more."""
+    """Return the number of a legend's columns: one row where it fits the figure's width, else rows of one length; an
+    entry takes its label and about eight characters more."""
     lengths = [len(str(handle.get_label())) + 8 for handle in handles]
     if sum(lengths) <= LEGEND_CHARACTERS:
         return len(handles)

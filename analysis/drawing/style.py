@@ -1,5 +1,5 @@
-"""How figures look: one colour and marker per mechanism, the same in every figure and every study; sizes for the width
-of an A4 column."""
+"""Fix how figures look: one colour and marker per mechanism, the same in every figure and every study; sizes for the
+width of an A4 column."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ RC: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Look:
-    """How one series is drawn."""
+    """The colour, marker and dashes with which one series is drawn."""
 
     color: str
     marker: str
@@ -94,7 +94,7 @@ def mechanism_looks(mechanisms: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **options: Any) -> None:
-    """A legend above the panels, at most ``most`` entries in a row and fewer where they are wider than the figure;
+    """Draw a legend above the panels, at most ``most`` entries in a row and fewer where they are wider than the figure;
     further rows make it taller."""
     for columns in range(min(most, len(handles)), 0, -1):
         legend = figure.legend(handles=handles, loc="outside upper center", ncols=columns, **options)
@@ -106,8 +106,9 @@ def fitting_legend(figure: Figure, handles: Sequence[Artist], most: int, **optio
 
 
 def looks(study: Study) -> dict[str, Look]:
-    """Each series' look: the mechanism's colour and marker, the setting's dashes. Where one mechanism is compared with
-    itself under several settings, as residual schemes are, each setting has a colour and marker of its own."""
+    """Return each series' look: the mechanism's colour and marker, the setting's dashes. Where one mechanism is
+    compared with itself under several settings, as residual schemes are, each setting has a colour and marker of its
+    own."""
     by_mechanism = mechanism_looks(study.runs["mechanism"])
     settings = sorted(set(study.runs["setting"]))
     if len(by_mechanism) == 1 < len(settings) and not study.runs["variant"].any():
@@ -124,20 +125,20 @@ def looks(study: Study) -> dict[str, Look]:
 
 
 def panels_width(columns: int) -> float:
-    """The width in inches of a figure with so many panels side by side: four fill the page."""
+    """Return the width in inches of a figure with so many panels side by side: four fill the page."""
     return max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.24 * columns))
 
 
 def lr_colors(lrs: Iterable[float]) -> dict[float, Any]:
-    """One colour per learning rate along one ordered ramp, dark to bright; its pale end is left out, it vanishes on
-    white."""
+    """Return one colour per learning rate along one ordered ramp, dark to bright; its pale end is left out, it vanishes
+    on white."""
     ordered = sorted(set(lrs))
     ramp = colormaps["plasma"]
     return {lr: ramp(0.02 + 0.84 * index / max(1, len(ordered) - 1)) for index, lr in enumerate(ordered)}
 
 
 def _apart(lrs: Sequence[float], gap: float) -> list[float]:
-    """The rates in order, without those nearer than ``gap`` (of ln LR) to the one kept before."""
+    """Return the rates in order, without those nearer than ``gap`` (of ln LR) to the one kept before."""
     kept = list(lrs[:1])
     for lr in lrs[1:]:
         if math.log(lr / kept[-1]) >= gap:
@@ -146,15 +147,15 @@ def _apart(lrs: Sequence[float], gap: float) -> list[float]:
 
 
 def _round_rates(low: float, high: float, most: int) -> list[float]:
-    """1 and 3 of each decade from ``low`` to ``high``, or 1 alone where those are more than ``most``."""
+    """Return 1 and 3 of each decade from ``low`` to ``high``, or 1 alone where those are more than ``most``."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     both = [rate for decade in decades for digit in (1, 3) if low <= (rate := float(f"{digit}e{decade}")) <= high]
     return both if len(both) <= most else [rate for rate in both if lr_text(rate).startswith("1e")]
 
 
 def lr_axis(ax: Axes, lrs: Iterable[float], most: int = 8) -> None:
-    """A log axis whose ticks are the swept rates themselves (every k-th where they are many, and none on another), or
-    round numbers where they are more than a grid has, as a search's are; with room on both sides."""
+    """Make the x axis logarithmic, with the swept rates themselves as ticks (every k-th where they are many, and none
+    on another), or round numbers where they are more than a grid has, as a search's are; with room on both sides."""
     ordered = sorted(set(lrs))
     gap = math.log(ordered[-1] / ordered[0]) / (2 * most) if len(ordered) > most else 0.0
     rounded = _round_rates(ordered[0], ordered[-1], most) if len(ordered) > 2 * most else []

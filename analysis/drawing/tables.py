@@ -1,4 +1,5 @@
-"""What the report's tables share: how they are cut, where their numbers come from, and which runs went wrong."""
+"""Give the report's tables what they share: how they are cut, where their numbers come from, and which runs went
+wrong."""
 
 from __future__ import annotations
 
@@ -14,13 +15,13 @@ from analysis.words import plural
 
 
 def chunks(items: Sequence[str], size: int) -> list[tuple[str, ...]]:
-    """As even as possible, none longer than ``size``: seven columns become 4 + 3, not 6 + 1."""
+    """Split ``items`` as evenly as possible into parts of at most ``size``: seven columns become 4 + 3, not 6 + 1."""
     count = max(1, math.ceil(len(items) / size))
     return [tuple(part) for part in np.array_split(np.asarray(items, dtype=object), count)]
 
 
 def source(study: Study) -> str:
-    """The end of every caption: which data, in which tokens, and which objective the numbers are about."""
+    """Return the end of every caption: which data, in which tokens, and which objective the numbers are about."""
     description = str(study.study.get("provenance", {}).get("data_description") or "")
     origin = description.partition(":")[0]  # what was read; counts follow
     named, objective = "; ".join(filter(None, (origin, wording.tokens(study)))), wording.objective(study)
@@ -31,7 +32,7 @@ def source(study: Study) -> str:
 
 
 def ended_badly(runs: Frame) -> list[str]:
-    """``["diverged 1/2", "plateaued 1/2"]``: every verdict of a cell's runs but the good ones."""
+    """Return every verdict of a cell's runs but the good ones, e.g. ``["diverged 1/2", "plateaued 1/2"]``."""
     finite = np.isfinite(runs["val_nll"])
     labels = runs["status"].where(~(runs["status"].isin(FINISHED) & ~finite), "non-finite")
     counts = dict(labels[~labels.isin(("stable", "spiked"))].value_counts()) | {"guarded": len(guarded(runs))}
@@ -40,12 +41,12 @@ def ended_badly(runs: Frame) -> list[str]:
 
 
 def guarded(runs: Frame) -> Frame:
-    """The runs in which guards skipped a step or restored a checkpoint."""
+    """Return the runs in which guards skipped a step or restored a checkpoint."""
     return runs[runs["skipped_steps"].fillna(0) + runs["restores"].fillna(0) > 0]
 
 
 def guarded_note(study: Study) -> str:
-    """What guards did in this study; "" where they did nothing."""
+    """Say what guards did in this study; "" where they did nothing."""
     runs = guarded(study.runs)
     if runs.empty:
         return ""
@@ -60,7 +61,7 @@ def guarded_note(study: Study) -> str:
 
 
 def width_text(found: Window) -> str:
-    """1.32, ≥ 1.32 or 1.20–1.68: what is known of the width in decades."""
+    """Return what is known of a window's width in decades as text: 1.32, ≥ 1.32 or 1.20–1.68."""
     if math.isinf(found.width_max):
         return f"≥ {found.width:.2f}"
     if found.width_max > found.width + 0.005:

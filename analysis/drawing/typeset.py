@@ -1,4 +1,4 @@
-"""One table object with two renderings (plain text, typst), and the few typst pieces that the report is made of.
+"""Render one table object twice (plain text, typst), and write the few typst pieces that the report is made of.
 
 Text never enters typst as markup: every string becomes a typst string literal, in which only the backslash and the
 quote mean something.
@@ -48,7 +48,8 @@ class Table:
         )
 
     def text(self, details: bool = True, wrap: int = 110) -> str:
-        """Aligned plain text; `*` marks what is bold. ``details=False`` leaves the lines below the values out."""
+        """Return aligned plain text; `*` marks what is bold. ``details=False`` leaves the lines below the values
+        out."""
         rows = [_lines(row, details) for row in self.rows]
         columns = zip(self.header, *(line for row in rows for line in row), strict=True)
         widths = _widened([max(map(len, column)) for column in columns], self.groups)
@@ -62,8 +63,8 @@ class Table:
         return "\n".join(line.rstrip() for line in [*lines, *textwrap.wrap(caption, wrap)])
 
     def typst(self) -> str:
-        """A `figure` of kind table with rules above, below and under the header; it may break over pages and repeats
-        its header."""
+        """Return a `figure` of kind table with rules above, below and under the header; it may break over pages and
+        repeats its header."""
         columns = ", ".join(self.widths) if self.widths else "auto, " * len(self.header)
         aligned = self.align or ("left",) + ("center",) * (len(self.header) - 1)
         head = "".join(f"table.cell(colspan: {span}, align: center, {_label(text)})," for text, span in self.groups)
@@ -81,7 +82,7 @@ class Table:
 
 
 def _lines(row: tuple[Cell, ...], details: bool) -> list[list[str]]:
-    """A row as one line, and one more for each line of its longest detail."""
+    """Return a row as one line, and one more for each line of its longest detail."""
     below = [cell.detail.split("\n") if details and cell.detail else [] for cell in row]
     depth = max(len(part) for part in below)
     lines = [[f"{cell.text}*" if cell.bold else cell.text for cell in row]]
@@ -89,7 +90,7 @@ def _lines(row: tuple[Cell, ...], details: bool) -> list[list[str]]:
 
 
 def _widened(widths: list[int], groups: tuple[tuple[str, int], ...]) -> list[int]:
-    """Widths under which every group's heading fits over its columns."""
+    """Return the columns' widths under which every group's heading fits over its columns."""
     start = 0
     for text, span in groups:
         lack = len(text) - (sum(widths[start : start + span]) + 2 * (span - 1))
@@ -134,14 +135,15 @@ def _cell(cell: Cell) -> str:
 
 
 def literal(text: object) -> str:
-    """A typst string literal of any text; control characters become spaces, and long words may break anywhere."""
+    """Return a typst string literal of any text; control characters become spaces, and long words may break
+    anywhere."""
     flat = "".join(character if character.isprintable() or character == "\n" else " " for character in str(text))
     words = [_breakable(word) for word in flat.replace("\n", " ").split(" ")]
     return '"' + " ".join(words).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _breakable(word: str) -> str:
-    """Zero-width spaces after every separator of a word that no line could hold."""
+    """Insert zero-width spaces after every separator of a word that no line could hold."""
     if len(word) <= 48:
         return word
     return "".join(
@@ -151,8 +153,8 @@ def _breakable(word: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Plain text as typst content: a string literal, but for the few terms that are set as mathematics, and curly
-    apostrophes."""
+    """Return plain text as typst content: a string literal, but for the few terms that are set as mathematics, and
+    curly apostrophes."""
     parts = re.split("|".join(map(re.escape, TERMS)), text.replace("'", "’"))
     terms = re.findall("|".join(map(re.escape, TERMS)), text)
     return "".join(f"#{literal(part)}{TERMS.get(term, '')}" for part, term in zip(parts, [*terms, ""], strict=True))
@@ -167,12 +169,12 @@ def heading(text: str) -> str:
 
 
 def picture(path: Path, caption: str) -> str:
-    """A figure around a vector file that lies beside the document; it stays whole on one page."""
+    """Return a figure around a vector file that lies beside the document; it stays whole on one page."""
     return f"#figure(caption: [{prose(caption)}], image({literal(path.name)}))\n"
 
 
 def boxed(paragraphs: Sequence[str]) -> str:
-    """Paragraphs on a tinted ground: what a hurried reader should read."""
+    """Return paragraphs on a tinted ground: what a hurried reader should read."""
     return (
         '#block(width: 100%, fill: rgb("#f3f5f7"), inset: 8pt, radius: 2pt)[#set text(size: 9.4pt)\n'
         + "\n\n".join(prose(text) for text in paragraphs)
@@ -181,7 +183,7 @@ def boxed(paragraphs: Sequence[str]) -> str:
 
 
 def facts(pairs: list[tuple[str, str]]) -> str:
-    """A two-column list of what was run."""
+    """Return a two-column list of what was run."""
     rows = "".join(f"text(fill: muted, {literal(name)}), {literal(value)},\n" for name, value in pairs)
     return f"#grid(columns: (3.2cm, 1fr), row-gutter: 0.55em, column-gutter: 0.6em,\n{rows})\n"
 
@@ -209,8 +211,8 @@ PREAMBLE = """
 
 
 def parts(titled: Sequence[tuple[str, str, str]]) -> str:
-    """Bodies one after another, each on a page of its own under its title and subtitle, after a list of what they
-    hold."""
+    """Return bodies one after another, each on a page of its own under its title and subtitle, after a list of what
+    they hold."""
     head = "#outline(title: none, depth: 1)\n"
     return head + "".join(
         f"#pagebreak()\n#heading(level: 1, text(size: 16pt, {literal(title)}))\n#text(size: 10pt, fill: muted, "
@@ -221,7 +223,7 @@ def parts(titled: Sequence[tuple[str, str, str]]) -> str:
 
 
 def document(title: str, subtitle: str, body: str) -> str:
-    """A whole typst document."""
+    """Return a whole typst document."""
     large = f'#[#set par(justify: false)\n#text(size: 19pt, weight: "bold", hyphenate: false, {literal(title)})]'
     head = f"{large}\n\n#text(size: 10pt, fill: muted, {literal(subtitle)})\n\n"
     return PREAMBLE.replace("TITLE", literal(title)) + head + body

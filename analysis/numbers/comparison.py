@@ -1,5 +1,4 @@
-"""Paired comparisons over seeds, of quantities known exactly or only by bounds. Numbers only; `claims` makes the
-sentences.
+"""Compare pairs over seeds, of quantities known exactly or only by bounds. Numbers only; `claims` makes the sentences.
 
 "Wider" compares the one window's lower with the other's upper bound. Where open ends leave that undecided, the parts
 within the swept range are compared, if both were swept over the same one, and the result says so.
@@ -25,8 +24,8 @@ EVERYTHING = (-math.inf, math.inf)
 
 @dataclass(frozen=True)
 class Comparison:
-    """Which of two is greater (+1 the first, -1 the second, 0 undecided), on how many paired seeds, over which scope,
-    and the interval.
+    """A paired comparison: which of two is greater (+1 the first, -1 the second, 0 undecided), on how many paired
+    seeds, over which scope, and the interval.
 
     ``differences``: by seed, where every one is known exactly; () where only bounds are."""
 
@@ -41,7 +40,7 @@ class Comparison:
 def decide(
     lows: list[float], highs: list[float], tie: float = 0.0, limit: float = math.inf
 ) -> tuple[int, tuple[float, float]]:
-    """Sign of a paired difference known by a lower and an upper bound per seed: (direction, interval).
+    """Return the sign of a paired difference known by a lower and an upper bound per seed: (direction, interval).
 
     Fewer than three seeds: all must agree, the interval is their range. Three or more: the Student-t 95 % interval of
     the mean lower (upper) bound must exclude 0. ``limit``: no difference can be larger than this; the interval is cut
@@ -57,7 +56,7 @@ Lost = Mapping[int, tuple[float, float]]  # seeds that diverged at every rate, a
 
 
 def diverged_everywhere(study: Study, series: str, column: str = VALIDATION) -> Lost:
-    """The seeds of a series all of whose runs diverged, none missing, with the range of their learning rates."""
+    """Return the seeds of a series all of whose runs diverged, none missing, with the range of their learning rates."""
     table = outcomes(study, series, column)
     return {
         int(seed): (float(table.index[0]), float(table.index[-1]))
@@ -68,8 +67,8 @@ def diverged_everywhere(study: Study, series: str, column: str = VALIDATION) -> 
 
 @dataclass(frozen=True)
 class _Width:
-    """What is known of one seed's width. ``is_below_most``: it is less than ``most``, an edge lying below (above) a
-    rate at which a run diverged."""
+    """Bounds of one seed's width. ``is_below_most``: it is less than ``most``, an edge lying below (above) a rate at
+    which a run diverged."""
 
     least: float
     most: float
@@ -80,8 +79,8 @@ class _Width:
 
     @staticmethod
     def of(found: SeriesWindows, seed: int, lost: Lost) -> _Width | None:
-        """0 where all of the seed's runs diverged: no learning rate is stable; None where it is not known, for runs are
-        missing."""
+        """Return 0 where all of the seed's runs diverged, since no learning rate is stable; None where the width is not
+        known, for runs are missing."""
         if seed in lost:
             return _Width(0.0, 0.0, 0.0, lost[seed])
         one = found.by_seed[seed]
@@ -98,8 +97,8 @@ class _Width:
 
 
 def compare_windows(first: SeriesWindows, second: SeriesWindows, lost: tuple[Lost, Lost] = ({}, {})) -> Comparison:
-    """Whether the first's windows are wider, seed by seed. ``lost``: of each, the seeds that `diverged_everywhere`:
-    their width is 0.
+    """Compare seed by seed whether the first's windows are wider. ``lost``: of each, the seeds that
+    `diverged_everywhere`: their width is 0.
 
     An edge next to a divergence lies strictly below the rate that diverged. So where the first is at least as wide as
     the second could be if that rate belonged to it, in every one of two seeds or more, the first is wider in each: that
@@ -151,7 +150,8 @@ def compare_windows(first: SeriesWindows, second: SeriesWindows, lost: tuple[Los
 def _decide(
     bounds: list[tuple[float, float, float, float]], known: list[tuple[_Width, _Width]], limit: float
 ) -> tuple[int, tuple[float, float]]:
-    """As `decide`, of the bounds (least, most) of both widths, and by the sign where every seed's bound is strict."""
+    """Decide as `decide` does, from the bounds (least, most) of both widths, and by the sign where every seed's bound
+    is strict."""
     lows, highs = [least - most for least, _, _, most in bounds], [most - least for _, most, least, _ in bounds]
     direction, interval = decide(lows, highs, TIE_DECADES, limit)
     rounding = 1e-9
@@ -183,7 +183,7 @@ class Bests:
 
 
 def compare_bests(study: Study, first: str, second: str, column: str = VALIDATION) -> Bests | None:
-    """The best NLL of two series seed by seed; None where no seed makes a pair (`_bests_of_seed`)."""
+    """Compare the best NLL of two series seed by seed; None where no seed makes a pair (`_bests_of_seed`)."""
     tables = [outcomes(study, name, column) for name in (first, second)]
     lrs, seeds = (
         sorted(set(getattr(tables[0], axis)) & set(getattr(tables[1], axis))) for axis in ("index", "columns")
@@ -207,8 +207,8 @@ def compare_bests(study: Study, first: str, second: str, column: str = VALIDATIO
 
 
 def _bests_of_seed(first: Column, second: Column) -> tuple[float, float] | None:
-    """The lower NLL of each over the rates at which both have a result, ∞ of a series that diverged at all of its
-    rates.
+    """Return the lower NLL of both series over the rates at which both have a result, ∞ of a series that diverged at
+    all of its rates.
 
     None where this is no pair: both diverged everywhere, or one has nothing finite at the rates they share while runs
     of it that are missing, or at other rates, may have it.

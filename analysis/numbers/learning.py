@@ -1,4 +1,4 @@
-"""What a mechanism learned beyond token frequencies, and whether that is enough to speak about it.
+"""Measure what a mechanism learned beyond token frequencies, and whether that is enough to speak about it.
 
 Data differ in what there is to learn: a byte of English holds 3.2 nats under its frequencies and a small model soon
 spares 1 of them; a nucleotide holds 1.386, and good models spare 0.03 to 0.16. A margin in nats fits one of the two. So
@@ -29,8 +29,8 @@ LITTLE_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Learned:
-    """Of one series, in nats: its best NLL (median over seeds; ∞: none), the token-frequency NLL, and the worst that
-    its seeds' interval leaves possible."""
+    """Hold what one series learned, in nats: its best NLL (median over seeds; ∞: none), the token-frequency NLL, and
+    the worst that its seeds' interval leaves possible."""
 
     best_nll: float
     unigram_nll: float
@@ -47,7 +47,7 @@ class Learned:
 
     @property
     def gain(self) -> float:
-        """NaN where the token-frequency NLL is not known."""
+        """The nats between the token-frequency NLL and the best NLL; NaN where the former is not known."""
         return self.unigram_nll - self.best_nll
 
     @property
@@ -59,7 +59,8 @@ class Learned:
         return self.share < LITTLE_SHARE
 
     def shortfall(self, most: float) -> str:
-        """Why this is too little to speak about, "" where it is not. ``most``: the largest gain of the setting."""
+        """Say why what was learned is too little to speak about, "" where it is not. ``most``: the largest gain of the
+        setting."""
         if math.isinf(self.best_nll):
             return "has no learning rate at which most of its runs finished"
         if math.isnan(self.unigram_nll):
@@ -91,12 +92,12 @@ class Learned:
 
 
 def most_learned(all_of_setting: list[Learned]) -> float:
-    """The largest gain; NaN where none is known."""
+    """Return the largest gain; NaN where none is known."""
     return max((each.gain for each in all_of_setting if math.isfinite(each.gain)), default=math.nan)
 
 
 def little(named: dict[str, Learned]) -> str:
-    """A sentence on the mechanisms that learned little, "" where there is none."""
+    """Return a sentence on the mechanisms that learned little, "" where there is none."""
     found = {name: each for name, each in named.items() if each.is_little}
     if not found:
         return ""

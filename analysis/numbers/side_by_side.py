@@ -1,4 +1,4 @@
-"""Ratios of throughput from turns that were taken side by side (`benchmarks.throughput`)."""
+"""Compute ratios of throughput from turns that were taken side by side (`benchmarks.throughput`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Ratio:
 
 
 def ratio(study: Study, series: str, plain: str) -> Ratio | None:
-    """Of two series that were measured side by side; None where one was not."""
+    """Return the throughput of one series over another's, measured side by side; None where one was not."""
     seconds = {row["series"]: row["seconds"] for row in study.throughput.get("rows", [])}
     if not {series, plain} <= set(seconds):
         return None
@@ -37,8 +37,8 @@ def ratio(study: Study, series: str, plain: str) -> Ratio | None:
 
 
 def _place(num: int) -> int | None:
-    """The largest k with P(fewer than k + 1 of ``num`` fair coins) ≤ 0.025: between the k-th and the (n − 1 − k)-th of
-    the sorted values, counted from 0, the median lies with at least 95 %."""
+    """Return the largest k with P(fewer than k + 1 of ``num`` fair coins) ≤ 0.025: between the k-th and the (n − 1 −
+    k)-th of the sorted values, counted from 0, the median lies with at least 95 %."""
     below, place = 0.0, None
     for k in range(num // 2):
         below += math.comb(num, k) / 2**num

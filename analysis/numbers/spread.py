@@ -1,4 +1,4 @@
-"""A number with its sample size and its interval, and how numbers are written in tables, figures and sentences."""
+"""Give a number its sample size and its interval, and write them as tables, figures and sentences do."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ INTERVAL_RULES: dict[Scale, str] = {
 
 
 def t_975(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t; ∞ below one degree of freedom."""
+    """Return the 97.5 % quantile of Student's t; ∞ below one degree of freedom."""
     return float(stdtrit(degrees, 0.975)) if degrees >= 1 else math.inf
 
 
 def mean_interval(values: Iterable[float]) -> tuple[float, float]:
-    """Student-t 95 % interval of the mean; infinite where fewer than two values are given or one is not finite."""
+    """Return the Student-t 95 % interval of the mean; infinite where fewer than two values are given or one is not
+    finite."""
     array = np.asarray(list(values), dtype=float)
     if len(array) < 2 or not np.isfinite(array).all():
         return (-math.inf, math.inf)
@@ -45,16 +46,15 @@ def mean_interval(values: Iterable[float]) -> tuple[float, float]:
 
 
 def interval(values: Iterable[float], scale: Scale = REAL) -> tuple[float, float]:
-    """The ends are those of a 95 % interval over three values or more that cannot leave the quantity's own range; over
+    """Return the ends of a 95 % interval over three values or more that cannot leave the quantity's own range; over
     fewer, the smallest and largest.
 
     ``scale``: "real" takes Student's t on the values (an interval of the mean), "positive" on their logarithms (of the
-      geometric mean), "share" on the log-odds (Student's interval on a transformed scale, back-transformed: Bland and
-      Altman 1996, BMJ 312:1079; Brown, Cai and DasGupta 2001 for shares). A Student interval of three heavy-tailed
-      positive values easily passes 0, where none of them can lie. Where a value stands at the scale's end (a norm of 0,
-      a share of 0 or 1; beyond it by rounding, as an eigenvalue of 0 does) it has no finite transform, and "extreme",
-      the largest of many tokens, has no mean worth estimating from a few seeds: for both it is the smallest and
-      largest.
+    geometric mean), "share" on the log-odds (Student's interval on a transformed scale, back-transformed: Bland and
+    Altman 1996, BMJ 312:1079; Brown, Cai and DasGupta 2001 for shares). A Student interval of three heavy-tailed
+    positive values easily passes 0, where none of them can lie. Where a value stands at the scale's end (a norm of 0, a
+    share of 0 or 1; beyond it by rounding, as an eigenvalue of 0 does) it has no finite transform, and "extreme", the
+    largest of many tokens, has no mean worth estimating from a few seeds: for both it is the smallest and largest.
     """
     array = np.asarray(list(values), dtype=float)
     lower, upper = {REAL: (-math.inf, math.inf), SHARE: (0.0, 1.0)}.get(
@@ -85,14 +85,14 @@ class Spread:
 
     @staticmethod
     def of(values: Iterable[float], scale: Scale = REAL) -> Spread:
-        """Over the finite values only; n = 0 and NaN where there is none."""
+        """Return the spread over the finite values only; n = 0 and NaN where there is none."""
         finite = np.asarray([value for value in values if math.isfinite(value)], dtype=float)
         if len(finite) == 0:
             return Spread(math.nan, math.nan, math.nan, 0)
         return Spread(float(np.median(finite)), *interval(finite, scale), len(finite))
 
     def detail(self, form=lambda value: f"{value:.3f}") -> str:
-        """What stands under the median: the interval and n, or n alone."""
+        """Say what stands under the median: the interval and n, or n alone."""
         return f"n={self.n}" if self.n < 2 else f"{form(self.low)}–{form(self.high)}, n={self.n}"
 
 
@@ -100,7 +100,7 @@ MOST_SEEDS = 100
 
 
 def seeds_needed(differences: Sequence[float], margin: float = math.nan) -> int | None:
-    """The smallest number of seeds whose Student-t 95 % interval, at the observed mean and spread of paired
+    """Return the smallest number of seeds whose Student-t 95 % interval, at the observed mean and spread of paired
     differences, excludes 0 or, with a ``margin``, lies below it. None: more than `MOST_SEEDS`, or no number would do.
     Fewer than two differences have no spread: None."""
     values = np.asarray(differences, dtype=float)
@@ -112,8 +112,8 @@ def seeds_needed(differences: Sequence[float], margin: float = math.nan) -> int 
 
 
 def share_interval(hits: int, number: int) -> tuple[float, float]:
-    """The exact (Clopper–Pearson) 95 % interval of a share of which ``hits`` of ``number`` independent draws were seen,
-    by bisection of binomial tails."""
+    """Return the exact (Clopper–Pearson) 95 % interval of a share of which ``hits`` of ``number`` independent draws
+    were seen, by bisection of binomial tails."""
     assert 0 <= hits <= number and number > 0
 
     def at_least(share: float) -> float:  # P(X ≥ hits), rising in the share
@@ -128,7 +128,7 @@ def share_interval(hits: int, number: int) -> tuple[float, float]:
 
 
 def _bisect(is_above: Callable[[float], bool]) -> float:
-    """Where a condition on [0, 1] that holds from some point on begins to hold."""
+    """Return the point of [0, 1] from which on a condition holds."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -1,5 +1,5 @@
-"""Paired comparisons of what was recorded at checkpoints, diverged runs counted (`step_shares`): % stable steps and
-median α_max. Numbers only."""
+"""Compare in pairs what was recorded at checkpoints, diverged runs counted (`step_shares`): % stable steps and median
+α_max. Numbers only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Medians:
 
 
 def highest_lrs(study: Study, names: Sequence[str], state: str, phase: str = TERMINAL) -> tuple[float, ...]:
-    """The two highest LRs at which some seed has a result of every series."""
+    """Return the two highest LRs at which some seed has a result of every series."""
     count = counted(study, phase, state)
     count = count[(count["outcome"].isin(COUNTED)) & count["series"].isin(names)]
     series = count.groupby(["run_lr", "seed"])["series"].nunique().unstack()
@@ -56,8 +56,8 @@ def highest_lrs(study: Study, names: Sequence[str], state: str, phase: str = TER
 def compare_stable_steps(
     study: Study, first: str, second: str, state: str, phase: str = TERMINAL, lrs: Sequence[float] = ()
 ) -> StepShares | None:
-    """% stable of two series at ``lrs``, by default the `highest_lrs` of both; None where no seed has results of both
-    at each of them.
+    """Compare % stable of two series at ``lrs``, by default the `highest_lrs` of both; None where no seed has results
+    of both at each of them.
 
     Seed by seed both are taken at the same LRs: a seed that lacks one of the runs is left out.
     """
@@ -83,7 +83,7 @@ def _at(count: Frame, series: str, lrs: Sequence[float]) -> Frame:
 
 
 def _paired_seeds(parts: Sequence[Frame], lrs: Sequence[float]) -> tuple[list[int], tuple[int, ...]]:
-    """The seeds at which both series have a result at each LR, and those of either that are thereby left out."""
+    """Return the seeds at which both series have a result at each LR, and those of either that are thereby left out."""
     whole = [set(part.groupby("seed")["run_lr"].nunique().loc[lambda rates: rates == len(lrs)].index) for part in parts]
     seeds = sorted(int(seed) for seed in whole[0] & whole[1]) if lrs else []
     some = {int(seed) for part in parts for seed in part["seed"]}
@@ -98,8 +98,8 @@ def _num_diverged(parts: Sequence[Frame], seeds: Collection[int]) -> tuple[int, 
 def compare_medians(
     study: Study, first: str, second: str, state: str, phase: str = TERMINAL, lrs: Sequence[float] = ()
 ) -> Medians | None:
-    """log10 of the ratio of two series' median α_max, seed by seed at the same LRs (mean over these); None as in
-    `compare_stable_steps`.
+    """Compare the median α_max of two series by log10 of their ratio, seed by seed at the same LRs (mean over these);
+    None as in `compare_stable_steps`.
 
     A run that diverged has no α_max. For the comparison alone it is taken to lie below every median that was recorded
     at this phase and below the rate at which it diverged: a rank, as its dash has in the paper's tables, and no value.
@@ -125,7 +125,7 @@ def compare_medians(
 
 
 def _seed_bounds(parts: Sequence[Frame], seed: int, lrs: Sequence[float], floor: float) -> tuple[float, float] | None:
-    """Bounds of log10(first / second), a mean over the LRs that tell; None where none does."""
+    """Return bounds of log10(first / second), a mean over the LRs that tell; None where none does."""
     pairs = []
     for lr in lrs:
         runs = [part[(part["seed"] == seed) & (part["run_lr"] == lr)].iloc[0] for part in parts]
@@ -136,7 +136,7 @@ def _seed_bounds(parts: Sequence[Frame], seed: int, lrs: Sequence[float], floor:
 
 
 def _log_bounds(run: Frame, floor: float) -> tuple[float, float]:
-    """Of log10 α_max of one run."""
+    """Return the lower and upper bound of log10 α_max of one run."""
     if run["outcome"] == DIVERGED:
         return -math.inf, math.log10(min(run["run_lr"], floor))
     if math.isnan(run["median"]):  # no finite α_max at all: nothing is known of a median of finite ones

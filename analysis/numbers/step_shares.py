@@ -1,5 +1,5 @@
-"""What every run counts with in an α_max table, figure or claim: its recorded steps, how many of them are stable, and
-its median α_max.
+"""Count every run in an α_max table, figure or claim: its recorded steps, how many of them are stable, and its median
+α_max.
 
 A run that diverged left no terminal checkpoint to measure. It counts all the same: as 0 % stable over the steps that it
 would have recorded, or the mechanisms that diverge most would look the most stable, only their survivors being left to
@@ -36,20 +36,20 @@ RULE = {
 
 
 def stable_steps(rows: Frame) -> Column:
-    """Which recorded steps have α_max above the LR in force: ∞ does, 0 and NaN (a step lost to a non-finite loss) do
-    not."""
+    """Return which recorded steps have α_max above the LR in force: ∞ does, 0 and NaN (a step lost to a non-finite
+    loss) do not."""
     return rows["alpha_max"] > rows["lr"].fillna(rows["run_lr"])
 
 
 def finite_median(values: Column) -> float:
-    """Median over the finite α_max (zeros are finite); NaN where there is none."""
+    """Return the median over the finite α_max (zeros are finite); NaN where there is none."""
     finite = values[np.isfinite(values)]
     return float(finite.median()) if len(finite) else math.nan
 
 
 def recorded(study: Study, phase: str, state: str | None = None) -> Frame:
-    """The steps recorded at a phase's checkpoints, with their runs' columns; of one optimizer state where ``state``
-    names it.
+    """Return the steps recorded at a phase's checkpoints, with their runs' columns; of one optimizer state where
+    ``state`` names it.
 
     No row of a run that diverged is a terminal one, whatever it says, and no step that has no α_max by definition is
     among them.
@@ -59,8 +59,8 @@ def recorded(study: Study, phase: str, state: str | None = None) -> Frame:
 
 
 def undefined_steps(study: Study, phase: str, state: str) -> Frame:
-    """The steps at a phase's checkpoints that have no α_max because the optimizer's step there is zero, with their
-    runs' columns."""
+    """Return the steps at a phase's checkpoints that have no α_max because the optimizer's step there is zero, with
+    their runs' columns."""
     rows = _steps_of(study, phase, state)
     return rows[rows["method"] == NOT_DEFINED]
 
@@ -81,8 +81,8 @@ def phases_of(rows: Frame) -> list[str]:
 
 
 def phases_and_states(study: Study) -> list[tuple[str, str]]:
-    """What was measured: terminal before earliest and last, paper before checkpoint. Where runs diverged and the
-    terminal checkpoints were asked for, they are among it even if no run has one."""
+    """Return the phases and states that were measured: terminal before earliest and last, paper before checkpoint.
+    Where runs diverged and the terminal checkpoints were asked for, they are among it even if no run has one."""
     pairs = set(study.curvature[["phase", "state"]].itertuples(index=False, name=None))
     if _diverged(study):
         pairs |= {(TERMINAL, state) for phase, state in pairs if phase == LAST} | _asked(study)
@@ -90,15 +90,16 @@ def phases_and_states(study: Study) -> list[tuple[str, str]]:
 
 
 def drawn_phases(study: Study) -> list[str]:
-    """The phases that figures show: all but the last checkpoints of runs that ended early, which stand at as many
-    different steps, each in a row of a table of their own."""
+    """Return the phases that figures show: all but the last checkpoints of runs that ended early, which stand at as
+    many different steps, each in a row of a table of their own."""
     found = [phase for phase, _ in phases_and_states(study)]
     found += [phase for each in study.spectra.values() for phase in each["phase"]]
     return [phase for phase in dict.fromkeys(found) if phase != LAST]
 
 
 def _asked(study: Study) -> set[tuple[str, str]]:
-    """The phases and states that the sweep itself was to measure, without states that no run's optimizer defines."""
+    """Return the phases and states that the sweep itself was to measure, without states that no run's optimizer
+    defines."""
     curvature = asked_protocol(study)
     phases = (TERMINAL, EARLIEST) if curvature.get("phase") == "all" else (curvature.get("phase"),)
     states = [state for state in curvature.get("state") or () if not lacks_state(study, state).all()]
@@ -106,13 +107,13 @@ def _asked(study: Study) -> set[tuple[str, str]]:
 
 
 def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Column] = stable_steps) -> Frame:
-    """A row a run: ``run_id series mechanism setting seed run_lr outcome steps hits median``.
+    """Return a table with a row a run: ``run_id series mechanism setting seed run_lr outcome steps hits median``.
 
     ``outcome``: measured, diverged, not defined (the run's optimizer has no such state, whatever became of the run, or
-      no step has an α_max), or not measured (no result); of the last two ``steps`` is 0. ``steps``: recorded, or that a
-      diverged run would have recorded; ``hits``: those of them that ``which`` picks, by default the stable ones;
-      ``median``: of the run's finite α_max, NaN where there is none. Of phases other than terminal and earliest only
-      the runs that were measured.
+    no step has an α_max), or not measured (no result); of the last two ``steps`` is 0. ``steps``: recorded, or that a
+    diverged run would have recorded; ``hits``: those of them that ``which`` picks, by default the stable ones;
+    ``median``: of the run's finite α_max, NaN where there is none. Of phases other than terminal and earliest only the
+    runs that were measured.
     """
     rows = recorded(study, phase, state)
     columns = ["run_id", "series", "mechanism", "setting", "seed", "lr", "status", "optimizer", "last_checkpoint_step"]
@@ -136,8 +137,9 @@ def counted(study: Study, phase: str, state: str, which: Callable[[Frame], Colum
 
 
 def planned_count(study: Study, rows: Frame) -> int:
-    """How many steps a run that diverged would have recorded: as many as the protocol of ``rows`` says, of the study's
-    other rows where there are none, or of its sweep; where no protocol was kept, as many as most runs recorded."""
+    """Return how many steps a run that diverged would have recorded: as many as the protocol of ``rows`` says, of the
+    study's other rows where there are none, or of its sweep; where no protocol was kept, as many as most runs
+    recorded."""
     for known in (rows, study.curvature):
         numbers = [
             json.loads(text)["recorded_steps"]
@@ -151,25 +153,25 @@ def planned_count(study: Study, rows: Frame) -> int:
 
 
 def shown_series(study: Study, count: Frame) -> tuple[str, ...]:
-    """The series that have a result, in the study's order."""
+    """Return the series that have a result, in the study's order."""
     return tuple(name for name in study.series if name in set(count.loc[count["outcome"].isin(COUNTED), "series"]))
 
 
 def undefined_series(study: Study, count: Frame) -> tuple[str, ...]:
-    """The series of which no run can have a result, since its optimizer has no such state or its steps no α_max, in the
-    study's order."""
+    """Return the series of which no run can have a result, since its optimizer has no such state or its steps no α_max,
+    in the study's order."""
     can = set(count.loc[count["outcome"] != NOT_DEFINED, "series"])
     return tuple(name for name in study.series if name in set(count["series"]) - can)
 
 
 def share(count: Frame) -> float:
-    """The share of the counted steps that are hits, each step with the same weight; NaN where nothing counts."""
+    """Return the share of the counted steps that are hits, each step with the same weight; NaN where nothing counts."""
     steps = int(count["steps"].sum())
     return int(count["hits"].sum()) / steps if steps else math.nan
 
 
 def notes(count: Frame) -> list[str]:
-    """``["diverged 2/3", "not measured 1/3"]``: what a cell's numbers do not show."""
+    """Return what a cell's numbers do not show, e.g. ``["diverged 2/3", "not measured 1/3"]``."""
     return [
         f"{outcome} {number}/{len(count)}"
         for outcome in (DIVERGED, NOT_DEFINED, MISSING)

@@ -1,5 +1,5 @@
-"""How doubly stochastic the mixing matrices of residual streams are, in numbers, from what `stability.probe
-what=streams` wrote."""
+"""Compute how doubly stochastic the mixing matrices of residual streams are, from what `stability.probe what=streams`
+wrote."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ RUN = ["order", "series", "run_lr", "seed"]
 
 
 def ordered(study: Study) -> Frame:
-    """The probe's rows with their runs' series, in the study's order."""
+    """Return the probe's rows with their runs' series, in the study's order."""
     rows = study.with_run(study.probes[NAME])
     return rows.assign(order=rows["series"].map({name: place for place, name in enumerate(study.series)}))
 
 
 def iterations_of(rows: Frame) -> list[float]:
-    """Every number K of Sinkhorn's iterations among the runs; [] where none has any."""
+    """Return every number K of Sinkhorn's iterations among the runs; [] where none has any."""
     return sorted(set(rows.loc[rows["quantity"] == "iterations", "value"]))
 
 
 def thresholds(rows: Frame) -> dict[str, float]:
-    """By run with iterations the ln(1/ν) above which its ``beyond`` counts outliers: as its probe wrote it, else K,
-    which a probe took before there was a setting."""
+    """Return, by run with iterations, the ln(1/ν) above which its ``beyond`` counts outliers: as its probe wrote it,
+    else K, which a probe took before there was a setting."""
     own = rows[rows["quantity"] == "threshold"].groupby("run_id")["value"].first()
     older = rows[rows["quantity"] == "iterations"].groupby("run_id")["value"].first()
     return {str(run_id): float(own.get(run_id, number)) for run_id, number in older.items()}
 
 
 def example(iterations: int) -> tuple[float, tuple[float, ...]]:
-    """ln(1/ν) and the column sums of the paper's own example (Section 1) after Sinkhorn's iterations, columns before
-    rows.
+    """Return ln(1/ν) and the column sums of the paper's own example (Section 1) after Sinkhorn's iterations, columns
+    before rows.
 
     The example is [[1,d,d],[1,d,d],[d,1,1]] with d = 1e-13, after Linial et al. (1998).
     """
@@ -49,7 +49,8 @@ def example(iterations: int) -> tuple[float, tuple[float, ...]]:
 
 
 def by_run(rows: Frame, matrix: str, quantity: str, which: str) -> Column:
-    """A number a run by `RUN`: of ``single`` matrices over all connections, of products those through all depth."""
+    """Return a number a run by `RUN`: of ``single`` matrices over all connections, of products those through all
+    depth."""
     part = rows[(rows["matrix"] == matrix) & (rows["quantity"] == quantity)]
     if matrix == "single":
         part = part[part["connection"].isna()]

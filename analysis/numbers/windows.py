@@ -1,4 +1,4 @@
-"""The stable window: the learning rates around the best one whose NLL is within 5 % of it.
+"""Compute the stable window: the learning rates around the best one whose NLL is within 5 % of it.
 
 Where a model's best lies less than 10 % below the token-frequency NLL, as on DNA (1.386 nats, good models 1.22 to
 1.36), 5 % of it are more than half of what was learned beyond token frequencies: such a window is lenient, and whoever
@@ -91,12 +91,12 @@ class Window:
 
 
 def window(lrs, nlls, tolerance: float = TOLERANCE, unigram: float = math.nan) -> Window | None:
-    """The stable window of one curve. ``unigram``: the token-frequency NLL; NaN: not known, or no measure of these
-    NLLs.
+    """Return the stable window of one curve. ``unigram``: the token-frequency NLL; NaN: not known, or no measure of
+    these NLLs.
 
     ``lrs``: learning rates, each once, in any order. ``nlls``: one NLL (nats) for each, ``inf`` where the run diverged,
-      ``nan`` where there is no result. None where no run is finite. "Within 5 %" is taken of the best NLL's magnitude,
-      so that a negative NLL (a density) works too.
+    ``nan`` where there is no result. None where no run is finite. "Within 5 %" is taken of the best NLL's magnitude, so
+    that a negative NLL (a density) works too.
     """
     order = np.argsort(np.asarray(lrs, dtype=float))
     x, y = np.asarray(lrs, dtype=float)[order], np.asarray(nlls, dtype=float)[order]
@@ -134,8 +134,8 @@ def _edge(x: np.ndarray, y: np.ndarray, best: int, threshold: float, step: int) 
 
 
 def outcome(run, column: str = VALIDATION) -> float:
-    """A run's NLL as windows and medians count it: ∞ for a divergence, NaN where there is no result yet or a crash took
-    it.
+    """Return a run's NLL as windows and medians count it: ∞ for a divergence, NaN where there is no result yet or a
+    crash took it.
 
     A finished run without a finite validation NLL counts as diverged; without a generative one it was not scored.
     """
@@ -148,7 +148,7 @@ def outcome(run, column: str = VALIDATION) -> float:
 
 
 def outcomes(study: Study, series: str, column: str = VALIDATION) -> Frame:
-    """LR × seed → `outcome`; NaN where the sweep has no such run."""
+    """Return a table, LR × seed, of each run's `outcome`; NaN where the sweep has no such run."""
     runs = study.of(series)
     frame = pd.DataFrame(
         {"lr": runs["lr"], "seed": runs["seed"], "nll": [outcome(run, column) for run in runs.itertuples()]}
@@ -157,8 +157,8 @@ def outcomes(study: Study, series: str, column: str = VALIDATION) -> Frame:
 
 
 def median_line(table: Frame) -> Column:
-    """The median over seeds at each LR. A divergence counts as ∞, so an LR at which half of the seeds diverged lies
-    outside every window."""
+    """Return the median over seeds at each LR. A divergence counts as ∞, so an LR at which half of the seeds diverged
+    lies outside every window."""
     rows = [row[~np.isnan(row)] for row in table.to_numpy(dtype=float)]
     return pd.Series([float(np.median(row)) if len(row) else math.nan for row in rows], index=table.index)
 
@@ -178,8 +178,8 @@ class SeriesWindows:
 
 
 def windows(study: Study, tolerance: float = TOLERANCE, column: str = VALIDATION) -> dict[str, SeriesWindows]:
-    """The windows of every series of a study, in the study's order, on the validation NLL or the generative one (which
-    no token-frequency NLL belongs to)."""
+    """Return the windows of every series of a study, in the study's order, on the validation NLL or the generative one
+    (which no token-frequency NLL belongs to)."""
     result = {}
     for series in study.series:
         table = outcomes(study, series, column)

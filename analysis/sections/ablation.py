@@ -1,5 +1,5 @@
-"""Settings varied one at a time around a base (`ablate.sc.window=[…]`): a table in the form of the paper's Table 9, and
-what follows from it."""
+"""Tabulate settings varied one at a time around a base (`ablate.sc.window=[…]`) in the form of the paper's Table 9, and
+say what follows from it."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class Value:
 
     @property
     def median(self) -> float:
-        """Of the seeds' NLLs at ``lr``, a divergence counting as ∞; NaN without any."""
+        """The median of the seeds' NLLs at ``lr``, a divergence counting as ∞; NaN without any."""
         known = self.by_seed.dropna()
         return float(np.median(known)) if len(known) else math.nan
 
     @property
     def diverged(self) -> str:
-        """How many seeds diverged at ``lr``, e.g. diverged 2/4; "" where none did."""
+        """The share of seeds that diverged at ``lr``, e.g. diverged 2/4; "" where none did."""
         number = int(np.isinf(self.by_seed).sum())
         return f"diverged {number}/{len(self.by_seed)}" if number else ""
 
     @property
     def learned_nats(self) -> float:
-        """How far the median lies below the token-frequency NLL; NaN where either is missing."""
+        """The nats by which the median lies below the token-frequency NLL; NaN where either is missing."""
         return float(self.runs["unigram_nll"].median()) - self.median
 
 
@@ -99,7 +99,7 @@ class Ablation:
 
 
 def ablations(study: Study) -> tuple[Ablation, ...]:
-    """One for each series that settings were varied around; none in a study without `ablate`."""
+    """Return one ablation for each series that settings were varied around; none in a study without `ablate`."""
     described = study.study.get("ablations") or []
     found = []
     for base in dict.fromkeys(study.runs["base"]):
@@ -124,26 +124,26 @@ def _column(study: Study, runs: Frame, value: Any) -> Value:
 
 
 def value_text(value: Any) -> str:
-    """As on the command line: 4, 0.1, true, [sa,sc]."""
+    """Return a value as it is written on the command line: 4, 0.1, true, [sa,sc]."""
     if isinstance(value, list):
         return f"[{','.join(map(value_text, value))}]"
     return f"{value:.9g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
 
 
 def tells_all(study: Study) -> bool:
-    """Whether the ablations' tables hold every series at its only learning rate: the tables against learning rate would
-    say the same once more."""
+    """Return whether the ablations' tables hold every series at its only learning rate: the tables against learning
+    rate would say the same once more."""
     shown = {column.series for each in ablations(study) for group in each.groups for column in group.columns}
     return study.runs["lr"].nunique() == 1 and shown == set(study.series)
 
 
 def ablation_tables(study: Study) -> list[Table]:
-    """The paper's Table 9 for each base, over several tables where it has more than twelve columns."""
+    """Return the paper's Table 9 for each base, over several tables where it has more than twelve columns."""
     return [_table(study, each.base, groups) for each in ablations(study) for groups in _fitting(each.groups)]
 
 
 def _fitting(groups: Sequence[Group]) -> list[tuple[Group, ...]]:
-    """Groups together as long as they fit a page's width."""
+    """Group the settings so that each table fits a page's width."""
     pages: list[tuple[Group, ...]] = [()]
     for group in groups:
         room = MOST_COLUMNS - sum(len(each.columns) for each in pages[-1])
@@ -154,6 +154,8 @@ def _fitting(groups: Sequence[Group]) -> list[tuple[Group, ...]]:
 
 
 def _table(study: Study, base: str, groups: tuple[Group, ...]) -> Table:
+    """Return the table of some settings' groups: best median NLL of each value with its learning rate, generative NLL
+    and model size, the best of a group in bold."""
     columns = [column for group in groups for column in group.columns]
     best = {id(column) for group in groups for column in group.columns if column.median == group.best}
     rows = [
@@ -191,7 +193,8 @@ def _caption(study: Study, base: str, groups: tuple[Group, ...]) -> str:
 
 
 def _narrow(cell: Cell) -> Cell:
-    """Its interval on two lines and its n and what ended badly below: twelve of these stand side by side."""
+    """Return a cell with its interval on two lines and its n and what ended badly below: twelve of these stand side by
+    side."""
     text, *below = (
         (f"{cell.text}\n{cell.detail}").replace("–", "–\n").replace(", ", "\n").replace(" ", "\n").split("\n")
     )
@@ -205,14 +208,14 @@ def _generative(column: Value) -> Cell:
 
 
 def _size(column: Value) -> Cell:
-    """The paper's short form, and the count itself."""
+    """Return a cell with the parameter count in the paper's short form, and the count itself."""
     known = column.runs["num_params"].dropna()
     return Cell(short_count(known.iloc[0]), f"{known.iloc[0]:,.0f}") if len(known) else Cell("--")
 
 
 def directions(study: Study) -> list[str]:
-    """A sentence for each numeric setting: does the NLL fall or rise from its smallest value to its largest? Seeds are
-    paired, diverged ones among them."""
+    """Say for each numeric setting, in a sentence, whether the NLL falls or rises from its smallest value to its
+    largest. Seeds are paired, diverged ones among them."""
     return [
         wording.worded(study, _direction(each.base, group))
         for each in ablations(study)
@@ -222,8 +225,8 @@ def directions(study: Study) -> list[str]:
 
 
 def _direction(base: str, group: Group) -> str:
-    """On pairs of one seed; a run that diverged is infinitely bad, so that a seed that diverged at one of the two tells
-    as much as any other."""
+    """Say which way one setting's NLL goes, on pairs of one seed; a run that diverged is infinitely bad, so that a seed
+    that diverged at one of the two tells as much as any other."""
     low, high = min(group.columns, key=lambda column: column.value), max(group.columns, key=lambda column: column.value)
     pairs = (high.by_seed - low.by_seed).dropna()  # ∞ − ∞ among it: what diverged at both tells nothing
     both = pairs[np.isfinite(pairs)]
@@ -247,8 +250,8 @@ def _direction(base: str, group: Group) -> str:
 
 
 def _sign(pairs: list[float]) -> int:
-    """As `decide`, one pair deciding nothing. Where every seed diverged at the same one of the two and finished at the
-    other there is no spread to judge by: they agree."""
+    """Decide the direction as `decide` does, one pair deciding nothing. Where every seed diverged at the same one of
+    the two and finished at the other there is no spread to judge by: they agree."""
     if len(pairs) < 2:
         return 0
     if all(each == pairs[0] for each in pairs) and math.isinf(pairs[0]):
@@ -257,8 +260,8 @@ def _sign(pairs: list[float]) -> int:
 
 
 def _change(both: Column, lost: str) -> str:
-    """By how much the NLL changes over the seeds that finished at both values, and, where runs diverged, that these are
-    not all."""
+    """Say by how much the NLL changes over the seeds that finished at both values, and, where runs diverged, that these
+    are not all."""
     counted = f"; {lost}, which counts as infinitely bad" if lost else ""
     if both.empty:
         return f"no seed finished at both{counted}"

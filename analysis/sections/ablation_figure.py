@@ -1,4 +1,4 @@
-"""The figure beside an ablation's table: validation NLL against each setting, seeds as points."""
+"""Draw the figure beside an ablation's table: validation NLL against each setting, seeds as points."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CAPTION = (
 
 
 def figures(study: Study) -> Figures:
-    """One for each base with a finite NLL, "ablation-0" and on."""
+    """Draw one figure for each base with a finite NLL, "ablation-0" and on."""
     drawn = [_figure(each, looks(study)[each.base]) for each in ablations(study)]
     return {f"ablation-{index}": Captioned(each, CAPTION) for index, each in enumerate(drawn) if each is not None}
 
@@ -45,6 +45,7 @@ def body(study: Study, drawn: Drawn) -> str:
 
 
 def _figure(ablation: Ablation, look: Look) -> Figure | None:
+    """Draw one panel for each setting of an ablation; None where no run has a finite NLL."""
     if not any(math.isfinite(group.best) for group in ablation.groups):
         return None
     lines, columns = math.ceil(len(ablation.groups) / PANELS_PER_ROW), min(PANELS_PER_ROW, len(ablation.groups))
@@ -60,7 +61,7 @@ def _figure(ablation: Ablation, look: Look) -> Figure | None:
 
 
 def _panel(ax: Axes, group: Group, look: Look) -> None:
-    """Positive numbers stand on a log axis, other values side by side."""
+    """Draw one setting's NLLs, positive numbers on a log axis, other values side by side."""
     log = group.numeric and all(column.value > 0 for column in group.columns)
     places = [float(column.value) if group.numeric else float(index) for index, column in enumerate(group.columns)]
     medians = [column.median if math.isfinite(column.median) else math.nan for column in group.columns]

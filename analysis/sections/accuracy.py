@@ -1,5 +1,5 @@
-"""The second validation number of classifiers: accuracy against learning rate, as a table and a figure; nothing where
-no run has it."""
+"""Show the second validation number of classifiers: accuracy against learning rate, as a table and a figure; nothing
+where no run has it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ CAPTION = (
 
 
 def finished(runs: Frame) -> Frame:
-    """The runs that ended with an accuracy."""
+    """Return the runs that ended with an accuracy."""
     return runs[runs["status"].isin(FINISHED) & np.isfinite(runs[COLUMN])]
 
 
 def accuracy_tables(study: Study) -> list[Table]:
-    """Learning rate × mechanism: median accuracy in per cent, its interval and n."""
+    """Return tables, learning rate × mechanism, of median accuracy in per cent, its interval and n."""
     return [_table(study, series) for series in chunks(study.series, NLL_COLUMNS)] if len(finished(study.runs)) else []
 
 
@@ -66,12 +66,13 @@ def _percent(share: float) -> str:
 
 
 def figures(study: Study) -> Figures:
-    """The figure, where runs ended with an accuracy at several learning rates."""
+    """Draw the figure, where runs ended with an accuracy at several learning rates."""
     runs = finished(study.runs)
     return {NAME: sourced(study, _figure(study, runs), CAPTION)} if runs["lr"].nunique() > 1 else {}
 
 
 def _figure(study: Study, runs: Frame) -> Figure:
+    """Draw accuracy against learning rate: a line of medians for each series, and a point for each run."""
     styles = looks(study)
     figure = Figure(figsize=(WIDTH_INCHES, 2.4), layout="constrained")
     ax = figure.subplots()

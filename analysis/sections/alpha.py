@@ -1,4 +1,4 @@
-"""The section on α_max along the optimizer's step: its figures, how it was measured, its tables."""
+"""Show α_max along the optimizer's step: its figures, how it was measured, its tables."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CAPTION = (
 
 
 def figures(study: Study) -> Figures:
-    """One for each phase and four series."""
+    """Draw one figure for each phase and four series."""
     return by_phase(study, "alpha", drawn_phases(study), alpha_figures, CAPTION)
 
 
 def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
-    """The tables of ``phases`` without their details, and which states are not defined."""
+    """Return the tables of ``phases`` without their details, and which states are not defined."""
     absent = undefined_states(study)
     return [*(table.text(details=False) for table in alpha_tables(study, phases)), *([absent] if absent else [])]
 
@@ -46,8 +46,8 @@ def body(study: Study, drawn: Drawn) -> str:
 
 
 def state_ratio(study: Study) -> str:
-    """How α_max under the paper's state compares with that under the run's own, from the runs that have finite medians
-    of both; "" without any."""
+    """Say how α_max under the paper's state compares with that under the run's own, from the runs that have finite
+    medians of both; "" without any."""
     rows = recorded(study, "terminal")
     finite = rows[np.isfinite(rows["alpha_max"])]
     medians = finite.groupby(["run_id", "state"])["alpha_max"].median().unstack()

@@ -1,4 +1,4 @@
-"""The α_max panel: recorded steps of every run against its learning rate, beside the line α_max = α."""
+"""Draw α_max: recorded steps of every run against its learning rate, beside the line α_max = α."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EDGES = (
 
 
 def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """One figure for every four series, states as rows; empty where nothing was recorded in this phase."""
+    """Draw one figure for every four series, states as rows; empty where nothing was recorded in this phase."""
     rows, counts = (
         recorded(study, phase),
         {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase},
@@ -46,7 +46,8 @@ def alpha_figures(study: Study, phase: str = "terminal") -> list[Figure]:
 
 
 def _alpha_figure(rows: Frame, counts: dict[str, Frame], series: tuple[str, ...], styles: dict[str, Look]) -> Figure:
-    """``counts``: by state, what `counted` says of the runs."""
+    """Draw one figure, a row for each state and a column for each series. ``counts``: by state, what `counted` says of
+    the runs."""
     states = list(counts)
     figure = Figure(
         figsize=(max(2.6, WIDTH_INCHES * min(1.0, 0.1 + 0.3 * len(series))), 0.75 + 1.75 * len(states)),
@@ -71,8 +72,8 @@ def _alpha_figure(rows: Frame, counts: dict[str, Frame], series: tuple[str, ...]
 
 
 def _limits(rows: Frame, lrs: list[float]) -> tuple[float, float]:
-    """The finite positive values and the line α_max = α, with a strip above and one below for what is no point on a log
-    axis."""
+    """Return the axis's limits: the finite positive values and the line α_max = α, with a strip above and one below for
+    what is no point on a log axis."""
     positive = rows["alpha_max"][np.isfinite(rows["alpha_max"]) & (rows["alpha_max"] > 0)]
     values = np.concatenate([positive.to_numpy(dtype=float), lrs])
     low, high = math.log10(values.min()), math.log10(values.max())
@@ -81,6 +82,8 @@ def _limits(rows: Frame, lrs: list[float]) -> tuple[float, float]:
 
 
 def _panel(ax: Axes, part: Frame, count: Frame, style: Look, lrs: list[float], limits: tuple[float, float]) -> None:
+    """Draw one series' finite α_max as points, their medians per learning rate as a line, and counts at the edges of
+    what diverged, is infinite or 0."""
     ax.set_yscale("log")
     lr_axis(ax, lrs, most=3)
     ax.set_ylim(*limits)
@@ -113,7 +116,7 @@ def _panel(ax: Axes, part: Frame, count: Frame, style: Look, lrs: list[float], l
 
 
 def _diverged_counts(ax: Axes, count: Frame, style: Look) -> None:
-    """A filled cross, and k/n beside it, where k of n runs diverged: they have no α_max."""
+    """Mark with a filled cross, and k/n beside it, where k of n runs diverged: they have no α_max."""
     strip = blended_transform_factory(ax.transData, ax.transAxes)
     for lr, runs in count.groupby("run_lr"):
         diverged = int((runs["outcome"] == DIVERGED).sum())
@@ -141,7 +144,7 @@ def _diverged_counts(ax: Axes, count: Frame, style: Look) -> None:
 
 
 def _edge_counts(ax: Axes, part: Frame, style: Look) -> None:
-    """Markers with counts at the edges for the steps that have no place on a log axis."""
+    """Draw markers with counts at the edges for the steps that have no place on a log axis."""
     strip = blended_transform_factory(ax.transData, ax.transAxes)
     for _, marker, height, which in EDGES:
         for lr, rows in part.groupby("run_lr"):
@@ -170,6 +173,7 @@ def _edge_counts(ax: Axes, part: Frame, style: Look) -> None:
 
 
 def _legend(figure: Figure, rows: Frame, diverged: bool) -> None:
+    """Draw the legend of those marks that the figure holds."""
     values = rows["alpha_max"].to_numpy(dtype=float)
     handles = [
         Line2D([], [], color=INK, linewidth=0.8, linestyle=(0, (4, 2)), label="$\\alpha_\\mathrm{max} = \\alpha$"),

@@ -1,5 +1,5 @@
-"""α_max in the layout of the paper's Tables 5 to 8, every run counted (`step_shares`); checkpoints of runs that stopped
-early in a table of their own."""
+"""Tabulate α_max in the layout of the paper's Tables 5 to 8, every run counted (`step_shares`); checkpoints of runs
+that stopped early in a table of their own."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ MOST_DIVERGED = 0.5  # of a cell's runs: from there on the survivors' median is 
 
 
 def alpha_tables(study: Study, phases: Sequence[str] | None = None, states: Sequence[str] | None = None) -> list[Table]:
-    """Table-5-style α_max tables, one per phase, state and at most four series, and one of the runs that stopped early;
-    none where nothing was recorded."""
+    """Return α_max tables in the form of the paper's Table 5, one per phase, state and at most four series, and one of
+    the runs that stopped early; none where nothing was recorded."""
     tables = []
     for phase, state in phases_and_states(study):
         if (
@@ -53,14 +53,15 @@ def alpha_tables(study: Study, phases: Sequence[str] | None = None, states: Sequ
 
 
 def _columns(study: Study, count: Frame) -> list[tuple[str, ...]]:
-    """The series of each table: those that have a result or can have none; a table has one that has a result."""
+    """Return the series of each table: those that have a result or can have none; a table has one that has a result."""
     result = shown_series(study, count)
     named = [name for name in study.series if name in {*result, *undefined_series(study, count)}]
     return [part for part in chunks(named, ALPHA_COLUMNS) if set(part) & set(result)]
 
 
 def _lost(shown: Frame) -> str:
-    """How many steps were lost to a number that is not finite, and where the first of them says that it came from."""
+    """Say how many steps were lost to a number that is not finite, and where the first of them says that it came
+    from."""
     lost = shown[shown["alpha_max"].isna()]
     origins = [note for note in lost["note"] if note]
     return (f", {len(lost)} of {len(shown)} lost to a non-finite loss" if len(lost) else "") + (
@@ -69,7 +70,7 @@ def _lost(shown: Frame) -> str:
 
 
 def _undefined(study: Study, phase: str, state: str, series: Sequence[str]) -> str:
-    """How many more steps have no α_max; "" where there are none."""
+    """Say how many more steps have no α_max; "" where there are none."""
     rows = undefined_steps(study, phase, state)
     number = int(rows["series"].isin(series).sum())
     return (
@@ -80,6 +81,8 @@ def _undefined(study: Study, phase: str, state: str, series: Sequence[str]) -> s
 
 
 def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
+    """Return one table of median α_max and % stable steps, a row a learning rate and two columns a series, with what
+    was lost, undefined or not measured in its caption."""
     undefined = undefined_series(study, count)
     unmeasured = [
         name for name in study.series if name in set(count["series"]) - {*shown_series(study, count), *undefined}
@@ -115,7 +118,7 @@ def _alpha_table(study: Study, rows: Frame, count: Frame, phase: str, state: str
 
 
 def counting_rule(study: Study, rows: Frame, phase: str) -> str:
-    """What a caption says of the runs that diverged; no full stop."""
+    """Return what a caption says of the runs that diverged; no full stop."""
     return (
         RULE[phase].format(steps=plural(planned_count(study, rows), "step"))
         if phase in RULE
@@ -124,8 +127,8 @@ def counting_rule(study: Study, rows: Frame, phase: str) -> str:
 
 
 def where_diverged(count: Frame, series: Sequence[str]) -> str:
-    """``" Diverged: sa 2/3 at 3e-2; sw 3/3 at 1e-2 and 3e-2."``, for where the cells do not say it; "" where none
-    did."""
+    """Say where runs diverged, as the cells do not, e.g. ``" Diverged: sa 2/3 at 3e-2; sw 3/3 at 1e-2 and 3e-2."``; ""
+    where none did."""
     found = []
     for name in series:
         parts = count[count["series"] == name].groupby("run_lr")["outcome"]
@@ -169,8 +172,8 @@ def _is_undefined(count: Frame) -> bool:
 
 
 def share_cell(count: Frame, top: float = math.nan) -> Cell:
-    """The share of hits in % over all that counts, bold where it is ``top`` and above 0; below it the range over runs,
-    n, and what became of the others."""
+    """Return the share of hits in % over all that counts, bold where it is ``top`` and above 0; below it the range over
+    runs, n, and what became of the others."""
     known, survivors, beside = count[count["outcome"].isin(COUNTED)], count[count["outcome"] == MEASURED], notes(count)
     if _is_undefined(count):
         return Cell(NOT_DEFINED)
@@ -185,7 +188,7 @@ def share_cell(count: Frame, top: float = math.nan) -> Cell:
 
 
 def last_table(study: Study) -> Table | None:
-    """A row for each run whose last checkpoint before it stopped early was measured; None where none was."""
+    """Return a row for each run whose last checkpoint before it stopped early was measured; None where none was."""
     rows = recorded(study, LAST)
     if rows.empty:
         return None
@@ -212,6 +215,8 @@ def last_table(study: Study) -> Table | None:
 
 
 def _last_row(run, rows: Frame, states: Sequence[str]) -> tuple[Cell, ...]:
+    """Return one run's row: where its last checkpoint lies, how the run ended, and median α_max and % stable in each
+    state."""
     cells: list[Cell] = []
     for state in states:
         part = rows[rows["state"] == state]

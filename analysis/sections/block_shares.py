@@ -1,4 +1,4 @@
-"""What uᵀHu is made of: the shares of the parameter blocks, by kind and layer (`measure=blocks`)."""
+"""Show what uᵀHu is made of: the shares of the parameter blocks, by kind and layer (`measure=blocks`)."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ BLOCKS_CAPTION = (
 
 
 def kind_of(block: str) -> str:
-    """The kind of a block: "blocks.1.mixer_norm" and "final_norm" are norms; what has none of the known names is
+    """Return the kind of a block: "blocks.1.mixer_norm" and "final_norm" are norms; what has none of the known names is
     "other"."""
     last = block.split(".")[-1]
     return "norms" if last.endswith("norm") else last if last in KINDS else "other"
 
 
 def layer_of(block: str) -> str:
-    """The layer's number, or "ends" for embedding, final norm and head."""
+    """Return the layer's number, or "ends" for embedding, final norm and head."""
     parts = block.split(".")
     return parts[1] if parts[0] == "blocks" and len(parts) > 1 else "ends"
 
 
 def with_kinds(rows: Frame) -> Frame:
-    """`blocks` with kind, layer, and the shares in % of |uᵀHu|."""
+    """Return `blocks` with kind, layer, and the shares in % of |uᵀHu|."""
     scale = 100 / rows["curvature"].abs().replace(0, np.nan)
     kinds, layers = rows["block"].map(kind_of), rows["block"].map(layer_of)
     return rows.assign(kind=kinds, layer=layers, percent=rows["share"] * scale, own_percent=rows["own"] * scale)
 
 
 def medians(rows: Frame, by: Sequence[str]) -> Any:
-    """Median over the runs of what each run's blocks of one ``by`` add up to; in %."""
+    """Return the median over the runs of what each run's blocks of one ``by`` add up to; in %."""
     sums = rows.groupby([*by, "run_id"])[["percent", "own_percent"]].sum(min_count=1)
     return sums.groupby(level=list(range(len(by)))).median()
 
 
 def blocks_table(study: Study) -> Table | None:
-    """Shares by kind, a row for each phase, state, series and LR, and what lies off the diagonal blocks; None where it
-    was not measured."""
+    """Return a table of shares by kind, a row for each phase, state, series and LR, and what lies off the diagonal
+    blocks; None where it was not measured."""
     if "blocks" not in study.spectra or study.spectra["blocks"].empty:
         return None
     present = set(study.spectra["blocks"]["block"].map(kind_of))
@@ -93,8 +93,8 @@ def _whole(percent: float) -> str:
 
 
 def block_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """Stacked bars of the shares by layer, a panel per series and LR; the state is that of the other spectra's figures.
-    Empty where not measured."""
+    """Draw stacked bars of the shares by layer, a panel per series and LR; the state is that of the other spectra's
+    figures. Empty where not measured."""
     rows = shown(study, "blocks", phase)
     if rows is None:
         return []
@@ -106,6 +106,7 @@ def block_figures(study: Study, phase: str = "terminal") -> list[Figure]:
 
 
 def _figure(rows: Frame, series: Sequence[str], lrs: Sequence[float]) -> Figure:
+    """Draw a panel of stacked bars for each series (column) and learning rate (row)."""
     figure = Figure(figsize=(panels_width(len(series)), 0.6 + 1.35 * len(lrs)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(lrs), len(series), sharex=True, sharey="row", squeeze=False))
     layers = sorted(set(rows["layer"]), key=lambda layer: (layer == "ends", int(layer) if layer.isdigit() else 0))
@@ -128,7 +129,7 @@ def color(kind: str) -> Any:
 
 
 def _panel(ax: Any, part: Frame, layers: Sequence[str], kinds: Sequence[str]) -> None:
-    """Positive shares stacked upwards from 0, negative ones downwards."""
+    """Stack positive shares upwards from 0, negative ones downwards."""
     ax.set_xticks(range(len(layers)), layers)
     ax.axhline(0, color=MUTED, linewidth=0.6)
     if not np.isfinite(part["percent"]).any():

@@ -1,4 +1,5 @@
-"""Whether the papers' claims hold in the study: a table and sentences, in the report and at the end of a sweep."""
+"""Report whether the papers' claims hold in the study: a table and sentences, in the report and at the end of a
+sweep."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The parts that a protein's NLL is a sum of, validation and generative, as the consensus paper's Table 4 has them;
-nothing where no run has any."""
+"""Tabulate the parts that a protein's NLL is a sum of, validation and generative, as the consensus paper's Table 4 has
+them; nothing where no run has any."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def _finished(runs: Frame, column: str) -> Frame:
 
 
 def component_tables(study: Study) -> list[Table]:
-    """Component and mechanism × learning rate: median NLL, its interval and n; total first. The validation NLL, then
-    the generative one by each oracle."""
+    """Return tables, component and mechanism × learning rate, of median NLL, its interval and n; total first. The
+    validation NLL, then the generative one by each oracle."""
     return _tables(
         study, study.runs, "val_nll", "NLL by component against learning rate", _of_validation(study)
     ) + generative_component_tables(study)
 
 
 def generative_component_tables(study: Study) -> list[Table]:
-    """The parts of the generative NLL; runs that different oracles scored never share a table."""
+    """Return tables of the parts of the generative NLL; runs that different oracles scored never share a table."""
     found = []
     for oracle in sorted(set(study.runs["gen_oracle"]) - {""}):
         runs = study.runs[study.runs["gen_oracle"] == oracle]
@@ -43,8 +43,8 @@ def generative_component_tables(study: Study) -> list[Table]:
 
 
 def _tables(study: Study, runs: Frame, nll: str, title: str, about: str) -> list[Table]:
-    """``runs``: those of the study that are shown; ``nll``: the column of the total, of which the parts' names are
-    made; ``about``: begins the caption."""
+    """Return the tables of one NLL and its parts. ``runs``: those of the study that are shown; ``nll``: the column of
+    the total, of which the parts' names are made; ``about``: begins the caption."""
     parts = {name: f"{nll}_{column}" for name, column in PARTS.items() if len(_finished(runs, f"{nll}_{column}"))}
     if not parts:
         return []
@@ -76,6 +76,7 @@ def _rows(study: Study, runs: Frame, columns: dict[str, str], lrs: tuple[float, 
 
 
 def _of_validation(study: Study) -> str:
+    """Return the start of the validation tables' caption: units, averages, and what token frequencies reach."""
     frequencies = {"total": "unigram_nll", **{name.lower(): f"unigram_nll_{column}" for name, column in PARTS.items()}}
     known = [
         f"{name} {np.nanmedian(study.runs[column]):.3f}"

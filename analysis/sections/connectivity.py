@@ -1,4 +1,4 @@
-"""The section on the plain graphs' connectivity, under the heading that all probes of layers share."""
+"""Show the plain graphs' connectivity, under the heading that all probes of layers share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "connectivity"
 
 
 def applies(study: Study) -> bool:
-    """Whether `stability.probe` measured anything: the heading stands before all of it."""
+    """Return whether `stability.probe` measured anything: the heading stands before all of it."""
     return is_of_rates(study) and bool(study.probes)
 
 

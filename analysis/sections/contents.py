@@ -1,4 +1,4 @@
-"""The report's table of contents: a section is one file beside this one, and one word in `SECTIONS`."""
+"""List the report's sections: a section is one file beside this one, and one word in `SECTIONS`."""
 
 from analysis.sections import (
     ablation_figure,

@@ -1,5 +1,5 @@
-"""The section on what single steps did and, where `measure=…` asked for it, on the loss along u, the spectrum, the
-sharpness and the blocks of parameters. It goes on under the heading of α_max."""
+"""Show what single steps did and, where `measure=…` asked for it, the loss along u, the spectrum, the sharpness and the
+blocks of parameters. It goes on under the heading of α_max."""
 
 from __future__ import annotations
 

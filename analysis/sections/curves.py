@@ -1,4 +1,4 @@
-"""Learning curves as in the consensus paper's Figures 7 to 9: by mechanism with an early and a late panel, and by
+"""Draw learning curves as in the consensus paper's Figures 7 to 9: by mechanism with an early and a late panel, and by
 learning rate across mechanisms.
 
 A line is the median over the seeds of one learning rate, its shade their range. A diverged seed counts as ∞ from where
@@ -43,7 +43,8 @@ Limits = tuple[float, float]
 
 
 def figures(study: Study) -> Figures:
-    """``curves`` (and ``curves-1``, … where there are many series), ``curves-by-lr``; none without a recorded loss."""
+    """Draw ``curves`` (and ``curves-1``, … where there are many series) and ``curves-by-lr``; none without a recorded
+    loss."""
     rows, ended = study.with_run(study.curves), study.runs.set_index("run_id")["status"]
     rows = rows[np.isfinite(rows["step"])].assign(diverged=rows["run_id"].map(ended) == "diverged")
     names = [name for name in study.series if np.isfinite(rows.loc[rows["series"] == name, "loss"]).any()]
@@ -61,15 +62,15 @@ def body(study: Study, drawn: Drawn) -> str:
 
 
 def smoothed(loss: Column, width: int | None = None) -> Column:
-    """Centred running mean over ``width`` steps (a twentieth of the run); non-finite losses are left out, not averaged
-    in."""
+    """Return the centred running mean over ``width`` steps (a twentieth of the run); non-finite losses are left out,
+    not averaged in."""
     finite = loss.where(np.isfinite(loss))
     return finite.rolling(width or max(1, len(loss) // 20), center=True, min_periods=1).mean().where(finite.notna())
 
 
 def median_curve(runs: Frame, width: int) -> Frame:
-    """Columns median, low, high by step, of the smoothed losses of runs that differ in their seed; median NaN where
-    half of them or more have diverged."""
+    """Return the columns median, low, high by step, of the smoothed losses of runs that differ in their seed; median
+    NaN where half of them or more have diverged."""
     curves, ended = {}, {}
     for run_id, run in runs[np.isfinite(runs["loss"])].groupby("run_id"):
         curves[run_id], ended[run_id] = (
@@ -92,6 +93,7 @@ def median_curve(runs: Frame, width: int) -> Frame:
 
 
 def _by_mechanism(study: Study, rows: Frame, names: Iterable[str]) -> Figure:
+    """Draw a row for each series with an early and a late panel, a line for each learning rate."""
     names, colors, last = list(names), lr_colors(study.runs["lr"]), int(rows["step"].max())
     split = max(1, last // EARLY_SHARE)
     figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 1.3 * len(names)), layout="constrained")
@@ -117,6 +119,7 @@ def _by_mechanism(study: Study, rows: Frame, names: Iterable[str]) -> Figure:
 
 
 def _by_rate(study: Study, rows: Frame, names: list[str]) -> Figure:
+    """Draw a panel for each learning rate, a line for each series."""
     styles, lrs, last = looks(study), sorted(rows["run_lr"].unique()), int(rows["step"].max())
     lines = -(-len(lrs) // RATES_PER_ROW)
     figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 1.6 * lines), layout="constrained")
@@ -147,8 +150,8 @@ def _by_rate(study: Study, rows: Frame, names: list[str]) -> Figure:
 
 
 def _limits(lines: list[Frame], validation: Column, *, early: bool) -> Limits:
-    """Room for the median lines: early up to where they start, late up to where nine tenths of their points lie; what
-    blows up is cut."""
+    """Return limits with room for the median lines: early up to where they start, late up to where nine tenths of their
+    points lie; what blows up is cut."""
     known = [line["median"].dropna() for line in lines]
     known = [line for line in known if len(line)]
     if not known:
@@ -164,8 +167,8 @@ def _limits(lines: list[Frame], validation: Column, *, early: bool) -> Limits:
 def _draw(
     ax: Axes, line: Frame, runs: Frame, color, span: tuple[int, int], limits: Limits, look: Look | None = None
 ) -> None:
-    """One line with its shade; circles: the median of the validation NLLs of a step; a cross: the end of each diverged
-    run within the span."""
+    """Draw one line with its shade; circles: the median of the validation NLLs of a step; a cross: the end of each
+    diverged run within the span."""
     shown = line[(line.index >= span[0]) & (line.index <= span[1])]
     thin = shown.iloc[:: max(1, len(shown) // POINTS)]
     ax.plot(thin.index, thin["median"], color=color, linewidth=0.95, linestyle=look.dashes if look else "-", zorder=3)
@@ -185,6 +188,7 @@ def _draw(
 
 
 def _marks(rows: Frame) -> list[Line2D]:
+    """Return the legend's entries for validation and divergence, each where the rows have it."""
     marks = []
     if rows["val_nll"].notna().any():
         marks.append(

@@ -1,4 +1,5 @@
-"""Exact curvatures beside central differences: how far they lie apart, and, by float64, which of the two is off."""
+"""Compare exact curvatures with central differences: how far they lie apart, and, by float64, which of the two is
+off."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ DOUBTFUL = 1e-3
 
 
 def verification(study: Study) -> str:
-    """How the curvatures were computed, how far one of each run and state lies from central differences, and which of
-    the two is off where that is far."""
+    """Say how the curvatures were computed, how far one of each run and state lies from central differences, and which
+    of the two is off where that is far."""
     rows = of_trained(study, study.curvature)
     used = f"Methods: {methods(rows)}."
     checked = rows[rows["rel_error"].notna()]
@@ -35,8 +36,8 @@ def verification(study: Study) -> str:
 
 
 def _which_erred(checked: Frame) -> str:
-    """Of the steps beyond `DOUBTFUL`: how far the difference, and the curvature that is used, lie from the curvature in
-    float64; "" without such steps."""
+    """Say of the steps beyond `DOUBTFUL` how far the difference, and the curvature that is used, lie from the curvature
+    in float64; "" without such steps."""
     doubtful = checked[checked["rel_error"] > DOUBTFUL]
     judged = doubtful[np.isfinite(doubtful["float64_curvature"])]
     if doubtful.empty:
@@ -60,7 +61,8 @@ def _which_erred(checked: Frame) -> str:
 
 
 def _papers_error(rows: Frame) -> str:
-    """The same of the paper's difference; "" where no pair was computed in float64."""
+    """Say how far the paper's difference lies from the curvature in float64; "" where no pair was computed in
+    float64."""
     judged = rows[np.isfinite(rows["float64_curvature"])]
     if judged.empty:
         return ""
@@ -75,24 +77,24 @@ def _papers_error(rows: Frame) -> str:
 
 
 def pairs(rows: Frame) -> Frame:
-    """The recorded steps that hold both curvatures, each a number."""
+    """Return the recorded steps that hold both curvatures, each a number."""
     return rows[np.isfinite(rows["curvature"]) & np.isfinite(rows["parity_curvature"])]
 
 
 def relative_difference(exact: Column, other: Column) -> Column:
-    """|a − b| / max(|a|, |b|), row by row; 0 where both are 0."""
+    """Return |a − b| / max(|a|, |b|), row by row; 0 where both are 0."""
     larger = np.maximum(exact.abs(), other.abs())
     return ((exact - other).abs() / larger.where(larger > 0, 1.0)).rename("difference")
 
 
 def other_sign(exact: Column, other: Column) -> Column:
-    """Where one curvature is positive and the other is not: Eq. 18 then gives a finite step to one and none to the
-    other."""
+    """Return where one curvature is positive and the other is not: Eq. 18 then gives a finite step to one and none to
+    the other."""
     return (exact > 0) != (other > 0)
 
 
 def differences_table(study: Study) -> Table | None:
-    """One row per phase, state and series; None where no step was measured by both."""
+    """Return a table with one row per phase, state and series; None where no step was measured by both."""
     rows = pairs(of_trained(study, study.with_run(study.curvature)))
     body = []
     for phase, state in phases_and_states(study):
@@ -127,6 +129,7 @@ SW = (
 
 
 def _row(part: Frame, name: str, where: str, lost: str) -> tuple[Cell, ...]:
+    """Return one series' row: pairs, relative difference, opposite signs, and both median α_max and % stable."""
     exact, other = part["curvature"], part["parity_curvature"]
     difference, rate = relative_difference(exact, other), part["lr"].fillna(part["run_lr"])
     signs = other_sign(exact, other)

@@ -1,5 +1,5 @@
-"""Attention's consensus discrepancy by depth beside PDMM's by iteration (`stability.probe what=pdmm`): tables, figures,
-and whether it falls."""
+"""Compare attention's consensus discrepancy by depth with PDMM's by iteration (`stability.probe what=pdmm`): tables,
+figures, and whether it falls."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ CAPTIONS = {
 
 
 def relative(rows: Frame, which: str) -> Column:
-    """Root mean square of Φ over that of V, by the rows' grouping keys (series … layer), pooled over heads and
-    sequences of equal size."""
+    """Return the root mean square of Φ over that of V, by the rows' grouping keys (series … layer), pooled over heads
+    and sequences of equal size."""
     keys = ["order", "series", "run_lr", "seed", "layer"]
     squares = (
         rows.assign(part=rows[f"{which}_rms"] ** 2, value=rows["value_rms"] ** 2)
@@ -60,8 +60,8 @@ def relative(rows: Frame, which: str) -> Column:
 
 
 def slopes(by_layer: Column) -> Column:
-    """By series, LR and seed the least-squares slope of the relative discrepancy against the layer's number; NaN below
-    two layers."""
+    """Return by series, LR and seed the least-squares slope of the relative discrepancy against the layer's number; NaN
+    below two layers."""
 
     def fit(one_seed: Column) -> float:
         layers = one_seed.index.get_level_values("layer").to_numpy(dtype=float)
@@ -71,7 +71,7 @@ def slopes(by_layer: Column) -> Column:
 
 
 def direction(per_seed: Sequence[float]) -> str:
-    """What three or more seeds say of a slope by the 95 % interval of its mean; fewer seeds say nothing."""
+    """Say what three or more seeds tell of a slope by the 95 % interval of its mean; fewer seeds tell nothing."""
     spread = Spread.of(per_seed)
     if spread.n < 3:
         return "too few seeds" if spread.n else "--"
@@ -79,7 +79,8 @@ def direction(per_seed: Sequence[float]) -> str:
 
 
 def study_tables(study: Study) -> list[Table]:
-    """Discrepancy by layer and its slope for each phase, then PDMM's; what the study does not have is left out."""
+    """Return the discrepancy by layer and its slope for each phase, then PDMM's; what the study does not have is left
+    out."""
     made = []
     if FIGURE in study.probes:
         made = _depth_tables(_ordered(study), source(study))
@@ -87,7 +88,7 @@ def study_tables(study: Study) -> list[Table]:
 
 
 def run_tables(frame: Frame, mechanism: str) -> list[Table]:
-    """The same of one run's own rows."""
+    """Return the same tables as `study_tables` of one run's own rows."""
     return _depth_tables(frame.assign(series=mechanism, run_lr=frame["lr"], seed=0, order=0), "One run.")
 
 
@@ -105,6 +106,8 @@ def _depth_tables(rows: Frame, origin: str) -> list[Table]:
 
 
 def _layer_table(rows: Frame, phase: str, origin: str) -> Table:
+    """Return a table of the relative discrepancy, a row a series, learning rate and layer, with the layer's own γ and
+    with γ = 1."""
     by_layer = {which: relative(rows, which) for which in (OWN, UNSCALED)}
     levels = ["order", "series", "run_lr", "layer"]
     gammas, body = rows.groupby(levels)["gamma"].first(), []
@@ -124,6 +127,8 @@ def _layer_table(rows: Frame, phase: str, origin: str) -> Table:
 
 
 def _slope_table(rows: Frame, phase: str, origin: str) -> Table:
+    """Return a table of the discrepancy's slope per layer and whether it falls or rises, with the layers' own γ and
+    with γ = 1."""
     of = {which: slopes(relative(rows, which)) for which in (OWN, UNSCALED)}
     body = []
     for (_, series, lr), own in of[OWN].groupby(level=["order", "series", "run_lr"]):
@@ -152,8 +157,8 @@ def _slope_cell(per_seed: Column) -> Cell:
 
 
 def pdmm_table(frame: Frame) -> Table:
-    """A row a graph and schedule: how fast PDMM reached the optimum, and its discrepancy at the first and the last
-    iteration."""
+    """Return a table with a row a graph and schedule: how fast PDMM reached the optimum, and its discrepancy at the
+    first and the last iteration."""
     body = []
     for (graph, schedule), part in frame.groupby(["graph", "schedule"], sort=False):
         ordered = part.sort_values("iteration")
@@ -183,21 +188,22 @@ def pdmm_table(frame: Frame) -> Table:
 
 
 def shrinkage(ordered: Frame) -> float:
-    """Mean factor per iteration of the error, up to the last that is above rounding; NaN where that is the first."""
+    """Return the mean factor per iteration of the error, up to the last that is above rounding; NaN where that is the
+    first."""
     errors = ordered["error"].to_numpy(dtype=float)
     above = np.flatnonzero(errors > ROUNDING)
     return float((errors[above[-1]] / errors[0]) ** (1 / above[-1])) if len(above) and above[-1] > 0 else float("nan")
 
 
 def recipe(frame: Frame) -> str:
-    """How the networks of a table were made and solved."""
+    """Say how the networks of a table were made and solved."""
     row = frame.iloc[0]
     averaged = "" if row["averaging"] == 1 else f", θ = {row['averaging']:g}"
     return f"{row['constraints']} constraints, ρ = {row['rho']:g}{averaged}"
 
 
 def pdmm_figure(frame: Frame) -> Figure:
-    """Error and discrepancy against the iteration, both logarithmic; a colour a graph."""
+    """Draw error and discrepancy against the iteration, both logarithmic; a colour a graph."""
     figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
     axes = figure.subplots(1, 2)
     colors = dict(
@@ -234,7 +240,7 @@ def _dashes(solid: bool) -> Any:
 
 
 def depth_figures(study: Study, phase: str) -> list[Figure]:
-    """Relative discrepancy against layer, a panel a series, a line an LR."""
+    """Draw relative discrepancy against layer, a panel a series, a line an LR."""
     rows = _ordered(study)
     rows = rows[rows["phase"] == phase]
     present = [name for name in study.series if name in set(rows["series"])]
@@ -255,6 +261,8 @@ def _depth_figure(rows: Frame, names: Sequence[str]) -> Figure:
 
 
 def _depth_panel(ax: Axes, part: Frame, colors: Mapping[float, Any]) -> None:
+    """Draw one series' discrepancy by layer: a line of medians over seeds for each LR, the seeds' range as a band,
+    dashed for one of the two γ where they differ."""
     ax.axhline(1, color=MUTED, linewidth=0.5, zorder=1)
     for lr, at_lr in part.groupby("run_lr"):
         for which in (OWN, UNSCALED) if (at_lr["gamma"] != 1).any() else (OWN,):
@@ -274,7 +282,7 @@ def _depth_panel(ax: Axes, part: Frame, colors: Mapping[float, Any]) -> None:
 
 
 def figures(study: Study) -> Figures:
-    """``discrepancy-<phase>-<number>``, and ``pdmm``, which is of no run and no data: its caption names none."""
+    """Draw ``discrepancy-<phase>-<number>``, and ``pdmm``, which is of no run and no data: its caption names none."""
     phases = phases_of(study.probes[FIGURE]) if FIGURE in study.probes else []
     made = by_phase(study, FIGURE, phases, depth_figures, CAPTIONS[FIGURE])
     if PDMM in study.probes:
@@ -285,13 +293,13 @@ def figures(study: Study) -> Figures:
 
 
 def body(study: Study, drawn: Drawn) -> str:
-    """Figures, what they say of the hypothesis, tables."""
+    """Return the section: figures, what they say of the hypothesis, tables."""
     said = hypothesis(study)
     return pictures(drawn) + (paragraph(said) if said else "") + typst(study_tables(study))
 
 
 def hypothesis(study: Study) -> str:
-    """The paper's expectation against the terminal checkpoints; "" where none was measured."""
+    """Set the paper's expectation against the terminal checkpoints, as text; "" where none was measured."""
     if FIGURE not in study.probes:
         return ""
     rows = _ordered(study)

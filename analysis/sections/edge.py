@@ -1,5 +1,5 @@
-"""What `lr=edge` found: each curve's best learning rate and its edges of stability with their brackets, and what that
-took against a grid."""
+"""Show what `lr=edge` found: each curve's best learning rate and its edges of stability with their brackets, and what
+that took against a grid."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CAPTION = (
 
 
 def _curves(study: Study) -> list[tuple[str, Any]]:
-    """(series, row of the table), in the study's order."""
+    """Return (series, row of the table) of every curve, in the study's order."""
     if "edges" not in study.searches:
         return []
     series = dict(zip(study.runs["run_id"], study.runs["series"], strict=True))
@@ -44,7 +44,7 @@ def _curves(study: Study) -> list[tuple[str, Any]]:
 
 
 def edge_tables(study: Study) -> list[Table]:
-    """One, in a study with `lr=edge`."""
+    """Return the one table of edges in a study with `lr=edge`, else none."""
     curves = _curves(study)
     if not curves:
         return []
@@ -68,7 +68,7 @@ def edge_tables(study: Study) -> list[Table]:
 
 
 def _stopped(study: Study) -> str:
-    """What diverged ended there: the share of the steps that it did not take."""
+    """Say which share of the steps was not taken because what diverged ended there."""
     diverged = study.runs[study.runs["status"] == "diverged"]["num_steps"]
     whole = study.runs["num_steps"].max()
     if diverged.empty or not diverged.sum() < len(diverged) * whole:
@@ -80,6 +80,7 @@ def _stopped(study: Study) -> str:
 
 
 def _row(study: Study, series: str, row: Any) -> tuple[Cell, ...]:
+    """Return one curve's row: best rate and NLL, both edges, and how many runs it took against a grid."""
     at_best = study.of(series).query("lr == @row.best_lr")["val_nll"]
     seeds = Spread.of(at_best, POSITIVE) if math.isfinite(row.best_lr) else None
     return (
@@ -98,12 +99,12 @@ def _row(study: Study, series: str, row: Any) -> tuple[Cell, ...]:
 
 
 def _end(lr: float) -> str:
-    """One end of a bracket; nothing was tried beyond it."""
+    """Return one end of a bracket as text; nothing was tried beyond it."""
     return "…" if math.isnan(lr) else lr_text(lr)
 
 
 def _only_plateaued(runs: Any) -> bool:
-    """Whether the smallest rate is too small rather than too large: none of its seeds diverged or spiked."""
+    """Return whether the smallest rate is too small rather than too large: none of its seeds diverged or spiked."""
     ended = set(runs[runs["lr"] == runs["lr"].min()]["status"])
     return "plateaued" in ended and ended <= {"plateaued", "stable"}
 
@@ -118,12 +119,13 @@ def _edge(lr: float, next_lr: float, exceptions: str, learned: bool = True) -> C
 
 
 def figures(study: Study) -> Figures:
-    """One, in a study with `lr=edge`."""
+    """Draw the one figure in a study with `lr=edge`, else none."""
     curves = _curves(study)
     return {NAME: sourced(study, _figure(study, curves), CAPTION)} if curves else {}
 
 
 def _figure(study: Study, curves: list[tuple[str, Any]]) -> Figure:
+    """Draw a row for each curve: every rate that was tried, the best one, and both edges."""
     figure = Figure(figsize=(WIDTH_INCHES, 0.9 + ROW_INCHES * len(curves)), layout="constrained")
     ax, styles = figure.subplots(), looks(study)
     for place, (series, row) in enumerate(curves):
@@ -138,6 +140,8 @@ def _figure(study: Study, curves: list[tuple[str, Any]]) -> Figure:
 
 
 def _track(ax: Axes, study: Study, series: str, row: Any, place: int, look: Look) -> None:
+    """Draw one curve's rates (a cross where a run diverged, filled where all were stable), a star at the best, a bar at
+    each edge's middle, an arrow at an edge that lies beyond."""
     for lr, runs in study.of(series).groupby("lr"):
         ended = set(runs["status"])
         if "diverged" in ended:

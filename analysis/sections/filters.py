@@ -1,4 +1,4 @@
-"""The section on layers as filters (`stability.probe what=spectra`): factors, energies before and after, tables."""
+"""Show layers as filters (`stability.probe what=spectra`): factors, energies before and after, tables."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The generative NLL of the terminal checkpoints' samples, learning rate × mechanism; every table names the oracle that
-scored them."""
+"""Tabulate the generative NLL of the terminal checkpoints' samples, learning rate × mechanism; every table names the
+oracle that scored them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from analysis.words import count_range, lr_text
 
 
 def generation_tables(study: Study) -> list[Table]:
-    """One for each oracle and six series; none where nothing was scored. Runs that different oracles scored never share
-    a table."""
+    """Return one table for each oracle and six series; none where nothing was scored. Runs that different oracles
+    scored never share a table."""
     if "generation" not in study.generation:
         return []
     scored = study.with_run(study.generation["generation"].query("phase == 'terminal'").drop(columns="seed"))
@@ -26,6 +26,7 @@ def generation_tables(study: Study) -> list[Table]:
 
 
 def _table(study: Study, scored: Frame, oracle: str, series: tuple[str, ...]) -> Table:
+    """Return the table of one oracle's scores, learning rate × series, each cell over the runs' means."""
     shown = scored[scored["series"].isin(series)]
     by_run = shown.groupby(["series", "run_lr", "run_id"])[["nll", "nll_per_byte"]].mean()
     lrs = sorted(set(shown["run_lr"]))
@@ -61,7 +62,7 @@ def _unit(shown: Frame) -> str:
 
 
 def _per_byte(shown: Frame) -> str:
-    """What the caption says of nats per byte: of proteins nothing."""
+    """Say what the caption tells of nats per byte: of proteins nothing."""
     if shown["oracle_draws"].notna().any():
         return ""
     if shown["nll_per_byte"].isna().all():
@@ -73,7 +74,7 @@ def _per_byte(shown: Frame) -> str:
 
 
 def _how(shown: Frame) -> str:
-    """``"Sampler: top_prob, temperature 1."``; of several each."""
+    """Say how the samples were drawn, e.g. ``"Sampler: top_prob, temperature 1."``; of several each."""
     kinds = shown[["sampler", "steps", "temperature", "contexts"]].drop_duplicates().itertuples(index=False)
     return f"Sampler: {'; '.join(map(_in_words, kinds))}."
 

@@ -1,5 +1,5 @@
-"""The generative NLL (what an oracle makes of the models' own samples) in the report: figure, tables and windows, as
-the right halves of the paper's Figures 2 and 3 and Tables 2 and 3."""
+"""Show the generative NLL (what an oracle makes of the models' own samples): figure, tables and windows, as the right
+halves of the paper's Figures 2 and 3 and Tables 2 and 3."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ CAPTION = (
 
 
 def oracle(study: Study) -> str:
-    """``"Oracle: …. "``, if one scored every generation of the study; "" where none did, or several, whose numbers make
-    no common line."""
+    """Name the oracle, ``"Oracle: …. "``, if one scored every generation of the study; "" where none did, or several,
+    whose numbers make no common line."""
     scored = study.runs[np.isfinite(study.runs["gen_nll"])]
     names = sorted(set(scored["gen_oracle"]))
     return f"Oracle: {names[0] or 'not recorded'}. " if len(names) == 1 else ""
 
 
 def figures(study: Study) -> Figures:
-    """The figure, where one oracle scored generations at several learning rates."""
+    """Draw the figure, where one oracle scored generations at several learning rates."""
     figure = nll_figure(study, GENERATIVE) if oracle(study) else None
     caption = CAPTION.format(unit=wording.generative_unit(study), oracle=oracle(study).strip())
     return {} if figure is None else {NAME: sourced(study, figure, caption)}

@@ -1,4 +1,4 @@
-"""Gradient norms against step where a study compares residual schemes (mHC-lite's Figure 2)."""
+"""Draw gradient norms against step where a study compares residual schemes (mHC-lite's Figure 2)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CAPTION = (
 
 
 def figures(study: Study) -> Figures:
-    """{} where one residual scheme is all there is."""
+    """Draw the figure; {} where one residual scheme is all there is."""
     rows = study.with_run(study.curves)
     rows = rows[np.isfinite(rows["grad_norm"]) & (rows["grad_norm"] > 0)]
     if study.runs["residual"].nunique() < 2 or rows.empty:
@@ -43,8 +43,8 @@ def body(study: Study, drawn: Drawn) -> str:
 
 
 def _at_the_start(study: Study) -> str:
-    """By how much, beside the plain residual of the same mechanism: ranges over mechanisms and schemes of medians over
-    runs; "" without a plain one."""
+    """Say by how much NLL and gradient norm differ at the start from the plain residual of the same mechanism: ranges
+    over mechanisms and schemes of medians over runs; "" without a plain one."""
     norms = study.curves[study.curves["grad_norm"] > 0].sort_values("step").groupby("run_id")["grad_norm"].first()
     runs = study.runs.assign(start=study.runs["run_id"].map(norms))
     medians = runs.groupby(["mechanism", "residual"])[["init_nll", "start"]].median().dropna()
@@ -68,6 +68,7 @@ def _span(values: Sequence[float], digits: str) -> str:
 
 
 def _figure(study: Study, rows: Frame) -> Figure:
+    """Draw gradient norm against step, a panel for each of a few learning rates, a line for each series."""
     rates = sorted(set(rows["run_lr"]))
     shown = [
         rates[place]
@@ -97,7 +98,7 @@ def _line(ax: Axes, rows: Frame, look: Look) -> None:
 
 
 def norms(rows: Frame) -> Frame:
-    """A column a run, a row a step: its running mean."""
+    """Return a table, a column a run, a row a step, of the gradient norm's running mean."""
     runs = {run_id: run.set_index("step")["grad_norm"].sort_index() for run_id, run in rows.groupby("run_id")}
     return pd.DataFrame(
         {run_id: norm.rolling(max(1, len(norm) // WINDOW_SHARE), min_periods=1).mean() for run_id, norm in runs.items()}

@@ -1,4 +1,4 @@
-"""Where a run breaks: the gradient norm of each block of parameters against step (`log.gradients=…`)."""
+"""Show where a run breaks: the gradient norm of each block of parameters against step (`log.gradients=…`)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ CAPTION = (
 
 
 def figures(study: Study) -> Figures:
-    """``gradients`` (and ``gradients-1``, … where there are many series): a heat map for each series; {} where nothing
-    was logged."""
+    """Draw ``gradients`` (and ``gradients-1``, … where there are many series), a heat map for each series; {} where
+    nothing was logged."""
     if NAME not in study.gradients or study.gradients[NAME].empty:
         return {}
     rows = study.with_run(study.gradients[NAME])
@@ -41,8 +41,8 @@ def body(study: Study, drawn: Drawn) -> str:
 
 
 def broken_run(study: Study, series: str, rows: Frame) -> Any:
-    """The run of the lowest rate at which one broke, of these with the lowest seed; else that of the highest rate; None
-    where none has rows."""
+    """Return the run of the lowest rate at which one broke, of these with the lowest seed; else that of the highest
+    rate; None where none has rows."""
     runs = study.of(series)
     runs = runs[runs["run_id"].isin(set(rows["run_id"]))].sort_values(["lr", "seed"], kind="stable")
     broken = runs[runs["status"].isin(("diverged", "spiked")) | runs["run_id"].isin(guarded(runs)["run_id"])]
@@ -52,8 +52,8 @@ def broken_run(study: Study, series: str, rows: Frame) -> Any:
 
 
 def grid(rows: Frame) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Blocks in the model's order, steps, and log₁₀ of the norms (blocks × steps); NaN where there is none or it is
-    0."""
+    """Return the blocks in the model's order, steps, and log₁₀ of the norms (blocks × steps); NaN where there is none
+    or it is 0."""
     table = rows.pivot_table(index="block", columns="step", values="grad_norm", dropna=False, sort=False).sort_index(
         axis=1
     )
@@ -63,6 +63,7 @@ def grid(rows: Frame) -> tuple[list[str], np.ndarray, np.ndarray]:
 
 
 def _figure(rows: Frame, runs: Sequence[Any]) -> Figure:
+    """Draw a heat map of log₁₀ gradient norm, block × step, for each of ``runs`` on one colour scale."""
     found = [grid(rows[rows["run_id"] == run.run_id]) for run in runs]
     lines, columns = math.ceil(len(runs) / COLUMNS), min(COLUMNS, len(runs))
     height = min(3.4, 0.7 + 0.11 * max(len(blocks) for blocks, _, _ in found))
@@ -101,7 +102,7 @@ def _figure(rows: Frame, runs: Sequence[Any]) -> Figure:
 
 
 def short(block: str) -> str:
-    """``blocks.3.mixer_norm`` → ``3 mixer norm``."""
+    """Shorten a block's name: ``blocks.3.mixer_norm`` → ``3 mixer norm``."""
     return block.removeprefix("blocks.").replace(".", " ").replace("_", " ")
 
 

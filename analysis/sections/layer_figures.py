@@ -1,5 +1,5 @@
-"""Figures of what `stability.probe` measured: λ_1 of the plain graphs, the layers as filters, energies before and
-after, σ(W_qᵀW_k) against LR."""
+"""Draw what `stability.probe` measured: λ_1 of the plain graphs, the layers as filters, energies before and after,
+σ(W_qᵀW_k) against LR."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CONNECTIVITY_CAPTION = (
 
 
 def connectivity_figure(frame: Frame) -> Figure:
-    """λ_1 against N at each w, and against w at each N, both logarithmic, with closed form, bounds and fitted
+    """Draw λ_1 against N at each w, and against w at each N, both logarithmic, with closed form, bounds and fitted
     slopes."""
     figure = Figure(figsize=(WIDTH_INCHES, 3.0), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -87,6 +87,8 @@ def connectivity_figure(frame: Frame) -> Figure:
 
 
 def _connectivity_panel(ax: Axes, frame: Frame, *, across: str, fixed: str, names: tuple[str, str, str]) -> None:
+    """Draw λ_1 of path and ring against one of N and w, a colour for each value of the other, with the path's bounds as
+    a band and its fitted exponent."""
     label, held, base = names
     colors = lr_colors(frame[frame["graph"] == "window"][fixed])
     for value, color in colors.items():
@@ -117,7 +119,7 @@ def _connectivity_panel(ax: Axes, frame: Frame, *, across: str, fixed: str, name
 
 
 def write_figure(draw: Callable[[Frame], Figure], frame: Frame, path: Path) -> Path:
-    """A table's figure as a file of its own."""
+    """Write a table's figure as a file of its own; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(RC):
         draw(frame).savefig(path, metadata={"CreationDate": None})
@@ -125,8 +127,8 @@ def write_figure(draw: Callable[[Frame], Figure], frame: Frame, path: Path) -> P
 
 
 def filter_figures(study: Study, phase: str) -> list[Figure]:
-    """Factor against share of the signal space: a row a series, a column a layer (four at most, evenly chosen), a line
-    an LR; four rows a figure."""
+    """Draw factor against share of the signal space: a row a series, a column a layer (four at most, evenly chosen), a
+    line an LR; four rows a figure."""
     rows = _of_phase(study, "filter", phase)
     if rows is None:
         return []
@@ -137,7 +139,7 @@ def filter_figures(study: Study, phase: str) -> list[Figure]:
 
 
 def _of_phase(study: Study, name: str, phase: str) -> Frame | None:
-    """One table's rows of a phase with their runs beside them; None where there is none."""
+    """Return one table's rows of a phase with their runs beside them; None where there is none."""
     if name not in study.probes:
         return None
     rows = study.with_run(study.probes[name])
@@ -146,7 +148,7 @@ def _of_phase(study: Study, name: str, phase: str) -> Frame | None:
 
 
 def _chosen(items: Sequence[float], most: int) -> list[float]:
-    """At most so many, evenly spaced, first and last among them."""
+    """Return at most ``most`` of the items, evenly spaced, first and last among them."""
     return [
         items[place]
         for place in sorted({round(place) for place in np.linspace(0, len(items) - 1, min(most, len(items)))})
@@ -154,6 +156,8 @@ def _chosen(items: Sequence[float], most: int) -> list[float]:
 
 
 def _filter_figure(rows: Frame, spectra: Frame | None, names: Sequence[str], layers: Sequence[float]) -> Figure:
+    """Draw one figure of factors, a row a series and a column a layer, and at its right edge what the layer itself did
+    where that was measured."""
     figure = Figure(figsize=(panels_width(len(layers)), 0.75 + 1.45 * len(names)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(names), len(layers), sharex=True, sharey="row", squeeze=False))
     colors = lr_colors(rows["run_lr"])
@@ -191,8 +195,8 @@ def _filter_panel(ax: Axes, part: Frame, colors: dict[float, Any]) -> None:
 
 
 def _mark_what_is_left(ax: Axes, spectra: Frame, colors: dict[float, Any]) -> None:
-    """At the right edge, per LR, √(variance after / before): the factor, in the root mean square, by which the layer
-    itself multiplied differences."""
+    """Mark at the right edge, per LR, √(variance after / before): the factor, in the root mean square, by which the
+    layer itself multiplied differences."""
     for lr, at_lr in spectra.groupby("run_lr"):
         ax.plot(
             [1.04] * len(kept(at_lr, "variance")),
@@ -206,7 +210,7 @@ def _mark_what_is_left(ax: Axes, spectra: Frame, colors: dict[float, Any]) -> No
 
 
 def _factor_ticks(ax: Axes) -> None:
-    """About four ticks, 1 among them: where nothing is changed."""
+    """Set about four ticks, 1 among them: where nothing is changed."""
     low, high = ax.get_ylim()
     chosen = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
     gap = min(np.diff(chosen), default=1.0)
@@ -214,8 +218,8 @@ def _factor_ticks(ax: Axes) -> None:
 
 
 def _log_ticks(axis: Axis) -> None:
-    """Decades, and between them 2 and 5 where the data span less than two: a single tick is no scale. Below a factor of
-    two, even steps."""
+    """Set ticks at decades, and between them at 2 and 5 where the data span less than two: a single tick is no scale.
+    Below a factor of two, even steps."""
     low, high = axis.get_view_interval()
     if high / low >= 100:
         axis.set_major_locator(LogLocator(numticks=6))
@@ -229,8 +233,8 @@ def _log_ticks(axis: Axis) -> None:
 
 
 def response_curve(rows: Frame) -> tuple[np.ndarray, np.ndarray]:
-    """Factors at `QUANTILES` in falling order, mean over heads, sequences and runs, and the standard error that comes
-    from the quadrature's probes (0 for singular values, which are exact)."""
+    """Return the factors at `QUANTILES` in falling order, mean over heads, sequences and runs, and the standard error
+    that comes from the quadrature's probes (0 for singular values, which are exact)."""
     curves, squares = [], []
     for _, head in rows.groupby(["run_id", "head", "sequence"]):
         by_probe = [_falling(probe) for _, probe in head.groupby("probe")]
@@ -242,8 +246,8 @@ def response_curve(rows: Frame) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _falling(rows: Frame) -> np.ndarray:
-    """The quantile function of one quadrature, from the largest factor to the smallest: each node stands in the middle
-    of its weight."""
+    """Return the quantile function of one quadrature, from the largest factor to the smallest: each node stands in the
+    middle of its weight."""
     ordered = rows.sort_values("response", ascending=False)
     weights = ordered["weight"].to_numpy(dtype=float)
     middle = np.cumsum(weights) - weights / 2
@@ -251,7 +255,7 @@ def _falling(rows: Frame) -> np.ndarray:
 
 
 def energy_figures(study: Study, phase: str) -> list[Figure]:
-    """After over before against layer, a panel a series, a line an LR."""
+    """Draw energy and variance, after over before, against layer, a panel a series, a line an LR."""
     rows = _of_phase(study, "spectra", phase)
     if rows is None:
         return []
@@ -260,6 +264,7 @@ def energy_figures(study: Study, phase: str) -> list[Figure]:
 
 
 def _energy_figure(rows: Frame, names: Sequence[str]) -> Figure:
+    """Draw one row of panels: variance (solid) and energy (dotted), after over before, against layer."""
     figure = Figure(figsize=(panels_width(len(names)), 2.5), layout="constrained")
     axes, colors = figure.subplots(1, len(names), sharey=True, squeeze=False)[0], lr_colors(rows["run_lr"])
     for ax, name in zip(axes, names, strict=True):
@@ -284,20 +289,21 @@ def _energy_figure(rows: Frame, names: Sequence[str]) -> Figure:
 
 
 def kept(rows: Frame, quantity: str) -> Any:
-    """By layer the median over seeds of each seed's median over heads and sequences of after / before; layers that do
-    not have it are left out."""
+    """Return by layer the median over seeds of each seed's median over heads and sequences of after / before; layers
+    that do not have it are left out."""
     ratio = rows[f"{quantity}_after"] / rows[f"{quantity}_before"]
     known = rows.assign(ratio=ratio)[ratio.notna()]
     return known.groupby(["layer", "seed"])["ratio"].median().groupby("layer").median()
 
 
 def qk_figures(study: Study, phase: str) -> list[Figure]:
-    """Spectral norm and condition number against LR, a line a series; [] without queries and keys."""
+    """Draw spectral norm and condition number against LR, a line a series; [] without queries and keys."""
     rows = _of_phase(study, "qk", phase)
     return [] if rows is None else [_qk_figure(study, rows)]
 
 
 def _qk_figure(study: Study, rows: Frame) -> Figure:
+    """Draw the two panels, spectral norm and condition number of W_qᵀW_k against learning rate."""
     heads, styles = qk_heads(rows.assign(order=0)), looks(study)
     present = [name for name in styles if name in set(heads["series"])]
     figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
@@ -322,6 +328,8 @@ def _qk_figure(study: Study, rows: Frame) -> Figure:
 
 
 def _qk_line(ax: Axes, heads: Frame, column: str, look: Any) -> None:
+    """Draw one series: the median over seeds of the heads' median with its interval, and dotted the median of the
+    heads' largest."""
     finite = heads[np.isfinite(heads[column])]
     per_seed = finite.groupby(["run_lr", "seed"])[column].agg(["median", "max"])
     spreads = {lr: Spread.of(part["median"], POSITIVE) for lr, part in per_seed.groupby("run_lr")}
@@ -340,6 +348,6 @@ def _qk_line(ax: Axes, heads: Frame, column: str, look: Any) -> None:
 
 
 def probed_phases(study: Study) -> list[str]:
-    """The checkpoints at which layers were probed, in the order of the tables."""
+    """Return the checkpoints at which layers were probed, in the order of the tables."""
     names = [name for name in ("spectra", "filter", "qk") if name in study.probes]
     return list(dict.fromkeys(phase for name in names for phase in study.probes[name]["phase"]))

@@ -1,4 +1,4 @@
-"""Tables of what `stability.probe` measured: the plain graphs' connectivity, the layers' filters, σ(W_qᵀW_k)."""
+"""Tabulate what `stability.probe` measured: the plain graphs' connectivity, the layers' filters, σ(W_qᵀW_k)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ATTENTION_MEASURES: tuple[Measure, ...] = (
 
 
 def study_tables(study: Study, what: str) -> list[Table]:
-    """The tables of ``what`` ("spectra", "qk") for every phase that the study has of it; [] without any."""
+    """Return the tables of ``what`` ("spectra", "qk") for every phase that the study has of it; [] without any."""
     if what not in study.probes:
         return []
     rows = study.with_run(study.probes[what])
@@ -51,8 +51,7 @@ def study_tables(study: Study, what: str) -> list[Table]:
 
 
 def run_tables(frame: Frame, mechanism: str, what: str, ropes: Collection[str] = ()) -> list[Table]:
-    """The same of one run's own rows; ``ropes``: the settings ``rope`` of its consensus layers, where they are
-    known."""
+    """Return the same tables as `study_tables` of one run's own rows."""
     return _tables(frame.assign(series=mechanism, run_lr=frame["lr"], seed=0, order=0), what, "One run.", ropes)
 
 
@@ -77,13 +76,13 @@ def _of_phase(rows: Frame, phase: str, what: str, origin: str, ropes: Collection
 
 
 def kind_of(spectra: Frame) -> Any:
-    """Which rows of `spectra` are of consensus layers (they have a step size) and which of attention."""
+    """Return which rows of `spectra` are of consensus layers (they have a step size) and which of attention."""
     return np.where(spectra["step_size"].notna(), CONSENSUS, ATTENTION)
 
 
 def layer_and_filter(ropes: Collection[str]) -> str:
-    """What the filter of the graph is to the layer, by the layers' settings ``rope``; without them for each. Sentences
-    of a caption."""
+    """Say what the filter of the graph is to the layer, by the layers' settings ``rope``; without them for each.
+    Sentences of a caption."""
     said = {
         "none": "the filter is the whole update, u − 2ηL̄u",
         "absolute": "the layer takes off 2ηL̄ũ, of the rotated ũ, not 2ηL̄u",
@@ -100,6 +99,8 @@ def layer_and_filter(ropes: Collection[str]) -> str:
 
 
 def _consensus_table(rows: Frame, phase: str, origin: str, ropes: Collection[str]) -> Table:
+    """Return the table of one phase's consensus layers: spectrum of L̄, filter, and energy and variance after over
+    before."""
     caption = (
         "L̄ = ½(D_out + D_in − W − Wᵀ) on held-out text; medians over heads and sequences, then over seeds. Filter: "
         "1 − 2ηλ over the spectrum of L̄, over T iterations their product Π(1 − 2η_tλ); η = "
@@ -114,7 +115,8 @@ def _consensus_table(rows: Frame, phase: str, origin: str, ropes: Collection[str
 
 
 def _range(values: Column) -> str:
-    """``0.1`` where all agree to three digits, ``0.08 … 0.12`` where not, ``--`` without any."""
+    """Return a range as text: ``0.1`` where all agree to three digits, ``0.08 … 0.12`` where not, ``--`` without
+    any."""
     if not len(values):
         return "--"
     ends = dict.fromkeys(f"{value:.3g}" for value in (values.min(), values.max()))
@@ -122,7 +124,8 @@ def _range(values: Column) -> str:
 
 
 def _attention_table(rows: Frame, phase: str, origin: str) -> Table:
-    """Weights whose rows do not sum to 1 have no second eigenvalue: where a mechanism has none, not all is softmax."""
+    """Return the table of one phase's attention layers. Weights whose rows do not sum to 1 have no second eigenvalue:
+    where a mechanism has none, not all is softmax."""
     is_softmax = bool(rows.groupby("mixer")["second_eigenvalue"].count().all())
     name, matrices = ("Softmax attention", "Softmax matrices") if is_softmax else ("Attention", "Weights")
     caption = (
@@ -144,13 +147,14 @@ def _layer_table(title: str, caption: str, rows: Frame, measures: Sequence[Measu
 
 
 def spread_cell(per_seed: Column, form: Callable[[float], str], scale: Scale) -> Cell:
-    """The median over seeds, its interval on the quantity's scale and n; ``--`` without any."""
+    """Return a cell of the median over seeds, its interval on the quantity's scale and n; ``--`` without any."""
     spread = Spread.of(per_seed, scale)
     return Cell("--") if spread.n == 0 else Cell(form(spread.median), spread.detail(form))
 
 
 def qk_heads(rows: Frame) -> Frame:
-    """A row a head: spectral norm and condition number (∞ where a singular value is zero) of its W_qᵀW_k."""
+    """Return a table with a row a head: spectral norm and condition number (∞ where a singular value is zero) of its
+    W_qᵀW_k."""
     keys = ["order", "series", "run_lr", "seed", "phase", "layer", "head"]
     ends = rows.groupby(keys)["singular_value"].agg(["max", "min"]).reset_index()
     with np.errstate(divide="ignore"):
@@ -158,6 +162,8 @@ def qk_heads(rows: Frame) -> Frame:
 
 
 def _qk_table(rows: Frame, phase: str, origin: str) -> Table:
+    """Return the table of σ(W_qᵀW_k) in one phase: median and largest norm and condition over heads, a row a series and
+    learning rate."""
     body = []
     for (_, series, lr), part in qk_heads(rows).groupby(["order", "series", "run_lr"]):
         seeds = part.groupby("seed")
@@ -183,8 +189,8 @@ def _qk_table(rows: Frame, phase: str, origin: str) -> Table:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """The exponent of a power law y ~ x^s by least squares in logarithms over the upper half of the points: Θ speaks of
-    large x. NaN below two."""
+    """Return the exponent of a power law y ~ x^s by least squares in logarithms over the upper half of the points: Θ
+    speaks of large x. NaN below two."""
     start = len(x) // 2 if len(x) > 3 else 0
     if len(x) < 2:
         return float("nan")
@@ -192,8 +198,8 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def connectivity_table(frame: Frame) -> Table:
-    """λ_1 of the window-path graph, a row a window and a column a length; bounds below each, fitted exponents at the
-    ends; a row for the complete graph."""
+    """Return a table of λ_1 of the window-path graph, a row a window and a column a length; bounds below each, fitted
+    exponents at the ends; a row for the complete graph."""
     path = frame[frame["graph"] == "window"].sort_values(["window", "positions"])
     lengths, body = sorted(set(path["positions"])), []
     for window, part in path.groupby("window"):
@@ -235,6 +241,6 @@ def _connectivity_cell(row: Any) -> Cell:
 
 
 def _deviation(frame: Frame) -> float:
-    """The largest relative distance of a computed λ_1 from its closed form."""
+    """Return the largest relative distance of a computed λ_1 from its closed form."""
     known = frame[frame["graph"] != "window"]
     return float((known["connectivity"] / known["bound_low"] - 1).abs().max())

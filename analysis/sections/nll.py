@@ -1,4 +1,4 @@
-"""Validation NLL by learning rate, and the stable windows: the report's tables."""
+"""Tabulate validation NLL by learning rate, and the stable windows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ NLL_COLUMNS = 6
 
 
 def nll_tables(study: Study) -> list[Table]:
-    """Learning rate × mechanism: median validation NLL, its interval and n, and how many runs diverged."""
+    """Return tables, learning rate × mechanism, of median validation NLL, its interval and n, and how many runs
+    diverged."""
     return [_nll_table(study, series) for series in chunks(study.series, NLL_COLUMNS)]
 
 
@@ -45,8 +46,8 @@ def nll_cell(runs: Frame, lr: float, bold: bool) -> Cell:
 
 
 def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Table:
-    """One row per series: its best learning rate, and the range of rates within 5 % of the best NLL (validation, or
-    generative; ``oracle``: by whom)."""
+    """Return a table with one row per series: its best learning rate, and the range of rates within 5 % of the best NLL
+    (validation, or generative; ``oracle``: by whom)."""
     found = windows(study, column=column)
     rows = tuple(_window_row(study, found[name], column) for name in study.series)
     lenient = any(each.median is not None and each.median.is_lenient for each in found.values())
@@ -75,6 +76,8 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
 
 
 def _window_row(study: Study, found: SeriesWindows, column: str) -> tuple[Cell, ...]:
+    """Return one series' row: best rate and NLL, token-frequency NLL, the window with its edges and width, and the
+    seeds' widths."""
     runs = study.of(found.series)
     unigram = Spread.of(runs["unigram_nll"])
     half = f"half lost at {found.median.half_nll:.3f}" if found.median is not None and found.median.is_lenient else ""
@@ -104,7 +107,7 @@ def _window_row(study: Study, found: SeriesWindows, column: str) -> tuple[Cell, 
 
 
 def edge_words(found: Window) -> str:
-    """Why a window ends where it does, empty where both edges are interpolated."""
+    """Say why a window ends where it does; "" where both edges are interpolated."""
     words = []
     for side, edge in (("low", found.low), ("high", found.high)):
         if edge.kind == "open":

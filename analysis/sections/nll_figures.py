@@ -1,4 +1,4 @@
-"""The section on validation NLL against learning rate and the stable windows: its figures, and its tables' order."""
+"""Draw validation NLL against learning rate and the stable windows, and order their section."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CROSS = {"marker": "x", "markersize": 5.5, "markeredgewidth": 1.5, "linestyle": 
 
 
 def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
-    """NLL (validation, or generative) against LR with the stable windows as bars beneath; None where no run has a
+    """Draw NLL (validation, or generative) against LR with the stable windows as bars beneath; None where no run has a
     finite NLL, or for a single LR."""
     tables = {name: outcomes(study, name, column) for name in study.series}
     if study.runs["lr"].nunique() < 2 or not any(
@@ -76,7 +76,7 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
 
 
 def _nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
-    """From the best run to the worst or, where one is far off, to twice the distance from the best to the
+    """Set the axis from the best run to the worst or, where one is far off, to twice the distance from the best to the
     token-frequency NLL; and that line."""
     finite = np.concatenate([table.to_numpy(dtype=float).ravel() for table in tables.values()])
     finite = finite[np.isfinite(finite)]
@@ -94,6 +94,7 @@ def _nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
 
 
 def _nll_line(ax: Axes, table: Frame, style: Look) -> None:
+    """Draw one series: the median over seeds as a line, and a point for each run that lies on the axis."""
     line = median_line(table)
     inside = line.where(np.isfinite(line))
     ax.plot(inside.index, inside, color=style.color, linestyle=style.dashes, zorder=3)
@@ -113,8 +114,8 @@ def _nll_line(ax: Axes, table: Frame, style: Look) -> None:
 
 
 def _top_marks(ax: Axes, tables: dict[str, Frame], styles: dict[str, Look]) -> None:
-    """At the top edge, side by side: a cross where runs of a series diverged, with their count; an open triangle where
-    runs lie above the axis."""
+    """Mark at the top edge, side by side: a cross where runs of a series diverged, with their count; an open triangle
+    where runs lie above the axis."""
     strip, top = blended_transform_factory(ax.transData, ax.transAxes), ax.get_ylim()[1]
     lrs = sorted({lr for table in tables.values() for lr in table.index})
     for lr in lrs:
@@ -145,15 +146,15 @@ def _top_marks(ax: Axes, tables: dict[str, Frame], styles: dict[str, Look]) -> N
 
 
 def _points_between(ax: Axes, lrs: Sequence[float]) -> float:
-    """The smallest distance between two neighbouring rates on paper, in points; the axes take about 0.85 of the
+    """Return the smallest distance between two neighbouring rates on paper, in points; the axes take about 0.85 of the
     figure's width."""
     low, high = np.log10(ax.get_xlim())
     return float(np.diff(np.log10(lrs)).min() / (high - low)) * 0.85 * WIDTH_INCHES * 72
 
 
 def _unigram(ax: Axes, study: Study) -> None:
-    """What the training tokens' frequencies reach on the validation examples, as a model that ignores its context can:
-    a line for each value."""
+    """Draw what the training tokens' frequencies reach on the validation examples, as a model that ignores its context
+    can: a line for each value."""
     low, high = ax.get_ylim()
     for unigram in sorted({round(value, 3) for value in study.runs["unigram_nll"] if math.isfinite(value)}):
         inside = low < unigram < high
@@ -170,8 +171,8 @@ def _unigram(ax: Axes, study: Study) -> None:
 
 
 def _window_bars(ax: Axes, found: dict[str, SeriesWindows], styles: dict[str, Look]) -> None:
-    """One bar per series over the rates of its window, thin lines for the seeds' own; an arrow where it is open, dots
-    up to a rate that diverged."""
+    """Draw one bar per series over the rates of its window, thin lines for the seeds' own; an arrow where it is open,
+    dots up to a rate that diverged."""
     for row, (name, each) in enumerate(found.items()):
         ax.axhline(row, color="#eef0f2", linewidth=0.8, zorder=0)
         if each.median is None:
@@ -197,6 +198,7 @@ def _window_bars(ax: Axes, found: dict[str, SeriesWindows], styles: dict[str, Lo
 
 
 def _nll_extras(tables: dict[str, Frame], ax: Axes) -> list[Line2D]:
+    """Return the legend's entries for divergence and for runs above the axis, each where there are any."""
     values = np.concatenate([table.to_numpy(dtype=float).ravel() for table in tables.values()])
     extras = []
     if np.isinf(values).any():
@@ -218,8 +220,8 @@ def _nll_extras(tables: dict[str, Frame], ax: Axes) -> list[Line2D]:
 
 
 def window_figure(study: Study) -> Figure | None:
-    """Widths of the stable windows in decades, the seeds' own as points; None where no series has one, or for a single
-    LR."""
+    """Draw the widths of the stable windows in decades, the seeds' own as points; None where no series has one, or for
+    a single LR."""
     found = {name: each for name, each in windows(study).items() if each.median is not None}
     if not found or study.runs["lr"].nunique() < 2:
         return None
@@ -246,6 +248,8 @@ def window_figure(study: Study) -> Figure | None:
 
 
 def _width_bar(ax: Axes, row: int, each: SeriesWindows, style: Look) -> None:
+    """Draw one series' width as a bar, hatched up to what it may be at most, with the seeds' own as points and an arrow
+    where it is open."""
     found = each.median
     assert found is not None, "series without a window are left out"
     ax.barh(row, found.width, height=0.56, color=style.color, alpha=0.8, zorder=2)
@@ -271,7 +275,7 @@ def _width_bar(ax: Axes, row: int, each: SeriesWindows, style: Look) -> None:
 
 
 def applies(study: Study) -> bool:
-    """Not where the ablations' tables say all of it."""
+    """Return whether the study compares rates, and not where the ablations' tables say all of it."""
     return is_of_rates(study) and not tells_all(study)
 
 
@@ -285,8 +289,8 @@ def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
 
 
 def _tables(study: Study) -> list[Table]:
-    """Where every mechanism chose rates of its own, the windows alone: a table of rates is mostly holes there, and the
-    edges' figure shows them all."""
+    """Return the tables of NLLs and windows; where every mechanism chose rates of its own, the windows alone: a table
+    of rates is mostly holes there, and the edges' figure shows them all."""
     return [*([] if edge_tables(study) else nll_tables(study)), window_table(study)]
 
 

@@ -1,4 +1,4 @@
-"""The report's first part: what was run, on what, and where the numbers come from."""
+"""Open the report with what was run, on what, and where the numbers come from."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from analysis.words import duration
 
 
 def body(study: Study, drawn: Drawn) -> str:
+    """Return the part "What was run": command, commit, hardware, versions, data, and what the runs have in common."""
     provenance = study.study.get("provenance")
     known: dict[str, Any] = provenance if isinstance(provenance, dict) else {}
     commit = _known(known.get("commit"))

@@ -1,4 +1,4 @@
-"""The section on σ(W_qᵀW_k) of softmax attention (`stability.probe what=qk`)."""
+"""Show σ(W_qᵀW_k) of softmax attention (`stability.probe what=qk`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated samples of the terminal checkpoints side by side, learning rate × mechanism: the first of each, as it
+"""Show generated samples of the terminal checkpoints side by side, learning rate × mechanism: the first of each, as it
 begins (consensus paper D.4)."""
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ UNSHOWN = "\ufffd"
 
 
 def sample_tables(study: Study) -> list[Table]:
-    """One for each four series; none where nothing was sampled. A cell holds the sample of its runs' lowest seed."""
+    """Return one table for each four series; none where nothing was sampled. A cell holds the sample of its runs'
+    lowest seed."""
     if "samples" not in study.generation:
         return []
     rows = study.with_run(study.generation["samples"].query("phase == 'terminal'"))
@@ -24,6 +25,7 @@ def sample_tables(study: Study) -> list[Table]:
 
 
 def _table(study: Study, rows: Frame, series: tuple[str, ...]) -> Table:
+    """Return one table of samples, learning rate × series, with the sampler and the oracle in its caption."""
     shown = rows[rows["series"].isin(series)].sort_values("seed").drop_duplicates(["series", "run_lr"])
     lrs = sorted(set(study.runs.loc[study.runs["series"].isin(series), "lr"]))
     body = tuple(
@@ -62,8 +64,8 @@ def _cell(part: Frame) -> Cell:
 
 
 def visible(text: str) -> str:
-    """A sample on one line, every character of it seen: ends of lines and tabs as arrows, what cannot be printed as one
-    sign."""
+    """Return a sample on one line, every character of it seen: ends of lines and tabs as arrows, what cannot be printed
+    as one sign."""
     return "".join(ENDS.get(character, character if character.isprintable() else UNSHOWN) for character in text)
 
 

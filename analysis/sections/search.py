@@ -1,4 +1,4 @@
-"""What `search=optuna` tried: the best points of each kind of run, and how the best so far fell."""
+"""Show what `search=optuna` tried: the best points of each kind of run, and how the best so far fell."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CAPTION = (
 
 
 def points(study: Study) -> Frame:
-    """A row a point: series, mechanism, number, round, score, its runs' own (`by_seed`), and a column for each field;
-    empty without a search."""
+    """Return a table with a row a point: series, mechanism, number, round, score, its runs' own (`by_seed`), and a
+    column for each field; empty without a search."""
     table = study.searches.get("search")
     if table is None:
         return study.runs.iloc[:0]
@@ -47,7 +47,7 @@ def points(study: Study) -> Frame:
 
 
 def search_tables(study: Study) -> list[Table]:
-    """One for each kind of run."""
+    """Return one table for each kind of run."""
     found = points(study)
     return (
         [_table(study, str(series), part) for series, part in found.groupby("series", sort=False)] if len(found) else []
@@ -59,6 +59,7 @@ def _fields(study: Study, part: Frame) -> list[str]:
 
 
 def _table(study: Study, series: str, part: Frame) -> Table:
+    """Return the table of one kind's best points with their settings, by the mean over seeds of the objective."""
     fields = _fields(study, part)
     best = part[part["score"].notna()].sort_values(["score", "number"]).head(SHOWN)
     unknown = int(part["score"].isna().sum())
@@ -81,12 +82,13 @@ def _row(row, fields: list[str], first: bool) -> tuple[Cell, ...]:
 
 
 def figures(study: Study) -> Figures:
-    """The history of every kind of run; none without a search, or where no point has a result."""
+    """Draw the history of every kind of run; none without a search, or where no point has a result."""
     found = points(study)
     return {NAME: sourced(study, _figure(found), CAPTION)} if len(found) and found["score"].notna().any() else {}
 
 
 def _figure(found: Frame) -> Figure:
+    """Draw every point's objective in the order tried, and the lowest so far as a line, for each kind of run."""
     figure = Figure(figsize=(WIDTH_INCHES, 2.5), layout="constrained")
     ax, styles = figure.subplots(), mechanism_looks(found["mechanism"])
     handles = []

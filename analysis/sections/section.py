@@ -1,4 +1,4 @@
-"""What a section of the report says of itself, and the few words that sections share."""
+"""Define what a section of the report says of itself, and the few words that sections share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ Drawn = Mapping[str, str]
 
 
 def is_of_rates(study: Study) -> bool:
-    """Whether the study compares learning rates, as all but a search do, whose runs each have settings of their own."""
+    """Return whether the study compares learning rates, as all but a search do, whose runs each have settings of their
+    own."""
     return not study.is_search
 
 
@@ -59,7 +60,7 @@ class Section:
 
 
 def sourced(study: Study, figure: Figure, caption: str) -> Captioned:
-    """A figure whose caption ends with the data that it shows."""
+    """Return a figure whose caption ends with the data that it shows."""
     return Captioned(figure, f"{caption} {source(study)}")
 
 
@@ -70,7 +71,7 @@ def by_phase(
     draw: Callable[[Study, str], Iterable[Figure]],
     caption: str,
 ) -> dict[str, Captioned]:
-    """What ``draw`` makes of each phase, by ``<kind>-<phase>-<number>``; ``caption`` names the ``{phase}``."""
+    """Return what ``draw`` makes of each phase, by ``<kind>-<phase>-<number>``; ``caption`` names the ``{phase}``."""
     return {
         f"{kind}-{phase}-{number}": sourced(study, figure, caption.format(phase=PHASES.get(phase, phase)))
         for phase in phases
@@ -79,15 +80,15 @@ def by_phase(
 
 
 def numbered(name: str, number: int) -> str:
-    """The name of a figure and of what continues it: ``curves``, ``curves-1``, …"""
+    """Return the name of a figure and of what continues it: ``curves``, ``curves-1``, …"""
     return f"{name}-{number}" if number else name
 
 
 def typst(tables: Iterable[Table | None]) -> str:
-    """Tables one after another as typst, without those that have nothing to show."""
+    """Return tables one after another as typst, without those that have nothing to show."""
     return "".join(table.typst() for table in tables if table is not None)
 
 
 def pictures(drawn: Drawn) -> str:
-    """All figures of a section one after another as typst; "" without any."""
+    """Return all figures of a section one after another as typst; "" without any."""
     return "".join(drawn.values())

@@ -1,4 +1,4 @@
-"""Learning-rate sensitivity: what a mistuned learning rate costs on average over the sweep."""
+"""Measure learning-rate sensitivity: what a mistuned learning rate costs on average over the sweep."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from analysis.study.load import FINISHED, Frame, Study
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Of one series: ``by_seed`` in nats, ``spread`` over them, and how many learning rates it is a mean over (the
-    fewest of the seeds)."""
+    """The sensitivity of one series: ``by_seed`` in nats, ``spread`` over them, and how many learning rates it is a
+    mean over (the fewest of the seeds)."""
 
     series: str
     by_seed: dict[int, float]
@@ -25,8 +25,8 @@ class Sensitivity:
 
 
 def sensitivity(study: Study, series: str) -> Sensitivity:
-    """Mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL of the sweep, in nats, seed by
-    seed (Wortsman et al. 2024, arXiv:2309.14322, Section 3: E_η[min(ℓ(A(η)), ℓ₀) − ℓ*]).
+    """Return the mean over the swept rates of min(NLL, NLL at initialisation), less the best NLL of the sweep, in nats,
+    seed by seed (Wortsman et al. 2024, arXiv:2309.14322, Section 3: E_η[min(ℓ(A(η)), ℓ₀) − ℓ*]).
 
     Every swept rate counts once, so that the number depends on the range that was swept: compare series of one study
     only. A diverged run counts as its initial NLL; a failed or unfinished one is no evidence and is left out. 0: every
@@ -45,7 +45,7 @@ def sensitivity(study: Study, series: str) -> Sensitivity:
 
 
 def _capped(runs: Frame) -> list[float]:
-    """min(NLL, initial NLL) of every run that says something."""
+    """Return min(NLL, initial NLL) of every run that says something."""
     known = runs[(runs["status"] == "diverged") | (runs["status"].isin(FINISHED))]
     pairs = zip(
         known["val_nll"].where(known["status"] != "diverged", math.inf).fillna(math.inf), known["init_nll"], strict=True
@@ -54,7 +54,7 @@ def _capped(runs: Frame) -> list[float]:
 
 
 def sensitivity_table(study: Study) -> Table | None:
-    """A row a series; None where fewer than two rates were swept, or no run has a result."""
+    """Return a table with a row a series; None where fewer than two rates were swept, or no run has a result."""
     found = [sensitivity(study, name) for name in study.series]
     usable = [each for each in found if each.num_rates > 1]
     if not usable:

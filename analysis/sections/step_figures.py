@@ -1,4 +1,4 @@
-"""Curvature in pictures: α_max step by step, the loss along u beside its quadratic model, and the Hessian's spectral
+"""Draw curvature: α_max step by step, the loss along u beside its quadratic model, and the Hessian's spectral
 density."""
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ DENSITY_CAPTION = (
 
 
 def step_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """α_max against recorded step, a panel per LR and state, a line per series (paper, Figure 6); one figure for every
-    four LRs, none without rows."""
+    """Draw α_max against recorded step, a panel per LR and state, a line per series (paper, Figure 6); one figure for
+    every four LRs, none without rows."""
     rows, counts = (
         recorded(study, phase),
         {state: counted(study, phase, state) for each, state in phases_and_states(study) if each == phase},
@@ -67,7 +67,7 @@ def step_figures(study: Study, phase: str = "terminal") -> list[Figure]:
 def _step_figure(
     rows: Frame, counts: dict[str, Frame], lrs: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]
 ) -> Figure:
-    """``counts``: by state, what `counted` says of the runs."""
+    """Draw one figure, a column per LR and a row per state. ``counts``: by state, what `counted` says of the runs."""
     states = list(counts)
     figure = Figure(figsize=(panels_width(len(lrs)), 0.7 + 1.55 * len(states)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(states), len(lrs), sharex=True, sharey=True, squeeze=False))
@@ -96,8 +96,8 @@ def _step_figure(
 
 
 def _say_diverged(ax: Axes, count: Frame, by: str) -> None:
-    """Above a panel, how many runs have no line because they diverged (in every state alike), ``by`` series or run_lr:
-    sa 2/3, sw 3/3."""
+    """Write above a panel how many runs have no line because they diverged (in every state alike), ``by`` series or
+    run_lr: sa 2/3, sw 3/3."""
     told = []
     for key, runs in count.groupby(by, sort=False):
         diverged, name = int((runs["outcome"] == DIVERGED).sum()), key if isinstance(key, str) else lr_text(float(key))
@@ -113,7 +113,7 @@ def _marker(marker: str, label: str) -> Line2D:
 def _step_panel(
     ax: Axes, part: Frame, names: Sequence[str], styles: dict[str, Look], limits: tuple[float, float]
 ) -> None:
-    """The median over seeds of each step; ∞ and 0 as marks at the edges, where the line breaks."""
+    """Draw the median over seeds of each step; ∞ and 0 as marks at the edges, where the line breaks."""
     ax.set_yscale("log")
     ax.set_ylim(*limits)
     ax.yaxis.set_major_locator(LogLocator(numticks=5))
@@ -139,9 +139,9 @@ def _positive_limits(rows: Frame, lrs: Sequence[float]) -> tuple[float, float]:
 
 
 def profile_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """The loss along u at the first recorded step, with the quadratic model, α_max, the critical LR and the training
-    LR; a column per series (four a figure), a row for the lowest, middle and highest LR measured. The run's own
-    optimizer state where it was measured, and the first seed."""
+    """Draw the loss along u at the first recorded step, with the quadratic model, α_max, the critical LR and the
+    training LR; a column per series (four a figure), a row for the lowest, middle and highest LR measured. The run's
+    own optimizer state where it was measured, and the first seed."""
     rows = shown(study, "profile", phase)
     if rows is None:
         return []
@@ -154,12 +154,12 @@ def profile_figures(study: Study, phase: str = "terminal") -> list[Figure]:
 
 
 def _counted_beside(study: Study, rows: Frame) -> Frame:
-    """What `counted` says of the runs at the phase and state of a spectrum's ``rows``."""
+    """Return what `counted` says of the runs at the phase and state of a spectrum's ``rows``."""
     return counted(study, str(rows["phase"].iloc[0]), str(rows["state"].iloc[0]))
 
 
 def shown(study: Study, name: str, phase: str) -> Frame | None:
-    """One spectrum's rows of a phase, of state “checkpoint” where it is there; None where nothing is."""
+    """Return one spectrum's rows of a phase, of state “checkpoint” where it is there; None where nothing is."""
     if name not in study.spectra:
         return None
     rows = of_trained(study, study.with_run(study.spectra[name]))
@@ -170,6 +170,7 @@ def shown(study: Study, name: str, phase: str) -> Frame | None:
 
 
 def _profile_figure(rows: Frame, count: Frame, series: Sequence[str], lrs: Sequence[float]) -> Figure:
+    """Draw one grid of profiles, a row a learning rate and a column a series, each of the lowest seed."""
     figure = Figure(figsize=(panels_width(len(series)), 0.7 + 1.5 * len(lrs)), layout="constrained")
     grid = np.atleast_2d(figure.subplots(len(lrs), len(series), squeeze=False))
     for line, lr in enumerate(lrs):
@@ -197,7 +198,8 @@ def _profile_figure(rows: Frame, count: Frame, series: Sequence[str], lrs: Seque
 
 
 def _profile_panel(ax: Axes, part: Frame, lr: float, diverged: bool) -> None:
-    """``diverged``: whether runs are missing from ``part`` because they did."""
+    """Draw one run's loss along u beside its quadratic model. ``diverged``: whether runs are missing from ``part``
+    because they did."""
     ax.xaxis.set_major_locator(MaxNLocator(3))
     ax.yaxis.set_major_locator(MaxNLocator(4))
     ax.ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
@@ -228,16 +230,16 @@ def _profile_panel(ax: Axes, part: Frame, lr: float, diverged: bool) -> None:
 
 
 def _loss_limits(finite: Frame, here: float) -> tuple[float, float]:
-    """The valley, and as much above the loss at θ as the valley is deep (at least a tenth of what was seen): a blow-up
-    beyond is cut."""
+    """Return the loss axis's limits: the valley, and as much above the loss at θ as the valley is deep (at least a
+    tenth of what was seen): a blow-up beyond is cut."""
     low, high = float(finite["loss"].min()), float(finite["loss"].max())
     depth = max(here - low, 0.1 * (high - low), 1e-6 * abs(here))
     return low - 0.35 * depth, min(high, here + depth) + 0.1 * depth
 
 
 def density_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """The Hessian's spectral density, a panel per series (four a figure), a line per LR (mean over seeds), each node of
-    the quadrature widened by a two-hundredth of the eigenvalues' range; empty where it was not measured."""
+    """Draw the Hessian's spectral density, a panel per series (four a figure), a line per LR (mean over seeds), each
+    node of the quadrature widened by a two-hundredth of the eigenvalues' range; empty where it was not measured."""
     rows = shown(study, "density", phase)
     if rows is None:
         return []
@@ -249,6 +251,7 @@ def density_figures(study: Study, phase: str = "terminal") -> list[Figure]:
 
 
 def _density_figure(rows: Frame, count: Frame, series: Sequence[str]) -> Figure:
+    """Draw one figure of spectral densities, a panel a series."""
     columns = min(2, len(series))
     lines = math.ceil(len(series) / columns)
     figure = Figure(figsize=(WIDTH_INCHES if columns == 2 else 3.6, 0.75 + 1.6 * lines), layout="constrained")
@@ -270,7 +273,8 @@ def _density_figure(rows: Frame, count: Frame, series: Sequence[str]) -> Figure:
 
 
 def _density_panel(ax: Axes, rows: Frame, colors: dict[float, Any], diverged: bool) -> None:
-    """``diverged``: whether runs are missing from ``rows`` because they did."""
+    """Draw one series' spectral density, a line per LR. ``diverged``: whether runs are missing from ``rows`` because
+    they did."""
     known = rows[np.isfinite(rows["node"])]
     if known.empty:
         why = "diverged" if diverged and rows.empty else "lost to a non-finite loss"
@@ -291,8 +295,8 @@ def _density_panel(ax: Axes, rows: Frame, colors: dict[float, Any], diverged: bo
 
 
 def smoothed(rows: Frame, grid: np.ndarray, width: float) -> np.ndarray:
-    """The density at ``grid`` of one or more runs' quadratures, each run with equal weight, nodes widened to Gaussians
-    of standard deviation ``width``."""
+    """Return the density at ``grid`` of one or more runs' quadratures, each run with equal weight, nodes widened to
+    Gaussians of standard deviation ``width``."""
     bells = np.exp(-0.5 * ((grid[:, None] - rows["node"].to_numpy(dtype=float)) / width) ** 2) / (
         width * math.sqrt(2 * math.pi)
     )

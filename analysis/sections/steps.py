@@ -1,4 +1,4 @@
-"""What the recorded steps really did to their batch's loss, beside what α_max said of them."""
+"""Compare what the recorded steps really did to their batch's loss with what α_max said of them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from analysis.words import listed, lr_text, plural, power
 
 
 def fallen_steps(rows: Frame) -> Column:
-    """Which recorded steps lowered the loss of their own batch; a step lost to a non-finite loss did not."""
+    """Return which recorded steps lowered the loss of their own batch; a step lost to a non-finite loss did not."""
     return rows["loss_after"] < rows["loss_before"]
 
 
 def fallen_tables(study: Study) -> list[Table]:
-    """One table per phase, state and at most four series: share of steps whose loss fell and, where it was measured,
-    critical LR over α_max."""
+    """Return one table per phase, state and at most four series: share of steps whose loss fell and, where it was
+    measured, critical LR over α_max."""
     tables = []
     for phase, state in phases_and_states(study):
         if phase != LAST:
@@ -45,6 +45,8 @@ def fallen_tables(study: Study) -> list[Table]:
 
 
 def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: str, series: tuple[str, ...]) -> Table:
+    """Return one table, a row a learning rate: % of steps that lowered their batch's loss and, where it was measured,
+    critical LR over α_max."""
     critical, undefined = bool(rows["critical_lr"].notna().any()), undefined_series(study, count)
     count, rows = count[count["series"].isin(series)], rows[rows["series"].isin(series)]
     body = []
@@ -77,7 +79,7 @@ def _fallen_table(study: Study, rows: Frame, count: Frame, phase: str, state: st
 
 
 def beyond_alpha_max(rows: Frame) -> str:
-    """How often a step longer than α_max, a threshold of second order only, lowered its loss nevertheless; says where
+    """Say how often a step longer than α_max, a threshold of second order only, lowered its loss nevertheless, or that
     there was none."""
     beyond = rows[rows["alpha_max"] < rows["lr"].fillna(rows["run_lr"])]
     if beyond.empty:
@@ -90,6 +92,8 @@ def beyond_alpha_max(rows: Frame) -> str:
 
 
 def _ratio(part: Frame) -> Cell:
+    """Return a cell of the median of critical LR / α_max, where both are finite and positive, with its quartiles and
+    n."""
     usable = part[
         np.isfinite(part["critical_lr"])
         & (part["critical_lr"] > 0)
@@ -104,21 +108,21 @@ def _ratio(part: Frame) -> Cell:
 
 
 def of_trained(study: Study, rows: Frame) -> Frame:
-    """``rows`` (of the curvature or a spectrum) without the terminal ones of runs that diverged: as in
+    """Return ``rows`` (of the curvature or a spectrum) without the terminal ones of runs that diverged: as in
     `step_shares.recorded` those have no terminal checkpoint, whatever results of an older version say."""
     diverged = study.runs.loc[study.runs["status"] == "diverged", "run_id"]
     return rows[(rows["phase"] != TERMINAL) | ~rows["run_id"].isin(diverged)]
 
 
 def diverged_note(count: Frame) -> str:
-    """How many of the runs of ``count`` (see `counted`) diverged without a checkpoint to measure, e.g. diverged 2/3; ""
-    where none did."""
+    """Say how many of the runs of ``count`` (see `counted`) diverged without a checkpoint to measure, e.g. diverged
+    2/3; "" where none did."""
     number = int((count["outcome"] == DIVERGED).sum())
     return f"diverged {number}/{len(count)}" if number else ""
 
 
 def spectrum_rows(study: Study, name: str) -> Iterator[tuple[str, str, str, float, Frame, str]]:
-    """The rows of a spectrum by ``(phase, state, series, LR)``, and how many runs are missing there because they
+    """Yield the rows of a spectrum by ``(phase, state, series, LR)``, and how many runs are missing there because they
     diverged. A series and LR of which every run diverged comes with no rows."""
     rows = of_trained(study, study.with_run(study.spectra[name]))
     pairs = set(study.spectra[name][["phase", "state"]].itertuples(index=False, name=None))
@@ -133,7 +137,8 @@ def spectrum_rows(study: Study, name: str) -> Iterator[tuple[str, str, str, floa
 
 
 def sharpness_table(study: Study) -> Table | None:
-    """Medians over seeds of each series, LR, phase and state; None where sharpness was not measured."""
+    """Return a table of medians over seeds of each series, LR, phase and state; None where sharpness was not
+    measured."""
     if "sharpness" not in study.spectra or study.spectra["sharpness"].empty:
         return None
     columns = (

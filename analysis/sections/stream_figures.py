@@ -1,5 +1,5 @@
-"""Figures of the mixing matrices of residual streams (`stability.probe what=streams`), after mHC-lite's Figures 3 and
-4; the report's part with its table."""
+"""Draw the mixing matrices of residual streams (`stability.probe what=streams`), after mHC-lite's Figures 3 and 4; the
+report's part with its table."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ def applies(study: Study) -> bool:
 
 
 def figures(study: Study) -> Figures:
-    """``streams-<phase>-<number>``: a row a series, a column a quantity, a line an LR; {} where no run was probed."""
+    """Draw ``streams-<phase>-<number>``: a row a series, a column a quantity, a line an LR; {} where no run was
+    probed."""
     if NAME not in study.probes:
         return {}
     rows, made = ordered(study), {}
@@ -70,7 +71,7 @@ def figures(study: Study) -> Figures:
 
 
 def _caption(shown: Frame, phase: str) -> str:
-    """``shown``: the rows of the phase, those of no single connection among them."""
+    """Return the figures' caption. ``shown``: the rows of the phase, those of no single connection among them."""
     return CAPTION.format(
         phase=PHASES.get(phase, phase),
         tokens=token_count(shown),
@@ -87,6 +88,7 @@ def body(study: Study, drawn: Drawn) -> str:
 
 
 def _figure(rows: Frame, names: Sequence[str]) -> Figure:
+    """Draw one figure, a row a series and a column a quantity, against connection."""
     figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 1.5 * len(names)), layout="constrained")
     axes, colors = figure.subplots(len(names), len(PANELS), sharex=True, squeeze=False), lr_colors(rows["run_lr"])
     for line, name in zip(axes, names, strict=True):
@@ -114,7 +116,7 @@ def _of(rows: Frame, key: tuple[str, str]) -> Frame:
 
 
 def _panel(ax: Axes, rows: Frame, beside: Frame | None, colors: Mapping[float, Any]) -> None:
-    """Quantiles by connection; with ``beside`` the largest values of both alone."""
+    """Draw quantiles by connection; with ``beside`` the largest values of both alone."""
     if rows.empty:
         ax.text(0.5, 0.5, "no iterations", transform=ax.transAxes, ha="center", va="center", fontsize=8, color=MUTED)
         ax.set_yticks([])
@@ -154,7 +156,7 @@ def _band(ax: Axes, rows: Frame, color: Any) -> None:
 
 
 def quantile(rows: Frame, at: float, over_seeds: str) -> Column:
-    """By connection a quantile of each run, then ``over_seeds`` ("median", "min", "max") of them."""
+    """Return by connection a quantile of each run, then ``over_seeds`` ("median", "min", "max") of them."""
     return rows[np.isclose(rows["quantile"], at)].groupby("connection")["value"].agg(over_seeds)
 
 

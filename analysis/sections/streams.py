@@ -1,4 +1,4 @@
-"""Table of how doubly stochastic the mixing matrices of residual streams are (`stability.probe what=streams`)."""
+"""Tabulate how doubly stochastic the mixing matrices of residual streams are (`stability.probe what=streams`)."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ PRECISION = (
 
 
 def study_tables(study: Study) -> list[Table]:
-    """A table for each phase; [] where no run was probed."""
+    """Return a table for each phase; [] where no run was probed."""
     if NAME not in study.probes:
         return []
     return _tables(ordered(study), source(study))
 
 
 def run_tables(frame: Frame, residual: str) -> list[Table]:
-    """The same of one run's own rows."""
+    """Return the same table as `study_tables` of one run's own rows."""
     return _tables(frame.assign(series=residual, run_lr=frame["lr"], seed=0, order=0), "One run.")
 
 
@@ -55,6 +55,8 @@ def _tables(rows: Frame, origin: str) -> list[Table]:
 
 
 def _table(rows: Frame, phase: str, origin: str) -> Table:
+    """Return the table of one phase: how far the mixing matrices and their products are from doubly stochastic, a row a
+    series and learning rate."""
     columns = [by_run(rows, matrix, quantity, which) for _, matrix, quantity, which in COLUMNS]
     body = []
     for key in (
@@ -79,19 +81,20 @@ def _table(rows: Frame, phase: str, origin: str) -> Table:
 
 
 def token_count(rows: Frame) -> str:
-    """Of a run; a connection has one spectral norm a token."""
+    """Return the number of tokens of a run as text; a connection has one spectral norm a token."""
     counts = rows.loc[(rows["quantity"] == "spectral_norm") & rows["connection"].notna(), "num_values"]
     return f"{listed(f'{count:,.0f}' for count in sorted(set(counts)))} tokens a run"
 
 
 def iteration_count(rows: Frame) -> str:
-    """As ``, K = 20``; "" where no run has iterations."""
+    """Return the number of Sinkhorn's iterations as text, ``, K = 20``; "" where no run has iterations."""
     counts = [f"{number:.0f}" for number in iterations_of(rows)]
     return f", K = {listed(counts)}" if counts else ""
 
 
 def threshold_text(rows: Frame) -> str:
-    """``30``; of runs that an older probe measured what it took for them; "a threshold" where no run has iterations."""
+    """Return the threshold of outliers as text, e.g. ``30``; of runs that an older probe measured what it took for
+    them; "a threshold" where no run has iterations."""
     known = set(rows.loc[rows["quantity"] == "threshold", "run_id"])
     found = thresholds(rows)
     own, older = ([found[run_id] for run_id in found if (run_id in known) == is_own] for is_own in (True, False))
@@ -105,7 +108,7 @@ def threshold_text(rows: Frame) -> str:
 
 
 def example_text(iterations: list[float]) -> str:
-    """A sentence on that example for every number K of the study; "" without any."""
+    """Return a sentence on the paper's own example for every number K of the study; "" without any."""
     said = []
     for number in iterations:
         log_range, sums = example(int(number))

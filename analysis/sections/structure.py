@@ -1,4 +1,4 @@
-"""What a structure tokenizer does to held-out chains, from its ``results`` folder: a table, and a figure with a
+"""Show what a structure tokenizer does to held-out chains, from its ``results`` folder: a table, and a figure with a
 backbone beside its reconstruction."""
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ RMSDS = {
 
 
 def load_results(folder: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFrame]:
-    """(summary, a row a chain, a row a token). ``ValueError`` where the folder holds no measurement of this version."""
+    """Read the results: (summary, a row a chain, a row a token). ``ValueError`` where the folder holds no measurement
+    of this version."""
     if not (folder / "summary.json").exists():
         raise ValueError(f"no summary.json in {folder}; python -m stability.train_tokenizer writes it at its end")
     summary = json.loads((folder / "summary.json").read_text())
@@ -50,7 +51,7 @@ def load_results(folder: Path) -> tuple[dict[str, Any], pd.DataFrame, pd.DataFra
 
 
 def table(folder: Path) -> str:
-    """The summary as lines of text; RMSDs as mean ± standard error over chains."""
+    """Return the summary as lines of text; RMSDs as mean ± standard error over chains."""
     summary, chains, _ = load_results(folder)
     lines = [
         f"{summary['num_chains']} held-out chains, {summary['num_residues']} residues (of each chain the first "
@@ -73,7 +74,7 @@ def table(folder: Path) -> str:
 
 
 def applies(study: Study) -> bool:
-    """Whether the structure tokenizer that the study uses was measured."""
+    """Return whether the structure tokenizer that the study uses was measured."""
     return is_of_rates(study) and study.tokenizer is not None
 
 
@@ -90,7 +91,7 @@ def figures(study: Study) -> Figures:
 
 
 def body(study: Study, drawn: Drawn) -> str:
-    """How well the structure tokens say where a chain's atoms are."""
+    """Report how well the structure tokens say where a chain's atoms are."""
     assert study.tokenizer is not None, "the section applies"
     summary, chains, _ = load_results(study.tokenizer)
     rows = [
@@ -109,8 +110,8 @@ def _rmsds(chains: Frame) -> list[tuple[str, Column]]:
 
 
 def structure_figure(folder: Path) -> Figure:
-    """Backbone of the chain of median RMSD, original and reconstructed; RMSD of all chains; how often each code is
-    used."""
+    """Draw the backbone of the chain of median RMSD, original and reconstructed; RMSD of all chains; how often each
+    code is used."""
     summary, chains, codes = load_results(folder)
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(WIDTH_INCHES, 4.6), layout="constrained")
@@ -123,7 +124,7 @@ def structure_figure(folder: Path) -> Figure:
 
 
 def write(folder: Path, path: Path) -> Path:
-    """The figure as PDF, PNG or SVG, by the path's ending."""
+    """Write the figure as PDF, PNG or SVG, by the path's ending; return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(RC):
         structure_figure(folder).savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=200)
@@ -131,7 +132,7 @@ def write(folder: Path, path: Path) -> Path:
 
 
 def _backbones(figure: Figure, grid: Any, example: Any) -> None:
-    """α carbons as lines, broken where residues are missing; the same axes left and right."""
+    """Draw α carbons as lines, broken where residues are missing; the same axes left and right."""
     mask_N = example["mask_N"]
     traces = [
         np.where(mask_N[:, None], example[name][:, ALPHA_CARBON], np.nan)
@@ -160,6 +161,8 @@ def _around(middle: float, radius: float) -> tuple[float, float]:
 
 
 def _rmsd_panel(ax: Axes, chains: pd.DataFrame) -> None:
+    """Draw the cumulative distribution over held-out chains of backbone RMSD in Å: reconstructed, mean chain and mean
+    geometry."""
     for name, color, dashes, label in (
         ("rmsd", RECONSTRUCTED, "-", "reconstructed"),
         ("mean_rmsd", BASELINE, "-", "mean chain"),
@@ -182,6 +185,7 @@ def _rmsd_panel(ax: Axes, chains: pd.DataFrame) -> None:
 
 
 def _codes_panel(ax: Axes, codes: pd.DataFrame, summary: dict[str, Any]) -> None:
+    """Draw every used code's share of residues by its rank, with the uniform share as a dotted line."""
     counts = np.sort(codes.num.to_numpy())[::-1]
     used = counts[counts > 0]
     ax.plot(np.arange(1, len(used) + 1), used / used.sum(), color=INK)

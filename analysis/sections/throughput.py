@@ -1,5 +1,5 @@
-"""How fast schemes train: ratios from a side-by-side measurement (`benchmarks.throughput`), else each run's own clock
-without a ratio."""
+"""Report how fast schemes train: ratios from a side-by-side measurement (`benchmarks.throughput`), else each run's own
+clock without a ratio."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from analysis.words import plural
 
 
 def throughput_table(study: Study) -> Table | None:
-    """A row a series, the first one being what the others are measured against; None where the study compares no
-    schemes with a plain one."""
+    """Return a table with a row a series, the first one being what the others are measured against; None where the
+    study compares no schemes with a plain one."""
     if not another_question(study):
         return None
     return _side_by_side(study) if study.throughput else _as_trained(study)
 
 
 def _side_by_side(study: Study) -> Table:
-    """With ratios: every series took its turn beside the others."""
+    """Return the table with ratios: every series took its turn beside the others."""
     rows = {row["series"]: row for row in study.throughput["rows"]}
     present = [name for name in study.series if name in rows]
     body = []
@@ -49,8 +49,8 @@ def _side_by_side(study: Study) -> Table:
 
 
 def _as_trained(study: Study) -> Table | None:
-    """Without ratios: runs of one scheme followed each other, and what else the machine did at the time is in their
-    clocks."""
+    """Return the table without ratios: runs of one scheme followed each other, and what else the machine did at the
+    time is in their clocks."""
     finished = study.runs[study.runs["status"].isin(FINISHED) & (study.runs["wall_s"] > 0)]
     if finished.empty:
         return None
@@ -81,5 +81,5 @@ def _where(study: Study) -> str:
 
 
 def _rounded(value: float) -> str:
-    """Three digits, e.g. 12,300."""
+    """Return three digits, e.g. 12,300."""
     return f"{float(f'{value:.3g}'):,g}" if value < 1e6 else f"{float(f'{value:.3g}'):,.0f}"

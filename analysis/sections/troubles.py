@@ -1,4 +1,4 @@
-"""The runs that diverged, failed, or learned nothing."""
+"""Tabulate the runs that diverged, failed, or learned nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ TROUBLES_SHOWN = 60
 
 
 def trouble_table(study: Study) -> Table | None:
-    """Every run that did not end `stable`, or did so by its guards only, with its reason; None where there is none."""
+    """Return a table of every run that did not end `stable`, or did so by its guards only, with its reason; None where
+    there is none."""
     runs = study.runs[(study.runs["status"] != "stable") | study.runs["run_id"].isin(guarded(study.runs)["run_id"])]
     runs = runs.assign(order=runs["series"].map(study.series.index)).sort_values(["order", "lr", "seed"], kind="stable")
     if runs.empty:
@@ -43,7 +44,7 @@ def trouble_table(study: Study) -> Table | None:
 
 
 def guards_did(run) -> str:
-    """What guards did in a run, e.g. 2 steps skipped, 1 restore; "" where they left it alone."""
+    """Say what guards did in a run, e.g. 2 steps skipped, 1 restore; "" where they left it alone."""
     skipped, restores = (0 if math.isnan(number) else int(number) for number in (run.skipped_steps, run.restores))
     return ", ".join(
         filter(

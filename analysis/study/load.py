@@ -1,4 +1,4 @@
-"""One study's files → one frozen object: the only place of `analysis` that touches a study's folder.
+"""Read one study's files into one frozen object: this is the only place of `analysis` that touches a study's folder.
 
 It imports the files' columns from `stability.runs.schema`, which imports nothing. That is all of `stability` that
 `analysis` knows.
@@ -46,9 +46,8 @@ class Study:
     `runs` carries three columns more than its file: `setting` (the other axes that vary in this study, "" where none
     does), `series` (mechanism, sa+ca with its cross mechanism, and setting: what one line of a figure shows) and `base`
     (the series that a variant of an ablation belongs to; its own for the rest). ``tokenizer``: the folder of what its
-    structure tokenizer was measured to do, where it has one.
-    ``throughput``: what `benchmarks.throughput` measured side by side (``results/throughput.json``), {} where it did
-      not.
+    structure tokenizer was measured to do, where it has one. ``throughput``: what `benchmarks.throughput` measured side
+    by side (``results/throughput.json``), {} where it did not.
     """
 
     name: str
@@ -90,11 +89,11 @@ class Study:
         )
 
     def of(self, series: str) -> Frame:
-        """The runs of one series."""
+        """Return the runs of one series."""
         return self.runs[self.runs["series"] == series]
 
     def with_run(self, frame: Frame) -> Frame:
-        """`curvature`, `curves`, one of `spectra` or of a run's `probes` with its runs' `series`, `mechanism`,
+        """Return `curvature`, `curves`, one of `spectra` or of a run's `probes` with its runs' `series`, `mechanism`,
         `setting`, `seed` and LR (`run_lr`)."""
         keys = self.runs[["run_id", "series", "mechanism", "setting", "seed", "lr"]].rename(columns={"lr": "run_lr"})
         return frame.merge(keys, on="run_id", how="inner")
@@ -135,14 +134,16 @@ def load(study_dir: Path | str) -> Study:
 
 
 def _tokenizer(study_dir: Path, manifest: dict[str, Any]) -> Path | None:
-    """The results of the structure tokenizer in the study's pool that its objective names; None where it names none, or
-    that one was not measured."""
+    """Return the results of the structure tokenizer in the study's pool that its objective names; None where it names
+    none, or that one was not measured."""
     identity = (manifest.get("spec") or {}).get("objective", {}).get("tokenizer")
     folder = study_dir.resolve().parent.parent / "tokenizers" / str(identity) / "results"
     return folder if identity and (folder / "summary.json").is_file() else None
 
 
 def _throughput(study_dir: Path) -> dict[str, Any]:
+    """Read the side-by-side throughput of a study; {} where none was measured, ``ValueError`` where the file is of
+    another version."""
     path = study_dir / "results" / "throughput.json"
     if not path.is_file():
         return {}
@@ -170,12 +171,12 @@ def _manifest(study_dir: Path) -> dict[str, Any]:
 
 
 def _sweep_command(study_dir: Path, manifest: dict[str, Any]) -> str:
-    """The command that makes the study's results: its own where `study.json` recorded one."""
+    """Return the command that makes the study's results: its own where `study.json` recorded one."""
     return str(manifest.get("command") or f"python -m stability.sweep name={study_dir.name}")
 
 
 def _command(study_dir: Path, name: str, manifest: dict[str, Any]) -> str:
-    """The command that makes one table."""
+    """Return the command that makes one table."""
     if name in OPTIONAL["generation"]:
         return f"python -m stability.generate ckpt={study_dir}"
     if name in OPTIONAL["probes"]:
@@ -186,6 +187,8 @@ def _command(study_dir: Path, name: str, manifest: dict[str, Any]) -> str:
 
 
 def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
+    """Read one table of a study's results; ``ValueError`` with the command that writes it again where it is missing, no
+    parquet file, of another version or without a column."""
     path = study_dir / "results" / f"{name}.parquet"
     command = _command(study_dir, name, manifest)
     if not path.is_file():
@@ -210,7 +213,8 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
 
 
 def _schema_version(metadata: dict[bytes, bytes]) -> int | None:
-    """From the file's own key, else from the attributes that pandas stores."""
+    """Read the schema's version from the file's own key, else from the attributes that pandas stores; None where
+    neither has one."""
     raw = metadata.get(b"schema_version")
     if raw is None:
         raw = json.loads(metadata.get(b"PANDAS_ATTRS", b"{}")).get("schema_version")
@@ -221,8 +225,8 @@ def _schema_version(metadata: dict[bytes, bytes]) -> int | None:
 
 
 def _typed(frame: Frame) -> Frame:
-    """Text columns as str ("" for null), all others as float64 (NaN for null): an all-null column has no type of its
-    own in parquet."""
+    """Return text columns as str ("" for null), all others as float64 (NaN for null): an all-null column has no type of
+    its own in parquet."""
     columns = {
         column: frame[column].map(lambda value: "" if pd.isna(value) else str(value)).astype(object)
         if column in TEXT
@@ -233,6 +237,8 @@ def _typed(frame: Frame) -> Frame:
 
 
 def _with_series(runs: Frame) -> Frame:
+    """Add the columns ``base``, ``setting`` and ``series``: a mechanism's name followed by those settings that vary
+    within the study."""
     # A float's last digit must not split one learning rate in two columns.
     runs["lr"] = [float(f"{lr:.9g}") for lr in runs["lr"]]
     varying = [axis for axis in SETTING_AXES if axis not in ("variant", "cross") and runs[axis].nunique() > 1]

@@ -1,4 +1,4 @@
-"""Whether a series' attention sees its own position, from what the study's record says of its settings."""
+"""Tell whether a series' attention sees its own position, from what the study's record says of its settings."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ CAUSAL, BIDIRECTIONAL = ("ar",), ("mlm", "classify", "score_entropy", "multitrac
 
 
 def sees_itself(study: Study, series: str) -> bool | None:
-    """Of `sa` or `attentionx` whether its diagonal is seen; None where the record does not say: no spec, an objective
-    of someone's own, another mechanism.
+    """Return whether the diagonal of `sa` or `attentionx` is seen; None where the record does not say: no spec, an
+    objective of someone's own, another mechanism.
 
     A variant of an ablation (``mask_diagonal=true``) goes before the study's spec; what neither holds is the
     mechanism's default, which for `attentionx` is to see it where causal and not where bidirectional. A spec from

@@ -1,5 +1,5 @@
-"""What a reader of an α_max table must know of how it was measured: the protocol in one line, and the methods that were
-used."""
+"""Say what a reader of an α_max table must know of how it was measured: the protocol in one line, and the methods that
+were used."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from analysis.words import listed, plural
 
 
 def sentence(protocol: Mapping[str, Any], gradients: Mapping[str, str] | None = None) -> str:
-    """One line from the fields of `stability.config.curvature.CurvatureSpec`; a null batch or clipping norm reads as
-    the run's own.
+    """Return the protocol in one line, from the fields of `stability.config.curvature.CurvatureSpec`; a null batch or
+    clipping norm reads as the run's own.
 
     ``gradients``: whose slope entered α_max, by optimizer state, where rows say so; else what the protocol asks for in
-      each of its states.
+    each of its states.
     """
     decay = "included" if protocol["weight_decay"] else "left out"
     clip = f"{protocol['clip_norm']:g}" if protocol["clip_norm"] else "the run's own"
@@ -33,14 +33,14 @@ def sentence(protocol: Mapping[str, Any], gradients: Mapping[str, str] | None = 
 
 
 def gradient_of(protocol: Mapping[str, Any], state: str) -> str:
-    """Whose slope a protocol asks for in an optimizer state, as `stability.config.curvature.CurvatureSpec.gradient_of`
-    has it."""
+    """Say whose slope a protocol asks for in an optimizer state, as
+    `stability.config.curvature.CurvatureSpec.gradient_of` has it."""
     gradient = str(protocol["gradient"])
     return gradient if gradient != "auto" else "clipped" if state == "paper" else "true"
 
 
 def _slope(gradients: Mapping[str, str]) -> str:
-    """``"slope of the clipped gradient"``; where states differ, of which gradient in which."""
+    """Name the slope, e.g. ``"slope of the clipped gradient"``; where states differ, of which gradient in which."""
     if len(set(gradients.values())) == 1:
         return f"slope of the {next(iter(gradients.values()))} gradient"
     return f"slope of the {listed(f'{gradient} gradient in state “{state}”' for state, gradient in gradients.items())}"
@@ -59,8 +59,8 @@ BEFORE = {"microbatch": None, "gradient": "true", "weight_decay": True, "clip_no
 
 
 def stated_in(study: Study, rows: Frame, state: str) -> str:
-    """As `stated`; where a table of an optimizer state has no row, the protocol by which the state was measured
-    elsewhere in the study, or was to be."""
+    """Return the protocol as `stated` does; where a table of an optimizer state has no row, the one by which the state
+    was measured elsewhere in the study, or was to be."""
     if len(rows):
         return stated(rows)
     others = study.curvature.loc[study.curvature["state"] == state, "protocol"]
@@ -72,8 +72,8 @@ def stated_in(study: Study, rows: Frame, state: str) -> str:
 
 
 def stated(rows: Frame) -> str:
-    """The protocol of recorded steps (each of them, with its runs, where they differ) and the methods that they came
-    to, with counts."""
+    """Return the protocol of recorded steps (each of them, with its runs, where they differ) and the methods that they
+    came to, with counts."""
     known = [(_read(text, group), group["run_id"].nunique()) for text, group in rows.groupby("protocol") if text]
     counts: dict[str, int] = {}
     for line, runs in known:
@@ -91,8 +91,8 @@ def _read(text: str, rows: Frame) -> str:
 
 
 def gradients(rows: Frame) -> dict[str, str]:
-    """By optimizer state, sorted from paper on: whose slope the rows hold, by their own column, else by their protocol;
-    several as "true or clipped"."""
+    """Return by optimizer state, sorted from paper on, whose slope the rows hold: by their own column, else by their
+    protocol; several as "true or clipped"."""
     found: dict[str, set[str]] = {}
     for state, own, protocol in set(zip(rows["state"], rows["gradient"], rows["protocol"], strict=True)):
         told = own or (gradient_of(BEFORE | json.loads(protocol), state) if protocol else "")
@@ -103,8 +103,9 @@ def gradients(rows: Frame) -> dict[str, str]:
 
 
 def is_literal(rows: Frame) -> bool:
-    """Whether the rows of state "paper" were measured as 5.2.1 says, word for word but for the batch's size: gradient
-    clipped to 1 in everything, decay in u, 5 batches of warm-up, 5 steps, 25 recorded. False without such rows."""
+    """Return whether the rows of state "paper" were measured as 5.2.1 says, word for word but for the batch's size:
+    gradient clipped to 1 in everything, decay in u, 5 batches of warm-up, 5 steps, 25 recorded. False without such
+    rows."""
     paper = rows[rows["state"] == "paper"]
     if paper.empty or gradients(paper) != {"paper": "clipped"} or (paper["protocol"] == "").any():
         return False
@@ -115,7 +116,7 @@ LITERAL = {"warmup_batches": 5, "warmup_steps": 5, "recorded_steps": 25, "weight
 
 
 def states_explained(rows: Frame) -> str:
-    """What the optimizer states of a study's recorded steps are, and whether "paper" is the paper's protocol to the
+    """Say what the optimizer states of a study's recorded steps are, and whether "paper" is the paper's protocol to the
     letter."""
     slopes, literal = gradients(rows), is_literal(rows)
     follows = "follows the paper's protocol to the letter" if literal else "starts from the paper's warm-up"
@@ -133,8 +134,8 @@ def states_explained(rows: Frame) -> str:
 
 
 def asked_protocol(study: Study) -> dict[str, Any]:
-    """The protocol by which the sweep itself was to measure α_max, the runs' own batch and clipping norm in place of
-    nulls; {} where it was not to."""
+    """Return the protocol by which the sweep itself was to measure α_max, the runs' own batch and clipping norm in
+    place of nulls; {} where it was not to."""
     spec: dict[str, Any] = study.study.get("spec") or {}
     protocol: dict[str, Any] = (spec.get("curvature") or {}) if spec.get("hessian") else {}
     return protocol | {
@@ -148,16 +149,16 @@ NO_ADAM = ("sgd",)
 
 
 def lacks_state(study: Study, state: str) -> Column:
-    """Which runs' optimizer does not define an optimizer state, a row of ``study.runs`` each: what an optimizer is
-    decides, not what became of a run."""
+    """Return which runs' optimizer does not define an optimizer state, a row of ``study.runs`` each: what an optimizer
+    is decides, not what became of a run."""
     told = study.runs["undefined_states"].map(lambda names: state in names.split())
     optimizers = set(study.runs.loc[told, "optimizer"]) | set(NO_ADAM if state == "paper" else ())
     return study.runs["optimizer"].isin(optimizers)
 
 
 def undefined_states(study: Study) -> str:
-    """The optimizer states that were asked for and that some runs' optimizer does not define, in a sentence each; ""
-    where there is none."""
+    """Return the optimizer states that were asked for and that some runs' optimizer does not define, in a sentence
+    each; "" where there is none."""
     told = {state for names in study.runs["undefined_states"] for state in names.split()}
     asked = {*told, *study.curvature["state"], *asked_protocol(study).get("state", ())}
     why = (
@@ -174,7 +175,7 @@ def undefined_states(study: Study) -> str:
 
 
 def methods(rows: Frame) -> str:
-    """The methods used, with counts of steps."""
+    """Return the methods used, with counts of steps."""
     return listed(
         f"{method or 'not recorded'} ({plural(count, 'step')})"
         for method, count in rows["method"].value_counts().items()

@@ -1,5 +1,5 @@
-"""What the runs of a study have in common and no column says: objective, tokens, size, steps, from the spec that its
-sweep left in `study.json`."""
+"""Word what the runs of a study have in common and no column says: objective, tokens, size, steps, from the spec that
+its sweep left in `study.json`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ WORDS_OF_TOKENS = re.compile("|".join(WORDS_OF_IMAGES))
 
 
 def objective(study: Study) -> str:
-    """``"score_entropy, absorbing graph, geometric noise"``; the names alone where the study keeps no spec."""
+    """Name the objective and its settings, e.g. ``"score_entropy, absorbing graph, geometric noise"``; the names alone
+    where the study keeps no spec."""
     known = _part(study, "objective")
     if known.get("name") == "score_entropy":
         return f"score_entropy, {known['graph']} graph, {known['noise']} noise"
@@ -37,15 +38,15 @@ def objective(study: Study) -> str:
 
 
 def tokens(study: Study) -> str:
-    """``"gpt2, 4,096 kept"``; "" where the study does not say."""
+    """Name the tokenizer and its size, e.g. ``"gpt2, 4,096 kept"``; "" where the study does not say."""
     known = _part(study, "data")
     kept = f", {known['keep']:,} kept" if known.get("keep") else ""
     return f"{known.get('tokenizer') or TOKENS.get(known.get('name', ''), '')}{kept}"
 
 
 def unit(study: Study) -> str:
-    """Of the validation NLL: score entropy bounds the NLL of all tokens from above, a classifier's counts images, the
-    others' the tokens that they predict."""
+    """Return the unit of the validation NLL: score entropy bounds the NLL of all tokens from above, a classifier's
+    counts images, the others' the tokens that they predict."""
     if is_classification(study):
         return "cross entropy, nats per image"
     if set(study.runs["objective"]) == {"multitrack"}:
@@ -58,8 +59,8 @@ def unit(study: Study) -> str:
 
 
 def generative_unit(study: Study) -> str:
-    """Of the generative NLL: what an oracle gives its own tokens, or by its own masks the hidden residues of a
-    protein."""
+    """Return the unit of the generative NLL: what an oracle gives its own tokens, or by its own masks the hidden
+    residues of a protein."""
     return (
         "nats per residue by the oracle's masked NLL"
         if set(study.runs["objective"]) == {"multitrack"}
@@ -68,22 +69,22 @@ def generative_unit(study: Study) -> str:
 
 
 def is_classification(study: Study) -> bool:
-    """Whether all runs tell the classes of images."""
+    """Return whether all runs tell the classes of images."""
     return set(study.runs["objective"]) == {"classify"}
 
 
 def baseline(study: Study) -> str:
-    """What knows the frequencies of what is predicted and nothing else, as a label."""
+    """Return the label of what knows the frequencies of what is predicted and nothing else."""
     return "class frequencies" if is_classification(study) else "token frequencies"
 
 
 def worded(study: Study, text: str) -> str:
-    """A sentence about tokens as it reads for a study's runs: for images where they are those."""
+    """Return a sentence about tokens as it reads for a study's runs: for images where they are those."""
     return WORDS_OF_TOKENS.sub(lambda found: WORDS_OF_IMAGES[found.group()], text) if is_classification(study) else text
 
 
 def facts(study: Study) -> list[tuple[str, str]]:
-    """Rows for "What was run"."""
+    """Return the rows of "What was run"."""
     return [("Objective", objective(study) or "not recorded"), ("Model", _model(study)), ("Training", _training(study))]
 
 

@@ -21,12 +21,12 @@ PRESET_ROOT = ROOTS[SweepSpec]  # the one entry that has presets, in conf/study
 
 
 def read(kind: type[AnySettings], invocation: Invocation) -> AnySettings:
-    """The spec of class ``kind`` that a command line asks for. Errors: ``ValueError`` in one or two lines."""
+    """Return the spec of class ``kind`` that a command line asks for. Errors: ``ValueError`` in one or two lines."""
     return parse(kind, composed(kind, invocation))
 
 
 def composed(kind: type[Settings], invocation: Invocation) -> dict[str, Any]:
-    """The plain values of a spec that is not validated yet: no torch is imported for them. Errors: as `read`."""
+    """Return the plain values of a spec that is not validated yet: no torch is imported for them. Errors: as `read`."""
     with uncollected():
         store_plugins(invocation)
         values = compose(ROOTS[kind], invocation)
@@ -36,7 +36,8 @@ def composed(kind: type[Settings], invocation: Invocation) -> dict[str, Any]:
 
 
 def compose(root: str, invocation: Invocation) -> dict[str, Any]:
-    """The plain dict that ``conf/<root>.yaml`` and the overrides make. Errors: ``ValueError`` in one or two lines."""
+    """Return the plain dict that ``conf/<root>.yaml`` and the overrides make. Errors: ``ValueError`` in one or two
+    lines."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -60,7 +61,7 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
 
 
 def _refuse_repetitions(invocation: Invocation) -> None:
-    """``residual=[hc,hc]``, of which Hydra would make one without a word."""
+    """Refuse ``residual=[hc,hc]``, of which Hydra would make one without a word."""
     for axis, value in invocation.given.items():
         names = re.findall(r"[^\[\],\s'\"]+", value) if axis in AXES else []
         repeated = [name for name in names if names.count(name) > 1]
@@ -69,7 +70,8 @@ def _refuse_repetitions(invocation: Invocation) -> None:
 
 
 def _chosen_anew(root: str, invocation: Invocation) -> list[str]:
-    """The groups of which the command line takes another choice than the preset does, and the axes that it names."""
+    """Return the groups of which the command line takes another choice than the preset does, and the axes that it
+    names."""
     given = invocation.given
     named = [group for group in CHOICES if group in given]
     if root != PRESET_ROOT or not named:

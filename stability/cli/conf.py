@@ -1,5 +1,5 @@
-"""What conf/ offers, and what is said of a word on the command line that it does not: one line, with the nearest word
-that would be right."""
+"""Read what conf/ offers, and say of a word on the command line that it does not: one line, with the nearest word that
+would be right."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ AXES = ("mechanism", "residual", "norm", "optimizer")
 
 
 def conf_dir() -> Path:
-    """The Hydra folder: beside the package in a checkout, inside it in an installed wheel."""
+    """Return the Hydra folder: beside the package in a checkout, inside it in an installed wheel."""
     package = Path(__file__).resolve().parents[1]
     return package / "conf" if (package / "conf").is_dir() else package.parent / "conf"
 
 
 def choices(group: str) -> tuple[str, ...]:
-    """The names that ``group=NAME`` takes: the yamls of conf/<group>."""
+    """Return the names that ``group=NAME`` takes: the yamls of conf/<group>."""
     return tuple(sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")))
 
 
 def defaults(config: str) -> dict[str, str]:
-    """The choices that a yaml's defaults list makes, those of the yamls that it builds on included."""
+    """Return the choices that a yaml's defaults list makes, those of the yamls that it builds on included."""
     from omegaconf import OmegaConf
 
     found: dict[str, str] = {}
@@ -37,8 +37,8 @@ def defaults(config: str) -> dict[str, str]:
 
 
 def unknown_key(key: str, root: str, chosen: Mapping[str, str]) -> str:
-    """``chosen``: the choices that the command line makes, by group. What another choice has is named as that choice's,
-    not as a slip of the pen."""
+    """Say what is wrong with a key that the config does not have. ``chosen``: the choices that the command line makes,
+    by group. What another choice has is named as that choice's, not as a slip of the pen."""
     group, _, setting = key.partition(".")
     name, known = setting.partition(".")[0], _keys(root, chosen)
     if group in AXES and name in choices(group) and f"{group}.{name}" not in known:
@@ -56,14 +56,14 @@ def unknown_key(key: str, root: str, chosen: Mapping[str, str]) -> str:
 
 
 def _namesake(key: str, known: tuple[str, ...]) -> str | None:
-    """The key of the same group for a setting of the same name, e.g. for ``cross.cc.window`` where cc is the choice:
-    ``cross.window``."""
+    """Return the key of the same group for a setting of the same name, e.g. for ``cross.cc.window`` where cc is the
+    choice: ``cross.window``."""
     group, last = key.partition(".")[0], key.rpartition(".")[2]
     return next((other for other in known if other.startswith(f"{group}.") and other.endswith(f".{last}")), None)
 
 
 def _owners(group: str, setting: str) -> list[str]:
-    """The choices of a group whose yaml has the setting, e.g. of ``objective`` and ``context``: mlm."""
+    """Return the choices of a group whose yaml has the setting, e.g. of ``objective`` and ``context``: mlm."""
     from omegaconf import OmegaConf
 
     return [
@@ -74,7 +74,7 @@ def _owners(group: str, setting: str) -> list[str]:
 
 
 def _keys(root: str, chosen: Mapping[str, str]) -> tuple[str, ...]:
-    """Dotted keys of the root config with what is chosen."""
+    """Return the dotted keys of the root config with what is chosen."""
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 

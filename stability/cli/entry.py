@@ -1,4 +1,4 @@
-"""The shell of an entry: what the user or the machine got wrong becomes two lines and exit code 2."""
+"""Run an entry in a shell in which what the user or the machine got wrong becomes two lines and exit code 2."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def run_entry(main: Callable[[list[str]], int], help_text: str) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """SIGTERM, from `kill` or a machine that shuts down, ends an entry as Ctrl-C does. (A sweep's launch has a handler
-    of its own, `sweeps.interrupt`.)"""
+    """Raise KeyboardInterrupt at SIGTERM, so that `kill` or a machine that shuts down ends an entry as Ctrl-C does. (A
+    sweep's launch has a handler of its own, `sweeps.interrupt`.)"""
     raise KeyboardInterrupt(number)
 
 

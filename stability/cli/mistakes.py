@@ -1,5 +1,5 @@
-"""What is said of words on the command line that Hydra would read otherwise than they were meant, or not at all: each
-named as it was typed, in our words."""
+"""Say what is wrong with words on the command line that Hydra would read otherwise than they were meant, or not at all:
+each named as it was typed, in our words."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ MORE = "(-h shows more)"
 
 
 def shown(text: str, longest: int = LONGEST_SHOWN) -> str:
-    """The text on one line: control characters and bytes that are no UTF-8 as escapes, of a long text its beginning and
-    its length."""
+    """Return the text on one line: control characters and bytes that are no UTF-8 as escapes, of a long text its
+    beginning and its length."""
     short = text if len(text) <= longest else f"{text[:longest]}… ({len(text):,} characters)"
     return CONTROL.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), short)
 
 
 def printable(message: str, invocation: Invocation) -> str:
-    """A message as a terminal can show it: what of it comes from the command line as `shown` does it, and no line
-    longer than a few rows."""
+    """Return a message as a terminal can show it: what of it comes from the command line as `shown` does it, and no
+    line longer than a few rows."""
     parts = {part for word in invocation.words for part in (str(word), f"{word.sign}{word.key}", word.value or "")}
     unprintable = [part for part in parts if len(part) > LONGEST_PART or CONTROL.search(part)]
     for part in sorted(unprintable, key=len, reverse=True):
@@ -58,12 +58,12 @@ def check_words(invocation: Invocation, root: str) -> None:
 
 @cache
 def _groups(root: str) -> dict[str, str]:
-    """The groups of which an entry's yaml makes a choice, with that choice."""
+    """Return the groups of which an entry's yaml makes a choice, with that choice."""
     return {group: choice for group, choice in defaults(root).items() if "@" not in group}
 
 
 def _check_choice(sign: str, group: str, value: str) -> None:
-    """Errors: ``ValueError`` where a word that chooses of a group names nothing that the group has."""
+    """Raise a ``ValueError`` where a word that chooses of a group names nothing that the group has."""
     from hydra.core.config_store import ConfigStore
 
     if sign.startswith("+"):
@@ -93,7 +93,7 @@ def _check_choice(sign: str, group: str, value: str) -> None:
 
 
 def _names(value: str) -> list[str]:
-    """The names of ``[sa,sc]`` or of ``sa``, with or without quotes, right or wrong."""
+    """Return the names of ``[sa,sc]`` or of ``sa``, with or without quotes, right or wrong."""
     text = value.strip()
     listed = text[1:-1].split(",") if text.startswith("[") and text.endswith("]") else [text]
     return [
@@ -104,7 +104,7 @@ def _names(value: str) -> list[str]:
 
 
 def explained(error: Exception, root: str, invocation: Invocation) -> str:
-    """What Hydra could not read or compose."""
+    """Say what Hydra could not read or compose."""
     for word in invocation.words:
         if reason := _unreadable(word):
             return reason
@@ -123,7 +123,7 @@ def explained(error: Exception, root: str, invocation: Invocation) -> str:
 
 
 def _unreadable(word: Word) -> str | None:
-    """What is wrong with the way in which a word is written; None: nothing."""
+    """Say what is wrong with the way in which a word is written; None: nothing."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -146,7 +146,7 @@ def _unreadable(word: Word) -> str | None:
 
 
 def _at_fault(root: str, invocation: Invocation) -> Word:
-    """The first word with which the command line cannot be composed, while it can with those before it."""
+    """Return the first word with which the command line cannot be composed, while it can with those before it."""
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -161,7 +161,7 @@ def _at_fault(root: str, invocation: Invocation) -> Word:
 
 
 def _reason(text: str) -> str:
-    """Hydra's reason in our words."""
+    """Return Hydra's reason in our words."""
     if "Could not delete" in text:
         held = re.search(r"The value of '[^']*' is (.*) and not", text, re.DOTALL)
         return (

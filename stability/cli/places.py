@@ -1,5 +1,5 @@
-"""Paths on the command line: which keys hold them (the fields that `stability.config.identity.Place` marks), and how
-Hydra takes them whole."""
+"""Find paths on the command line: which keys hold them (the fields that `stability.config.identity.Place` marks), and
+how Hydra takes them whole."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ELEMENT = re.compile(r"""\s*('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^,]+)\s*(?:,|$
 
 
 def quoted(key: str, value: str) -> str | None:
-    """The value of ``key=value`` in Hydra's quotes, where it is to be taken as it was written; None where Hydra reads
-    it as it is.
+    """Return the value of ``key=value`` in Hydra's quotes, where it is to be taken as it was written; None where Hydra
+    reads it as it is.
 
     Quoted is what a place's field holds (of ``[…]`` in a field of several places each one), and any other text with a
     ``/`` in it, since no number and no name of a choice has one. Not quoted is what has quotes, brackets or a backslash
@@ -40,7 +40,8 @@ def quoted(key: str, value: str) -> str | None:
 
 
 def places_in(key: str) -> str | None:
-    """``one`` or ``several``: what a key of the command line holds, as its field says; None for what is no place."""
+    """Return ``one`` or ``several``: what a key of the command line holds, as its field says; None for what is no
+    place."""
     return _entries_places().get(key) or next(
         (found for config, field in _settings_of(key) if (found := _of_field(config, field))), None
     )
@@ -51,14 +52,14 @@ def _in_brackets(value: str) -> bool:
 
 
 def _in_quotes(value: str) -> str:
-    """Hydra: a backslash is itself, except before a quote, where it is doubled."""
+    """Quote a value as Hydra takes it: a backslash is itself, except before a quote, where it is doubled."""
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
     return "'" + re.sub(r"(\\+)$", r"\1\1", escaped) + "'"
 
 
 @cache
 def _entries_places() -> dict[str, str]:
-    """The places among the settings that are no part's, by key, of all entries."""
+    """Return the places among the settings that are no part's, by key, of all entries."""
     return dict(found for spec in SPECS.values() for found in _walked(spec, ""))
 
 
@@ -78,7 +79,7 @@ def _of_field(config: type[BaseModel], key: str) -> str | None:
 
 
 def _settings_of(key: str) -> Iterator[tuple[type[BaseModel], str]]:
-    """The Configs that a key like ``data.path`` or ``mechanism.sc.window`` may belong to, and the field's name.
+    """Yield the Configs that a key like ``data.path`` or ``mechanism.sc.window`` may belong to, and the field's name.
 
     Of our own parts data sources alone have places (tests/identity), so that no others are imported for this; of
     plugins, which are, all.

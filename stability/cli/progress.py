@@ -1,4 +1,4 @@
-"""How far a measurement is: one bar in a terminal, a line for each task elsewhere."""
+"""Show how far a measurement is: one bar in a terminal, a line for each task elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def follow(tasks: Iterable[Iterator[None]], labels: Sequence[str], lengths: Sequ
 
 
 def _follow_in_lines(named: Iterable[tuple[str, Iterator[None]]]) -> None:
-    """A bar is drawn over itself, which a file or a CI log cannot show."""
+    """Print a line for each task: a bar is drawn over itself, which a file or a CI log cannot show."""
     start = time.monotonic()
     for name, steps in named:
         for _ in steps:

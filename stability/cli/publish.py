@@ -1,4 +1,4 @@
-"""The end of a measurement: a study's tables are collected, printed and drawn into its PDF."""
+"""End a measurement: a study's tables are collected, printed and drawn into its PDF."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def publish(
 
 
 def collected(study: StudyFolder) -> Study:
-    """The study as its tables and figures read it, its runs collected into parquet anew."""
+    """Collect a study's runs into parquet anew and return it as its tables and figures read it."""
     from analysis.study.load import load
     from stability.runs.results import collect, write
 
@@ -61,6 +61,6 @@ def tell_what_draws(study: StudyFolder) -> None:
 
 
 def _drawing_code() -> list[Path]:
-    """The source of `analysis`, not imported, and of the package that collects."""
+    """Return the source of `analysis`, not imported, and of the package that collects."""
     package = Path(__file__).resolve().parents[1]
     return [*(package.parent / "analysis").rglob("*.py"), *(package / "runs").rglob("*.py")]

@@ -1,4 +1,4 @@
-"""The name of a study that the user did not name, made from the words that say what it is."""
+"""Name a study that the user did not name, by the words that say what it is."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAUNCHERS = ("ray.", "slurm.", "devices_per_trial", "shard_parameters")  # their
 
 
 def study_name(invocation: Invocation) -> str:
-    """The preset's name where nothing else was asked for, else a name made from the overrides: ``mechanism=sc
+    """Return the preset's name where nothing else was asked for, else a name made from the overrides: ``mechanism=sc
     lr=range`` → ``sc-range``."""
     given = {word.key: word.value or "" for word in invocation.words}
     asked = [_word(key, value) for key, value in given.items() if key not in LABELS and not key.startswith(LAUNCHERS)]

@@ -1,4 +1,5 @@
-"""What an entry that measures checkpoints works on: a study, a run or one checkpoint, each run under its lock."""
+"""Resolve what an entry that measures checkpoints works on: a study, a run or one checkpoint, each run under its
+lock."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Subject:
 
     @classmethod
     def of(cls, ckpt: str, *, kept: str) -> Subject:
-        """What lies in a folder. ``kept``: what would be kept in a run's folder, e.g. "rows".
+        """Return the runs of what lies in a folder. ``kept``: what would be kept in a run's folder, e.g. "rows".
 
         Errors: ``ValueError`` for a folder that holds neither a study nor a run nor an intact checkpoint of a run.
         """
@@ -61,11 +62,12 @@ class Subject:
 
     @property
     def cache_dir(self) -> Path:
-        """Where the prepared data of the runs lie."""
+        """The folder of the runs' prepared data."""
         return self.pool / "cache"
 
     def measurable(self, *, without_checkpoint: str | None = None) -> list[RunDirectory]:
-        """The runs that reached their verdict, or the one that a checkpoint belongs to; how many did not is printed.
+        """Return the runs that reached their verdict, or the one that a checkpoint belongs to; how many did not is
+        printed.
 
         Errors: ``ValueError`` where the only run has not, or has left no checkpoint and ``without_checkpoint`` says
         what cannot be done then; None: it is no error.
@@ -87,7 +89,8 @@ class Subject:
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be done to one run: ``steps``, at most ``num_steps`` of them, which leave files in its folder.
+    """The work that is to be done on one run: ``steps``, at most ``num_steps`` of them, which leave files in its
+    folder.
 
     ``checkpoint``: the folder's name where it is one checkpoint's work only.
     """
@@ -127,5 +130,5 @@ def locked(directory: RunDirectory, steps: Iterator[None]) -> Iterator[None]:
 
 
 def spec_of(directory: RunDirectory) -> RunSpec:
-    """The spec that a run was trained by."""
+    """Return the spec that a run was trained by."""
     return parse_run(read_json(directory.spec_file))

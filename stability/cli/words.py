@@ -1,4 +1,4 @@
-"""The words of a command line, taken apart once: what every later stage of reading it works on."""
+"""Take the words of a command line apart once: every later stage of reading it works on what this gives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Word:
 
     @classmethod
     def of(cls, text: str) -> Word:
-        """The parts of a word as it was typed. One of the wrong form has parts, too: `check_words` refuses it."""
+        """Return the parts of a word as it was typed. One of the wrong form has parts, too: `check_words` refuses
+        it."""
         signed, equals, value = text.partition("=")
         key = signed.lstrip("+~")
         return cls(signed.removesuffix(key), key, value if equals else None)
@@ -38,11 +39,11 @@ class Word:
 
     @property
     def group(self) -> str:
-        """What the key begins with: ``mechanism`` of ``mechanism.sc.window``."""
+        """The key's beginning: ``mechanism`` of ``mechanism.sc.window``."""
         return self.key.partition(".")[0]
 
     def for_hydra(self) -> tuple[Word, ...]:
-        """The words that Hydra gets for this one.
+        """Return the words that Hydra gets for this word.
 
         ``lr=1e-3`` and ``lr=[…]`` choose conf/lr/values.yaml, paths are quoted, ``ablate.…``, ``search.space.…`` and
         what a model's yaml may leave to its default are added; everything else passes unchanged.
@@ -68,7 +69,7 @@ class Invocation:
 
     @classmethod
     def of(cls, argv: Iterable[str], *, first: str | None = None) -> Invocation:
-        """The words of ``argv``. ``first``: the key of which a first word without ``=`` is the value, as in
+        """Return the words of ``argv``. ``first``: the key of which a first word without ``=`` is the value, as in
         ``status quickstart``."""
         words = [Word.of(text) for text in argv]
         if first is not None and words and words[0].value is None:

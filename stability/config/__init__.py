@@ -1,5 +1,5 @@
-"""What a sweep, a run and a measurement are, as frozen settings that are validated once. The names that other packages
-import stand here."""
+"""Sweeps, runs and measurements are frozen settings that are validated once. The names that other packages import stand
+here."""
 
 from stability.config.base import Settings
 from stability.config.identity import Place, run_id

@@ -1,4 +1,5 @@
-"""One setting at a time around a base: ``ablate.sc.window=[2,4,8]`` → the base and a variant for each other value."""
+"""Vary one setting at a time around a base: ``ablate.sc.window=[2,4,8]`` → the base and a variant for each other
+value."""
 
 from __future__ import annotations
 
@@ -47,12 +48,12 @@ class Ablation(Settings):
         return f"ablate.{self.part}.{self.setting}"
 
     def variants(self, axis: str, base: Any, build: Build) -> list[Variant]:
-        """The base (label "") and each value that differs from it, in the order of the values; a base value that they
-        lack stands in its place.
+        """Return the base (label "") and each value that differs from it, in the order of the values; a base value that
+        they lack stands in its place.
 
         ``base``: the part; ``build``: a part from its flat dict; ``axis``: where the part stands. A mechanism's labels
-          are ``window=4``, another part's ``adamw.beta2=0.95``. Errors: ``ValueError`` of one line for an unknown
-          setting, a value that is not valid, one that stands twice.
+        are ``window=4``, another part's ``adamw.beta2=0.95``. Errors: ``ValueError`` of one line for an unknown
+        setting, a value that is not valid, one that stands twice.
         """
         prefix = "" if axis == "mechanism" else f"{self.part}."
         own = self._holder(base.model_dump(mode="json"))[self._key]
@@ -83,7 +84,7 @@ class Ablation(Settings):
         return self.setting.rsplit(".", 1)[-1]
 
     def _holder(self, flat: dict[str, Any]) -> dict[str, Any]:
-        """The dict within a part's flat one that holds the setting."""
+        """Return the dict within a part's flat one that holds the setting."""
         held, path = flat, f"ablate.{self.part}"
         for step in self.setting.split(".")[:-1]:
             inner = {key: item for key, item in held.items() if isinstance(item, dict)} | _named(held)
@@ -105,20 +106,21 @@ def _keys(held: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _named(held: dict[str, Any]) -> dict[str, Any]:
-    """The parts that a pattern lists, by name: ``parts: [{name: sc, window: 2}]`` → ``{"sc": {…}}``, the very dicts."""
+    """Return the parts that a pattern lists, by name: ``parts: [{name: sc, window: 2}]`` → ``{"sc": {…}}``, the very
+    dicts."""
     listed = [item for items in held.values() if isinstance(items, list) for item in items]
     return {item["name"]: item for item in listed if isinstance(item, dict) and "name" in item}
 
 
 def _place(own: Any, values: Sequence[Any]) -> int:
-    """The place of the base's value: among numbers that rise its own, else in front."""
+    """Return the place of the base's value: among numbers that rise its own, else in front."""
     numbers = [value for value in (own, *values) if isinstance(value, int | float) and not isinstance(value, bool)]
     rising = len(numbers) == len(values) + 1 and list(values) == sorted(values)
     return sum(value < own for value in values) if rising else 0
 
 
 def value_text(value: Any) -> str:
-    """A value as the command line writes it: 4, 0.1, true, null, [sa,sc]."""
+    """Return a value as the command line writes it: 4, 0.1, true, null, [sa,sc]."""
     if isinstance(value, tuple | list):
         return f"[{','.join(map(value_text, value))}]"
     if isinstance(value, bool) or value is None:
@@ -127,13 +129,14 @@ def value_text(value: Any) -> str:
 
 
 def read(value: Any) -> Any:
-    """The fields of each `Ablation` from what Hydra composes, ``{"sc": {"window": [2, 4]}}``; nested settings become
-    dotted ones."""
+    """Return the fields of each `Ablation` from what Hydra composes, ``{"sc": {"window": [2, 4]}}``; nested settings
+    become dotted ones."""
     if not isinstance(value, dict):
         return value
     found: list[dict[str, Any]] = []
 
     def walk(node: Any, path: tuple[str, ...]) -> None:
+        """Add the settings below a node to ``found``; ``ValueError`` where one is no list of values."""
         if isinstance(node, dict):
             for key, item in node.items():
                 walk(item, (*path, str(key)))
@@ -156,7 +159,7 @@ def read(value: Any) -> Any:
 
 
 def require_swept(ablations: Sequence[Ablation], swept: dict[str, list[str]], known: Sequence[str]) -> None:
-    """Errors: ``ValueError`` of one line where a part is not among what is swept. ``swept``: names by axis; ``known``:
+    """Raise a ``ValueError`` of one line where a part is not among what is swept. ``swept``: names by axis; ``known``:
     every part that there is."""
     names = [name for axis in swept.values() for name in axis]
     for ablation in ablations:

@@ -1,4 +1,4 @@
-"""What every spec stands on: the frozen base, and pydantic's errors told in a line each."""
+"""Every spec stands on the frozen base defined here, and on pydantic's errors told in a line each."""
 
 from __future__ import annotations
 
@@ -48,14 +48,15 @@ def checked(model: type[AnySettings], values: dict[str, Any]) -> AnySettings:
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """A pydantic error in one line (two for two errors): field, value, rule, nearest valid choice."""
+    """Say a pydantic error in one line (two for two errors): field, value, rule, nearest valid choice."""
     lines = [_explain_one(item, model, prefix) for item in _first_causes(error.errors())]
     more = f" (and {len(lines) - 2} more)" if len(lines) > 2 else ""
     return "\n".join(lines[:2]) + more
 
 
 def _first_causes(items: Sequence[Any]) -> list[Any]:
-    """The errors without "too short" of a field whose own items are at fault: pydantic counts only the valid ones."""
+    """Return the errors without "too short" of a field whose own items are at fault: pydantic counts only the valid
+    ones."""
 
     def follows(item: Any) -> bool:
         loc = item["loc"]
@@ -67,6 +68,7 @@ def _first_causes(items: Sequence[Any]) -> list[Any]:
 
 
 def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
+    """Say one of pydantic's errors in a line, under the path as it is written on the command line."""
     steps = [str(step) for step in item["loc"]]
     if issubclass(model, Settings) and steps[:1] == [model.written_flat] and len(steps) > 1:
         del steps[0]
@@ -85,11 +87,11 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
 
 
 def check_heads(heads: int, width: int, at: str) -> None:
-    """Refuses a number of heads that does not split the model's width into even head widths, as RoPE needs, which turns
+    """Refuse a number of heads that does not split the model's width into even head widths, as RoPE needs, which turns
     pairs.
 
     ``at``: where the two are written, e.g. ``model.``. Errors: ``ValueError`` of one line with the numbers that would
-      do.
+    do.
     """
     if width % heads or width // heads % 2:
         valid = [number for number in range(1, width + 1) if width % number == 0 and width // number % 2 == 0]
@@ -100,7 +102,7 @@ def check_heads(heads: int, width: int, at: str) -> None:
 
 
 def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, ...]:
-    """Names of the fields of the nested model at a location."""
+    """Return the names of the fields of the nested model at a location."""
     for step in loc:
         field = model.model_fields.get(str(step))
         nested = field.annotation if field else None

@@ -1,4 +1,4 @@
-"""The cross mechanism of a recipe: its choice, one for each mechanism, and the context that it needs."""
+"""Choose the cross mechanism of a recipe, one for each mechanism, and check the context that it needs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CrossOfEach(Settings):
 
 
 def cross_part(name: str, settings: dict[str, Any] | None = None, *, path: str = "cross") -> Part:
-    """The `Part` of a cross mechanism; errors name the setting under ``path``."""
+    """Return the `Part` of a cross mechanism; errors name the setting under ``path``."""
     registry = Registry("mechanisms")
     if name not in registry.names() or not registry.load(name).cross:
         raise ValueError(
@@ -34,8 +34,8 @@ def cross_part(name: str, settings: dict[str, Any] | None = None, *, path: str =
 
 
 def cross_choice(value: Any) -> Part | CrossOfEach | None:
-    """What ``cross=`` holds: ``ca``, ``{"name": "cc", "window": 4}``; ``{"name": "auto", "cc": {"window": 4}}``; None
-    for ``none``."""
+    """Return what ``cross=`` holds: ``ca``, ``{"name": "cc", "window": 4}``; ``{"name": "auto", "cc": {"window": 4}}``;
+    None for ``none``."""
     if value is None or isinstance(value, Part | CrossOfEach):
         return value
     name, settings = name_and_settings("mechanisms", value)
@@ -47,17 +47,18 @@ def cross_choice(value: Any) -> Part | CrossOfEach | None:
 
 
 def num_context_of(objective: Part) -> int:
-    """Length J of the context that an objective gives; 0: none."""
+    """Return the length J of the context that an objective gives; 0: none."""
     return Registry("objectives").load(objective.name).num_context(objective.settings)
 
 
 def contexts_of(objective: Part) -> tuple[str, ...]:
-    """Names of the contexts of an objective that enter once before the blocks."""
+    """Return the names of the contexts of an objective that enter once before the blocks."""
     return Registry("objectives").load(objective.name).contexts_of(objective.settings)
 
 
 def cross_has_context(cross: Part | None, objective: Part) -> None:
-    """``ValueError`` where a context is given that nothing reads, or a cross mechanism that has none to read."""
+    """Raise a ``ValueError`` where a context is given that nothing reads, or a cross mechanism that has none to
+    read."""
     num_context, contexts = num_context_of(objective), contexts_of(objective)
     if cross is None:
         if num_context:
@@ -78,13 +79,13 @@ def cross_has_context(cross: Part | None, objective: Part) -> None:
 
 
 def cross_fits(cross: Part, num_positions: int, objective: Part, key: str) -> None:
-    """``ValueError`` where a cross mechanism's settings, written under ``key``, do not fit the lengths. Without a
-    context there is none to fit."""
+    """Raise a ``ValueError`` where a cross mechanism's settings, written under ``key``, do not fit the lengths. Without
+    a context there is none to fit."""
     lengths_fit(cross, num_positions, num_positions if contexts_of(objective) else num_context_of(objective), key)
 
 
 def lengths_fit(cross: Part, num_positions: int, num_context: int, key: str) -> None:
-    """`cross_fits` for a context of a given length."""
+    """Check as `cross_fits` does for a context of a given length."""
     if not num_context:
         return
     try:

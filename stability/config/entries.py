@@ -1,5 +1,5 @@
-"""What the entries beside the sweep work from: `stability.hessian`, `stability.report`, `stability.probe`
-(`stability.generate`: `sampling`)."""
+"""Specs say what the entries beside the sweep are asked for: `stability.hessian`, `stability.report`,
+`stability.status`, `stability.probe` (`stability.generate`: `stability.config.generation`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from stability.config.rates import LearningRates
 
 
 class HessianSpec(Settings):
-    """α_max of checkpoints that exist (``ckpt``), or of a Hugging Face causal LM on the user's data (``hf``)."""
+    """The settings of `stability.hessian`: α_max of checkpoints that exist (``ckpt``), or of a Hugging Face causal LM
+    on the user's data (``hf``)."""
 
     written_flat: ClassVar[str | None] = "curvature"
     ckpt: Annotated[str | None, Place()] = Field(
@@ -39,7 +40,7 @@ class HessianSpec(Settings):
     @model_validator(mode="before")
     @classmethod
     def _protocol_is_written_flat(cls, values: Any) -> Any:
-        """What is no field of this spec's own goes into ``curvature``. A spec that was dumped holds no such key, and is
+        """Put what is no field of this spec's own into ``curvature``. A spec that was dumped holds no such key, and is
         taken as it is."""
         if not isinstance(values, dict) or values.keys() <= cls.model_fields.keys():
             return values
@@ -48,6 +49,8 @@ class HessianSpec(Settings):
 
     @model_validator(mode="after")
     def _one_subject(self) -> HessianSpec:
+        """Refuse anything but one of ckpt and hf, settings of the other one, and what a Hugging Face model is not asked
+        for."""
         if (self.ckpt is None) == (self.hf is None):
             given = "neither" if self.ckpt is None else "both"
             raise ValueError(
@@ -75,7 +78,7 @@ class HessianSpec(Settings):
 
 
 def _several(value: Any) -> Any:
-    """``[a,b]`` comes as it was written, since a name may be a path."""
+    """Take ``[a,b]`` as it was written, since a name may be a path."""
     if not isinstance(value, str):
         return value
     return (
@@ -86,7 +89,7 @@ def _several(value: Any) -> Any:
 
 
 class ReportSpec(Settings):
-    """Tables, figures and PDF of a study that has run."""
+    """The settings of `stability.report`: tables, figures and PDF of a study that has run."""
 
     name: Annotated[tuple[str, ...], BeforeValidator(_several), Place()] = Field(
         min_length=1, description="studies' names under runs_dir/studies, or their folders"
@@ -99,12 +102,13 @@ class ReportSpec(Settings):
 
 
 def _interval(value: Any) -> Any:
-    """``watch=true`` and ``watch=false`` beside seconds."""
+    """Take ``watch=true`` and ``watch=false`` beside seconds."""
     return (2.0 if value else None) if isinstance(value, bool) else value
 
 
 class StatusSpec(Settings):
-    """How far a study is, or all studies of a pool; what of the pool no study needs."""
+    """The settings of `stability.status`: how far a study is, or all studies of a pool; what of the pool no study
+    needs."""
 
     name: Annotated[str | None, Place()] = Field(
         default=None,
@@ -133,7 +137,7 @@ class StatusSpec(Settings):
 
 
 class ProbeSpec(Settings):
-    """What the trained layers do to their signal, and the graphs they do it on."""
+    """The settings of `stability.probe`: what the trained layers do to their signal, and the graphs they do it on."""
 
     what: Literal["spectra", "qk", "pdmm", "streams", "connectivity"] = Field(
         description="graph and softmax spectra, σ(W_qᵀW_k), attention's consensus discrepancy and PDMM's, mixing of "

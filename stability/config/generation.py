@@ -1,5 +1,5 @@
-"""How text, DNA or proteins are sampled from a checkpoint, and who scores them: the settings that `stability.generate`
-and a sweep's ``generate.…`` share."""
+"""Text, DNA or proteins are sampled from a checkpoint and scored by these settings, which `stability.generate` and a
+sweep's ``generate.…`` share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ORACLES = (
 
 
 class GenerationSpec(Settings):
-    """Samples of a checkpoint, and their NLL under an oracle."""
+    """The settings of samples that are drawn from a checkpoint, and of their NLL under an oracle."""
 
     num: int = Field(
         ge=1,
@@ -90,7 +90,8 @@ class GenerationSpec(Settings):
         return self
 
     def absolute(self) -> GenerationSpec:
-        """The same with an oracle's folder given from the root: a sweep's workers stand in folders of their own."""
+        """Return the same settings with an oracle's folder given from the root: a sweep's workers stand in folders of
+        their own."""
         kind, _, place = (self.oracle or "").partition(":")
         there = Path(place).expanduser()
         if self.oracle is None or (kind == "hf" and not there.is_dir()):
@@ -99,7 +100,7 @@ class GenerationSpec(Settings):
 
 
 class GenerateSpec(GenerationSpec):
-    """Samples of checkpoints that exist."""
+    """The settings of `stability.generate`: samples of checkpoints that exist."""
 
     ckpt: Annotated[str, Place()] = Field(
         min_length=1, description="a checkpoint folder, a run's folder or a study's folder"
@@ -115,8 +116,8 @@ class GenerateSpec(GenerationSpec):
 
 
 def asked_for(value: Any) -> Any:
-    """A sweep's field as it is composed, or None: ``generate.num=null`` means no generation. Errors: ``ValueError``
-    where another setting asks for one without its number."""
+    """Return a sweep's field as it is composed, or None: ``generate.num=null`` means no generation. Errors:
+    ``ValueError`` where another setting asks for one without its number."""
     if not isinstance(value, dict) or value.get("num") is not None:
         return value
     others = {key: item for key, item in value.items() if key in GenerationSpec.model_fields and key != "num"}

@@ -1,4 +1,5 @@
-"""What a run is, and what is only said of it: markers at the fields of a spec, and the ids that are made by them.
+"""A run's id is made of what the run is, not of what is only said of it: markers at the fields of a spec tell the two
+apart.
 
 A field enters an id unless it says otherwise where it is declared, e.g. ``path: Annotated[str | None, Place()] =
 None``:
@@ -34,10 +35,10 @@ UNMARKED = ("path", "tokenizer", "ranks", "keep", "annotations")
 
 @dataclass(frozen=True)
 class Place:
-    """The field holds a path (or a tuple of them), or something that may be one.
+    """The mark of a field that holds a path (or a tuple of them), or something that may be one.
 
     ``names``: a regular expression of what is no path but a name that means the same everywhere, e.g. of a dataset on a
-      hub: such a value is part of the id.
+    hub: such a value is part of the id.
     """
 
     names: str | None = None
@@ -48,18 +49,18 @@ class Place:
 
 @dataclass(frozen=True)
 class Fingerprinted:
-    """``data_fingerprint`` stands for the field. Of a part its name stays, and all its settings go."""
+    """The mark of a field for which ``data_fingerprint`` stands. Of a part its name stays, and all its settings go."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """The field is what tables call something: the same thing under another name is the same thing."""
+    """The mark of a field that is what tables call something: the same thing under another name is the same thing."""
 
 
 @dataclass(frozen=True)
 class Since:
-    """The field is younger than runs that exist, and ``neutral`` is the value by which it does what they did without
-    it.
+    """The mark of a field that is younger than runs that exist; ``neutral`` is the value by which it does what they did
+    without it.
 
     It says what runs of that time did, and is never changed, whatever becomes of the field's default: else their ids
     would stand for other runs. Of a group of settings it is what is left of it, ``{}``. ``of``: the parts, by name,
@@ -73,36 +74,36 @@ class Since:
 
 @dataclass(frozen=True)
 class Bare:
-    """The part or group in the field is written as its bare name where all its settings are left out, as it was when
-    there was a name only."""
+    """The mark of a field whose part or group is written as its bare name where all its settings are left out, as it
+    was when there was a name only."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """The field holds a part (or a tuple of parts) of this family, as ``{"name": …, **settings}``."""
+    """The mark of a field that holds a part (or a tuple of parts) of this family, as ``{"name": …, **settings}``."""
 
     family: str
 
 
 def run_id(spec: BaseModel) -> str:
-    """The id of a run: the first 12 hex digits of the sha256 of its `essence`."""
+    """Return the id of a run: the first 12 hex digits of the sha256 of its `essence`."""
     return hashlib.sha256(essence(spec).encode()).hexdigest()[:ID_DIGITS]
 
 
 def tokenizer_id(spec: BaseModel) -> str:
-    """The id of a structure tokenizer, made as `run_id` makes a run's."""
+    """Return the id of a structure tokenizer, made as `run_id` makes a run's."""
     return run_id(spec)
 
 
 def essence(spec: BaseModel) -> str:
-    """What decides how a run turns out, as canonical JSON: sorted keys, no spaces, nothing that is marked as being
-    outside of its id."""
+    """Return what decides how a run turns out, as canonical JSON: sorted keys, no spaces, nothing that is marked as
+    being outside of its id."""
     return json.dumps(reduced(spec.model_dump(mode="json"), type(spec)), sort_keys=True, separators=(",", ":"))
 
 
 def same_run(on_disk: Mapping[str, Any], values: Mapping[str, Any], schema: type[BaseModel]) -> bool:
-    """Whether two specs of a kind, as plain JSON values, are of one run. One of them may be older than some of its
-    fields."""
+    """Return whether two specs of a kind, as plain JSON values, are of one run. One of them may be older than some of
+    its fields."""
     first, second = (reduced(json.loads(json.dumps(each)), schema) for each in (on_disk, values))
     return first == second
 
@@ -110,11 +111,11 @@ def same_run(on_disk: Mapping[str, Any], values: Mapping[str, Any], schema: type
 def filled(
     values: Mapping[str, Any], schema: type[BaseModel] | None, part: str = "", family: str | None = None
 ) -> dict[str, Any]:
-    """A spec's plain JSON values with the neutral value of every `Since` field that is not there: what an older file
-    means, whatever defaults are today.
+    """Return a spec's plain JSON values with the neutral value of every `Since` field that is not there: what an older
+    file means, whatever defaults are today.
 
     ``schema``: the class that declares them; None: nobody here knows, and nothing is added. ``part``, ``family``: whose
-      settings these are.
+    settings these are.
     """
     whole = dict(values)
     for key, field in ({} if schema is None else schema.model_fields).items():
@@ -132,6 +133,7 @@ def filled(
 
 
 def _filled_inside(value: Any, annotation: Any, family: str | None) -> Any:
+    """Return a field's value with the parts or the group that it holds filled in their turn."""
     if isinstance(value, list | tuple) and family is not None:
         return [_filled_inside(item, annotation, family) for item in value]
     if not isinstance(value, dict):
@@ -146,15 +148,15 @@ def _filled_inside(value: Any, annotation: Any, family: str | None) -> Any:
 
 
 def reduced(values: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
-    """A spec's plain JSON values less what is outside of its id. ``schema``: the class that declares them; None: nobody
-    here knows."""
+    """Return a spec's plain JSON values less what is outside of its id. ``schema``: the class that declares them; None:
+    nobody here knows."""
     return _reduced(values, schema)
 
 
 def _reduced(
     values: Mapping[str, Any], schema: type[BaseModel] | None, part: str = "", family: str | None = None
 ) -> dict[str, Any]:
-    """``part``, ``family``: whose settings these are."""
+    """Return the plain values less what is outside of the id. ``part``, ``family``: whose settings these are."""
     kept: dict[str, Any] = {}
     for key, value in values.items():
         field = None if schema is None else schema.model_fields.get(key)
@@ -182,7 +184,7 @@ def _is_outside(markers: Sequence[Any], value: Any) -> bool:
 
 
 def _inner(value: Any, annotation: Any, family: str | None, markers: Sequence[Any]) -> Any:
-    """The value with what it holds reduced in its turn."""
+    """Return the value with what it holds reduced in its turn."""
     if isinstance(value, list) and family is not None:
         return [_inner(item, annotation, family, markers) for item in value]
     if not isinstance(value, dict):
@@ -203,18 +205,19 @@ def _inner(value: Any, annotation: Any, family: str | None, markers: Sequence[An
 
 
 def family_of(markers: Sequence[Any]) -> str | None:
-    """The family of the part in a field; None where there is none."""
+    """Return the family of the part in a field; None where there is none."""
     return next((marker.family for marker in markers if isinstance(getattr(marker, "family", None), str)), None)
 
 
 def group_of(annotation: Any) -> type[BaseModel] | None:
-    """The class of the settings that a field holds, ``X`` of ``X | None``; None where it holds no group."""
+    """Return the class of the settings that a field holds, ``X`` of ``X | None``; None where it holds no group."""
     if isinstance(annotation, type):
         return annotation if issubclass(annotation, BaseModel) else None
     return next((found for item in get_args(annotation) if (found := group_of(item)) is not None), None)
 
 
 def _config(family: str, name: str) -> type[BaseModel] | None:
-    """A part's Config; None for a part that this process does not know: its settings are then taken as they are."""
+    """Return a part's Config; None for a part that this process does not know: its settings are then taken as they
+    are."""
     registry = Registry(family)
     return registry.load(name).Config if name in registry.names() else None

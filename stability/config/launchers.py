@@ -1,4 +1,4 @@
-"""How a sweep's runs are handed out: settings of the launchers. None of them is part of a run's identity."""
+"""Settings of the launchers say how a sweep's runs are handed out. None of them is part of a run's identity."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ GpuShare = Annotated[float | Literal["auto"], BeforeValidator(_share)]
 
 
 def check_shards(devices: int, batch: int, whole: Sequence[str]) -> int:
-    """The parts of a batch that devices which split parameters take: one each. ``whole``: optimizers of the sweep that
-    need whole matrices.
+    """Return the parts of a batch that devices which split parameters take: one each. ``whole``: optimizers of the
+    sweep that need whole matrices.
 
     Errors: ``ValueError`` where there is nothing to split, or it cannot be."""
     if devices == 1:
@@ -47,7 +47,7 @@ def check_shards(devices: int, batch: int, whole: Sequence[str]) -> int:
 
 
 def check_devices(devices: int, batch: int, parts: int, gpus: int) -> None:
-    """Errors: ``ValueError`` where a run's devices would have nothing to do (of a batch in ``parts``), or where a job
+    """Raise a ``ValueError`` where a run's devices would have nothing to do (of a batch in ``parts``), or where a job
     has fewer ``gpus`` (0: none)."""
     if devices > batch:
         raise ValueError(
@@ -67,7 +67,7 @@ def check_devices(devices: int, batch: int, parts: int, gpus: int) -> None:
 
 
 class RaySpec(Settings):
-    """`launcher=ray`."""
+    """The settings of `launcher=ray`."""
 
     address: str | None = Field(
         default=None,
@@ -83,6 +83,7 @@ class RaySpec(Settings):
     @field_validator("address")
     @classmethod
     def _a_member(cls, value: str | None) -> str | None:
+        """Refuse an address that is neither auto nor HOST:PORT of a cluster's head."""
         if value is not None and value.startswith("ray://"):
             raise ValueError(
                 f"ray.address={value}: Ray's client protocol is not used here; run the command on a machine of the "
@@ -98,7 +99,7 @@ class RaySpec(Settings):
 
 
 class SlurmSpec(Settings):
-    """`launcher=slurm`: one job a run, in arrays."""
+    """The settings of `launcher=slurm`: one job a run, in arrays."""
 
     executor: Literal["slurm", "local"] = Field(
         default="slurm", description="slurm: sbatch; local: the same jobs as processes of this machine"
@@ -143,7 +144,7 @@ class SlurmSpec(Settings):
 def check_launcher(
     launcher: str, own: Mapping[str, Settings], cpus_per_trial: float | None, gpus_per_trial: float | str
 ) -> None:
-    """Errors: ``ValueError`` for a setting that the chosen launcher does not read. ``own``: of each launcher that has
+    """Raise a ``ValueError`` for a setting that the chosen launcher does not read. ``own``: of each launcher that has
     settings of its own, these."""
     for owner, settings in own.items():
         fields = type(settings).model_fields

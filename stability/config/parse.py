@@ -1,4 +1,4 @@
-"""From plain dicts to validated specs: of the entries, and of a run's ``spec.json``."""
+"""Turn plain dicts into validated specs: of the entries, and of a run's ``spec.json``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPECS: dict[str, type[Settings]] = {
 
 
 def parse(kind: type[AnySettings], values: dict[str, Any]) -> AnySettings:
-    """The validated spec of an entry, of class ``kind``, after torch was imported for it. Plugins named in it are made
+    """Validate the spec of an entry, of class ``kind``, after torch was imported for it. Plugins named in it are made
     known first. Errors: ``ValueError``, at most two lines."""
     listed = values.get("plugins") or ()
     for module in listed if isinstance(listed, list | tuple) else ():  # what is no list is refused with the rest
@@ -36,8 +36,8 @@ def parse(kind: type[AnySettings], values: dict[str, Any]) -> AnySettings:
 
 
 def parse_run(values: dict[str, Any]) -> RunSpec:
-    """The `RunSpec` behind a ``spec.json`` (or a checkpoint's manifest), plugins included. A field younger than the
-    file has its neutral value."""
+    """Return the `RunSpec` behind a ``spec.json`` (or a checkpoint's manifest), plugins included. A field younger than
+    the file has its neutral value."""
     for module in values.get("plugins") or ():
         add_plugin(module)
     return checked(RunSpec, filled(values, RunSpec))

@@ -1,5 +1,5 @@
-"""The named choices in a spec (a mechanism, an objective, …): a name with settings that the Config in the part's own
-file validates."""
+"""Validate the named choices in a spec (a mechanism, an objective, …), each a name with settings, by the Config in the
+part's own file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Part(Settings):
 
 
 def part(family: str, value: Any) -> Part:
-    """A `Part` from ``{"name": …, **settings}`` (or a bare name), validated by the Config in the part's own file.
+    """Make a `Part` from ``{"name": …, **settings}`` (or a bare name), validated by the Config in the part's own file.
 
     A cross mechanism is refused: it is no choice of the axis ``mechanism`` (`cross_part` makes one).
     """
@@ -50,7 +50,7 @@ def name_and_settings(family: str, value: Any) -> tuple[str, dict[str, Any]]:
 
 
 def named(family: str, name: str, settings: Any) -> dict[str, Any]:
-    """One part of an axis as Hydra composes it, ``sc: {window: 2}`` → ``{"name": "sc", "window": 2}``. Errors:
+    """Return one part of an axis as Hydra composes it, ``sc: {window: 2}`` → ``{"name": "sc", "window": 2}``. Errors:
     ``ValueError`` where it holds no settings."""
     if settings is not None and not isinstance(settings, dict):
         raise ValueError(
@@ -61,8 +61,8 @@ def named(family: str, name: str, settings: Any) -> dict[str, Any]:
 
 
 def settings_of(family: str, name: str, settings: dict[str, Any], *, path: str | None = None) -> Any:
-    """A part's validated Config. Errors: ``ValueError`` of one line under the key as it is written, with the nearest
-    valid one where it is unknown."""
+    """Validate a part's settings by its Config. Errors: ``ValueError`` of one line under the key as it is written, with
+    the nearest valid one where it is unknown."""
     registry = Registry(family)
     config = registry.load(name).Config
     try:
@@ -73,8 +73,8 @@ def settings_of(family: str, name: str, settings: dict[str, Any], *, path: str |
 
 
 def read_by(data: Part, info: ValidationInfo) -> Part:
-    """The data source, if it prepares the kind of corpus that the objective reads; a validator of a field ``data`` that
-    stands after ``objective``.
+    """Return the data source, if it prepares the kind of corpus that the objective reads; a validator of a field
+    ``data`` that stands after ``objective``.
 
     Errors: ``ValueError`` of one line that names what fits.
     """
@@ -94,18 +94,19 @@ def read_by(data: Part, info: ValidationInfo) -> Part:
 
 @dataclass(frozen=True, slots=True)
 class _PartsOf(BeforeValidator):
-    """What reads a field's parts; its ``family`` says also to `stability.config.identity` what is in the field."""
+    """The validator that reads a field's parts; its ``family`` says also to `stability.config.identity` what is in the
+    field."""
 
     family: str = ""
 
 
 def one_part(family: str) -> Any:
-    """The validator of a field that holds one part."""
+    """Return the validator of a field that holds one part."""
     return _PartsOf(lambda value: part(family, value), family=family)
 
 
 def some_parts(family: str) -> Any:
-    """The validator of a field that is an axis of a sweep."""
+    """Return the validator of a field that is an axis of a sweep."""
 
     def read(value: Any) -> Any:
         if isinstance(value, dict):  # as Hydra composes an axis: {"sa": {…}, "sc": {…}}
@@ -116,8 +117,8 @@ def some_parts(family: str) -> Any:
 
 
 def agreeing(family: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    """The parts of an axis. Errors: ``ValueError`` where two differ in a field that is `Settings.same_for_all`, since
-    their runs are compared."""
+    """Return the parts of an axis. Errors: ``ValueError`` where two differ in a field that is `Settings.same_for_all`,
+    since their runs are compared."""
     seen: dict[str, tuple[str, Any]] = {}
     for item in parts:
         for field in item.settings.same_for_all:
@@ -132,5 +133,5 @@ def agreeing(family: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def _written(value: Any) -> str:
-    """A value as the command line writes it."""
+    """Return a value as the command line writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""The peak learning rates of a sweep."""
+"""Define the peak learning rates of a sweep: listed, or in equal ratios between two."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stability.config.base import Settings
 
 
 class EdgeSettings(Settings):
-    """How finely the best rate and the edges of stability are looked for around a coarse range
+    """Settings of how finely the best rate and the edges of stability are looked for around a coarse range
     (`sweeps.search.edge`)."""
 
     resolution_decades: float = Field(
@@ -46,6 +46,8 @@ class LearningRates(Settings):
 
     @model_validator(mode="after")
     def _one_form(self) -> LearningRates:
+        """Refuse anything but values alone or low, high and num together, and rates that are not positive, distinct and
+        rising."""
         of_range = (self.low, self.high, self.num)
         given = [item is not None for item in of_range]
         if not (all(given) if self.values is None else not any(given)):
@@ -72,7 +74,7 @@ class LearningRates(Settings):
         return self
 
     def rates(self) -> tuple[float, ...]:
-        """Rising. With ``edge``: those of the first round."""
+        """Return the rates, rising; with ``edge``, those of the first round."""
         if self.values is not None:
             return tuple(sorted(self.values))
         assert self.low is not None and self.high is not None and self.num is not None
@@ -81,5 +83,5 @@ class LearningRates(Settings):
 
 
 def rounded_lr(lr: float) -> float:
-    """The rate rounded to three digits, so that what is computed twice names the same run."""
+    """Return the rate rounded to three digits, so that what is computed twice names the same run."""
     return float(f"{lr:.3g}")

@@ -1,4 +1,4 @@
-"""One run: a model of one mechanism, residual and norm, trained by one optimizer at one learning rate from one seed."""
+"""A run is a model of one mechanism, residual and norm, trained by one optimizer at one learning rate from one seed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ModelSpec(Settings):
 
 
 class AbstractRecipe(Settings):
-    """What a sweep and each of its runs share."""
+    """The settings that a sweep and each of its runs share."""
 
     model: ModelSpec = Field(description="size of the transformer")
     objective: Annotated[Part, one_part("objectives")] = Field(description="what is predicted")
@@ -110,8 +110,8 @@ class RunSpec(AbstractRecipe):
     @field_validator("cross", mode="before")
     @classmethod
     def _resolved(cls, value: Any, info: ValidationInfo) -> Any:
-        """The cross mechanism itself. Its lengths are looked at here, where it is known under which key its settings
-        were written."""
+        """Take the cross mechanism itself. Its lengths are looked at here, where it is known under which key its
+        settings were written."""
         choice, known = cross_choice(value), info.data
         auto = isinstance(choice, CrossOfEach)
         if isinstance(choice, CrossOfEach) and "mechanism" in known:
@@ -124,6 +124,8 @@ class RunSpec(AbstractRecipe):
 
     @model_validator(mode="after")
     def _mechanism_fits(self) -> RunSpec:
+        """Refuse a mechanism that does not fit the model's depth and length, the objective's direction, or data without
+        edges."""
         direction = Registry("objectives").load(self.objective.name).direction
         registry = Registry("mechanisms")
         mechanism, settings = registry.load(self.mechanism.name), self.mechanism.settings

@@ -1,5 +1,5 @@
-"""What `search=optuna` varies: numeric fields of a run's recipe, each within a range; and the rungs of `halving`. No
-Optuna in here."""
+"""A search (`search=optuna`) varies numeric fields of a run's recipe, each within a range; `halving` leaves runs early
+at its rungs. No Optuna in here."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ class Dimension(Settings):
 
 
 def _dimensions(value: Any) -> Any:
-    """The fields of each `Dimension` from what Hydra composes, ``{"mechanism": {"sc": {"step_size": {"low": …, "high":
-    …}}}}``; null takes one away."""
+    """Return the fields of each `Dimension` from what Hydra composes, ``{"mechanism": {"sc": {"step_size": {"low": …,
+    "high": …}}}}``; null takes one away."""
     if not isinstance(value, dict):
         return value
     found: list[dict[str, Any]] = []
 
     def walk(node: Any, path: str) -> None:
+        """Add the ranges below a node to ``found``; ``ValueError`` where a setting has no range."""
         if node is None:
             return
         if not isinstance(node, dict):
@@ -102,8 +103,8 @@ class HalvingSpec(Settings):
     )
 
     def rungs(self, steps: int, every_steps: int) -> tuple[int, ...]:
-        """Steps at which runs are compared, each of them validated and before the last. ``ValueError`` where there is
-        none."""
+        """Return the steps at which runs are compared, each of them validated and before the last. ``ValueError`` where
+        there is none."""
         step, found = self.first_step or -(-steps // self.reduction**2), []
         while (rung := -(-step // every_steps) * every_steps) < steps:
             found += [rung] if rung not in found else []
@@ -117,7 +118,8 @@ class HalvingSpec(Settings):
 
 
 def halving_asked_for(value: Any) -> Any:
-    """``halving.reduction=null`` is none. Errors: ``ValueError`` where another setting asks for one without it."""
+    """Return the field as it is composed, or None for ``halving.reduction=null``. Errors: ``ValueError`` where another
+    setting asks for one without it."""
     if not isinstance(value, dict) or value.get("reduction") is not None:
         return value
     if value.get("first_step") is not None:
@@ -129,7 +131,7 @@ def halving_asked_for(value: Any) -> Any:
 
 
 def chosen(value: Any) -> Any:
-    """``search=none`` is no search."""
+    """Return the field as it is composed, or None for ``search=none``."""
     if not isinstance(value, dict) or value.get("name") != "none":
         return value
     if len(value) > 1:
@@ -138,14 +140,15 @@ def chosen(value: Any) -> Any:
 
 
 def applies(path: str, recipe: Mapping[str, Any]) -> bool:
-    """Whether a run of this recipe (plain JSON) has the field's part: mechanism.sc.window means nothing to sa."""
+    """Return whether a run of this recipe (plain JSON) has the field's part: mechanism.sc.window means nothing to
+    sa."""
     axis, *rest = path.split(".")
     return axis not in AXES or (bool(rest) and recipe[axis]["name"] == rest[0])
 
 
 def current(path: str, recipe: Mapping[str, Any]) -> int | float:
-    """What a recipe has at a path. Errors: ``ValueError`` of one line where there is no such field or no number in
-    it."""
+    """Return what a recipe has at a path. Errors: ``ValueError`` of one line where there is no such field or no number
+    in it."""
     holder, key = _holder(path, recipe)
     value = holder[key]
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -157,7 +160,7 @@ def current(path: str, recipe: Mapping[str, Any]) -> int | float:
 
 
 def changed(recipe: Mapping[str, Any], values: Mapping[str, float]) -> dict[str, Any]:
-    """The recipe with other values at the paths."""
+    """Return the recipe with other values at the paths."""
     result = copy.deepcopy(dict(recipe))
     for path, value in values.items():
         holder, key = _holder(path, result)
@@ -166,7 +169,7 @@ def changed(recipe: Mapping[str, Any], values: Mapping[str, float]) -> dict[str,
 
 
 def _holder(path: str, recipe: Mapping[str, Any]) -> tuple[Any, str]:
-    """The dict within a recipe that holds the field, and the field's key there."""
+    """Return the dict within a recipe that holds the field, and the field's key there."""
     *steps, key = path.split(".")
     held: Any = recipe
     for step in steps:
@@ -183,6 +186,6 @@ def _holder(path: str, recipe: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def _named(held: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts that a pattern lists, by name."""
+    """Return the parts that a pattern lists, by name."""
     listed = [item for items in held.values() if isinstance(items, list) for item in items]
     return {item["name"]: item for item in listed if isinstance(item, dict) and "name" in item}

@@ -1,4 +1,4 @@
-"""A product of runs, and how it is run."""
+"""A sweep is a product of runs, and how it is run."""
 
 from __future__ import annotations
 
@@ -116,6 +116,8 @@ class SweepSpec(AbstractRecipe):
 
     @model_validator(mode="after")
     def _one_way_of_searching(self) -> SweepSpec:
+        """Refuse two of search, lr=edge, ablate and halving together where they exclude each other, and a search
+        without a learning rate."""
         if self.search is not None and (self.lr.edge is not None or self.ablate):
             raise ValueError(
                 f"search={self.search.name} chooses its own points: leave "
@@ -133,7 +135,7 @@ class SweepSpec(AbstractRecipe):
         return self
 
     def ablations(self) -> tuple[tuple[Ablation, str, list[Variant]], ...]:
-        """Each ablation with its axis and its variants, the base's own value among them."""
+        """Return each ablation with its axis and its variants, the base's own value among them."""
         axes = [
             (item, axis, base)
             for item in self.ablate
@@ -144,8 +146,8 @@ class SweepSpec(AbstractRecipe):
         return tuple((item, axis, item.variants(axis, base, partial(part, ABLATED[axis]))) for item, axis, base in axes)
 
     def curves(self) -> tuple[tuple[str, dict[str, Any]], ...]:
-        """Every kind of run with its variant's label ("" for the base), variants of a base beside it: what has a curve
-        against the learning rate."""
+        """Return every kind of run with its variant's label ("" for the base), variants of a base beside it: what has a
+        curve against the learning rate."""
         kinds = itertools.product(self.mechanism, self.residual, self.optimizer, self.norm)
         bases: list[dict[str, Any]] = [
             dict(zip(("mechanism", "residual", "optimizer", "norm"), kind, strict=True)) for kind in kinds
@@ -155,8 +157,8 @@ class SweepSpec(AbstractRecipe):
     def points(
         self, data_fingerprint: str, rates: Sequence[Sequence[float]] | None = None
     ) -> tuple[tuple[str, RunSpec], ...]:
-        """Every run with its variant's label, seeds innermost: a table fills row by row. ``rates``: those of each of
-        `curves`; None: the sweep's own, which with lr=edge are those of the first round; a search has one."""
+        """Return every run with its variant's label, seeds innermost: a table fills row by row. ``rates``: those of
+        each of `curves`; None: the sweep's own, which with lr=edge are those of the first round; a search has one."""
         shared = {name: getattr(self, name) for name in AbstractRecipe.model_fields} | {
             "cross": self.cross,
             "data_fingerprint": data_fingerprint,
@@ -171,12 +173,12 @@ class SweepSpec(AbstractRecipe):
         )
 
     def _around(self, base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The base, then each variant of the parts that stand in it."""
+        """Yield the base, then each variant of the parts that stand in it."""
         yield "", base
         for item, axis, variants in self.ablations():
             if base[axis].name == item.part:
                 yield from ((variant.label, base | {axis: variant.part}) for variant in variants if variant.label)
 
     def expand(self, data_fingerprint: str) -> tuple[RunSpec, ...]:
-        """Every run of the product."""
+        """Return every run of the product."""
         return tuple(run for _, run in self.points(data_fingerprint))

@@ -1,4 +1,5 @@
-"""What `stability.train_tokenizer` works from, and what a structure tokenizer's id is made of."""
+"""A structure tokenizer is trained by the spec of `stability.train_tokenizer`, and its id is made of the part of it
+that decides how it turns out."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ MOST_CODES = 2**20
 
 
 def _single(family: str) -> Any:
-    """The validator of a field that holds one part where a sweep has an axis, which Hydra composes as ``{"sa":
+    """Return the validator of a field that holds one part where a sweep has an axis, which Hydra composes as ``{"sa":
     {…}}``."""
 
     def read(value: Any) -> Part:
@@ -46,7 +47,7 @@ class StackSize(Settings):
 
 
 class AbstractTokenizerRecipe(Settings):
-    """What decides how a tokenizer turns out, but for the data's content."""
+    """The settings that decide how a tokenizer turns out, but for the data's content."""
 
     data: Annotated[Part, one_part("data"), Fingerprinted()] = Field(description="protein chains")
     mechanism: Annotated[Part, _single("mechanisms"), Family("mechanisms")] = Field(
@@ -100,6 +101,8 @@ class AbstractTokenizerRecipe(Settings):
 
     @model_validator(mode="after")
     def _mechanism_fits(self) -> AbstractTokenizerRecipe:
+        """Refuse a mechanism that cannot read chains in both directions, has no place for its pattern, or does not fit
+        the length."""
         mechanism, settings = Registry("mechanisms").load(self.mechanism.name), self.mechanism.settings
         if "bidirectional" not in mechanism.supported_directions(settings) or mechanism.needs_edges(settings):
             raise ValueError(
@@ -128,6 +131,7 @@ class AbstractTokenizerRecipe(Settings):
 
     @model_validator(mode="after")
     def _numbers_fit(self) -> AbstractTokenizerRecipe:
+        """Refuse heads, kernel, warm-up and cross mechanism that do not fit the rest."""
         for name in ("encoder", "decoder", "atom_decoder"):
             check_heads(getattr(self, name).heads, getattr(self, name).width, f"{name}.")
         if self.kernel % 2 == 0:
@@ -163,7 +167,7 @@ class TokenizerRunSpec(AbstractTokenizerRecipe):
     @field_validator("cross", mode="before")
     @classmethod
     def _resolved(cls, value: Any, info: ValidationInfo) -> Any:
-        """The cross mechanism itself, since ``auto`` does not say which one a later version would take."""
+        """Take the cross mechanism itself, since ``auto`` does not say which one a later version would take."""
         choice = cross_choice(value)
         return (
             choice.beside(info.data["mechanism"])
@@ -190,6 +194,6 @@ class TokenizerSpec(AbstractTokenizerRecipe):
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
 
     def run(self, data_fingerprint: str) -> TokenizerRunSpec:
-        """The part that decides how the tokenizer turns out."""
+        """Return the part that decides how the tokenizer turns out."""
         values = {name: getattr(self, name) for name in AbstractTokenizerRecipe.model_fields}
         return checked(TokenizerRunSpec, {**values, "data_fingerprint": data_fingerprint})

@@ -1,4 +1,5 @@
-"""How a run is trained and judged beside its parts: schedule, validation, verdict, checkpoints, guards, logs."""
+"""Settings say how a run is trained and judged beside its parts: schedule, validation, verdict, checkpoints, guards,
+logs."""
 
 from __future__ import annotations
 
@@ -107,6 +108,7 @@ class GuardSpec(Settings):
 
     @model_validator(mode="after")
     def _budget_belongs_to_what_spends_it(self) -> GuardSpec:
+        """Refuse retries that nothing spends, a guard without them, and skipping steps that are seen too late."""
         if self.on_nonfinite == "stop" and self.retries:
             raise ValueError(
                 f"guards.retries={self.retries} is spent by guards.on_nonfinite=skip_step or restore_last_good; stop "
@@ -125,7 +127,7 @@ class GuardSpec(Settings):
         return self
 
     def check(self, clip_norm: float, checkpoint: CheckpointSpec) -> None:
-        """Errors: ``ValueError`` of one line for a guard that could never act in a run with these settings."""
+        """Raise a ``ValueError`` of one line for a guard that could never act in a run with these settings."""
         if self.post_clip_norm is not None and self.post_clip_norm >= clip_norm:
             limit = f"guards.post_clip_norm={self.post_clip_norm:g}"
             raise ValueError(f"{limit} is never exceeded: gradients are clipped to clip_norm={clip_norm:g}; give less")
@@ -137,7 +139,7 @@ class GuardSpec(Settings):
 
 
 class LogSpec(Settings):
-    """What a run logs that it would not by itself."""
+    """Settings of what a run logs that it would not by itself."""
 
     gradients: Annotated[int, Since(0)] = Field(
         default=0,

@@ -1,4 +1,4 @@
-"""What a run asks of prepared data, whatever its kind; and how data of any kind are kept in a folder."""
+"""Prepared data of every kind share this base: what a run asks of them, and how they are kept in a folder."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class AbstractCorpus:
     """Base of prepared data. A subclass has a ``kind`` and implements the methods below but for `save`.
 
     ``kind``: what an objective asks for (`AbstractObjective.corpus_kind`); it stands in the folder's description, but
-      for tokens, which had none at first.
-    ``fingerprint``: sha256 over the contents; ``description``: one line on what was read. ``format``: what an objective
-      and a model are built for, as plain JSON; it is written beside checkpoints. For tokens the vocabulary's size.
+    for tokens, which had none at first. ``fingerprint``: sha256 over the contents; ``description``: one line on what
+    was read. ``format``: what an objective and a model are built for, as plain JSON; it is written beside checkpoints.
+    For tokens the vocabulary's size.
     """
 
     kind: ClassVar[str]
@@ -34,7 +34,7 @@ class AbstractCorpus:
         return self.description
 
     def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
-        """Errors: ``ValueError`` where a model of ``positions`` cannot be trained on the data, or there is too little
+        """Raise a ``ValueError`` where a model of ``positions`` cannot be trained on the data, or there is too little
         of them."""
         raise NotImplementedError
 
@@ -44,8 +44,8 @@ class AbstractCorpus:
         raise NotImplementedError
 
     def windows(self, split: str, num: int, positions: int) -> Any:
-        """At most ``num`` items of ``split``, evenly spaced from first to last, the same ones at every call; otherwise
-        as `batch`."""
+        """Return at most ``num`` items of ``split``, evenly spaced from first to last, the same ones at every call;
+        otherwise as `batch`."""
         raise NotImplementedError
 
     def log_frequencies(self) -> Float64[Tensor, " outcomes"]:
@@ -69,11 +69,11 @@ class AbstractCorpus:
                     raise ValueError(f"{folder} holds another corpus; choose another folder") from None
 
     def _write(self, folder: Path) -> None:
-        """Every file of the corpus into an empty folder, `disk.write_meta` the last."""
+        """Write every file of the corpus into an empty folder, `disk.write_meta` the last."""
         raise NotImplementedError
 
     @classmethod
     def load(cls, folder: Path) -> AbstractCorpus:
-        """What `save` wrote, memory-mapped read-only and checked. Errors: ``ValueError`` naming the file that is
+        """Load what `save` wrote, memory-mapped read-only and checked. Errors: ``ValueError`` naming the file that is
         missing, cut short or altered."""
         raise NotImplementedError

@@ -1,5 +1,5 @@
-"""Slope, curvature and α_max of any loss along any direction: a library of its own, which imports torch and nothing of
-this project."""
+"""Compute slope, curvature and α_max of any loss along any direction: a library of its own, which imports torch and
+nothing of this project."""
 
 from stability.curvature._graph import NoSecondDerivative
 from stability.curvature._jet import NoRule

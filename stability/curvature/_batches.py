@@ -1,4 +1,4 @@
-"""Rows of a batch made of tensors: how many there are, and pieces of them."""
+"""Count the rows of a batch made of tensors, and cut it into pieces of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def num_rows(batch: Any) -> int:
-    """The first dimension that the batch's tensors share. ``batch``: a tensor, or tuples, lists and dicts of them;
-    numbers and 0-d tensors go along.
+    """Return the first dimension that the batch's tensors share. ``batch``: a tensor, or tuples, lists and dicts of
+    them; numbers and 0-d tensors go along.
 
     ValueError where there is no tensor or they differ.
     """
@@ -24,7 +24,7 @@ def num_rows(batch: Any) -> int:
 
 
 def split_rows(batch: Any, rows: int) -> list[Any]:
-    """The batch in pieces of ``rows`` rows, the last one smaller; views. ValueError as in `num_rows`."""
+    """Return the batch in pieces of ``rows`` rows, the last one smaller; views. ValueError as in `num_rows`."""
     total = num_rows(batch)
     return [_mapped(lambda tensor, start=start: tensor[start : start + rows], batch) for start in range(0, total, rows)]
 

@@ -1,4 +1,4 @@
-"""Central differences of gradients along a direction, with an error bar; and the paper's raw ε = 1e-4."""
+"""Compute central differences of gradients along a direction, with an error bar; and the paper's raw ε = 1e-4."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Slope:
 
 
 def slope_at(objective: Objective, params: Tensors, direction: Tensors, shift: float, random: RandomState) -> Slope:
-    """L, ⟨∇L, u⟩ and Σ|g_i u_i| (an upper bound, for several microbatches) at params + shift·direction, one
+    """Return L, ⟨∇L, u⟩ and Σ|g_i u_i| (an upper bound, for several microbatches) at params + shift·direction, one
     microbatch's graph at a time."""
     with torch.no_grad():
         moved = {
@@ -54,8 +54,8 @@ def slope_at(objective: Objective, params: Tensors, direction: Tensors, shift: f
 def curvature_at(
     objective: Objective, params: Tensors, direction: Tensors, epsilon: float, random: RandomState
 ) -> tuple[float, float]:
-    """uᵀHu ≈ [⟨∇L(θ+εu), u⟩ − ⟨∇L(θ−εu), u⟩] / 2ε (Eq. 20, projected), and the part of its error that rounding may
-    make."""
+    """Return uᵀHu ≈ [⟨∇L(θ+εu), u⟩ − ⟨∇L(θ−εu), u⟩] / 2ε (Eq. 20, projected), and the part of its error that rounding
+    may make."""
     ahead, behind = (slope_at(objective, params, direction, sign * epsilon, random) for sign in (1, -1))
     precision = max(torch.finfo(param.dtype).eps for param in params.values())
     return (ahead.slope - behind.slope) / (2 * epsilon), _ROUNDINGS * precision * (
@@ -66,7 +66,7 @@ def curvature_at(
 def curvature_with_error(
     objective: Objective, params: Tensors, direction: Tensors, random: RandomState
 ) -> tuple[float, float]:
-    """uᵀHu by central differences at two displacements c = ε‖u‖, and a bar that covers its error.
+    """Return uᵀHu by central differences at two displacements c = ε‖u‖, and a bar that covers its error.
 
     The truncation error grows as c², so that the two values' difference d gives 1.1·d for the larger and 0.1·d for the
     smaller c; the rounding error falls as 1/c. The value with the smaller sum of both is returned, with 2·(|d| + its
@@ -85,5 +85,5 @@ def curvature_with_error(
 
 
 def relative_error(a: float, b: float) -> float:
-    """|a − b| / max(|a|, |b|), 0 where both are 0."""
+    """Return |a − b| / max(|a|, |b|), 0 where both are 0."""
     return abs(a - b) / max(abs(a), abs(b), torch.finfo(torch.float64).tiny)

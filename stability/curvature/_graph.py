@@ -1,4 +1,4 @@
-"""First and second derivatives from autograd graphs, and the detection of operations that have no second one."""
+"""Compute first and second derivatives from autograd graphs, and detect operations that have no second one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WRONG_TWICE = {
 
 
 class NoSecondDerivative(RuntimeError):
-    """An operation of the loss has no second derivative; the message names it."""
+    """The error of a loss of which an operation has no second derivative; the message names it."""
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def refusals_named() -> Iterator[None]:
 
 
 def custom_function(loss: Tensor) -> str:
-    """The name of a custom `autograd.Function` in the graph of ``loss``; "" where there is none."""
+    """Name a custom `autograd.Function` in the graph of ``loss``; "" where there is none."""
     return next((_name(node) for node in _nodes(loss) if isinstance(node, BackwardCFunction)), "")
 
 
@@ -73,8 +73,8 @@ def _nodes(loss: Tensor) -> Iterator[object]:
 
 
 def gradient_with_graph(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | None]:
-    """∂loss/∂leaf with its graph, None where the loss does not use the leaf. Raises `NoSecondDerivative` where the
-    graph would be cut.
+    """Return ∂loss/∂leaf with its graph, None where the loss does not use the leaf. Raises `NoSecondDerivative` where
+    the graph would be cut.
 
     A custom Function whose backward is a kernel, or is marked `once_differentiable`, drops its second derivative in
     silence under `autograd.grad` (facts 7). A correct backward is linear in the gradient that comes in, so that when
@@ -98,6 +98,8 @@ def gradient_with_graph(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | Non
 
 
 def _watch(name: str, cut: list[str]):
+    """Return a hook that appends ``name`` to ``cut`` where an operation's backward drops the graph of a gradient."""
+
     def hook(grad_inputs, grad_outputs):
         if not any(grad is not None and grad.requires_grad for grad in grad_outputs):
             return
@@ -112,15 +114,15 @@ def _watch(name: str, cut: list[str]):
 
 
 def plain_gradient(loss: Tensor, leaves: Tensors) -> dict[str, Tensor | None]:
-    """∂loss/∂leaf without a graph, None where the loss does not use the leaf."""
+    """Return ∂loss/∂leaf without a graph, None where the loss does not use the leaf."""
     if loss.grad_fn is None:
         return dict.fromkeys(leaves)
     return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True))
 
 
 def product_along(gradients: dict[str, Tensor | None], leaves: Tensors, direction: Tensors) -> dict[str, Tensor | None]:
-    """H u by reverse over reverse: the gradient of ⟨∇L, u⟩. None where H u is zero because nothing depends on the leaf.
-    Frees the graph."""
+    """Return H u by reverse over reverse: the gradient of ⟨∇L, u⟩. None where H u is zero because nothing depends on
+    the leaf. Frees the graph."""
     used = [(gradient, direction[name]) for name, gradient in gradients.items() if gradient is not None]
     if not used:
         return dict.fromkeys(leaves)
@@ -129,8 +131,8 @@ def product_along(gradients: dict[str, Tensor | None], leaves: Tensors, directio
 
 
 def check_used(gradients: dict[str, Tensor | None]) -> None:
-    """ValueError where the loss depends on none of the parameters: loss_fn then used tensors of its own instead of
-    those it was given."""
+    """Raise a ValueError where the loss depends on none of the parameters: loss_fn then used tensors of its own instead
+    of those it was given."""
     if all(gradient is None for gradient in gradients.values()):
         raise ValueError(
             "the loss depends on none of params; loss_fn must use the tensors it is given (torch.func.functional_call)"

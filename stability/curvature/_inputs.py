@@ -1,5 +1,5 @@
-"""What every method works on: checked parameters and directions, the loss as one mean over microbatches, replayed
-random state."""
+"""Check what every method works on: parameters and directions, the loss as one mean over microbatches, replayed random
+state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _CHUNK = 1 << 20
 
 
 def check_params(params: Mapping[str, Tensor]) -> Tensors:
-    """A plain dict of ``params``, or a one-line ValueError that says which entry cannot be differentiated and why."""
+    """Return a plain dict of ``params``, or raise a one-line ValueError that says which entry cannot be differentiated
+    and why."""
     if not isinstance(params, Mapping) or not params:
         raise ValueError("params must be a non-empty dict of name -> tensor, such as dict(model.named_parameters())")
     for name, tensor in params.items():
@@ -40,8 +41,8 @@ def check_params(params: Mapping[str, Tensor]) -> Tensors:
 
 
 def check_direction(params: Tensors, direction: Mapping[str, Tensor]) -> Tensors:
-    """``direction`` with the keys, order, shapes and dtypes of ``params``, detached; a one-line ValueError where it
-    does not fit."""
+    """Return ``direction`` with the keys, order, shapes and dtypes of ``params``, detached; a one-line ValueError where
+    it does not fit."""
     if not isinstance(direction, Mapping):
         raise ValueError(
             f"direction must be a dict of name -> tensor with the keys of params, not a {type(direction).__name__}"
@@ -85,11 +86,11 @@ class Objective:
             raise ValueError("batches is empty; give at least one microbatch, or leave batches out for loss_fn(params)")
 
     def terms(self, params: Mapping[str, Tensor], *, twice: bool = False) -> Iterator[tuple[Tensor, float]]:
-        """(sum, count) of one microbatch after another; nothing of a microbatch is held here once the next is asked
-        for.
+        """Yield (sum, count) of one microbatch after another; nothing of a microbatch is held here once the next is
+        asked for.
 
         ``twice``: the loss will be differentiated twice, which attention allows under SDPBackend.MATH only, and
-          torch.compile not at all (facts 7).
+        torch.compile not at all (facts 7).
         """
         if self.batches is None:
             yield self._scalar(self._evaluate(twice, params)), 1.0
@@ -141,28 +142,28 @@ class Objective:
 
 
 def _versions(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """How often each tensor was written into; inference tensors do not count. Read past `__torch_function__`, which
-    would cost more than the check."""
+    """Return how often each tensor was written into; inference tensors do not count. Read past `__torch_function__`,
+    which would cost more than the check."""
     with DisableTorchFunctionSubclass():
         return {name: 0 if tensor.is_inference() else tensor._version for name, tensor in tensors.items()}
 
 
 def mean_of(total: float, count: float) -> float:
-    """total / count, with one line for a batch in which nothing was counted."""
+    """Return total / count; a one-line ValueError where nothing was counted."""
     if count == 0:
         raise ValueError("the counts of all batches sum to 0; at least one item must be counted")
     return total / count
 
 
 def dot(a: Tensor, b: Tensor) -> float:
-    """⟨a, b⟩ accumulated in float64 (float32 sums over millions of products lose the slope's small digits)."""
+    """Return ⟨a, b⟩ accumulated in float64 (float32 sums over millions of products lose the slope's small digits)."""
     return float(
         sum((x.double() * y.double()).sum() for x, y in zip(_pieces(a.detach()), _pieces(b.detach()), strict=True))
     )
 
 
 def norm(tensors: Mapping[str, Tensor]) -> float:
-    """Euclidean norm over all tensors, in float64."""
+    """Return the Euclidean norm over all tensors, in float64."""
     return math.hypot(
         *(
             float(torch.linalg.vector_norm(piece, dtype=torch.float64))

@@ -1,5 +1,4 @@
-"""The tensor that carries a value and its first two derivatives along a line, and the dispatch of operations to their
-rules.
+"""Carry a value and its first two derivatives along a line in one tensor, and dispatch operations to their rules.
 
 Two levels. `__torch_function__` sees what the user calls: it refuses what would drop derivatives in silence, and takes
 the fused rules (linear, attention, LayerNorm, cross entropy …). Everything else goes on into torch, which decomposes
@@ -26,11 +25,12 @@ ATEN_RULES: dict[Any, Rule] = {}  # torch.ops.aten packet -> rule(func, args, kw
 
 
 class NoRule(RuntimeError):
-    """An operation cannot be carried to second order; the message names it."""
+    """The error of an operation that cannot be carried to second order; the message names it."""
 
 
 class HeldConstant(NoRule):
-    """An operation makes a constant of a tensor that depends on the parameters, as autograd then takes it, too."""
+    """The error of an operation that makes a constant of a tensor that depends on the parameters, as autograd then
+    takes it, too."""
 
 
 class Jet(Tensor):
@@ -65,6 +65,7 @@ class Jet(Tensor):
 
     @classmethod
     def _by_rule(cls, func, args, kwargs):
+        """Call an operation by its second-order rule; without one, or where the rule declines, as torch has it."""
         rule = FUNCTION_RULES.get(func)
         # they are enabled here, or `_refuse_drops` had raised; torch.no_grad would cost as much as the rest of this
         # function
@@ -94,7 +95,7 @@ class Jet(Tensor):
 
 
 def _getter(attribute: str) -> Any:
-    """What `__torch_function__` is given for reading an attribute of a tensor."""
+    """Return what `__torch_function__` is given for reading an attribute of a tensor."""
     return getattr(Tensor, attribute).__get__
 
 
@@ -156,6 +157,8 @@ _DROPS = {  # what leaves torch, or makes a constant of a tensor
 
 
 def _refuse_drops(func: Any) -> None:
+    """Refuse an operation that would drop derivatives: gradients switched off, a detaching one, or one that writes in
+    place."""
     # The pass runs with gradients enabled although nothing records any: whoever switches them off means a constant, or
     # is a custom Function's forward.
     if not torch.is_grad_enabled():
@@ -179,7 +182,7 @@ _KEEPS: set[Any] = set()  # functions that have been looked at
 
 
 def name_of(func: Any) -> str:
-    """A name a reader recognises: Tensor.detach, torch.nn.functional.elu, Tensor.data."""
+    """Return a name that a reader recognises: Tensor.detach, torch.nn.functional.elu, Tensor.data."""
     owner = getattr(func, "__self__", None)
     if getattr(func, "__name__", "") in ("__get__", "__set__") and owner is not None:
         return f"Tensor.{owner.__name__}"
@@ -211,19 +214,19 @@ def on_aten(*names: str) -> Callable[[Rule], Rule]:
 
 
 def parts(x: Any) -> tuple[Any, Component, Component]:
-    """(f, f′, f″) of a jet; (x, None, None) of anything else, which is constant."""
+    """Return (f, f′, f″) of a jet; (x, None, None) of anything else, which is constant."""
     return (x.value, x.first, x.second) if isinstance(x, Jet) else (x, None, None)
 
 
 def jet(value: Tensor, first: Component, second: Component) -> Tensor:
-    """A jet whose derivatives fill the value's shape and dtype; the plain value where both are zero."""
+    """Make a jet whose derivatives fill the value's shape and dtype; the plain value where both are zero."""
     if first is None and second is None:
         return value
     return Jet(value, _fitted(first, value), _fitted(second, value))
 
 
 def each(function: Callable[[Tensor], Tensor], x: Any) -> Tensor:
-    """function(x) for a linear function: applied to each component."""
+    """Return function(x) for a linear function, applied to each component."""
     value, first, second = parts(x)
     return jet(
         function(value), None if first is None else function(first), None if second is None else function(second)
@@ -239,12 +242,12 @@ def _fitted(component: Component, like: Tensor) -> Component:
 
 
 def plus(a: Component, b: Component) -> Component:
-    """a + b, where None is zero."""
+    """Return a + b, where None is zero."""
     return b if a is None else a if b is None else a + b
 
 
 def times(a: Component, b: Any, factor: float = 1.0) -> Component:
-    """factor·a·b, where None is zero."""
+    """Return factor·a·b, where None is zero."""
     if a is None or b is None:
         return None
     product = a * b
@@ -252,5 +255,5 @@ def times(a: Component, b: Any, factor: float = 1.0) -> Component:
 
 
 def filled(component: Component, like: Tensor) -> Tensor:
-    """The component, or zeros of the value's shape."""
+    """Return the component, or zeros of the value's shape."""
     return torch.zeros_like(like) if component is None else component

@@ -1,4 +1,4 @@
-"""The origin of a NaN: the first module whose output, or whose output's derivative along u, is not finite."""
+"""Find the origin of a NaN: the first module whose output, or whose output's derivative along u, is not finite."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _KINDS = ("output", "first derivative along u", "second derivative along u")
 
 
 def first_nonfinite(objective: Objective, params: Tensors, direction: Tensors, random: RandomState) -> str:
-    """One line that names a parameter, a direction, or a module, from one more evaluation. Modules are named from the
-    outermost one called."""
+    """Return one line that names a parameter, a direction, or a module, from one more evaluation. Modules are named
+    from the outermost one called."""
     for owner, tensors in (("params", params), ("direction", direction)):
         for name, tensor in tensors.items():
             if not torch.isfinite(tensor).all():
@@ -52,6 +52,7 @@ class _Watch:
         self.root = self.root or module
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Remember a module whose output, or whose output's derivative, is the first with a NaN or +∞."""
         if self.found is not None or self.root is None:
             return
         for tensor in _tensors(output):

@@ -1,4 +1,5 @@
-"""F.scaled_dot_product_attention to second order, in blocks of query rows: no N×N matrix of derivatives is ever whole.
+"""Carry F.scaled_dot_product_attention to second order, in blocks of query rows: no N×N matrix of derivatives is ever
+whole.
 
 With scores s = qKᵀ: s′ = [q′, q]·[K, K′]ᵀ and s″ = [q″, 2q′, q]·[K, K′, K″]ᵀ are one product each over concatenated
 features, and the outputs o′ = [p′, p]·[V; V′] and o″ = [p″, p′, p]·[V; 2V′; V″] one each over concatenated keys. In the
@@ -28,8 +29,8 @@ def _math_backend(func, args, kwargs):
 
 @on(F.scaled_dot_product_attention)
 def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """softmax(qKᵀ·scale + mask) V. With dropout torch's own decomposition serves, whole matrices and all, so that the
-    same mask is drawn."""
+    """Return softmax(qKᵀ·scale + mask) V. With dropout torch's own decomposition serves, whole matrices and all, so
+    that the same mask is drawn."""
     if dropout_p > 0 or min(query.ndim, key.ndim, value.ndim) < 3:
         return NotImplemented
     if enable_gqa and key.shape[-3] != query.shape[-3]:
@@ -44,7 +45,8 @@ def _attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False
 
 
 def _flat(x: Tensor, batch: torch.Size) -> tuple[list[Tensor], bool]:
-    """(f, f′, f″) with the batch axes flattened to one and zeros filled in, and whether there is any derivative."""
+    """Return (f, f′, f″) with the batch axes flattened to one and zeros filled in, and whether there is any
+    derivative."""
     found = parts(x)
     full = [filled(part, found[0]) for part in found]
     flat = [part.expand(*batch, *part.shape[-2:]).reshape(-1, *part.shape[-2:]) for part in full]
@@ -53,8 +55,8 @@ def _flat(x: Tensor, batch: torch.Size) -> tuple[list[Tensor], bool]:
 
 @dataclass
 class _Mask:
-    """What is added to the scores: boolean (False hides), additive (with derivatives where it is learned), or causal
-    (row i sees keys up to i)."""
+    """A mask that is added to the scores: boolean (False hides), additive (with derivatives where it is learned), or
+    causal (row i sees keys up to i)."""
 
     parts: tuple[Component, Component, Component]
     batch: torch.Size
@@ -83,7 +85,7 @@ class _Mask:
 
 
 def _blocks(q: list[Tensor], k: list[Tensor], v: list[Tensor], mask: _Mask) -> list[Tensor]:
-    """o, o′ and o″, (batch, rows, width) each, from one block of query rows after another."""
+    """Return o, o′ and o″, (batch, rows, width) each, from one block of query rows after another."""
     keys, values = torch.cat(k, -1), torch.stack(v, 1)
     out = [torch.empty(*q[0].shape[:-1], v[0].shape[-1], dtype=v[0].dtype, device=v[0].device) for _ in range(3)]
     num_rows, num_keys = q[0].shape[-2], k[0].shape[-2]
@@ -100,7 +102,7 @@ def _blocks(q: list[Tensor], k: list[Tensor], v: list[Tensor], mask: _Mask) -> l
 
 
 def _scores(q: list[Tensor], keys: Tensor) -> list[Tensor]:
-    """s, s′ and s″ of one block; ``keys``: [K, K′, K″] along the features."""
+    """Return s, s′ and s″ of one block; ``keys``: [K, K′, K″] along the features."""
     q0, q1, q2 = q
     width = q0.shape[-1]
     return [
@@ -111,8 +113,8 @@ def _scores(q: list[Tensor], keys: Tensor) -> list[Tensor]:
 
 
 def _softmax_of(scores: list[Tensor]) -> Tensor:
-    """[p″, p′, p] as (batch, rows, 3, keys), by the formulas of `softmax_parts`, overwriting the scores. A row that
-    sees no key gives zeros."""
+    """Return [p″, p′, p] as (batch, rows, 3, keys), by the formulas of `softmax_parts`, overwriting the scores. A row
+    that sees no key gives zeros."""
     s0, s1, s2 = scores
     weights = torch.empty(*s0.shape[:-1], 3, s0.shape[-1], dtype=s0.dtype, device=s0.device)
     p2, p1, p = weights.unbind(-2)
@@ -129,7 +131,7 @@ def _softmax_of(scores: list[Tensor]) -> Tensor:
 
 
 def _write_outputs(weights: Tensor, values: Tensor, out: list[Tensor]) -> None:
-    """o = pV, o′ = [p′, p]·[V; V′], o″ = [p″, p′, p]·[V; 2V′; V″]; ``values``: V, V′ and V″ as (batch, 3, keys,
+    """Write o = pV, o′ = [p′, p]·[V; V′], o″ = [p″, p′, p]·[V; 2V′; V″]; ``values``: V, V′ and V″ as (batch, 3, keys,
     width)."""
     o0, o1, o2 = out
     o0.copy_(weights[:, :, 2] @ values[:, 0])

@@ -15,7 +15,7 @@ from stability.curvature._rules_products import bilinear, matmul
 
 @on_aten("_native_batch_norm_legit_no_training")
 def _batch_norm_eval(func, args, kwargs):
-    """(x − running mean)·γ/√(running variance + ε) + β: affine in x."""
+    """Return (x − running mean)·γ/√(running variance + ε) + β: affine in x."""
     x, weight, bias, mean, variance, _, eps = args
     return (
         *_affine_of_channels((x - _over_channels(mean, x)) * _over_channels((variance + eps).rsqrt(), x), weight, bias),
@@ -26,8 +26,8 @@ def _batch_norm_eval(func, args, kwargs):
 
 @on_aten("_native_batch_norm_legit")
 def _batch_norm_of_batch(func, args, kwargs):
-    """Batch norm with the batch's own mean and variance, without running ones (which a pass in training mode would
-    write to, and which is refused)."""
+    """Normalise with the batch's own mean and variance, without running ones (which a pass in training mode would write
+    to, and which is refused)."""
     x, weight, bias, _, _, eps = args
     others = [axis for axis in range(x.ndim) if axis != 1]
     centred = x - x.mean(others, keepdim=True)
@@ -46,15 +46,15 @@ def _over_channels(vector: Tensor, like: Tensor) -> Tensor:
 
 @on(torch._weight_norm)
 def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
-    """g·v/‖v‖ over every axis but ``dim``. torch's own second derivative of it is wrong (it takes ‖v‖ for a constant):
-    see `_graph`."""
+    """Return g·v/‖v‖ over every axis but ``dim``. torch's own second derivative of it is wrong (it takes ‖v‖ for a
+    constant): see `_graph`."""
     axes = [axis for axis in range(v.ndim) if axis != dim % v.ndim]
     return v * (g / (v * v).sum(axes, keepdim=True).sqrt())
 
 
 @on_aten("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def _max_pool(func, args, kwargs):
-    """The derivatives at the largest elements."""
+    """Take the derivatives at the largest elements."""
     axes = 3 if "3d" in func.overloadpacket.__name__ else 2
     _, indices = func(args[0].value, *args[1:], **kwargs)
     return each(
@@ -93,7 +93,7 @@ def _index_fill(func, args, kwargs):
 
 @on_aten("scatter_reduce")
 def _scatter_reduce(func, args, kwargs):
-    """Sums and means, which are linear in both tensors; their counts are constants."""
+    """Carry sums and means, which are linear in both tensors; their counts are constants."""
     x, dim, index, source, reduce = args
     if reduce not in ("sum", "mean"):
         raise NoRule(f"taylor has no rule for scatter_reduce with reduce={reduce!r}")
@@ -101,14 +101,14 @@ def _scatter_reduce(func, args, kwargs):
 
 
 def _linear_in_both(function: Any, x: Any, y: Any) -> Tensor:
-    """function(x, 0) + function(0, y) by components."""
+    """Return function(x, 0) + function(0, y) by components."""
     left = each(lambda part: function(part, torch.zeros_like(parts(y)[0])), x)
     return left + each(lambda part: function(torch.zeros_like(parts(x)[0]), part), y)
 
 
 @on_aten("fmax", "fmin")
 def _fmax(func, args, kwargs):
-    """`maximum`, where a NaN gives way to the other number."""
+    """Carry `maximum`, where a NaN gives way to the other number."""
     a, b = args
     (a0, *_), (b0, *_) = parts(a), parts(b)
     extreme = torch.maximum if "fmax" in func.overloadpacket.__name__ else torch.minimum
@@ -124,7 +124,7 @@ def _aminmax(func, args, kwargs):
 
 @on(F.bilinear, torch.bilinear)
 def _bilinear_layer(x1, x2, weight, bias=None):
-    """y_o = x1ᵀ W_o x2 + b_o, (…, I), (…, J) and (O, I, J)."""
+    """Return y_o = x1ᵀ W_o x2 + b_o, (…, I), (…, J) and (O, I, J)."""
     inner = matmul(weight, x2.unsqueeze(-2).mT.unsqueeze(-3)).squeeze(-1)
     y = (inner * x1.unsqueeze(-2)).sum(-1)
     return y if bias is None else y + bias

@@ -46,7 +46,8 @@ bernoulli signbit searchsorted bucketize count_nonzero nonzero any all isclose f
 
 
 def components(x: Any, index: int) -> Any:
-    """The component ``index`` of every jet in a nested argument, zeros where it has none; anything else as it is."""
+    """Return the component ``index`` of every jet in a nested argument, zeros where it has none; anything else as it
+    is."""
     if isinstance(x, Jet):
         return filled(parts(x)[index], x.value)
     return type(x)(components(item, index) for item in x) if isinstance(x, (list, tuple)) else x
@@ -140,7 +141,7 @@ def _combined(x: Component, y: Component, signs: tuple[float, float]) -> Compone
 
 @on_aten("cat", "stack")
 def _cat(func, args, kwargs):
-    """Also the components of a list in which some tensors carry no derivative."""
+    """Concatenate also the components of a list in which some tensors carry no derivative."""
     derivatives = (
         None if all(parts(x)[k] is None for x in args[0]) else _zeros_filled(func, args, kwargs, k) for k in (1, 2)
     )
@@ -168,7 +169,8 @@ def _where(func, args, kwargs):
 
 @on_aten("masked_fill")
 def _masked_fill(func, args, kwargs):
-    """x where the mask is False, the filling elsewhere: what is overwritten leaves no derivative, be it −inf or NaN."""
+    """Return x where the mask is False, the filling elsewhere: what is overwritten leaves no derivative, be it −inf or
+    NaN."""
     x, mask, filling = args
     value = func(parts(x)[0], mask, parts(filling)[0])
     derivatives = []
@@ -180,7 +182,7 @@ def _masked_fill(func, args, kwargs):
 
 @on_aten("embedding")
 def _embedding(func, args, kwargs):
-    """Rows of a table. The padding row has no gradient in torch, hence none here."""
+    """Take rows of a table; the padding row has no gradient in torch, hence none here."""
     weight, indices, *rest = args
     value, first, second = parts(weight)
     padding = rest[0] if rest else kwargs.get("padding_idx", -1)
@@ -201,7 +203,7 @@ def _embedding(func, args, kwargs):
     "index_copy",
 )
 def _placed(func, args, kwargs):
-    """Writing a tensor into a copy of another: linear in both."""
+    """Write a tensor into a copy of another, which is linear in both."""
     named = {name: item for name, item in kwargs.items() if not isinstance(item, Jet)}
     if len(named) < len(kwargs):
         raise NoRule(f"taylor has no rule for {func} with derivatives in keyword arguments")
@@ -222,8 +224,7 @@ def _derivative(arg: Any, index: int) -> Any:
 
 @on(F.dropout, torch.dropout)
 def _dropout(x, p=0.5, training=True, inplace=False, *, train=None):
-    """The mask that torch draws for the value, whose scaling is applied to the derivatives; identity outside
-    training."""
+    """Draw torch's mask for the value and apply its scaling to the derivatives; identity outside training."""
     if not (training if train is None else train) or p == 0:
         return x
     if inplace or not isinstance(x, Jet):

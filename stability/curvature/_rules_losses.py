@@ -16,7 +16,8 @@ from stability.curvature._rules_pointwise import PIECE
 def _cross_entropy(
     input, target, weight=None, size_average=None, ignore_index=-100, reduce=None, reduction="mean", label_smoothing=0.0
 ):
-    """Class indices along the last axis of a matrix; the rarer forms are decomposed by torch.
+    """Carry the cross entropy of class indices along the last axis of a matrix; the rarer forms are decomposed by
+    torch.
 
     L = lse(z) − z_y, L′ = ⟨p,z′⟩ − z′_y, L″ = ⟨p, z″ + (z′ − ⟨p,z′⟩)²⟩ − z″_y (facts 8).
     """
@@ -46,7 +47,7 @@ def _cross_entropy(
 def _smoothed(
     logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, smoothing: float
 ) -> Any:
-    """(1 − s)·w_y(−log p_y) + s/C·Σ_c w_c(−log p_c); a mean divides by Σ w_y of the rows that count."""
+    """Return (1 − s)·w_y(−log p_y) + s/C·Σ_c w_c(−log p_c); a mean divides by Σ w_y of the rows that count."""
     log_p, kept = logits.log_softmax(-1), target != ignore_index
     safe = torch.where(kept, target, 0)
     counts = kept.to(logits.dtype) if weight is None else weight[safe] * kept
@@ -61,7 +62,7 @@ def _totalled(loss: Tensor, counts: Tensor, reduction: str) -> Tensor:
 
 
 def _nll_rows(z0: Tensor, z1: Component, z2: Component, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(L, L′, L″) of each row."""
+    """Return (L, L′, L″) of each row."""
     log_p = torch.log_softmax(z0, -1)
     value = -log_p.gather(-1, target).squeeze(-1)
     p = log_p.exp_()
@@ -77,7 +78,7 @@ def _nll_rows(z0: Tensor, z1: Component, z2: Component, target: Tensor) -> tuple
 
 @on_aten("nll_loss_forward", "nll_loss2d_forward")
 def _nll_loss(func, args, kwargs):
-    """Linear in the log-probabilities."""
+    """Carry the negative log-likelihood, which is linear in the log-probabilities."""
     x, target, weight, reduction, ignore_index = args
     value, first, second = parts(x)
     result, total = func(value, target, weight, reduction, ignore_index)
@@ -94,7 +95,7 @@ def _mse_loss(func, args, kwargs):
 
 @on_aten("binary_cross_entropy")
 def _bce(func, args, kwargs):
-    """Binary cross entropy without weights; the logarithms are cut at −100, as torch has it."""
+    """Return the binary cross entropy without weights; the logarithms are cut at −100, as torch has it."""
     p, target = args[:2]
     if len(args) > 2 and args[2] is not None:
         raise NoRule("taylor has no rule for binary_cross_entropy with weights")
@@ -104,7 +105,7 @@ def _bce(func, args, kwargs):
 
 @on_aten("smooth_l1_loss", "huber_loss")
 def _huber(func, args, kwargs):
-    """Quadratic within δ, linear beyond; smooth_l1 is huber divided by δ."""
+    """Return the Huber loss, quadratic within δ, linear beyond; smooth_l1 is huber divided by δ."""
     delta = args[3] if len(args) > 3 else 1.0
     gap = (args[0] - args[1]).abs()
     loss = torch.where(gap < delta, 0.5 * gap * gap, delta * (gap - 0.5 * delta))
@@ -113,8 +114,8 @@ def _huber(func, args, kwargs):
 
 @on_aten("binary_cross_entropy_with_logits")
 def _bce_with_logits(func, args, kwargs):
-    """max(x, 0) − xy + log(1 + e^−|x|), that is softplus(x) − xy; with weights of the positives (1 − y)x + (1 + (w −
-    1)y)·softplus(−x)."""
+    """Return max(x, 0) − xy + log(1 + e^−|x|), that is softplus(x) − xy; with weights of the positives (1 − y)x + (1 +
+    (w − 1)y)·softplus(−x)."""
     x, target = args[:2]
     weight, positive = (args[index] if len(args) > index else None for index in (2, 3))
     loss = (

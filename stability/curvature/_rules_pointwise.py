@@ -17,7 +17,7 @@ Formula = Callable[..., tuple[Tensor, Any, Any]]  # x, *args -> g, g′, g″, e
 
 
 def compose(x: Jet, formula: Formula, *args: Any, **kwargs: Any) -> Tensor:
-    """g(x) as a jet, by the ``formula`` for (g, g′, g″)."""
+    """Return g(x) as a jet, by the ``formula`` for (g, g′, g″)."""
     x0, x1, x2 = parts(each(lambda part: part.reshape(-1), x))
     out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(3)]
     y0, y1, y2 = (part.view(-1) for part in out)
@@ -30,7 +30,7 @@ def compose(x: Jet, formula: Formula, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _chain(x1: Component, x2: Component, slope: Any, bend: Any, y1: Tensor, y2: Tensor) -> None:
-    """y1 ← g′x′ and y2 ← g″x′² + g′x″."""
+    """Write y1 ← g′x′ and y2 ← g″x′² + g′x″."""
     if x1 is None or slope is None:
         y1.zero_()
     else:
@@ -178,8 +178,8 @@ def _square(x):
 
 @on_aten("pow")
 def _pow(func, args, kwargs):
-    """x^p for a number p; with a tensor or a jet on either side exp(p·log x), which needs x > 0 where p moves, as
-    autograd does."""
+    """Return x^p for a number p; with a tensor or a jet on either side exp(p·log x), which needs x > 0 where p moves,
+    as autograd does."""
     base, exponent = args
     if isinstance(base, Jet) and not isinstance(exponent, Tensor):
         return compose(base, _pow_number, exponent)
@@ -193,15 +193,15 @@ def _pow_number(x, exponent):
 
 
 def _power(x: Tensor, factor: float, exponent: float) -> Any:
-    """factor·x^exponent; a number where it is constant, so that x = 0 gives no 0·∞."""
+    """Return factor·x^exponent; a number where it is constant, so that x = 0 gives no 0·∞."""
     if factor == 0 or exponent == 0:
         return float(factor) if factor else None
     return factor * (x if exponent == 1 else x.pow(exponent))
 
 
 def _bounded(name: str) -> Callable[..., Tensor]:
-    """Clamping to constants: derivatives pass where the value does, and are cut (not multiplied by 0, which would keep
-    a NaN) elsewhere."""
+    """Clamp to constants: derivatives pass where the value does, and are cut (not multiplied by 0, which would keep a
+    NaN) elsewhere."""
 
     def rule(func, args, kwargs):
         if not isinstance(args[0], Jet) or any(isinstance(bound, Jet) for bound in (*args[1:], *kwargs.values())):
@@ -221,7 +221,7 @@ ATEN_RULES.update(
 
 @on_aten("remainder", "fmod", "frac")
 def _remainder(func, args, kwargs):
-    """The derivative of the first argument passes; a modulus that moves is refused."""
+    """Pass on the derivative of the first argument; a modulus that moves is refused."""
     if not isinstance(args[0], Jet) or any(isinstance(other, Jet) for other in args[1:]):
         raise NoRule(f"taylor has no rule for {func} with a modulus that depends on the parameters")
     value, first, second = parts(args[0])
@@ -230,7 +230,7 @@ def _remainder(func, args, kwargs):
 
 @on_aten("nan_to_num")
 def _nan_to_num(func, args, kwargs):
-    """Replaced numbers have derivative zero."""
+    """Replace what is not finite, by numbers of derivative zero."""
     value = args[0].value
     _, first, second = parts(each(lambda part: torch.where(value.isfinite(), part, 0), args[0]))
     return jet(func(value, *args[1:], **kwargs), first, second)
@@ -257,7 +257,8 @@ def _xlogy(func, args, kwargs):
 
 @on_aten("atan2")
 def _atan2(func, args, kwargs):
-    """θ′ = (y′x − yx′)/r², up to a constant the arctangent of y/x, or minus that of x/y where |y| is the larger."""
+    """Carry the angle of (x, y) by θ′ = (y′x − yx′)/r², up to a constant the arctangent of y/x, or minus that of x/y
+    where |y| is the larger."""
     y, x = args
     (y0, *_), (x0, *_) = parts(y), parts(x)
     steep = y0.abs() > x0.abs()
@@ -268,7 +269,7 @@ def _atan2(func, args, kwargs):
 
 @on_aten("maximum", "minimum")
 def _extreme(func, args, kwargs):
-    """The larger (smaller) of two; where they are equal, the mean of both derivatives, as autograd has it."""
+    """Return the larger (smaller) of two; where they are equal, the mean of both derivatives, as autograd has it."""
     (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
     value = func(a, b)
     share = ((a == value).to(value.dtype) + 1 - (b == value).to(value.dtype)) / 2

@@ -15,8 +15,8 @@ Bilinear = Callable[[Tensor, Tensor], Tensor]
 
 
 def bilinear(product: Bilinear, a: Any, b: Any, accumulate: Callable[..., Tensor] | None = None) -> Tensor:
-    """product(a, b) of two jets, linear in each. ``accumulate(out, x, y, factor)``: out += factor·product(x, y), in
-    place."""
+    """Return product(a, b) of two jets, linear in each. ``accumulate(out, x, y, factor)``: out += factor·product(x, y),
+    in place."""
     (a0, a1, a2), (b0, b1, b2) = parts(a), parts(b)
     accumulate = accumulate or (lambda out, x, y, factor: out.add_(product(x, y), alpha=factor))
     first = _sum(product, accumulate, [(a1, b0, 1), (a0, b1, 1)])
@@ -51,7 +51,7 @@ def _mul_call(a, b, **kwargs):
 
 
 def _sum_of(like: Tensor, *terms: tuple[Any, Any, int]) -> Component:
-    """Σ factor·x·y over the terms of which neither is zero, in one buffer of the shape of ``like``."""
+    """Return Σ factor·x·y over the terms of which neither is zero, in one buffer of the shape of ``like``."""
     total: Component = None
     for x, y, factor in terms:
         if x is None or y is None:
@@ -67,7 +67,7 @@ def _sum_of(like: Tensor, *terms: tuple[Any, Any, int]) -> Component:
 
 @on_aten("div")
 def _div(func, args, kwargs):
-    """q = a/b, q′ = (a′ − qb′)/b, q″ = (a″ − 2q′b′ − qb″)/b."""
+    """Return q = a/b, q′ = (a′ − qb′)/b, q″ = (a″ − 2q′b′ − qb″)/b."""
     (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
     q = func(a, b, **kwargs)
     if kwargs.get("rounding_mode"):
@@ -120,7 +120,7 @@ def _convolution(func, args, kwargs):
 
 @on_aten("linalg_solve_triangular", "triangular_solve")
 def _solve_triangular(func, args, kwargs):
-    """X = A⁻¹B: X′ = A⁻¹(B′ − A′X), X″ = A⁻¹(B″ − 2A′X′ − A″X)."""
+    """Return X = A⁻¹B: X′ = A⁻¹(B′ − A′X), X″ = A⁻¹(B″ − 2A′X′ − A″X)."""
     (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
     if not kwargs.get("left", True):
         upper = not kwargs["upper"]
@@ -138,7 +138,7 @@ def _solve_triangular(func, args, kwargs):
 
 @on_aten("linalg_inv_ex")
 def _inverse(func, args, kwargs):
-    """X = A⁻¹: X′ = −XA′X, X″ = −X(A″X + 2A′X′)."""
+    """Return X = A⁻¹: X′ = −XA′X, X″ = −X(A″X + 2A′X′)."""
     _, a1, a2 = parts(args[0])
     x, info = func(args[0].value)
     return _solution(x, x, a1, a2, None, None), info
@@ -146,7 +146,7 @@ def _inverse(func, args, kwargs):
 
 @on_aten("_linalg_solve_ex")
 def _solve(func, args, kwargs):
-    """X = A⁻¹B, by the inverse of A; X′ = A⁻¹(B′ − A′X), X″ = A⁻¹(B″ − A″X − 2A′X′)."""
+    """Return X = A⁻¹B, by the inverse of A; X′ = A⁻¹(B′ − A′X), X″ = A⁻¹(B″ − A″X − 2A′X′)."""
     (a, a1, a2), (b, b1, b2) = parts(args[0]), parts(args[1])
     result = func(a, b, **kwargs)
     if kwargs.get("left") is False or b.ndim != a.ndim:
@@ -176,7 +176,7 @@ def _solved(func, a: Tensor, b: Component, kwargs) -> Component:
 
 @on(F.linear)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = xWᵀ + b, y′ = x′Wᵀ + xUᵀ + b′, y″ = x″Wᵀ + 2x′Uᵀ: five matrix products of the forward pass's size."""
+    """Return y = xWᵀ + b, y′ = x′Wᵀ + xUᵀ + b′, y″ = x″Wᵀ + 2x′Uᵀ: five matrix products of the forward pass's size."""
     if weight.ndim != 2 or x.ndim < 2:
         return NotImplemented
     (w0, w1, w2), (c0, c1, c2) = parts(weight), parts(bias)
@@ -188,7 +188,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _affine(like: Tensor, constant: Component, terms: list[tuple[Component, Component, int]]) -> Component:
-    """constant + Σ factor·a·wᵀ, accumulated in one buffer."""
+    """Return constant + Σ factor·a·wᵀ, accumulated in one buffer."""
     total: Component = None
     for a, w, factor in terms:
         if a is None or w is None:
@@ -204,8 +204,8 @@ def _affine(like: Tensor, constant: Component, terms: list[tuple[Component, Comp
 
 @on(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm)
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b with torch.matmul's broadcasting; accumulated in place where the shapes make it one matrix product or one
-    batch of them."""
+    """Return a @ b with torch.matmul's broadcasting; accumulated in place where the shapes make it one matrix product
+    or one batch of them."""
     if a.ndim >= 2 and b.ndim == 2:
         flat = _reshaped(a, (-1, a.shape[-1]))
         product = bilinear(torch.mm, flat, b, lambda out, x, y, factor: out.addmm_(x, y, alpha=factor))

@@ -15,8 +15,8 @@ from stability.curvature._rules_pointwise import PIECE
 
 
 def softmax_parts(s0: Tensor, s1: Component, s2: Component, dim: int = -1) -> tuple[Tensor, Component, Component]:
-    """p = softmax(s), p′ = p∘c₁ and p″ = p∘(q − ⟨p,q⟩), with c₁ = s′ − ⟨p,s′⟩ and q = s″ + c₁² (facts 8). Overwrites
-    none of its arguments."""
+    """Return p = softmax(s), p′ = p∘c₁ and p″ = p∘(q − ⟨p,q⟩), with c₁ = s′ − ⟨p,s′⟩ and q = s″ + c₁² (facts 8).
+    Overwrites none of its arguments."""
     p = torch.softmax(s0, dim)
     if s1 is None and s2 is None:
         return p, None, None
@@ -34,7 +34,7 @@ def _softmax(func, args, kwargs):
 
 @on_aten("_safe_softmax")
 def _safe_softmax(func, args, kwargs):
-    """Zeros instead of NaN where every score of a row is −inf."""
+    """Return a softmax with zeros instead of NaN where every score of a row is −inf."""
     x, dim = args[0], args[1]
     dead = (x.value == -torch.inf).all(dim, keepdim=True)
     value, first, second = parts(x)
@@ -45,7 +45,7 @@ def _safe_softmax(func, args, kwargs):
 
 @on_aten("_log_softmax")
 def _log_softmax(func, args, kwargs):
-    """y = s − lse(s): lse′ = ⟨p,s′⟩, lse″ = ⟨p, s″ + (s′ − ⟨p,s′⟩)²⟩."""
+    """Return y = s − lse(s): lse′ = ⟨p,s′⟩, lse″ = ⟨p, s″ + (s′ − ⟨p,s′⟩)²⟩."""
     x, dim, half_to_float = args
     x = x.float() if half_to_float else x
     return x - _logsumexp_of(x, [dim], True)
@@ -57,6 +57,7 @@ def _logsumexp(func, args, kwargs):
 
 
 def _logsumexp_of(x: Tensor, dims: Any, keepdim: bool) -> Tensor:
+    """Return lse(s) over ``dims`` as a jet: lse′ = ⟨p,s′⟩, lse″ = ⟨p, s″ + (s′ − ⟨p,s′⟩)²⟩, p = softmax(s)."""
     s0, s1, s2 = parts(x)
     dims = [dims] if isinstance(dims, int) else list(dims)
     value = torch.logsumexp(s0, dims, keepdim=True)
@@ -73,7 +74,7 @@ def _logsumexp_of(x: Tensor, dims: Any, keepdim: bool) -> Tensor:
 
 
 def _rows(x: Tensor, width: int) -> Iterator[tuple[slice, tuple[Tensor, Component, Component]]]:
-    """Blocks of rows of the last axes, flattened to ``width``, and where they go."""
+    """Yield blocks of rows of the last axes, flattened to ``width``, and where they go."""
     value, first, second = parts(each(lambda part: part.reshape(-1, width), x))
     step = max(PIECE // width, 1)
     for start in range(0, value.shape[0], step):
@@ -106,7 +107,7 @@ def _fused_rms_norm(func, args, kwargs):
 
 
 def _normalized(x: Any, shape: Any, weight: Any, bias: Any, eps: float, centred: bool) -> Tensor:
-    """n·γ + β, where n is x over its root mean square (x minus its mean over its standard deviation, when
+    """Return n·γ + β, where n is x over its root mean square (x minus its mean over its standard deviation, when
     ``centred``)."""
     width = 1
     for size in shape:
@@ -125,8 +126,8 @@ def _normalized(x: Any, shape: Any, weight: Any, bias: Any, eps: float, centred:
 def _unit_rows(
     x0: Tensor, x1: Component, x2: Component, eps: float, centred: bool
 ) -> tuple[Tensor, Component, Component]:
-    """n = c·r with r = (⟨c²⟩ + ε)^(−1/2): with a = c′r, b = c″r and s = ⟨na⟩, n′ = a − ns, n″ = b − 2as + n(3s² − ⟨a²⟩
-    − ⟨nb⟩)."""
+    """Return n = c·r with r = (⟨c²⟩ + ε)^(−1/2): with a = c′r, b = c″r and s = ⟨na⟩, n′ = a − ns, n″ = b − 2as + n(3s²
+    − ⟨a²⟩ − ⟨nb⟩)."""
     c0, c1, c2 = (
         parts(each(lambda part: part - part.mean(-1, keepdim=True), jet(x0, x1, x2))) if centred else (x0, x1, x2)
     )
@@ -151,7 +152,7 @@ def _unit_rows(
 
 
 def _affine(n0, n1, n2, gains, biases, y0, y1, y2) -> None:
-    """y = nγ + β, y′ = n′γ + nγ′ + β′, y″ = n″γ + 2n′γ′ + nγ″ + β″, written into y0, y1, y2."""
+    """Write y = nγ + β, y′ = n′γ + nγ′ + β′, y″ = n″γ + 2n′γ′ + nγ″ + β″ into y0, y1, y2."""
     (g0, g1, g2), (b0, b1, b2) = gains, biases
     y0.copy_(n0) if g0 is None else torch.mul(n0, g0, out=y0)
     for out, terms, bias in ((y1, ((n1, g0, 1), (n0, g1, 1)), b1), (y2, ((n2, g0, 1), (n1, g1, 2), (n0, g2, 1)), b2)):
@@ -200,8 +201,8 @@ def _var_mean(func, args, kwargs):
 
 @on_aten("logcumsumexp")
 def _logcumsumexp(func, args, kwargs):
-    """Running log-sum-exp from the running sums of e^(x − max), with the maximum over the whole axis taken out as a
-    constant."""
+    """Compute the running log-sum-exp from the running sums of e^(x − max), with the maximum over the whole axis taken
+    out as a constant."""
     x, dim = args
     top = x.value.amax(dim, keepdim=True)
     return (x - top).exp().cumsum(dim).log() + top
@@ -209,7 +210,7 @@ def _logcumsumexp(func, args, kwargs):
 
 @on_aten("linalg_vector_norm", "norm")
 def _vector_norm(func, args, kwargs):
-    """Euclidean and absolute norms; zero derivatives at a zero vector, where the norm has none."""
+    """Return the Euclidean or the absolute norm; zero derivatives at a zero vector, where the norm has none."""
     x, order = args[0], args[1] if len(args) > 1 else 2
     dims = args[2] if len(args) > 2 else None
     dims = list(range(x.ndim)) if dims is None else dims
@@ -231,7 +232,7 @@ def _cosine_similarity(x1, x2, dim=1, eps=1e-8):
 
 @on_aten("amax", "amin")
 def _amax(func, args, kwargs):
-    """The derivative of the largest element; shared equally where several are largest, as autograd has it."""
+    """Take the derivative of the largest element; shared equally where several are largest, as autograd has it."""
     x, dims = args[0], list(args[1]) if len(args) > 1 else []
     keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
     dims = dims or list(range(x.ndim))
@@ -243,7 +244,7 @@ def _amax(func, args, kwargs):
 
 @on_aten("max", "min", "topk", "sort", "kthvalue", "cummax", "cummin", "median", "nanmedian", "mode")
 def _chosen(func, args, kwargs):
-    """(values, indices): the derivatives at the chosen indices. Over all elements: the chosen element's."""
+    """Return (values, indices): the derivatives at the chosen indices. Over all elements: the chosen element's."""
     x = args[0]
     result = func(x.value, *args[1:], **kwargs)
     if isinstance(result, Tensor):
@@ -260,7 +261,7 @@ def _chosen(func, args, kwargs):
 
 @on_aten("prod")
 def _prod(func, args, kwargs):
-    """Π x over an axis by running products, so that zeros need no division."""
+    """Return Π x over an axis by running products, so that zeros need no division."""
     x, dim = (args[0].reshape(-1), 0) if len(args) == 1 else (args[0], args[1])
     pieces = x.unbind(dim)
     total = pieces[0]

@@ -1,5 +1,5 @@
-"""Sharpness as Adam feels it: the Hessian between its own preconditioner, and the value at which its steps start to
-oscillate."""
+"""Measure sharpness as Adam feels it: the Hessian between its own preconditioner, and the value at which its steps
+start to oscillate."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from stability.curvature.spectrum import largest
 
 @dataclass(frozen=True)
 class PreconditionedSharpness:
-    """``value``: λ_max(P^{-1/2} H P^{-1/2}), with its Lanczos ``residual`` bound. ``threshold``: (2 + 2β₁)/((1 − β₁)η).
-    ``ratio``: value / threshold; above 1 Adam's step is unstable on the quadratic model, whatever the gradient."""
+    """The sharpness that Adam feels, and its threshold. ``value``: λ_max(P^{-1/2} H P^{-1/2}), with its Lanczos
+    ``residual`` bound. ``threshold``: (2 + 2β₁)/((1 − β₁)η). ``ratio``: value / threshold; above 1 Adam's step is
+    unstable on the quadratic model, whatever the gradient."""
 
     value: float
     residual: float
@@ -30,19 +31,20 @@ class PreconditionedSharpness:
 
 
 def adam_threshold(lr: float, beta1: float) -> float:
-    """(2 + 2β₁)/((1 − β₁)η): the preconditioned sharpness beyond which Adam with frozen P diverges on a quadratic; 38/η
-    at β₁ = 0.9 (Cohen et al. 2022, arXiv:2207.14484, Eq. 4: heavy-ball with an exponential mean of gradients)."""
+    """Return (2 + 2β₁)/((1 − β₁)η), the preconditioned sharpness beyond which Adam with frozen P diverges on a
+    quadratic; 38/η at β₁ = 0.9 (Cohen et al. 2022, arXiv:2207.14484, Eq. 4: heavy-ball with an exponential mean of
+    gradients)."""
     if not (lr > 0 and math.isfinite(lr) and 0 <= beta1 < 1):
         raise ValueError(f"lr={lr}, beta1={beta1}: lr must be positive and 0 <= beta1 < 1")
     return (2 + 2 * beta1) / ((1 - beta1) * lr)
 
 
 def adam_preconditioner(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor]) -> Tensors:
-    """P = sqrt(v̂) + ε by name, v̂ = v/(1 − β₂ᵗ) as `torch.optim.Adam` corrects it (the running maximum of v with
-    amsgrad).
+    """Return P = sqrt(v̂) + ε by name, v̂ = v/(1 − β₂ᵗ) as `torch.optim.Adam` corrects it (the running maximum of v
+    with amsgrad).
 
     ``params``: the tensors that the optimizer holds. Errors: ``ValueError`` for another optimizer than Adam and AdamW,
-      a tensor that it does not hold, or one without state (no step was taken yet).
+    a tensor that it does not hold, or one without state (no step was taken yet).
     """
     if not isinstance(optimizer, torch.optim.Adam):  # AdamW is a subclass
         raise ValueError(
@@ -73,12 +75,12 @@ def preconditioned_sharpness(
     iterations: int = 64,
     seed: int = 0,
 ) -> PreconditionedSharpness:
-    """λ_max(P^{-1/2} H P^{-1/2}) by Lanczos, P from the optimizer's state, beside the threshold of its lr and β₁ (Cohen
-    et al. 2022).
+    """Compute λ_max(P^{-1/2} H P^{-1/2}) by Lanczos, P from the optimizer's state, beside the threshold of its lr and
+    β₁ (Cohen et al. 2022).
 
     ``held``: the optimizer's own tensors by name, where ``params`` are other ones (copies from before the step); they
-      and the state are only read. lr and β₁ are those of the first group. Weight decay is not part of H. Errors: those
-      of `adam_preconditioner` and `directional`.
+    and the state are only read. lr and β₁ are those of the first group. Weight decay is not part of H. Errors: those of
+    `adam_preconditioner` and `directional`.
     """
     factors = {
         name: tensor.rsqrt()

@@ -1,5 +1,5 @@
-"""The monitor as a callback of Hugging Face's Trainer and of Lightning; each library is imported where its callback is
-made, and nowhere else."""
+"""Wrap the monitor as a callback of Hugging Face's Trainer and of Lightning; each library is imported where its
+callback is made, and nowhere else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hf_callback(
     method: str = "auto",
     log: Log | None = None,
 ) -> Any:
-    """A `transformers.TrainerCallback` that measures the Trainer's own optimizer steps: ``Trainer(…,
+    """Return a `transformers.TrainerCallback` that measures the Trainer's own optimizer steps: ``Trainer(…,
     callbacks=[hf_callback(every=10)])``.
 
     ``every``, ``rows``, ``method``, ``log`` and the errors as in `AlphaMaxMonitor`; ``history`` holds its
@@ -77,7 +77,7 @@ def lightning_callback(
     method: str = "auto",
     log: Log | None = None,
 ) -> Any:
-    """A Lightning `Callback` that measures the steps of automatic optimization: ``Trainer(…,
+    """Return a Lightning `Callback` that measures the steps of automatic optimization: ``Trainer(…,
     callbacks=[lightning_callback(every=10)])``.
 
     ``every``, ``rows``, ``method``, ``log`` and the errors as in `AlphaMaxMonitor`; ``history`` holds its
@@ -123,7 +123,7 @@ def lightning_callback(
 
 
 class _TrainerInputs:
-    """What the Trainer calls the model with between one step's begin and end, and the loss of it."""
+    """The arguments with which the Trainer calls the model between one step's begin and end, and the loss of it."""
 
     def __init__(self, loss_fn: Loss | None):
         self._loss_fn = loss_fn
@@ -155,8 +155,8 @@ class _TrainerInputs:
             self._handle = None
 
     def loss(self, model: nn.Module, inputs: dict[str, Any]) -> Any:
-        """The loss as (sum, count): with ``num_items_in_batch`` the model returns its share of the mean over the whole
-        step: shares add up, and their counts to one per step."""
+        """Return the loss as (sum, count): with ``num_items_in_batch`` the model returns its share of the mean over the
+        whole step: shares add up, and their counts to one per step."""
         if self._loss_fn is not None:
             return self._loss_fn(model, inputs)
         loss = model(**inputs).loss
@@ -166,12 +166,13 @@ class _TrainerInputs:
 
 
 def _first_rows(inputs: Mapping[str, Any]) -> int:
-    """Rows of the first tensor, input_ids as a rule; position_ids or pixels may have another number of them."""
+    """Return the rows of the first tensor, input_ids as a rule; position_ids or pixels may have another number of
+    them."""
     return next(value.shape[0] for value in inputs.values() if isinstance(value, Tensor) and value.ndim)
 
 
 def _inner(loss_fn: Loss) -> Loss:
-    """loss_fn on Lightning's own batch; the number of the batch travels beside it for `training_step`."""
+    """Wrap loss_fn to take Lightning's own batch; the number of the batch travels beside it for `training_step`."""
     if loss_fn is _training_step:
         return loss_fn
     return lambda module, item: loss_fn(module, item["batch"])
@@ -185,7 +186,7 @@ def _training_step(module: nn.Module, item: dict[str, Any]) -> Any:
 
 @contextmanager
 def _silent(module: nn.Module):
-    """`self.log` and `self.log_dict` do nothing: a replay is no step of training."""
+    """Silence `self.log` and `self.log_dict` for a while: a replay is no step of training."""
     for name in ("log", "log_dict"):
         object.__setattr__(module, name, lambda *args, **kwargs: None)
     try:

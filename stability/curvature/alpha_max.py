@@ -1,5 +1,5 @@
-"""α_max, Eq. 18 of the consensus paper (5.2), and the parts of its protocol (5.2.1) that know torch optimizers and
-nothing else."""
+"""Compute α_max, Eq. 18 of the consensus paper (5.2), and the parts of its protocol (5.2.1) that know torch optimizers
+and nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDING_LIMIT = 1e-2  # share of a step that float rounding may make up before 
 
 
 def alpha_max(slope: float, curvature: float) -> float:
-    """The step length at which θ + αu stops lowering the loss to second order: −2⟨∇L,u⟩ / uᵀHu (Eq. 18).
+    """Return the step length at which θ + αu stops lowering the loss to second order: −2⟨∇L,u⟩ / uᵀHu (Eq. 18).
 
     0 where u does not descend (slope >= 0); inf where it descends and the curvature is not positive; NaN where either
     number is NaN or infinite, so that a broken evaluation never passes for a stable or an unstable step. NaN also where
@@ -41,9 +41,9 @@ def step_direction(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor
     decay included.
 
     ``params``: names of tensors that the optimizer holds, with their gradients in ``.grad``. ``lr``: the rate that u is
-      divided by; with several groups the base rate, so that θ⁺ = θ + lr·u still holds. The subtraction is exact in
-      float64, but θ⁺ itself is rounded to the parameters' dtype: a warning is given where that rounding makes up more
-      than 1 % of the step, as it does at tiny lr.
+    divided by; with several groups the base rate, so that θ⁺ = θ + lr·u still holds. The subtraction is exact in
+    float64, but θ⁺ itself is rounded to the parameters' dtype: a warning is given where that rounding makes up more
+    than 1 % of the step, as it does at tiny lr.
     """
     if not (isinstance(lr, (int, float)) and math.isfinite(lr) and lr > 0):
         raise ValueError(f"lr is {lr!r}; a positive finite number is needed to divide the step by")
@@ -70,8 +70,8 @@ def step_direction(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor
 
 
 def step_without_decay(optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], lr: float) -> dict[str, Tensor]:
-    """The direction u of the step that the optimizer would take from here with weight decay λ = 0 in every group;
-    nothing of it or of ``params`` changes.
+    """Return the direction u of the step that the optimizer would take from here with weight decay λ = 0 in every
+    group; nothing of it or of ``params`` changes.
 
     A twin of the optimizer takes that step on copies of parameters, gradients and state, with the random numbers that
     the optimizer's own step will draw. So no rule of how a class decays is needed: decoupled (AdamW), proximal (Adan),
@@ -87,8 +87,9 @@ def step_without_decay(optimizer: torch.optim.Optimizer, params: Mapping[str, Te
 
 
 def _twin(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, dict[int, Tensor]]:
-    """The optimizer over copies of its tensors and their gradients, and these copies by the originals' ids. Hooks, and
-    a `step` that a scheduler put in the place of the class's own, are left behind: they belong to the original."""
+    """Copy the optimizer over copies of its tensors and their gradients; return it, and these copies by the originals'
+    ids. Hooks, and a `step` that a scheduler put in the place of the class's own, are left behind: they belong to the
+    original."""
     copy_of: dict[int, Tensor] = {}
     for tensor in (tensor for group in optimizer.param_groups for tensor in group["params"]):
         copied = torch.nn.Parameter(tensor.detach().clone(), requires_grad=tensor.requires_grad)
@@ -106,8 +107,8 @@ def exact_difference(after: Tensor, before: Tensor) -> Tensor:
 
 
 def rounding_share(before: Mapping[str, Tensor], lengths: Mapping[str, float]) -> float:
-    """How much of a step the rounding of θ⁺ to the parameters' dtype makes up; ``lengths``: the norm of each tensor's
-    step. 0 without a step."""
+    """Return how much of a step the rounding of θ⁺ to the parameters' dtype makes up; ``lengths``: the norm of each
+    tensor's step."""
     moved = {name: tensor for name, tensor in before.items() if lengths[name]}
     # Rounding a number to p bits is off by ulp/sqrt(12) on average, ulp between eps/2 and eps of the number.
     lost = math.hypot(
@@ -125,9 +126,9 @@ def paper_state(
     their number.
 
     ``gradients``: one item per warm-up batch, already clipped where the protocol clips; either a dict by the names of
-      ``params`` or a sequence in the order of the optimizer's parameters. An iterator is consumed one item at a time. m
-      and v are unbiased means already, yet the next step corrects bias as its 6th (after 5 batches): it divides m by
-      0.469 and v by 0.006, as the paper literally says (facts 1).
+    ``params`` or a sequence in the order of the optimizer's parameters. An iterator is consumed one item at a time. m
+    and v are unbiased means already, yet the next step corrects bias as its 6th (after 5 batches): it divides m by
+    0.469 and v by 0.006, as the paper literally says (facts 1).
     """
     if not isinstance(optimizer, torch.optim.Adam):  # AdamW is a subclass
         raise ValueError(

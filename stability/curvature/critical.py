@@ -1,4 +1,4 @@
-"""The critical learning rate, at which the loss along u stops being lower than at θ, from losses alone: what α_max
+"""Find the critical learning rate, at which the loss along u stops being lower than at θ, from losses alone: what α_max
 predicts to second order."""
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _FIRST_MOVE = 1e-3  # without a finite α_max the search starts where ‖αu‖ 
 
 @dataclass(frozen=True)
 class CriticalLR:
-    """``value``: the α at which L(θ + αu) first rises above L(θ); inf where it does not up to the limit, 0 where not
-    even the smallest step tried lowers the loss, NaN where L(θ) is not finite. ``low``, ``high``: the bracket, L(low)
-    ≤ L(θ) < L(high). ``loss``: L(θ). ``alpha_max``: what it is compared with, NaN where it was not computed.
-    ``evaluations``: of the loss."""
+    """A critical learning rate with its bracket. ``value``: the α at which L(θ + αu) first rises above L(θ); inf where
+    it does not up to the limit, 0 where not even the smallest step tried lowers the loss, NaN where L(θ) is not finite.
+    ``low``, ``high``: the bracket, L(low) ≤ L(θ) < L(high). ``loss``: L(θ). ``alpha_max``: what it is compared with,
+    NaN where it was not computed. ``evaluations``: of the loss."""
 
     value: float
     low: float
@@ -47,7 +47,7 @@ def loss_along(
     *,
     batches: Iterable[Any] | None = None,
 ) -> list[float]:
-    """[L(θ + αu) for α in ``alphas``], forward passes only, each with the same random state; the loss as in
+    """Return [L(θ + αu) for α in ``alphas``] by forward passes only, each with the same random state; the loss as in
     `directional`, in its unit."""
     line = _Line(loss_fn, params, direction, batches)
     return [line(alpha) for alpha in alphas]
@@ -64,8 +64,8 @@ def critical_lr(
     resolution: float = 1e-2,
     batches: Iterable[Any] | None = None,
 ) -> CriticalLR:
-    """The largest α with L(θ + αu) ≤ L(θ), counted from the first crossing (Kalra and Barkeshli 2024, arXiv:2406.09405:
-    forward passes only).
+    """Find the largest α with L(θ + αu) ≤ L(θ), counted from the first crossing (Kalra and Barkeshli 2024,
+    arXiv:2406.09405: forward passes only).
 
     α is doubled from ``start`` while the loss is not above L(θ) (first halved, at most 40 times, until it is below), up
     to ``limit``; the bracket is then bisected to ``resolution``·high, and the crossing interpolated in it. Without
@@ -92,6 +92,7 @@ def critical_lr(
 
 
 def _search(line: _Line, start: float, limit: float, resolution: float) -> tuple[float, float, float]:
+    """Bracket the first crossing by halving and doubling, then bisect to ``resolution``: (critical LR, low, high)."""
     base = line(0.0)
     if not math.isfinite(base):
         return math.nan, math.nan, math.nan

@@ -1,4 +1,4 @@
-"""What curvature and gradient are made of: the Gauss–Newton part of uᵀHu, the parameter blocks' shares, the gradient's
+"""Decompose curvature and gradient: the Gauss–Newton part of uᵀHu, the parameter blocks' shares, the gradient's
 noise."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from stability.curvature.products import directional, hvp
 
 @dataclass(frozen=True)
 class GaussNewton:
-    """``part``: uᵀJᵀH_out J u. ``curvature``: uᵀHu. ``share``: part / curvature, NaN where uᵀHu is 0; the rest is the
-    model's own bend."""
+    """The Gauss–Newton part of a curvature. ``part``: uᵀJᵀH_out J u. ``curvature``: uᵀHu. ``share``: part / curvature,
+    NaN where uᵀHu is 0; the rest is the model's own bend."""
 
     part: float
     curvature: float
@@ -35,8 +35,8 @@ def gauss_newton(
     *,
     batches: Iterable[Any] | None = None,
 ) -> GaussNewton:
-    """The Gauss–Newton part of uᵀHu (Schraudolph 2002; Sagun et al. 2017, arXiv:1706.04454), for a loss given in two
-    parts.
+    """Compute the Gauss–Newton part of uᵀHu (Schraudolph 2002; Sagun et al. 2017, arXiv:1706.04454), for a loss given
+    in two parts.
 
     ``model_fn(params) -> outputs`` (one tensor) and ``output_loss_fn(outputs) -> scalar``; with ``batches``,
     ``model_fn(params, batch)`` and ``output_loss_fn(outputs, batch) -> (sum, count)``, combined as one mean. Ju is one
@@ -86,12 +86,12 @@ def block_shares(
     batches: Iterable[Any] | None = None,
     block: Callable[[str], str] | int = 2,
 ) -> dict[str, float]:
-    """u_b·(Hu)_b of every block b of parameters; they add up to uᵀHu, and hold b's coupling with all the others (a
-    share may be negative).
+    """Compute u_b·(Hu)_b of every block b of parameters; they add up to uᵀHu, and hold b's coupling with all the others
+    (a share may be negative).
 
     ``block``: a function from a parameter's name to its block's, or how many leading dotted parts of the name make one
-      ("blocks.0.mixer.qkv.weight" at 2 belongs to "blocks.0"). One Hessian-vector product. Source: uᵀHu = Σ_b
-      u_bᵀ(Hu)_b, by definition.
+    ("blocks.0.mixer.qkv.weight" at 2 belongs to "blocks.0"). One Hessian-vector product. Source: uᵀHu = Σ_b u_bᵀ(Hu)_b,
+    by definition.
     """
     if isinstance(block, int) and block < 1:
         raise ValueError(f"block is {block}; give at least one leading part of the names")
@@ -106,9 +106,9 @@ def block_shares(
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """``value``: B_simple = trace / gradient_sq, in the unit that the counts count; inf where gradient_sq came out ≤ 0
-      (the noise hides the gradient).
-    ``trace``: tr Σ of one item's gradient. ``gradient_sq``: |G|². Both without bias, from ``microbatches`` of them."""
+    """The noise scale of a gradient. ``value``: B_simple = trace / gradient_sq, in the unit that the counts count; inf
+    where gradient_sq came out ≤ 0 (the noise hides the gradient). ``trace``: tr Σ of one item's gradient.
+    ``gradient_sq``: |G|². Both without bias, from ``microbatches`` of them."""
 
     value: float
     trace: float
@@ -119,7 +119,7 @@ class NoiseScale:
 def gradient_noise_scale(
     loss_fn: Callable[..., Any], params: Mapping[str, Tensor], batches: Iterable[Any]
 ) -> NoiseScale:
-    """The simple noise scale of McCandlish et al. 2018 (arXiv:1812.06162, appendix A.1) from the gradients of
+    """Estimate the simple noise scale of McCandlish et al. 2018 (arXiv:1812.06162, appendix A.1) from the gradients of
     microbatches.
 
     ``loss_fn(params, batch) -> (sum, count)``, b_i = count. E|g_i|² = |G|² + tr Σ/b_i for a microbatch and |G|² + tr

@@ -1,5 +1,4 @@
-"""The Lanczos recurrence with full reorthogonalisation on flat vectors, and the operators (Hessians) that it is run
-on."""
+"""Run the Lanczos recurrence with full reorthogonalisation on flat vectors, on operators such as a loss's Hessian."""
 
 from __future__ import annotations
 
@@ -27,20 +26,20 @@ class Operator:
     device: torch.device
 
     def probe(self, generator: torch.Generator, kind: str = "rademacher") -> Tensor:
-        """A random vector (n,): ±1 with equal odds, or standard normal. Drawn on the CPU, so that a seed means the same
-        on every device."""
+        """Draw a random vector (n,): ±1 with equal odds, or standard normal. Drawn on the CPU, so that a seed means the
+        same on every device."""
         if kind == "normal":
             return torch.randn(self.size, generator=generator, dtype=torch.float64).to(self.device, self.dtype)
         return (torch.randint(0, 2, (self.size,), generator=generator) * 2 - 1).to(self.device, self.dtype)
 
 
 def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
-    """All tensors in the dict's order as one vector of the widest dtype among them."""
+    """Return all tensors in the dict's order as one vector of the widest dtype among them."""
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
 
 
 def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Tensors:
-    """The inverse of `flatten`, with the shapes and dtypes of ``like``."""
+    """Return the tensors of which `flatten` made the vector, with the shapes and dtypes of ``like``."""
     pieces = vector.split([tensor.numel() for tensor in like.values()])
     return {
         name: piece.reshape(tensor.shape).to(tensor.dtype)
@@ -54,8 +53,8 @@ def hessian_operator(
     batches: Iterable[Any] | None = None,
     scale: Mapping[str, Tensor] | None = None,
 ) -> Operator:
-    """H of a loss as in `directional`, by double backward; with ``scale`` (tensors s by name, as ``params``) diag(s) H
-    diag(s)."""
+    """Return H of a loss as in `directional`, by double backward; with ``scale`` (tensors s by name, as ``params``)
+    diag(s) H diag(s)."""
     params = check_params(params)
     batches = None if batches is None else list(batches)  # one pass for each product
     factor = None if scale is None else flatten(check_direction(params, scale))
@@ -87,7 +86,7 @@ class Krylov:
         return self.beta * self.vectors[-1].abs()
 
     def combine(self, weights: Tensor) -> Tensor:
-        """Q ``weights`` (k,): a vector of n."""
+        """Return Q ``weights`` (k,): a vector of n."""
         total = torch.zeros_like(self.basis[0])
         for weight, column in zip(weights.tolist(), self.basis, strict=True):
             total.add_(column, alpha=weight)
@@ -95,8 +94,8 @@ class Krylov:
 
 
 def krylov(operator: Operator, start: Tensor, iterations: int) -> Iterator[Krylov]:
-    """The Krylov space of ``start`` (n,) after 1, 2, … products, until ``iterations``, n, or the space is complete
-    (Lanczos 1950).
+    """Yield the Krylov space of ``start`` (n,) after 1, 2, … products, until ``iterations``, n, or the space is
+    complete (Lanczos 1950).
 
     Every new vector is orthogonalised twice against all earlier ones (Parlett 1998, 6.9), so that no eigenvalue appears
     twice. Memory: one vector of n a step. A product that is not finite ends it with eigenvalues of NaN.

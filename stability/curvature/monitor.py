@@ -1,4 +1,4 @@
-"""α_max of the steps that a training loop takes, measured beside it: the loop, its numbers and its random state stay as
+"""Measure α_max of the steps that a training loop takes, beside it: the loop, its numbers and its random state stay as
 they are."""
 
 from __future__ import annotations
@@ -36,16 +36,19 @@ class MonitorRow:
     """One measured optimizer step, θ⁺ = θ + lr·u, on the batch that it was taken on. Losses in the units of ``loss_fn``
     (nats, as a rule).
 
-    ``step``: number of steps begun before this one. ``lr``: α, the rate that the optimizer used. ``loss``: L(θ).
-      ``slope``: ⟨∇L, u⟩.
-    ``curvature``: uᵀHu. ``alpha_max``: Eq. 18, −2·slope/curvature; ∞ without positive curvature, 0 where u ascends.
-    ``alpha_max_over_lr``: below 1, the step is beyond its second-order threshold. ``predicted_change``: lr·slope +
-      lr²·curvature/2.
-    ``actual_change``: L(θ⁺) − L(θ), same batch, dropout masks and buffers. ``method``: what gave the curvature, "none"
-      where nothing was measured, "not defined" where the step is zero or the loss does not change along it: such a step
-      is neither stable nor unstable.
-    ``rel_error``: of the curvature against differences of gradients, where it was checked. ``note``: why a number is
-      missing or not finite; None where nothing is amiss.
+    - ``step``: number of steps begun before this one.
+    - ``lr``: α, the rate that the optimizer used.
+    - ``loss``: L(θ).
+    - ``slope``: ⟨∇L, u⟩.
+    - ``curvature``: uᵀHu.
+    - ``alpha_max``: Eq. 18, −2·slope/curvature; ∞ without positive curvature, 0 where u ascends.
+    - ``alpha_max_over_lr``: below 1, the step is beyond its second-order threshold.
+    - ``predicted_change``: lr·slope + lr²·curvature/2.
+    - ``actual_change``: L(θ⁺) − L(θ), same batch, dropout masks and buffers.
+    - ``method``: what gave the curvature, "none" where nothing was measured, "not defined" where the step is zero or
+      the loss does not change along it: such a step is neither stable nor unstable.
+    - ``rel_error``: of the curvature against differences of gradients, where it was checked.
+    - ``note``: why a number is missing or not finite; None where nothing is amiss.
     """
 
     step: int
@@ -64,8 +67,8 @@ class MonitorRow:
 
 @dataclass(frozen=True)
 class _Item:
-    """What a replay of one block's forward pass starts from. ``rows``: those of this piece; ``share``: its part of the
-    batch; ``first``: of the pieces."""
+    """The state from which a replay of one block's forward pass starts. ``rows``: those of this piece; ``share``: its
+    part of the batch; ``first``: of the pieces."""
 
     batch: Any
     random: RandomState
@@ -75,7 +78,7 @@ class _Item:
 
 
 class AlphaMaxMonitor:
-    """Measures the step that the loop itself takes::
+    """Measure the step that the loop itself takes::
 
         monitor = AlphaMaxMonitor(model, optimizer, loss_fn, every=10)
         for batch in loader:
@@ -83,16 +86,17 @@ class AlphaMaxMonitor:
                 ...  # your own zero_grad, forward, backward, clipping, optimizer.step(), scheduler.step()
         monitor.history[-1].alpha_max_over_lr
 
-    ``loss_fn(model, batch)`` returns the loss that the step descends: either a scalar, the batch's mean (accumulated
-    batches, and ranks, then weigh alike, as loss/n and DDP weigh them), or (sum, count), whose mean is taken over all
-    of them. It is called with the batch as given to `step` (it moves it to the device itself) and the model (of a
-    DistributedDataParallel the module inside) in the mode that it is in as the block ends.
-    ``every``: measure each k-th step; the others cost nothing. ``rows``: evaluate the batch in pieces of that many
-      rows, in bounded memory: the same numbers, exactly for (sum, count), for a scalar where every row counts alike;
-      dropout then draws other masks than the step did.
-    ``method``: as in `directional`. ``log``: called with each row as a dict. ``group``: the ranks over which the batch
-      is spread (taken from a DistributedDataParallel model); every rank then makes the same calls and gets the numbers
-      of the whole batch.
+    - ``loss_fn(model, batch)`` returns the loss that the step descends: either a scalar, the batch's mean (accumulated
+      batches, and ranks, then weigh alike, as loss/n and DDP weigh them), or (sum, count), whose mean is taken over all
+      of them. It is called with the batch as given to `step` (it moves it to the device itself) and the model (of a
+      DistributedDataParallel the module inside) in the mode that it is in as the block ends.
+    - ``every``: measure each k-th step; the others cost nothing.
+    - ``rows``: evaluate the batch in pieces of that many rows, in bounded memory: the same numbers, exactly for (sum,
+      count), for a scalar where every row counts alike; dropout then draws other masks than the step did.
+    - ``method``: as in `directional`.
+    - ``log``: called with each row as a dict.
+    - ``group``: the ranks over which the batch is spread (taken from a DistributedDataParallel model); every rank then
+      makes the same calls and gets the numbers of the whole batch.
 
     u = (θ⁺ − θ)/lr over the whole block, so clipping, weight decay, momentum and anything else that moved θ are in it;
     lr is what the first parameter group had as ``optimizer.step()`` was called (other groups' ratios to it are in u). A
@@ -137,8 +141,8 @@ class AlphaMaxMonitor:
 
     @contextmanager
     def step(self, batch: Any, *, accumulate: bool = False) -> Iterator[None]:
-        """Around one optimizer step. With gradient accumulation: around each batch, ``accumulate=True`` on all but the
-        one in whose block the optimizer steps.
+        """Measure the optimizer step that is taken in this block. With gradient accumulation: around each batch,
+        ``accumulate=True`` on all but the one in whose block the optimizer steps.
 
         Nothing is measured where the block raises. Where dropout is to repeat, the block's first draw of random numbers
         is the forward pass's.
@@ -153,7 +157,7 @@ class AlphaMaxMonitor:
             self.end()
 
     def begin(self, batch: Any) -> None:
-        """What `step` does as it enters, for callbacks: remember θ, buffers, random state, and the batch."""
+        """Do what `step` does as it enters, for callbacks: remember θ, buffers, random state, and the batch."""
         if self._steps % self.every:
             return
         if self._start is None:
@@ -167,7 +171,7 @@ class AlphaMaxMonitor:
         )
 
     def end(self) -> MonitorRow | None:
-        """What `step` does as it leaves: measure, append to ``history``, log. None on the steps in between."""
+        """Do what `step` does as it leaves: measure, append to ``history``, log. None on the steps in between."""
         step, self._steps = self._steps, self._steps + 1
         if self._start is None:
             return None
@@ -193,6 +197,7 @@ class AlphaMaxMonitor:
         }
 
     def _row(self, step: int, start: Tensors, items: list[_Item], lrs: list[float]) -> MonitorRow:
+        """Measure one step from what was remembered before it; a row with a note where there was no step to measure."""
         if not lrs:
             return MonitorRow(
                 step,
@@ -270,7 +275,8 @@ class _Loss(nn.Module):
         return self.loss_fn(self.model, batch)
 
     def evaluate(self, params: Tensors, item: _Item) -> tuple[Tensor, float]:
-        """(sum, count) of one piece from the random state and a copy of the buffers that its forward pass met."""
+        """Return (sum, count) of one piece from the random state and a copy of the buffers that its forward pass
+        met."""
         if item.first:
             _restore(item.random)
         lent = {**params, **{name: buffer.clone() for name, buffer in item.buffers.items()}}
@@ -285,7 +291,7 @@ class _Loss(nn.Module):
 
 
 def _rounding(before: Tensors, direction: Tensors, lr: float) -> str | None:
-    """A note where the rounding of θ⁺ makes up more than 1 % of the step, as it does at tiny learning rates."""
+    """Return a note where the rounding of θ⁺ makes up more than 1 % of the step, as it does at tiny learning rates."""
     share = rounding_share(before, {name: lr * norm({name: step}) for name, step in direction.items()})
     return f"about {share:.0%} of this step is float rounding of the parameters" if share > ROUNDING_LIMIT else None
 
@@ -298,6 +304,8 @@ def _restore(random: RandomState) -> None:
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise a ValueError where the model is sharded, or the optimizer does not hold the model's parameters and nothing
+    else."""
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"] if tensor.requires_grad}
     own = {id(param): param for param in model.parameters()}
     if any(hasattr(param, "full_tensor") or hasattr(param, "_is_flat_param") for param in own.values()):

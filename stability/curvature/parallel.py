@@ -1,5 +1,5 @@
-"""Curvature under data parallelism: every rank evaluates its own share of the batch, and every rank gets the numbers of
-the whole."""
+"""Compute curvature under data parallelism: every rank evaluates its own share of the batch, and every rank gets the
+numbers of the whole."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from stability.curvature.products import Directional, directional
 
 @dataclass(frozen=True)
 class _Part:
-    """What one rank sends: the sums over its microbatches (inside ``sums``) and their counts, or why it has none."""
+    """The share that one rank sends: the sums over its microbatches (inside ``sums``) and their counts, or why it has
+    none."""
 
     sums: Directional | None
     count: float
@@ -34,8 +35,8 @@ def parallel_directional(
     check: bool | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Directional:
-    """`directional` of the loss over the batches of all ranks: L = Σ sum / Σ count, slope ⟨∇L, u⟩, curvature uᵀHu and
-    α_max (Eq. 18) from these.
+    """Compute `directional` of the loss over the batches of all ranks: L = Σ sum / Σ count, slope ⟨∇L, u⟩, curvature
+    uᵀHu and α_max (Eq. 18) from these.
 
     Called by every rank of ``group`` (None: all) with the same ``params`` and ``direction`` and its own microbatches
     ``batches``; ``loss_fn(params, batch) -> (sum, count)``. One collective, of a few numbers in float64, summed in the
@@ -69,14 +70,15 @@ def parallel_directional(
 
 
 def parallel_mean(total: float, count: float, group: dist.ProcessGroup | None = None) -> float:
-    """Σ total / Σ count over the ranks of ``group`` (None: all), in float64 and the same on each. ValueError where the
-    counts sum to 0."""
+    """Return Σ total / Σ count over the ranks of ``group`` (None: all), in float64 and the same on each. ValueError
+    where the counts sum to 0."""
     parts = gathered((total, count), group)
     return mean_of(sum(part[0] for part in parts), sum(part[1] for part in parts))
 
 
 def gathered(item: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """What each rank of ``group`` (None: all) gave, in their order; [item] in a process that belongs to no group."""
+    """Return what each rank of ``group`` (None: all) gave, in their order; [item] in a process that belongs to no
+    group."""
     if not (dist.is_available() and dist.is_initialized()):
         return [item]
     parts: list[Any] = [None] * dist.get_world_size(group)
@@ -85,6 +87,8 @@ def gathered(item: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 
 def _whole(parts: Sequence[_Part]) -> Directional:
+    """Add up the ranks' parts to the numbers of the whole batch; ``RuntimeError`` where a rank could not measure its
+    own."""
     errors = [f"rank {rank}: {part.error}" for rank, part in enumerate(parts) if part.error is not None]
     if errors:
         raise RuntimeError(f"another rank could not measure its part; {errors[0]}")

@@ -1,4 +1,4 @@
-"""Slope and curvature of a loss along a direction, and Hessian-vector products, for dicts of tensors."""
+"""Compute slope and curvature of a loss along a direction, and Hessian-vector products, for dicts of tensors."""
 
 from __future__ import annotations
 
@@ -42,13 +42,16 @@ AGREEMENT = 1e-2
 class Directional:
     """The loss along θ + αu to second order: L + α·slope + α²·curvature/2.
 
-    ``loss``: L(θ). ``slope``: ⟨∇L, u⟩. ``curvature``: uᵀHu. ``alpha_max``: Eq. 18 from these, NaN where any of the
-      three is not finite.
-    ``method``: the one that gave the curvature. ``rel_error``: |a − b| / max(|a|, |b|) of the curvature against central
-      differences, where asked for; ``difference``: the b of it.
-    ``error_bar``: with method finite_difference, what the curvature may be off by. ``shares``: u_b·(Hu)_b by parameter,
-      which add up to the curvature, where the method yields them. ``nonfinite``: where a number is not finite, the
-      first parameter or module that is not.
+    - ``loss``: L(θ).
+    - ``slope``: ⟨∇L, u⟩.
+    - ``curvature``: uᵀHu.
+    - ``alpha_max``: Eq. 18 from these, NaN where any of the three is not finite.
+    - ``method``: the one that gave the curvature.
+    - ``rel_error``: |a − b| / max(|a|, |b|) of the curvature against central differences, where asked for.
+    - ``difference``: the b of ``rel_error``.
+    - ``error_bar``: with method finite_difference, what the curvature may be off by.
+    - ``shares``: u_b·(Hu)_b by parameter, which add up to the curvature, where the method yields them.
+    - ``nonfinite``: where a number is not finite, the first parameter or module that is not.
     """
 
     loss: float
@@ -72,7 +75,7 @@ def directional(
     batches: Iterable[Any] | None = None,
     check: bool | None = None,
 ) -> Directional:
-    """Loss, slope, curvature and α_max of ``loss_fn`` at ``params`` along ``direction`` (same keys and shapes).
+    """Compute loss, slope, curvature and α_max of ``loss_fn`` at ``params`` along ``direction`` (same keys and shapes).
 
     ``loss_fn(params) -> scalar``, or with ``batches`` ``loss_fn(params, batch) -> (sum, count)``: L = Σ sum / Σ count,
     one microbatch at a time. ``method``: "taylor" (exact, one forward pass, no stored activations; `NoRule` where an
@@ -104,8 +107,8 @@ def hvp(
     *,
     batches: Iterable[Any] | None = None,
 ) -> dict[str, Tensor]:
-    """H u by double backward (reverse over reverse, right through LayerNorm), for a loss as in `directional`; zeros
-    where nothing depends."""
+    """Compute H u by double backward (reverse over reverse, right through LayerNorm), for a loss as in `directional`;
+    zeros where nothing depends."""
     params = check_params(params)
     problem = Problem(Objective(loss_fn, batches), params, check_direction(params, direction), RandomState(params))
     products = {name: torch.zeros_like(param.detach()) for name, param in params.items()}
@@ -163,8 +166,8 @@ def _directional(loss: float, slope: float, curvature: float, method: str, **ext
 
 
 def _by_any(problem: Problem, check: bool | None) -> Directional:
-    """taylor; where it lacks a rule double backward; where that lacks a second derivative, central differences. A NaN
-    is nobody's reason to go on."""
+    """Compute by taylor; where it lacks a rule by double backward; where that lacks a second derivative, by central
+    differences. A NaN is nobody's reason to go on."""
     unforeseen = None
     try:
         return _by_taylor(problem, check)
@@ -213,8 +216,8 @@ def _by_double_backward(problem: Problem, check: bool | None) -> Directional:
 
 
 def checked(problem: Problem, result: Directional, check: bool | None, unvouched: str = "") -> Directional:
-    """The result with what ``check`` asks for. ``unvouched``: the name of a custom Function in the graph, "" where
-    there is none.
+    """Return the result with what ``check`` asks for. ``unvouched``: the name of a custom Function in the graph, ""
+    where there is none.
 
     Raises `NoSecondDerivative` where differences of gradients contradict the curvature that came through such a
     Function.
@@ -244,7 +247,7 @@ def _by_differences(problem: Problem, method: str, check: bool) -> Directional:
 
 
 def explained(problem: Problem, result: Directional) -> Directional:
-    """The result, with the origin of what is not finite in it."""
+    """Return the result, with the origin of what is not finite in it."""
     if math.isfinite(result.loss) and math.isfinite(result.slope) and math.isfinite(result.curvature):
         return result
     return replace(

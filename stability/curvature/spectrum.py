@@ -1,4 +1,4 @@
-"""The Hessian's spectrum from products with it: largest eigenvalue, density, trace. Losses and parameters as
+"""Compute the Hessian's spectrum from products with it: largest eigenvalue, density, trace. Losses and parameters as
 `directional` takes them.
 
 The products are double backward, exact, and carry float32's rounding (4e-6 relative, facts 8). What does not depend on
@@ -22,9 +22,9 @@ from stability.curvature.lanczos import Krylov, Operator, hessian_operator, kryl
 
 @dataclass(frozen=True)
 class Eigenvalue:
-    """``value``: a Ritz value. ``residual``: ‖Hy − value·y‖ for the unit ``vector`` y (by name); an eigenvalue lies
-    within it, and the Ritz value never exceeds the largest one. ``products``: Hessian-vector products spent.
-    ``converged``: residual ≤ tolerance·|value|."""
+    """An eigenvalue as Lanczos' iteration knows it. ``value``: a Ritz value. ``residual``: ‖Hy − value·y‖ for the unit
+    ``vector`` y (by name); an eigenvalue lies within it, and the Ritz value never exceeds the largest one.
+    ``products``: Hessian-vector products spent. ``converged``: residual ≤ tolerance·|value|."""
 
     value: float
     residual: float
@@ -45,15 +45,15 @@ class SpectralDensity:
     size: int
 
     def moment(self, power: int) -> tuple[float, float]:
-        """(tr(Hᵖ)/n, its standard error over the probes, NaN for one probe); without bias while power <
+        """Return (tr(Hᵖ)/n, its standard error over the probes, NaN for one probe); without bias while power <
         2·iterations."""
         terms = self.weights * self.probes * self.nodes**power
         by_probe = torch.zeros(self.probes, dtype=torch.float64).index_add(0, self.probe_of, terms)
         return float(by_probe.mean()), _standard_error(by_probe)
 
     def smoothed(self, grid: Tensor, width: float) -> Tensor:
-        """The density at ``grid`` (g,), each node widened to a Gaussian of standard deviation ``width`` (Ghorbani et
-        al. 2019, Eq. 6): (g,)."""
+        """Return the density at ``grid`` (g,), each node widened to a Gaussian of standard deviation ``width``
+        (Ghorbani et al. 2019, Eq. 6): (g,)."""
         if not width > 0:
             raise ValueError(f"width is {width}; a positive standard deviation is needed")
         bells = torch.exp(-0.5 * ((grid[:, None] - self.nodes) / width) ** 2) / (width * math.sqrt(2 * math.pi))
@@ -62,8 +62,8 @@ class SpectralDensity:
 
 @dataclass(frozen=True)
 class Trace:
-    """``value``: tr H. ``standard_error``: of the part that was sampled (0 where the sketch held all of H; NaN from
-    fewer than two samples)."""
+    """An estimate of a trace. ``value``: tr H. ``standard_error``: of the part that was sampled (0 where the sketch
+    held all of H; NaN from fewer than two samples)."""
 
     value: float
     standard_error: float
@@ -79,7 +79,7 @@ def top_eigenvalue(
     iterations: int = 64,
     seed: int = 0,
 ) -> Eigenvalue:
-    """λ_max of the Hessian (the sharpness of Cohen et al. 2021, arXiv:2103.00065) by Lanczos with full
+    """Compute λ_max of the Hessian (the sharpness of Cohen et al. 2021, arXiv:2103.00065) by Lanczos with full
     reorthogonalisation.
 
     Stops once the residual bound is below ``tolerance``·|λ|, or after ``iterations`` products (6–16 reach 1 %, facts
@@ -92,7 +92,7 @@ def top_eigenvalue(
 
 
 def largest(operator: Operator, params: Tensors, tolerance: float, iterations: int, seed: int) -> Eigenvalue:
-    """The largest Ritz value of an operator over ``params`` (see `top_eigenvalue`)."""
+    """Compute the largest Ritz value of an operator over ``params`` (see `top_eigenvalue`)."""
     if iterations < 1:
         raise ValueError(f"iterations is {iterations}; at least one product is needed")
     start = operator.probe(torch.Generator().manual_seed(seed), "normal")
@@ -116,8 +116,8 @@ def spectral_density(
     iterations: int = 32,
     seed: int = 0,
 ) -> SpectralDensity:
-    """The Hessian's spectral density by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017; Ghorbani et al. 2019,
-    arXiv:1901.10159).
+    """Estimate the Hessian's spectral density by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017; Ghorbani et
+    al. 2019, arXiv:1901.10159).
 
     From each of ``probes`` Rademacher vectors a Krylov space of ``iterations`` products: its Ritz values are the nodes,
     the squared first components of their vectors the weights. probes·iterations products. A loss with a NaN gives nodes
@@ -151,7 +151,8 @@ def trace(
     products: int = 30,
     seed: int = 0,
 ) -> Trace:
-    """tr H by Hutch++ (Meyer et al. 2021, arXiv:2010.09649, Algorithm 1) from ``products`` Hessian-vector products.
+    """Estimate tr H by Hutch++ (Meyer et al. 2021, arXiv:2010.09649, Algorithm 1) from ``products`` Hessian-vector
+    products.
 
     A third of them sketches the range of H (Q = orth(H S)), a third gives tr(QᵀHQ) exactly, a third samples the trace
     of (I − QQᵀ)H(I − QQᵀ) with Rademacher vectors, whose scatter is the standard error. Exact for a Hessian of rank ≤
@@ -180,8 +181,8 @@ def trace(
 
 
 def _orthonormal(columns: Tensor) -> Tensor:
-    """An orthonormal basis (n, r) of the columns' span; directions below rounding are left out, so that a low rank
-    stays low."""
+    """Return an orthonormal basis (n, r) of the columns' span; directions below rounding are left out, so that a low
+    rank stays low."""
     left, sizes, _ = torch.linalg.svd(columns, full_matrices=False)
     return left[:, sizes > sizes[0] * torch.finfo(columns.dtype).eps * max(columns.shape)]
 

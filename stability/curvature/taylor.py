@@ -1,4 +1,4 @@
-"""Second-order Taylor propagation: L, ⟨∇L, u⟩ and uᵀHu from one forward pass that carries (f, f′, f″) along θ + tu,
+"""Propagate a loss to second order: L, ⟨∇L, u⟩ and uᵀHu from one forward pass that carries (f, f′, f″) along θ + tu,
 exactly, and stores no activations."""
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["NoRule", "missing_rule", "taylor_sums"]
 def taylor_sums(
     objective: Objective, params: Tensors, direction: Tensors, random: RandomState
 ) -> tuple[float, float, float]:
-    """(L, slope, curvature), one microbatch at a time. Raises `NoRule`, naming it, at an operation that has no rule or
-    would drop derivatives."""
+    """Compute (L, slope, curvature), one microbatch at a time. Raises `NoRule`, naming it, at an operation that has no
+    rule or would drop derivatives."""
     jets = {name: Jet(param.detach(), direction[name]) for name, param in params.items()}
     sums, total = [0.0, 0.0, 0.0], 0.0
     with random.replayed(), torch.enable_grad():  # gradients on: a rule tells by it that nobody switched them off
@@ -51,7 +51,7 @@ def taylor_sums(
 def missing_rule(
     loss_fn: Callable[..., Any], params: Mapping[str, Tensor], *, batches: Iterable[Any] | None = None
 ) -> str | None:
-    """Why taylor cannot differentiate this loss (the operation's name is in the text), or None where it can."""
+    """Say why taylor cannot differentiate this loss (the operation's name is in the text), or None where it can."""
     params = check_params(params)
     try:
         taylor_sums(

@@ -1,4 +1,4 @@
-"""A training step's gradient and its curvature along the step, with what they have in common computed once."""
+"""Compute a training step's gradient and its curvature along the step, with what they have in common computed once."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class GradientWithGraph:
     """A batch's gradient now, its curvature along u later, because u follows from the gradient through the optimizer.
 
     ``loss``: L(θ). `gradient()`: ∇L, for the optimizer. `along(u)`: the `Directional` along u; the optimizer may have
-      moved the parameters by then, because everything here stands on ``params``, copies made at construction (θ before
-      the step). With method "double_backward" and no ``batches`` the gradient's graph is kept until `along` or
-      `release`, and `along` costs the second backward pass only, and gives ``shares``; otherwise `along` evaluates
-      again, which by "taylor" is cheaper still in memory. The forward pass advances the global random state as a
-      training step does; later evaluations replay it.
+    moved the parameters by then, because everything here stands on ``params``, copies made at construction (θ before
+    the step). With method "double_backward" and no ``batches`` the gradient's graph is kept until `along` or `release`,
+    and `along` costs the second backward pass only, and gives ``shares``; otherwise `along` evaluates again, which by
+    "taylor" is cheaper still in memory. The forward pass advances the global random state as a training step does;
+    later evaluations replay it.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class GradientWithGraph:
         }
 
     def _accumulate(self) -> tuple[float, Tensors]:
+        """Return loss and gradient as means over the microbatches, each one's graph freed before the next."""
         loss = total = 0.0
         sums: dict[str, Tensor | None] = dict.fromkeys(self.params)
         for value, count in self.objective.terms(self.params):
@@ -78,16 +79,16 @@ class GradientWithGraph:
         return loss, {name: _filled(sums.pop(name), param).div(total) for name, param in self.params.items()}
 
     def gradient(self) -> Tensors:
-        """∇L by name, detached, the caller's own to clip in place; zeros where the loss does not use a parameter.
-        Handed out once."""
+        """Return ∇L by name, detached, the caller's own to clip in place; zeros where the loss does not use a
+        parameter. Handed out once."""
         gradient, self._gradient = self._gradient, None
         if gradient is None:
             raise RuntimeError("the gradient was handed out already; keep what gradient() returned")
         return gradient
 
     def along(self, direction: Mapping[str, Tensor]) -> Directional:
-        """Slope and curvature along ``direction`` at θ before the step. The first call uses, and frees, the kept graph;
-        later ones evaluate again."""
+        """Compute slope and curvature along ``direction`` at θ before the step. The first call uses, and frees, the
+        kept graph; later ones evaluate again."""
         problem = Problem(self.objective, self.params, check_direction(self.params, direction), self.random)
         graph, self._graph = self._graph, None
         if graph is None:
@@ -98,8 +99,8 @@ class GradientWithGraph:
         return explained(problem, checked(problem, sums.result("double_backward"), self.check, self._unvouched))
 
     def nonfinite(self) -> str:
-        """The origin of a loss or a gradient that is not finite: the first parameter or module that is not, in one
-        line."""
+        """Return the origin of a loss or a gradient that is not finite: the first parameter or module that is not, in
+        one line."""
         ones = {name: torch.ones_like(param) for name, param in self.params.items()}
         with self.random.replayed():
             return first_nonfinite(

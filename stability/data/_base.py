@@ -1,4 +1,4 @@
-"""What a data source is: the class that each file of this folder exports."""
+"""A data source is the class that each file of this folder exports."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class AbstractDataSource:
 
     @classmethod
     def remedy(cls, config: Any, corpus: Any) -> str:
-        """Which of its settings may help where windows are too long for a side of the corpus: ", or data.…=…"; empty:
-        none."""
+        """Name those of its settings that may help where windows are too long for a side of the corpus: ", or
+        data.…=…"; empty: none."""
         return ""
 
     @classmethod

@@ -42,7 +42,7 @@ STAND_IN_TOKENS = 1 << 20
 
 
 class HuggingFaceConfig(AbstractTokenized):
-    """Which rows of which dataset, and how they become tokens."""
+    """Settings of which rows of which dataset are read, and how they become tokens."""
 
     tokenizer: Annotated[Literal["bytes", "gpt2", "nucleotides"], Fingerprinted()] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default="bytes",
@@ -182,6 +182,7 @@ def _records(config: HuggingFaceConfig) -> Iterator[tuple[str, bytes]]:
 
 
 def _rows(config: HuggingFaceConfig) -> Iterator[dict[str, Any]]:
+    """Yield the dataset's rows as they are streamed; ``ValueError`` of two lines where it cannot be read."""
     datasets = _datasets()
     # of whichever HTTP library the hub's client uses; not always an OSError
     from huggingface_hub.errors import HTTPError
@@ -218,7 +219,7 @@ def _is_folder(config: HuggingFaceConfig) -> bool:
 
 
 def _check_id(config: HuggingFaceConfig) -> None:
-    """Errors: ``ValueError`` for what can only have been meant as a folder: ids on the hub are of the form `HUB_ID`."""
+    """Raise a ``ValueError`` for what can only have been meant as a folder: ids on the hub are of the form `HUB_ID`."""
     if not re.fullmatch(HUB_ID, config.dataset):
         raise ValueError(
             f"data.dataset={config.dataset}: no such folder.\nGive a folder of data files, or an id on the hub such "
@@ -237,7 +238,7 @@ def _datasets() -> Any:
 
 
 def _check_reach(config: HuggingFaceConfig) -> None:
-    """Errors: ``RuntimeError`` where the hub does not answer (its client would retry for half a minute); proxies are
+    """Raise a ``RuntimeError`` where the hub does not answer (its client would retry for half a minute); proxies are
     respected."""
     try:
         urllib.request.urlopen(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=PROBE_SECONDS).close()

@@ -103,6 +103,7 @@ def _corpus(
     config: ImagesConfig,
     scratch: Path | None,
 ) -> ImageCorpus:
+    """Collect the images into a corpus, with a part of the training images held out where there is no other side."""
     piles: dict[str, Pile] = {}
     shape: tuple[int, ...] | None = None
     for side, image_HWC, label, place in items:

@@ -125,8 +125,8 @@ def protein_files(path: str) -> list[Path]:
 
 @contextmanager
 def _workplace(scratch: Path | None, key: str) -> Iterator[Path]:
-    """A folder for shards, kept where the block is interrupted: the next preparation of the same files finds it again.
-    Removed where it ends well or with a ``ValueError``. While another process works in it (or where there is no
+    """Yield a folder for shards, kept where the block is interrupted: the next preparation of the same files finds it
+    again. Removed where it ends well or with a ``ValueError``. While another process works in it (or where there is no
     ``scratch``), one of this process's own, never kept."""
     shared = None if scratch is None else scratch / f".proteins-{key}"
     lock = None if shared is None else RunLock(shared)
@@ -160,7 +160,7 @@ def _chains(
 
 
 def _tell(skipped: list[tuple[str, str]]) -> None:
-    """What was left out, on stderr, in as many lines as a screen has room for."""
+    """Print what was left out, on stderr, in as many lines as a screen has room for."""
     for name, reason in skipped[:MOST_SHOWN]:
         print(f"skipped {name}: {reason}", file=sys.stderr)
     if len(skipped) > MOST_SHOWN:

@@ -29,7 +29,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class StdlibConfig(Settings):
-    """Nothing to choose."""
+    """Settings of the standard library's docstrings, of which there is nothing to choose."""
 
 
 class StdlibDocstrings(AbstractDataSource):

@@ -30,7 +30,7 @@ def build(
     num_layers: int = 1,
     **settings: Any,
 ):
-    """One mechanism as a module: ``forward(x_BND, mask_BN=None) -> y_BND``; a cross mechanism (ca, cc):
+    """Return one mechanism as a module: ``forward(x_BND, mask_BN=None) -> y_BND``; a cross mechanism (ca, cc):
     ``forward(x_BND, context_BJD, mask_BN=None, context_mask_BJ=None) -> y_BND``.
 
     ``settings`` are the fields of the mechanism's Config, e.g. ``window=4``. Errors: ``ValueError`` for an unknown

@@ -1,4 +1,4 @@
-"""Softmax attention with rotary positions: what `sa`, `sw` and `attentionx` share."""
+"""Softmax attention with rotary positions is the base that `sa`, `sw` and `attentionx` share."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class AbstractSoftmaxAttention(AbstractAttention):
         return float(4 * num_positions * shape.width**2 + 2 * pairs * shape.width)
 
     def visible(self, num_positions: int, device: torch.device) -> Bool[Tensor, "N N"]:
-        """The pairs are True where query i (first axis) sees key j in a sequence without padding."""
+        """Return the pairs (N, N), True where query i (first axis) sees key j in a sequence without padding."""
         causal, mask_diagonal = self.causal, self.mask_diagonal
         return visible_pairs(num_positions, None, causal=causal, mask_diagonal=mask_diagonal, device=device)[0, 0]
 
     def split(self, qkv_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys, rotated, and values, (B, H, N, K) each, from what ``qkv`` gives."""
+        """Return queries and keys, rotated, and values, (B, H, N, K) each, from what ``qkv`` gives."""
         qkv_BNTHK = qkv_BND.unflatten(-1, (3, self.heads, -1))
         q_BHNK, k_BHNK = (part.transpose(1, 2) for part in rope(qkv_BNTHK[:, :, :2], position_dim=1).unbind(2))
         return q_BHNK, k_BHNK, qkv_BNTHK[:, :, 2].transpose(1, 2)
 
     def logits(self, q_BHNK: Tensor, k_BHNK: Tensor) -> Float[Tensor, "... N N"]:
-        """q̃_i·k̃_j / √K of all pairs, seen or not."""
+        """Return q̃_i·k̃_j / √K of all pairs, seen or not."""
         return q_BHNK @ k_BHNK.mT / math.sqrt(q_BHNK.shape[-1])
 
     def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N N"]:
@@ -75,8 +75,8 @@ class AbstractSoftmaxAttention(AbstractAttention):
 def visible_pairs(
     num_positions: int, mask_BN: Tensor | None, *, causal: bool, mask_diagonal: bool, device: torch.device
 ) -> Bool[Tensor, "B 1 N N"]:
-    """The pairs are True where a query (third axis) sees a key (fourth): a valid one, j ≤ i where causal, j ≠ i with a
-    masked diagonal. B is 1 without padding."""
+    """Return the pairs, True where a query (third axis) sees a key (fourth): a valid one, j ≤ i where causal, j ≠ i
+    with a masked diagonal. B is 1 without padding."""
     visible_NN = torch.ones(num_positions, num_positions, dtype=torch.bool, device=device)
     visible_NN = visible_NN.tril() if causal else visible_NN
     if mask_diagonal:
@@ -85,8 +85,8 @@ def visible_pairs(
 
 
 def attended(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, visible: Tensor) -> Float[Tensor, "B H N K"]:
-    """The result is softmax(q̃k̃ᵀ/√K) v over the visible keys by torch's scaled_dot_product_attention, and zero, the
-    empty sum, in rows that see nothing."""
+    """Return softmax(q̃k̃ᵀ/√K) v over the visible keys by torch's scaled_dot_product_attention, and zero, the empty
+    sum, in rows that see nothing."""
     empty = ~visible.any(-1, keepdim=True)
     # Softmaxes that are not torch's give NaN for an empty row: it sees everything, and what comes of it is dropped.
     attended_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=visible | empty)

@@ -1,5 +1,5 @@
-"""What a sequence mechanism is: a module that mixes positions, (B, N, D) in and out; a cross mechanism also reads a
-context (B, J, D)."""
+"""A sequence mechanism is a module that mixes positions, (B, N, D) in and out; a cross mechanism also reads a context
+(B, J, D)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ BIDIRECTIONAL, CAUSAL = "bidirectional", "causal"
 
 @dataclass(frozen=True)
 class MixerShape:
-    """Where a mixer stands: what the backbone knows of it and its own settings do not.
+    """The place of a mixer: what the backbone knows of it and its own settings do not.
 
     ``direction``: "bidirectional" or "causal"; ``layer`` of ``num_layers``, counted from 0 (patterns such as `mix`
-      choose by it).
+    choose by it).
     """
 
     width: int
@@ -42,7 +42,7 @@ class MixerShape:
         return self.width // self.heads
 
     def require_pairs(self) -> None:
-        """``ValueError`` of one line for an odd head width, of which RoPE cannot turn pairs."""
+        """Raise a ``ValueError`` of one line for an odd head width, of which RoPE cannot turn pairs."""
         if self.head_width % 2:
             even = [
                 heads for heads in range(1, self.width + 1) if self.width % heads == 0 and self.width // heads % 2 == 0
@@ -54,7 +54,8 @@ class MixerShape:
 
 
 def without_padding(x_BND: Tensor, mask_BN: Tensor | None, *, name: str = "mask_BN") -> Tensor:
-    """``x_BND`` with zeros where the mask is False; unchanged without a mask. A factor of zero would not silence a NaN.
+    """Return ``x_BND`` with zeros where the mask is False; unchanged without a mask. A factor of zero would not silence
+    a NaN.
 
     Errors: ``ValueError`` of one line, under the argument's ``name``, for a mask of another shape or of another dtype
     than bool.
@@ -75,7 +76,7 @@ def without_padding(x_BND: Tensor, mask_BN: Tensor | None, *, name: str = "mask_
 
 
 def require_context(x_BND: Tensor, context_BJD: Tensor) -> None:
-    """``ValueError`` of one line for a context of another width or batch than the source's."""
+    """Raise a ``ValueError`` of one line for a context of another width or batch than the source's."""
     batch, _, width = x_BND.shape
     if context_BJD.ndim != 3 or context_BJD.shape[0] != batch or context_BJD.shape[2] != width:
         raise ValueError(
@@ -97,7 +98,7 @@ class AbstractMechanism(nn.Module):
 
     @classmethod
     def build(cls, config: Any, shape: MixerShape) -> AbstractMechanism:
-        """The module for one layer. Patterns over the layers return another mechanism's module here."""
+        """Return the module for one layer. Patterns over the layers return another mechanism's module here."""
         if shape.direction not in cls.supported_directions(config):
             possible = ", ".join(sorted(cls.supported_directions(config)))
             raise ValueError(f"{cls.__module__.rsplit('.', 1)[-1]} cannot be {shape.direction}; it can be {possible}")
@@ -109,22 +110,22 @@ class AbstractMechanism(nn.Module):
 
     @classmethod
     def fewest_layers(cls, config: Any) -> int:
-        """Layers that the settings need; more than one only for patterns over the layers."""
+        """Return the number of layers that the settings need; more than one only for patterns over the layers."""
         return 1
 
     @classmethod
     def check_positions(cls, config: Any, num_positions: int) -> None:
-        """``ValueError`` of one line where the settings do not fit sequences of ``num_positions``."""
+        """Raise a ``ValueError`` of one line where the settings do not fit sequences of ``num_positions``."""
 
     @classmethod
     def needs_edges(cls, config: Any) -> bool:
-        """Whether `forward` cannot do without ``edges=``, which come with each batch (a molecule's bonds); a sweep's
-        data have none."""
+        """Return whether `forward` cannot do without ``edges=``, which come with each batch (a molecule's bonds); a
+        sweep's data have none."""
         return False
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Multiply-adds of one forward pass over one sequence of ``num_positions``, projections included."""
+        """Return the multiply-adds of one forward pass over one sequence of ``num_positions``, projections included."""
         raise NotImplementedError
 
     def forward(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
@@ -154,8 +155,8 @@ class AbstractCrossMechanism(nn.Module):
 
     @classmethod
     def for_words(cls, config: Any) -> Any:
-        """The settings for a context whose entries are not positions of the source, even where there happen to be as
-        many."""
+        """Return the settings for a context whose entries are not positions of the source, even where there happen to
+        be as many."""
         return config
 
     def start_local(self, bias: float) -> None:
@@ -164,13 +165,13 @@ class AbstractCrossMechanism(nn.Module):
 
     @classmethod
     def check_positions(cls, config: Any, num_positions: int, num_context: int) -> None:
-        """``ValueError`` of one line where the settings do not fit sources of ``num_positions`` and contexts of
+        """Raise a ``ValueError`` of one line where the settings do not fit sources of ``num_positions`` and contexts of
         ``num_context``; it names settings as ``cross.<setting>``, to which ``cross=auto`` adds the mechanism's name."""
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int, num_context: int) -> float:
-        """Multiply-adds of one forward pass over one source of ``num_positions`` and one context of ``num_context``,
-        projections included."""
+        """Return the multiply-adds of one forward pass over one source of ``num_positions`` and one context of
+        ``num_context``, projections included."""
         raise NotImplementedError
 
     def forward(
@@ -181,7 +182,7 @@ class AbstractCrossMechanism(nn.Module):
         mask_BN: Tensor | None = None,
         context_mask_BJ: Tensor | None = None,
     ) -> Tensor:
-        """What each source position takes from the context, (B, N, D). Masks: True where an entry is valid.
+        """Return what each source position takes from the context, (B, N, D). Masks: True where an entry is valid.
 
         What the others hold changes no valid output. A row whose context is wholly padded must come out finite,
         derivatives too; whatever it is, the block adds nothing to such a row.

@@ -27,13 +27,13 @@ class WindowedEdges:
         self.num_edges = sum(self.lengths)
 
     def sums(self, at_rows: Tensor, at_context: Tensor) -> Tensor:
-        """at_rows + at_context for each edge, (…, P)."""
+        """Return at_rows + at_context for each edge, (…, P)."""
         return torch.cat(
             [at_rows[..., i] + at_context[..., j] for i, j in zip(self.sources, self.targets, strict=True)], -1
         )
 
     def collect(self, flow: Tensor) -> Tensor:
-        """The sum over each row's edges, (…, N)."""
+        """Return the sum over each row's edges, (…, N)."""
         flows = zip(self.sources, flow.split(self.lengths, -1), strict=True)
         return torch.stack([F.pad(part, (i.start, self.rows.stop - i.stop)) for i, part in flows]).sum(0)
 
@@ -46,9 +46,9 @@ class CompleteEdges:
         self.num_edges = (last - first) * num_context
 
     def sums(self, at_rows: Tensor, at_context: Tensor) -> Tensor:
-        """at_rows + at_context for each edge, (…, P)."""
+        """Return at_rows + at_context for each edge, (…, P)."""
         return (at_rows[..., None] + at_context[..., None, :]).flatten(-2)
 
     def collect(self, flow: Tensor) -> Tensor:
-        """The sum over each row's edges, (…, last − first)."""
+        """Return the sum over each row's edges, (…, last − first)."""
         return flow.unflatten(-1, (self.rows.stop - self.rows.start, self.num_context)).sum(-1)

@@ -15,7 +15,7 @@ class EdgeList:
     """Directed edges i → j, each with R_ij: out-edges add R_ij(u_i − u_j) to g_i, in-edges take R_ki(u_k − u_i) off it.
 
     ``rotation``: "absolute" takes disagreements between ũ_i and ũ_j, "relative" between ρ(i − j)u_i and u_j, "none"
-      between u_i and u_j.
+    between u_i and u_j.
     """
 
     def __init__(self, edges: Edges, batch: int, num_positions: int, mask_BN: Tensor | None, rotation: str):
@@ -26,7 +26,7 @@ class EdgeList:
         self.factor_BE = edges.factor(mask_BN)
 
     def sums(self, source_HXBN: Tensor, target_HXBN: Tensor) -> Tensor:
-        """The source's part and the target's for each edge, (H, 1, X, B·E)."""
+        """Return the source's part and the target's for each edge, (H, 1, X, B·E)."""
         return (_gathered(source_HXBN, self.source_M) + _gathered(target_HXBN, self.target_M))[:, None]
 
     def differences(self, u_HKBN: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class EdgeList:
         return at_i_HKBE - _gathered(turned_HKBN, self.target_M).unflatten(-1, self.shape)
 
     def collect(self, flow_HKBE: Tensor) -> Tensor:
-        """g: each edge's flow added at its source and taken off at its target."""
+        """Return g, (…, N): each edge's flow added at its source and taken off at its target."""
         if self.factor_BE is not None:
             flow_HKBE = flow_HKBE * self.factor_BE
         flow_HKM = flow_HKBE.flatten(-2)
@@ -46,8 +46,8 @@ class EdgeList:
         return g_HKM.unflatten(-1, (self.shape[0], self.num_positions))
 
     def directed(self, r_BHEKK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Sources, targets and R (times the gate) of the edges that exist. Errors: ``ValueError`` where they differ
-        within the batch."""
+        """Return sources, targets and R (times the gate) of the edges that exist. Errors: ``ValueError`` where they
+        differ within the batch."""
         if len(self.edges.source_BE) > 1:
             raise ValueError(
                 f"each of the {self.shape[0]} sequences has edges of its own; give edge_weights one sequence at a time"
@@ -58,12 +58,12 @@ class EdgeList:
         return self.edges.source_BE[0][kept_E], self.edges.target_BE[0][kept_E], r_BHEKK[:, :, kept_E]
 
     def _turned_relatively(self, u_HKBE: Tensor) -> Tensor:
-        """ρ(i − j)u_i; sin changes its sign with the distance."""
+        """Return ρ(i − j)u_i; sin changes its sign with the distance."""
         distance_BE = self.edges.source_BE - self.edges.target_BE
         cos, sin = (table[:, distance_BE.abs()] for table in cos_sin(u_HKBE, self.num_positions))
         return turned(u_HKBE, cos, sin * distance_BE.sign())
 
 
 def _gathered(at_nodes: Tensor, index_M: Tensor) -> Tensor:
-    """(…, B, N) at the ends of edges, (…, M)."""
+    """Gather (…, B, N) at the ends of edges: (…, M)."""
     return at_nodes.flatten(-2).index_select(-1, index_M)

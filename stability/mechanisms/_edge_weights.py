@@ -1,5 +1,5 @@
-"""What self- and cross-consensus share: the edge MLPs of Algorithms 2 and 3, the weights R that they make, and the step
-sizes.
+"""Hold what self- and cross-consensus share: the edge MLPs of Algorithms 2 and 3, the weights R that they make, and the
+step sizes.
 
 Axes beside the legend's: P the edges, or unordered pairs, of one sequence; T the directions in which an MLP's outputs
 belong to one entry of P (2 where P counts unordered pairs, 1 where it counts directed edges). Features lead and edges
@@ -68,8 +68,8 @@ class EdgeWeights(NamedTuple):
     lambda_HTRKBP: Tensor | None
 
     def flow(self, difference_HKBP: Tensor) -> Tensor:
-        """(Σ_T R)·difference for each entry of P, without ever writing a normalised Λ: its rows' norms are in the
-        gain."""
+        """Return (Σ_T R)·difference for each entry of P, without ever writing a normalised Λ: its rows' norms are in
+        the gain."""
         isotropic_HKBP = self.alpha_HTBP.sum(1)[:, None] * difference_HKBP
         if self.gain_HTRBP is None or self.lambda_HTRKBP is None:
             return isotropic_HKBP
@@ -77,7 +77,7 @@ class EdgeWeights(NamedTuple):
         return isotropic_HKBP + ((self.gain_HTRBP * along_HTRBP)[:, :, :, None] * self.lambda_HTRKBP).sum((1, 2))
 
     def dense(self, head_width: int) -> Tensor:
-        """R itself, (B, H, T·P, K, K)."""
+        """Return R itself, (B, H, T·P, K, K)."""
         identity_KK = torch.eye(head_width, dtype=self.alpha_HTBP.dtype, device=self.alpha_HTBP.device)
         r_BHTPKK = self.alpha_HTBP.permute(2, 0, 1, 3)[..., None, None] * identity_KK
         if self.gain_HTRBP is not None and self.lambda_HTRKBP is not None:
@@ -95,6 +95,8 @@ class EdgeNetwork(nn.Module):
     heads: int
 
     def add_edge_parameters(self, config: ConsensusSettings, shape: MixerShape) -> None:
+        """Create the parameters of the edge MLPs (Algorithms 2 and 3) and, where they are learned, of the step
+        sizes."""
         self.config, self.heads = config, shape.heads
         hidden, head_width, num_mlps, num_scalars = (
             config.edge_hidden,
@@ -120,30 +122,30 @@ class EdgeNetwork(nn.Module):
             )
 
     def per_head(self, projection: nn.Linear, x_BND: Tensor) -> Tensor:
-        """The projected signal, (H, K, B, N)."""
+        """Split the projected signal into heads, (H, K, B, N)."""
         u_DM = projection.weight @ x_BND.flatten(0, 1).t() + projection.bias[:, None]
         return u_DM.unflatten(0, (self.heads, -1)).unflatten(-1, x_BND.shape[:2])
 
     def joined(self, projection: nn.Linear, u_HKBN: Tensor) -> Tensor:
-        """The heads side by side and projected, (B, N, D)."""
+        """Join the heads side by side and project them, (B, N, D)."""
         y_MD = F.linear(u_HKBN.flatten(0, 1).flatten(1).t(), projection.weight, projection.bias)
         return y_MD.unflatten(0, u_HKBN.shape[2:])
 
     def step_sizes(self) -> Sequence[float | Tensor]:
-        """η of each iteration."""
+        """Return η of each iteration."""
         if self.config.step == "learned":
             return F.softplus(self.step_before_softplus).unbind()
         return (self.config.step_size,) * self.config.iterations
 
     def heads_in_turn(self, device: torch.device) -> list[slice]:
-        """On a CPU one head at a time: its Λ then stays in the cache (measured: a fifth faster in the larger
-        benchmark). Elsewhere all at once."""
+        """Return the heads that are computed at once: on a CPU one at a time, since its Λ then stays in the cache
+        (measured: a fifth faster in the larger benchmark), elsewhere all. Elsewhere all at once."""
         at_once = 1 if device.type == "cpu" else self.heads
         return [slice(head, head + at_once) for head in range(0, self.heads, at_once)]
 
     def at_ends(self, x_BND: Tensor, ends: slice = slice(None)) -> list[Tensor]:
-        """What a node gives to the first layer as an edge's source and as its target, each (H, X, B, N); ``ends`` takes
-        one of the two.
+        """Return what a node gives to the first layer as an edge's source and as its target, each (H, X, B, N);
+        ``ends`` takes one of the two.
 
         The layer is linear in [y_i; y_j]: two products per node, one sum per edge.
         """
@@ -157,7 +159,7 @@ class EdgeNetwork(nn.Module):
         return [node_HXM.unflatten(-1, x_BND.shape[:2]) for node_HXM in biased]
 
     def edge_weights_of(self, hidden_HTXM: Tensor, heads: slice, batch_and_edges: tuple[int, int]) -> EdgeWeights:
-        """R of some ``heads`` from the activations of their edge MLPs' first layers (Algorithm 2, Eq. 36)."""
+        """Return R of some ``heads`` from the activations of their edge MLPs' first layers (Algorithm 2, Eq. 36)."""
         scalars_HTSM = F.softplus(self._scalars(hidden_HTXM, heads))
         alpha_HTBP = scalars_HTSM[:, :, 0].unflatten(-1, batch_and_edges)
         if not self.config.rank:
@@ -173,7 +175,7 @@ class EdgeNetwork(nn.Module):
         )
 
     def _scalars(self, hidden_HTXM: Tensor, heads: slice) -> Tensor:
-        """α and β before their softplus, (H, T, 2, B·P); α alone at rank 0."""
+        """Return α and β before their softplus, (H, T, 2, B·P); α alone at rank 0."""
         weight, bias = self.scalar_weight[heads, None], self.scalar_bias[heads, None, :, None]
         if mlps_of(self.config) == 1:
             return weight @ hidden_HTXM + bias
@@ -182,30 +184,30 @@ class EdgeNetwork(nn.Module):
 
 
 def mlps_of(config: ConsensusSettings) -> int:
-    """First layers of the edge MLP; at rank 0 there is α alone, and nothing to separate."""
+    """Return the number of the edge MLP's first layers; at rank 0 there is α alone, and nothing to separate."""
     return 3 if config.edge_mlp == "separate" and config.rank else 1
 
 
 def cost_per_edge(config: ConsensusSettings, shape: MixerShape) -> float:
-    """Multiply-adds of one directed edge over all heads: α (and β) and Λ with its rows' norms once, then R·(u_i − u_j)
-    in each iteration."""
+    """Return the multiply-adds of one directed edge over all heads: α (and β) and Λ with its rows' norms once, then
+    R·(u_i − u_j) in each iteration."""
     of_lambda = config.rank * shape.head_width
     once = (2 if config.rank else 1) * config.edge_hidden + of_lambda * (config.edge_hidden + 1)
     return float(shape.heads * (once + config.iterations * (2 * of_lambda + shape.head_width)))
 
 
 def _nonzero(squares: Tensor) -> Tensor:
-    """The squared norms, 1 for a zero row, which Eq. 36 leaves as it is. Zero means: 1/square³ overflows; second
+    """Return the squared norms, 1 for a zero row, which Eq. 36 leaves as it is. Zero means: 1/square³ overflows; second
     derivatives hold that power."""
     return torch.where(squares > torch.finfo(squares.dtype).tiny ** (1 / 3), squares, 1.0)
 
 
 def _uniform(fan_in: int, *shape: int, gain: float = 1.0) -> nn.Parameter:
-    """torch's own initialisation of a linear layer, for weights and biases, times ``gain``."""
+    """Draw torch's own initialisation of a linear layer, for weights and biases, times ``gain``."""
     bound = gain * fan_in**-0.5
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
 def _softplus_inverse(value: float) -> float:
-    """log(e^value − 1), which overflows for no value."""
+    """Return log(e^value − 1), which overflows for no value."""
     return value + math.log(-math.expm1(-value))

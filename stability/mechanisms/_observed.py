@@ -1,4 +1,5 @@
-"""What a mechanism lets probes see: the weights by which attention mixes values, the edges along which consensus works.
+"""Define what a mechanism lets probes see: the weights by which attention mixes values, the edges along which consensus
+works.
 
 A probe asks with ``isinstance`` for the class that says what it needs, and names the layers that inherit none of them.
 The mechanisms' contract (tests/mechanisms/test_contract.py) rebuilds `forward` from what is exposed here: what a probe
@@ -27,19 +28,21 @@ class AbstractAttention(AbstractMechanism):
     out: nn.Linear
 
     def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N N"]:
-        """A_ij is what value j counts for position i: 0 where i does not see j, and where ``mask_BN`` is False at j."""
+        """Return A (B, H, N, N), where A_ij is what value j counts for position i: 0 where i does not see j, and where
+        ``mask_BN`` is False at j."""
         raise NotImplementedError
 
     def values(self, x_BND: Tensor) -> Float[Tensor, "B H N K"]:
-        """The values v, one per position and head."""
+        """Return the values v, one per position and head."""
         raise NotImplementedError
 
     def mixed(self, a_BHNN: Tensor, v_BHNK: Tensor) -> Tensor:
-        """Each head makes this of its weights and values, (…, N, K): Av, unless a mechanism says otherwise."""
+        """Return what each head makes of its weights and values, (…, N, K): Av, unless a mechanism says otherwise."""
         return a_BHNN @ v_BHNK
 
     def joined(self, y_BHNK: Tensor, x_BND: Tensor) -> Float[Tensor, "B N D"]:
-        """The layer's output from what its heads made: side by side, through W_o. A gated mechanism reads x, too."""
+        """Return the layer's output from what its heads made: side by side, through W_o. A gated mechanism reads x,
+        too."""
         return self.out(y_BHNK.transpose(1, 2).flatten(2))
 
 
@@ -62,12 +65,12 @@ class AbstractConsensus(AbstractMechanism):
         self,
         x_BND: Tensor,
     ) -> tuple[Int64[Tensor, " E"], Int64[Tensor, " E"], Float[Tensor, "B H E K K"]]:
-        """``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the edges i = source → j = target.
+        """Return ``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the edges i = source → j = target.
 
         Errors: ``ValueError`` where there are no edges.
         """
         raise NotImplementedError
 
     def step_sizes(self) -> Sequence[float | Tensor]:
-        """η of each step, in turn."""
+        """Return η of each step, in turn."""
         raise NotImplementedError

@@ -25,7 +25,7 @@ class Pairs:
         self.rotate, self.mask_BN = rotate, mask_BN
 
     def sums(self, source_HXBN: Tensor, target_HXBN: Tensor) -> Tensor:
-        """The source's part and the target's for both edges of each pair, (H, T, X, B·P)."""
+        """Return the source's part and the target's for both edges of each pair, (H, T, X, B·P)."""
         node_HTXBN = torch.stack([source_HXBN, target_HXBN], 1)
         return self._on_pairs(node_HTXBN, node_HTXBN.flip(1)).flatten(-2)
 
@@ -34,7 +34,7 @@ class Pairs:
         return self._on_pairs(turned_HKBN, -turned_HKBN)
 
     def collect(self, flow_HKBP: Tensor) -> Tensor:
-        """g: each pair's flow added at i and taken off at j; nothing from a pair with a padded end."""
+        """Return g, (…, N): each pair's flow added at i and taken off at j; nothing from a pair with a padded end."""
         if self.mask_BN is not None:
             flow_HKBP = flow_HKBP * torch.cat(
                 [self.mask_BN[:, :-offset] & self.mask_BN[:, offset:] for offset in self.offsets], -1
@@ -43,12 +43,12 @@ class Pairs:
         return torch.stack([F.pad(flow, (0, offset)) - F.pad(flow, (offset, 0)) for offset, flow in flows]).sum(0)
 
     def directed(self, r_BHEKK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Sources and targets of the T·P directed edges, and R as it is."""
+        """Return sources and targets of the T·P directed edges, and R as it is."""
         num_positions = self.lengths[0] + 1
         left_P = torch.cat([torch.arange(num_positions - offset, device=r_BHEKK.device) for offset in self.offsets])
         right_P = torch.cat([torch.arange(offset, num_positions, device=r_BHEKK.device) for offset in self.offsets])
         return torch.cat([left_P, right_P]), torch.cat([right_P, left_P]), r_BHEKK
 
     def _on_pairs(self, at_i: Tensor, at_j: Tensor) -> Tensor:
-        """at_i + at_j for each pair: (…, N) → (…, P). Slices only; nothing is gathered."""
+        """Return at_i + at_j for each pair: (…, N) → (…, P). Slices only; nothing is gathered."""
         return torch.cat([at_i[..., :-offset] + at_j[..., offset:] for offset in self.offsets], -1)

@@ -25,8 +25,8 @@ class AttentionX(AbstractSoftmaxAttention):
     """
 
     class Config(Settings):
-        """What is subtracted; null takes the paper's recipe, γ > 1 where a position sees itself and γ = 1 where it does
-        not (3.2)."""
+        """Settings of what is subtracted; null takes the paper's recipe, γ > 1 where a position sees itself and γ = 1
+        where it does not (3.2)."""
 
         gamma: float | None = Field(
             default=None,
@@ -53,11 +53,11 @@ class AttentionX(AbstractSoftmaxAttention):
         return self.joined(v_BHNK - self.gamma * self._attended(q_BHNK, k_BHNK, v_BHNK, mask_BN), x_BND)
 
     def mixed(self, a_BHNN: Tensor, v_BHNK: Tensor) -> Tensor:
-        """The discrepancy Φ = v − γAv."""
+        """Return the discrepancy Φ = v − γAv."""
         return v_BHNK - self.gamma * (a_BHNN @ v_BHNK)
 
     def _attended(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """softmax(q̃k̃ᵀ/√K) v, zero in rows that see nothing."""
+        """Return softmax(q̃k̃ᵀ/√K) v, zero in rows that see nothing."""
         if mask_BN is None and not self.mask_diagonal:
             return F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, is_causal=self.causal)
         visible = visible_pairs(

@@ -42,7 +42,7 @@ class CrossAttention(AbstractCrossMechanism):
 
     @torch.no_grad()
     def start_local(self, bias: float) -> None:
-        """Equal biases of q and k give each pair a score that falls off with its distance under RoPE
+        """Set equal biases of q and k, which give each pair a score that falls off with its distance under RoPE
         (`models/init.py`)."""
         self.q.bias.fill_(bias)
         self.kv.bias[: self.q.out_features] = bias
@@ -59,8 +59,9 @@ class CrossAttention(AbstractCrossMechanism):
         mask_BN: Tensor | None = None,
         context_mask_BJ: Tensor | None = None,
     ) -> Float[Tensor, "B N D"]:
-        """Masks as in the base class, True where an entry is valid. Errors: ``ValueError`` for a mask of a wrong shape
-        or dtype, and for a context of another width or batch than the source's."""
+        """Return what each source position takes from the context. Masks as in the base class, True where an entry is
+        valid. Errors: ``ValueError`` for a mask of a wrong shape or dtype, and for a context of another width or batch
+        than the source's."""
         require_context(x_BND, context_BJD)
         q_BNHK = self.q(without_padding(x_BND, mask_BN)).unflatten(-1, (self.heads, -1))
         kv_BJTHK = self.kv(without_padding(context_BJD, context_mask_BJ, name="context_mask_BJ")).unflatten(

@@ -67,7 +67,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
 
     @classmethod
     def for_words(cls, config: Any) -> Any:
-        """Every position sees every entry: there is no window around a position."""
+        """Return the settings under which every position sees every entry: there is no window around a position."""
         return config.model_copy(update={"graph": "complete"})
 
     @classmethod
@@ -80,7 +80,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
 
     @staticmethod
     def _windowed(config: Any, num_positions: int, num_context: int) -> bool:
-        """Whether the window is what decides of the edges."""
+        """Return whether the window is what decides of the edges."""
         return config.graph == "window" or (config.graph == "auto" and num_context == num_positions)
 
     @classmethod
@@ -99,8 +99,8 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         mask_BN: Tensor | None = None,
         context_mask_BJ: Tensor | None = None,
     ) -> Float[Tensor, "B N D"]:
-        """Padding: an edge with a padded end contributes nothing, and nothing comes from a context of length J = 0: u′
-        = u.
+        """Return the source drawn towards the context, (B, N, D). Padding: an edge with a padded end contributes
+        nothing, and nothing comes from a context of length J = 0: u′ = u.
 
         A window that reaches past the ends is cut there (w ≥ N − 1: the complete graph); only a run refuses w ≥ N.
         Errors: ``ValueError`` for wrong masks, for a context of another width or batch than the source's, and for
@@ -136,7 +136,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
     def _blocks(
         self, x_BND: Tensor, context_BJD: Tensor, heads_at_once: int
     ) -> list[WindowedEdges] | list[CompleteEdges]:
-        """The edges, where they are complete in blocks of source rows, so that Λ of one block holds about
+        """Return the edges, where they are complete in blocks of source rows, so that Λ of one block holds about
         `BLOCK_NUMBERS` numbers."""
         (batch, num_positions, width), num_context = x_BND.shape, context_BJD.shape[1]
         if self.config.graph == "window" and num_context != num_positions:
@@ -156,7 +156,7 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
     def _updated(
         self, edges: WindowedEdges | CompleteEdges, heads: slice, sides: _Sides, masks: tuple[Tensor, Tensor] | None
     ) -> Tensor:
-        """u′ of the rows that ``edges`` cover (Algorithm 6, lines 14 to 17)."""
+        """Return u′ of the rows that ``edges`` cover (Algorithm 6, lines 14 to 17)."""
         rows = edges.rows
         weights = self._weights(edges, heads, sides)
         valid_BP = 1.0 if masks is None else edges.sums(masks[0][:, rows].byte(), masks[1].byte()) == 2
@@ -172,15 +172,15 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         return u
 
     def _weights(self, edges: WindowedEdges | CompleteEdges, heads: slice, sides: _Sides) -> EdgeWeights:
-        """Algorithm 3."""
+        """Return the edge weights R of Algorithm 3."""
         hidden_HTXM = F.gelu(edges.sums(sides.source_HXBN[..., edges.rows], sides.target_HXBJ))[:, None].flatten(-2)
         return self.edge_weights_of(hidden_HTXM, heads, (sides.u_HKBN.shape[2], edges.num_edges))
 
     def edge_weights(
         self, x_BND: Float[Tensor, "B N D"], context_BJD: Float[Tensor, "B J D"]
     ) -> tuple[Int64[Tensor, " E"], Int64[Tensor, " E"], Float[Tensor, "B H E K K"]]:
-        """``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the edges from source position i to context
-        position j."""
+        """Return ``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the edges from source position i to
+        context position j."""
         require_context(x_BND, context_BJD)
         num_positions, num_context = x_BND.shape[1], context_BJD.shape[1]
         windowed = isinstance(self._blocks(x_BND, context_BJD, self.heads)[0], WindowedEdges)

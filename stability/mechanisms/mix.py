@@ -18,8 +18,8 @@ class Mix(AbstractMechanism):
     """Layer l of L is the mechanism ``pattern[l·len(pattern) // L]``, with its own settings."""
 
     class Config(Settings):
-        """Which mechanism stands in which layer. Written ``pattern=[sa,sc] sc.window=4``; kept as ``parts``, in the
-        pattern's order."""
+        """The mechanism of each layer. Written ``pattern=[sa,sc] sc.window=4``; kept as ``parts``, in the pattern's
+        order."""
 
         pattern: tuple[str, ...] = Field(
             default=("sa", "sc"),
@@ -32,7 +32,7 @@ class Mix(AbstractMechanism):
         @model_validator(mode="before")
         @classmethod
         def _fold(cls, values: Any) -> Any:
-            """Direct keys ({"sc": {"window": 4}}) become parts; what the pattern does not name is dropped, what is
+            """Turn direct keys ({"sc": {"window": 4}}) into parts; what the pattern does not name is dropped, what is
             missing gets its defaults."""
             if not isinstance(values, dict):
                 return values
@@ -48,8 +48,8 @@ class Mix(AbstractMechanism):
 
     @classmethod
     def build(cls, config: Any, shape: MixerShape) -> AbstractMechanism:
-        """The module of layer ``shape.layer``. Errors: ``ValueError`` where the pattern is longer than the model is
-        deep, or cannot do the direction."""
+        """Return the module of layer ``shape.layer``. Errors: ``ValueError`` where the pattern is longer than the model
+        is deep, or cannot do the direction."""
         if len(config.pattern) > shape.num_layers:
             raise ValueError(
                 f"mechanism.mix.pattern={_listed(config.pattern)} has {len(config.pattern)} entries for "
@@ -75,7 +75,7 @@ class Mix(AbstractMechanism):
 
     @classmethod
     def check_positions(cls, config: Any, num_positions: int) -> None:
-        """Of every part. Errors: a part's own, under mix's path."""
+        """Check the settings of every part against ``num_positions``. Errors: a part's own, under mix's path."""
         for item in config.parts:
             try:
                 _load(item.name).check_positions(item.settings, num_positions)
@@ -88,7 +88,7 @@ class Mix(AbstractMechanism):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Of layer ``shape.layer``."""
+        """Return the multiply-adds of layer ``shape.layer``."""
         mechanism, settings = _of_layer(config, shape)
         return mechanism.cost(settings, shape, num_positions)
 
@@ -103,11 +103,12 @@ def _load(name: str) -> type[AbstractMechanism]:
 
 
 def _choices() -> tuple[str, ...]:
-    """What a pattern may name: every self mechanism but a pattern."""
+    """Return what a pattern may name: every self mechanism but a pattern."""
     return tuple(name for name in Registry("mechanisms").names(cross=False) if name != "mix")
 
 
 def _pattern(value: Any) -> tuple[str, ...]:
+    """Return the pattern as names; ``ValueError`` where it is no list of mechanisms that can stand in one."""
     if not isinstance(value, list | tuple) or not value or not all(isinstance(name, str) for name in value):
         raise ValueError(
             f"mechanism.mix.pattern={value!r}: must be a list of mechanisms, e.g. [sa,sc]; choices: "
@@ -123,7 +124,7 @@ def _pattern(value: Any) -> tuple[str, ...]:
 
 
 def _given(values: dict[str, Any]) -> dict[str, Part]:
-    """The parts that were written out, by name: the keys of ``parts`` and the direct ones."""
+    """Return the parts that were written out, by name: the keys of ``parts`` and the direct ones."""
     parts = values.pop("parts", ())
     if not isinstance(parts, list | tuple) or not all(
         isinstance(item, Part) or (isinstance(item, dict) and "name" in item) for item in parts
@@ -142,7 +143,7 @@ def _given(values: dict[str, Any]) -> dict[str, Part]:
 
 
 def _part(name: str, settings: Any) -> Part:
-    """One part, its errors told under mix's own path."""
+    """Build one part, its errors told under mix's own path."""
     if name not in _choices():
         raise ValueError(f"mechanism.mix.{name}: unknown key; {near_misses(name, ('pattern', *_choices()))}")
     if not isinstance(settings, dict | None):
@@ -156,7 +157,7 @@ def _part(name: str, settings: Any) -> Part:
 
 
 def _told(error: ValueError, name: str) -> str:
-    """A part's error under mix's path."""
+    """Return a part's error under mix's path."""
     return str(error).replace(f"mechanism.{name}", f"mechanism.mix.{name}")
 
 

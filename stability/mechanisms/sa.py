@@ -26,7 +26,7 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
     """
 
     class Config(Settings):
-        """Which keys a position sees; width, heads and direction come from the model and the objective."""
+        """Settings of which keys a position sees; width, heads and direction come from the model and the objective."""
 
         mask_diagonal: Annotated[bool, Since(False)] = Field(
             default=False,
@@ -45,6 +45,7 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
         return self.joined(self._attended(q_BHNK, k_BHNK, v_BHNK, mask_BN), x_BND)
 
     def _attended(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
+        """Return softmax(q̃k̃ᵀ/√K) v of each head, (B, H, N, K), by torch's fused attention."""
         if self.mask_diagonal:
             return attended(
                 q_BHNK,
@@ -58,8 +59,8 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
         )
 
     def _visible(self, mask_BN: Tensor) -> Tensor:
-        """True where a query (third axis) may see a key (fourth). No row is empty: torch's SDPA forgives that, other
-        softmaxes give NaN."""
+        """Return the pairs, True where a query (third axis) may see a key (fourth). No row is empty: torch's SDPA
+        forgives that, other softmaxes give NaN."""
         if not self.causal:
             return (mask_BN | ~mask_BN.any(-1, keepdim=True))[:, None, None]
         ones_NN = torch.ones(mask_BN.shape[1], mask_BN.shape[1], dtype=torch.bool, device=mask_BN.device)

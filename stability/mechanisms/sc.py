@@ -77,7 +77,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
-        """Given edges are counted as if all were given."""
+        """Return the multiply-adds; given edges are counted as if all were given."""
         neighbors = min(config.window, num_positions - 1)
         edges = {
             "window": 2 * sum(num_positions - offset for offset in range(1, neighbors + 1)),
@@ -92,8 +92,9 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
     def forward(
         self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None, edges: Tensor | None = None
     ) -> Float[Tensor, "B N D"]:
-        """Padding: an edge with a padded end contributes nothing. A window that reaches past the ends is cut there (w ≥
-        N − 1: the complete graph); only a run, whose length is known beforehand, refuses w ≥ N.
+        """Return the updated signal for a source y (B, N, D). Padding: an edge with a padded end contributes nothing. A
+        window that reaches past the ends is cut there (w ≥ N − 1: the complete graph); only a run, whose length is
+        known beforehand, refuses w ≥ N.
 
         ``edges`` belong to ``graph="given"``: directed edges i → j as int64 (E, 2), shared by the batch, or (B, E, 2)
         with rows [-1, -1] as filler, or a boolean adjacency (N, N) or (B, N, N), True at [i, j]. Errors: ``ValueError``
@@ -107,6 +108,8 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         return self.joined(self.out, u_HKBN)
 
     def _graph(self, x_BND: Tensor, mask_BN: Tensor | None, edges: Tensor | None) -> Pairs | EdgeList:
+        """Return the graph of one forward pass: by slices for a window and the complete graph, else as a list of
+        edges."""
         batch, num_positions = x_BND.shape[:2]
         if self.config.graph != "given" and edges is not None:
             raise ValueError(f"mechanism.sc.graph={self.config.graph} takes no edges; choose graph=given")
@@ -132,14 +135,15 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         return given_edges(edges, x_BND.shape[0], x_BND.shape[1], x_BND.device)
 
     def _scores(self, x_BND: Tensor) -> Tensor:
-        """s_ij = q_i·k_j / √K, (B, N, N)."""
+        """Return s_ij = q_i·k_j / √K, (B, N, N)."""
         return self.query(x_BND) @ self.key(x_BND).mT / self.query.out_features**0.5
 
     def _hidden(self, x_BND: Tensor, graph: Pairs | EdgeList) -> Tensor:
-        """GELU(first layer) of every edge, (H, T, X, B·P)."""
+        """Return GELU(first layer) of every edge, (H, T, X, B·P)."""
         return F.gelu(graph.sums(*self.at_ends(x_BND)))
 
     def _updated(self, u_HKBN: Tensor, hidden_HTXM: Tensor, graph: Pairs | EdgeList) -> Tensor:
+        """Return u after each step u ← u − η·g, one or all heads at a time."""
         slices, step_sizes = self.heads_in_turn(u_HKBN.device), self.step_sizes()
         at_once = slices[0].stop
         weights: Iterable[EdgeWeights] = (
@@ -157,8 +161,8 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
     def edge_weights(
         self, x_BND: Float[Tensor, "B N D"], *, edges: Tensor | None = None
     ) -> tuple[Int64[Tensor, " E"], Int64[Tensor, " E"], Float[Tensor, "B H E K K"]]:
-        """``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the directed edges i = source → j = target
-          of the graph, gates included.
+        """Return ``source_E, target_E, R_BHEKK``: the R_ij that `forward` uses on the directed edges i = source → j =
+        target of the graph, gates included.
 
         Errors: ``ValueError`` where there are no edges, and where each sequence of a larger batch has its own (top_w,
         edges given per sequence).

@@ -47,6 +47,7 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
         return num_positions + one_side * (1 if shape.direction == CAUSAL else 2)
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
+        """Attend in blocks of queries, each to the keys of its band: (B, N, D) → (B, N, D)."""
         x_BND = without_padding(x_BND, mask_BN)
         num_positions, block = x_BND.shape[1], max(self.before, MIN_BLOCK)
         num_blocks = -(-num_positions // block)
@@ -65,7 +66,7 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
         return (offset_NN >= -self.before) & (offset_NN <= self.after)
 
     def _seen(self, k_BHNK: Tensor, block: int, fill: int) -> Tensor:
-        """What each block of queries may look at: (B, H, blocks, before + block + after, K), zero beyond the
+        """Return what each block of queries may look at: (B, H, blocks, before + block + after, K), zero beyond the
         sequence."""
         padded = F.pad(k_BHNK, (0, 0, self.before, fill + self.after))
         return padded.unfold(2, self.before + block + self.after, block).transpose(-1, -2)
@@ -73,8 +74,8 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
     def _visible(
         self, num_positions: int, num_blocks: int, block: int, mask_BN: Tensor | None, device: torch.device
     ) -> Tensor:
-        """True where a query sees a key, (blocks, block, before + block + after); with a leading (B, 1) where there is
-        padding."""
+        """Return the pairs, True where a query sees a key, (blocks, block, before + block + after); with a leading (B,
+        1) where there is padding."""
         starts = torch.arange(num_blocks, device=device)[:, None, None] * block
         query = starts + torch.arange(block, device=device)[:, None]
         key = starts - self.before + torch.arange(self.before + block + self.after, device=device)

@@ -19,8 +19,8 @@ class Backbone(nn.Module):
     (RoPE).
 
     ``embedding``: whatever turns the inputs into (B, N, D): an `nn.Embedding` of tokens, patches of images. ``pool``:
-      what the head reads where it does not read every position: ``pool(hidden_BND, mask_BN)`` → (B, M, D), the logits
-      then being (B, M, V); None: every position.
+    what the head reads where it does not read every position: ``pool(hidden_BND, mask_BN)`` → (B, M, D), the logits
+    then being (B, M, V); None: every position.
 
     With cross branches in the blocks, context tokens (B, J) are embedded by the same embedding and normed once: every
     block reads the same context, on the scale of the normed source that it is compared with. ``condition``: the model
@@ -61,13 +61,14 @@ class Backbone(nn.Module):
         readout: Readout | None = None,
         **inputs: Any,
     ) -> Any:
-        """``tokens_BN``: what the embedding reads. ``context_BJ``: context tokens, needed exactly where there are cross
-          branches; masks: True where a token is valid. ``sigma_B``: each sequence's noise level, needed exactly where
-          the model is conditioned. ``readout``: called as ``readout(hidden_BND, weight_VD, bias_V)`` with what the head
-          would read and the head's parameters; its result stands for the logits (a loss that never makes them all).
+        """Return the logits (B, N, V), or what ``readout`` makes of their inputs. ``tokens_BN``: what the embedding
+        reads. ``context_BJ``: context tokens, needed exactly where there are cross branches; masks: True where a token
+        is valid. ``sigma_B``: each sequence's noise level, needed exactly where the model is conditioned. ``readout``:
+        called as ``readout(hidden_BND, weight_VD, bias_V)`` with what the head would read and the head's parameters;
+        its result stands for the logits (a loss that never makes them all).
 
         ``inputs``: what mixers take besides, e.g. ``edges=`` for ``sc`` with ``graph=given``. Errors: ``ValueError``
-          for a context or a noise level that is missing or that nothing reads, and for an input that no mixer takes.
+        for a context or a noise level that is missing or that nothing reads, and for an input that no mixer takes.
         """
         context, condition_BC = self._context(context_BJ, context_mask_BJ), self._condition(sigma_B)
         if inputs:
@@ -120,7 +121,7 @@ def num_parameters(model: nn.Module) -> int:
 
 
 def block_of(name: str) -> str:
-    """The block of a model's parameter: "blocks.0.mixer" (ffn, mixer_norm, …) for what lies in a layer, the module's
-    name for what does not."""
+    """Name the block of a model's parameter: "blocks.0.mixer" (ffn, mixer_norm, …) for what lies in a layer, the
+    module's name for what does not."""
     parts = name.split(".")
     return ".".join(parts[:3] if parts[0] == "blocks" else parts[:1])

@@ -12,7 +12,7 @@ from stability.models.condition import UNMODULATED, Modulation
 
 
 class Context(NamedTuple):
-    """What cross branches read: the embedded context (B, J, D), and True where an entry is valid (None: everywhere)."""
+    """The embedded context (B, J, D) that cross branches read, and True where an entry is valid (None: everywhere)."""
 
     x_BJD: Tensor
     mask_BJ: Tensor | None
@@ -26,8 +26,8 @@ class CrossBranch(nn.Module):
         self.mechanism, self.norm, self.residual = mechanism, norm, residual
 
     def forward(self, state: Tensor, context: Context, mask_BN: Tensor | None) -> Tensor:
-        """The state with what it reads in the context; rows of the batch whose context is wholly padded keep their
-        state, whatever the mechanism returns."""
+        """Return the state with what it reads in the context; rows of the batch whose context is wholly padded keep
+        their state, whatever the mechanism returns."""
         x_BJD, mask_BJ = context
 
         def branch(x_BND: Tensor) -> Tensor:
@@ -67,9 +67,9 @@ class Block(nn.Module):
         inputs: dict[str, Any] | None = None,
         condition_BC: Tensor | None = None,
     ) -> Tensor:
-        """``inputs``: what mixers may take beside state and mask (``edges``); this block's gets those that its
-          `forward` names.
-        ``condition_BC``: what ``modulation`` reads, given exactly where there is one."""
+        """Return the state after all branches. ``inputs``: what mixers may take beside state and mask (``edges``); this
+        block's gets those that its `forward` names. ``condition_BC``: what ``modulation`` reads, given exactly where
+        there is one."""
         own = {name: value for name, value in (inputs or {}).items() if name in self.mixer_inputs}
         of_mixer, of_ffn = UNMODULATED if self.modulation is None else self.modulation(condition_BC)
         state = self.mixer_residual(

@@ -13,7 +13,7 @@ LONGEST_PERIOD = 10_000.0
 
 
 class ConditionShape(NamedTuple):
-    """How a noise level becomes a condition: its width C, and the sinusoids of σ that it is made from."""
+    """The width C of a condition, and the sinusoids of σ that it is made from."""
 
     width: int
     sinusoids: int
@@ -37,7 +37,7 @@ class NoiseLevel(nn.Module):
 
 
 def sinusoids(sigma_B: Tensor, num: int) -> Tensor:
-    """(B, num), num even: cos, then sin of σ·10⁴^(−k/h), h = num/2, k = 0 … h − 1; in float32 or wider."""
+    """Return (B, num), num even: cos, then sin of σ·10⁴^(−k/h), h = num/2, k = 0 … h − 1; in float32 or wider."""
     wide = torch.promote_types(sigma_B.dtype, torch.float32)
     half = num // 2
     rates = torch.exp(torch.arange(half, dtype=wide, device=sigma_B.device) * (-math.log(LONGEST_PERIOD) / half))
@@ -46,7 +46,7 @@ def sinusoids(sigma_B: Tensor, num: int) -> Tensor:
 
 
 class Modulated(NamedTuple):
-    """What a condition does to one branch, (B, 1, D) each: x·(1 + scale) + shift before it, gate·y after it; None:
+    """The effect of a condition on one branch, (B, 1, D) each: x·(1 + scale) + shift before it, gate·y after it; None:
     nothing."""
 
     shift: Tensor | None = None

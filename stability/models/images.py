@@ -1,4 +1,4 @@
-"""How a model reads images: the sizes that it is built for, a patch a position, and one vector of all positions for its
+"""Models read images by the sizes that they are built for, a patch a position, and one vector of all positions for the
 head."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ POSITION_STD = 0.02  # Dosovitskiy et al. 2021
 
 
 class ImageFormat(NamedTuple):
-    """What all images of a corpus share: their size in pixels, their channels, the number of classes, and the training
-    images' mean and standard deviation of each channel (pixels from 0 to 255). Written as plain JSON (`_asdict`) beside
-    a checkpoint."""
+    """The sizes that all images of a corpus share: pixels, channels, the number of classes, and the training images'
+    mean and standard deviation of each channel (pixels from 0 to 255). Written as plain JSON (`_asdict`) beside a
+    checkpoint."""
 
     height: int
     width: int
@@ -26,11 +26,11 @@ class ImageFormat(NamedTuple):
 
     @classmethod
     def of(cls, values: Any) -> ImageFormat:
-        """The format that `_asdict` wrote, as it is or as JSON gives it back."""
+        """Return the format that `_asdict` wrote, as it is or as JSON gives it back."""
         return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
 
     def patch_side(self, positions: int) -> int:
-        """Pixels along a square patch, of which ``positions`` cover the image.
+        """Return the pixels along a square patch, of which ``positions`` cover the image.
 
         Errors: ``ValueError`` of one line where there is none, with the numbers of positions that there are.
         """
@@ -75,7 +75,7 @@ class PatchEmbedding(nn.Module):
 
 
 def mean_over_positions(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
-    """(B, 1, D): the mean over the valid positions, all of them without a mask."""
+    """Return the mean over the valid positions, all of them without a mask, (B, 1, D)."""
     if mask_BN is None:
         return hidden_BND.mean(1, keepdim=True)
     weights_BN1 = (mask_BN / mask_BN.sum(1, keepdim=True))[..., None].to(hidden_BND.dtype)

@@ -1,5 +1,5 @@
-"""Initial weights. Three settings change them: where attention's q and k biases start (`model.qk_bias`), the
-embeddings' size, and `mechanism.sc.edge_gain`."""
+"""Initialise a model's weights. Three settings change them: where attention's q and k biases start (`model.qk_bias`),
+the embeddings' size, and `mechanism.sc.edge_gain`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ def initialise(model: nn.Module, num_branches: int, qk_bias: float, embedding_st
     (Radford et al. 2019).
 
     A branch's last projection is the module called ``out``; with 2L branches (3L with cross branches) the residual
-    stream keeps its size through depth.
-    ``qk_bias``: where the query and key biases of attention (the first two thirds of the module called ``qkv``) start.
-      Equal ones give every pair the score b²·Σ cos θ_k(i − j) under RoPE, which falls off with distance: attention
-      starts local. ``embedding_std``: the standard deviation of every table of embeddings (`nn.Embedding`: tokens,
-      tracks, what contexts hold; neither patches nor positions), drawn from N(0, 1) and scaled. Weights that their
-      module starts at zero (a conditioned model's modulations and head) stay there.
+    stream keeps its size through depth. ``qk_bias``: where the query and key biases of attention (the first two thirds
+    of the module called ``qkv``) start. Equal ones give every pair the score b²·Σ cos θ_k(i − j) under RoPE, which
+    falls off with distance: attention starts local. ``embedding_std``: the standard deviation of every table of
+    embeddings (`nn.Embedding`: tokens, tracks, what contexts hold; neither patches nor positions), drawn from N(0, 1)
+    and scaled. Weights that their module starts at zero (a conditioned model's modulations and head) stay there.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding):

@@ -1,4 +1,4 @@
-"""Normalisation before each branch: the sweep axis ``norm``."""
+"""Normalise before each branch: the sweep axis ``norm``."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ EPSILON = 1e-5
 
 
 def build_norm(name: str, width: int) -> nn.Module:
-    """LayerNorm (affine) or RMSNorm (gain) over the last axis of width D."""
+    """Return a LayerNorm (affine) or RMSNorm (gain) over the last axis of width D."""
     return {"layernorm": nn.LayerNorm, "rmsnorm": nn.RMSNorm}[name](width, eps=EPSILON)

@@ -1,4 +1,5 @@
-"""Rotary position embedding (Su et al. 2021) in the half-split form of the consensus paper's appendix C.3."""
+"""Rotate by position (rotary position embedding, Su et al. 2021) in the half-split form of the consensus paper's
+appendix C.3."""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ from torch import Tensor
 
 
 def rope(u: Tensor, *, position_dim: int = -2, width_dim: int = -1, base: float = 10_000.0) -> Tensor:
-    """ũ = u ⊙ cos θ(p) + (P u) ⊙ sin θ(p), θ(p)_k = p·base^(−2k/K), P u = [−second half; first half] (paper C.3, Eqs.
-    41–42).
+    """Return ũ = u ⊙ cos θ(p) + (P u) ⊙ sin θ(p), θ(p)_k = p·base^(−2k/K), P u = [−second half; first half] (paper C.3,
+    Eqs. 41–42).
 
     ``u``: any shape; ``position_dim`` counts the positions p = 0, 1, …, ``width_dim`` is the head width K, which must
-      be even. Angles are float32 or wider; the result has u's dtype. Plain differentiable operations, and nothing is
-      kept between calls: a table made inside a functional transform or under inference mode must not outlive it, and
-      making it is below 1 % of a layer.
+    be even. Angles are float32 or wider; the result has u's dtype. Plain differentiable operations, and nothing is kept
+    between calls: a table made inside a functional transform or under inference mode must not outlive it, and making it
+    is below 1 % of a layer.
     """
     cos, sin = _cos_sin(u, position_dim, width_dim, base)
     first, second = u.chunk(2, dim=width_dim)
@@ -22,7 +23,7 @@ def rope(u: Tensor, *, position_dim: int = -2, width_dim: int = -1, base: float 
 
 
 def _cos_sin(u: Tensor, position_dim: int, width_dim: int, base: float) -> tuple[Tensor, Tensor]:
-    """cos θ and sin θ of the K/2 angles per position, shaped so that they broadcast against half of ``u``."""
+    """Return cos θ and sin θ of the K/2 angles per position, shaped so that they broadcast against half of ``u``."""
     width = u.shape[width_dim]
     if width % 2:
         raise ValueError(

@@ -1,5 +1,5 @@
-"""How a model reads several tracks of one sequence: source tracks are embedded and summed, context tracks enter once,
-before the blocks."""
+"""Models read several tracks of one sequence: source tracks are embedded and summed, context tracks enter once, before
+the blocks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Track(NamedTuple):
 
 
 class TrackInputs(NamedTuple):
-    """``sources``: int64 tokens (B, N) of each source track; ``contexts``: those that the model was built for, in its
-    order."""
+    """The tokens that a model of several tracks reads. ``sources``: int64 tokens (B, N) of each source track;
+    ``contexts``: those that the model was built for, in its order."""
 
     sources: tuple[Tensor, ...]
     contexts: tuple[Track, ...] = ()
@@ -103,8 +103,8 @@ class Conditioned(nn.Module):
 
 
 def framed(tokens_BN: Tensor, num_B: Tensor, bos: int, eos: int) -> Tensor:
-    """(B, N + 2): ``bos``, the row's first ``num_B`` tokens, ``eos``, and then what the row holds behind them, as its
-    padding."""
+    """Frame each row, (B, N + 2): ``bos``, the row's first ``num_B`` tokens, ``eos``, and then what the row holds
+    behind them, as its padding."""
     rows = torch.arange(len(tokens_BN))
     framed_BN = nn.functional.pad(tokens_BN, (1, 1))
     framed_BN[:, 0] = bos

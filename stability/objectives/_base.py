@@ -1,4 +1,4 @@
-"""What an objective is: how data become inputs and targets, how a model reads them, and how logits become a loss."""
+"""An objective says how data become inputs and targets, how a model reads them, and how logits become a loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stability.objectives._chunks import chunked_sum
 
 
 class ObjectiveSettings(Settings):
-    """What every objective can be told."""
+    """The settings that every objective has."""
 
     loss_chunk: Annotated[int | None, Since(None, of=("mlm", "ar"))] = Field(
         default=None,
@@ -33,7 +33,7 @@ class ObjectiveSettings(Settings):
 
 
 def refuse_unread(settings: ObjectiveSettings, names: Sequence[str], is_read: bool, owner: str) -> None:
-    """Errors: ``ValueError`` where one of ``names`` is set (to another value than its default, which every spec writes)
+    """Raise a ``ValueError`` where one of ``names`` is set (to another value than its default, which every spec writes)
     and nothing reads it.
 
     ``owner``: the setting under which it is read, and what was given instead.
@@ -49,12 +49,13 @@ class Examples(NamedTuple):
     """One batch as the model sees it. ``weights_BN``: the share of each position in the loss, 0 where it does not
     count.
 
-    ``inputs_BN``: tokens, or what else the model's embedding reads (named tuples of tensors, too), a row a sequence.
+    - ``inputs_BN``: tokens, or what else the model's embedding reads (named tuples of tensors, too), a row a sequence.
       Targets and weights have as many columns as the model gives logits: N, or fewer where its head reads something
       pooled; and an axis more where several things are predicted at a position.
-    ``context_BJ``: tokens that the model's cross mechanism reads, None for a model without one. ``sigma_B``: the total
-      noise that each sequence was corrupted with, which a time-conditioned model reads, None for any other.
-      ``mask_BN``: True where a position is no padding; None: there is none.
+    - ``context_BJ``: tokens that the model's cross mechanism reads, None for a model without one.
+    - ``sigma_B``: the total noise that each sequence was corrupted with, which a time-conditioned model reads, None for
+      any other.
+    - ``mask_BN``: True where a position is no padding; None: there is none.
     """
 
     inputs_BN: Any
@@ -107,17 +108,16 @@ class Examples(NamedTuple):
 
 class AbstractObjective:
     """``direction``: what it asks of the mechanism. ``num_inputs`` / ``num_outputs``: rows of the embedding, columns of
-      the head.
+    the head.
 
     ``config``: its settings, those of `ObjectiveSettings` among them. ``mask_id``: the id that stands for a hidden
-      token, one past the vocabulary; None where nothing is unmasked (ar, a uniform graph). ``condition``: the shape of
-      what a model makes of the noise level σ (`Examples.sigma_B`) for its time-conditioned blocks; None: it reads none.
+    token, one past the vocabulary; None where nothing is unmasked (ar, a uniform graph). ``condition``: the shape of
+    what a model makes of the noise level σ (`Examples.sigma_B`) for its time-conditioned blocks; None: it reads none.
 
     ``corpus_kind``: the kind of prepared data that it reads (`AbstractCorpus.kind`); ``unit``: what a model's position
-      is called, and several of them;
-    ``baseline``: what knows the targets' frequencies and nothing else. ``score_names``: what is validated beside the
-      NLL (`validate`). ``components``: names of the parts that the loss is a sum of, where it is one
-      (`component_sums`).
+    is called, and several of them; ``baseline``: what knows the targets' frequencies and nothing else. ``score_names``:
+    what is validated beside the NLL (`validate`). ``components``: names of the parts that the loss is a sum of, where
+    it is one (`component_sums`).
 
     ``samplers``: names of the samplers that generation may take, its default first; () where nothing can be sampled.
     "ar" reads the logits of the next token, "top_prob" and "random" `clean_probs` (of proteins ``track_probs``),
@@ -140,7 +140,8 @@ class AbstractObjective:
     mask_id: int | None = None
 
     def __init__(self, config: Any, vocab_size: Any):
-        """``vocab_size``: the corpus's `format`; of another kind than tokens not a number."""
+        """Take the settings, and as ``vocab_size`` the corpus's `format`, which of another kind than tokens is not a
+        number."""
         raise NotImplementedError
 
     @classmethod
@@ -149,13 +150,13 @@ class AbstractObjective:
         return 8
 
     def embedding(self, width: int, positions: int) -> nn.Module:
-        """How a model reads `Examples.inputs_BN`: a module that makes (B, N, D) of them. Its weights are drawn from the
-        global random state."""
+        """Return the module that makes (B, N, D) of `Examples.inputs_BN`. Its weights are drawn from the global random
+        state."""
         return nn.Embedding(self.num_inputs, width)
 
     @property
     def pool(self) -> Pool | None:
-        """What the model's head reads, as `Backbone` takes it; None: every position."""
+        """The pooling before the model's head, as `Backbone` takes it; None: the head reads every position."""
         return None
 
     @classmethod
@@ -170,8 +171,8 @@ class AbstractObjective:
         return ()
 
     def context_embeddings(self, width: int) -> Sequence[tuple[nn.Module, bool]]:
-        """Of each of `contexts_of`, what makes (B, J, D) of its track in `Examples.inputs_BN`, and whether it stands
-        position by position beside them."""
+        """Return for each of `contexts_of` what makes (B, J, D) of its track in `Examples.inputs_BN`, and whether it
+        stands position by position beside them."""
         return ()
 
     @classmethod
@@ -184,11 +185,11 @@ class AbstractObjective:
         return positions
 
     def require(self) -> None:
-        """Errors: ``ValueError`` where the settings do not fit the data's format."""
+        """Raise a ``ValueError`` where the settings do not fit the data's format."""
 
     def augmented(self, batch: Any, generator: torch.Generator) -> Any:
-        """What training makes of a batch before `examples` sees it, and validation does not; without any, nothing is
-        drawn from ``generator``."""
+        """Return what training makes of a batch before `examples` sees it, and validation does not; without any,
+        nothing is drawn from ``generator``."""
         return batch
 
     def examples(self, tokens_BN: Any, generator: torch.Generator) -> Examples:
@@ -204,7 +205,7 @@ class AbstractObjective:
         raise NotImplementedError
 
     def count(self, examples: Examples, dtype: torch.dtype) -> Tensor:
-        """What a mean of the loss divides by: the sum of the weights."""
+        """Return what a mean of the loss divides by: the sum of the weights."""
         return examples.weights_BN.to(dtype).sum()
 
     def loss(
@@ -233,9 +234,9 @@ class AbstractObjective:
         return log_frequencies_V.expand(*examples.targets_BN.shape, -1)
 
     def clean_probs(self, model: nn.Module, tokens_BN: Tensor) -> Tensor:
-        """What the model holds each position's clean token to be, given a partly masked sequence (``mask_id`` where a
-        token is hidden): (B, N, V) with V the vocabulary without the mask, float32 or wider, rows sum to 1. Trained at
-        masked positions only. Without gradients.
+        """Return what the model holds each position's clean token to be, given a partly masked sequence (``mask_id``
+        where a token is hidden): (B, N, V) with V the vocabulary without the mask, float32 or wider, rows sum to 1.
+        Trained at masked positions only. Without gradients.
 
         Errors: ``ValueError`` where the objective masks nothing (``mask_id`` is None).
         """
@@ -246,7 +247,7 @@ class AbstractObjective:
 
 
 def wide(x: Tensor) -> Tensor:
-    """In float32 or wider."""
+    """Return ``x`` in float32 or wider."""
     return x if x.dtype == torch.float64 else x.float()
 
 

@@ -12,7 +12,7 @@ class Autoregressive(AbstractObjective):
     """Mean cross entropy of the next token."""
 
     class Config(ObjectiveSettings):
-        """Nothing of its own."""
+        """The settings that every objective has, and none of its own."""
 
     direction = "causal"
     samplers = ("ar",)

@@ -95,8 +95,8 @@ class Classification(AbstractObjective):
 
 
 def cropped(images_BHWC: Tensor, border: int, generator: torch.Generator) -> Tensor:
-    """Of each image, with ``border`` black pixels on every side, a window of its own size; all (2·border + 1)² of them
-    are equally likely."""
+    """Cut from each image, with ``border`` black pixels on every side, a window of its own size; all (2·border + 1)² of
+    them are equally likely."""
     batch, height, width, _ = images_BHWC.shape
     padded = nn.functional.pad(images_BHWC, (0, 0, border, border, border, border))
     top_B, left_B = torch.randint(2 * border + 1, (2, batch), generator=generator)

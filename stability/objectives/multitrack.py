@@ -77,6 +77,7 @@ class MultitrackMaskedModel(AbstractObjective):
 
         @model_validator(mode="after")
         def _is_read(self) -> MultitrackMaskedModel.Config:
+            """Refuse settings of a track that is not among the sources, and structure without a tokenizer."""
             given = f"objective.sources (objective.sources=[{','.join(self.sources)}] given)"
             refuse_unread(self, ("sequence_mask_rate",), "sequence" in self.sources, f"sequence among {given}")
             refuse_unread(
@@ -132,7 +133,7 @@ class MultitrackMaskedModel(AbstractObjective):
         return positions - 2
 
     def examples(self, batch: Any, generator: torch.Generator) -> Examples:
-        """Of a `ProteinBatch` of N − 2 residues: targets and weights (B, N, tracks). Sources are masked first, in the
+        """Mask a `ProteinBatch` of N − 2 residues: targets and weights (B, N, tracks). Sources are masked first, in the
         order of the config, then contexts."""
         num_B = batch.residues_BN.sum(1)
         sources, targets, weights = [], [], []
@@ -149,17 +150,17 @@ class MultitrackMaskedModel(AbstractObjective):
         )
 
     def all_masked(self, batch: Any) -> tuple[TrackInputs, Tensor]:
-        """What sampling a protein of each length in a `ProteinBatch` starts from: in every source track a mask for each
-        residue between BOS and EOS, whatever its content is; contexts with nothing hidden. And (B, N), True where a
-        position is no padding."""
+        """Return what sampling a protein of each length in a `ProteinBatch` starts from: in every source track a mask
+        for each residue between BOS and EOS, whatever its content is; contexts with nothing hidden. And (B, N), True
+        where a position is no padding."""
         tokens_BN = framed(torch.where(batch.residues_BN, MASK, PAD), batch.residues_BN.sum(1), BOS, EOS)
         contexts = tuple(Track(*_given(name, batch)) for name in self.config.contexts)
         return TrackInputs(tuple(tokens_BN.clone() for _ in self.config.sources), contexts), tokens_BN != PAD
 
     @torch.no_grad()
     def track_probs(self, model: nn.Module, inputs: TrackInputs, mask_BN: Tensor) -> list[Tensor]:
-        """What the model holds each position's content to be, for each source track (B, N, V) over the tokens from
-        `FIRST` on; float32 or wider, rows sum to 1. Trained at masked positions only. Without gradients."""
+        """Return what the model holds each position's content to be, for each source track (B, N, V) over the tokens
+        from `FIRST` on; float32 or wider, rows sum to 1. Trained at masked positions only. Without gradients."""
         return [logits.softmax(-1) for logits in wide(model(inputs, mask_BN=mask_BN)).split(self._vocabularies, -1)]
 
     def _masked(self, name: str, tokens_BN: Tensor, generator: torch.Generator) -> Tensor:
@@ -226,7 +227,7 @@ def with_contexts(batch: Any, names: Sequence[str]) -> Any:
 
 
 def _fields(name: str) -> tuple[str, str]:
-    """Of a context, its tokens' and its mask's name in a `ProteinBatch`."""
+    """Return the names of a context's tokens and mask in a `ProteinBatch`."""
     axes = {"domains": "BNK", "descriptions": "BJ", "orthologs": "BJ"}.get(name, "BN")
     return f"{name}_{axes}", f"{name}_mask_{axes}"
 

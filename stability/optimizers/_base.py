@@ -1,4 +1,4 @@
-"""What an optimizer part is: settings, and how they become a ``torch.optim.Optimizer``."""
+"""An optimizer part is settings, and how they become a ``torch.optim.Optimizer``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AbstractOptimizer:
     """``build`` makes the optimizer; the learning rate of each step is set from outside, through the parameter groups.
 
     ``elementwise``: the step of each entry depends on that entry's gradients and state alone, so that a slice of a
-      tensor takes the steps of the whole.
+    tensor takes the steps of the whole.
     """
 
     family: ClassVar[str] = "optimizers"
@@ -31,5 +31,5 @@ class AbstractOptimizer:
 
     @classmethod
     def decays(cls, config: Any, parameter: nn.Parameter) -> bool:
-        """Whether weight decay reaches a parameter about which its module says nothing (``own_decay``)."""
+        """Return whether weight decay reaches a parameter about which its module says nothing (``own_decay``)."""
         return True

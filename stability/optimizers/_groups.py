@@ -1,4 +1,4 @@
-"""Which parameters weight decay reaches."""
+"""Divide the parameters into those that weight decay reaches and the others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from stability.optimizers._base import Parameters
 
 
 def parameter_groups(model: nn.Module, decays: Callable[[nn.Parameter], bool]) -> Parameters:
-    """The parameters as an optimizer takes them: in the model's order, or where some are not decayed as two groups with
-    ``name`` decayed and undecayed, each in that order.
+    """Return the parameters as an optimizer takes them: in the model's order, or where some are not decayed as two
+    groups with ``name`` decayed and undecayed, each in that order.
 
     A module may say of its own parameters whether they are (``own_decay``: name → bool, as residual schemes have it);
     of the others ``decays`` does.

@@ -11,7 +11,7 @@ __all__ = ["AbstractResidual", "AbstractSinkhornStreams", "AbstractStreams", "bu
 
 
 def build(name: str, *, width: int, layer: int = 0, **settings: Any):
-    """One connection as a module: ``forward(state, branch) -> state``. ``settings``: the fields of the scheme's
+    """Return one connection as a module: ``forward(state, branch) -> state``. ``settings``: the fields of the scheme's
     Config."""
     from stability.config.parts import settings_of
     from stability.registry import Registry

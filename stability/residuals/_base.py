@@ -1,4 +1,4 @@
-"""What a residual scheme is: how a branch's output joins the state that runs through the blocks."""
+"""A residual scheme says how a branch's output joins the state that runs through the blocks."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class AbstractResidual(nn.Module):
 
     @property
     def own_decay(self) -> dict[str, bool]:
-        """By name the parameters of which the scheme, not the optimizer, says whether weight decay reaches them."""
+        """The parameters by name of which the scheme, not the optimizer, says whether weight decay reaches them."""
         return {}
 
     def enter(self, x_BND: Tensor) -> Tensor:
-        """The state before the first block."""
+        """Return the state before the first block."""
         raise NotImplementedError
 
     def forward(self, state: Tensor, branch: Branch) -> Tensor:
         raise NotImplementedError
 
     def leave(self, state: Tensor, final_norm: nn.Module) -> Tensor:
-        """What the head reads, (B, N, D)."""
+        """Return what the head reads, (B, N, D)."""
         raise NotImplementedError

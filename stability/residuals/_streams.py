@@ -1,4 +1,4 @@
-"""What schemes with several residual streams share (Zhu et al. 2024, arXiv:2409.19606; Xie et al. 2025,
+"""Schemes with several residual streams share this base (Zhu et al. 2024, arXiv:2409.19606; Xie et al. 2025,
 arXiv:2512.24880)."""
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class StreamSettings(Settings):
 
 
 class Coefficients(NamedTuple):
-    """Of each token, in float32 or wider. ``mix_BNST[..., s, t]``: how much of stream s goes on in stream t."""
+    """The coefficients of each token, in float32 or wider. ``mix_BNST[..., s, t]``: how much of stream s goes on in
+    stream t."""
 
     pre_BNS: Tensor
     mix_BNST: Tensor
@@ -53,7 +54,7 @@ class AbstractStreams(AbstractResidual):
         return dict.fromkeys(self.static, bool(self.config.decay_static))
 
     def coefficients(self, x_BNSD: Tensor) -> Coefficients:
-        """The pre, mix and post that `forward` uses at each token of the state."""
+        """Return the pre, mix and post that `forward` uses at each token of the state."""
         raise NotImplementedError
 
     def enter(self, x_BND: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ class AbstractGatedStreams(AbstractStreams):
         self.scale = nn.Parameter(torch.full((3,), INITIAL_SCALE))
 
     def mixing(self, logits: Tensor) -> Tensor:
-        """(B, N, …) as ``bias_mix`` → mix_BNST."""
+        """Return mix_BNST, made of logits (B, N, …) of the shape of ``bias_mix``."""
         raise NotImplementedError
 
     def coefficients(self, x_BNSD: Tensor) -> Coefficients:
@@ -106,8 +107,8 @@ class AbstractGatedStreams(AbstractStreams):
         return Coefficients(pre_BNS, self.mixing(mix), 2 * post_BNS)
 
     def _logits(self, x_BNSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Of pre and post, (B, N, 2n), and of the mixing. Scales and biases are joined to rows first: few operations on
-        all tokens, many on single rows."""
+        """Return the logits of pre and post, (B, N, 2n), and of the mixing. Scales and biases are joined to rows first:
+        few operations on all tokens, many on single rows."""
         num, size = self.config.streams, self.bias_mix.numel()
         scale_O = spread(self.scale, [num, num, size])
         bias_O = torch.cat([self.bias_pre, self.bias_post, self.bias_mix.flatten()])
@@ -121,7 +122,7 @@ class AbstractSinkhornStreams(AbstractGatedStreams):
     """mHC's mixing: exp(`mixing_logits`) after ``config.iterations`` of Sinkhorn and Knopp (mHC-lite's Eq. 2)."""
 
     def mixing_logits(self, x_BNSD: Tensor) -> Tensor:
-        """The logarithms that Sinkhorn and Knopp begin with, (B, N, S, S)."""
+        """Return the logarithms that Sinkhorn and Knopp begin with, (B, N, S, S)."""
         return self._logits(x_BNSD)[1]
 
     def mixing(self, logits: Tensor) -> Tensor:
@@ -129,12 +130,12 @@ class AbstractSinkhornStreams(AbstractGatedStreams):
 
 
 def spread(scales: Tensor, sizes: list[int]) -> Tensor:
-    """Each scale as often as its size says, one after another."""
+    """Repeat each scale as often as its size says, one after another."""
     return torch.cat([scale.expand(size) for scale, size in zip(scales.unbind(), sizes, strict=True)])
 
 
 def normed_product(x: Tensor, gain: Tensor, weight: Tensor) -> Tensor:
-    """RMSNorm(x)·diag(1 + gain)·W over the last axis, in float32 or wider; (…, G) and (G, O) → (…, O).
+    """Return RMSNorm(x)·diag(1 + gain)·W over the last axis, in float32 or wider; (…, G) and (G, O) → (…, O).
 
     The norm divides the product, not x: it is O numbers a token then, not G (Xie et al. 2025, 4.3.1). Its ε is the
     dtype's own, so that the scale of x drops out whatever it is.

@@ -26,7 +26,7 @@ class HyperConnections(AbstractStreams):
     """
 
     class Config(StreamSettings):
-        """As `StreamSettings`."""
+        """The settings of `StreamSettings`."""
 
     static = ("static_read", "static_post")
 

@@ -52,6 +52,7 @@ class LiteHyperConnections(AbstractGatedStreams):
 
         @model_validator(mode="after")
         def _can_be_held(self) -> LiteHyperConnections.Config:
+            """Refuse more permutations than there are or than can be held, and a seed that nothing is drawn by."""
             total = math.factorial(self.streams)
             if self.permutations == "all" and self.streams > MOST_STREAMS_OF_ALL:
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""What of a pool no study needs: runs that none lists, and what dead processes left half-written. No torch."""
+"""Find what of a pool no study needs: runs that none lists, and what dead processes left half-written. No torch."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Unlisted:
 
 
 def unlisted_runs(pool: Path) -> list[Unlisted]:
-    """The runs of the pool that no study lists, by id. Errors: as `listed`."""
+    """Return the runs of the pool that no study lists, by id. Errors: as `listed`."""
     known = listed(pool)
     return [Unlisted.of(directory) for directory in _runs(pool) if directory.run_id not in known]
 
 
 def listed(pool: Path) -> set[str]:
-    """The ids of all runs that a study lists. ``ValueError`` names a study whose record cannot be read: its runs would
-    pass for nobody's."""
+    """Return the ids of all runs that a study lists. ``ValueError`` names a study whose record cannot be read: its runs
+    would pass for nobody's."""
     ids: set[str] = set()
     for folder in sorted(path for path in (pool / "studies").glob("*") if path.is_dir()):
         if not (study := StudyFolder(folder)).file.exists():
@@ -59,8 +59,8 @@ def listed(pool: Path) -> set[str]:
 
 
 def debris(pool: Path) -> list[Path]:
-    """What processes that are gone left under temporary names, in the pool, its studies and the runs that nobody works
-    on."""
+    """Return what processes that are gone left under temporary names, in the pool, its studies and the runs that nobody
+    works on."""
     found = [
         path
         for folder in (pool, *(pool / "studies").glob("*"), *(pool / "studies").glob("*/results"))
@@ -75,8 +75,8 @@ def debris(pool: Path) -> list[Path]:
 
 
 def remove_run(directory: RunDirectory) -> bool:
-    """Whether it went. It stays where somebody works on it or a study lists it by now. Taken under a temporary name
-    first: nobody ever sees half a run."""
+    """Remove a run and return whether it went. It stays where somebody works on it or a study lists it by now. Taken
+    under a temporary name first: nobody ever sees half a run."""
     lock = RunLock(directory.path)
     if not lock.acquire():
         return False
@@ -93,7 +93,8 @@ def remove_run(directory: RunDirectory) -> bool:
 
 
 def remove_debris(pool: Path) -> int:
-    """How many were removed; what lies in a run under the run's lock."""
+    """Remove what was left half-written and return how many there were; what lies in a run goes under the run's
+    lock."""
     paths = debris(pool)
     runs = {directory.path: directory for directory in _runs(pool)}
     for path in paths:
@@ -107,7 +108,7 @@ def remove_debris(pool: Path) -> int:
 
 
 def _runs(pool: Path) -> list[RunDirectory]:
-    """What is a run beyond doubt: a folder, no link, of 12 hex digits with a spec in it."""
+    """Return what is a run beyond doubt: a folder, no link, of 12 hex digits with a spec in it."""
     folders = (
         path for path in pool.glob("*") if RUN_ID.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
     )

@@ -1,4 +1,5 @@
-"""What one run leaves on disk, and the rules by which it changes: everything is written whole or not at all."""
+"""Name what one run leaves on disk, and keep the rules by which it changes: everything is written whole or not at
+all."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The object of a JSON file. ``ValueError`` names the file where it is missing, damaged, or holds something
+    """Return the object of a JSON file. ``ValueError`` names the file where it is missing, damaged, or holds something
     else."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -67,12 +68,12 @@ def read_json(path: Path) -> Any:
 
 
 def damaged(path: Path, why: str) -> ValueError:
-    """What is said of a file of ours that is not as it was written."""
+    """Return the error that is raised of a file of ours that is not as it was written."""
     return ValueError(f"{path} is damaged ({why}); move it away and run the sweep again")
 
 
 class RunDirectory:
-    """``<pool>/<run_id>``: names of its files, its status, its checkpoints."""
+    """A run's folder ``<pool>/<run_id>``: names of its files, its status, its checkpoints."""
 
     def __init__(self, pool: str | Path, run_id: str):
         self.run_id = run_id
@@ -96,11 +97,11 @@ class RunDirectory:
         return self.path / "probes" / f"{phase}_{table}.parquet"
 
     def generation_file(self, phase: str) -> Path:
-        """The samples' scores; the samples themselves lie under ``samples/``."""
+        """Return the file of the samples' scores; the samples themselves lie under ``samples/``."""
         return self.path / "generation" / f"{phase}.parquet"
 
     def write_spec(self, spec: dict[str, Any], schema: type[Settings] = RunSpec) -> None:
-        """``spec.json``, once; from then on where the data lie may differ, and what else is outside of the id.
+        """Write ``spec.json`` once; from then on where the data lie may differ, and what else is outside of the id.
         ``schema``: the class of which ``spec`` holds the plain values. ``ValueError`` where the folder holds another
         run's spec."""
         if not self.spec_file.exists():
@@ -113,7 +114,7 @@ class RunDirectory:
             raise ValueError(f"{self.spec_file} holds another spec than the one to run; move that folder away")
 
     def status(self) -> dict[str, Any]:
-        """The last status; ``{"state": "queued"}`` where none was written yet."""
+        """Return the last status; ``{"state": "queued"}`` where none was written yet."""
         if not self.status_file.exists():
             return {"state": "queued", "step": 0}
         found = read_json(self.status_file)
@@ -130,8 +131,8 @@ class RunDirectory:
         )
 
     def fail(self, reason: str, account: str, num_steps: int) -> None:
-        """``failed`` at the last logged step, with ``account`` in the traceback's file. What training gave before a
-        crash in what follows it stays."""
+        """Set the status ``failed`` at the last logged step, with ``account`` in the traceback's file. What training
+        gave before a crash in what follows it stays."""
         write_atomically(self.traceback_file, account.encode())
         rows = tail(self.metrics_file)
         try:
@@ -153,17 +154,18 @@ class RunDirectory:
 
 
 def checkpoint_name(step: int) -> str:
-    """``step_000200``. From a million steps on it is longer: names sort as their steps only by `step_of`."""
+    """Return the name of a step's checkpoint, ``step_000200``. From a million steps on it is longer: names sort as
+    their steps only by `step_of`."""
     return f"step_{step:06d}"
 
 
 def step_of(folder: Path) -> int:
-    """The step of a checkpoint, by its folder's name."""
+    """Return the step of a checkpoint, by its folder's name."""
     return int(folder.name.removeprefix("step_"))
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a log. A last line that a crash cut short is left out; damage anywhere else raises
+    """Yield the objects of a log. A last line that a crash cut short is left out; damage anywhere else raises
     ``ValueError``."""
     if not path.exists():
         return
@@ -178,7 +180,8 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
-    """The last whole lines of a log, parsed, reading no more than ``num_bytes`` of it; [] where there is none."""
+    """Return the last whole lines of a log, parsed, reading no more than ``num_bytes`` of it; [] where there is
+    none."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""Names for what is being written, and the removal of what a killed process left half-written. No torch."""
+"""Name what is being written, and remove what a killed process left half-written. No torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ABANDONED_S = 86_400.0  # what a process wrote that cannot be seen from here
 
 
 def temporary(path: Path) -> Path:
-    """A hidden neighbour of ``path`` to write into before it takes that name, or to move it to before it goes; its name
-    says whose it is."""
+    """Return a hidden neighbour of ``path`` to write into before it takes that name, or to move it to before it goes;
+    its name says whose it is."""
     return path.with_name(f".{path.name}.{machine()}-{os.getpid()}.tmp")
 
 
 def leftovers(folder: Path) -> list[Path]:
-    """Everything with a temporary name in a run's folder and the folders in it. Whoever holds the run's lock may remove
-    it all: nobody else writes there (but ``RunDirectory.write_spec``, which bears it)."""
+    """Return everything with a temporary name in a run's folder and the folders in it. Whoever holds the run's lock may
+    remove it all: nobody else writes there (but ``RunDirectory.write_spec``, which bears it)."""
     if not folder.is_dir():
         return []
     folders = [folder, *(path for path in folder.iterdir() if path.is_dir() and not TEMPORARY.fullmatch(path.name))]
@@ -30,7 +30,7 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """A file or a folder, if it is still there."""
+    """Remove a file or a folder, if it is still there."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -38,8 +38,8 @@ def remove(path: Path) -> None:
 
 
 def abandoned(folder: Path) -> list[Path]:
-    """What processes that are gone left under temporary names in a folder that has no lock; another machine's after a
-    day without a change."""
+    """Return what processes that are gone left under temporary names in a folder that has no lock; another machine's
+    after a day without a change."""
     named = [(path, TEMPORARY.fullmatch(path.name)) for path in folder.glob(".*.tmp")]
     return [path for path, match in named if match and _is_abandoned(path, match["machine"], int(match["pid"]))]
 

@@ -24,7 +24,7 @@ CLAIM = ".lock-"
 
 
 class LostLock(RuntimeError):
-    """Another process took the run over, since this one gave no sign of life."""
+    """The error of a process whose run another process took over, since it gave no sign of life."""
 
     def __init__(self, folder: Path):
         super().__init__(
@@ -35,7 +35,7 @@ class LostLock(RuntimeError):
 
 @dataclass(frozen=True)
 class Owner:
-    """Who claims a run. ``launch``: the launch of a sweep that the process works for, "" for none."""
+    """The process that claims a run. ``launch``: the launch of a sweep that the process works for, "" for none."""
 
     process: Process
     launch: str = ""
@@ -74,7 +74,8 @@ class RunLock:
         self._released = threading.Event()
 
     def acquire(self) -> bool:
-        """Whether the run is ours now; makes its folder where there is none, removes stale claims."""
+        """Claim the run and return whether it is ours now; makes its folder where there is none, removes stale
+        claims."""
         assert self._claim is None, "a lock is acquired once until it is released"
         self._folder.mkdir(parents=True, exist_ok=True)
         seen: set[Path] = set()
@@ -91,8 +92,8 @@ class RunLock:
         return False
 
     def refresh(self) -> bool:
-        """Whether the lock is still ours. Touches the claim at most every `HEARTBEAT_S`; called after each step, it
-        costs nothing in between."""
+        """Return whether the lock is still ours. Touches the claim at most every `HEARTBEAT_S`; called after each step,
+        it costs nothing in between."""
         claim = self._claim
         if claim is not None and not self._lost and time.monotonic() - self._touched_at > HEARTBEAT_S:
             self._touched_at = time.monotonic()
@@ -105,8 +106,8 @@ class RunLock:
         return not self._lost
 
     def during(self, steps: Iterator[None]) -> Iterator[None]:
-        """The steps, as long as the lock is held; closing this closes them. Once it is lost, `LostLock` is raised in
-        them: they must not save then."""
+        """Yield the steps, as long as the lock is held; closing this closes them. Once it is lost, `LostLock` is raised
+        in them: they must not save then."""
         try:
             for _ in steps:
                 if not self.refresh():
@@ -122,11 +123,11 @@ class RunLock:
             claim.unlink(missing_ok=True)
 
     def owner(self) -> Owner | None:
-        """Who holds the run (or is about to); None where nobody alive does."""
+        """Return who holds the run (or is about to); None where nobody alive does."""
         return next(iter(self._claims()[0].values()), None)
 
     def has_stale_claims(self) -> bool:
-        """Whether a dead process left a claim behind."""
+        """Return whether a dead process left a claim behind."""
         return bool(self._claims()[1])
 
     def _try(self) -> set[Path]:
@@ -161,7 +162,7 @@ class RunLock:
                 pass
 
     def _claims(self) -> tuple[dict[Path, Owner], list[Path]]:
-        """(claims of the living with their owners, stale claims)."""
+        """Return (claims of the living with their owners, stale claims)."""
         living, stale = {}, []
         for path in self._listed():
             try:
@@ -191,7 +192,8 @@ class RunLock:
 
 
 def _read(path: Path) -> Owner:
-    """The owner that a claim names; one that nobody can see where the file is damaged, as after a power failure."""
+    """Return the owner that a claim names; one that nobody can see where the file is damaged, as after a power
+    failure."""
     try:
         values = json.loads(path.read_text())
         return Owner(Process(**values["process"]), values["launch"])
@@ -200,7 +202,7 @@ def _read(path: Path) -> Owner:
 
 
 def _file_system_time(folder: Path) -> float:
-    """Now, by the clock that dates the files of a folder; by this machine's where nothing can be written."""
+    """Return now, by the clock that dates the files of a folder; by this machine's where nothing can be written."""
     probe = temporary(folder / f"clock-{secrets.token_hex(4)}")
     try:
         probe.touch()

@@ -1,4 +1,4 @@
-"""The log of a run's numbers: ``metrics.jsonl`` and ``timing.jsonl`` always, Weights & Biases where asked. No torch."""
+"""Log a run's numbers: ``metrics.jsonl`` and ``timing.jsonl`` always, Weights & Biases where asked. No torch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class RunLog:
         self._wandb = WandbSink(directory, **wandb) if wandb else None
 
     def metrics(self, row: dict[str, Any]) -> None:
-        """``COLUMNS`` first, null where the row has nothing or no finite number, then what else there is."""
+        """Write a row: ``COLUMNS`` first, null where the row has nothing or no finite number, then what else there
+        is."""
         row = dict.fromkeys(COLUMNS) | {
             name: value if value is None or math.isfinite(value) else None for name, value in row.items()
         }
@@ -73,8 +74,8 @@ class RunLog:
         self._timing.write(row)
 
     def gradients(self, rows: list[dict[str, Any]]) -> None:
-        """The blocks' rows of one step (deterministic, too), to be written after its metrics; there is no file before
-        the first."""
+        """Write the blocks' rows of one step (deterministic, too), after its metrics; there is no file before the
+        first."""
         self._gradients = self._gradients or JsonLines(self._gradients_file)
         for row in rows:
             self._gradients.write(row)

@@ -1,5 +1,5 @@
-"""Parquet files whole or absent, and many small files → one table, fast: joined as Arrow, turned into pandas once. No
-torch."""
+"""Write parquet files whole or not at all, and join many small files to one table, fast: as Arrow, turned into pandas
+once. No torch."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def holds_columns(path: Path, columns: Sequence[str]) -> bool:
-    """Whether a file has every one of ``columns``: a table measured before there was one of them lacks it."""
+    """Return whether a file has every one of ``columns``: a table measured before there was one of them lacks it."""
     return set(columns) <= set(pq.read_schema(path).names)
 
 
 def read_table(path: Path) -> pa.Table:
-    """A small parquet file. ``ValueError`` names it where it is damaged."""
+    """Read a small parquet file. ``ValueError`` names it where it is damaged."""
     try:
         with pq.ParquetFile(path) as file:
             return file.read(use_threads=False)
@@ -48,7 +48,7 @@ def read_table(path: Path) -> pa.Table:
 
 
 def joined(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
-    """All rows, in ``columns``; one that a table is too old to have is empty there."""
+    """Return all rows, in ``columns``; one that a table is too old to have is empty there."""
     filled = [table.replace_schema_metadata(None) for table in tables if len(table)]
     if not filled:
         return pd.DataFrame(columns=list(columns))
@@ -56,7 +56,7 @@ def joined(tables: Iterable[pa.Table], columns: Sequence[str]) -> pd.DataFrame:
 
 
 def read_curves(logs: Sequence[tuple[str, Path]], columns: Sequence[str]) -> pd.DataFrame:
-    """The rows of many ``(run_id, metrics.jsonl)`` (or another log), ``run_id`` before the logged ``columns``.
+    """Return the rows of many ``(run_id, metrics.jsonl)`` (or another log), ``run_id`` before the logged ``columns``.
 
     A column holds text or whole numbers where `stability.runs.schema` says so, else numbers; what was not logged is
     missing. A last line that a crash cut short is left out, a log that is not there has no rows. Errors: ``ValueError``
@@ -79,7 +79,7 @@ def _type(column: str) -> pa.DataType:
 
 
 def _groups(logs: Sequence[tuple[str, Path]]) -> Iterator[list[tuple[str, Path, bytes]]]:
-    """(run_id, path, whole lines) of the logs that are there, as many at a time as fill `GROUP_BYTES`."""
+    """Yield (run_id, path, whole lines) of the logs that are there, as many at a time as fill `GROUP_BYTES`."""
     group, size = [], 0
     for run_id, path in logs:
         try:
@@ -96,7 +96,7 @@ def _groups(logs: Sequence[tuple[str, Path]]) -> Iterator[list[tuple[str, Path, 
 
 
 def _parsed(logs: Sequence[bytes], schema: pa.Schema) -> pa.Table | None:
-    """A row a line; None where that cannot be done, which `_read_by_line` does or explains."""
+    """Return a table with a row a line; None where that cannot be done, which `_read_by_line` does or explains."""
     data = b"".join(logs)
     if not data:
         return schema.empty_table()
@@ -109,7 +109,8 @@ def _parsed(logs: Sequence[bytes], schema: pa.Schema) -> pa.Table | None:
 
 
 def _read_by_line(path: Path, schema: pa.Schema) -> pa.Table:
-    """One log, slowly: what Python's reader takes beside JSON proper (NaN) is read, what nobody can read is named."""
+    """Read one log, slowly: what Python's reader takes beside JSON proper (NaN) is read, what nobody can read is
+    named."""
     rows: list[dict[str, Any]] = [{name: row.get(name) for name in schema.names} for row in read_jsonl(path)]
     try:
         # a cast refuses what from_pylist would round

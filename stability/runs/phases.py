@@ -1,8 +1,7 @@
-"""Which checkpoints of a run are measured, and under which name. No torch.
+"""Choose which checkpoints of a run are measured, and under which name. No torch.
 
 ``terminal``: of the run's last planned step. ``earliest``: the first. ``last``: the last of a run that diverged, where
-  that is not its earliest; it is no terminal one, since the run never came to its end. One checkpoint has one name
-  only.
+that is not its earliest; it is no terminal one, since the run never came to its end. One checkpoint has one name only.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ PHASES = (EARLIEST, TERMINAL, LAST)
 
 
 def phases(directory: RunDirectory, phase: str) -> dict[str, Path]:
-    """The checkpoints that a run has of the phase asked for (of every one with ``all``), by the name of their phase; {}
-    where there is none."""
+    """Return the checkpoints that a run has of the phase asked for (of every one with ``all``), by the name of their
+    phase; {} where there is none."""
     found = directory.checkpoints()
     if not found:
         return {}
@@ -36,7 +35,7 @@ def phases(directory: RunDirectory, phase: str) -> dict[str, Path]:
 
 
 def wanted(directory: RunDirectory, phase: str) -> tuple[str, ...]:
-    """The phases that a measurement of a run leaves files of: those asked for, empty ones where there is no such
+    """Return the phases that a measurement of a run leaves files of: those asked for, empty ones where there is no such
     checkpoint, but for `last`."""
     if phase not in ("all", LAST):
         return (phase,)
@@ -45,13 +44,13 @@ def wanted(directory: RunDirectory, phase: str) -> tuple[str, ...]:
 
 
 def planned_steps(directory: RunDirectory) -> int | None:
-    """How many steps a run was to take; None in a folder without a spec."""
+    """Return how many steps a run was to take; None in a folder without a spec."""
     return read_json(directory.spec_file).get("steps") if directory.spec_file.exists() else None
 
 
 def file_of(file: Callable[[str], Path], phase: str) -> Path:
-    """The file of a phase's table: ``file(phase)``, or the terminal phase's, as which code that knew no `last` wrote a
-    diverged run's last checkpoint."""
+    """Return the file of a phase's table: ``file(phase)``, or the terminal phase's, as which code that knew no `last`
+    wrote a diverged run's last checkpoint."""
     own = file(phase)
     if phase != LAST or own.exists():
         return own

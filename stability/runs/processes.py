@@ -1,4 +1,4 @@
-"""Which process wrote something, and whether it still lives. No torch."""
+"""Tell which process wrote something, and whether it still lives. No torch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ HIDDEN = "hidden"
 
 @dataclass(frozen=True)
 class Process:
-    """``machine``: where ``pid`` means something; ``started``: tells it from a later process that was given the same
-    number."""
+    """A process of some machine. ``machine``: where ``pid`` means something; ``started``: tells it from a later process
+    that was given the same number."""
 
     host: str
     machine: str
@@ -30,8 +30,8 @@ class Process:
 
     @property
     def lives(self) -> bool | None:
-        """Whether it is running; None where that cannot be seen from here: on another machine, or another user's on one
-        that hides them."""
+        """Whether the process is running; None where that cannot be seen from here: on another machine, or another
+        user's on one that hides them."""
         seen = started(self.pid) if self.machine == machine() else HIDDEN
         return None if seen == HIDDEN else seen == self.started
 
@@ -41,8 +41,8 @@ class Process:
 
 @cache
 def machine() -> str:
-    """Eight digits that two processes share if and only if they see one another's numbers: same host, not restarted
-    since, same container."""
+    """Return eight digits that two processes share if and only if they see one another's numbers: same host, not
+    restarted since, same container."""
     parts = [socket.gethostname()]
     if (PROC / "sys/kernel/random/boot_id").exists():
         parts += [(PROC / "sys/kernel/random/boot_id").read_text().strip(), str((PROC / "self/ns/pid").readlink())]
@@ -50,9 +50,9 @@ def machine() -> str:
 
 
 def started(pid: int) -> str | None:
-    """When a process of this machine began, in whatever unit the system counts; None where there is none, `HIDDEN`
-    where it belongs to another user and nothing is said of it. One that has ended and that nobody has waited for yet (a
-    zombie) is none."""
+    """Return when a process of this machine began, in whatever unit the system counts; None where there is none,
+    `HIDDEN` where it belongs to another user and nothing is said of it. One that has ended and that nobody has waited
+    for yet (a zombie) is none."""
     if not (PROC / "self/stat").exists():
         return _started_without_proc(pid)
     try:
@@ -64,7 +64,7 @@ def started(pid: int) -> str | None:
 
 
 def _is_hidden(pid: int) -> bool:
-    """Whether there is a process all the same: /proc may be mounted so that it shows each user its own only."""
+    """Return whether there is a process all the same: /proc may be mounted so that it shows each user its own only."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -75,7 +75,7 @@ def _is_hidden(pid: int) -> bool:
 
 
 def _started_without_proc(pid: int) -> str | None:
-    """The same by ``ps``, e.g. on macOS."""
+    """Return when a process began as ``ps`` tells it, e.g. on macOS."""
     found = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True)
     state, _, start = found.stdout.strip().partition(" ")
     return None if not state or state.startswith("Z") else start.strip()

@@ -1,4 +1,4 @@
-"""What a number needs beside it: code, versions, machine, command, data. No torch."""
+"""Record what a number needs beside it: code, versions, machine, command, data. No torch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PACKAGES = ("torch", "numpy", "ray", "wandb", "hydra-core", "pydantic")
 
 
 def provenance(command: str = "") -> dict[str, Any]:
-    """Commit, dirty hash, versions, hardware and command; ``None`` where something cannot be known. A worker is told
-    the driver's ``command``."""
+    """Return commit, dirty hash, versions, hardware and command; ``None`` where something cannot be known. A worker is
+    told the driver's ``command``."""
     return {**_commit(), "versions": _versions(), "hardware": _hardware(), "command": command or command_line()}
 
 
 def command_line() -> str:
-    """What this process was started with."""
+    """Return the command that this process was started with."""
     argv = list(getattr(sys, "orig_argv", sys.argv))
     argv[0] = Path(argv[0]).name
     return " ".join(argv)
@@ -38,9 +38,9 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> dict[str, Any]:
-    """HEAD of the checkout that this file is in, and a short hash of what differs from it, new .py and .yaml files
-    included. The PDFs of reports/ are left out: every sweep writes one there, after which no later one would stem from
-    the commit as it is."""
+    """Return HEAD of the checkout that this file is in, and a short hash of what differs from it, new .py and .yaml
+    files included. The PDFs of reports/ are left out: every sweep writes one there, after which no later one would stem
+    from the commit as it is."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return {"commit": None, "dirty": None}
@@ -92,7 +92,7 @@ def _cpu_name() -> str:
 
 
 def _gpu_name() -> str | None:
-    """The GPU's name, from torch where this process has it already: the driver of a sweep must not import it for a
-    name."""
+    """Return the GPU's name, from torch where this process has it already: the driver of a sweep must not import it for
+    a name."""
     torch = sys.modules.get("torch")
     return torch.cuda.get_device_name(0) if torch is not None and torch.cuda.is_available() else None

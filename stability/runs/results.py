@@ -39,12 +39,11 @@ from stability.runs.study import StudyFolder
 
 @dataclass(frozen=True)
 class Results:
-    """``runs``: a row a run; ``curvature``: a row a recorded step (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a
-      training step. ``spectra`` and ``probes``: by name the tables of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run
-      has, none of them empty; in ``probes`` also
-    ``generation``: a row a scored sample (`PROTEIN_GENERATION_COLUMNS`), ``samples``: the first of each run
-      (`SAMPLES_COLUMNS`), and ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by name the tables of `SEARCH_COLUMNS`
-      that the study has."""
+    """The tables of a study's runs. ``runs``: a row a run; ``curvature``: a row a recorded step
+    (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a training step. ``spectra`` and ``probes``: by name the tables
+    of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run has, none of them empty; in ``probes`` also ``generation``: a
+    row a scored sample (`PROTEIN_GENERATION_COLUMNS`), ``samples``: the first of each run (`SAMPLES_COLUMNS`), and
+    ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by name the tables of `SEARCH_COLUMNS` that the study has."""
 
     runs: pd.DataFrame
     curvature: pd.DataFrame
@@ -104,7 +103,7 @@ def collect(study: str | Path) -> Results:
 
 
 def write(results: Results, folder: Path) -> None:
-    """``runs``, ``curvature``, ``curves`` and what there is of spectra, probes and searches, each a parquet under
+    """Write ``runs``, ``curvature``, ``curves`` and what there is of spectra, probes and searches, each a parquet under
     ``folder`` with its schema's version."""
     frames = {name: getattr(results, name) for name in REQUIRED} | results.spectra | results.probes | results.searches
     for name, frame in frames.items():
@@ -119,12 +118,12 @@ def graph_frame(name: str, rows: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def write_graphs(name: str, frame: pd.DataFrame, folder: Path) -> None:
-    """``<name>.parquet`` of `GRAPH_COLUMNS` under ``folder``."""
+    """Write ``<name>.parquet`` of `GRAPH_COLUMNS` under ``folder``."""
     write_parquet(frame, folder / f"{name}.parquet", {"schema_version": str(SCHEMA_VERSION)})
 
 
 def _sample_rows(files: RunFiles, scores: Sequence[pa.Table]) -> list[dict[str, Any]]:
-    """The first sample of the run's last checkpoint that a report shows: the terminal one."""
+    """Return the first sample of the run's last checkpoint that a report shows: the terminal one."""
     return [] if files.ended_early else sample_rows(files.directory, TERMINAL, _of_phase(scores, TERMINAL))
 
 
@@ -133,6 +132,7 @@ def _of_phase(tables: Sequence[pa.Table], phase: str) -> pa.Table | None:
 
 
 def _run_row(study: str, files: RunFiles, scores: Sequence[pa.Table]) -> dict[str, Any]:
+    """Return one run's row of `RUNS_COLUMNS`: its status, spec, result and generative NLL as far as it has them."""
     status = files.status
     row: dict[str, Any] = {
         "study": study,
@@ -148,8 +148,8 @@ def _run_row(study: str, files: RunFiles, scores: Sequence[pa.Table]) -> dict[st
 
 
 def _generative_nll(table: pa.Table | None) -> dict[str, Any]:
-    """Of the terminal checkpoint: the mean over samples of each one's nats per token of the oracle (of a protein also
-    of its parts), and the oracle's name; nothing where none was scored."""
+    """Return of the terminal checkpoint the mean over samples of each one's nats per token of the oracle (of a protein
+    also of its parts), and the oracle's name; nothing where none was scored."""
     if table is None or not len(table):
         return {}
     # a sample of one token, or of none, has no score
@@ -163,7 +163,7 @@ def _generative_nll(table: pa.Table | None) -> dict[str, Any]:
 
 
 def generation_tables(directory: RunDirectory) -> list[Path]:
-    """The files of scored samples, a file a phase."""
+    """Return the files of scored samples, a file a phase."""
     return parquet_files(directory.generation_file("").parent)
 
 
@@ -181,18 +181,18 @@ def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def step_tables(directory: RunDirectory) -> list[Path]:
-    """The files of recorded steps, a file a phase, without the spectra beside them."""
+    """Return the files of recorded steps, a file a phase, without the spectra beside them."""
     return _of_steps(parquet_files(directory.curvature_file("").parent))
 
 
 def read_steps(directory: RunDirectory) -> list[pd.DataFrame]:
-    """One run's recorded steps, a table a phase; a phase without any has none."""
+    """Return one run's recorded steps, a table a phase; a phase without any has none."""
     files = RunFiles.of(directory)
     return [table.to_pandas() for table in _steps(files)]
 
 
 def read_undefined(directory: RunDirectory) -> list[tuple[str, str]]:
-    """The phases and optimizer states that were asked for and that one run's optimizer does not define."""
+    """Return the phases and optimizer states that were asked for and that one run's optimizer does not define."""
     return [
         (path.stem, state)
         for path in _of_steps(RunFiles.of(directory).curvature)
@@ -201,7 +201,7 @@ def read_undefined(directory: RunDirectory) -> list[tuple[str, str]]:
 
 
 def read_probe(directory: RunDirectory, name: str) -> pd.DataFrame:
-    """One run's table of `PROBE_COLUMNS`, all its phases."""
+    """Return one run's table of `PROBE_COLUMNS`, all its phases."""
     files = RunFiles.of(directory)
     return joined(files.read(_named(name, files.probes)), PROBE_COLUMNS[name])
 
@@ -215,14 +215,14 @@ def _of_steps(paths: Sequence[Path]) -> list[Path]:
 
 
 def _steps(files: RunFiles) -> Iterator[pa.Table]:
-    """The run's recorded steps, a table a phase, with the step of the checkpoint and the protocol beside each row;
-    neither where nothing is left to say it."""
+    """Yield the run's recorded steps, a table a phase, with the step of the checkpoint and the protocol beside each
+    row; neither where nothing is left to say it."""
     for table in files.read(_of_steps(files.curvature)):
         yield with_protocol(_with_step(files, table), files.spec)
 
 
 def _with_step(files: RunFiles, table: pa.Table) -> pa.Table:
-    """What was measured before there was the column has its step from the checkpoints that are there."""
+    """Add the step to what was measured before there was the column, from the checkpoints that are there."""
     if CHECKPOINT_STEP in table.column_names:
         return table
     return table.append_column(

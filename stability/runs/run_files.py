@@ -1,4 +1,4 @@
-"""The tables in a run's folder, read with the phase that their checkpoints are of. No torch.
+"""Read the tables in a run's folder with the phase that their checkpoints are of. No torch.
 
 Code that knew no phase `last` took a run's last checkpoint for its terminal one, however far it came, and a single
 checkpoint for both phases. Files that it left stay as they are; their rows are read under the phase that they belong
@@ -52,7 +52,7 @@ class RunFiles:
         return planned is not None and bool(self.checkpoint_steps) and self.checkpoint_steps[-1] < planned
 
     def step_of_phase(self, phase: str) -> int | None:
-        """The step that a phase's checkpoint stands at; None where no checkpoint is left to tell."""
+        """Return the step that a phase's checkpoint stands at; None where no checkpoint is left to tell."""
         if phase == TERMINAL:
             return self.spec.get("steps")
         if phase.startswith("step_"):
@@ -64,7 +64,7 @@ class RunFiles:
         )
 
     def read(self, paths: Sequence[Path]) -> Iterator[pa.Table]:
-        """The tables that have rows, each under the phase of its checkpoint; those of one checkpoint once."""
+        """Yield the tables that have rows, each under the phase of its checkpoint; those of one checkpoint once."""
         for path in paths:
             table = read_table(path)
             phase = self._phase(path, table) if len(table) else None
@@ -74,7 +74,7 @@ class RunFiles:
                 )
 
     def _phase(self, path: Path, table: pa.Table) -> str | None:
-        """The phase that a table's rows belong to; None: they are another table's once more."""
+        """Return the phase that a table's rows belong to; None: they are another table's once more."""
         written, early = table["phase"][0].as_py(), self.ended_early
         if written not in (TERMINAL, EARLIEST):
             return written
@@ -86,8 +86,8 @@ class RunFiles:
         return LAST if early and written == TERMINAL else written
 
     def _is_twice(self, table: pa.Table, other: Path) -> bool:
-        """Whether another phase's table is of the same checkpoint: the only one, or, where none is left, one that gave
-        the same numbers."""
+        """Return whether another phase's table is of the same checkpoint: the only one, or, where none is left, one
+        that gave the same numbers."""
         if len(self.checkpoint_steps) > 1 or not other.exists():
             return False
         found = read_table(other)
@@ -98,7 +98,7 @@ class RunFiles:
 
 
 def parquet_files(folder: Path) -> list[Path]:
-    """The parquet files of a folder by name; [] where there is no folder."""
+    """Return the parquet files of a folder by name; [] where there is no folder."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == ".parquet")
     except FileNotFoundError:
@@ -106,5 +106,5 @@ def parquet_files(folder: Path) -> list[Path]:
 
 
 def _beside(path: Path, written: str, phase: str) -> Path:
-    """The same table of another phase."""
+    """Return the same table of another phase."""
     return path.with_name(phase + path.name.removeprefix(written))

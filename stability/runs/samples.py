@@ -1,4 +1,4 @@
-"""Where a run's samples lie, and the first of them as text → the table that a report shows. No torch."""
+"""Find a run's samples, and make of the first of them as text the table that a report shows. No torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SHOWN = 200  # characters of a sample that a table keeps
 
 
 def meta_file(directory: RunDirectory, phase: str) -> Path:
-    """What the samples of a phase were made by; where it is missing, there are none."""
+    """Return the file that says what the samples of a phase were made by; where it is missing, there are none."""
     return directory.path / "samples" / f"{phase}.json"
 
 
 def first_texts(directory: RunDirectory, phase: str, num: int) -> list[str]:
-    """What the first samples say; their tokens' numbers where what these stand for was not kept, or no letters (a
-    protein's structure alone)."""
+    """Return what the first samples say; their tokens' numbers where what these stand for was not kept, or no letters
+    (a protein's structure alone)."""
     return list(
         islice(_texts(meta_file(directory, phase).with_name(read_json(meta_file(directory, phase))["file"])), num)
     )
@@ -38,9 +38,9 @@ def _texts(path: Path) -> Iterator[str]:
 
 
 def sample_rows(directory: RunDirectory, phase: str, scores: pa.Table | None) -> list[dict[str, Any]]:
-    """The first sample of a phase, its first `SHOWN` characters, with its nats per token of the oracle where ``scores``
-    (a file of `GENERATION_COLUMNS`) hold it; a row without text and with the reason where there was nothing to sample
-    from; [] where nobody has sampled."""
+    """Return the first sample of a phase, its first `SHOWN` characters, with its nats per token of the oracle where
+    ``scores`` (a file of `GENERATION_COLUMNS`) hold it; a row without text and with the reason where there was nothing
+    to sample from; [] where nobody has sampled."""
     if not meta_file(directory, phase).exists():
         return []
     meta = read_json(meta_file(directory, phase))

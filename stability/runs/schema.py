@@ -1,4 +1,5 @@
-"""The columns of every parquet file of a study: `stability.runs.results` writes them, `analysis.study.load` reads.
+"""Define the columns of every parquet file of a study: `stability.runs.results` writes them, `analysis.study.load`
+reads.
 
 This module imports nothing, so that `analysis` may import it and stay free of the rest of `stability`. Whoever adds a
 column here fills it where its rows are made. Until a file from before is written again it lacks it, and the reader says

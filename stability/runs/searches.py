@@ -1,5 +1,5 @@
-"""What a sweep that chooses its runs by itself found (`lr=edge`, `search=optuna`): rows in ``study.json`` → tables
-beside the runs'. No torch."""
+"""Tabulate what a sweep that chooses its runs by itself found (`lr=edge`, `search=optuna`): rows in ``study.json`` →
+tables beside the runs'. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stability.runs.schema import SEARCH_COLUMNS
 
 
 def search_tables(record: dict[str, Any]) -> dict[str, pd.DataFrame]:
-    """By name the tables that a study's record has."""
+    """Return by name the tables that a study's record has."""
     return {
         name: pd.DataFrame(record[name], columns=columns)
         for name, columns in SEARCH_COLUMNS.items()

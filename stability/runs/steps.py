@@ -1,5 +1,5 @@
-"""What a file of recorded steps says beside its rows: by which protocol they were measured, and which optimizer states
-have none. No torch."""
+"""Read what a file of recorded steps says beside its rows: by which protocol they were measured, and which optimizer
+states have none. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNDEFINED = "undefined"
 
 
 def with_protocol(table: pa.Table, spec: dict[str, Any]) -> pa.Table:
-    """A file of recorded steps with its protocol beside each row; none there where the file is too old to say.
+    """Return a file of recorded steps with its protocol beside each row; none there where the file is too old to say.
     ``spec``: the run's, as in its file."""
     stored = _stored(table)
     protocol = None if stored is None else _in_full(stored, spec)
@@ -29,15 +29,15 @@ def with_protocol(table: pa.Table, spec: dict[str, Any]) -> pa.Table:
 
 
 def undefined_of(tables: Sequence[pa.Table]) -> dict[str, str]:
-    """The column ``undefined_states`` of a run, from its files of recorded steps: names with spaces between them; {}
-    where there is none."""
+    """Return the column ``undefined_states`` of a run, from its files of recorded steps: names with spaces between
+    them; {} where there is none."""
     found = {state for table in tables for state in undefined_states(table)}
     return {"undefined_states": " ".join(sorted(found))} if found else {}
 
 
 def undefined_states(table: pa.Table) -> list[str]:
-    """The optimizer states that were asked for and that the run's optimizer does not define. A file that does not say
-    is older, and lacks the rows of such states and of no others."""
+    """Return the optimizer states that were asked for and that the run's optimizer does not define. A file that does
+    not say is older, and lacks the rows of such states and of no others."""
     told = (table.schema.metadata or {}).get(UNDEFINED.encode())
     if told is not None:
         return json.loads(told)

@@ -12,7 +12,7 @@ from stability.runs.leftovers import remove_abandoned
 
 
 class StudyFolder:
-    """``<runs_dir>/studies/<name>``; the pool of runs is two levels up."""
+    """A study's folder ``<runs_dir>/studies/<name>``; the pool of runs is two levels up."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path).resolve()
@@ -26,8 +26,8 @@ class StudyFolder:
 
     @classmethod
     def find(cls, runs_dir: str | Path, name: str) -> StudyFolder:
-        """The study in a folder ``name``, or of that name in the pool. Errors: ``ValueError`` where there is none, with
-        the nearest name."""
+        """Return the study in a folder ``name``, or of that name in the pool. Errors: ``ValueError`` where there is
+        none, with the nearest name."""
         if (Path(name) / "study.json").exists():
             return cls(name)
         study = cls.of(runs_dir, name)
@@ -49,8 +49,8 @@ class StudyFolder:
         write_json(self.file, {"name": self.path.name, "run_ids": list(run_ids), **more})
 
     def read(self) -> dict[str, Any]:
-        """The study's record. ``ValueError`` where there is none, naming the studies that there are, or where it is
-        damaged."""
+        """Return the study's record. ``ValueError`` where there is none, naming the studies that there are, or where it
+        is damaged."""
         if not self.file.exists():
             there = sorted(path.parent.name for path in self.path.parent.glob("*/study.json"))
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Whether a study's tables and PDF are still what its runs would give, so that a finished sweep need not draw them
+"""Tell whether a study's tables and PDF are still what its runs would give, so that a finished sweep need not draw them
 again. No torch."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from stability.runs.study import StudyFolder
 
 
 class Published:
-    """``<study>/published.json``: what the last publication was made from, what it wrote, and the tables that it
-      printed.
+    """The record ``<study>/published.json``: what the last publication was made from, what it wrote, and the tables
+    that it printed.
 
     Files are told apart by size and time of change, never read; ``code``: the source files that turn runs into tables
     and PDF, which are.
@@ -29,7 +29,8 @@ class Published:
         self._inputs = hashlib.sha256(asked.encode() + b"".join(path.read_bytes() for path in sorted(code))).hexdigest()
 
     def summary(self) -> str | None:
-        """The tables as they were printed; None where something changed since, or a file that was written is gone."""
+        """Return the tables as they were printed; None where something changed since, or a file that was written is
+        gone."""
         try:
             last = read_json(self._file)
         except ValueError:  # none was written, or it is damaged: it is made again

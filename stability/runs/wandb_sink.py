@@ -1,4 +1,4 @@
-"""Weights & Biases beside a run's files: what goes there, and whether it can be reached."""
+"""Send a run's numbers to Weights & Biases beside its files: what goes there, and whether it can be reached."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class WandbSink:
             self._run = None
 
     def _guarded(self, call: Callable[[], Any]) -> Any:
-        """The call's value, or None, with one line printed, where W&B failed."""
+        """Return the call's value, or None, with one line printed, where W&B failed."""
         try:
             return call()
         except Exception as error:  # noqa: BLE001 W&B raises its own errors, OSError when its service died, and classes of private modules
@@ -86,7 +86,7 @@ def _init_wandb(mode: Any, **arguments: Any) -> Any:
 
 
 def probe_wandb(timeout_s: float = 3.0) -> tuple[str, str]:
-    """(mode, what to tell the user): "online" only where there is a key and the server takes a connection within
+    """Return (mode, what to tell the user): "online" only where there is a key and the server takes a connection within
     ``timeout_s``.
 
     The driver asks once for all trials, since W&B itself would block each of them for a minute and more. ``WANDB_MODE``
@@ -118,15 +118,15 @@ def probe_wandb(timeout_s: float = 3.0) -> tuple[str, str]:
 
 
 def _has_wandb_key(settings: Any) -> bool:
-    """Whether W&B would find credentials, without the network that ``wandb.login`` uses."""
+    """Return whether W&B would find credentials, without the network that ``wandb.login`` uses."""
     from wandb.sdk.lib.wbauth import read_netrc_auth
 
     return bool(settings.api_key or settings.identity_token_file or read_netrc_auth(host=settings.base_url))
 
 
 def _reachable(url: str, timeout_s: float) -> bool:
-    """Whether the server, or the proxy before it, takes a TCP connection in time. In a thread, since no timeout of a
-    socket bounds the look-up of its name."""
+    """Return whether the server, or the proxy before it, takes a TCP connection in time. In a thread, since no timeout
+    of a socket bounds the look-up of its name."""
     parts = urlsplit(getproxies().get(urlsplit(url).scheme, url))
     port = parts.port or (80 if parts.scheme == "http" else 443)
     connected = threading.Event()

@@ -13,9 +13,9 @@ def in_frame(coords_BNAX: Tensor, mask_BN: Tensor, frame: str) -> Tensor:
     inside, float32 out.
 
     ``raw``: orientation as given. ``principal``: the axes are the eigenvectors of the atoms' second moments, largest
-      first; the first two point to the chain's later half (positive covariance of projection and residue index), the
-      third makes them right-handed, so that a chain and its mirror image stay different. A rotated, translated chain
-      then has the same coordinates up to rounding, unless two moments or a covariance vanish together with their sign.
+    first; the first two point to the chain's later half (positive covariance of projection and residue index), the
+    third makes them right-handed, so that a chain and its mirror image stay different. A rotated, translated chain then
+    has the same coordinates up to rounding, unless two moments or a covariance vanish together with their sign.
     """
     flat_BMX, weight_BM = (
         coords_BNAX.double().flatten(1, 2),

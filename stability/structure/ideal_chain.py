@@ -70,7 +70,7 @@ def _angle(four_MKX: np.ndarray) -> np.ndarray:
 
 
 def _torsion(four_MKX: np.ndarray) -> np.ndarray:
-    """About the bond from the second to the third atom, IUPAC's sign."""
+    """Return the torsion about the bond from the second to the third atom, IUPAC's sign."""
     first, second, third = (four_MKX[:, k + 1] - four_MKX[:, k] for k in range(3))
     n1, n2 = np.cross(first, second), np.cross(second, third)
     return np.arctan2((np.cross(n1, n2) * _unit(second)).sum(-1), (n1 * n2).sum(-1))

@@ -1,5 +1,5 @@
-"""What a trained tokenizer does to held-out chains: RMSD beside a trivial baseline, use of the codebook, tokens under
-rotation; as parquet and mmCIF."""
+"""Measure what a trained tokenizer does to held-out chains: RMSD beside a trivial baseline, use of the codebook, tokens
+under rotation; as parquet and mmCIF."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def measure(
 
 
 def is_measured(directory: RunDirectory, rotations: int, structures: int) -> bool:
-    """Whether that is done with these settings; `summary.json` is written last."""
+    """Return whether the measurement is done with these settings; `summary.json` is written last."""
     path = directory.path / "results" / "summary.json"
     found = read_json(path) if path.exists() else {}
     return (found.get("schema"), found.get("rotations"), found.get("structures")) == (SCHEMA, rotations, structures)

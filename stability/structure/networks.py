@@ -47,6 +47,7 @@ class Stack(nn.Module):
 
 
 def _block(spec: TokenizerRunSpec, size: StackSize, layer: int, cross: Part | None) -> Block:
+    """Build one bidirectional block, with a cross branch where ``cross`` names a mechanism."""
     shape = MixerShape(size.width, size.heads, "bidirectional", layer, size.layers)
     residual = Registry("residuals").load("identity")
     connections = [residual(residual.Config(), width=size.width, layer=layer) for _ in range(3)]

@@ -67,6 +67,7 @@ def train_tokenizer(
 
 
 def _trained(trainer: TokenizerTrainer) -> Iterator[None]:
+    """Take steps until the last one or divergence, then finish; save where the caller leaves."""
     trainer.open()
     try:
         while trainer.step < trainer.num_steps and trainer.diverged is None:
@@ -103,7 +104,7 @@ class TokenizerTrainer:
         self._enter_stage()
 
     def _require_backbones(self) -> None:
-        """Errors: ``ValueError`` where no chain to train on, or none held out, has a backbone: CA traces, for one."""
+        """Raise a ``ValueError`` where no chain to train on, or none held out, has a backbone: CA traces, for one."""
         has_backbone = any(chain.mask_N.sum() >= FEWEST_RESIDUES for chain in self.train)
         if not has_backbone or not self.held_out:
             side = "held-out chain" if has_backbone else "chain to train on"
@@ -113,7 +114,7 @@ class TokenizerTrainer:
             )
 
     def _enter_stage(self) -> None:
-        """The parameters that train now, with a fresh optimizer."""
+        """Choose the parameters that train now, with a fresh optimizer."""
         atoms = self.tokenizer.atom_decoder
         self.in_stage_2 = self.step >= self.spec.steps and atoms is not None
         parts = [atoms] if self.in_stage_2 and atoms is not None else [self.tokenizer.encoder, self.tokenizer.decoder]
@@ -141,6 +142,7 @@ class TokenizerTrainer:
             )
 
     def _resume(self) -> None:
+        """Go on from the newest checkpoint that can be read; from the beginning where there is none."""
         folders = self.directory.checkpoints()
         for folder in reversed(folders):
             try:
@@ -161,8 +163,8 @@ class TokenizerTrainer:
             print(f"{self.directory.run_id}: no checkpoint of it can be read; trains from the beginning", flush=True)
 
     def save(self) -> None:
-        """A checkpoint of the current step; once it stands, all but `KEPT` go. At the first stage's end the second's
-        optimizer has nothing to keep."""
+        """Write a checkpoint of the current step; once it stands, all but `KEPT` go. At the first stage's end the
+        second's optimizer has nothing to keep."""
         folder = self.directory.path / "checkpoints" / checkpoint_name(self.step)
         if self.step == 0 or self.step in self._whole:
             return
@@ -227,6 +229,8 @@ class TokenizerTrainer:
             self.diverged = f"held-out RMSD {value} at step {row['step']}"
 
     def _update(self, step: int) -> dict[str, Any]:
+        """Take one step and return its row of metrics; the optimizer leaves a step out whose loss or gradient is not
+        finite."""
         in_stage = step - self.spec.steps if self.in_stage_2 else step
         schedule = ScheduleSpec(name="cosine", warmup_steps=self.spec.warmup_steps)
         lr = self.spec.lr_peak * lr_factor(

@@ -71,7 +71,7 @@ def load(folder: str | Path) -> tuple[RunSpec, Backbone]:
 
 
 def load_trainer(folder: Path) -> dict[str, Any]:
-    """What ``save`` was given as ``trainer``; read with ``weights_only``, so code in it is refused, not run."""
+    """Return what ``save`` was given as ``trainer``; read with ``weights_only``, so code in it is refused, not run."""
     verified_manifest(folder)
     try:
         return torch.load(folder / TRAINER, map_location="cpu", weights_only=True)

@@ -1,5 +1,5 @@
-"""What a run does with a step that is not finite or whose gradient is too large: *Frankenstein Transformer*, Algorithm
-1, lines 5 to 12. No torch.
+"""Answer a step that is not finite or whose gradient is too large: *Frankenstein Transformer*, Algorithm 1, lines 5 to
+12. No torch.
 
 As there, the loop goes on with the next step and the next batch: those that failed would fail again, and step numbers,
 data order and learning rates stay what they are for every run beside this one. (There the schedule waits for a step
@@ -36,7 +36,7 @@ class Guard:
     untried: list[int] = field(default_factory=list)
 
     def too_large(self, row: dict[str, Any]) -> str | None:
-        """What is wrong with a step whose gradient, once clipped, is above the threshold; else None."""
+        """Say what is wrong with a step whose gradient, once clipped, is above the threshold; else None."""
         limit, norm = self.spec.post_clip_norm, row.get("clipped_norm")
         if limit is None or norm is None or norm <= limit:
             return None
@@ -45,7 +45,7 @@ class Guard:
         )
 
     def answer(self, *, has_moved: bool) -> Answer:
-        """What to do with a bad step, counted against the budget. ``has_moved``: the parameters are no longer those
+        """Say what to do with a bad step, counted against the budget. ``has_moved``: the parameters are no longer those
         before it, too late to skip it."""
         mode = self.spec.on_nonfinite
         if (
@@ -79,7 +79,7 @@ class Guard:
             self.good, self.untried = sorted({*self.good, *self.untried}), []
 
     def written(self, step: int, kept: Collection[int]) -> None:
-        """A checkpoint of what the run stands at; ``kept``: those that stay beside it."""
+        """Note a checkpoint of what the run stands at; ``kept``: those that stay beside it."""
         self.good = [each for each in self.good if each in kept]
         self.untried.append(step)
 
@@ -89,7 +89,7 @@ class Guard:
         return self.good[::-1]
 
     def restored(self, step: int) -> None:
-        """Back at a checkpoint, or (0) at the initialisation."""
+        """Note that the run is back at a checkpoint, or (0) at the initialisation."""
         self.untried = [step] if step else []
 
     def counts(self) -> dict[str, int]:

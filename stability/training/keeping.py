@@ -1,4 +1,4 @@
-"""Which of a run's checkpoints are written and stay. No torch."""
+"""Choose which of a run's checkpoints are written and stay. No torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Keeper:
         return [step for _, step in self._best]
 
     def validates(self, step: int) -> bool:
-        """Whether the run is validated at this step."""
+        """Return whether the run is validated at this step."""
         return step % self._cadence == 0 or step == self._last
 
     def validated(self, step: int, nll: float) -> None:
@@ -32,7 +32,7 @@ class Keeper:
         self._best = sorted([*self._best, (nll, step)])[: self._plan.keep_best]
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is written at this step, once its validation has been taken in."""
+        """Return whether a checkpoint is written at this step, once its validation has been taken in."""
         return step in (self._first, self._last) or self._is_extra(step) or step in self.best_steps
 
     def may_be_due(self, step: int) -> bool:

@@ -1,4 +1,4 @@
-"""What a trial sets and reads of the process that it runs in."""
+"""Set and read what a trial needs of the process that it runs in."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
 def prepare_torch(threads: int, device: torch.device) -> None:
-    """Global state that one trial must not inherit from another: threads, default dtype, deterministic kernels on
-    CUDA."""
+    """Set the global state that one trial must not inherit from another: threads, default dtype, deterministic kernels
+    on CUDA."""
     torch.set_num_threads(threads)
     torch.set_default_dtype(torch.float32)
     if device.type == "cuda":
@@ -24,7 +24,7 @@ def prepare_torch(threads: int, device: torch.device) -> None:
 
 
 def return_freed_memory(device: torch.device) -> None:
-    """On a CPU with glibc: memory that is freed goes back to the system at once from 1 MiB on, for as long as the
+    """Make memory that is freed go back to the system at once from 1 MiB on, on a CPU with glibc, for as long as the
     process lives. By itself glibc keeps blocks of up to 32 MiB, which in a run that gathers and frees parameters all
     the time grows to what it would take to have them all."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if device.type == "cpu" and sys.platform == "linux" else None

@@ -41,6 +41,7 @@ class Store:
         return self._newest(folder for step in steps if (folder := self._folder(step)).exists())
 
     def _newest(self, folders: Iterable[Path]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return parameters and state of the first of ``folders`` that is whole and this run's; None where none is."""
         for folder in folders:
             try:
                 spec, model = checkpoint.load(folder)
@@ -55,8 +56,8 @@ class Store:
         return None
 
     def write(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
-        """A checkpoint of the step the run stands at, unless it stands already; what does not stay beside it goes once
-        it does."""
+        """Write a checkpoint of the step the run stands at, unless it stands already; what does not stay beside it goes
+        once it does."""
         if step == 0 or step in self._standing:
             return
         checkpoint.save(self._folder(step), model, state, self._spec, step=step, data_format=self._format)
@@ -64,7 +65,7 @@ class Store:
         self.remove_unplanned(step, but=step)
 
     def remove_unplanned(self, step: int, but: int | None = None) -> None:
-        """What rolls on goes, and what only an interruption wrote, once it has served: a resumed run's folder is that
+        """Remove what rolls on, and what only an interruption wrote, once it has served: a resumed run's folder is that
         of an undisturbed one."""
         stays = self.keeper.kept(step) | {but}
         for folder in self._directory.checkpoints():

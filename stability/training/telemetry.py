@@ -1,5 +1,5 @@
-"""What an NVIDIA GPU says about itself while a run trains on it, through NVML (nvidia-ml-py, imported where there is
-such a GPU only)."""
+"""Ask an NVIDIA GPU about itself while a run trains on it, through NVML (nvidia-ml-py, imported where there is such a
+GPU only)."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class Trainer:
         return step
 
     def save(self) -> None:
-        """A checkpoint of the current step."""
+        """Write a checkpoint of the current step."""
         state = {"step": self.step, "init_nll": self.init_nll, "val_nll": self.val_nll, "watch": self.watch.state()}
         model, optimizer = self.gathered()
         state |= {"guard": self.guard.state(), "best": self.store.keeper.state(), "optimizer": optimizer}
@@ -144,7 +144,7 @@ class Trainer:
         return {}
 
     def is_sound(self) -> bool:
-        """Whether every parameter is finite: what guards do not look at after each step may have got in."""
+        """Return whether every parameter is finite: what guards do not look at after each step may have got in."""
         self.placement.tell("is_sound")
         return self.placement.every(all(bool(part.isfinite().all()) for part in self.placement.local(self.parameters)))
 
@@ -190,7 +190,7 @@ class Trainer:
             self.save()
 
     def _validate(self, row: dict[str, Any]) -> None:
-        """Validation NLL, and what is validated beside it, into the row. After a restore it is that of what was
+        """Put the validation NLL, and what is validated beside it, into the row. After a restore it is that of what was
         restored, which the run goes on from, or ends with."""
         row |= self.measure()
         if reason := first_non_finite({"validation NLL": self.val_nll}, self.step):
@@ -201,8 +201,8 @@ class Trainer:
             self.store.keeper.validated(self.step, self.val_nll)
 
     def _looks_at(self, step: int) -> bool:
-        """Whether this step is looked at for numbers that are not finite: as often as the guards are told to, and
-        wherever the run might be kept or judged by it."""
+        """Return whether this step is looked at for numbers that are not finite: as often as the guards are told to,
+        and wherever the run might be kept or judged by it."""
         return (
             step % self.spec.guards.check_every == 0
             or self.store.keeper.validates(step)
@@ -210,7 +210,7 @@ class Trainer:
         )
 
     def _fault(self, row: dict[str, Any]) -> str | None:
-        """What is wrong with a step that is looked at."""
+        """Say what is wrong with a step that is looked at."""
         return (
             (first_non_finite(row, row["step"]) or self.guard.too_large(row)) if self._looks_at(row["step"]) else None
         )

@@ -1,4 +1,4 @@
-"""What became of a run: stable, spiked, plateaued or diverged (a number that is not finite, or a gradient above
+"""Judge what became of a run: stable, spiked, plateaued or diverged (a number that is not finite, or a gradient above
 ``guards.post_clip_norm``). No torch."""
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class SpikeWatch:
         self.margin = self.spec.spike_nats
 
     def update(self, step: int, loss: float) -> None:
+        """Follow the smoothed loss by one step's, and the worst rise above its lowest value beyond the margin."""
         rate = 1 / self.spec.smoothing_steps
         self._follow_noise(loss, rate)
         self.smoothed = loss if self.smoothed is None else (1 - rate) * self.smoothed + rate * loss
@@ -55,7 +56,7 @@ class SpikeWatch:
             self.worst_rise, self.worst_step, self.margin = self.last_rise, step, margin
 
     def _follow_noise(self, loss: float, rate: float) -> None:
-        """A plain mean at first, then one over about ten times the smoothing."""
+        """Follow the losses' variance, at first by a plain mean, then by one over about ten times the smoothing."""
         difference = None if self.previous is None else loss - self.previous
         if difference is not None and self.difference is not None:  # from the third loss on, which is number 2
             weight = max(rate / 10, 1 / (self.num_losses - 1))
@@ -80,8 +81,8 @@ class SpikeWatch:
 
 
 def _share_of_variance(rate: float, num_updates: int) -> float:
-    """What an exponential mean that starts at its first value keeps of the values' variance: all of it then, ρ/(2 − ρ)
-    in the end."""
+    """Return what an exponential mean that starts at its first value keeps of the values' variance: all of it then,
+    ρ/(2 − ρ) in the end."""
     first = (1 - rate) ** (2 * num_updates)
     return first + (1 - first) * rate / (2 - rate)
 
@@ -92,8 +93,8 @@ def judge(
     """(verdict, reason) of a run that reached its last step with finite numbers.
 
     ``baseline``: what ``unigram_nll`` is the NLL of. ``plateaued``: it learned nothing beyond token (or class)
-      frequencies; ``spiked``: its smoothed loss rose by more than the margin (the spec's, or its batch noise's),
-      whether or not it came back by the end (the reason says which); ``stable``: neither.
+    frequencies; ``spiked``: its smoothed loss rose by more than the margin (the spec's, or its batch noise's), whether
+    or not it came back by the end (the reason says which); ``stable``: neither.
     """
     if not val_nll < min(init_nll, unigram_nll):
         return (

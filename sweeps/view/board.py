@@ -1,4 +1,4 @@
-"""How the progress of a sweep is told: in one line, as a table that fits a terminal, and line by line for a log."""
+"""Tell the progress of a sweep: in one line, as a table that fits a terminal, and line by line for a log."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ PROGRESS_S, PROGRESS_PARTS, FEWEST_BETWEEN = 60.0, 20, 4
 
 
 def counts_line(progress: Progress) -> str:
-    """``"48 runs: 30 done (26 stable, 4 diverged), 2 running, 1 failed, 15 queued"``; stalled, interrupted and stopped
-    ones where there are any."""
+    """Count the runs by their states, ``"48 runs: 30 done (26 stable, 4 diverged), 2 running, 1 failed, 15 queued"``;
+    stalled, interrupted and stopped ones where there are any."""
     counts, verdicts = (
         progress.counts(),
         verdicts_text(Counter({state: count for state, count in progress.verdicts().items() if state in FINISHED})),
@@ -50,8 +50,8 @@ def counts_line(progress: Progress) -> str:
 
 
 def left_text(progress: Progress) -> str:
-    """``"4 min 12 s left"``, or ``"… of training left"`` until α_max and samples have been timed; "" where everything
-    has ended."""
+    """Say how much time is left, ``"4 min 12 s left"``, or ``"… of training left"`` until α_max and samples have been
+    timed; "" where everything has ended."""
     if all(row.ended for row in progress.rows):
         return ""
     eta = progress.eta_s()
@@ -60,8 +60,8 @@ def left_text(progress: Progress) -> str:
 
 
 def best_line(progress: Progress) -> str:
-    """``"best val NLL so far: sa 2.881 at lr=0.003, sc 2.866 at lr=0.01 (2 seeds)"``; "" before any run has ended with
-    one."""
+    """Name the best results, ``"best val NLL so far: sa 2.881 at lr=0.003, sc 2.866 at lr=0.01 (2 seeds)"``; "" before
+    any run has ended with one."""
     found = progress.best()
     points = [
         f"{variant} {nll:.3f} at lr={lr:g}" + (f" ({count} seeds)" if count > 1 else "")
@@ -77,8 +77,8 @@ def verdicts_text(verdicts: Counter[str]) -> str:
 
 
 def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int) -> Group:
-    """``lines`` (text, style), then a table of the runs, ``height`` lines at most. Where they don't fit: those that
-    run, then those that ended last, and how many are not shown."""
+    """Return ``lines`` (text, style), then a table of the runs, ``height`` lines at most. Where they don't fit: those
+    that run, then those that ended last, and how many are not shown."""
     shown = [Text(text, style=style, no_wrap=True, overflow="ellipsis") for text, style in lines if text]
     room = max(0, height - len(shown) - 2)  # the header, the line that may say how many more
     rows = in_order(progress.rows)
@@ -93,14 +93,15 @@ def board(progress: Progress, lines: Sequence[tuple[str, str]], height: int) -> 
 
 
 def _collapsed(rows: Sequence[Row], room: int) -> list[Row]:
-    """The rows that fit: as many running ones as there is room for, beside the last that ended, which take half of it
-    at most."""
+    """Return the rows that fit: as many running ones as there is room for, beside the last that ended, which take half
+    of it at most."""
     ended = [row for row in rows if row.ended][: min(LAST_ENDED, room // 2)]
     active = [row for row in rows if row.running or row.state in (STALLED, INTERRUPTED)][: room - len(ended)]
     return [*active, *ended]
 
 
 def run_table(progress: Progress, rows: Sequence[Row]) -> Table:
+    """Return a table with a line for each of ``rows``, in the style of its state."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     of_images = bool(rows) and all(row.trial.spec.get("objective", {}).get("name") == "classify" for row in rows)
     for name in COLUMNS:
@@ -115,6 +116,7 @@ def run_table(progress: Progress, rows: Sequence[Row]) -> Table:
 
 
 def _cells(progress: Progress, row: Row) -> list[str]:
+    """Return one run's cells by `COLUMNS`; "" where there is nothing to say."""
     eta = progress.row_eta_s(row) if row.running else None
     return [
         row.variant,
@@ -132,7 +134,8 @@ def _cells(progress: Progress, row: Row) -> list[str]:
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
-    """The rows sorted: those that run, those left half-way, those that ended (the last first), those that wait."""
+    """Return the rows sorted: those that run, those left half-way, those that ended (the last first), those that
+    wait."""
     ended = sorted((row for row in rows if row.ended), key=lambda row: row.ended_at or 0.0, reverse=True)
     states = {
         state: [row for row in rows if row.state == state] for state in ("running", STALLED, INTERRUPTED, "queued")
@@ -152,6 +155,7 @@ class Lines:
         self._told_at, self._ended_then = time.monotonic(), 0
 
     def tell(self, progress: Progress) -> None:
+        """Print what changed since it was last called: starts, ends, and from time to time the whole."""
         for row in progress.rows:
             if not (row.running or row.ended):
                 continue
@@ -197,7 +201,7 @@ def runs(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``"42 s"``, ``"4 min 12 s"``, ``"2 h 05 min"``."""
+    """Return a time in seconds as text: ``"42 s"``, ``"4 min 12 s"``, ``"2 h 05 min"``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""The live table of a sweep: what every trial is doing, from the run directories; plain lines where there is no
+"""Show what every trial of a sweep is doing in a live table, from the run directories; plain lines where there is no
 terminal."""
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LOW = 12  # lines of a terminal that has none to spare
 
 
 class LiveView:
-    """Within the ``with`` block a table on the terminal, or the lines of a log (`Lines`), refreshed by a thread of its
-    own.
+    """A ``with`` block within which a table on the terminal, or the lines of a log (`Lines`), is refreshed by a thread
+    of its own.
 
     ``is_done(trial)``: whether a trained trial's α_max is measured. ``opening`` stands above the table until the first
-      trial runs, ``note`` (e.g. that the sweep is stopping) from when it is set. ``earlier``: runs of the sweep that
-      had ended before, for what is best so far.
+    trial runs, ``note`` (e.g. that the sweep is stopping) from when it is set. ``earlier``: runs of the sweep that had
+    ended before, for what is best so far.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class LiveView:
             self._refresh()
 
     def summary(self) -> str:
-        """``"ended 36 runs in 4 min 12 s: 30 stable, 4 diverged, 2 failed"``, with what was skipped and what is
-        left."""
+        """Say what the launch did, ``"ended 36 runs in 4 min 12 s: 30 stable, 4 diverged, 2 failed"``, with what was
+        skipped and what is left."""
         verdicts = self.progress.verdicts()
         parts = verdicts_text(verdicts)
         num_left = len(self.progress.rows) - verdicts.total()
@@ -102,7 +102,7 @@ class LiveView:
                 self._lines.tell(self.progress)
 
     def render(self) -> Group:
-        """Counts, what is best so far, then the table, no higher than the terminal."""
+        """Return counts, what is best so far, then the table, no higher than the terminal."""
         note = self.note or ("" if self.progress.most_at_once else self._opening)
         skipped = f", {self._num_skipped} skipped" if self._num_skipped else ""
         times = ", ".join(

@@ -1,5 +1,5 @@
-"""A study as it is seen from another terminal: its trials from what lies on disk, how far they are, and what became of
-them. No torch."""
+"""View a study from another terminal: its trials from what lies on disk, how far they are, and what became of them. No
+torch."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ALPHA_MAX = {"alpha_max", "critical_lr"}  # what a run's curvature/<phase>.parqu
 
 @dataclass(frozen=True)
 class StudyView:
-    """``progress`` of the runs that have a spec; ``unreadable``: (run id, why) of those without; ``has_curvature``:
-    whether α_max was asked for."""
+    """A study as it is seen from another terminal. ``progress`` of the runs that have a spec; ``unreadable``: (run id,
+    why) of those without; ``has_curvature``: whether α_max was asked for."""
 
     study: StudyFolder
     record: dict[str, Any]
@@ -31,7 +31,8 @@ class StudyView:
 
     @classmethod
     def of(cls, study: StudyFolder) -> StudyView:
-        """Errors: ``ValueError`` where there is no such study or its record is damaged."""
+        """Read a study's record and runs. Errors: ``ValueError`` where there is no such study or its record is
+        damaged."""
         record = study.read()
         asked = record.get("spec", {})
         protocol = {"measure": ["alpha_max"], **asked.get("curvature", {})}  # a record may be older than `measure`
@@ -56,7 +57,8 @@ class StudyView:
         )
 
     def renewed(self) -> StudyView:
-        """Itself, or another one where the study lists other runs by now (a search, a sweep that was extended)."""
+        """Return itself, or another one where the study lists other runs by now (a search, a sweep that was
+        extended)."""
         return (
             self
             if self.study.read()["run_ids"] == self.record["run_ids"] and not self.unreadable
@@ -64,7 +66,7 @@ class StudyView:
         )
 
     def line(self) -> str:
-        """All of it in one line."""
+        """Say all of it in one line."""
         return "; ".join(filter(None, (counts_line(self.progress), self._stands())))
 
     @property
@@ -77,7 +79,8 @@ class StudyView:
         return any(row.running for row in self.progress.rows)
 
     def heading(self) -> list[str]:
-        """What stands above the runs, in status and in the watch alike: short lines, since a terminal cuts them."""
+        """Return what stands above the runs, in status and in the watch alike: short lines, since a terminal cuts
+        them."""
         return [
             line
             for line in (
@@ -90,8 +93,8 @@ class StudyView:
         ]
 
     def details(self) -> list[Any]:
-        """What can be printed beneath the heading: those that run, those that were left half-way, those that failed
-        with their reasons."""
+        """Return what can be printed beneath the heading: those that run, those that were left half-way, those that
+        failed with their reasons."""
         parts: list[Any] = []
         if active := self._rows("running"):
             parts += ["", run_table(self.progress, active)]
@@ -117,13 +120,13 @@ class StudyView:
         return [row for row in self.progress.rows if row.state == state]
 
     def _stands(self) -> str:
-        """The time left, or that nobody works on it; "" where all runs have ended."""
+        """Say how much time is left, or that nobody works on it; "" where all runs have ended."""
         left = left_text(self.progress) if self.is_worked_on else "" if self.is_over else "nobody works on it"
         return "; ".join(filter(None, (left, self._unreadable())))
 
     def _coverage(self) -> str:
-        """``"α_max measured: 28 of 30 runs with a verdict (2 diverged: nothing to measure)"``; "" where it was not
-        asked for or nothing has a verdict."""
+        """Say how far the measurements are, ``"α_max measured: 28 of 30 runs with a verdict (2 diverged: nothing to
+        measure)"``; "" where it was not asked for or nothing has a verdict."""
         with_verdict = [row for row in self.progress.rows if row.trained_at]
         if not self.has_curvature or not with_verdict:
             return ""
@@ -142,8 +145,8 @@ class StudyView:
 
 
 def is_complete(trial: Trial) -> bool:
-    """Whether what follows the training is there, by the names of its files: whether it is of the protocol that is
-    asked for now, the sweep says."""
+    """Return whether what follows the training is there, by the names of its files: whether it is of the protocol that
+    is asked for now, the sweep says."""
     return (trial.curvature is None or has_alpha_max(trial)) and (
         trial.generate is None or _has_samples(trial.directory, trial.generate)
     )
@@ -155,12 +158,13 @@ def has_alpha_max(trial: Trial) -> bool:
 
 
 def _has_checkpoint(trial: Trial) -> bool:
-    """Whether a run left any checkpoint of those at which α_max was asked for."""
+    """Return whether a run left any checkpoint of those at which α_max was asked for."""
     return bool(phases(trial.directory, (trial.curvature or {})["phase"]))
 
 
 def _has_samples(directory: RunDirectory, generate: dict[str, Any]) -> bool:
-    """Samples are drawn at terminal checkpoints: of a run that diverged before its end there are none to wait for."""
+    """Return whether all samples are there that can be drawn, at terminal checkpoints: of a run that diverged before
+    its end there are none to wait for."""
     if directory.status()["state"] == "diverged" and not phases(directory, TERMINAL):
         return True
     scores = directory.generation_file("terminal")

@@ -154,8 +154,8 @@ class _Code(Exception):
 
 
 def _empty_array(kind: Any, shape: Any, typecode: Any) -> np.ndarray:
-    """What numpy's own `_reconstruct` gives for an array, whose state follows; it is asked for no other class, shape or
-    type."""
+    """Return what numpy's own `_reconstruct` gives for an array, whose state follows; it is asked for no other class,
+    shape or type."""
     if kind is not np.ndarray:
         raise _Code(kind)
     return np.ndarray((0,), np.uint8)

@@ -59,7 +59,7 @@ class ImageCorpus(AbstractCorpus):
     images.
 
     ``image``: their size, the number of classes, and the training side's mean and deviation of each channel. ``sums``:
-      sha256 of each array by name.
+    sha256 of each array by name.
     """
 
     kind: ClassVar[str] = KIND
@@ -115,7 +115,7 @@ class ImageCorpus(AbstractCorpus):
         return f"{self.description}, a patch of {side}×{side} a position{coarse}"
 
     def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
-        """Errors: ``ValueError`` where the images cannot be cut into ``positions`` square patches."""
+        """Raise a ``ValueError`` where the images cannot be cut into ``positions`` square patches."""
         self.image.patch_side(positions)
 
     def log_frequencies(self) -> Float64[Tensor, " classes"]:
@@ -132,7 +132,7 @@ class ImageCorpus(AbstractCorpus):
         )
 
     def windows(self, split: str, num: int, positions: int) -> ImageBatch:
-        """At most ``num`` images, evenly spaced from first to last."""
+        """Return at most ``num`` images, evenly spaced from first to last."""
         side = self._side(split)
         count = min(num, len(side.labels_M))
         return _gathered(side, np.arange(count) * (len(side.labels_M) - 1) // max(count - 1, 1))
@@ -150,6 +150,8 @@ class ImageCorpus(AbstractCorpus):
 
     @classmethod
     def load(cls, folder: Path) -> ImageCorpus:
+        """Load the corpus in a folder, memory-mapped and checked against its sums; ``ValueError`` where a file is
+        damaged."""
         meta = disk.read_meta(folder, {"kind", *PLAIN, *FILES}, set())
         image, class_names, sums = (
             ImageFormat.of(meta["format"]),

@@ -77,6 +77,7 @@ def _npz(file: Path) -> Found:
 
 
 def _opened(file: Path) -> Any:
+    """Open an ``.npz`` file; ``ValueError`` where it is cut short, none, or a single array without labels."""
     try:
         found = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
@@ -119,6 +120,7 @@ def _class_names(file: Path) -> tuple[str, ...]:
 
 
 def _labels(archive: Any, file: Path) -> np.ndarray:
+    """Return the labels of an archive; ``ValueError`` where they are missing or do not number classes."""
     labels = _array(archive, file, "y", "labels")
     if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
         raise ValueError(
@@ -134,6 +136,8 @@ def _labels(archive: Any, file: Path) -> np.ndarray:
 
 
 def _of_npz(file: Path, side: str) -> Iterator[tuple[str, np.ndarray, int, str]]:
+    """Yield (side, image, label, place) of an archive, whose images lie as one array or as JPEG bytes cut by
+    offsets."""
     archive = _opened(file)
     labels, images = _labels(archive, file).tolist(), _array(archive, file, "x", "images")
     jpeg, offsets = _array(archive, file, "jpeg"), _array(archive, file, "offsets")
@@ -164,7 +168,7 @@ def _of_npz(file: Path, side: str) -> Iterator[tuple[str, np.ndarray, int, str]]
 
 
 def _are_pieces(offsets: np.ndarray, jpeg: np.ndarray, num: int) -> bool:
-    """Whether ``offsets`` cut the bytes into ``num`` pieces."""
+    """Return whether ``offsets`` cut the bytes into ``num`` pieces."""
     if jpeg.dtype != np.uint8 or jpeg.ndim != 1 or offsets.dtype.kind not in "iu" or offsets.shape != (num + 1,):
         return False
     return bool(offsets[0] >= 0 and (offsets[1:] >= offsets[:-1]).all() and offsets[-1] <= len(jpeg))

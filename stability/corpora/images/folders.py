@@ -53,8 +53,8 @@ def find(root: Path, path: str, layouts: str) -> tuple[tuple[str, ...], list[Pic
 
 
 def _refuse_sides_by_other_names(root: Path, names: tuple[str, ...], path: str) -> None:
-    """``training/<class>`` and ``testing/<class>`` would be read as two classes: folders with no picture of their own
-    that hold folders of the same name."""
+    """Refuse ``training/<class>`` and ``testing/<class>``, which would be read as two classes: folders with no picture
+    of their own that hold folders of the same name."""
     if len(names) < 2 or any(_is_picture(file) for name in names for file in (root / name).iterdir()):
         return
     shared = sorted(set.intersection(*(set(_classes(root / name)) for name in names)))

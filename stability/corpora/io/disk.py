@@ -25,8 +25,8 @@ META = "corpus.json"
 
 @contextmanager
 def partial_folder(folder: Path) -> Iterator[Path]:
-    """A neighbour of ``folder`` to write into; what is left of it afterwards is removed, and what killed processes left
-    of theirs."""
+    """Yield a neighbour of ``folder`` to write into; what is left of it afterwards is removed, and what killed
+    processes left of theirs."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(folder.parent)
     partial = temporary(folder.parent / f"partial-{secrets.token_hex(8)}")
@@ -39,7 +39,7 @@ def partial_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_array(file: Path, array: np.ndarray) -> None:
-    """``array`` (1-D) as numpy's ``.npy``, piece by piece."""
+    """Write ``array`` (1-D) as numpy's ``.npy``, piece by piece."""
     with _synced(file) as stream:
         np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
         for chunk in chunks(array):
@@ -67,7 +67,7 @@ def write_text(file: Path, text: str) -> None:
 
 
 def read_vocabulary(file: Path, expected_sha256: str) -> Vocabulary:
-    """Errors: ``ValueError`` naming the file."""
+    """Read a vocabulary's file and check its sha256. Errors: ``ValueError`` naming the file."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -82,8 +82,8 @@ def write_meta(folder: Path, meta: dict[str, Any]) -> None:
 
 
 def verified_meta(folder: Path) -> dict[str, Any]:
-    """What `write_meta` wrote, of whatever kind of corpus. Errors: ``ValueError`` naming the file, where it is missing
-    or altered."""
+    """Return what `write_meta` wrote, of whatever kind of corpus. Errors: ``ValueError`` naming the file, where it is
+    missing or altered."""
     try:
         meta = json.loads((folder / META).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

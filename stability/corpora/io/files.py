@@ -58,13 +58,15 @@ def find_files(path: str, suffixes: tuple[str, ...], noun: str, other: tuple[str
 
 
 def _advice(files: Iterable[Path], other: tuple[str, tuple[str, ...]], before: str = "") -> str:
-    """Which choice reads one of the files; empty where none does."""
+    """Say which choice reads one of the files; empty where none does."""
     choice, suffixes = other
     found = next((file for file in files if suffix_of(file, suffixes)), None)
     return "" if found is None else f"{before}{choice} reads {found.name}"
 
 
 def _walk(root: Path) -> Iterator[Path]:
+    """Yield every file below a folder that is not hidden, links followed once."""
+
     def refuse(error: OSError) -> None:
         raise ValueError(f"data.path: cannot read the folder {error.filename}: {error.strerror}")
 
@@ -79,7 +81,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 
 def suffix_of(file: Path, suffixes: tuple[str, ...]) -> str:
-    """Which of ``suffixes`` the name ends in, in either case; empty where in none."""
+    """Return which of ``suffixes`` the name ends in, in either case; empty where in none."""
     return next((suffix for suffix in suffixes if file.name.lower().endswith(suffix)), "")
 
 
@@ -109,8 +111,8 @@ UNREADABLE = (EOFError, zlib.error, OSError)
 
 @contextmanager
 def located(reached: Callable[[], str]) -> Iterator[None]:
-    """Within the block, which reads an `opened` file, an error about bytes that end unexpectedly tells what was
-    ``reached``."""
+    """Tell within the block, which reads an `opened` file, what was ``reached`` when an error says that bytes end
+    unexpectedly."""
     try:
         yield
     except UNREADABLE as error:
@@ -120,8 +122,8 @@ def located(reached: Callable[[], str]) -> Iterator[None]:
 
 @contextmanager
 def opened(file: Path, key: str = "data.path") -> Iterator[BufferedIOBase]:
-    """The file's bytes, unpacked. Errors: ``ValueError`` where it cannot be opened, or proves cut short or not of its
-    kind while it is read; ``key`` is the setting that named it.
+    """Yield the file's bytes, unpacked. Errors: ``ValueError`` where it cannot be opened, or proves cut short or not of
+    its kind while it is read; ``key`` is the setting that named it.
 
     Who reads says how far he came by a note on the error (`located`).
     """

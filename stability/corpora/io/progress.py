@@ -43,6 +43,6 @@ def bar(title: str, num_bytes: int | None = None, num_items: int | None = None) 
 
 
 def step(items: int = 1, num_bytes: int = 0) -> None:
-    """Another document was read, or other bytes of a file."""
+    """Tell that another document was read, or other bytes of a file."""
     if (advance := _advance.get()) is not None:
         advance(items, num_bytes)

@@ -1,5 +1,5 @@
-"""What is known of a protein beyond its structure: domains, descriptions (GO terms, keywords) and orthologous groups,
-by UniProt accession.
+"""Read what is known of a protein beyond its structure: domains, descriptions (GO terms, keywords) and orthologous
+groups, by UniProt accession.
 
 Two formats. A UniProt flat file (its name ends in .txt or .dat), in either style of features. A table (.tsv) whose
 first line names its columns: ``accession`` and any of ``domains`` ("SH3:61-121; Protein kinase:242-493"),
@@ -51,7 +51,7 @@ def read_annotations(file: Path) -> dict[str, Annotation]:
 
 
 def check_annotations(file: Path) -> None:
-    """Errors: ``ValueError`` where there is no such file, or its name does not say what it is."""
+    """Raise a ``ValueError`` where there is no such file, or its name does not say what it is."""
     if not file.is_file():
         raise ValueError(f"{KEY}={file}: no such file")
     if not suffix_of(file, SUFFIXES):
@@ -67,6 +67,7 @@ def _text_lines(stream: BufferedIOBase, file: Path) -> Iterator[str]:
 
 
 def _table(lines: Iterator[str], file: Path) -> Iterator[tuple[str, Annotation]]:
+    """Yield the annotations of a table by accession; ``ValueError`` names the line that is wrong."""
     header = next(lines, "").removeprefix("\ufeff").split("\t")
     if "accession" not in header or set(header) - set(COLUMNS):
         raise ValueError(
@@ -119,6 +120,7 @@ def _flat(lines: Iterator[str], file: Path) -> dict[str, Annotation]:
 
 
 def _add(found: dict[str, Annotation], entry: list[str]) -> None:
+    """Add to ``found`` the annotation of one entry of UniProt's text format, under each of its accessions."""
     accessions = [
         word.strip() for line in entry if line.startswith("AC   ") for word in line[5:].split(";") if word.strip()
     ]

@@ -18,17 +18,17 @@ class ProteinChain:
     """``N`` residues, those without coordinates included. Axes: N residues, A atoms of a residue, X the three
     coordinates.
 
-    ``id``: entry and chain ("1ABC_A"); ``group``: what chains of one protein share (a four-letter code, a UniProt
-      accession, else the entry's name).
-    ``sequence``: int64 (N), tokens of `_protein_tables.PIECES`. ``atoms14_NAX``: float32 (N, 14, 3) in Å, NaN where an
-      atom is missing; order `ATOM14`.
-    ``ss_N``: uint8, number in `SS_CLASSES`, `NO_SS` where not known. ``sasa_N``: float32 Å², ``plddt_N``: float32 0 …
-      100, NaN where not known.
-    ``numbers_N``: int32, the residue's number in its database's sequence (where the file names one, else in the file),
-      by which domains are placed.
-    ``domains_NK``: int64, the domains that a residue lies in, −1 where fewer than K; ``descriptions``, ``orthologs``:
-      int64 tokens, their own lengths.
-    ``structure_N``: int64 structure tokens of the whole chain, −1 where a residue has none; empty where the chain was
+    - ``id``: entry and chain ("1ABC_A").
+    - ``group``: what chains of one protein share (a four-letter code, a UniProt accession, else the entry's name).
+    - ``sequence``: int64 (N), tokens of `_protein_tables.PIECES`.
+    - ``atoms14_NAX``: float32 (N, 14, 3) in Å, NaN where an atom is missing; order `ATOM14`.
+    - ``ss_N``: uint8, number in `SS_CLASSES`, `NO_SS` where not known.
+    - ``sasa_N``: float32 Å², ``plddt_N``: float32 0 … 100, NaN where not known.
+    - ``numbers_N``: int32, the residue's number in its database's sequence (where the file names one, else in the
+      file), by which domains are placed.
+    - ``domains_NK``: int64, the domains that a residue lies in, −1 where fewer than K.
+    - ``descriptions``, ``orthologs``: int64 tokens, their own lengths.
+    - ``structure_N``: int64 structure tokens of the whole chain, −1 where a residue has none; empty where the chain was
       not tokenised.
     """
 
@@ -56,12 +56,12 @@ class ProteinChain:
 
     @property
     def mask_N(self) -> np.ndarray:
-        """Whether N, CA and C are all there."""
+        """The mask of residues, (N), True where N, CA and C are all there."""
         return np.asarray(self.atoms14_mask_NA[:, :3].all(axis=1))
 
     @property
     def atoms14_mask_NA(self) -> np.ndarray:
-        """Which of the 14 heavy atoms are there."""
+        """The mask of the 14 heavy atoms, (N, 14), True where one is there."""
         return np.asarray(np.isfinite(self.atoms14_NAX).all(axis=2))
 
     @property

@@ -1,4 +1,4 @@
-"""Which chains are one protein for the split: they share a group (four-letter code, accession) or at least 90 % of
+"""Find which chains are one protein for the split: they share a group (four-letter code, accession) or at least 90 % of
 their sequence.
 
 Identity of two chains: the most residues that can be matched in order (their longest common subsequence), as a share of

@@ -42,7 +42,7 @@ TOKENISED = ("base", "tokenizer", "num_codes")
 
 @dataclass(frozen=True)
 class Tables:
-    """What belongs to chains by their place (``ids``, ``groups``, ``accessions``, ``clusters``), names of the
+    """The words that belong to chains by their place (``ids``, ``groups``, ``accessions``, ``clusters``), names of the
     annotations' tokens (`SPECIALS` come first), and ``skipped``: (file or chain, reason) of what could not be used."""
 
     ids: tuple[str, ...]
@@ -65,7 +65,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Tokenised:
-    """What made a corpus's structure tokens: the fingerprint of the chains, the tokenizer's id and the size of its
+    """The origin of a corpus's structure tokens: the fingerprint of the chains, the tokenizer's id and the size of its
     codebook."""
 
     base: str
@@ -131,7 +131,7 @@ class ProteinCorpus(AbstractCorpus):
         return self.tables.skipped
 
     def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
-        """Errors: ``ValueError`` below two training chains or one held-out one: any length of chain fits any model,
+        """Raise a ``ValueError`` below two training chains or one held-out one: any length of chain fits any model,
         longer ones are cropped."""
         num = len(self.tables.ids)
         if self.num_train_chains < 2 or num - self.num_train_chains < 1:
@@ -178,13 +178,14 @@ class ProteinCorpus(AbstractCorpus):
         return batch_of([chains.part(at, start, positions) for at, start in zip(chosen, starts, strict=True)])
 
     def windows(self, split: str, num: int, positions: int) -> ProteinBatch:
-        """At most ``num`` chains, evenly spaced from first to last; of a longer one its first ``positions``
+        """Return at most ``num`` chains, evenly spaced from first to last; of a longer one its first ``positions``
         residues."""
         chains = self.chains(split)
         count = min(num, len(chains))
         return batch_of([chains.part(at * (len(chains) - 1) // max(count - 1, 1), 0, positions) for at in range(count)])
 
     def _write(self, folder: Path) -> None:
+        """Write the chains' arrays and tables, or of a tokenised corpus the structure tokens alone."""
         if self.tokenised is not None:
             disk.write_array(folder / f"{STRUCTURE}.npy", self.arrays[STRUCTURE])
             disk.write_meta(
@@ -262,7 +263,7 @@ class Chains(Sequence[ProteinChain]):
         return int(stop - start)
 
     def part(self, index: int, first: int, length: int) -> ProteinChain:
-        """At most ``length`` residues of a chain from ``first`` on; nothing else of it is read."""
+        """Read at most ``length`` residues of a chain from ``first`` on; nothing else of it is read."""
         arrays, tables, number = self._corpus.arrays, self._corpus.tables, self._numbers[index]
         start = int(arrays["offsets"][number]) + first
         stop = min(start + length, int(arrays["offsets"][number + 1]))

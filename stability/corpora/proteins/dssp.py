@@ -25,7 +25,7 @@ def assign(atoms_NAX: np.ndarray, is_proline_N: np.ndarray) -> np.ndarray:
     """Number in `SS_CLASSES` of each residue, uint8; `NO_SS` where N, CA, C or O is missing (NaN).
 
     ``atoms_NAX``: Å, the first four atoms of a residue in the order N, CA, C, O. ``is_proline_N``: it has no hydrogen
-      to give.
+    to give.
     """
     classes_N = np.full(len(atoms_NAX), NO_SS, dtype=np.uint8)
     there_N = np.isfinite(atoms_NAX[:, :COMPLETE]).all(axis=(1, 2))
@@ -96,7 +96,7 @@ def _turn_starts(num: int, bonds: set[tuple[int, int]], piece_N: np.ndarray, str
 
 
 def _helices(letters: list[str], starts: dict[int, np.ndarray]) -> None:
-    """Two turns of one kind in a row make a helix: α over what is there, 3₁₀ only on free residues, π on free and α
+    """Mark helices, two turns of one kind in a row: α over what is there, 3₁₀ only on free residues, π on free and α
     ones."""
     for stride, letter, admits in ((4, "H", "CEBH"), (3, "G", "CG"), (5, "I", "CIH")):
         begin = starts[stride]
@@ -117,7 +117,8 @@ def _turns_and_bends(letters: list[str], starts: dict[int, np.ndarray], is_bend_
 
 
 def bends(ca_NX: np.ndarray, piece_N: np.ndarray) -> np.ndarray:
-    """Whether the chain turns by more than 70° at a residue: the angle between CA(i) − CA(i−2) and CA(i+2) − CA(i)."""
+    """Return whether the chain turns by more than 70° at a residue: the angle between CA(i) − CA(i−2) and CA(i+2) −
+    CA(i)."""
     is_bend_N = np.zeros(len(ca_NX), dtype=bool)
     if len(ca_NX) < 5:
         return is_bend_N
@@ -148,7 +149,7 @@ def dihedrals(a_PX: np.ndarray, b_PX: np.ndarray, c_PX: np.ndarray, d_PX: np.nda
 
 
 def _polyproline(letters: list[str], phi_N: np.ndarray, psi_N: np.ndarray) -> None:
-    """Three residues in a row near (−75°, 145°) are polyproline II where nothing else is."""
+    """Mark polyproline II, three residues in a row near (−75°, 145°), where nothing else is."""
     fits = (np.abs(phi_N - POLYPROLINE_PHI) <= POLYPROLINE_WITHIN) & (
         np.abs(psi_N - POLYPROLINE_PSI) <= POLYPROLINE_WITHIN
     )

@@ -50,6 +50,7 @@ def _may_bridge(i: int, j: int, num: int, piece_N: np.ndarray) -> bool:
 
 
 def _ladders(bridges: list[tuple[int, int, bool]]) -> list[_Ladder]:
+    """Join bridges of one kind that follow each other on both sides to ladders."""
     ladders: list[_Ladder] = []
     for i, j, parallel in bridges:
         for ladder in ladders:
@@ -67,6 +68,7 @@ def _ladders(bridges: list[tuple[int, int, bool]]) -> list[_Ladder]:
 
 
 def _joined_across_bulges(ladders: list[_Ladder], piece_N: np.ndarray) -> list[_Ladder]:
+    """Join ladders that go on with one another across a bulge."""
     ladders = sorted(ladders, key=lambda ladder: (ladder.first[0], ladder.second[0]))
     at = 0
     while at < len(ladders):
@@ -83,7 +85,8 @@ def _joined_across_bulges(ladders: list[_Ladder], piece_N: np.ndarray) -> list[_
 
 
 def _is_bulge(ladder: _Ladder, other: _Ladder, piece_N: np.ndarray) -> bool:
-    """Whether ``other`` goes on with ``ladder`` after at most one extra residue on one side and four on the other."""
+    """Return whether ``other`` goes on with ``ladder`` after at most one extra residue on one side and four on the
+    other."""
     if ladder.parallel != other.parallel or not 0 <= other.first[0] - ladder.first[-1] < 6:
         return False
     if other.first[0] == ladder.first[-1]:  # they overlap

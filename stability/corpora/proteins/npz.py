@@ -46,7 +46,7 @@ _KINDS |= dict.fromkeys(("coords", "ca", "atoms14", "sasa", "plddt"), "fiu")
 
 
 def write_shard(file: Path, chains: Sequence[ProteinChain], skipped: Iterable[tuple[str, str]]) -> None:
-    """Atomically: a temporary neighbour is synced and renamed. Errors: ``OSError``."""
+    """Write a shard atomically: a temporary neighbour is synced and renamed. Errors: ``OSError``."""
     arrays: dict[str, Any] = {
         name: np.array([getattr(chain, attribute) for chain in chains], dtype=str) for name, attribute in _TEXTS.items()
     }
@@ -123,6 +123,8 @@ def _check_kinds(file: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _check_shard(file: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Raise a ``ValueError`` where a prepared shard is of another format, lacks an array, or holds numbers out of
+    range."""
     if str(arrays["format"]) != FORMAT:
         raise ValueError(f"data.path: {file} is a '{arrays['format']}'; this program reads '{FORMAT}'")
     missing = [name for name in (*_TEXTS, *_PER_RESIDUE, "skipped_names", "skipped_reasons") if name not in arrays]
@@ -143,7 +145,7 @@ def _check_shard(file: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def _fault(chain: ProteinChain, min_residues: int) -> str:
-    """Why a chain cannot be used; nothing where it can."""
+    """Say why a chain cannot be used; nothing where it can."""
     there_NA = ~np.isnan(chain.atoms14_NAX).any(axis=-1)
     observed, atoms = int(there_NA.any(axis=-1).sum()), chain.atoms14_NAX[there_NA]
     if observed < min_residues:

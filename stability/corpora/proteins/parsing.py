@@ -53,7 +53,8 @@ def parse(name: str, content: bytes, plddt: str, min_residues: int) -> tuple[lis
 
 
 def group_of(stem: str, accession: str) -> str:
-    """What all entries of one protein share: a PDB code in lower case, a UniProt accession, else the entry's name."""
+    """Return what all entries of one protein share: a PDB code in lower case, a UniProt accession, else the entry's
+    name."""
     if found := ALPHAFOLD.match(stem):
         return found[1].upper()
     if found := PDB_CODE.match(stem):
@@ -62,6 +63,7 @@ def group_of(stem: str, accession: str) -> str:
 
 
 def _read_cif(content: bytes) -> Entry:
+    """Read an mmCIF file's first model with its sequences and references; ``ValueError`` where it is cut short."""
     from biotite import DeserializationError, InvalidFileError
     from biotite.structure.io import pdbx
 
@@ -121,6 +123,7 @@ def _cif_references(block: Any) -> dict[str, Reference]:
 
 
 def _read_pdb(content: bytes) -> Entry:
+    """Read a PDB file's first model with its sequences and references; ``ValueError`` where it is cut short."""
     from biotite import InvalidFileError
     from biotite.structure.io import pdb
 
@@ -161,6 +164,7 @@ def _pdb_references(lines: list[str]) -> dict[str, Reference]:
 
 
 def _chains(stem: str, entry: Entry, is_model: bool, min_residues: int) -> tuple[list[ProteinChain], list[str]]:
+    """Return an entry's usable chains, and why others were left out; ``ValueError`` where none is left."""
     from biotite.structure import filter_amino_acids
 
     chains, reasons = [], []
@@ -185,6 +189,7 @@ def _chains(stem: str, entry: Entry, is_model: bool, min_residues: int) -> tuple
 def _chain(
     label: str, stem: str, residues: Residues, reference: Reference | None, is_model: bool, min_residues: int
 ) -> ProteinChain:
+    """Build one chain; ``ValueError`` where it is too short or its coordinates are none."""
     observed = len(np.unique(residues.row_of_atom))
     if observed < min_residues:
         raise ValueError(f"{observed} residues with coordinates, fewer than data.min_residues={min_residues}")

@@ -1,4 +1,4 @@
-"""Which row of a chain each of a file's residues belongs to: rows of residues that have no coordinates lie between
+"""Assign each of a file's residues to a row of its chain: rows of residues that have no coordinates lie between
 them."""
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def _centres(atoms: Any, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
 
 
 def _bonded(atoms: Any, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Whether each residue hangs on the one before it; a missing atom does not break a chain whose numbers go on."""
+    """Return whether each residue hangs on the one before it; a missing atom does not break a chain whose numbers go
+    on."""
     carbon, nitrogen = _place(atoms, starts, stops, "C"), _place(atoms, starts, stops, "N")
     bonded = np.zeros(len(starts), dtype=bool)
     bonded[1:] = np.linalg.norm(nitrogen[1:] - carbon[:-1], axis=1) < LONGEST_PEPTIDE_BOND
@@ -133,6 +134,8 @@ def _rows_in(sequence: list[str], names: list[str], numbers: np.ndarray, bonded:
 
 
 def _earliest(sequence: list[str], names: list[str], bonded: np.ndarray) -> np.ndarray | None:
+    """Place bonded pieces one after another at the first place of ``sequence`` that fits each; None where one fits
+    nowhere."""
     rows, cursor = [], 0
     bounds = [0, *(np.flatnonzero(~bonded[1:]) + 1).tolist(), len(names)]
     for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
@@ -172,6 +175,7 @@ def _piece(
     bonded: np.ndarray,
     offset: int,
 ) -> Residues:
+    """Lay out residues by their numbers, with rows of unknown residues for the numbers that are missing."""
     gaps = np.where(bonded[1:], 0, np.maximum(np.diff(numbers) - 1, 0))
     rows = np.concatenate([[0], np.cumsum(gaps + 1)])
     sequence = ["UNK"] * (int(rows[-1]) + 1)
@@ -187,6 +191,7 @@ def _assembled(
     sequence: list[str],
     numbers: np.ndarray,
 ) -> Residues:
+    """Return the residues with their names at ``rows`` of the sequence, and the atoms of each."""
     for row, name in zip(rows.tolist(), names, strict=True):
         sequence[row] = name
     lengths = stops - starts

@@ -38,7 +38,7 @@ class Member(NamedTuple):
 
 
 def require_biotite() -> None:
-    """Errors: ``RuntimeError`` where structures cannot be read here."""
+    """Raise a ``RuntimeError`` where structures cannot be read here."""
     if importlib.util.find_spec("biotite") is None:
         raise RuntimeError(
             "data=protein reads structures with the library biotite, which is not installed; pip install "
@@ -94,6 +94,8 @@ def _few(files: Sequence[Path]) -> bool:
 def _in_parallel(
     pool: ProcessPoolExecutor, most: int, units: Iterator[tuple[Path, list[Member]]], plddt: str, min_residues: int
 ) -> Iterator[Path]:
+    """Write units in the pool's processes, at most ``most`` under way, and yield the files of all once they are
+    written."""
     made: list[Path] = []
     pending: dict[Future[int], Path] = {}
     try:
@@ -169,7 +171,7 @@ def _units(files: Sequence[Path], folder: Path) -> Iterator[tuple[Path, list[Mem
 
 
 def is_whole(shard: Path) -> bool:
-    """Whether a shard was finished: it takes its name only then."""
+    """Return whether a shard was finished: it takes its name only then."""
     return shard.is_file()
 
 

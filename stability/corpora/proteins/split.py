@@ -49,6 +49,7 @@ class Pile:
         self._seen: set[bytes] = set()
 
     def add(self, chain: ProteinChain) -> None:
+        """Add a chain, unless the very same one was added before."""
         rows = {
             "sequence": chain.sequence.astype(np.uint8),
             "atoms14": chain.atoms14_NAX.astype(np.float32).reshape(-1).view(np.uint32),
@@ -126,7 +127,7 @@ def corpus_of(
 
 
 def _held_out(numbers: np.ndarray, digests: Sequence[bytes], share: float) -> np.ndarray:
-    """Which chains are held out."""
+    """Return which chains are held out."""
     sizes = np.bincount(numbers)
     wanted = int(np.ceil(share * len(numbers)))
     content: dict[int, list[bytes]] = {}
@@ -215,6 +216,7 @@ def _domains(
 def _domains_of(
     annotation: Annotation, numbers_N: np.ndarray, tokens: Mapping[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Return how many domains each residue lies in, and their tokens one residue after another."""
     kinds: dict[int, np.ndarray] = {}
     for name, first, last in annotation.domains:
         inside_N = (numbers_N >= first) & (numbers_N <= last)
@@ -230,6 +232,7 @@ def _domains_of(
 def _description(
     origin: str, pile: Pile, numbers: np.ndarray, is_val: np.ndarray, tables: Tables, num_annotated: int
 ) -> str:
+    """Describe the data in one line: counts, repetitions, annotations, and what is held out."""
     num_residues = sum(len(chain.sequence) for chain in pile.chains)
     num_val, val_clusters = int(is_val.sum()), len(set(numbers[is_val].tolist()))
     repeated = f", {pile.num_repeated:,} exact repetitions left out" if pile.num_repeated else ""

@@ -92,7 +92,7 @@ def _loop_and_segment(draws: Draws) -> tuple[str, list[Angles]]:
 
 
 def _clashes(ca_NX: np.ndarray, num_before: int) -> bool:
-    """Whether a CA from ``num_before`` on comes too close to one at least three residues before it."""
+    """Return whether a CA from ``num_before`` on comes too close to one at least three residues before it."""
     distances = np.linalg.norm(ca_NX[num_before:, None] - ca_NX[None], axis=-1)
     return bool((distances[np.tril(np.ones_like(distances, dtype=bool), k=num_before - 3)] < CLOSEST).any())
 
@@ -152,6 +152,7 @@ def _unit(a: Point) -> Point:
 
 
 def _chain(name: str, letters: str, kinds: str, five_NAX: np.ndarray) -> ProteinChain:
+    """Build a chain from letters, secondary structure and five atoms a residue, with its areas."""
     atoms_NAX = np.full((len(letters), NUM_ATOMS, 3), np.nan, dtype=np.float32)
     atoms_NAX[:, :5] = np.round(five_NAX, 3)
     atoms_NAX[[letter == "G" for letter in letters], 4] = np.nan
@@ -168,6 +169,7 @@ def _chain(name: str, letters: str, kinds: str, five_NAX: np.ndarray) -> Protein
 
 
 def _areas(letters: str, atoms_NAX: np.ndarray) -> np.ndarray:
+    """Return the residues' solvent-accessible areas in Å², to two digits."""
     from biotite.structure import AtomArray
 
     from stability.corpora.proteins.alphabets import ATOM14, ONE_TO_THREE

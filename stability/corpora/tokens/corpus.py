@@ -1,5 +1,5 @@
-"""What every data source makes: a `Corpus`, training and held-out tokens with a fingerprint, and how windows are drawn
-from it."""
+"""Every data source of tokens makes a `Corpus`: training and held-out tokens with a fingerprint, and how windows are
+drawn from it."""
 
 from __future__ import annotations
 
@@ -40,19 +40,20 @@ class Corpus(AbstractCorpus):
     """Prepared tokens. Build it with `Corpus.of` (from tokens), `split_documents` or `split_records`, which compute
     what follows from the tokens.
 
-    ``fingerprint``: sha256 over both arrays, the vocabulary, the borders, the augmentation and the split rule's
+    - ``fingerprint``: sha256 over both arrays, the vocabulary, the borders, the augmentation and the split rule's
       version; where the data lay is not in it.
-    ``description``: one line as of the first preparation (the same content read again from elsewhere keeps it).
-    ``unigram_nats``: nats per token of all validation tokens under the training tokens' frequencies, each count raised
-      by one: a figure of the data, by which a preparation is compared with another program's. No run is judged by it,
-      but by what the frequencies reach on the examples that it is validated on
+    - ``description``: one line as of the first preparation (the same content read again from elsewhere keeps it).
+    - ``unigram_nats``: nats per token of all validation tokens under the training tokens' frequencies, each count
+      raised by one: a figure of the data, by which a preparation is compared with another program's. No run is judged
+      by it, but by what the frequencies reach on the examples that it is validated on
       (`stability.training.evaluate.Validation.unigram_nll`).
-    ``vocabulary``: what the tokens stand for; None: UTF-8 bytes where there are 256 of them, else not known.
-    ``train_borders``, ``val_borders``: int64, 0 to the number of tokens: no window lies across one; None: a window may
-      start anywhere.
-    ``reverse_complement``: whether `batch` turns each training window into the other strand with probability one half.
-    ``train_are_rna``: of each training stretch 1 where A pairs with U in it, else 0 (uint16); None: nowhere.
-    ``sums``: sha256 of each array and of the vocabulary, by name.
+    - ``vocabulary``: what the tokens stand for; None: UTF-8 bytes where there are 256 of them, else not known.
+    - ``train_borders``, ``val_borders``: int64, 0 to the number of tokens: no window lies across one; None: a window
+      may start anywhere.
+    - ``reverse_complement``: whether `batch` turns each training window into the other strand with probability one
+      half.
+    - ``train_are_rna``: of each training stretch 1 where A pairs with U in it, else 0 (uint16); None: nowhere.
+    - ``sums``: sha256 of each array and of the vocabulary, by name.
     """
 
     kind: ClassVar[str] = "tokens"
@@ -129,10 +130,10 @@ class Corpus(AbstractCorpus):
         )
 
     def require(self, positions: int, more: int = 0, remedy: str = "") -> None:
-        """Errors: ``ValueError`` unless both sides hold at least two windows of ``positions + more`` tokens.
+        """Raise a ``ValueError`` unless both sides hold at least two windows of ``positions + more`` tokens.
 
         ``more``: what the objective draws beside a sequence of ``positions`` (a context, the token after it);
-          ``remedy``: what else would help than longer documents or fewer positions.
+        ``remedy``: what else would help than longer documents or fewer positions.
         """
         for side, split in ((f"the held-out {HELD_OUT_PERCENT} %", "val"), ("the training side", "train")):
             tokens, borders = self._side(split)
@@ -204,8 +205,8 @@ class Corpus(AbstractCorpus):
         return torch.where(turned_B[:, None], other_BN, tokens_BN)
 
     def windows(self, split: str, num: int, positions: int) -> Int64[Tensor, "at_most_num positions"]:
-        """At most ``num`` windows of ``split``, evenly spaced from first to last, none overlapping or across a border:
-        the same ones at every call.
+        """Return at most ``num`` windows of ``split``, evenly spaced from first to last, none overlapping or across a
+        border: the same ones at every call.
 
         Errors: as `batch`.
         """
@@ -248,7 +249,8 @@ class Corpus(AbstractCorpus):
 
     @classmethod
     def load(cls, folder: Path) -> Corpus:
-        """What `save` wrote, its tokens memory-mapped read-only, all of it checked against the sha256 sums beside it.
+        """Load what `save` wrote, its tokens memory-mapped read-only, all of it checked against the sha256 sums beside
+        it.
 
         Errors: ``ValueError`` naming the file that is missing, cut short or altered.
         """
@@ -270,6 +272,8 @@ class Corpus(AbstractCorpus):
 def _summary(
     train: np.ndarray, val: np.ndarray, vocab_size: int
 ) -> tuple[dict[str, str], tuple[np.ndarray, np.ndarray]]:
+    """Return both sides' sha256 sums and how often each token occurs; ``ValueError`` where one is empty or has a token
+    beyond the vocabulary."""
     sums, counts = {}, []
     for (name, side), tokens in zip(
         {"train_tokens": "training", "val_tokens": "held-out"}.items(), (train, val), strict=True

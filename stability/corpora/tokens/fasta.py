@@ -29,6 +29,7 @@ class _Reader:
         self.tokens: list[bytes] = []
 
     def records(self, stream: BufferedIOBase) -> Iterator[tuple[str, bytes]]:
+        """Yield (name, tokens) of each record of a stream; ``ValueError`` where it holds none."""
         for lines in batches(stream, self._reached):
             if not self.line:
                 lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
@@ -52,6 +53,8 @@ class _Reader:
         )
 
     def _start(self, header: bytes) -> None:
+        """Begin a record by its header line; ``ValueError`` where that is no UTF-8 or lines end in a carriage return
+        alone."""
         self.line += 1
         self.header_line = self.line
         try:

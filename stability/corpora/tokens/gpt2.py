@@ -83,6 +83,7 @@ def sha256_of_ranks(ranks: str | None) -> str | None:
 
 
 def _check_numbers(ranks: dict[bytes, int], file: Path, byte_of: dict[str, int]) -> None:
+    """Raise a ``ValueError`` where encoder.json does not number the tokens of vocab.bpe."""
     try:
         numbers = json.loads(_text(file))
     except ValueError as error:
@@ -136,7 +137,7 @@ def _encoding_of(ranks: dict[bytes, int]) -> Any:
 
 
 def _check_reach() -> None:
-    """Errors: ``RuntimeError`` where tiktoken's cache lacks a file, or holds a damaged one (which tiktoken fetches
+    """Raise a ``RuntimeError`` where tiktoken's cache lacks a file, or holds a damaged one (which tiktoken fetches
     again), and the network does not answer (tiktoken itself would wait for ever)."""
     cached = [_cache_folder() / hashlib.sha1((HOME + name).encode()).hexdigest() for name in FILES]
     if all(

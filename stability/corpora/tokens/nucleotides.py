@@ -50,8 +50,8 @@ def either_strand(tokens: bytes) -> bytes:
 
 
 def are_rna(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """Whether each record ``tokens[start:stop]`` is RNA (bool), in which A pairs with U: it holds U and no T; or it
-    holds neither, while other records hold U and none holds T."""
+    """Return whether each record ``tokens[start:stop]`` is RNA (bool), in which A pairs with U: it holds U and no T; or
+    it holds neither, while other records hold U and none holds T."""
     bounds = list(zip(starts.tolist(), stops.tolist(), strict=True))
     with_t, with_u = (
         np.array([bool((tokens[start:stop] == token).any()) for start, stop in bounds]) for token in (T, U)

@@ -36,12 +36,11 @@ def split_records(
     either (U for T) are one, which counts once.
 
     ``hold_out``: "records": in order of the sha256 of their content (with T for U; or of its reverse complement,
-      whichever comes first in the alphabet), records are held out until they make up 1 % of the nucleotides, those
-      above 5 % never; "region": the middle 1 % of every record is held out, rounded up, and what stands before and
-      after it are two stretches of their own; "auto": records from 20 of them on, else region.
-    ``either_strand``: training windows become the other strand's with probability one half (`Corpus.batch`), in RNA
-      with U for what pairs with A. Errors: ``ValueError`` where nothing remains to train on. Memory: the longest record
-      three times.
+    whichever comes first in the alphabet), records are held out until they make up 1 % of the nucleotides, those above
+    5 % never; "region": the middle 1 % of every record is held out, rounded up, and what stands before and after it are
+    two stretches of their own; "auto": records from 20 of them on, else region. ``either_strand``: training windows
+    become the other strand's with probability one half (`Corpus.batch`), in RNA with U for what pairs with A. Errors:
+    ``ValueError`` where nothing remains to train on. Memory: the longest record three times.
     """
     found = _pile_of(records, scratch).sorted()
     by_records = hold_out == "records" or (hold_out == "auto" and len(found.starts) >= FEWEST_RECORDS)
@@ -113,6 +112,7 @@ def _stretches(items: Sorted, scratch: Path | None) -> tuple[np.ndarray, np.ndar
 
 
 def _description(origin: str, found: Sorted, val_borders: np.ndarray, by_records: bool, either_strand: bool) -> str:
+    """Describe the data in one line: records, nucleotides, GC content, and what is held out."""
     counts = sum(
         (np.bincount(chunk, minlength=len(CODES)) for chunk in chunks(found.tokens)),
         np.zeros(len(CODES), dtype=np.int64),

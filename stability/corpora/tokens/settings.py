@@ -13,7 +13,7 @@ from stability.corpora.tokens.tokenizers import AbstractTokenizer, ByteTokenizer
 
 
 class AbstractTokenized(Settings):
-    """How text becomes tokens."""
+    """The settings of how text becomes tokens."""
 
     needs_gpt2: ClassVar[dict[str, Any]] = {
         "ranks": "the folder of its rank files",
@@ -48,7 +48,8 @@ class AbstractTokenized(Settings):
         return self
 
     def build_tokenizer(self) -> AbstractTokenizer:
-        """Errors: ``ValueError`` or ``RuntimeError`` in two lines where the rank files cannot be had."""
+        """Return the tokenizer that the settings name. Errors: ``ValueError`` or ``RuntimeError`` in two lines where
+        the rank files cannot be had."""
         if self.tokenizer == "bytes":
             return ByteTokenizer()
         from stability.corpora.tokens.gpt2 import Gpt2Tokenizer
@@ -56,8 +57,8 @@ class AbstractTokenized(Settings):
         return Gpt2Tokenizer(self.ranks)
 
     def tokenizer_key(self) -> str:
-        """What a cache key says of the tokenizer; empty for bytes. Errors: as `build_tokenizer`, as far as the rank
-        files are concerned."""
+        """Return what a cache key says of the tokenizer; empty for bytes. Errors: as `build_tokenizer`, as far as the
+        rank files are concerned."""
         if self.tokenizer == "bytes":
             return ""
         from stability.corpora.tokens.gpt2 import sha256_of_ranks

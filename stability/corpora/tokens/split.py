@@ -29,7 +29,7 @@ class Pile:
         self._digests, self._stops, self._sizes = bytearray(), array("Q", [0]), array("Q")
 
     def add(self, digest: bytes, tokens: np.ndarray, size: int) -> None:
-        """``digest``: sha256 of the item; ``size``: what a description counts (characters)."""
+        """Add one item's tokens. ``digest``: sha256 of the item; ``size``: what a description counts (characters)."""
         self._tokens.append(tokens)
         self._digests += digest
         self._stops.append(len(self._tokens))

@@ -70,6 +70,7 @@ def lines(stream: BufferedIOBase) -> Iterator[tuple[int, bytes]]:
 
 
 def _record(line: str, place: str, field: str) -> str:
+    """Return the text of one JSON line; ``ValueError`` where the line is no object or lacks the field."""
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:

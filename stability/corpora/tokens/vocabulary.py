@@ -1,5 +1,5 @@
-"""What each token of a corpus stands for: kept beside the tokens, so that they can be read without the tokenizer that
-made them."""
+"""A vocabulary says what each token of a corpus stands for: kept beside the tokens, so that they can be read without
+the tokenizer that made them."""
 
 from __future__ import annotations
 

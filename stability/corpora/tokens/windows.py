@@ -9,7 +9,7 @@ import torch
 
 
 def capacity(num_tokens: int, borders: np.ndarray | None, positions: int) -> int:
-    """How many windows fit side by side."""
+    """Return how many windows fit side by side."""
     return int((_lengths(num_tokens, borders) // positions).sum())
 
 

@@ -37,7 +37,7 @@ BEFORE = {"gradient": "true"}  # where a default is not what was done before the
 
 
 def is_measured(directory: RunDirectory, curvature: CurvatureSpec) -> bool:
-    """Whether every phase and table that was asked for is on disk under the same protocol."""
+    """Return whether every phase and table that was asked for is on disk under the same protocol."""
     return not missing_phases(directory, curvature) and not _spectra().missing_tables(directory, curvature)
 
 
@@ -89,8 +89,8 @@ def _spectra() -> Any:
 
 
 def protocol_of(curvature: CurvatureSpec, reads: Sequence[str] = ()) -> str:
-    """What the numbers of a table depend on, as canonical JSON; ``reads``: the settings of `SpectraSpec` that it takes
-    beside the critical rate's."""
+    """Return what the numbers of a table depend on, as canonical JSON; ``reads``: the settings of `SpectraSpec` that it
+    takes beside the critical rate's."""
     critical = "critical_lr" in curvature.measure
     spectra = curvature.spectra.only((*(("critical_resolution",) if critical else ()), *reads))
     measured = ["alpha_max", "critical_lr"] if critical else ["alpha_max"]
@@ -107,7 +107,8 @@ def stored_protocol(path: Path) -> str | None:
 
 
 def stored_spec(path: Path) -> CurvatureSpec | None:
-    """What a file was measured by; a field younger than the file reads as what was done before there was the field."""
+    """Return what a file was measured by; a field younger than the file reads as what was done before there was the
+    field."""
     stored = read_metadata(path).get(PROTOCOL) if path.exists() else None
     if stored is None:
         return None
@@ -177,6 +178,7 @@ def write_rows(
 def _measure_checkpoint(
     folder: Path, phase: str, curvature: CurvatureSpec, cache_dir: Path, device: str, target: Path
 ) -> Iterator[None]:
+    """Measure one checkpoint in each optimizer state that it defines, and write the rows; yields after every step."""
     spec, _ = checkpoint.load(folder)
     corpus = corpus_of(spec, cache_dir)
     run_id, rows, undefined = folder.parent.parent.name, [], []
@@ -237,12 +239,12 @@ class Probe:
         )
 
     def defines(self, state: str) -> bool:
-        """Whether steps can start from an optimizer state: the paper's warm-up sets Adam's m and v; other optimizers
-        have only the run's own state."""
+        """Return whether steps can start from an optimizer state: the paper's warm-up sets Adam's m and v; other
+        optimizers have only the run's own state."""
         return state != "paper" or isinstance(self.optimizer, torch.optim.Adam)
 
     def rows(self, state: str) -> Iterator[dict[str, Any] | None]:
-        """As `Descent.rows`, from the paper's optimizer state or the checkpoint's own."""
+        """Yield the rows of `Descent.rows`, from the paper's optimizer state or the checkpoint's own."""
         return self.descent.rows(state, self.trainer["optimizer"])
 
     def _batch(self, index: int) -> Examples:

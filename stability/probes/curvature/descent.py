@@ -49,11 +49,11 @@ class Descent:
     """Takes optimizer steps on ``params`` (which move) and measures those that are recorded.
 
     ``loss(params, examples)``: (sum, count) in nats and weights. ``examples(index)``: batch number ``index`` of the
-      protocol, B rows on every tensor.
-    ``lr``: the rate of every step, 1/lr being the unit of u. ``clip_norm``: what the optimizer's gradient is clipped
-      to. ``observe``: called with each recorded `Step` before the parameters are used again; what it returns joins the
-      row. ``loss_in_double()``: the same loss for parameters and examples in float64, by which the worst of the
-      curvatures that central differences contradict is computed once more (`in_double`); None: none is.
+    protocol, B rows on every tensor. ``lr``: the rate of every step, 1/lr being the unit of u. ``clip_norm``: what the
+    optimizer's gradient is clipped to. ``observe``: called with each recorded `Step` before the parameters are used
+    again; what it returns joins the row. ``loss_in_double()``: the same loss for parameters and examples in float64, by
+    which the worst of the curvatures that central differences contradict is computed once more (`in_double`); None:
+    none is.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Descent:
             yield {"step": number, "lr": self.lr, "gradient": gradient, "method": "none", **row}
 
     def _broken_parameter(self) -> dict[str, Any] | None:
-        """Where θ itself is not finite before anything was done: a row that says so (a single step would spread it over
-        every parameter)."""
+        """Return a row that says so where θ itself is not finite before anything was done (a single step would spread
+        it over every parameter)."""
         broken = (name for name, param in self.params.items() if not param.isfinite().all())
         return next(({"note": f"params[{name!r}] is not finite"} for name in broken), None)
 
@@ -123,8 +123,8 @@ class Descent:
         self._set_lr(self.lr)
 
     def _warm_up_in_place(self) -> None:
-        """The optimizer's own averages and its own bias correction over the warm-up batches, θ left where it is (steps
-        at rate 0)."""
+        """Warm up the optimizer's own averages and its own bias correction over the warm-up batches, θ left where it is
+        (steps at rate 0)."""
         self._set_lr(0.0)
         for index in range(self.curvature.warmup_batches):
             self._set_gradient(self._gradient(index))

@@ -41,7 +41,7 @@ def is_generated(directory: RunDirectory, spec: GenerationSpec) -> bool:
 
 
 def is_done(directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec) -> bool:
-    """Whether a checkpoint's samples, and their scores where an oracle is asked for, are on disk under the same
+    """Return whether a checkpoint's samples, and their scores where an oracle is asked for, are on disk under the same
     settings."""
     if not _is_sampled(directory, folder, phase, spec):
         return False
@@ -50,7 +50,7 @@ def is_done(directory: RunDirectory, folder: Path, phase: str, spec: GenerationS
 
 
 def check_kept(directories: Iterable[RunDirectory], spec: GenerationSpec, phase: str = "terminal") -> None:
-    """Errors: ``ValueError`` of two lines where `generate` would replace finished samples or scores, unless
+    """Raise a ``ValueError`` of two lines where `generate` would replace finished samples or scores, unless
     ``overwrite`` says so.
 
     Samples (and their scores) of a checkpoint whose weights have changed since are no such case: they are of no
@@ -66,7 +66,7 @@ def check_kept(directories: Iterable[RunDirectory], spec: GenerationSpec, phase:
 
 
 def refuse_to_replace(kept: Sequence[tuple[RunDirectory, str, str]], spec: GenerationSpec) -> None:
-    """Errors: as `check_kept`. ``kept``: directory, phase and what `replaced` says of it."""
+    """Raise the error of `check_kept`. ``kept``: directory, phase and what `replaced` says of it."""
     if not kept or spec.overwrite:
         return
     directory, phase, found = kept[0]
@@ -79,8 +79,8 @@ def refuse_to_replace(kept: Sequence[tuple[RunDirectory, str, str]], spec: Gener
 
 
 def replaced(directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec) -> str | None:
-    """What of a checkpoint's finished samples and scores `generate_checkpoint` would replace by others, in words; None:
-    nothing."""
+    """Say what of a checkpoint's finished samples and scores `generate_checkpoint` would replace by others, in words;
+    None: nothing."""
     meta, made_by = stored_samples.stored(directory, phase), _made_by(folder, spec)
     if meta is None or meta.get("checkpoint") != made_by["checkpoint"]:
         return None
@@ -111,7 +111,8 @@ def _is_sampled(directory: RunDirectory, folder: Path, phase: str, spec: Generat
 
 
 def _made_by(folder: Path, spec: GenerationSpec) -> dict[str, Any]:
-    """What samples depend on (of the batch, no more than by rounding), with the sampler that ``auto`` stands for."""
+    """Return what samples depend on (of the batch, no more than by rounding), with the sampler that ``auto`` stands
+    for."""
     run = parse_run(read_json(folder / checkpoint.MANIFEST)["spec"])
     sampler = resolved_sampler(run, spec)
     steps = {"steps": spec.steps or run.model.positions} if sampler in STEPPED else {}
@@ -171,7 +172,7 @@ def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
 
 
 def check_oracle(run: RunSpec, spec: GenerationSpec, corpus: Any) -> None:
-    """Errors: ``ValueError`` of two lines where ``spec.oracle`` is none, or cannot score samples of such a run. Whoever
+    """Raise a ``ValueError`` of two lines where ``spec.oracle`` is none, or cannot score samples of such a run. Whoever
     only asks keeps none in memory."""
     _kind(run).oracle(run, spec, corpus, "cpu")
     _kind(run).forget_oracle()
@@ -234,6 +235,8 @@ def _sample(
     device: torch.device,
     made_by: dict[str, Any],
 ) -> Iterator[None]:
+    """Draw the samples of one checkpoint and write them, or the reason why there are none; yields after every step of
+    the sampler."""
     prepare_torch(run.threads, device)
     kind = _kind(run)
     source = kind.source(directory, run, model.to(device), corpus, spec, resolved_sampler(run, spec), device)
@@ -248,12 +251,12 @@ def _sample(
 
 
 def equal_samples(run: RunSpec, spec: GenerationSpec) -> str:
-    """Which samples of a checkpoint nothing tells apart, in words; "" where chance does."""
+    """Say which samples of a checkpoint nothing tells apart, in words; "" where chance does."""
     return _kind(run).equal_samples(run, spec, resolved_sampler(run, spec))
 
 
 def num_steps(directory: RunDirectory, spec: GenerationSpec, phase: str) -> int:
-    """How often `generate` yields on the missing phases, or more: steps of the sampler by batches, and scored
+    """Return how often `generate` yields on the missing phases, or more: steps of the sampler by batches, and scored
     batches."""
     run = parse_run(read_json(directory.spec_file))
     return len(missing_phases(directory, spec, phase)) * steps_of_a_phase(run, spec)

@@ -1,4 +1,4 @@
-"""What generation asks of a kind of data: how it is sampled, kept and scored. One class for each kind that can be."""
+"""Generation asks of a kind of data how it is sampled, kept and scored. One class for each kind that can be."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Kind(Protocol):
     columns: Sequence[str]
 
     def check(self, run: RunSpec, spec: GenerationSpec) -> None:
-        """Errors: ``ValueError`` for a setting that nothing reads for such a run."""
+        """Raise a ``ValueError`` for a setting that nothing reads for such a run."""
         ...
 
     def made_by(self, spec: GenerationSpec) -> dict[str, Any]:
@@ -43,11 +43,11 @@ class Kind(Protocol):
         ...
 
     def num_steps(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> int:
-        """How often sampling and scoring ``spec.num`` samples yield, or more."""
+        """Return how often sampling and scoring ``spec.num`` samples yield, or more."""
         ...
 
     def equal_samples(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> str:
-        """Which samples of a checkpoint nothing tells apart, in words; "" where chance does."""
+        """Say which samples of a checkpoint nothing tells apart, in words; "" where chance does."""
         ...
 
     def source(
@@ -78,12 +78,12 @@ class Kind(Protocol):
         ...
 
     def read(self, directory: RunDirectory, phase: str, corpus: Any) -> list[Any]:
-        """What `write` wrote. Errors: ``ValueError`` where a file is damaged."""
+        """Return what `write` wrote. Errors: ``ValueError`` where a file is damaged."""
         ...
 
     def oracle(self, run: RunSpec, spec: GenerationSpec, corpus: Any, device: str) -> Any:
-        """What ``spec.oracle`` names, with a ``name`` and the ``sha256`` of its weights; the last one is kept for a
-        study's next run.
+        """Return what ``spec.oracle`` names, with a ``name`` and the ``sha256`` of its weights; the last one is kept
+        for a study's next run.
 
         Errors: ``ValueError`` of two lines where there is none, or it cannot score such samples.
         """
@@ -104,5 +104,5 @@ _KINDS: dict[str, Kind] = {"tokens": TokenKind(), "proteins": ProteinKind()}
 
 
 def kind_of(run: RunSpec) -> Kind | None:
-    """By what the run's objective reads; None for a kind that nothing is sampled of (images)."""
+    """Return the kind of what the run's objective reads; None for a kind that nothing is sampled of (images)."""
     return _KINDS.get(Registry("objectives").load(run.objective.name).corpus_kind)

@@ -69,7 +69,7 @@ class ProteinOracle:
 
     @torch.no_grad()
     def _nats(self, index: int, sample: ProteinSample) -> list[float]:
-        """Of each source track, in the order of the objective."""
+        """Return the nats of each source track, in the order of the objective."""
         batch = _repeated(
             with_tracks(held_out(self.run, self.spec, self.corpus, [index]), sample), self.spec.oracle_draws
         )
@@ -139,7 +139,7 @@ def forget() -> None:
 
 @lru_cache(maxsize=1)
 def _loaded(place: str, device: str) -> tuple[RunSpec, Any, nn.Module]:
-    """Its spec, its data's format, its model."""
+    """Return an oracle's spec, its data's format, its model."""
     try:
         spec, model = checkpoint.load(Path(place))
         manifest = checkpoint.verified_manifest(Path(place))
@@ -149,6 +149,8 @@ def _loaded(place: str, device: str) -> tuple[RunSpec, Any, nn.Module]:
 
 
 def _check_tracks(name: str, own: RunSpec, run: RunSpec) -> None:
+    """Raise a ``ValueError`` of two lines where an oracle was trained on other tracks or tokens than the samples
+    have."""
     wanted, given = run.objective, own.objective
     if given.name != wanted.name:
         raise ValueError(
@@ -165,7 +167,7 @@ def _check_tracks(name: str, own: RunSpec, run: RunSpec) -> None:
 
 
 def _written(value: Any) -> str:
-    """As on the command line."""
+    """Return a value as it is written on the command line."""
     return f"[{','.join(value)}]" if isinstance(value, tuple) else "null" if value is None else str(value)
 
 

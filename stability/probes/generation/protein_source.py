@@ -35,20 +35,20 @@ class ProteinSample(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Of all its tracks."""
+        """The number of tokens of all its tracks."""
         return len(self.text or ()) + len(self.structure or ())
 
 
 def held_out(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, indices: Sequence[int]) -> ProteinBatch:
-    """Of sample i held-out protein i (from the front again where there are fewer), its first N − 2 residues, with the
-    contexts that are given."""
+    """Return for sample i held-out protein i (from the front again where there are fewer), its first N − 2 residues,
+    with the contexts that are given."""
     chains, length = corpus.chains("val"), run.model.positions - 2
     batch = batch_of([chains.part(index % len(chains), 0, length) for index in indices])
     return with_contexts(batch, contexts_of(run.objective) if spec.contexts == "given" else ())
 
 
 class ProteinSource:
-    """As `stability.probes.generation.kinds.Source` has it."""
+    """A source of protein samples, by the protocol `stability.probes.generation.kinds.Source`."""
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class ProteinSource:
         self._held_out = partial(held_out, run, spec, corpus)
 
     def draw(self, indices: Sequence[int]) -> Generator[None, None, list[ProteinSample]]:
+        """Unmask one batch of proteins, sample i from its own random numbers; yields after every step."""
         batch = self._held_out(indices)
         inputs, mask_BN = tree_map(lambda tensor: tensor.to(self.device), self.objective.all_masked(batch))
         draws = Draws([generator_for(self.seed, "generate", index) for index in indices], self.device)

@@ -34,7 +34,7 @@ class Decoding:
 
     @classmethod
     def of(cls, tokenizer: StructureTokenizer, has_letters: bool, cache_dir: Path) -> Decoding:
-        """By stage 2 where there is one and there are letters, which it reads."""
+        """Choose the decoding by stage 2 where there is one and there are letters, which it reads."""
         everything = np.ones(NUM_ATOMS, dtype=bool)
         if tokenizer.atom_decoder is None:
             return cls(tokenizer, everything, False, "mmCIF, the backbone alone (the tokenizer has no stage 2)")

@@ -29,7 +29,8 @@ LETTERS = "the letters as FASTA"
 
 
 class ProteinKind:
-    """As `stability.probes.generation.kinds.Kind` has it."""
+    """Proteins as a kind of data that is sampled, kept and scored, by the protocol
+    `stability.probes.generation.kinds.Kind`."""
 
     columns: Sequence[str] = PROTEIN_GENERATION_COLUMNS
 
@@ -47,8 +48,8 @@ class ProteinKind:
         return {"oracle_draws": spec.oracle_draws}
 
     def num_steps(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> int:
-        """Where every held-out protein fills the model's positions; fewer for shorter ones. A structure and a score are
-        a step each."""
+        """Return the steps where every held-out protein fills the model's positions; fewer for shorter ones. A
+        structure and a score are a step each."""
         sources = _sources(run)
         of_each_batch, of_each_sample = (
             len(sources) * (run.model.positions - 2),
@@ -74,6 +75,7 @@ class ProteinKind:
         sampler: str,
         device: torch.device,
     ) -> ProteinSource:
+        """Return the source of a run's proteins; ``ValueError`` where its structure tokenizer is gone."""
         _tokenizer(directory, run)  # if it is gone, now and not after an hour of sampling
         return ProteinSource(run, model, corpus, spec, sampler, device)
 
@@ -125,6 +127,6 @@ def _sources(run: RunSpec) -> tuple[str, ...]:
 
 
 def _tokenizer(directory: RunDirectory, run: RunSpec) -> StructureTokenizer | None:
-    """Of the run's structure tokens; None where it predicts none. Errors: as `load_tokenizer`."""
+    """Return the tokenizer of the run's structure tokens; None where it predicts none. Errors: as `load_tokenizer`."""
     identity = Registry("objectives").load(run.objective.name).tokenizer_of(run.objective.settings)
     return None if identity is None else load_tokenizer(directory.path.parent, identity)

@@ -114,9 +114,9 @@ def unmask_tracks(
     until none has a mask.
 
     ``tracks``: tokens (B, N) of each, changed in place; a sequence with fewer masks than others is left alone once it
-      has none. ``clean_probs(tracks)`` → of each track (B, N, V) over its content, the tokens from ``first_id`` on: no
-      special token is ever drawn. top_prob: the place, among all masked ones of all tracks, where the largest
-      probability of a token is largest; of those that float32 cannot tell apart the leftmost of the first track.
+    has none. ``clean_probs(tracks)`` → of each track (B, N, V) over its content, the tokens from ``first_id`` on: no
+    special token is ever drawn. top_prob: the place, among all masked ones of all tracks, where the largest probability
+    of a token is largest; of those that float32 cannot tell apart the leftmost of the first track.
     """
     rows_B, num_positions = torch.arange(len(tracks[0]), device=tracks[0].device), tracks[0].shape[1]
     while True:
@@ -161,14 +161,14 @@ def left_to_right(
 
 
 def step_probs(scheme: Scheme, graph: Graph, score_BNS: Tensor, tokens_BN: Tensor, dsigma: Tensor) -> Tensor:
-    """Where each token goes in one reverse step that takes ``dsigma`` of the noise away: (B, N, S), float64, rows sum
-    to 1.
+    """Return where each token goes in one reverse step that takes ``dsigma`` of the noise away: (B, N, S), float64,
+    rows sum to 1.
 
     ``score_BNS``: p_t(y)/p_t(x) for the S states, 1 at y = x; S = V + 1 with the mask last (absorbing) or V (uniform).
-      ``dsigma``: σ(t) − σ(s) for analytic, (t − s)·σ'(t) for euler. Analytic (Lou et al. 2024, Algorithm 2, "Tweedie
-      τ-leaping"): (e^{−Δσ·Q} s)_y · (e^{Δσ·Q})(y, x); for the absorbing graph (e^{Δσ} − 1)·s_y at a masked position,
-      the rest stays masked, and other tokens stay. Euler: Δσ·Q(y, x)·s_y. A step so large that a probability would
-      leave [0, 1] is cut there and divided by its sum.
+    ``dsigma``: σ(t) − σ(s) for analytic, (t − s)·σ'(t) for euler. Analytic (Lou et al. 2024, Algorithm 2, "Tweedie
+    τ-leaping"): (e^{−Δσ·Q} s)_y · (e^{Δσ·Q})(y, x); for the absorbing graph (e^{Δσ} − 1)·s_y at a masked position, the
+    rest stays masked, and other tokens stay. Euler: Δσ·Q(y, x)·s_y. A step so large that a probability would leave [0,
+    1] is cut there and divided by its sum.
     """
     score, is_here_BNS = score_BNS.double(), torch.nn.functional.one_hot(tokens_BN, score_BNS.shape[-1]).bool()
     num_states, dsigma = score.shape[-1], dsigma.double()
@@ -199,8 +199,8 @@ def reverse_diffusion(
     steps: int,
     temperature: float,
 ) -> Iterator[None]:
-    """From t = 1 to 1e-3 in ``steps`` equal steps, then one that takes the rest of the noise away, after which no mask
-    is left.
+    """Step from t = 1 to 1e-3 in ``steps`` equal steps, then take the rest of the noise away, after which no mask is
+    left.
 
     ``scores(tokens_BN, sigma)`` → (B, N, S) as for `step_probs`, σ a scalar. ``temperature`` changes where a token that
     moves goes, not whether it moves.

@@ -37,7 +37,7 @@ def decoded(corpus: Corpus, tokens: list[int]) -> Sample:
 
 
 def has_text(corpus: Corpus) -> bool:
-    """Whether the tokens can be read: all that a data source knows of them may be numbers."""
+    """Return whether the tokens can be read: all that a data source knows of them may be numbers."""
     try:
         corpus.decode([])
     except ValueError:
@@ -78,7 +78,7 @@ def vouch(
 
 
 def read(directory: RunDirectory, phase: str, corpus: Corpus) -> list[Sample]:
-    """What `write` wrote. Errors: ``ValueError`` where the file is not the one that was vouched for."""
+    """Return what `write` wrote. Errors: ``ValueError`` where the file is not the one that was vouched for."""
     meta = read_json(meta_file(directory, phase))
     path = meta_file(directory, phase).with_name(meta["file"])
     text = path.read_text(encoding="utf-8")
@@ -97,8 +97,8 @@ def lines_beside(directory: RunDirectory, phase: str) -> list[str]:
 
 
 def stored(directory: RunDirectory, phase: str) -> dict[str, Any] | None:
-    """What the samples on disk were made by; None where there are none, or not those that were written (a hand may have
-    changed them)."""
+    """Return what the samples on disk were made by; None where there are none, or not those that were written (a hand
+    may have changed them)."""
     path = meta_file(directory, phase)
     if not path.exists():
         return None

@@ -35,8 +35,8 @@ POSITIONS = 1024  # tokens at a time of an oracle that does not say how many it 
 
 @dataclass(frozen=True)
 class Score:
-    """Of one sample: nats of its scored tokens, their number (0: nothing to score), and the UTF-8 bytes that they stand
-    for (0: not known).
+    """The score of one sample: nats of its scored tokens, their number (0: nothing to score), and the UTF-8 bytes that
+    they stand for (0: not known).
 
     Where the samples' vocabulary has an unknown token, the bytes count it as those of U+FFFD, which is not what it
     stands for.
@@ -129,8 +129,8 @@ def forget() -> None:
 
 
 def key_of(given: str) -> str:
-    """What tells one oracle from another without loading it: the hash of a checkpoint's weights, of a folder's files'
-    sizes and times, else its name."""
+    """Return what tells one oracle from another without loading it: the hash of a checkpoint's weights, of a folder's
+    files' sizes and times, else its name."""
     kind, _, place = given.partition(":")
     if kind == "ckpt":
         return f"ckpt:{weights_sha256(oracle_checkpoint(place))}"
@@ -144,7 +144,8 @@ def key_of(given: str) -> str:
 
 
 def weights_sha256(folder: Path) -> str:
-    """Of a checkpoint's model, as its manifest says. Errors: ``ValueError`` where there is no manifest."""
+    """Return the sha256 of a checkpoint's model, as its manifest says. Errors: ``ValueError`` where there is no
+    manifest."""
     if not (folder / checkpoint.MANIFEST).exists():
         checkpoint.verified_manifest(folder)  # which says what is wrong
     return read_json(folder / checkpoint.MANIFEST)["sha256"][checkpoint.MODEL]
@@ -174,12 +175,14 @@ def _only_run(place: str, study: Path) -> Path:
 
 
 def vocabulary_of(corpus: Corpus) -> Vocabulary | None:
-    """What the tokens stand for; None where that was not kept."""
+    """Return what the tokens stand for; None where that was not kept."""
     return corpus.vocabulary or (BYTES if corpus.vocab_size == len(BYTES.pieces) else None)
 
 
 @lru_cache(maxsize=1)
 def _of_checkpoint(place: str, vocabulary: Vocabulary | None, vocab_size: int, device: str) -> Oracle:
+    """Load an oracle from a run's checkpoint; ``ValueError`` where that is not autoregressive or reads another
+    vocabulary."""
     folder = Path(place)
     try:
         spec, model = checkpoint.load(folder)
@@ -220,6 +223,7 @@ def _named(vocab_size: int, vocabulary: Vocabulary | None) -> str:
 
 @lru_cache(maxsize=1)
 def _of_hugging_face(name: str, device: str) -> Oracle:
+    """Load an oracle from a Hugging Face model, with its tokenizer or, where it has none, on bytes."""
     try:
         model = load_model(name)
     except ValueError as error:
@@ -255,6 +259,8 @@ def _bytes_of(name: str) -> tuple[Callable[[Sample], list[int]], Callable[[list[
 def _of_tokenizer(
     tokenizer: Any, name: str, vocab_size: int
 ) -> tuple[Callable[[Sample], list[int]], Callable[[list[int]], int]]:
+    """Return how a tokenizer encodes a sample's text, and how many bytes its tokens stand for."""
+
     def encode(sample: Sample) -> list[int]:
         tokens = tokenizer(sample.text, add_special_tokens=False, verbose=False)["input_ids"]
         if tokens and max(tokens) >= vocab_size:
@@ -271,7 +277,7 @@ def _of_tokenizer(
 
 
 def _sha256_of(model: nn.Module) -> str:
-    """Over the names and values of all weights, in order."""
+    """Return the sha256 over the names and values of all weights, in order."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())

@@ -66,8 +66,8 @@ class Source:
         return tokens_BN
 
     def _context(self, indices: Sequence[int]) -> dict[str, Tensor]:
-        """What the model's cross mechanism reads: the starts of held-out windows, sample i that of window i (from the
-        front again where there are fewer)."""
+        """Return what the model's cross mechanism reads: the starts of held-out windows, sample i that of window i
+        (from the front again where there are fewer)."""
         num_context = Registry("objectives").load(self.run.objective.name).num_context(self.run.objective.settings)
         if not num_context:
             return {}
@@ -111,7 +111,8 @@ class Source:
 
 
 class TokenKind:
-    """As `stability.probes.generation.kinds.Kind` has it."""
+    """Tokens as a kind of data that is sampled, kept and scored, by the protocol
+    `stability.probes.generation.kinds.Kind`."""
 
     columns: Sequence[str] = GENERATION_COLUMNS
 
@@ -166,6 +167,7 @@ class TokenKind:
         corpus: Corpus,
         device: torch.device,
     ) -> Iterable[None]:
+        """Write the samples of a phase, as FASTA, too, where they are nucleotides; yields nothing."""
         stored_samples.write(directory, phase, samples, made_by, fasta=stored_samples.is_nucleotides(corpus))
         return ()
 

@@ -1,4 +1,5 @@
-"""Algebraic connectivity of the paper's graphs: computed, and what its section 4 says of it (Eqs. 15, 16 and 35)."""
+"""Compute the algebraic connectivity of the paper's graphs beside what its section 4 says of it (Eqs. 15, 16 and
+35)."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ MOST_COMPLETE = 256  # nodes of the largest complete graph: its matrix is full
 
 
 def window_path(num_nodes: int, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs i < j ≤ i + w of P_N^w (Definition 3.1)."""
+    """Return the pairs i < j ≤ i + w of P_N^w (Definition 3.1)."""
     near = np.arange(1, min(window, num_nodes - 1) + 1)
     low = np.concatenate([np.arange(num_nodes - offset) for offset in near])
     return low, np.concatenate([np.arange(offset, num_nodes) for offset in near])
 
 
 def cycle(num_nodes: int, window: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs {i, i + o mod N}, 0 < o ≤ w, of C_N^w, w < N/2 (Remark 4.1)."""
+    """Return the pairs {i, i + o mod N}, 0 < o ≤ w, of C_N^w, w < N/2 (Remark 4.1)."""
     if 2 * window >= num_nodes:
         raise ValueError(f"a cycle of {num_nodes} nodes takes a window below {num_nodes / 2:g}, got {window}")
     nodes = np.tile(np.arange(num_nodes), window)
@@ -31,23 +32,23 @@ def cycle(num_nodes: int, window: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def complete(num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """All pairs of K_N."""
+    """Return all pairs of K_N."""
     return np.triu_indices(num_nodes, 1)
 
 
 def cycle_connectivity(num_nodes: int, window: int) -> float:
-    """λ_1(C_N^w) = 4 Σ_{j ≤ w} sin²(πj/N) (Eq. 15)."""
+    """Return λ_1(C_N^w) = 4 Σ_{j ≤ w} sin²(πj/N) (Eq. 15)."""
     return 4 * sum(math.sin(math.pi * j / num_nodes) ** 2 for j in range(1, window + 1))
 
 
 def path_bounds(num_nodes: int, window: int) -> tuple[float, float]:
-    """½λ_1(C_2N^w) ≤ λ_1(P_N^w) ≤ λ_1(C_2N^w) for w < N/2 (Eqs. 16 and 35)."""
+    """Return the bounds ½λ_1(C_2N^w) ≤ λ_1(P_N^w) ≤ λ_1(C_2N^w) for w < N/2 (Eqs. 16 and 35)."""
     upper = cycle_connectivity(2 * num_nodes, window)
     return upper / 2, upper
 
 
 def connectivity_rows() -> Iterator[dict[str, Any]]:
-    """A row a graph: kind, N, w, λ_1 computed, its closed form (cycle, complete) or bounds (window path)."""
+    """Yield a row a graph: kind, N, w, λ_1 computed, its closed form (cycle, complete) or bounds (window path)."""
     for num_nodes in POSITIONS:
         for window in (window for window in WINDOWS if 2 * window < num_nodes):
             low, high = path_bounds(num_nodes, window)

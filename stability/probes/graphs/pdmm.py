@@ -1,5 +1,5 @@
-"""The primal-dual method of multipliers (PDMM) on a network of quadratic nodes: where AttentionX takes its consensus
-discrepancy from (section 2)."""
+"""Run the primal-dual method of multipliers (PDMM) on a network of quadratic nodes: where AttentionX takes its
+consensus discrepancy from (section 2)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ EXTRA_EDGES = 0.3  # share of the pairs beyond a tree that the random graph take
 
 @dataclass(frozen=True)
 class Network:
-    """Minimise Σ_i ½x_iᵀQ_ix_i − q_iᵀx_i subject to A_ij x_i + A_ji x_j = b_ij on every edge (Eq. 1).
+    """A network of nodes that minimise Σ_i ½x_iᵀQ_ix_i − q_iᵀx_i subject to A_ij x_i + A_ji x_j = b_ij on every edge
+    (Eq. 1).
 
     N nodes of D variables, E edges of R rows each; of edge e the ends are ``ends_ET[e]``, and ``constraint_ETRD[e, t]``
     is the matrix of end t.
@@ -45,8 +46,8 @@ class Trace:
 
 
 def network(graph: str, nodes: int, *, constraints: str, seed: int) -> Network:
-    """A seeded problem: Q_i with eigenvalues of 0.3 to 3, normal q_i. ``constraints``: "consensus" (A_ij = I, A_ji =
-    −I, b = 0), or "general" (normal A of two rows, b such that some x satisfies all)."""
+    """Draw a seeded problem: Q_i with eigenvalues of 0.3 to 3, normal q_i. ``constraints``: "consensus" (A_ij = I, A_ji
+    = −I, b = 0), or "general" (normal A of two rows, b such that some x satisfies all)."""
     draws = np.random.default_rng([seed, GRAPHS.index(graph)])
     ends_ET = _ends(graph, nodes, draws)
     basis_NDD = np.linalg.qr(draws.standard_normal((nodes, WIDTH, WIDTH))).Q
@@ -75,7 +76,7 @@ def _ends(graph: str, nodes: int, draws: np.random.Generator) -> np.ndarray:
 
 
 def optimum(problem: Network) -> np.ndarray:
-    """x* (N, D) by least squares on the KKT system; redundant constraints leave the multipliers open, x* not."""
+    """Return x* (N, D) by least squares on the KKT system; redundant constraints leave the multipliers open, x* not."""
     (edges, _, rows, width), nodes = problem.constraint_ETRD.shape, len(problem.linear_ND)
     hessian = np.zeros((nodes * width, nodes * width))
     for node, block in enumerate(problem.hessian_NDD):
@@ -102,8 +103,8 @@ def pdmm(
     averaging: float = 1.0,
     seed: int = 0,
 ) -> Trace:
-    """Eqs. 2 and 3 from x = λ = 0. Synchronous: an iteration updates all nodes from the last one's state. Asynchronous:
-    it is N updates of one node each, drawn uniformly with ``seed``, from the state as it stands.
+    """Run Eqs. 2 and 3 from x = λ = 0. Synchronous: an iteration updates all nodes from the last one's state.
+    Asynchronous: it is N updates of one node each, drawn uniformly with ``seed``, from the state as it stands.
 
     What end i needs of its neighbor is the message z_{i|j} = λ_{j|i} − ρ(A_ji x_j − b_ij): x_i minimises f_i −
     x_iᵀΣ_jA_ijᵀz_{i|j} + ρ/2 Σ_j‖A_ij x_i‖², and λ_{i|j} = z_{i|j} − ρA_ij x_i. ``averaging`` θ < 1 sends (1 − θ)·(the
@@ -135,7 +136,7 @@ def pdmm(
 
 @dataclass(frozen=True)
 class _State:
-    """``message_ETR[e, t]``: z_{i|j}, what end t has last heard of the other."""
+    """The state of a run at one iteration. ``message_ETR[e, t]``: z_{i|j}, what end t has last heard of the other."""
 
     x_ND: np.ndarray
     multiplier_ETR: np.ndarray
@@ -149,7 +150,7 @@ class _State:
 
 
 def _local_hessians(problem: Network, rho: float) -> np.ndarray:
-    """Q_i + ρ Σ_j A_ijᵀA_ij."""
+    """Return Q_i + ρ Σ_j A_ijᵀA_ij."""
     local_NDD = problem.hessian_NDD.copy()
     np.add.at(
         local_NDD, problem.ends_ET, rho * np.einsum("etrd,etrc->etdc", problem.constraint_ETRD, problem.constraint_ETRD)
@@ -166,7 +167,7 @@ def _local_hessians(problem: Network, rho: float) -> np.ndarray:
 def _act(
     problem: Network, state: _State, acts_N: np.ndarray, local_NDD: np.ndarray, rho: float, averaging: float
 ) -> _State:
-    """The nodes of ``acts_N`` update x (2) and λ (3) and send messages; the others and what they have said stay."""
+    """Let the nodes of ``acts_N`` update x (2) and λ (3) and send messages; the others and what they have said stay."""
     pulled_ND = problem.linear_ND.copy()
     np.add.at(pulled_ND, problem.ends_ET, (state.message_ETR[:, :, None] @ problem.constraint_ETRD)[:, :, 0])
     x_ND = np.where(acts_N[:, None], np.linalg.solve(local_NDD, pulled_ND[..., None])[..., 0], state.x_ND)
@@ -187,8 +188,8 @@ def _act(
 def pdmm_rows(
     *, nodes: int, rho: float, iterations: int, constraints: str, averaging: float, seed: int
 ) -> Iterator[dict[str, Any]]:
-    """A row a graph, schedule and iteration: ‖x − x*‖/‖x*‖, and the root mean square of the residuals over directed
-    edges and rows."""
+    """Yield a row a graph, schedule and iteration: ‖x − x*‖/‖x*‖, and the root mean square of the residuals over
+    directed edges and rows."""
     for graph in GRAPHS:
         problem = network(graph, nodes, constraints=constraints, seed=seed)
         solution_ND = optimum(problem)

@@ -1,4 +1,4 @@
-"""How sharp attention has become: the largest logit and the entropy of each softmax-attention layer (sa, sw,
+"""Measure how sharp attention has become: the largest logit and the entropy of each softmax-attention layer (sa, sw,
 attentionx), from one forward pass."""
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Seen = tuple[Tensor, Tensor | None]  # what a layer's ``qkv`` gave, and its mask
 
 @dataclass(frozen=True)
 class AttentionStatistics:
-    """Of one layer over a batch. ``logit_max``: the largest q̃·k̃/√K that is visible. ``entropy``: mean of −Σ p log p
-    in nats, over the rows of valid queries that see a key. ``lowest_head_entropy``: the same for the head that attends
-    most sharply."""
+    """The statistics of one layer over a batch. ``logit_max``: the largest q̃·k̃/√K that is visible. ``entropy``: mean
+    of −Σ p log p in nats, over the rows of valid queries that see a key. ``lowest_head_entropy``: the same for the head
+    that attends most sharply."""
 
     logit_max: float
     entropy: float
@@ -29,7 +29,8 @@ class AttentionStatistics:
 
 
 def attention_statistics(model: nn.Module, forward: Callable[[], Any]) -> dict[str, AttentionStatistics]:
-    """The statistics of every softmax-attention layer of ``model``, by module name, over what ``forward()`` computes.
+    """Return the statistics of every softmax-attention layer of ``model``, by module name, over what ``forward()``
+    computes.
 
     Attention logits that grow without bound precede divergence (Wortsman et al. 2024, arXiv:2309.14322, 3.1); entropy
     that collapses goes with it (Zhai et al. 2023, arXiv:2303.06296). The logits are computed again from the
@@ -45,7 +46,7 @@ def attention_statistics(model: nn.Module, forward: Callable[[], Any]) -> dict[s
 
 @contextmanager
 def _watched(layers: dict[str, AbstractSoftmaxAttention], seen: dict[str, Seen]) -> Iterator[None]:
-    """While open, each layer's projection output and mask are kept in ``seen``."""
+    """Keep each layer's projection output and mask in ``seen`` while open."""
     masks: dict[str, Tensor | None] = {}
     handles = []
     for name, layer in layers.items():
@@ -66,6 +67,7 @@ def _watched(layers: dict[str, AbstractSoftmaxAttention], seen: dict[str, Seen])
 
 
 def _statistics(layer: AbstractSoftmaxAttention, qkv_BND: Tensor, mask_BN: Tensor | None) -> AttentionStatistics:
+    """Compute one layer's statistics from its projection's output, (B, N, …), one sequence after another."""
     q_BHNK, k_BHNK, _ = layer.split(qkv_BND if qkv_BND.dtype == torch.float64 else qkv_BND.float())
     largest, entropies, rows = -math.inf, torch.zeros(layer.heads, dtype=torch.float64), 0
     in_band_NN = layer.visible(qkv_BND.shape[1], qkv_BND.device)

@@ -1,5 +1,5 @@
-"""What the learned graph of a consensus layer does to its signal: the spectrum of L̄ per head, the filter it makes,
-energies before and after."""
+"""Measure what the learned graph of a consensus layer does to its signal: the spectrum of L̄ per head, the filter it
+makes, energies before and after."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HALVINGS = 60  # of the interval between two roots: beyond float64's resolution
 
 
 def ropes_of(layers: Iterable[nn.Module]) -> frozenset[str]:
-    """The rotations that the consensus layers among a model's layers use."""
+    """Return the rotations that the consensus layers among a model's layers use."""
     return frozenset(layer.rotation for layer in layers if isinstance(layer, AbstractConsensus))
 
 
@@ -43,7 +43,7 @@ def consensus_spectra(
     products: int,
     seed: int,
 ) -> Iterator[HeadSpectrum]:
-    """Each head of a consensus layer on one sequence x (1, N, D), float64: what is yielded is a head.
+    """Yield each head of a consensus layer on one sequence x (1, N, D), float64.
 
     The operator is L̄ = ½(D_out + D_in − W − Wᵀ) from the layer's own R_ij (see `BlockLaplacian`), the filter that of
     this graph alone, I − 2ηL̄; with T iterations the factors Π_t (1 − 2η_tλ), and the largest η_t decides what
@@ -75,17 +75,17 @@ def consensus_spectra(
 
 @torch.no_grad()
 def step_sizes(layer: AbstractConsensus) -> np.ndarray:
-    """η of each of the layer's iterations, (T,)."""
+    """Return η of each of the layer's iterations, (T,)."""
     return np.array([float(eta) for eta in layer.step_sizes()])
 
 
 def filter_response(eigenvalues: np.ndarray, steps_T: np.ndarray) -> np.ndarray:
-    """Π_t (1 − 2η_tλ) at each λ (Eqs. 9 and 10)."""
+    """Return Π_t (1 − 2η_tλ) at each λ (Eqs. 9 and 10)."""
     return np.prod(1 - 2 * steps_T[:, None] * np.asarray(eigenvalues)[None, :], axis=0)
 
 
 def largest_factor(low: float, high: float, steps_T: np.ndarray) -> float:
-    """max |Π_t (1 − 2η_tλ)| over low ≤ λ ≤ high: no factor of an eigenvalue there is larger.
+    """Return max |Π_t (1 − 2η_tλ)| over low ≤ λ ≤ high: no factor of an eigenvalue there is larger.
 
     The product's roots are 1/(2η_t). Between two neighbors the logarithm of its modulus is concave, and its slope Σ_t
     1/(λ − root_t) falls from ∞ to −∞: halving finds the one critical point. Outside of all roots the modulus is largest
@@ -107,8 +107,8 @@ def largest_factor(low: float, high: float, steps_T: np.ndarray) -> float:
 def _energy_of(
     layer: AbstractConsensus, laplacian: BlockLaplacian, source_E: np.ndarray, target_E: np.ndarray, weight_EKK: Tensor
 ) -> Callable[[Tensor], float]:
-    """½ Σ δᵀR_ijδ over directed edges as a function of u (N, K), with the layer's own δ: ũ_i − ũ_j, ρ(i − j)u_i − u_j,
-    or u_i − u_j.
+    """Return ½ Σ δᵀR_ijδ over directed edges as a function of u (N, K), with the layer's own δ: ũ_i − ũ_j, ρ(i − j)u_i
+    − u_j, or u_i − u_j.
 
     The second is ρ(−j)(ũ_i − ũ_j): the energy of ũ on the edges ρ(j)R_ijρ(j)ᵀ.
     """
@@ -122,19 +122,19 @@ def _energy_of(
 
 
 def _updated(layer: AbstractConsensus, x_BND: Tensor) -> Tensor:
-    """u′: the layer's output with W_o = I and b_o = 0."""
+    """Return u′: the layer's output with W_o = I and b_o = 0."""
     identity = torch.eye(len(layer.out.weight), dtype=x_BND.dtype, device=x_BND.device)
     return functional_call(layer, {"out.weight": identity, "out.bias": torch.zeros_like(layer.out.bias)}, (x_BND,))
 
 
 def _by_head(u_BND: Tensor, heads: int) -> Tensor:
-    """(1, N, D) → (H, N, K) on the CPU."""
+    """Split (1, N, D) into heads, (H, N, K), on the CPU."""
     return u_BND[0].unflatten(-1, (heads, -1)).transpose(0, 1).double().cpu()
 
 
 def _numbers(laplacian: BlockLaplacian, steps_T: np.ndarray, unweighted: float) -> dict[str, Any]:
-    """Eigenvalues, the bounds of the Fiedler value, and how much of the spectrum the filter leaves without a change of
-    sign.
+    """Return eigenvalues, the bounds of the Fiedler value, and how much of the spectrum the filter leaves without a
+    change of sign.
 
     All S_ij ⪰ μI and ⪯ MI give μ·L⊗I ⪯ L̄ ⪯ M·L⊗I for the unweighted L; all three vanish exactly on the constants, so
     by Courant and Fischer μ·λ_1(L) ≤ Fiedler ≤ M·λ_1(L). (The paper states no formula: end of section 4.)
@@ -161,7 +161,7 @@ def _numbers(laplacian: BlockLaplacian, steps_T: np.ndarray, unweighted: float) 
 
 
 def _variances(before_NK: Tensor, after_NK: Tensor) -> dict[str, float]:
-    """‖u − ū‖² before and after: what is not the same at every position."""
+    """Return ‖u − ū‖² before and after: what is not the same at every position."""
     return {
         f"variance_{when}": float((u_NK - u_NK.mean(0)).square().sum())
         for when, u_NK in (("before", before_NK), ("after", after_NK))

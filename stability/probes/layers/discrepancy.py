@@ -1,5 +1,5 @@
-"""Attention's consensus discrepancy (AttentionX, Eq. 10): how far values lie from what their position attends to, per
-head and held-out sequence."""
+"""Measure attention's consensus discrepancy (AttentionX, Eq. 10): how far values lie from what their position attends
+to, per head and held-out sequence."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from stability.mechanisms import AbstractSoftmaxAttention
 
 
 def discrepancies(layer: AbstractSoftmaxAttention, x_BND: Tensor) -> Iterator[dict[str, Any]]:
-    """Each head of an attention layer on one sequence x (1, N, D) without padding, float64: root mean squares over
-    positions and the head's width of V (``value_rms``), of Φ = V − γAV with the layer's own γ (``own_rms``) and of V −
-    AV (``unscaled_rms``).
+    """Yield for each head of an attention layer on one sequence x (1, N, D) without padding, float64, root mean squares
+    over positions and the head's width of V (``value_rms``), of Φ = V − γAV with the layer's own γ (``own_rms``) and of
+    V − AV (``unscaled_rms``).
 
     A is the layer's own softmax: causal, windowed, without its diagonal where it is (``diagonal`` 0; a row that then
     sees nothing is zero, so that Φ = V there). γ is that of `attentionx`; `sa` and `sw` have none and are taken at γ =

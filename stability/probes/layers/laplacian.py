@@ -1,5 +1,5 @@
-"""The block Laplacian of a graph whose edges carry matrices, kept sparse: largest and Fiedler eigenvalue, exact counts,
-spectral density, energy.
+"""Compute with the block Laplacian of a graph whose edges carry matrices, kept sparse: largest and Fiedler eigenvalue,
+exact counts, spectral density, energy.
 
 Axes beside the legend's: n = N·K, the length of a flat signal (position by position); C connected components.
 """
@@ -25,12 +25,12 @@ ROUNDINGS = 10  # of the largest diagonal entry, below which an eigenvalue is no
 
 
 class SingularError(RuntimeError):
-    """A pivot of LDLᵀ is exactly zero."""
+    """The error of a pivot of LDLᵀ that is exactly zero."""
 
 
 @dataclass(frozen=True)
 class Density:
-    """Stochastic Lanczos quadrature: ``nodes`` and ``weights``, each probe's weights adding up to 1; ``probe`` says
+    """A stochastic Lanczos quadrature: ``nodes`` and ``weights``, each probe's weights adding up to 1; ``probe`` says
     whose."""
 
     probe: np.ndarray
@@ -48,8 +48,8 @@ class BlockLaplacian:
     """
 
     def __init__(self, source_E: np.ndarray, target_E: np.ndarray, weight_EKK: np.ndarray, num_nodes: int):
-        """Loops i → i are left out: they cancel. ``weight_EKK``: float64 is best; rounding beside the symmetric part is
-        taken off."""
+        """Add up the weights of each unordered pair. Loops i → i are left out: they cancel. ``weight_EKK``: float64 is
+        best; rounding beside the symmetric part is taken off."""
         proper = source_E != target_E
         low, high = np.minimum(source_E, target_E)[proper], np.maximum(source_E, target_E)[proper]
         pairs, place = np.unique(low.astype(np.int64) * num_nodes + high, return_inverse=True)
@@ -74,19 +74,19 @@ class BlockLaplacian:
         return self.num_nodes * self.width
 
     def weight_bounds(self) -> tuple[float, float]:
-        """(smallest, largest) eigenvalue of any pair's S_ij."""
+        """Return (smallest, largest) eigenvalue of any pair's S_ij."""
         values_PK = np.linalg.eigvalsh(self.weight_PKK)
         return float(values_PK.min()), float(values_PK.max())
 
     def largest(self) -> float:
-        """λ_max by Lanczos (ARPACK). 0 without edges."""
+        """Return λ_max by Lanczos (ARPACK)."""
         if not len(self.low):
             return 0.0
         start = np.random.default_rng(0).standard_normal(self.size)
         return _extreme(self.matrix, start)
 
     def fiedler(self) -> float:
-        """The smallest eigenvalue beyond the K·C zeros: one over the largest eigenvalue of the pseudoinverse, by
+        """Return the smallest eigenvalue beyond the K·C zeros: one over the largest eigenvalue of the pseudoinverse, by
         Lanczos. NaN without edges; 0 where it is lost in the rounding of the matrix's own entries (some edges weigh
         1e-15 of others).
 
@@ -113,14 +113,14 @@ class BlockLaplacian:
         return value if value > ROUNDINGS * np.finfo(np.float64).eps * self.matrix.diagonal().max() else 0.0
 
     def without_constants(self, x_n: np.ndarray) -> np.ndarray:
-        """x minus its mean on every component: the projection off the null space."""
+        """Return x minus its mean on every component: the projection off the null space."""
         x_NK = x_n.reshape(self.num_nodes, self.width)
         return (x_NK - self._constants.T @ (self._constants @ x_NK)).reshape(-1)
 
     def count_below(self, threshold: float) -> int | None:
-        """How many eigenvalues are ≤ ``threshold`` (to 1e-9 of it), exactly: by Sylvester's law of inertia as many as
-        the LDLᵀ factors of L̄ − threshold·I have negative pivots. None where the factors would not fit (`MOST_FILL`) or
-        a pivot is exactly zero."""
+        """Count the eigenvalues ≤ ``threshold`` (to 1e-9 of it), exactly: by Sylvester's law of inertia as many as the
+        LDLᵀ factors of L̄ − threshold·I have negative pivots. None where the factors would not fit (`MOST_FILL`) or a
+        pivot is exactly zero."""
         if self._fill(self._order) > MOST_FILL:
             return None
         order_n = _flat(self._order, self.width)
@@ -131,8 +131,8 @@ class BlockLaplacian:
             return None
 
     def density(self, probes: int, products: int, seed: int) -> Density:
-        """Quadratures of all n eigenvalues from ``probes`` Rademacher vectors, ``products`` products each (Ubaru, Chen
-        and Saad 2017)."""
+        """Return quadratures of all n eigenvalues from ``probes`` Rademacher vectors, ``products`` products each
+        (Ubaru, Chen and Saad 2017)."""
         generator, operator = torch.Generator().manual_seed(seed), self._operator()
         found = [self.quadrature(operator.probe(generator).numpy(), products) for _ in range(probes)]
         owner = np.concatenate([np.full(len(nodes), number) for number, (nodes, _) in enumerate(found)])
@@ -141,13 +141,13 @@ class BlockLaplacian:
         )
 
     def quadrature(self, start_n: np.ndarray, products: int) -> tuple[np.ndarray, np.ndarray]:
-        """Nodes and weights of Gauss's rule for zᵀf(L̄)z / zᵀz, z = ``start_n``: exact for polynomials of degree below
-        2·products."""
+        """Return nodes and weights of Gauss's rule for zᵀf(L̄)z / zᵀz, z = ``start_n``: exact for polynomials of degree
+        below 2·products."""
         *_, last = krylov(self._operator(), torch.from_numpy(np.array(start_n, dtype=np.float64)), products)
         return last.values.numpy().clip(min=0.0), last.vectors[0].numpy() ** 2
 
     def energy(self, u_NK: np.ndarray) -> float:
-        """uᵀL̄u = ½ Σ over directed edges (u_i − u_j)ᵀ R_ij (u_i − u_j) (Eqs. 5 and 14)."""
+        """Return uᵀL̄u = ½ Σ over directed edges (u_i − u_j)ᵀ R_ij (u_i − u_j) (Eqs. 5 and 14)."""
         flat = np.asarray(u_NK, dtype=np.float64).reshape(-1)
         return float(flat @ (self.matrix @ flat))
 
@@ -168,7 +168,7 @@ class BlockLaplacian:
         return self._order[~np.isin(self._order, first)]
 
     def _fill(self, order: np.ndarray) -> int:
-        """Numbers in a triangular factor: the matrix's envelope in that order."""
+        """Return the count of numbers in a triangular factor: the matrix's envelope in that order."""
         rank = np.empty(self.num_nodes, dtype=np.int64)
         rank[self._order] = np.arange(self.num_nodes)
         first = rank.copy()
@@ -177,7 +177,7 @@ class BlockLaplacian:
         return int((rank - first + 1)[order].sum()) * self.width**2
 
     def _grounded_solver(self):
-        """x ↦ L̄_kept⁻¹ x, L̄_kept being L̄ without the rows and columns of the nodes that are fixed at 0."""
+        """Return x ↦ L̄_kept⁻¹ x, L̄_kept being L̄ without the rows and columns of the nodes that are fixed at 0."""
         kept_n = _flat(self._kept, self.width)
         grounded = self.matrix.tocsr()[kept_n][:, kept_n]
         if self._fill(self._kept) <= MOST_FILL:
@@ -185,8 +185,8 @@ class BlockLaplacian:
         return self._iterative_solver(grounded)
 
     def _iterative_solver(self, grounded):
-        """Conjugate gradients, preconditioned with the unweighted Laplacian: the condition is then that of the weights,
-        whatever the graph's length."""
+        """Solve by conjugate gradients, preconditioned with the unweighted Laplacian: the condition is then that of the
+        weights, whatever the graph's length."""
         unweighted = _assembled(self.low, self.high, np.ones((len(self.low), 1, 1)), self.num_nodes).tocsr()[
             self._kept
         ][:, self._kept]
@@ -209,8 +209,8 @@ class BlockLaplacian:
 
 
 def connectivity(source_E: np.ndarray, target_E: np.ndarray, num_nodes: int) -> float:
-    """λ_1 of the unweighted graph, each unordered pair counted once: the smallest eigenvalue beyond its components'
-    zeros."""
+    """Return λ_1 of the unweighted graph, each unordered pair counted once: the smallest eigenvalue beyond its
+    components' zeros."""
     low, high = np.minimum(source_E, target_E), np.maximum(source_E, target_E)
     pairs = np.unique(low.astype(np.int64) * num_nodes + high)
     low, high = pairs // num_nodes, pairs % num_nodes
@@ -233,17 +233,17 @@ def _assembled(low: np.ndarray, high: np.ndarray, weight_PKK: np.ndarray, num_no
 
 
 def _extreme(operator, start_n: np.ndarray) -> float:
-    """The eigenvalue of largest modulus of a symmetric operator (ARPACK)."""
+    """Return the eigenvalue of largest modulus of a symmetric operator (ARPACK)."""
     return float(eigsh(operator, k=1, which="LM", tol=TOLERANCE, v0=start_n, return_eigenvectors=False)[0])  # type: ignore[arg-type]
 
 
 def _flat(nodes: np.ndarray, width: int) -> np.ndarray:
-    """The places of the nodes' numbers in a flat signal."""
+    """Return the places of the nodes' numbers in a flat signal."""
     return (nodes[:, None] * width + np.arange(width)).reshape(-1)
 
 
 def _factors(matrix) -> SuperLU:
-    """LU of a symmetric matrix without exchanging rows, which is LDLᵀ: U's diagonal holds the pivots."""
+    """Factor a symmetric matrix into LU without exchanging rows, which is LDLᵀ: U's diagonal holds the pivots."""
     try:
         found = splu(matrix.tocsc(), permc_spec="NATURAL", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
     except RuntimeError as error:  # what scipy raises for "Factor is exactly singular"

@@ -1,4 +1,5 @@
-"""How much of a low-pass filter attention is: its weights A on what differs between positions, beside 1 − 2ηλ."""
+"""Measure how much of a low-pass filter attention is: its weights A on what differs between positions, beside 1 −
+2ηλ."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ class HeadFilter:
 
 
 def low_pass(layer: AbstractAttention, x_BND: Tensor) -> Iterator[HeadFilter]:
-    """Each head of an attention layer on one sequence x (1, N, D) without padding: its weights A, its values v before,
-    and after what the layer makes of them: Av, or v − γAv where it is `attentionx`.
+    """Yield each head of an attention layer on one sequence x (1, N, D) without padding: its weights A, its values v
+    before, and after what the layer makes of them: Av, or v − γAv where it is `attentionx`.
 
     With P = I − 11ᵀ/N, ``gain`` is the largest singular value of PAP, the most by which A amplifies anything that
     differs between positions; ``second_eigenvalue`` the largest modulus among its eigenvalues, which are A's own
@@ -51,8 +52,8 @@ def low_pass(layer: AbstractAttention, x_BND: Tensor) -> Iterator[HeadFilter]:
 
 
 def _second_eigenvalue(a_NN: np.ndarray) -> float:
-    """NaN where LAPACK's iteration does not settle. From A itself: its entries are exact to their own size, those of
-    PAP only to that of the largest."""
+    """Return the modulus of A's second eigenvalue; NaN where LAPACK's iteration does not settle. From A itself: its
+    entries are exact to their own size, those of PAP only to that of the largest."""
     try:
         return float(np.sort(np.abs(np.linalg.eigvals(a_NN)))[-2])
     except np.linalg.LinAlgError:
@@ -60,5 +61,5 @@ def _second_eigenvalue(a_NN: np.ndarray) -> float:
 
 
 def _centred(x_NK: Tensor) -> Tensor:
-    """P x: every column without its mean."""
+    """Return P x: every column without its mean."""
     return x_NK - x_NK.mean(0)

@@ -1,4 +1,4 @@
-"""What a probe of layers can look at in a run, found by asking each layer for the class that it exposes itself by."""
+"""Find what a probe of layers can look at in a run, by asking each layer for the class that it exposes itself by."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ LOOKS_AT = {
 
 
 class Observable(NamedTuple):
-    """What ``what`` finds in a run. ``part``: the run's mechanism, or residual scheme. ``is_there``: whether some layer
-    can be measured. ``not_observed``: the names of layers of which it is not known what they hold."""
+    """The layers that ``what`` finds in a run. ``part``: the run's mechanism, or residual scheme. ``is_there``: whether
+    some layer can be measured. ``not_observed``: the names of layers of which it is not known what they hold."""
 
     part: str
     is_there: bool
@@ -49,7 +49,7 @@ class Observable(NamedTuple):
 
 
 def observable_in(spec: RunSpec, what: str) -> Observable:
-    """What ``what`` finds in a run's layers, from its spec alone."""
+    """Return what ``what`` finds in a run's layers, from its spec alone."""
     layers, known = layers_of(spec, what), (*OBSERVED[what], *WITHOUT.get(what, ()))
     unknown = dict.fromkeys(stem(layer) for layer in layers if not isinstance(layer, known))
     part = spec.residual if what == "streams" else spec.mechanism
@@ -57,19 +57,20 @@ def observable_in(spec: RunSpec, what: str) -> Observable:
 
 
 def layers_of(spec: RunSpec, what: str) -> list[nn.Module]:
-    """The modules that ``what`` looks at, mixers or residual connections, in a model without memory for its weights."""
+    """Return the modules that ``what`` looks at, mixers or residual connections, in a model without memory for its
+    weights."""
     with torch.device("meta"):
         model = build_model(spec, Registry("objectives").load(spec.objective.name).any_format(spec.model.positions))
     return [module for _, module in residuals(model)] if what == "streams" else mixers(model)
 
 
 def mixers(model: Backbone) -> list[nn.Module]:
-    """The sequence mechanism of each block."""
+    """Return the sequence mechanism of each block."""
     return [block.get_submodule("mixer") for block in model.blocks]
 
 
 def stem(layer: nn.Module) -> str:
-    """The stem of a layer's own file: its mechanism's name, also where the run's is a pattern."""
+    """Return the stem of a layer's own file: its mechanism's name, also where the run's is a pattern."""
     return type(layer).__module__.rsplit(".", 1)[-1]
 
 

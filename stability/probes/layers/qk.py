@@ -1,4 +1,4 @@
-"""σ(W_qᵀW_k) of softmax-attention layers, whose growing condition the paper names as the source of attention's
+"""Compute σ(W_qᵀW_k) of softmax-attention layers, whose growing condition the paper names as the source of attention's
 instability (Qi et al. 2025)."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from stability.mechanisms import AbstractSoftmaxAttention
 
 
 def qk_singular_values(layer: AbstractSoftmaxAttention) -> Tensor:
-    """(H, K), largest first: the singular values of each head's W_qᵀW_k (D × D) that its rank allows, float64 on the
-    CPU.
+    """Return the singular values of each head's W_qᵀW_k (D × D) that its rank allows, (H, K), largest first, float64 on
+    the CPU.
 
     W_q and W_k are the head's K × D rows, so that a logit is xᵀ W_qᵀW_k x′ (biases, RoPE and 1/√K aside). With thin QR
     W_qᵀ = Q₁R₁, W_kᵀ = Q₂R₂ the product is Q₁ R₁R₂ᵀ Q₂ᵀ and its nonzero singular values are those of the K × K matrix

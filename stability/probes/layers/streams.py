@@ -1,4 +1,4 @@
-"""How doubly stochastic the mixing matrices of a model with residual streams are, token by token (mHC-lite,
+"""Measure how doubly stochastic the mixing matrices of a model with residual streams are, token by token (mHC-lite,
 arXiv:2601.05732, 4.3)."""
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ class Connection(NamedTuple):
 
 
 def connections(model: Backbone) -> list[Connection]:
-    """The model's connections that mix streams; [] in a model with a plain residual."""
+    """Return the model's connections that mix streams; [] in a model with a plain residual."""
     return [Connection(branch, module) for branch, module in residuals(model) if isinstance(module, AbstractStreams)]
 
 
 def residuals(model: Backbone) -> list[tuple[str, AbstractResidual]]:
-    """Every residual connection of a model behind the name of its branch, in the order that the state passes them."""
+    """Return every residual connection of a model behind the name of its branch, in the order that the state passes
+    them."""
     found: list[Any] = []
     for block in (cast(Block, block) for block in model.blocks):
         cross = [] if block.cross is None else [("cross", block.cross.residual)]
@@ -44,8 +45,8 @@ def residuals(model: Backbone) -> list[tuple[str, AbstractResidual]]:
 def stream_statistics(
     model: Backbone, sequences: Iterable[Examples], outlier_log_range: float = OUTLIER_LOG_RANGE
 ) -> Iterator[list[dict[str, Any]]]:
-    """Rows by the columns `connection … num_values` of `schema.PROBE_COLUMNS["streams"]`: yielded [] after each
-    sequence, and all of them at the end.
+    """Yield rows by the columns `connection … num_values` of `schema.PROBE_COLUMNS["streams"]`: [] after each sequence,
+    and all of them at the end.
 
     Of every token, with A_l the matrix of connection l (X' = A_lᵀX + …), P_l = A_1 ⋯ A_l and R_l = A_l ⋯ A_L:
 
@@ -84,7 +85,7 @@ def stream_statistics(
 
 @torch.no_grad()
 def _measured(chain: list[Connection], model: Backbone, example: Examples, outlier: float) -> list[Values]:
-    """Of each connection, on one batch."""
+    """Return the values of each connection on one batch."""
     states = _states(chain, model, example)
     mixes = [each.module.coefficients(state).mix_BNST.flatten(0, 1) for each, state in zip(chain, states, strict=True)]
     products, rests = [mixes[0]], [mixes[-1]]
@@ -102,7 +103,7 @@ def _measured(chain: list[Connection], model: Backbone, example: Examples, outli
 
 
 def _states(chain: list[Connection], model: Backbone, example: Examples) -> list[Tensor]:
-    """What each connection is given, (B, N, S, D), by one forward pass."""
+    """Return what each connection is given, (B, N, S, D), by one forward pass."""
     states: list[Tensor] = []
     handles = [each.module.register_forward_pre_hook(lambda module, args: states.append(args[0])) for each in chain]
     try:
@@ -122,8 +123,7 @@ def _sums(matrix: str, m_PST: Tensor) -> dict[tuple[str, str], Tensor]:
 
 
 def _ranges(module: AbstractStreams, state: Tensor, outlier: float) -> dict[tuple[str, str], Tensor]:
-    """Of a connection with Sinkhorn's iterations; {} of others. ln(1/ν) is the difference of the largest and the
-    smallest logit."""
+    """Return the ranges of the logits of a connection with Sinkhorn's iterations; {} of others."""
     if not isinstance(module, AbstractSinkhornStreams):
         return {}
     logits = module.mixing_logits(state).flatten(-2)
@@ -132,7 +132,8 @@ def _ranges(module: AbstractStreams, state: Tensor, outlier: float) -> dict[tupl
 
 
 def _iterations(chain: list[Connection], outlier: float) -> Iterator[dict[str, Any]]:
-    """Rows of what the numbers of a connection with iterations were measured by: K, and the threshold of an outlier."""
+    """Yield rows of what the numbers of a connection with iterations were measured by: K, and the threshold of an
+    outlier."""
     for number, each in enumerate(chain):
         if isinstance(each.module, AbstractSinkhornStreams):
             where = {"connection": number, "branch": each.branch, "matrix": "single", "quantile": None, "num_values": 1}

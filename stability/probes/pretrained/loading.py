@@ -21,8 +21,8 @@ _PROBE = "the quick brown fox"
 
 
 def load_model(name: str) -> nn.Module:
-    """A causal LM from a folder or, where the cache or the network has it, from the hub; float32, eval mode. Errors:
-    two lines of ``ValueError``."""
+    """Load a causal LM from a folder or, where the cache or the network has it, from the hub; float32, eval mode.
+    Errors: two lines of ``ValueError``."""
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not Path(name).expanduser().is_dir():
         raise ValueError(
             f"hf={name}: no such folder\ngive a folder that save_pretrained wrote, or a model's name on the hub, "
@@ -59,16 +59,16 @@ def load_model(name: str) -> nn.Module:
 
 @torch.no_grad()
 def _is_causal(model: nn.Module) -> bool:
-    """Whether what the first position says is the same whatever follows; an encoder loads as a language model without a
-    word."""
+    """Return whether what the first position says is the same whatever follows; an encoder loads as a language model
+    without a word."""
     tokens_BN = torch.tensor([[0, 1, 1, 1], [0, 2, 2, 2]])
     logits_BNV = model(input_ids=tokens_BN, use_cache=False).logits
     return torch.allclose(logits_BNV[0, 0], logits_BNV[1, 0], rtol=1e-4, atol=1e-5 * float(logits_BNV.abs().max()))
 
 
 def _from_pretrained(kind: Any, name: str, **options: Any) -> Any:
-    """From the folder or the cache; from the hub only where neither has it and it answers (its client retries for half
-    a minute otherwise)."""
+    """Load from the folder or the cache; from the hub only where neither has it and it answers (its client retries for
+    half a minute otherwise)."""
     place = str(Path(name).expanduser())
     try:
         return kind.from_pretrained(place, local_files_only=True, **options)
@@ -79,7 +79,7 @@ def _from_pretrained(kind: Any, name: str, **options: Any) -> Any:
 
 
 def hub_answers() -> bool:
-    """Whether the hub can be reached at all, asked once with a time limit; proxies are respected."""
+    """Return whether the hub can be reached at all, asked once with a time limit; proxies are respected."""
     try:
         urllib.request.urlopen(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=5).close()
     except urllib.error.HTTPError:
@@ -103,7 +103,7 @@ def _why_not(name: str) -> str:
 
 
 def tokenised(corpus: Corpus, data: Part, name: str, vocabulary: int, wanted: int) -> tuple[np.ndarray, str]:
-    """(1-D int64 tokens, how they were made). Documents of the training side in their own, hashed, order, until
+    """Return (1-D int64 tokens, how they were made). Documents of the training side in their own, hashed, order, until
     ``wanted`` tokens are there, by the model's tokenizer, the end-of-text token between them; by bytes where the model
     has none. Errors: ``ValueError`` where neither is possible."""
     if corpus.kind != Corpus.kind:
@@ -147,8 +147,8 @@ def tokenised(corpus: Corpus, data: Part, name: str, vocabulary: int, wanted: in
 
 
 def load_tokenizer(name: str) -> Any | None:
-    """The model's own tokenizer; None where there is none, or only an empty one that transformers makes up from the
-    configuration: all is unknown to it."""
+    """Return the model's own tokenizer; None where there is none, or only an empty one that transformers makes up from
+    the configuration: all is unknown to it."""
     try:
         tokenizer = _from_pretrained(_transformers().AutoTokenizer, name)
     except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError):
@@ -157,7 +157,7 @@ def load_tokenizer(name: str) -> Any | None:
 
 
 def _documents(corpus: Corpus) -> Iterator[str]:
-    """The texts of the training side: bytes between separators, which occur in no text."""
+    """Yield the texts of the training side: bytes between separators, which occur in no text."""
     tokens = np.asarray(corpus.train_tokens)
     ends = np.append(np.flatnonzero(tokens == ByteTokenizer.separator), len(tokens))
     start = 0

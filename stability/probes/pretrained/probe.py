@@ -62,9 +62,9 @@ class HuggingFaceProbe:
         )
 
     def measure(self, lr: float) -> Iterator[None]:
-        """One rate by the protocol from both warm-ups, yielding after every step: "paper" (the means of 5.2.1) and
-        "plain" (AdamW's own averages and bias correction over the same warm-up batches); an entry "checkpoint" of the
-        spec's states means plain, for there is no other state."""
+        """Measure one rate by the protocol from both warm-ups, yielding after every step: "paper" (the means of 5.2.1)
+        and "plain" (AdamW's own averages and bias correction over the same warm-up batches); an entry "checkpoint" of
+        the spec's states means plain, for there is no other state."""
         for state in dict.fromkeys("plain" if name == "checkpoint" else name for name in self.curvature.state):
             with torch.no_grad():
                 for name, param in self.params.items():
@@ -80,13 +80,13 @@ class HuggingFaceProbe:
                 yield
 
     def table(self) -> pd.DataFrame:
-        """A row a recorded step: `COLUMNS`, losses in nats; NaN in a step that was lost to a divergence, which has no
-        numbers."""
+        """Return a table with a row a recorded step: `COLUMNS`, losses in nats; NaN in a step that was lost to a
+        divergence, which has no numbers."""
         found = pd.DataFrame(self.rows)
         return found.reindex(columns=list(dict.fromkeys([*COLUMNS, *found.columns])))
 
     def _examples(self, index: int) -> Examples:
-        """Batch number ``index``: random windows of the tokenised text, inputs and next tokens (B, N)."""
+        """Return batch number ``index``: random windows of the tokenised text, inputs and next tokens (B, N)."""
         generator = generator_for(self.curvature.seed, "curvature", index)
         starts = torch.randint(len(self.tokens) - self.positions, (self.batch,), generator=generator)
         windows = self.tokens[starts[:, None].numpy() + np.arange(self.positions + 1)]

@@ -26,10 +26,10 @@ class Whole:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """Nothing to end."""
+        """End nothing: there are no other processes."""
 
     def described(self) -> dict[str, int]:
-        """What a row of timings says of it."""
+        """Return what a row of timings says of the device."""
         return {}
 
     def build(self, make: Callable[[], Backbone]) -> Backbone:
@@ -49,7 +49,7 @@ class Whole:
         return part
 
     def local(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """What of each lies here, as plain tensors that share its memory."""
+        """Return what of each tensor lies here, as plain tensors that share its memory."""
         return [tensor.detach() for tensor in tensors]
 
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -62,7 +62,7 @@ class Whole:
         return nn.utils.clip_grad_norm_(parameters, limit)
 
     def every(self, is_so: bool) -> bool:
-        """Whether it is so in each process."""
+        """Return whether it is so in each process."""
         return is_so
 
     def spread(self, function: Callable[[Any], tuple[float, ...]], items: Sequence[Any]) -> Iterator[tuple[float, ...]]:

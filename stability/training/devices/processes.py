@@ -64,6 +64,7 @@ class Helpers:
             raise
 
     def _start(self, module: str, rank: int, settings: dict[str, Any]) -> subprocess.Popen[str]:
+        """Start the process of one rank, its settings in a file and its output in a log."""
         folder = Path(self._folder.name)
         (folder / f"{rank}.json").write_text(json.dumps({**settings, "rank": rank}))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)}
@@ -149,8 +150,9 @@ def join(settings: dict[str, Any], device: torch.device) -> None:
 
 
 def instructions(settings: dict[str, Any]) -> Iterator[list[Any]]:
-    """What a helper is told. When its input ends, as it does when the run's process dies, so does this process,
-    wherever it stands, and takes the run's folder with it: a process that was killed removes nothing."""
+    """Yield what the run's process tells this one to do. When its input ends, as it does when the run's process dies,
+    so does this process, wherever it stands, and takes the run's folder with it: a process that was killed removes
+    nothing."""
     told: queue.Queue[list[Any]] = queue.Queue()
 
     def listen() -> None:

@@ -143,7 +143,8 @@ class Shards:
         parameters: dict[str, Tensor] | None,
         state: dict[str, Any] | None,
     ) -> None:
-        """``parameters`` and ``state`` count in the run's own process only."""
+        """Put parameters and an optimizer's state in place of those that are there. ``parameters`` and ``state`` count
+        in the run's own process only."""
         self._put_parameters(parameters)
         if (frame := self._same(None if state is None else tree_map(_frame, state))) is not None:
             optimizer.load_state_dict(self._received(optimizer, frame, state))
@@ -171,7 +172,7 @@ class Shards:
         return {**frame, "state": slices}
 
     def _handed_out(self, like: Tensor, whole: Tensor | None) -> Tensor:
-        """This process's slice of a tensor that the run's own has whole."""
+        """Return this process's slice of a tensor that the run's own has whole."""
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         assert isinstance(like, DTensor)
@@ -198,8 +199,8 @@ class Shards:
         return whole.cpu() if self._rank == 0 else torch.empty(0)
 
     def _all(self, own: Tensor) -> list[Tensor]:
-        """What each process has, in their order: sums over it are the same bits everywhere, and decisions on them the
-        same."""
+        """Return what each process has, in their order: sums over it are the same bits everywhere, and decisions on
+        them the same."""
         found = [torch.empty_like(own) for _ in range(self._size)]
         dist.all_gather(found, own)
         return found

@@ -40,7 +40,7 @@ class Team:
         self._helpers = Helpers("stability.training.devices.shared", spec, cache_dir, device, num_devices)
 
     def is_mine(self, index: int) -> bool:
-        """Whether microbatch number ``index`` is the run's own to compute."""
+        """Return whether microbatch number ``index`` is the run's own to compute."""
         return index % self._size == 0
 
     def begin(self, step: int, parameters: Sequence[nn.Parameter]) -> None:
@@ -74,7 +74,7 @@ class Team:
 
 
 def help_out(settings: dict[str, Any]) -> None:
-    """A helper's life: gradients of every n-th microbatch of each step that is asked for, until its input ends."""
+    """Compute gradients of every n-th microbatch of each step that is asked for, until this process's input ends."""
     spec, rank, size = parse_run(settings["spec"]), settings["rank"], settings["size"]
     device, steps = device_of(settings), instructions(settings)
     prepare_torch(spec.threads, device)
