@@ -156,8 +156,7 @@ def _graph_frame(spec: ProbeSpec) -> pd.DataFrame:
 
 def _graphs(spec: ProbeSpec) -> int:
     """Compute, print, and keep: among a study's results, or as a figure of its own."""
-    from analysis.sections import discrepancy
-    from analysis.sections import layer_figures as probe_plots
+    from analysis.sections import connectivity_figures, pdmm
     from analysis.sections import layers as probe_tables
     from stability.runs.results import write_graphs
 
@@ -166,12 +165,12 @@ def _graphs(spec: ProbeSpec) -> int:
         study.read()
     frame = _graph_frame(spec)
     table, draw = {
-        "connectivity": (probe_tables.connectivity_table, probe_plots.connectivity_figure),
-        "pdmm": (discrepancy.pdmm_table, discrepancy.pdmm_figure),
+        "connectivity": (probe_tables.connectivity_table, connectivity_figures.connectivity_figure),
+        "pdmm": (pdmm.pdmm_table, pdmm.pdmm_figure),
     }[spec.what]
     print(table(frame).text())
     if study is None:
-        print(f"figure: {probe_plots.write_figure(draw, frame, Path(spec.reports_dir) / f'{spec.what}.pdf')}")
+        print(f"figure: {connectivity_figures.write_figure(draw, frame, Path(spec.reports_dir) / f'{spec.what}.pdf')}")
     else:
         write_graphs(spec.what, frame, study.results)
         tell_what_draws(study)

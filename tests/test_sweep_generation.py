@@ -12,9 +12,9 @@ from stability.config.generation import GenerationSpec
 from stability.config.run import RunSpec
 from stability.probes.generation.generating import steps_of_a_phase
 from stability.runs.directory import RunDirectory
+from sweeps.costs import FORWARD, generation_steps
 from sweeps.interrupt import Interrupt
 from sweeps.launchers import serial as serial_launcher
-from sweeps.plan import FORWARD, generation_steps
 from sweeps.progress import Progress
 from sweeps.trial import run_trial
 from tests.reading import read_spec

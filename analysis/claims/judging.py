@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from analysis.claims import rivals
 from analysis.claims.claim import Claim
+from analysis.claims.pairs import compares_mechanisms, compares_residuals
 from analysis.claims.steps import steps_claims, suboptimal_claims
 from analysis.claims.windows import Side, unjudged_window, window_claims
 from analysis.drawing.tables import source
@@ -66,7 +67,7 @@ def judge(study: Study) -> tuple[Claim, ...]:
 def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
     """Return the claims on schemes beside the plain one, [] where the study does not have both; a scheme's seeds are
     judged as a mechanism's are."""
-    if not (rivals.compares_residuals(study) or rivals.compares_mechanisms(study)):
+    if not (compares_residuals(study) or compares_mechanisms(study)):
         return []
     learned = {name: Learned.of(study, each) for name, each in found.items()}
     most = most_learned(list(learned.values()))

@@ -1,30 +1,34 @@
 """Compare a scheme with the one that its paper measures it against: best NLL, accuracy where there is one, stable
-window, seed by seed, under the rules of `claims`; then what `residual_claims` judges. Residual schemes are set beside
-the plain one, mHC-lite also beside mHC and HC, AttentionX beside attention of the same mask."""
+window, seed by seed, under the rules of `claims`; then what `analysis.claims.residuals` and `streams` judge. Residual
+schemes are set beside the plain one, mHC-lite also beside mHC and HC, AttentionX beside attention of the same mask."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 from analysis.claims import residuals as residual_claims
 from analysis.claims.claim import Claim, Verdict
+from analysis.claims.pairs import (
+    COMPARED,
+    FURTHER,
+    RIVALS,
+    Pair,
+    alike,
+    compares_mechanisms,
+    compares_residuals,
+    pairs_of,
+)
+from analysis.claims.streams import mixing_claims
 from analysis.claims.words import weight
 from analysis.drawing.tables import width_text
 from analysis.numbers.comparison import Comparison, compare_windows, decide, diverged_everywhere
 from analysis.numbers.windows import SeriesWindows
-from analysis.study.load import FINISHED, SETTING_AXES, Frame, Study
-from analysis.study.masks import sees_itself
+from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import listed, plural
 
-PLAIN = "identity"
-RIVALS = {"attentionx": "sa"}  # mechanisms, and what their papers compare them with
-FURTHER = {"mhc_lite": ("mhc", "hc")}  # residual schemes, and what their papers compare them with beside the plain one
-# column, which way is better, word, digits
-COMPARED = {"best NLL": ("val_nll", -1, "NLL", ".3f"), "best accuracy": ("val_accuracy", 1, "accuracy", ".4f")}
 # so much more is "on par": the paper gives no margin, and the numbers of its Table 1 are not in the text at hand
 PAR_NATS = 0.01
 STATEMENTS = {
@@ -40,29 +44,6 @@ STATEMENTS = {
         "accuracy",
     ): "AttentionX's validation accuracy is higher than attention's of the same mask (4.1, Table 1)",
 }
-
-
-class Pair(NamedTuple):
-    """Two series and what tells them apart. ``remark``: begins the sentences on them; ``states``: whether a paper's
-    statement is about this pair."""
-
-    plain: str
-    other: str
-    names: tuple[str, str]  # of the two schemes, the other's first
-    states: bool = True
-    remark: str = ""
-
-
-def compares_residuals(study: Study) -> bool:
-    """Return whether residual schemes stand beside the plain one, or beside the one of `FURTHER`."""
-    residuals = set(study.runs["residual"])
-    return (PLAIN in residuals and len(residuals) > 1) or any(
-        {name, plain} <= residuals for name, others in FURTHER.items() for plain in others
-    )
-
-
-def compares_mechanisms(study: Study) -> bool:
-    return any({name, plain} <= set(study.runs["mechanism"]) for name, plain in RIVALS.items())
 
 
 def another_question(study: Study) -> bool:
@@ -90,7 +71,7 @@ def claims(study: Study, found: Mapping[str, SeriesWindows], shortfalls: Mapping
     beside those of `FURTHER`; of AttentionX beside attention of the same mask, then of the other; then throughput,
     gradient norms, mixing and depth. ``shortfalls``: by series, why it learned too little ("" where it did not)."""
     made, judged = [], set()
-    for pair in _pairs(study):
+    for pair in pairs_of(study):
         named = f"{pair.other} beside {pair.plain}" if pair.other in judged else pair.other
         judged.add(pair.other)
         made += _about(study, pair, named, found, shortfalls)
@@ -117,70 +98,9 @@ def _about(
     )
 
 
-def _pairs(study: Study) -> list[Pair]:
-    """Return the pairs of a plain series and those that differ from it in their residual alone (of `FURTHER` too), or
-    in their mechanism alone where that has it for a rival."""
-    base = study.runs[study.runs["variant"] == ""].drop_duplicates("series")
-    found = [
-        Pair(*each)
-        for plain_of in (lambda name: (PLAIN,), lambda name: FURTHER.get(name, ()))
-        for each in _residual_pairs(study, base, plain_of)
-    ]
-    for _, group in _alike(study.runs.drop_duplicates("series"), "mechanism"):
-        found += _rival_pairs(study, group)
-    return found
-
-
-def _alike(runs: Frame, axis: str):
-    """Group the runs of series that differ in ``axis`` (and, of mechanisms, their variant) alone."""
-    return runs.groupby(
-        [each for each in ("mechanism", *SETTING_AXES) if each not in (axis, "variant")], sort=False, dropna=False
-    )
-
-
-def _residual_pairs(study: Study, base: Frame, plain_of) -> Iterator[tuple[str, str, tuple[str, str]]]:
-    for _, group in _alike(base, "residual"):
-        named = dict(zip(group["residual"], group["series"], strict=True))
-        for plain in named:
-            others = {series: name for name, series in named.items() if name != plain and plain in plain_of(name)}
-            yield from ((named[plain], series, (others[series], plain)) for series in study.series if series in others)
-
-
-def _rival_pairs(study: Study, group: Frame) -> Iterator[Pair]:
-    """Yield AttentionX beside each `sa` (as it is, or with another mask), that of the same mask first; and the two of
-    those beside each other."""
-    for name, plain in RIVALS.items():
-        own = group[(group["mechanism"] == name) & (group["variant"] == "")]["series"]
-        beside = group[(group["mechanism"] == plain) & group["variant"].str.match(r"(mask_diagonal=\w+)?$")]["series"]
-        for other in own:
-            ranked = sorted(beside, key=lambda series: not _same_mask(study, series, other))
-            for series in ranked:
-                same = _same_mask(study, series, other)
-                remark = (
-                    ""
-                    if same
-                    else "Mask and mechanism at once, one of the two seeing its own position and the other not: "
-                    if same is False
-                    else UNKNOWN
-                )
-                yield Pair(series, other, (name, plain), same is not False, remark)
-        if len(beside) == 2:
-            first, second = sorted(beside, key=lambda series: sees_itself(study, series) is False)
-            yield Pair(first, second, (plain, plain), False, "The mask alone: ")
-
-
-UNKNOWN = "(The study's record does not say whether both have the same mask.) "
-
-
-def _same_mask(study: Study, series: str, other: str) -> bool | None:
-    """Return whether two series see or hide their own position alike; None where the study's record does not say."""
-    seen = [sees_itself(study, each) for each in (series, other)]
-    return None if None in seen else seen[0] == seen[1]
-
-
 def _unmatched(study: Study) -> Iterator[Claim]:
     """Yield a "not judged" for each AttentionX that has no attention of its own mask beside it."""
-    pairs = [pair for pair in _pairs(study) if pair.names[0] in RIVALS]
+    pairs = [pair for pair in pairs_of(study) if pair.names[0] in RIVALS]
     for other in dict.fromkeys(pair.other for pair in pairs):
         if any(pair.states for pair in pairs if pair.other == other):
             continue
@@ -193,13 +113,13 @@ def _unmatched(study: Study) -> Iterator[Claim]:
 
 def _beyond_loss(study: Study, found: Mapping[str, SeriesWindows]) -> Iterator[Claim]:
     """Yield the claims on throughput of AttentionX; on throughput, gradient norm, mixing and depth of mHC-lite."""
-    for pair in (pair for pair in _pairs(study) if pair.names[0] in RIVALS and pair.states):
+    for pair in (pair for pair in pairs_of(study) if pair.names[0] in RIVALS and pair.states):
         statement = "AttentionX's computational overhead is negligible (3.2)"
         yield residual_claims.throughput_claim(
             study, pair.other, pair.plain, statement=statement, least=1 - residual_claims.NEGLIGIBLE_SLOWDOWN
         )
     base = study.runs[study.runs["variant"] == ""].drop_duplicates("series")
-    for _, group in _alike(base, "residual"):
+    for _, group in alike(base, "residual"):
         schemes = {str(name): str(series) for name, series in zip(group["residual"], group["series"], strict=True)}
         if lite := schemes.get("mhc_lite"):
             for plain in (name for name in FURTHER["mhc_lite"] if name in schemes):
@@ -213,7 +133,7 @@ def _beyond_loss(study: Study, found: Mapping[str, SeriesWindows]) -> Iterator[C
                 )
                 yield residual_claims.gradient_norm_claim(study, lite, schemes[plain], statement=lower)
         if {"mhc", "mhc_lite", "hc"} & schemes.keys():
-            yield from residual_claims.mixing_claims(study, schemes, dict(found))
+            yield from mixing_claims(study, schemes, dict(found))
 
 
 def _best(study: Study, about: str, subject: str, pair: Pair) -> Claim:

@@ -30,7 +30,7 @@ BLOCKS_CAPTION = (
 )
 
 
-def kind_of(block: str) -> str:
+def part_of_model(block: str) -> str:
     """Return the kind of a block: "blocks.1.mixer_norm" and "final_norm" are norms; what has none of the known names is
     "other"."""
     last = block.split(".")[-1]
@@ -46,7 +46,7 @@ def layer_of(block: str) -> str:
 def with_kinds(rows: Frame) -> Frame:
     """Return `blocks` with kind, layer, and the shares in % of |uᵀHu|."""
     scale = 100 / rows["curvature"].abs().replace(0, np.nan)
-    kinds, layers = rows["block"].map(kind_of), rows["block"].map(layer_of)
+    kinds, layers = rows["block"].map(part_of_model), rows["block"].map(layer_of)
     return rows.assign(kind=kinds, layer=layers, percent=rows["share"] * scale, own_percent=rows["own"] * scale)
 
 
@@ -61,7 +61,7 @@ def blocks_table(study: Study) -> Table | None:
     blocks; None where it was not measured."""
     if "blocks" not in study.spectra or study.spectra["blocks"].empty:
         return None
-    present = set(study.spectra["blocks"]["block"].map(kind_of))
+    present = set(study.spectra["blocks"]["block"].map(part_of_model))
     kinds = tuple(kind for kind in KINDS if kind in present)
     body = []
     for phase, state, series, lr, rows, lost in spectrum_rows(study, "blocks"):

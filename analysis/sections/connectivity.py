@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.drawing.typeset import heading
-from analysis.sections.layer_figures import CONNECTIVITY_CAPTION, connectivity_figure
+from analysis.sections.connectivity_figures import CONNECTIVITY_CAPTION, connectivity_figure
 from analysis.sections.layers import connectivity_table
 from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
 from analysis.study.load import Study

@@ -3,7 +3,6 @@ figures, and whether it falls."""
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,22 +11,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 
-from analysis.drawing.style import FIXED, INK, MUTED, OTHERS, WIDTH_INCHES, fitting_legend, lr_colors, panels_width
+from analysis.drawing.style import MUTED, fitting_legend, lr_colors, panels_width
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table, paragraph
 from analysis.numbers.spread import INTERVAL_RULE, INTERVAL_RULES, POSITIVE, Spread
 from analysis.numbers.step_shares import PHASES, phases_of
 from analysis.sections.layers import spread_cell
+from analysis.sections.pdmm import dashes, pdmm_figure, pdmm_table, recipe
 from analysis.sections.section import Captioned, Drawn, Figures, Section, by_phase, pictures, typst
 from analysis.study.load import Column, Frame, Study
-from analysis.words import listed, lr_text, power
+from analysis.words import listed, lr_text
 
 OWN, UNSCALED = "own", "unscaled"
 PANELS_PER_ROW = 4
-REACHED = 1e-6  # relative distance from the optimum that counts as reached
-ROUNDING = 1e-12  # below it an error is rounding
 FIGURE, PDMM = "discrepancy", "pdmm"
 MEASURED = (
     "Root mean square of V − γAV over that of V, over heads, positions and held-out sequences, A the layer's "
@@ -156,89 +154,6 @@ def _slope_cell(per_seed: Column) -> Cell:
     return Cell("--") if spread.n == 0 else Cell(f"{spread.median:+.4f}", f"{interval}n={spread.n}")
 
 
-def pdmm_table(frame: Frame) -> Table:
-    """Return a table with a row a graph and schedule: how fast PDMM reached the optimum, and its discrepancy at the
-    first and the last iteration."""
-    body = []
-    for (graph, schedule), part in frame.groupby(["graph", "schedule"], sort=False):
-        ordered = part.sort_values("iteration")
-        reached = ordered[ordered["error"] <= REACHED]["iteration"]
-        first, last = ordered.iloc[0], ordered.iloc[-1]
-        numbers = [power(value) for value in (last["error"], first["discrepancy"], last["discrepancy"])]
-        steps = Cell(f"{reached.iloc[0]:.0f}" if len(reached) else "not reached")
-        body.append(
-            (
-                Cell(graph),
-                Cell(schedule),
-                Cell(f"{first['edges']:.0f}"),
-                steps,
-                Cell(f"{shrinkage(ordered):.3f}"),
-                *map(Cell, numbers),
-            )
-        )
-    header = ("graph", "schedule", "edges", f"to {power(REACHED, 1)}", "factor", "last error", "first", "last")
-    last = int(frame["iteration"].max())
-    caption = (
-        f"{frame['nodes'].iloc[0]:.0f} quadratic nodes, {recipe(frame)}; {last} iterations, an asynchronous one "
-        f"being as many updates of one random node as there are nodes. To {power(REACHED, 1)}: iterations until ‖x − "
-        "x*‖ is that share of ‖x*‖, x* from the KKT system. Factor: mean per iteration of that error. Discrepancy: "
-        "root mean square of the constraints' residuals at the first and the last iteration."
-    )
-    return Table("PDMM on small networks", caption, header, tuple(body), (("", 6), ("discrepancy", 2)))
-
-
-def shrinkage(ordered: Frame) -> float:
-    """Return the mean factor per iteration of the error, up to the last that is above rounding; NaN where that is the
-    first."""
-    errors = ordered["error"].to_numpy(dtype=float)
-    above = np.flatnonzero(errors > ROUNDING)
-    return float((errors[above[-1]] / errors[0]) ** (1 / above[-1])) if len(above) and above[-1] > 0 else float("nan")
-
-
-def recipe(frame: Frame) -> str:
-    """Say how the networks of a table were made and solved."""
-    row = frame.iloc[0]
-    averaged = "" if row["averaging"] == 1 else f", θ = {row['averaging']:g}"
-    return f"{row['constraints']} constraints, ρ = {row['rho']:g}{averaged}"
-
-
-def pdmm_figure(frame: Frame) -> Figure:
-    """Draw error and discrepancy against the iteration, both logarithmic; a colour a graph."""
-    figure = Figure(figsize=(WIDTH_INCHES, 2.7), layout="constrained")
-    axes = figure.subplots(1, 2)
-    colors = dict(
-        zip(frame["graph"].unique(), itertools.cycle(color for color, _ in (*FIXED.values(), *OTHERS)), strict=False)
-    )
-    for ax, column, label in zip(
-        axes, ("error", "discrepancy"), ("$\\|x - x^*\\| / \\|x^*\\|$", "consensus discrepancy"), strict=True
-    ):
-        for (graph, schedule), part in frame.groupby(["graph", "schedule"], sort=False):
-            above = part[part[column] > ROUNDING].sort_values("iteration")
-            ax.plot(
-                above["iteration"],
-                above[column],
-                color=colors[graph],
-                linestyle=_dashes(schedule == "synchronous"),
-                linewidth=1.1,
-            )
-        ax.set_yscale("log")
-        ax.yaxis.set_major_locator(LogLocator(numticks=7))
-        ax.yaxis.set_minor_locator(NullLocator())
-        ax.set_xlabel("iteration")
-        ax.set_ylabel(label)
-    handles = [Line2D([], [], color=color, linewidth=1.8, label=graph) for graph, color in colors.items()]
-    schedules = [
-        Line2D([], [], color=INK, linestyle=_dashes(name == "synchronous"), label=name)
-        for name in dict.fromkeys(frame["schedule"])
-    ]
-    fitting_legend(figure, [*handles, *schedules], 6)
-    return figure
-
-
-def _dashes(solid: bool) -> Any:
-    return "-" if solid else ":"
-
-
 def depth_figures(study: Study, phase: str) -> list[Figure]:
     """Draw relative discrepancy against layer, a panel a series, a line an LR."""
     rows = _ordered(study)
@@ -271,7 +186,7 @@ def _depth_panel(ax: Axes, part: Frame, colors: Mapping[float, Any]) -> None:
                 line.index,
                 line["median"],
                 color=colors[lr],
-                linestyle=_dashes(which == OWN),
+                linestyle=dashes(which == OWN),
                 linewidth=1.1,
                 marker="o",
                 markersize=2.5,

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.claims.rivals import PLAIN
+from analysis.claims.pairs import PLAIN
 from analysis.drawing.legends import mechanism_legend
 from analysis.drawing.style import WIDTH_INCHES, Look, looks
 from analysis.sections.section import Drawn, Figures, Section, pictures, sourced

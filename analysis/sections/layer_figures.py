@@ -5,22 +5,20 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FormatStrFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FormatStrFormatter, LogLocator, MaxNLocator, NullLocator
 
-from analysis.drawing.style import INK, MUTED, RC, WIDTH_INCHES, fitting_legend, looks, lr_axis, lr_colors, panels_width
+from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, looks, lr_axis, lr_colors, panels_width
 from analysis.drawing.tables import chunks
 from analysis.numbers.spread import POSITIVE, Spread
-from analysis.sections.layers import layer_and_filter, qk_heads, slope
+from analysis.sections.layers import layer_and_filter, qk_heads
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
 
@@ -43,87 +41,6 @@ QK_CAPTION = (
     "Spectral norm and condition number of W_qᵀW_k against learning rate, {phase}: medians over layers and heads; "
     "line: median over seeds, bars: their interval; dotted: the largest of any layer and head."
 )
-CONNECTIVITY_CAPTION = (
-    "Algebraic connectivity. Circles: window-path graph, computed; shaded: its bounds (Eq. 16); crosses: cycle, "
-    "computed, on its closed form (Eq. 15, dashed); squares: complete graph, computed, on λ_1 = N (dotted). Numbers: "
-    "fitted exponents of the window path, upper half of the points."
-)
-
-
-def connectivity_figure(frame: Frame) -> Figure:
-    """Draw λ_1 against N at each w, and against w at each N, both logarithmic, with closed form, bounds and fitted
-    slopes."""
-    figure = Figure(figsize=(WIDTH_INCHES, 3.0), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    _connectivity_panel(left, frame, across="positions", fixed="window", names=("number of positions $N$", "w", "N"))
-    _connectivity_panel(right, frame, across="window", fixed="positions", names=("window $w$", "N", "w"))
-    left.set_ylabel("$\\lambda_1$")
-    handles = [
-        Line2D([], [], color=INK, marker="o", markersize=3.5, label="window path"),
-        Line2D([], [], color=MUTED, linewidth=5, alpha=0.35, label="bounds"),
-        Line2D(
-            [], [], color=MUTED, linestyle="--", marker="x", markersize=4, linewidth=0.8, label="cycle and closed form"
-        ),
-    ]
-    whole = frame[frame["graph"] == "complete"].sort_values("positions")
-    if len(whole):
-        left.plot(whole["positions"], whole["bound_low"], color=MUTED, linestyle=":", linewidth=0.8)
-        left.plot(whole["positions"], whole["connectivity"], "s", color=MUTED, markersize=3.5, markerfacecolor="none")
-        handles.append(
-            Line2D(
-                [],
-                [],
-                color=MUTED,
-                linestyle=":",
-                marker="s",
-                markersize=3.5,
-                markerfacecolor="none",
-                linewidth=0.8,
-                label="complete, and N",
-            )
-        )
-    fitting_legend(figure, handles, 4)
-    return figure
-
-
-def _connectivity_panel(ax: Axes, frame: Frame, *, across: str, fixed: str, names: tuple[str, str, str]) -> None:
-    """Draw λ_1 of path and ring against one of N and w, a colour for each value of the other, with the path's bounds as
-    a band and its fitted exponent."""
-    label, held, base = names
-    colors = lr_colors(frame[frame["graph"] == "window"][fixed])
-    for value, color in colors.items():
-        path, ring = (
-            frame[(frame["graph"] == graph) & (frame[fixed] == value)].sort_values(across)
-            for graph in ("window", "cycle")
-        )
-        ax.fill_between(path[across], path["bound_low"], path["bound_high"], color=color, alpha=0.18, linewidth=0)
-        ax.plot(path[across], path["connectivity"], "o-", color=color, markersize=3, linewidth=0.9)
-        ax.plot(ring[across], ring["bound_low"], color=color, linestyle="--", linewidth=0.6)
-        ax.plot(ring[across], ring["connectivity"], "x", color=color, markersize=3.5, markeredgewidth=0.8)
-        if len(path) > 2:
-            text = f"${held}={value:.0f}$: ${base}^{{{slope(list(path[across]), list(path['connectivity'])):.2f}}}$"
-            # where all lines end together
-            end, side, away = (-1, "left", 4) if across == "positions" else (0, "right", -4)
-            place = (path[across].iloc[end], path["connectivity"].iloc[end])
-            ax.annotate(
-                text, place, (away, 0), textcoords="offset points", fontsize=7, color=color, va="center", ha=side
-            )
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
-    ax.yaxis.set_minor_locator(NullLocator())
-    ax.set_xlabel(label)
-    low, high = ax.get_xlim()
-    ax.xaxis.set_major_locator(FixedLocator(sorted(set(frame[frame["graph"] == "window"][across]))))
-    room = (high / low) ** 0.36  # for the exponents
-    ax.set_xlim((low, high * room) if across == "positions" else (low / room, high))
-
-
-def write_figure(draw: Callable[[Frame], Figure], frame: Frame, path: Path) -> Path:
-    """Write a table's figure as a file of its own; return its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(RC):
-        draw(frame).savefig(path, metadata={"CreationDate": None})
-    return path
 
 
 def filter_figures(study: Study, phase: str) -> list[Figure]:

@@ -68,14 +68,14 @@ def _tables(rows: Frame, what: str, origin: str, ropes: Collection[str] = ()) ->
 def _of_phase(rows: Frame, phase: str, what: str, origin: str, ropes: Collection[str]) -> list[Table]:
     if what == "qk":
         return [_qk_table(rows, phase, origin)]
-    kinds = kind_of(rows)
+    kinds = family_of_layers(rows)
     return [
         _consensus_table(rows[kinds == CONSENSUS], phase, origin, ropes),
         _attention_table(rows[kinds == ATTENTION], phase, origin),
     ]
 
 
-def kind_of(spectra: Frame) -> Any:
+def family_of_layers(spectra: Frame) -> Any:
     """Return which rows of `spectra` are of consensus layers (they have a step size) and which of attention."""
     return np.where(spectra["step_size"].notna(), CONSENSUS, ATTENTION)
 

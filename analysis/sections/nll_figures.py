@@ -13,8 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 
 from analysis.drawing.legends import mechanism_legend
-from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, looks, lr_axis
-from analysis.drawing.tables import width_text
+from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.drawing.typeset import Table, heading, paragraph
 from analysis.numbers.windows import TOLERANCE, VALIDATION, SeriesWindows, median_line, outcomes, windows
 from analysis.sections.ablation import tells_all
@@ -23,6 +22,7 @@ from analysis.sections.nll import nll_tables, window_table
 from analysis.sections.section import Drawn, Figures, Section, is_of_rates, sourced, typst
 from analysis.sections.sensitivity import sensitivity_table
 from analysis.sections.throughput import throughput_table
+from analysis.sections.window_figures import WINDOW_CAPTION, window_figure
 from analysis.study import wording
 from analysis.study.load import Frame, Study
 
@@ -32,10 +32,6 @@ NLL_CAPTION = (
     "of them or more diverged; ×: diverged runs of all runs there. Beneath: the stable window of the median (bar) and "
     "of each seed (thin lines); arrow: open, a lower bound; dotted: the neighbouring rate diverged and the edge lies "
     "in between."
-)
-WINDOW_CAPTION = (
-    "Widths of the stable windows. Bar and number: of the median line; points: single seeds; arrow: open, a lower "
-    "bound; hatched: where the edge may still lie, the neighbouring rate having diverged."
 )
 # A count such as 2/2 needs this much room beside its neighbour.
 MARK_POINTS = 9.0
@@ -217,61 +213,6 @@ def _nll_extras(tables: dict[str, Frame], ax: Axes) -> list[Line2D]:
             )
         )
     return extras
-
-
-def window_figure(study: Study) -> Figure | None:
-    """Draw the widths of the stable windows in decades, the seeds' own as points; None where no series has one, or for
-    a single LR."""
-    found = {name: each for name, each in windows(study).items() if each.median is not None}
-    if not found or study.runs["lr"].nunique() < 2:
-        return None
-    styles = looks(study)
-    figure = Figure(figsize=(WIDTH_INCHES, 0.75 + 0.3 * len(found)), layout="constrained")
-    ax = figure.subplots()
-    bounds = [
-        bound
-        for each in found.values()
-        if each.median
-        for bound in (each.median.width, each.median.width_max)
-        if math.isfinite(bound)
-    ]
-    span = max(1.08 * max([*bounds, *(width for each in found.values() for width in each.seed_widths)]), 0.3)
-    for row, (name, each) in enumerate(found.items()):
-        _width_bar(ax, row, each, styles[name])
-    ax.set_yticks(range(len(found)), list(found))
-    ax.set_ylim(len(found) - 0.45, -0.55)
-    ax.set_xlim(0, span)
-    ax.tick_params(axis="y", length=0)
-    ax.grid(False, axis="y")
-    ax.set_xlabel("width of the stable window (decades of learning rate)")
-    return figure
-
-
-def _width_bar(ax: Axes, row: int, each: SeriesWindows, style: Look) -> None:
-    """Draw one series' width as a bar, hatched up to what it may be at most, with the seeds' own as points and an arrow
-    where it is open."""
-    found = each.median
-    assert found is not None, "series without a window are left out"
-    ax.barh(row, found.width, height=0.56, color=style.color, alpha=0.8, zorder=2)
-    if math.isfinite(found.width_max) and found.width_max > found.width:
-        unsure = {"facecolor": "none", "edgecolor": style.color, "hatch": "////", "linewidth": 0.6}
-        ax.barh(row, found.width_max - found.width, left=found.width, height=0.56, zorder=2, **unsure)
-    seeds = sorted(each.seed_widths) if len(each.by_seed) > 1 else []
-    spots = np.linspace(-0.14, 0.14, len(seeds)) if len(seeds) > 1 else [0.0] * len(seeds)
-    dots = {"markersize": 3, "markeredgecolor": "white", "markeredgewidth": 0.4, "clip_on": False}
-    ax.plot(seeds, [row + spot for spot in spots], "o", color=INK, zorder=4, **dots)
-    if math.isinf(found.width_max):
-        arrow = {"arrowstyle": "<-", "color": style.color, "linewidth": 1.6}
-        ax.annotate("", (found.width, row), xytext=(16, 0), textcoords="offset points", arrowprops=arrow, zorder=3)
-    ax.annotate(
-        width_text(found),
-        (1.01, row),
-        xycoords=("axes fraction", "data"),
-        va="center",
-        fontsize=8.5,
-        color=INK,
-        annotation_clip=False,
-    )
 
 
 def applies(study: Study) -> bool:

@@ -11,19 +11,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from stability.curvature._batches import num_rows, split_rows
-from stability.curvature._inputs import Objective, RandomState, Tensors, mean_of, norm
+from stability.curvature._inputs import Objective, RandomState, Tensors, mean_of
+from stability.curvature._replay import _Item, _Loss, _rounding
 from stability.curvature.alpha_max import (
     NO_CHANGE,
     NO_STEP,
     NOT_DEFINED,
-    ROUNDING_LIMIT,
     exact_difference,
-    rounding_share,
 )
 from stability.curvature.parallel import parallel_directional, parallel_mean
 from stability.curvature.products import Directional, check_method, directional
@@ -63,18 +61,6 @@ class MonitorRow:
     method: str = "none"
     rel_error: float | None = None
     note: str | None = None
-
-
-@dataclass(frozen=True)
-class _Item:
-    """The state from which a replay of one block's forward pass starts. ``rows``: those of this piece; ``share``: its
-    part of the batch; ``first``: of the pieces."""
-
-    batch: Any
-    random: RandomState
-    buffers: Tensors
-    share: float = 1.0
-    first: bool = True
 
 
 class AlphaMaxMonitor:
@@ -261,46 +247,6 @@ class AlphaMaxMonitor:
             for value, number in Objective(self._loss.evaluate, pieces).terms(params, twice=True):
                 total, count = total + value.item(), count + number
         return mean_of(total, count) if self.group is None else parallel_mean(total, count, self.group)
-
-
-class _Loss(nn.Module):
-    """loss_fn as a module around the model, so that functional_call can lend the model other parameters whatever
-    loss_fn calls of it."""
-
-    def __init__(self, model: nn.Module, loss_fn: Callable[[nn.Module, Any], Any]):
-        super().__init__()
-        self.model, self.loss_fn = model, loss_fn
-
-    def forward(self, batch: Any) -> Any:
-        return self.loss_fn(self.model, batch)
-
-    def evaluate(self, params: Tensors, item: _Item) -> tuple[Tensor, float]:
-        """Return (sum, count) of one piece from the random state and a copy of the buffers that its forward pass
-        met."""
-        if item.first:
-            _restore(item.random)
-        lent = {**params, **{name: buffer.clone() for name, buffer in item.buffers.items()}}
-        result = functional_call(self, {f"model.{name}": tensor for name, tensor in lent.items()}, (item.batch,))
-        if isinstance(result, Tensor):
-            return result * item.share, item.share
-        if not isinstance(result, (tuple, list)) or len(result) != 2:
-            raise ValueError(
-                f"loss_fn(model, batch) returns a scalar tensor or (sum, count); it returned a {type(result).__name__}"
-            )
-        return result[0], result[1]
-
-
-def _rounding(before: Tensors, direction: Tensors, lr: float) -> str | None:
-    """Return a note where the rounding of θ⁺ makes up more than 1 % of the step, as it does at tiny learning rates."""
-    share = rounding_share(before, {name: lr * norm({name: step}) for name, step in direction.items()})
-    return f"about {share:.0%} of this step is float rounding of the parameters" if share > ROUNDING_LIMIT else None
-
-
-def _restore(random: RandomState) -> None:
-    """Put the global generators where they stood then; called inside a `RandomState.replayed`, which puts them back."""
-    torch.set_rng_state(random.cpu)
-    for device, state in zip(random.devices, random.cuda, strict=True):
-        torch.cuda.set_rng_state(state, device)
 
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

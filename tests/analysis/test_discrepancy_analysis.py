@@ -15,14 +15,12 @@ from analysis.sections.discrepancy import (
     direction,
     figures,
     hypothesis,
-    pdmm_figure,
-    pdmm_table,
     relative,
     run_tables,
-    shrinkage,
     slopes,
     study_tables,
 )
+from analysis.sections.pdmm import pdmm_figure, pdmm_table, shrinkage
 from analysis.study.load import load
 from stability.runs import results
 from tests.analysis.synthetic import write_study

@@ -13,17 +13,16 @@ from pypdf import PdfReader
 
 from analysis.report import build
 from analysis.sections import connectivity, filters, qk
+from analysis.sections.connectivity_figures import connectivity_figure, write_figure
 from analysis.sections.layer_figures import (
     FILTER_CAPTION,
     QUANTILES,
     _log_ticks,
-    connectivity_figure,
     energy_figures,
     filter_figures,
     kept,
     qk_figures,
     response_curve,
-    write_figure,
 )
 from analysis.sections.layers import connectivity_table, layer_and_filter, qk_heads, run_tables, slope, study_tables
 from analysis.study.load import load

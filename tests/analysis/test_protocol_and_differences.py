@@ -12,7 +12,7 @@ import pytest
 from analysis.report import build, summary
 from analysis.sections.alpha_figures import alpha_figures
 from analysis.sections.alpha_tables import alpha_tables
-from analysis.sections.block_shares import block_figures, blocks_table, kind_of, layer_of
+from analysis.sections.block_shares import block_figures, blocks_table, layer_of, part_of_model
 from analysis.sections.differences import differences_table, other_sign, relative_difference, verification
 from analysis.study.load import load
 from analysis.study.protocol import (
@@ -127,7 +127,7 @@ def test_relative_difference_and_sign():
 
 def test_blocks_are_sorted_by_kind_and_layer():
     names = ["embedding", "blocks.0.mixer", "blocks.11.ffn", "blocks.2.ffn_norm", "final_norm", "head", "blocks.3"]
-    assert [kind_of(name) for name in names] == ["embedding", "mixer", "ffn", "norms", "norms", "head", "other"]
+    assert [part_of_model(name) for name in names] == ["embedding", "mixer", "ffn", "norms", "norms", "head", "other"]
     assert [layer_of(name) for name in names] == ["ends", "0", "11", "2", "ends", "ends", "3"]
 
 

@@ -21,6 +21,7 @@ from analysis.sections import nll_figures
 from analysis.sections.alpha import state_ratio
 from analysis.sections.alpha_figures import alpha_figures
 from analysis.sections.differences import verification
+from analysis.sections.window_figures import window_figure
 from analysis.study.load import load
 from tests.analysis.synthetic import FINGERPRINT, UNIGRAM, quickstart_alpha, write_study
 
@@ -238,7 +239,7 @@ def test_no_label_is_clipped_or_overlaps_another_axis(quickstart):
         curves = [each.figure for each in curve_plots.figures(quickstart).values()]
         for figure in (
             nll_figures.nll_figure(quickstart),
-            nll_figures.window_figure(quickstart),
+            window_figure(quickstart),
             *curves,
             *alpha_figures(quickstart),
         ):

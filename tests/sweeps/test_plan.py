@@ -9,8 +9,10 @@ import torch
 
 from stability.config.curvature import CurvatureSpec
 from stability.corpora.cache import prepare
+from stability.training.machine import peak_memory_mb
 from sweeps import plan
-from sweeps.plan import PRODUCT, RECORDED_STEP, Timing, curvature_steps, left_of
+from sweeps.costs import PRODUCT, RECORDED_STEP, Cost, Timing, curvature_steps
+from sweeps.plan import left_of
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep
 
@@ -69,9 +71,7 @@ def test_the_plans_total_counts_only_what_is_left(tmp_path, monkeypatch):
     monkeypatch.setattr(
         plan,
         "measure_costs",
-        lambda spec, corpus: {
-            f"{name}/identity/layernorm/adamw": plan.Cost(1000, 5.0, timing) for name in ("sa", "sc")
-        },
+        lambda spec, corpus: {f"{name}/identity/layernorm/adamw": Cost(1000, 5.0, timing) for name in ("sa", "sc")},
     )
     spec, trials = make_sweep(tmp_path)
     corpus = prepare(spec.data, tmp_path / "runs" / "cache")
@@ -93,7 +93,7 @@ def test_one_run_at_one_rate_and_seed_is_told_in_the_singular(tmp_path, monkeypa
     monkeypatch.setattr(
         plan,
         "measure_costs",
-        lambda spec, corpus: {"sa/identity/layernorm/adamw": plan.Cost(1000, 5.0, Timing(1.0, 100.0, 20.0, 512.0))},
+        lambda spec, corpus: {"sa/identity/layernorm/adamw": Cost(1000, 5.0, Timing(1.0, 100.0, 20.0, 512.0))},
     )
     spec, trials = make_sweep(tmp_path, "lr=1e-3")
     spec = spec.model_copy(update={"mechanism": spec.mechanism[:1]})
@@ -110,9 +110,7 @@ def test_a_plan_says_that_it_does_not_know_how_many_trials_share_a_gpu(tmp_path,
     monkeypatch.setattr(
         plan,
         "measure_costs",
-        lambda spec, corpus: {
-            f"{name}/identity/layernorm/adamw": plan.Cost(1000, 5.0, timing) for name in ("sa", "sc")
-        },
+        lambda spec, corpus: {f"{name}/identity/layernorm/adamw": Cost(1000, 5.0, timing) for name in ("sa", "sc")},
     )
     monkeypatch.setattr("stability.build.resolve_device", lambda device: torch.device("cuda"))
     unknown = "with 1 at a time, one a GPU: how many share one the sweep measures when it starts (gpus_per_trial=auto)"
@@ -128,9 +126,9 @@ def test_a_plan_says_that_it_does_not_know_how_many_trials_share_a_gpu(tmp_path,
 def test_a_kinds_time_and_memory_are_its_own(tmp_path):
     spec, _ = make_sweep(tmp_path, "mechanism=[sa,sc]", "hessian=true")
     ballast = bytearray(600 * 2**20)
-    peak_mb = plan.peak_memory_mb(torch.device("cpu"))
+    peak_mb = peak_memory_mb(torch.device("cpu"))
     del ballast
-    costs = plan.measure_costs(spec, prepare(spec.data, tmp_path / "runs" / "cache"))
+    costs = measure_costs(spec, prepare(spec.data, tmp_path / "runs" / "cache"))
     for cost in costs.values():
         assert 0 < cost.timing.step_s < cost.timing.train_s
         assert cost.timing.after_s > 0

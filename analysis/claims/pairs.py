@@ -1,0 +1,97 @@
+"""Which series of a study a claim compares: those that differ in the thing named alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from analysis.study.load import SETTING_AXES, Frame, Study
+from analysis.study.masks import sees_itself
+
+UNKNOWN = "(The study's record does not say whether both have the same mask.) "
+PLAIN = "identity"
+RIVALS = {"attentionx": "sa"}  # mechanisms, and what their papers compare them with
+FURTHER = {"mhc_lite": ("mhc", "hc")}  # residual schemes, and what their papers compare them with beside the plain one
+# column, which way is better, word, digits
+COMPARED = {"best NLL": ("val_nll", -1, "NLL", ".3f"), "best accuracy": ("val_accuracy", 1, "accuracy", ".4f")}
+
+
+class Pair(NamedTuple):
+    """Two series and what tells them apart. ``remark``: begins the sentences on them; ``states``: whether a paper's
+    statement is about this pair."""
+
+    plain: str
+    other: str
+    names: tuple[str, str]  # of the two schemes, the other's first
+    states: bool = True
+    remark: str = ""
+
+
+def compares_residuals(study: Study) -> bool:
+    """Return whether residual schemes stand beside the plain one, or beside the one of `FURTHER`."""
+    residuals = set(study.runs["residual"])
+    return (PLAIN in residuals and len(residuals) > 1) or any(
+        {name, plain} <= residuals for name, others in FURTHER.items() for plain in others
+    )
+
+
+def compares_mechanisms(study: Study) -> bool:
+    return any({name, plain} <= set(study.runs["mechanism"]) for name, plain in RIVALS.items())
+
+
+def pairs_of(study: Study) -> list[Pair]:
+    """Return the pairs of a plain series and those that differ from it in their residual alone (of `FURTHER` too), or
+    in their mechanism alone where that has it for a rival."""
+    base = study.runs[study.runs["variant"] == ""].drop_duplicates("series")
+    found = [
+        Pair(*each)
+        for plain_of in (lambda name: (PLAIN,), lambda name: FURTHER.get(name, ()))
+        for each in _residual_pairs(study, base, plain_of)
+    ]
+    for _, group in alike(study.runs.drop_duplicates("series"), "mechanism"):
+        found += _rival_pairs(study, group)
+    return found
+
+
+def alike(runs: Frame, axis: str):
+    """Group the runs of series that differ in ``axis`` (and, of mechanisms, their variant) alone."""
+    return runs.groupby(
+        [each for each in ("mechanism", *SETTING_AXES) if each not in (axis, "variant")], sort=False, dropna=False
+    )
+
+
+def _residual_pairs(study: Study, base: Frame, plain_of) -> Iterator[tuple[str, str, tuple[str, str]]]:
+    for _, group in alike(base, "residual"):
+        named = dict(zip(group["residual"], group["series"], strict=True))
+        for plain in named:
+            others = {series: name for name, series in named.items() if name != plain and plain in plain_of(name)}
+            yield from ((named[plain], series, (others[series], plain)) for series in study.series if series in others)
+
+
+def _rival_pairs(study: Study, group: Frame) -> Iterator[Pair]:
+    """Yield AttentionX beside each `sa` (as it is, or with another mask), that of the same mask first; and the two of
+    those beside each other."""
+    for name, plain in RIVALS.items():
+        own = group[(group["mechanism"] == name) & (group["variant"] == "")]["series"]
+        beside = group[(group["mechanism"] == plain) & group["variant"].str.match(r"(mask_diagonal=\w+)?$")]["series"]
+        for other in own:
+            ranked = sorted(beside, key=lambda series: not same_mask(study, series, other))
+            for series in ranked:
+                same = same_mask(study, series, other)
+                remark = (
+                    ""
+                    if same
+                    else "Mask and mechanism at once, one of the two seeing its own position and the other not: "
+                    if same is False
+                    else UNKNOWN
+                )
+                yield Pair(series, other, (name, plain), same is not False, remark)
+        if len(beside) == 2:
+            first, second = sorted(beside, key=lambda series: sees_itself(study, series) is False)
+            yield Pair(first, second, (plain, plain), False, "The mask alone: ")
+
+
+def same_mask(study: Study, series: str, other: str) -> bool | None:
+    """Return whether two series see or hide their own position alike; None where the study's record does not say."""
+    seen = [sees_itself(study, each) for each in (series, other)]
+    return None if None in seen else seen[0] == seen[1]

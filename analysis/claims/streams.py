@@ -1,0 +1,214 @@
+"""What the mHC-lite paper claims of residual streams' mixing, judged on the probed matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from analysis.claims.claim import Claim, Verdict
+from analysis.numbers.spread import EXTREME, POSITIVE, Spread, interval
+from analysis.numbers.stream_mixing import NAME as STREAMS
+from analysis.numbers.stream_mixing import by_run, ordered, thresholds
+from analysis.numbers.windows import SeriesWindows
+from analysis.study.load import FINISHED, Frame, Study
+from analysis.words import lr_text, plural, power
+
+EXACT = 1e-9  # in float64: rounding of sums over all connections stays far below, mHC's gap far above
+NEGLIGIBLE_SHARE = 1e-3  # of tokens; the paper's word is "non-negligible", its number is not in the text at hand
+OUTLIER_LOG_RANGE = 30.0  # the authors'
+
+
+def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, SeriesWindows]) -> Iterator[Claim]:
+    """Yield the claims on doubly stochastic mixing: mHC-lite's exactness, mHC's drift through depth and its outliers,
+    and what deeper models do. ``schemes``: series by residual scheme, of one setting."""
+    if STREAMS not in study.probes:
+        text = (
+            "Not judged: how doubly stochastic the mixing of residual streams is. "
+            f"python -m stability.probe what=streams ckpt=runs/studies/{study.name} sequences=64 measures it."
+        )
+        yield Claim(
+            "stochasticity",
+            "not judged",
+            text,
+            "mHC-lite's mixing matrices and their products are exactly doubly stochastic, HC's and mHC's are not (4.3)",
+        )
+        return
+    rows, finished = ordered(study), study.runs.loc[study.runs["status"].isin(FINISHED), "run_id"]
+    # of a run that stopped early it is not the trained model
+    rows = rows[(rows["phase"] == "terminal") & rows["run_id"].isin(finished)]
+    if "mhc_lite" in schemes:
+        yield from _exact(rows, schemes["mhc_lite"])
+    for scheme in ("mhc", "hc"):
+        if scheme in schemes:
+            yield from _drift(rows, schemes[scheme], scheme)
+    if "mhc" in schemes:
+        yield from _outliers(rows, schemes["mhc"], found)
+        yield _depth(rows, schemes["mhc"])
+
+
+def _exact(rows: Frame, series: str) -> Iterator[Claim]:
+    """Judge whether all column and row sums of a series' mixing matrices, single ones and their product, are 1 to
+    rounding."""
+    own = rows[rows["series"] == series]
+    if own.empty:
+        return
+    errors = {
+        matrix: max(by_run(own, matrix, quantity, "error").max() for quantity in ("column_sum", "row_sum"))
+        for matrix in ("single", "product")
+    }
+    runs, worst = own["run_id"].nunique(), max(errors.values())
+    numbers = (
+        f"largest distance of a column's or row's sum from 1: {power(errors['single'])} of single matrices, "
+        f"{power(errors['product'])} of their product, {plural(runs, 'run')}, in float64; the precision of training "
+        "is not part of this"
+    )
+    verdict: Verdict = "holds" if worst < EXACT else "contradicted"
+    are = "are" if verdict == "holds" else "are not"
+    text = (
+        f"The mixing matrices of {series} and their product through all depth {are} doubly stochastic to rounding "
+        f"({numbers})."
+    )
+    yield Claim(
+        f"stochasticity {series}",
+        verdict,
+        text,
+        "mHC-lite's mixing matrices and their products are exactly doubly stochastic (4.3)",
+        runs,
+        f"≤ {power(worst)}",
+    )
+
+
+def _drift(rows: Frame, series: str, scheme: str) -> Iterator[Claim]:
+    """Judge whether the product's columns lie further from 1 than single matrices' do; paired by run, the geometric
+    mean over rates of each seed."""
+    own = rows[rows["series"] == series]
+    errors = [by_run(own, matrix, "column_sum", "error") for matrix in ("single", "product")]
+    if own.empty or errors[1].empty:
+        return
+    statement = (
+        "Finite Sinkhorn iterations leave mHC's column sums off 1, and composed across layers they drift further "
+        "(4.3, Figure 3)"
+        if scheme == "mhc"
+        else ""
+    )
+    if errors[1].max() < EXACT:
+        numbers = f"at most {power(errors[1].max())} off 1, {plural(len(errors[1]), 'run')}"
+        text = f"The column sums of {series}, single and multiplied through depth, are 1 to rounding ({numbers})."
+        yield Claim(
+            f"drift {series}",
+            "contradicted",
+            text,
+            statement,
+            errors[1].index.unique("seed").size,
+            f"≤ {power(errors[1].max())}",
+        )
+        return
+    ratios = (errors[1] / errors[0]).groupby(level="seed").agg(lambda values: float(np.exp(np.log(values).mean())))
+    spread, worst = (
+        Spread.of(ratios, POSITIVE),
+        [Spread.of(each.groupby(level="seed").median(), EXTREME) for each in errors],
+    )
+    known = (
+        f"{spread.low:.3g} to {spread.high:.3g}, {'range' if spread.n < 3 else '95 % interval of the geometric mean'}"
+        if spread.n > 1
+        else ""
+    )
+    numbers = (
+        f"columns off 1 by at most {power(worst[0].median)} in single matrices and {power(worst[1].median)} in their "
+        f"product (medians over seeds); {spread.median:.3g} times as far{f', {known}' if known else ''}, n={spread.n}"
+    )
+    effect = f"{spread.median:.3g} times as far from 1"
+    if spread.n < 2:
+        yield Claim(
+            f"drift {series}",
+            "no claim",
+            f"On column sums of {series} no claim is made with {plural(spread.n, 'seed')} ({numbers}).",
+            statement,
+            spread.n,
+            effect,
+        )
+        return
+    verdict: Verdict = "holds" if spread.low > 1 else "contradicted" if spread.high < 1 else "undecided"
+    said = {
+        "holds": "lie further off 1 than",
+        "contradicted": "lie nearer to 1 than",
+        "undecided": "cannot be told from",
+    }[verdict]
+    yield Claim(
+        f"drift {series}",
+        verdict,
+        f"The column sums of {series}'s product {said} those of its single matrices ({numbers}).",
+        statement,
+        spread.n,
+        effect,
+        known,
+    )
+
+
+def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows]) -> Iterator[Claim]:
+    """Judge the share of outliers at the series' best rate (the paper has one rate a size)."""
+    median = found[series].median if series in found else None
+    own = rows[(rows["series"] == series) & (rows["run_lr"] == (median.best_lr if median else math.nan))]
+    if own.empty:
+        return
+    subject, counted = f"outliers {series}", sorted(set(thresholds(own).values()))
+    statement = (
+        f"A non-negligible share of tokens has log(1/ν) > {OUTLIER_LOG_RANGE:g} before Sinkhorn in mHC (4.3, Figure 4)"
+    )
+    if counted != [OUTLIER_LOG_RANGE]:
+        others = ", ".join(f"{value:g}" for value in counted)
+        text = (
+            f"Not judged: outliers of {series} were counted above {others}; python -m stability.probe what=streams "
+            "outlier_log_range=30 counts as the paper."
+        )
+        yield Claim(subject, "not judged", text, statement)
+        return
+    shares = by_run(own, "single", "beyond", "share")
+    low, high = interval(shares, EXTREME)
+    effect = f"{100 * float(np.median(shares)):.3g} % of tokens"
+    known = f"{100 * low:.3g} % to {100 * high:.3g} %, range over seeds"
+    numbers = f"{effect} and connections at LR {lr_text(float(own['run_lr'].iloc[0]))}, {known}, n={len(shares)}"
+    if len(shares) < 2:
+        yield Claim(
+            subject,
+            "no claim",
+            f"On outliers of {series} no claim is made with one seed ({numbers}).",
+            statement,
+            1,
+            effect,
+        )
+        return
+    verdict: Verdict = "holds" if low > NEGLIGIBLE_SHARE else "contradicted" if high < NEGLIGIBLE_SHARE else "undecided"
+    said = {"holds": "not negligible", "contradicted": "negligible", "undecided": "negligible in some seeds only"}[
+        verdict
+    ]
+    yield Claim(
+        subject,
+        verdict,
+        f"In {series} outliers are {said} (the line drawn at {100 * NEGLIGIBLE_SHARE:g} %; {numbers}).",
+        statement,
+        len(shares),
+        effect,
+        known,
+    )
+
+
+def _depth(rows: Frame, series: str) -> Claim:
+    """Return the claim on depth, never judged in one study: a sweep has one model, the paper compares 6 layers with
+    24."""
+    connections = (
+        int(rows.loc[rows["series"] == series, "connection"].max() + 1) if (rows["series"] == series).any() else 0
+    )
+    had = f"this study has one depth ({plural(connections, 'connection')})" if connections else "it was not measured"
+    text = (
+        f"Not judged: whether {series}'s range and column sums are worse in deeper models; {had}. The same study "
+        "with model.layers=6 and with model.layers=24, each probed with what=streams, would judge it."
+    )
+    return Claim(
+        f"depth {series}",
+        "not judged",
+        text,
+        "mHC's relative range and column sums deviate more in deeper models (4.3: 6 against 24 layers)",
+    )
