@@ -118,7 +118,7 @@ def test_ctrl_c_lets_the_step_finish_and_the_same_command_goes_on(tmp_path, monk
 
 
 def test_traces_are_refused_before_a_tokenizer_is_made_of_them(tmp_path):
-    from tests.data.test_protein_split import letters
+    from tests.corpora.test_protein_split import letters
 
     num, length = 6, 30
     seq = np.frombuffer("".join(letters(length, number) for number in range(num)).encode(), np.uint8)

@@ -3,7 +3,7 @@
 
 The list that is committed was written by the code of commit 2428c84, before what makes an id was declared at the
 fields. It is never written again for what it holds: whoever adds a setting adds cases of their own
-(`tests/test_run_id.py`), since these say what runs on disk are called.
+(`tests/config/test_run_id.py`), since these say what runs on disk are called.
 """
 
 from __future__ import annotations

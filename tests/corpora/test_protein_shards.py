@@ -13,7 +13,7 @@ import pytest
 
 from stability.corpora.proteins import shards as sharding
 from stability.corpora.proteins.parsing import parse
-from tests.data.test_protein_corpus import write_structures
+from tests.corpora.test_protein_corpus import write_structures
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """

@@ -19,7 +19,7 @@ from stability.config.parse import parse
 from stability.config.sweep import SweepSpec
 from tests.reading import compose, read_spec
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def sweep(*argv):

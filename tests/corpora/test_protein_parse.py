@@ -12,7 +12,7 @@ from biotite.structure.io import pdbx
 
 from stability.corpora.proteins.alphabets import ATOM14, NO_SS, SS_CLASSES
 from stability.corpora.proteins.parsing import group_of, parse
-from tests.data.protein_files import atom_line, cif, helix, members, pdb, residue_lines, seqres
+from tests.corpora.protein_files import atom_line, cif, helix, members, pdb, residue_lines, seqres
 
 # biotite's own, where a test reads raw files by it
 pytestmark = pytest.mark.filterwarnings("ignore:.*elements were guessed")

@@ -29,8 +29,8 @@ from stability.corpora.proteins.npz import read_npz, write_shard
 from stability.corpora.proteins.parsing import parse
 from stability.corpora.proteins.split import corpus_of
 from stability.data import protein
-from tests.data.protein_files import cif, helix, pdb, residue_lines, shared
-from tests.data.test_protein_split import chain, letters
+from tests.corpora.protein_files import cif, helix, pdb, residue_lines, shared
+from tests.corpora.test_protein_split import chain, letters
 
 
 def write_structures(folder, num=6, length=24):

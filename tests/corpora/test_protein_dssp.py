@@ -7,7 +7,7 @@ import pytest
 from stability.corpora.proteins import dssp
 from stability.corpora.proteins.alphabets import NO_SS, SS_CLASSES, encode_ss
 from stability.corpora.proteins.parsing import PROLINE, parse
-from tests.data.protein_files import helix, members
+from tests.corpora.protein_files import helix, members
 
 MODELS = ("P04629.pdb", "test_af.pdb", "P00520-F1-model_v3.cif", "Q15772-F3-model_v4.cif", "Q15772-F11-model_v4.cif")
 FILES = [("bm5_pdb40.tar.gz", index) for index in (0, 8, 16, 24, 32)] + [

@@ -15,7 +15,7 @@ from stability.config.rates import LearningRates
 from stability.config.sweep import SweepSpec
 from stability.registry import FAMILIES, Registry
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_run_spec_survives_json_and_keeps_its_id(lab):

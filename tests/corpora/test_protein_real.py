@@ -16,8 +16,8 @@ from stability.corpora.proteins.alphabets import UNK
 from stability.corpora.proteins.annotations import read_annotations
 from stability.corpora.proteins.batch import batch_of
 from stability.corpora.proteins.split import corpus_of
-from tests.data.protein_files import members, shared
-from tests.data.test_protein_split import chain
+from tests.corpora.protein_files import members, shared
+from tests.corpora.test_protein_split import chain
 
 # made up but for where they lie: on all of the models' proteins, some over the ends of the fragments that the models
 # cover

@@ -15,7 +15,7 @@ from stability.corpora.proteins.alphabets import NO_SS, SPECIALS, UNK, decode, e
 from stability.corpora.proteins.annotations import Annotation, read_annotations
 from stability.corpora.proteins.chain import ProteinChain
 from stability.corpora.proteins.split import corpus_of
-from tests.data.protein_files import shared
+from tests.corpora.protein_files import shared
 
 ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 

@@ -220,7 +220,7 @@ def test_counting_without_building_counts_what_is_built(lab, mechanism):
     assert count_parameters(spec, 256) == num_parameters(build_model(spec, 256))
 
 
-CONF = Path(__file__).parents[1] / "conf"
+CONF = Path(__file__).parents[2] / "conf"
 # The paper's Table 9, row "Model Size", in millions: value of the setting → size, at the text model of Table 10 called
 # 193M.
 MODEL_SIZE = {

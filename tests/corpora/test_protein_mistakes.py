@@ -14,9 +14,9 @@ from stability import sweep
 from stability.build import described
 from stability.corpora.proteins.npz import FORMAT, read_npz, write_shard
 from stability.corpora.proteins.split import corpus_of
-from tests.data.protein_files import atom_line, cif, helix, pdb, residue_lines
-from tests.data.test_protein_corpus import write_structures
-from tests.data.test_protein_split import chain, letters
+from tests.corpora.protein_files import atom_line, cif, helix, pdb, residue_lines
+from tests.corpora.test_protein_corpus import write_structures
+from tests.corpora.test_protein_split import chain, letters
 from tests.objectives.test_multitrack import run_spec
 
 TINY = """
