@@ -1,4 +1,4 @@
-"""What a variant's steps cost in time and memory, measured before a sweep begins."""
+"""Measure what a variant's steps cost in time and memory before a sweep begins."""
 
 from __future__ import annotations
 

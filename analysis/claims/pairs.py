@@ -1,4 +1,4 @@
-"""Which series of a study a claim compares: those that differ in the thing named alone."""
+"""Find the series of a study that a claim compares: those that differ in the thing named alone."""
 
 from __future__ import annotations
 

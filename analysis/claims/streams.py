@@ -1,4 +1,4 @@
-"""What the mHC-lite paper claims of residual streams' mixing, judged on the probed matrices."""
+"""Judge what the mHC-lite paper claims of residual streams' mixing, on the probed matrices."""
 
 from __future__ import annotations
 

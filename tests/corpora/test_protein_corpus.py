@@ -310,7 +310,10 @@ def test_paths_that_cannot_be_read_are_told_what_would_be_right(tmp_path):
 
 
 def test_without_biotite_structures_are_refused_with_the_remedy(tmp_path, monkeypatch):
-    monkeypatch.setattr(sharding.importlib.util, "find_spec", lambda name: None)
+    found = sharding.importlib.util.find_spec
+    monkeypatch.setattr(
+        sharding.importlib.util, "find_spec", lambda name: None if name.startswith("biotite") else found(name)
+    )
     with pytest.raises(RuntimeError, match=r"biotite, which is not installed; pip install 'stability-lab\[protein\]'"):
         prepared(write_structures(tmp_path / "models"), tmp_path / "cache")
 

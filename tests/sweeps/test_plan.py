@@ -11,7 +11,7 @@ from stability.config.curvature import CurvatureSpec
 from stability.corpora.cache import prepare
 from stability.training.machine import peak_memory_mb
 from sweeps import plan
-from sweeps.costs import PRODUCT, RECORDED_STEP, Cost, Timing, curvature_steps
+from sweeps.costs import PRODUCT, RECORDED_STEP, Cost, Timing, curvature_steps, measure_costs
 from sweeps.plan import left_of
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep
@@ -128,8 +128,8 @@ def test_a_kinds_time_and_memory_are_its_own(tmp_path):
     ballast = bytearray(600 * 2**20)
     peak_mb = peak_memory_mb(torch.device("cpu"))
     del ballast
-    costs = measure_costs(spec, prepare(spec.data, tmp_path / "runs" / "cache"))
-    for cost in costs.values():
+    found = measure_costs(spec, prepare(spec.data, tmp_path / "runs" / "cache"))
+    for cost in found.values():
         assert 0 < cost.timing.step_s < cost.timing.train_s
         assert cost.timing.after_s > 0
         assert 50 < cost.timing.memory_mb < (peak_mb - 300 if Path("/proc/self/clear_refs").exists() else peak_mb + 1)
