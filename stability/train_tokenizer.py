@@ -81,12 +81,14 @@ def _train(run: TokenizerRunSpec, directory: RunDirectory, steps: Iterator[None]
 def _report(spec: TokenizerSpec, directory: RunDirectory, train: Chains, held_out: Chains) -> None:
     """Measure what is not measured yet under these settings; table and figure."""
     from analysis.sections.structure import table, write
-    from stability.structure.measure import is_measured, measure
+    from stability.structure.measure import is_measured, measure_tokenizer
     from stability.structure.tokenizer import load_tokenizer
 
     if not is_measured(directory, spec.rotations, spec.structures):
         tokenizer = load_tokenizer(spec.runs_dir, directory.run_id)
-        steps = measure(tokenizer, directory, train, held_out, rotations=spec.rotations, structures=spec.structures)
+        steps = measure_tokenizer(
+            tokenizer, directory, train, held_out, rotations=spec.rotations, structures=spec.structures
+        )
         follow([locked(directory, steps)], [f"{directory.run_id} on held-out chains"], [0])
     print(table(directory.path / "results"))
     print(f"figure: {write(directory.path / 'results', Path(spec.reports_dir) / f'tokenizer_{directory.run_id}.pdf')}")

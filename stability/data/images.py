@@ -47,7 +47,7 @@ class ImagesConfig(Settings):
     )
 
 
-class Pile:
+class CollectedImages:
     """The images of one side as they come: pixels on disk, in memory a class each."""
 
     def __init__(self, scratch: Path | None):
@@ -104,14 +104,14 @@ def _corpus(
     scratch: Path | None,
 ) -> ImageCorpus:
     """Collect the images into a corpus, with a part of the training images held out where there is no other side."""
-    piles: dict[str, Pile] = {}
+    piles: dict[str, CollectedImages] = {}
     shape: tuple[int, ...] | None = None
     for side, image_HWC, label, place in items:
         shape = shape or image_HWC.shape
         if image_HWC.shape != shape:
             sizes = " and the first one ".join("×".join(map(str, each)) for each in (image_HWC.shape, shape))
             raise ValueError(f"{place} has {sizes} (height, width, channels); all must be of one size: resize them")
-        piles.setdefault(side, Pile(scratch)).add(image_HWC, label)
+        piles.setdefault(side, CollectedImages(scratch)).add(image_HWC, label)
     if shape is None or "train" not in piles:
         raise ValueError(f"data: {origin}: no image to train on")
     if "val" in piles:
@@ -140,7 +140,7 @@ def _held_out(whole: Side, share: float, origin: str, scratch: Path | None) -> t
     ]
     order = sorted(range(num), key=digests.__getitem__)
     num_held_out = min(num - 1, max(1, -int(-num * share // 1)))
-    piles = Pile(scratch), Pile(scratch)
+    piles = CollectedImages(scratch), CollectedImages(scratch)
     for place, index in enumerate(order):
         piles[place < num_held_out].add(whole.images_MHWC[index], int(whole.labels_M[index]))
     shape = whole.images_MHWC.shape[1:]

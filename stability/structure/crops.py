@@ -16,7 +16,7 @@ FEWEST_RESIDUES = 4  # valid ones, which a superposition says something about
 
 
 @dataclass(frozen=True)
-class Residues:
+class PaddedCrops:
     """``coords_BNAX`` (B, N, 3, 3): N, CA, C in Å; ``atoms_BNAX`` (B, N, 14, 3); masks: True where valid; what is not
     valid holds 0."""
 
@@ -26,8 +26,8 @@ class Residues:
     atoms_mask_BNA: Tensor
     sequence_BN: Tensor
 
-    def to(self, device: torch.device) -> Residues:
-        return Residues(**{item.name: getattr(self, item.name).to(device) for item in fields(self)})
+    def to(self, device: torch.device) -> PaddedCrops:
+        return PaddedCrops(**{item.name: getattr(self, item.name).to(device) for item in fields(self)})
 
 
 def first_parts(chains: Sequence[ProteinChain], positions: int) -> list[ProteinChain]:
@@ -36,7 +36,7 @@ def first_parts(chains: Sequence[ProteinChain], positions: int) -> list[ProteinC
     return [part for part in parts if part.mask_N.sum() >= FEWEST_RESIDUES]
 
 
-def random_crops(chains: Sequence[ProteinChain], num: int, positions: int, generator: torch.Generator) -> Residues:
+def random_crops(chains: Sequence[ProteinChain], num: int, positions: int, generator: torch.Generator) -> PaddedCrops:
     """``num`` chains, each as likely, and of each a contiguous part of ``positions`` residues, or all of it."""
     chosen = torch.randint(len(chains), (num,), generator=generator).tolist()
     places = torch.rand(num, generator=generator, dtype=torch.float64).tolist()
@@ -45,7 +45,7 @@ def random_crops(chains: Sequence[ProteinChain], num: int, positions: int, gener
     return padded([chains[index].crop(start, positions) for index, start in zip(chosen, starts, strict=True)])
 
 
-def padded(chains: Sequence[ProteinChain]) -> Residues:
+def padded(chains: Sequence[ProteinChain]) -> PaddedCrops:
     """Chains of their own lengths side by side."""
     length = max(len(chain) for chain in chains)
 
@@ -59,4 +59,4 @@ def padded(chains: Sequence[ProteinChain]) -> Residues:
     mask_BN, atoms_mask_BNA, atoms_BNAX = stacked("mask_N"), stacked("atoms14_mask_NA"), stacked("atoms14_NAX")
     atoms_mask_BNA = atoms_mask_BNA & mask_BN[..., None]
     atoms_BNAX = torch.where(atoms_mask_BNA[..., None], atoms_BNAX, 0.0)
-    return Residues(atoms_BNAX[:, :, :BACKBONE], mask_BN, atoms_BNAX, atoms_mask_BNA, stacked("sequence").long())
+    return PaddedCrops(atoms_BNAX[:, :, :BACKBONE], mask_BN, atoms_BNAX, atoms_mask_BNA, stacked("sequence").long())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stability.corpora.proteins.chain import ProteinChain
 from stability.runs.directory import RunDirectory, read_json, write_atomically, write_json
-from stability.structure.crops import BACKBONE, Residues, first_parts, padded
+from stability.structure.crops import BACKBONE, PaddedCrops, first_parts, padded
 from stability.structure.frames import in_frame, random_rotations, turned
 from stability.structure.ideal_chain import ideal_backbone, mean_geometry
 from stability.structure.kabsch import aligned_squared_error, superposed
@@ -29,7 +29,7 @@ SHIFT_ANGSTROM = 50.0
 AT_ONCE = 32
 
 
-def measure(
+def measure_tokenizer(
     tokenizer: StructureTokenizer,
     directory: RunDirectory,
     train: Sequence[ProteinChain],
@@ -118,7 +118,7 @@ def mean_backbone(chains: Sequence[ProteinChain], positions: int) -> Tensor:
 def _measure_batch(
     tokenizer: StructureTokenizer,
     parts: Sequence[ProteinChain],
-    residues: Residues,
+    residues: PaddedCrops,
     trivial: dict[str, Tensor],
     rotations: int,
 ) -> tuple[pd.DataFrame, list[np.ndarray], list[np.ndarray]]:
@@ -157,7 +157,11 @@ def _rmsd(x_BMX: Tensor, y_BMX: Tensor, valid_BM: Tensor) -> list[float]:
 
 @torch.no_grad()
 def same_tokens(
-    tokenizer: StructureTokenizer, parts: Sequence[ProteinChain], residues: Residues, tokens_BN: Tensor, rotations: int
+    tokenizer: StructureTokenizer,
+    parts: Sequence[ProteinChain],
+    residues: PaddedCrops,
+    tokens_BN: Tensor,
+    rotations: int,
 ) -> list[float]:
     """The share of each chain's valid residues whose token stays when the chain is rotated at random and shifted by
     tens of Å; a mean over rotations.

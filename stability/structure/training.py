@@ -23,7 +23,7 @@ from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock
 from stability.runs.log import RunLog
 from stability.runs.provenance import provenance
-from stability.structure.crops import FEWEST_RESIDUES, Residues, first_parts, padded, random_crops
+from stability.structure.crops import FEWEST_RESIDUES, PaddedCrops, first_parts, padded, random_crops
 from stability.structure.frames import random_rotations, turned
 from stability.structure.kabsch import aligned_squared_error
 from stability.structure.tokenizer import StructureTokenizer, build_tokenizer, load_checkpoint
@@ -246,13 +246,13 @@ class TokenizerTrainer:
             self.optimizer.step()
         return {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "lr": lr}
 
-    def batch(self, step: int) -> Residues:
+    def batch(self, step: int) -> PaddedCrops:
         """Crops, each rotated at random; a function of seed and step."""
         generator = generator_for(self.spec.seed, "tokenizer", step)
         residues = random_crops(self.train, self.spec.batch, self.spec.positions, generator)
         rotation_BXX = random_rotations(self.spec.batch, generator)
         atoms_BNAX = turned(residues.atoms_BNAX, rotation_BXX)
-        moved = Residues(
+        moved = PaddedCrops(
             turned(residues.coords_BNAX, rotation_BXX),
             residues.mask_BN,
             atoms_BNAX,
@@ -261,7 +261,7 @@ class TokenizerTrainer:
         )
         return moved.to(self.device)
 
-    def loss(self, residues: Residues) -> Tensor:
+    def loss(self, residues: PaddedCrops) -> Tensor:
         """The aligned squared error in Å², a mean over each chain's atoms, then over chains."""
         return squared_errors(self.tokenizer, residues, atoms=self.in_stage_2).mean()
 
@@ -293,7 +293,7 @@ class TokenizerTrainer:
         self.directory.set_status(verdict, step=self.step, reason=reason, num_steps=self.num_steps, result=finite)
 
 
-def squared_errors(tokenizer: StructureTokenizer, residues: Residues, *, atoms: bool) -> Tensor:
+def squared_errors(tokenizer: StructureTokenizer, residues: PaddedCrops, *, atoms: bool) -> Tensor:
     """(B,) Å²: of the backbone through the light decoder, or of all heavy atoms that are there through the second
     stage's, codes frozen."""
     if not atoms:

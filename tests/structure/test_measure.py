@@ -11,7 +11,7 @@ from scipy.spatial.transform import Rotation
 
 from stability.corpora.proteins.alphabets import decode
 from stability.structure.crops import first_parts, padded
-from stability.structure.measure import is_measured, mean_backbone, measure, same_tokens
+from stability.structure.measure import is_measured, mean_backbone, measure_tokenizer, same_tokens
 from stability.structure.mmcif import atom_names, mmcif
 from stability.structure.tokenizer import load_tokenizer
 from tests.structure.small import chain, chains, spec, train
@@ -22,7 +22,7 @@ def measured(request, tmp_path_factory):
     pool = tmp_path_factory.mktemp("pool")
     directory = train(pool, spec(frame=request.param))
     tokenizer = load_tokenizer(pool, directory.run_id)
-    for _ in measure(tokenizer, directory, chains(), chains(4, 50), rotations=3, structures=1):
+    for _ in measure_tokenizer(tokenizer, directory, chains(), chains(4, 50), rotations=3, structures=1):
         pass
     return tokenizer, directory, chains(4, 50)
 

@@ -18,7 +18,7 @@ import numpy as np
 from stability.corpora.proteins import dssp
 from stability.corpora.proteins.alphabets import LETTERS, SPECIALS, encode
 from stability.corpora.proteins.chain import ProteinChain
-from stability.corpora.proteins.residues import Reference, Residues, atoms14, laid_out, sequence_of
+from stability.corpora.proteins.residues import LaidOutChain, Reference, atoms14, laid_out, sequence_of
 
 SUFFIXES = tuple(kind + packed for kind in (".pdb", ".ent", ".cif", ".mmcif") for packed in ("", ".gz"))
 LARGEST_FLAT = 1e-3  # Å: a chain whose atoms all lie closer together has no coordinates
@@ -187,7 +187,7 @@ def _chains(stem: str, entry: Entry, is_model: bool, min_residues: int) -> tuple
 
 
 def _chain(
-    label: str, stem: str, residues: Residues, reference: Reference | None, is_model: bool, min_residues: int
+    label: str, stem: str, residues: LaidOutChain, reference: Reference | None, is_model: bool, min_residues: int
 ) -> ProteinChain:
     """Build one chain; ``ValueError`` where it is too short or its coordinates are none."""
     observed = len(np.unique(residues.row_of_atom))
@@ -215,7 +215,7 @@ def _chain(
     )
 
 
-def areas(residues: Residues) -> np.ndarray:
+def areas(residues: LaidOutChain) -> np.ndarray:
     """Solvent-accessible area of each residue in Å², float32, by biotite (Shrake–Rupley, 1,000 points, probe 1.4 Å,
     ProtOr radii) on this chain alone.
 
@@ -229,7 +229,7 @@ def areas(residues: Residues) -> np.ndarray:
     return np.where(seen_N, np.bincount(residues.row_of_atom, weights=area_P, minlength=num), np.nan).astype(np.float32)
 
 
-def _plddt(residues: Residues, is_model: bool) -> np.ndarray:
+def _plddt(residues: LaidOutChain, is_model: bool) -> np.ndarray:
     plddt_N = np.full(len(residues.names), np.nan, dtype=np.float32)
     if is_model:
         values = residues.atoms.b_factor

@@ -23,7 +23,7 @@ class Reference(NamedTuple):
     offset: int
 
 
-class Residues(NamedTuple):
+class LaidOutChain(NamedTuple):
     """A chain laid out: three-letter ``names`` and database ``numbers`` (int32) of all N rows, and the row of each
     atom."""
 
@@ -33,7 +33,7 @@ class Residues(NamedTuple):
     row_of_atom: np.ndarray
 
 
-def laid_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: Reference | None) -> list[Residues]:
+def laid_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: Reference | None) -> list[LaidOutChain]:
     """The rows of a chain, or of its pieces where it turns out to be several.
 
     With a ``sequence`` (three-letter codes) its places are the rows: mmCIF numbers them; in a PDB file the residues are
@@ -174,7 +174,7 @@ def _piece(
     numbers: np.ndarray,
     bonded: np.ndarray,
     offset: int,
-) -> Residues:
+) -> LaidOutChain:
     """Lay out residues by their numbers, with rows of unknown residues for the numbers that are missing."""
     gaps = np.where(bonded[1:], 0, np.maximum(np.diff(numbers) - 1, 0))
     rows = np.concatenate([[0], np.cumsum(gaps + 1)])
@@ -190,13 +190,13 @@ def _assembled(
     rows: np.ndarray,
     sequence: list[str],
     numbers: np.ndarray,
-) -> Residues:
+) -> LaidOutChain:
     """Return the residues with their names at ``rows`` of the sequence, and the atoms of each."""
     for row, name in zip(rows.tolist(), names, strict=True):
         sequence[row] = name
     lengths = stops - starts
     chosen = np.concatenate([np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)])
-    return Residues(sequence, numbers.astype(np.int32), atoms[chosen], np.repeat(rows, lengths))
+    return LaidOutChain(sequence, numbers.astype(np.int32), atoms[chosen], np.repeat(rows, lengths))
 
 
 def sequence_of(names: list[str]) -> str:
@@ -213,7 +213,7 @@ def _parent(name: str) -> str:
     return letter if letter and len(letter) == 1 else "X"
 
 
-def atoms14(residues: Residues, sequence: np.ndarray) -> np.ndarray:
+def atoms14(residues: LaidOutChain, sequence: np.ndarray) -> np.ndarray:
     """(N, 14, 3) float32 in Å, NaN where missing; of a residue without an order of its own (`ATOM14`) N, CA, C, O and
     CB."""
     atoms_NAX = np.full((len(residues.names), NUM_ATOMS, 3), np.nan, dtype=np.float32)

@@ -38,7 +38,7 @@ class _Named(NamedTuple):
     sequence: np.ndarray
 
 
-class Pile:
+class CollectedChains:
     """Chains as they come: their tracks on disk, names and sequences in memory. A chain with the same tracks as an
     earlier one counts once."""
 
@@ -98,7 +98,7 @@ def corpus_of(
 
     ``skipped`` is read after the chains. Errors: ``ValueError`` below two clusters.
     """
-    pile = Pile(scratch)
+    pile = CollectedChains(scratch)
     for chain in chains:
         pile.add(chain)
         step()
@@ -230,7 +230,7 @@ def _domains_of(
 
 
 def _description(
-    origin: str, pile: Pile, numbers: np.ndarray, is_val: np.ndarray, tables: Tables, num_annotated: int
+    origin: str, pile: CollectedChains, numbers: np.ndarray, is_val: np.ndarray, tables: Tables, num_annotated: int
 ) -> str:
     """Describe the data in one line: counts, repetitions, annotations, and what is held out."""
     num_residues = sum(len(chain.sequence) for chain in pile.chains)

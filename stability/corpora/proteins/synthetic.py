@@ -174,7 +174,7 @@ def _areas(letters: str, atoms_NAX: np.ndarray) -> np.ndarray:
 
     from stability.corpora.proteins.alphabets import ATOM14, ONE_TO_THREE
     from stability.corpora.proteins.parsing import areas
-    from stability.corpora.proteins.residues import Residues
+    from stability.corpora.proteins.residues import LaidOutChain
 
     rows, slots = np.nonzero(np.isfinite(atoms_NAX).all(axis=2))
     atoms = AtomArray(len(rows))
@@ -186,4 +186,4 @@ def _areas(letters: str, atoms_NAX: np.ndarray) -> np.ndarray:
         [ATOM14[letters[row]][slot] for row, slot in zip(rows.tolist(), slots.tolist(), strict=True)]
     )
     atoms.element = np.array([name[0] for name in atoms.atom_name])
-    return np.round(areas(Residues(names, np.arange(1, len(names) + 1), atoms, rows)), 2)
+    return np.round(areas(LaidOutChain(names, np.arange(1, len(names) + 1), atoms, rows)), 2)

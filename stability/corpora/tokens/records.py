@@ -14,7 +14,7 @@ from stability.corpora.io.progress import step
 from stability.corpora.tokens.corpus import HELD_OUT_PERCENT, Corpus
 from stability.corpora.tokens.nucleotides import CODES, VOCABULARY, U, are_rna, gc_share
 from stability.corpora.tokens.nucleotides import either_strand as either_strand_of
-from stability.corpora.tokens.split import Pile, Sorted, pieces
+from stability.corpora.tokens.split import CollectedDocuments, Sorted, pieces
 
 # Raised when the same records would give another corpus.
 VERSION = 2
@@ -65,8 +65,8 @@ def split_records(
     )
 
 
-def _pile_of(records: Iterable[tuple[str, bytes]], scratch: Path | None) -> Pile:
-    pile = Pile(len(CODES), scratch)
+def _pile_of(records: Iterable[tuple[str, bytes]], scratch: Path | None) -> CollectedDocuments:
+    pile = CollectedDocuments(len(CODES), scratch)
     for _, tokens in records:
         digest = hashlib.sha256(either_strand_of(tokens)).digest()
         pile.add(digest, np.frombuffer(tokens, dtype=np.uint8), len(tokens))

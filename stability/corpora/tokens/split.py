@@ -20,7 +20,7 @@ from stability.corpora.tokens.vocabulary import REPLACEMENT, Vocabulary
 MOST_PIECES = 1 << 18  # of short documents: an array object each
 
 
-class Pile:
+class CollectedDocuments:
     """Items as they come: their tokens on disk, a digest and a length each in memory (48 bytes), none of them as an
     object of its own."""
 
@@ -130,8 +130,8 @@ def kept_tokens(
     return smaller, table, (float(shares[0]), float(shares[1]))
 
 
-def _pile_of(documents: Iterable[str], tokenizer: AbstractTokenizer, scratch: Path | None) -> Pile:
-    pile = Pile(len(tokenizer.vocabulary.pieces), scratch)
+def _pile_of(documents: Iterable[str], tokenizer: AbstractTokenizer, scratch: Path | None) -> CollectedDocuments:
+    pile = CollectedDocuments(len(tokenizer.vocabulary.pieces), scratch)
     for text in documents:
         pile.add(hashlib.sha256(text.encode("utf-8")).digest(), tokenizer.encode(text), len(text))
         step()
