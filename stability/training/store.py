@@ -43,10 +43,9 @@ class Store:
     def _newest(self, folders: Iterable[Path]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         for folder in folders:
             try:
-                spec, model = checkpoint.load(folder)
+                spec, model, state = checkpoint.read(folder)
                 if run_id(spec) != self._directory.run_id:
                     raise ValueError(f"{folder} belongs to run {run_id(spec)}")
-                state = checkpoint.load_trainer(folder)
             except ValueError as error:
                 print(f"{self._directory.run_id}: skips a damaged checkpoint ({error})", flush=True)
                 continue

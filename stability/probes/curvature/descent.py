@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from stability.curvature import (
     step_direction,
     step_without_decay,
 )
-from stability.objectives._base import Examples
+from stability.objectives import Examples
 
 Tensors = dict[str, Tensor]
 LossSum = Callable[[Mapping[str, Tensor], Examples], tuple[Tensor, Tensor]]
@@ -113,7 +114,8 @@ class Descent:
     def _start_from(self, state: str, own_state: Mapping[str, Any] | None) -> None:
         if state == "checkpoint":
             assert own_state is not None
-            self.optimizer.load_state_dict(dict(own_state))
+            # a copy: the optimizer takes the tensors as they are and changes them with each step
+            self.optimizer.load_state_dict(copy.deepcopy(dict(own_state)))
         elif state == "paper":
             paper_state(
                 self.optimizer, (self._clipped(index) for index in range(self.curvature.warmup_batches)), self.params

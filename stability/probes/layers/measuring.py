@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -20,16 +19,16 @@ from stability.config.run import RunSpec
 from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.models.backbone import Backbone
-from stability.objectives._base import Examples
-from stability.probes.curvature.alpha_max import PROTOCOL, corpus_of
+from stability.objectives import Examples
+from stability.probes.checkpoints import corpus_of
 from stability.probes.layers.consensus import consensus_spectra
 from stability.probes.layers.discrepancy import discrepancies
 from stability.probes.layers.low_pass import low_pass
 from stability.probes.layers.observing import mixers, stem
 from stability.probes.layers.qk import qk_singular_values
 from stability.probes.layers.streams import stream_statistics
+from stability.probes.stored import Stored
 from stability.runs.directory import RunDirectory
-from stability.runs.parquet import read_metadata, write_parquet
 from stability.runs.phases import file_of, phases, wanted
 from stability.runs.schema import PROBE_COLUMNS
 from stability.training import checkpoint
@@ -58,7 +57,7 @@ def missing_phases(directory: RunDirectory, probe: ProbeSpec) -> list[str]:
 
 def _is_measured(directory: RunDirectory, phase: str, probe: ProbeSpec) -> bool:
     files = [file_of(partial(_file, directory, table), phase) for table in TABLES[probe.what]]
-    return all(file.exists() and read_metadata(file).get(PROTOCOL) == protocol_of(probe) for file in files)
+    return all(Stored(file, protocol_of(probe)).is_current() for file in files)
 
 
 def _file(directory: RunDirectory, table: str, phase: str) -> Path:
@@ -87,8 +86,7 @@ def measure_checkpoint(
             else _on_held_out(spec, model, labels, rows, probe, cache_dir)
         )
     for table, found in rows.items():
-        frame = pd.DataFrame(found, columns=PROBE_COLUMNS[table])
-        write_parquet(frame, directory.probe_file(phase, table), {PROTOCOL: protocol_of(probe)})
+        Stored(directory.probe_file(phase, table), protocol_of(probe)).write(found, PROBE_COLUMNS[table])
 
 
 def _on_held_out(
