@@ -19,11 +19,15 @@ class Store:
     """The checkpoints of one run, whose folder nobody else writes to. One is removed only after the one that takes its
     place stands."""
 
-    def __init__(self, spec: RunSpec, directory: RunDirectory, data_format: Any):
+    def __init__(self, spec: RunSpec, directory: RunDirectory, data_format: Any, keeper: Keeper):
         self._spec, self._directory, self._format = spec, directory, data_format
         # steps whose checkpoints this process wrote or read: whole, not to be written again
         self._standing: set[int] = set()
-        self.keeper = Keeper(spec)
+        self._keeper = keeper
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is written at this step, once its validation has been taken in."""
+        return self._keeper.is_due(step)
 
     @property
     def newest(self) -> int:
@@ -65,7 +69,7 @@ class Store:
     def remove_unplanned(self, step: int, but: int | None = None) -> None:
         """What rolls on goes, and what only an interruption wrote, once it has served: a resumed run's folder is that
         of an undisturbed one."""
-        stays = self.keeper.kept(step) | {but}
+        stays = self._keeper.kept(step) | {but}
         for folder in self._directory.checkpoints():
             if step_of(folder) not in stays:
                 checkpoint.remove(folder)

@@ -5,40 +5,30 @@ from __future__ import annotations
 
 import math
 import time
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from stability.build import build_model, build_objective, build_optimizer, described
+from stability.build import build_model, described
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.models.backbone import num_parameters
-from stability.objectives._base import Examples
 from stability.runs.directory import STOPPED, RunDirectory, read_jsonl, write_json
 from stability.runs.log import RunLog
 from stability.runs.provenance import provenance
-from stability.training.devices.one import Whole
-from stability.training.devices.sharded import Shards
-from stability.training.devices.shared import Team
-from stability.training.draws import training_examples
-from stability.training.evaluate import Validation
-from stability.training.gradients import BlockStatistics
-from stability.training.guards import Guard, first_non_finite
-from stability.training.machine import peak_memory_mb, prepare_torch
-from stability.training.schedule import lr_factor
+from stability.training.devices.base import Devices
+from stability.training.guards import first_non_finite
+from stability.training.machine import peak_memory_mb
+from stability.training.replica import Replica
 from stability.training.store import Store
 from stability.training.telemetry import Telemetry
 from stability.training.verdict import SpikeWatch, judge
 
 
-class Trainer:
-    """The state of one run: model, optimizer, spike watch, step; and how one step changes it.
-
-    In a sharded run (``placement``) each helper has one, too, which goes through `put`, `update`, `measure`, `is_sound`
-    and `gathered` when the run's own does.
-    """
+class Trainer(Replica):
+    """The run's own process: beside its part of the computing the step that the run stands at, its log, its checkpoints
+    and its verdict."""
 
     def __init__(
         self,
@@ -46,25 +36,15 @@ class Trainer:
         directory: RunDirectory,
         corpus: AbstractCorpus,
         device: torch.device,
-        placement: Whole | Shards | None = None,
+        devices: Devices | None = None,
     ):
-        prepare_torch(spec.threads, device)
-        self.spec, self.directory, self.corpus, self.device = spec, directory, corpus, device
-        self.objective = build_objective(spec, corpus.format)
-        self.placement = placement or Whole(device)
-        self.model = self.placement.build(partial(build_model, spec, corpus.format))
-        self.optimizer = build_optimizer(spec, self.model)
-        self.parameters = list(self.model.parameters())
-        self.validation = Validation(spec, corpus, self.objective, device)
-        self.watch = SpikeWatch(spec.verdict)
-        self.guard, self.store = Guard(spec.guards), Store(spec, directory, corpus.format)
-        self.statistics, self.gradient_rows = BlockStatistics(self.model, spec.log.gradients, self.placement.norm), []
-        self.telemetry = Telemetry(device)
-        self.team: Team | None = None
+        super().__init__(spec, corpus, device, devices)
+        self.directory = directory
+        self.watch, self.telemetry = SpikeWatch(spec.verdict), Telemetry(device)
+        self.store = Store(spec, directory, corpus.format, self.keeper)
         self.step = 0
         self.diverged: str | None = None
-        self.val_nll = self.init_nll = math.nan
-        self.scores: dict[str, float] = {}  # what else is validated, at the last validation
+        self.init_nll = math.nan
 
     def open(self, wandb: dict[str, Any] | None, command: str) -> None:
         """Claim the directory, resume from the last readable checkpoint, and say that the run is running."""
@@ -94,17 +74,11 @@ class Trainer:
         self.scores = state.get("scores", {})
         if "guard" in state:  # else the checkpoint is older than guards
             self.guard.resume(state["guard"])
-            self.store.keeper.resume(state["best"])
+            self.keeper.resume(state["best"])
 
     def _take(self, parameters: dict[str, Tensor], state: dict[str, Any]) -> dict[str, Any]:
-        self.put(parameters, state["optimizer"])
+        self.put(parameters=parameters, state=state["optimizer"])
         return state
-
-    def put(self, parameters: dict[str, Tensor] | None = None, state: dict[str, Any] | None = None) -> None:
-        """Take over parameters and the optimizer's state (None: that of a new one)."""
-        self.placement.tell("put")
-        self.optimizer = build_optimizer(self.spec, self.model)
-        self.placement.put(self.model, self.optimizer, parameters, state)
 
     def _restore(self) -> int:
         """Take parameters and optimizer state back to the last good checkpoint, or to the initialisation where there is
@@ -113,7 +87,7 @@ class Trainer:
         found = self.store.first_of(self.guard.candidates())
         step = 0 if found is None else self._take(*found)["step"]
         if found is None:
-            self.put(build_model(self.spec, self.corpus.format).state_dict())
+            self.put(parameters=build_model(self.spec, self.corpus.format).state_dict())
         self.guard.restored(step)
         return step
 
@@ -121,15 +95,10 @@ class Trainer:
         """A checkpoint of the current step."""
         state = {"step": self.step, "init_nll": self.init_nll, "val_nll": self.val_nll, "watch": self.watch.state()}
         model, optimizer = self.gathered()
-        state |= {"guard": self.guard.state(), "best": self.store.keeper.state(), "optimizer": optimizer}
+        state |= {"guard": self.guard.state(), "best": self.keeper.state(), "optimizer": optimizer}
         state |= {"scores": self.scores} if self.scores else {}
         self.log.sync()
         self.store.write(self.step, model, state)
-
-    def gathered(self) -> tuple[nn.Module, dict[str, Any]]:
-        """The whole model and the optimizer's whole state."""
-        self.placement.tell("gathered")
-        return self.placement.gathered(self.model, self.optimizer)
 
     def leave(self, state: str = STOPPED) -> dict[str, Any]:
         """End before the last step, without a verdict, so that the run can be gone on with from the step that the
@@ -142,21 +111,6 @@ class Trainer:
             state, step=step, reason=f"{state} at step {step} of {self.spec.steps}", num_steps=self.spec.steps
         )
         return {}
-
-    def is_sound(self) -> bool:
-        """Whether every parameter is finite: what guards do not look at after each step may have got in."""
-        self.placement.tell("is_sound")
-        return self.placement.every(all(bool(part.isfinite().all()) for part in self.placement.local(self.parameters)))
-
-    def measure(self) -> dict[str, float]:
-        """The validation numbers as they go into a row, the NLL first."""
-        self.placement.tell("measure")
-        measured = self.validation.measure(self.model, self.placement.spread)
-        self.val_nll, self.scores = (
-            measured["val_nll"],
-            {name: value for name, value in measured.items() if name != "val_nll"},
-        )
-        return measured
 
     def advance(self) -> None:
         """Take one optimizer step; write its log rows; validate and save a checkpoint where they are due."""
@@ -171,7 +125,7 @@ class Trainer:
             self.step = step
             if math.isfinite(row["loss"]):
                 self.watch.update(step, row["loss"])
-            if self.store.keeper.validates(step):
+            if self.keeper.validates(step):
                 self._validate(row)
         if spec.guards.on_nonfinite != "stop":
             row |= self.guard.counts()
@@ -182,11 +136,11 @@ class Trainer:
         speed = {"wall_s": now - self._started, "tokens_per_s": spec.batch * spec.model.positions / (now - started)}
         self.log.timing(
             {"step": step, **speed, "memory_mb": peak_memory_mb(self.device)}
-            | self.placement.described()
+            | self.devices.described()
             | self.telemetry.sample()
         )
-        if self.diverged is None and self.store.keeper.is_due(step):
-            self.guard.written(step, self.store.keeper.kept(step))
+        if self.diverged is None and self.store.is_due(step):
+            self.guard.written(step, self.keeper.kept(step))
             self.save()
 
     def _validate(self, row: dict[str, Any]) -> None:
@@ -198,22 +152,7 @@ class Trainer:
             row |= self.measure() if self.diverged is None else {}
             self.diverged = self.diverged or first_non_finite({"restored validation NLL": self.val_nll}, self.step)
         if self.diverged is None:
-            self.store.keeper.validated(self.step, self.val_nll)
-
-    def _looks_at(self, step: int) -> bool:
-        """Whether this step is looked at for numbers that are not finite: as often as the guards are told to, and
-        wherever the run might be kept or judged by it."""
-        return (
-            step % self.spec.guards.check_every == 0
-            or self.store.keeper.validates(step)
-            or self.store.keeper.may_be_due(step)
-        )
-
-    def _fault(self, row: dict[str, Any]) -> str | None:
-        """What is wrong with a step that is looked at."""
-        return (
-            (first_non_finite(row, row["step"]) or self.guard.too_large(row)) if self._looks_at(row["step"]) else None
-        )
+            self.keeper.validated(self.step, self.val_nll)
 
     def _meet(self, reason: str, row: dict[str, Any], *, has_moved: bool = False) -> None:
         """Let the guards answer a fault: the run diverges, the step stays out, or the last good state comes back."""
@@ -222,52 +161,6 @@ class Trainer:
             self.diverged = self.guard.account(reason)
         elif answer == "restore":
             row["restored_step"] = self._restore()
-
-    def update(self, step: int) -> dict[str, Any]:
-        """Gradient, clipping and optimizer step number ``step``; the log row of it. No step is taken where loss or
-        gradient is not finite."""
-        self.placement.tell("update", step)
-        spec = self.spec
-        lr = spec.lr_peak * lr_factor(spec.schedule, step, spec.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        examples = training_examples(
-            spec, self.corpus, self.objective, "train", step, seed=spec.seed, batch=spec.batch
-        ).to(self.device)
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.team is not None:
-            self.team.begin(step, self.parameters)
-        loss = self._backward(examples)
-        self.gradient_rows, is_due = [], self.statistics.is_due(step)
-        gradient = self.statistics.gradient(self.parameters) if is_due else {}
-        grad_norm = self.placement.clip(self.parameters, spec.clip_norm)
-        row = {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "update_norm": 0.0, "lr": lr}
-        if spec.guards.post_clip_norm is not None:
-            row["clipped_norm"] = self.placement.norm(
-                [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-            ).item()
-        before = [part.clone() for part in self.placement.local(self.parameters)]
-        if self._fault(row) is None:
-            self.optimizer.step()
-        moved = [after - start for after, start in zip(self.placement.local(self.parameters), before, strict=True)]
-        row["update_norm"] = self.placement.norm(moved).item()
-        if is_due:
-            self.gradient_rows = self.statistics.rows(step, gradient, before, moved)
-        return row
-
-    def _backward(self, examples: Examples) -> Tensor:
-        """The batch's mean loss, its gradient added to the parameters'. Microbatch by microbatch, each of them over the
-        count of the whole batch: one of few masked tokens weighs no more than they do."""
-        count = self.objective.count(examples, torch.float32)
-        totals = []
-        for index, part in enumerate(self.placement.part(examples).split(self.spec.microbatch or self.spec.batch)):
-            if self.team is not None and not self.team.is_mine(index):
-                totals.append(self.team.take_in(index, self.parameters))
-                continue
-            total, _ = self.objective.loss(self.model, part)
-            (total / count).backward()
-            totals.append(total.detach())
-        return self.placement.total(torch.stack(totals).sum()) / count
 
     def finish(self) -> dict[str, Any]:
         """Write verdict and result, the last thing that training writes; returned as a summary."""
@@ -284,7 +177,7 @@ class Trainer:
             "num_tokens": self.step * self.spec.batch * self.spec.model.positions,
             "wall_s": time.perf_counter() - self._started,
             **self.guard.counts(),
-        } | ({"best_steps": self.store.keeper.best_steps} if self.spec.checkpoint.keep_best else {})
+        } | ({"best_steps": self.keeper.best_steps} if self.spec.checkpoint.keep_best else {})
         self.store.remove_unplanned(self.step)
         self.directory.set_status(verdict, step=self.step, reason=reason, num_steps=self.spec.steps, result=result)
         return {"verdict": verdict, "reason": reason, **result}

@@ -1,0 +1,111 @@
+"""What a trainer asks of the devices of its run, whether there is one or there are several."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from stability.models.backbone import Backbone
+from stability.objectives import Examples
+
+Numbers = ParamSpec("Numbers")
+Result = TypeVar("Result")
+
+
+class Devices(ABC):
+    """A run's devices as one of its processes sees them; leaving this context ends the processes of the others.
+
+    ``model`` and ``optimizer`` are those of the process itself, which may hold a part of them only.
+    """
+
+    def __enter__(self) -> Devices:
+        return self
+
+    @abstractmethod
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        """Errors: ``RuntimeError`` with the last words of a process that died, where that is what ``error`` came of."""
+
+    @abstractmethod
+    def described(self) -> dict[str, int]:
+        """What a row of timings says of them."""
+
+    @abstractmethod
+    def tell(self, method: str, *numbers: int) -> None:
+        """Have the other processes begin a method that is `together`."""
+
+    @abstractmethod
+    def build(self, make: Callable[[], Backbone]) -> Backbone:
+        """The model that ``make`` gives on the CPU, placed."""
+
+    @abstractmethod
+    def put(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        parameters: dict[str, Tensor] | None,
+        state: dict[str, Any] | None,
+    ) -> None:
+        """Load whole parameters, and the optimizer's whole state where there is one (None: it stays as it is)."""
+
+    @abstractmethod
+    def gathered(self, model: Backbone, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, dict[str, Any]]:
+        """The model and the optimizer's state as one device would have them: what a checkpoint holds."""
+
+    @abstractmethod
+    def backward(
+        self, add: Callable[[Examples], Tensor], examples: Examples, rows: int, parameters: Sequence[nn.Parameter]
+    ) -> Tensor:
+        """The loss sum of a batch, its gradient added to the parameters'. ``add`` gives both for a microbatch, which
+        has ``rows`` rows at most."""
+
+    @abstractmethod
+    def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """What of each lies here, as plain tensors that share its memory."""
+
+    @abstractmethod
+    def norm(self, tensors: Sequence[Tensor]) -> Tensor:
+        """The Euclidean norm of all of them together. ``tensors``: parameters, gradients, or what `local` made of
+        them."""
+
+    @abstractmethod
+    def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
+        """Scale the gradients down to the norm ``limit`` where they are above it; their norm before."""
+
+    @abstractmethod
+    def every(self, is_so: bool) -> bool:
+        """Whether it is so in each process."""
+
+    @abstractmethod
+    def spread(self, function: Callable[[Any], tuple[float, ...]], items: Sequence[Any]) -> Iterator[tuple[float, ...]]:
+        """``function`` of each item, in their order, without gradients."""
+
+
+def together(
+    methods: dict[str, Callable[..., Any]],
+) -> Callable[[Callable[Concatenate[Any, Numbers], Result]], Callable[Concatenate[Any, Numbers], Result]]:
+    """Record a method, by its name, that all processes of a run go through at the same time. The run's own decides
+    when: the others are told before it begins, with the positional arguments, which are numbers. What keyword arguments
+    hold is known to the run's own process alone. No such method calls another one.
+    """
+
+    def record(
+        method: Callable[Concatenate[Any, Numbers], Result],
+    ) -> Callable[Concatenate[Any, Numbers], Result]:
+        methods[method.__name__] = method
+
+        @wraps(method)
+        def told(self: Any, *numbers: Numbers.args, **own: Numbers.kwargs) -> Result:
+            self.devices.tell(method.__name__, *numbers)
+            return method(self, *numbers, **own)
+
+        return told
+
+    return record
