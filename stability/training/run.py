@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from stability.build import resolve_device
+from stability.build import described, resolve_device
 from stability.config.run import RunSpec
 from stability.corpora.cache import load
-from stability.runs.directory import INTERRUPTED, RunDirectory
+from stability.runs.directory import RunDirectory
 from stability.training.devices.base import Devices
 from stability.training.devices.one import OneDevice
 from stability.training.devices.sharded import ShardedDevices
@@ -44,21 +44,10 @@ def train(
     corpus, first = load(cache_dir, spec.data_fingerprint), resolve_device(device)
     with _devices_of(spec, cache_dir, first, devices, shard) as taken:
         trainer = Trainer(spec, directory, corpus, first, taken)
-        trainer.open(wandb, command)
-        summary: dict[str, Any] = {}
-        try:
-            while trainer.step < min(spec.steps, stop_at or spec.steps) and trainer.diverged is None:
-                trainer.advance()
-                yield
-            summary = (
-                trainer.finish() if trainer.diverged is not None or trainer.step == spec.steps else trainer.leave()
-            )
-        except GeneratorExit:
-            trainer.leave(INTERRUPTED)
-            raise
-        finally:
-            trainer.telemetry.close()
-            trainer.log.close(summary)
+        directory.write_spec(spec.model_dump(mode="json"))
+        data = {"description": described(spec, corpus), "fingerprint": corpus.fingerprint}
+        trainer.open(command, wandb, data=data)
+        yield from trainer.steps(stop_at)
 
 
 def _devices_of(spec: RunSpec, cache_dir: Path, first: torch.device, num: int, shard: bool) -> Devices:

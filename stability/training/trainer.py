@@ -4,31 +4,32 @@ them."""
 from __future__ import annotations
 
 import math
-import time
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from stability.build import build_model, described
+from stability.build import build_model
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.models.backbone import num_parameters
-from stability.runs.directory import STOPPED, RunDirectory, read_jsonl, write_json
-from stability.runs.log import RunLog
-from stability.runs.provenance import provenance
+from stability.runs.directory import RunDirectory
+from stability.training.checkpointed import Checkpointed
 from stability.training.devices.base import Devices
 from stability.training.guards import first_non_finite
 from stability.training.machine import peak_memory_mb
 from stability.training.replica import Replica
-from stability.training.store import Store
+from stability.training.store import RunStore
 from stability.training.telemetry import Telemetry
 from stability.training.verdict import SpikeWatch, judge
 
 
-class Trainer(Replica):
+class Trainer(Replica, Checkpointed):
     """The run's own process: beside its part of the computing the step that the run stands at, its log, its checkpoints
     and its verdict."""
+
+    spec: RunSpec
+    running = {"phase": "training"}
 
     def __init__(
         self,
@@ -38,37 +39,18 @@ class Trainer(Replica):
         device: torch.device,
         devices: Devices | None = None,
     ):
-        super().__init__(spec, corpus, device, devices)
-        self.directory = directory
+        Replica.__init__(self, spec, corpus, device, devices)
+        Checkpointed.__init__(self, directory, RunStore(spec, directory, corpus.format, self.keeper), spec.steps)
         self.watch, self.telemetry = SpikeWatch(spec.verdict), Telemetry(device)
-        self.store = Store(spec, directory, corpus.format, self.keeper)
-        self.step = 0
-        self.diverged: str | None = None
         self.init_nll = math.nan
 
-    def open(self, wandb: dict[str, Any] | None, command: str) -> None:
-        """Claim the directory, resume from the last readable checkpoint, and say that the run is running."""
-        self.directory.write_spec(self.spec.model_dump(mode="json"))
-        description = {"description": described(self.spec, self.corpus), "fingerprint": self.corpus.fingerprint}
-        write_json(
-            self.directory.provenance_file,
-            {**provenance(command), "data": description, "device": str(self.device), "threads": self.spec.threads},
-        )
-        self._resume()
-        self.log = RunLog(self.directory, resume_after=self.step if self.step else -1, wandb=wandb)
-        timings = list(read_jsonl(self.directory.timing_file))
-        self._started = time.perf_counter() - (timings[-1]["wall_s"] if timings else 0.0)
-        self.directory.set_status("running", step=self.step, num_steps=self.spec.steps, phase="training")
-        if self.step == 0:
-            measured = self.measure()
-            self.init_nll = self.val_nll
-            self.log.metrics({"step": 0, **measured})
+    def first_row(self) -> dict[str, Any]:
+        measured = self.measure()
+        self.init_nll = self.val_nll
+        return {"step": 0, **measured}
 
-    def _resume(self) -> None:
-        found = self.store.latest()
-        if found is None:
-            return
-        state = self._take(*found)
+    def restore(self, parameters: dict[str, Tensor], state: dict[str, Any]) -> None:
+        self.put(parameters=parameters, state=state["optimizer"])
         self.watch.restore(state["watch"])
         self.step, self.init_nll, self.val_nll = state["step"], state["init_nll"], state["val_nll"]
         self.scores = state.get("scores", {})
@@ -76,46 +58,27 @@ class Trainer(Replica):
             self.guard.resume(state["guard"])
             self.keeper.resume(state["best"])
 
-    def _take(self, parameters: dict[str, Tensor], state: dict[str, Any]) -> dict[str, Any]:
-        self.put(parameters=parameters, state=state["optimizer"])
-        return state
+    def state(self) -> tuple[nn.Module, dict[str, Any]]:
+        state = {"step": self.step, "init_nll": self.init_nll, "val_nll": self.val_nll, "watch": self.watch.state()}
+        model, optimizer = self.gathered()
+        state |= {"guard": self.guard.state(), "best": self.keeper.state(), "optimizer": optimizer}
+        return model, state | ({"scores": self.scores} if self.scores else {})
 
-    def _restore(self) -> int:
+    def _take_back(self) -> int:
         """Take parameters and optimizer state back to the last good checkpoint, or to the initialisation where there is
         none yet; its step. One that an interruption left is never among them, or a resumed run would go on from
         elsewhere than an undisturbed one."""
         found = self.store.first_of(self.guard.candidates())
-        step = 0 if found is None else self._take(*found)["step"]
-        if found is None:
-            self.put(parameters=build_model(self.spec, self.corpus.format).state_dict())
+        parameters, state = found or (build_model(self.spec, self.corpus.format).state_dict(), {})
+        self.put(parameters=parameters, state=state.get("optimizer"))
+        step = state.get("step", 0)
         self.guard.restored(step)
         return step
-
-    def save(self) -> None:
-        """A checkpoint of the current step."""
-        state = {"step": self.step, "init_nll": self.init_nll, "val_nll": self.val_nll, "watch": self.watch.state()}
-        model, optimizer = self.gathered()
-        state |= {"guard": self.guard.state(), "best": self.keeper.state(), "optimizer": optimizer}
-        state |= {"scores": self.scores} if self.scores else {}
-        self.log.sync()
-        self.store.write(self.step, model, state)
-
-    def leave(self, state: str = STOPPED) -> dict[str, Any]:
-        """End before the last step, without a verdict, so that the run can be gone on with from the step that the
-        status names."""
-        # else the parameters may hold what diverged; the resumed run finds it again
-        if self.diverged is None and self.is_sound():
-            self.save()
-        step = self.store.newest
-        self.directory.set_status(
-            state, step=step, reason=f"{state} at step {step} of {self.spec.steps}", num_steps=self.spec.steps
-        )
-        return {}
 
     def advance(self) -> None:
         """Take one optimizer step; write its log rows; validate and save a checkpoint where they are due."""
         step, spec = self.step + 1, self.spec
-        started = time.perf_counter()
+        started = self.wall_s()
         row = self.update(step)
         if reason := self._fault(row):
             self._meet(reason, row)
@@ -132,8 +95,8 @@ class Trainer(Replica):
         self.log.metrics(row)
         if self.gradient_rows:
             self.log.gradients(self.gradient_rows)
-        now = time.perf_counter()
-        speed = {"wall_s": now - self._started, "tokens_per_s": spec.batch * spec.model.positions / (now - started)}
+        now = self.wall_s()
+        speed = {"wall_s": now, "tokens_per_s": spec.batch * spec.model.positions / (now - started)}
         self.log.timing(
             {"step": step, **speed, "memory_mb": peak_memory_mb(self.device)}
             | self.devices.described()
@@ -160,10 +123,9 @@ class Trainer(Replica):
         if answer == "stop":
             self.diverged = self.guard.account(reason)
         elif answer == "restore":
-            row["restored_step"] = self._restore()
+            row["restored_step"] = self._take_back()
 
-    def finish(self) -> dict[str, Any]:
-        """Write verdict and result, the last thing that training writes; returned as a summary."""
+    def judged(self) -> tuple[str, str, dict[str, Any]]:
         unigram_nll = self.validation.unigram_nll(frequencies := self.corpus.log_frequencies())
         judged = judge(self.val_nll, self.init_nll, unigram_nll, self.watch, self.objective.baseline)
         verdict, reason = judged if self.diverged is None else ("diverged", self.diverged)
@@ -175,9 +137,11 @@ class Trainer(Replica):
             **self.validation.unigram_scores(frequencies),
             "num_params": num_parameters(self.model),
             "num_tokens": self.step * self.spec.batch * self.spec.model.positions,
-            "wall_s": time.perf_counter() - self._started,
+            "wall_s": self.wall_s(),
             **self.guard.counts(),
         } | ({"best_steps": self.keeper.best_steps} if self.spec.checkpoint.keep_best else {})
-        self.store.remove_unplanned(self.step)
-        self.directory.set_status(verdict, step=self.step, reason=reason, num_steps=self.spec.steps, result=result)
-        return {"verdict": verdict, "reason": reason, **result}
+        return verdict, reason, result
+
+    def close(self, summary: dict[str, Any]) -> None:
+        self.telemetry.close()
+        super().close(summary)

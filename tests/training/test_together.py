@@ -29,7 +29,7 @@ def test_who_follows_what_is_told_goes_through_the_same_steps(lab):
     spec, devices = lab.spec(microbatch=3), Overheard()
     corpus, cpu = load(lab.cache, spec.data_fingerprint), torch.device("cpu")
     trainer = Trainer(spec, lab.directory(spec), corpus, cpu, devices)
-    trainer.open(None, "")
+    trainer.open()
     while trainer.step < spec.steps:
         trainer.advance()
     names = [name for name, *_ in devices.told]

@@ -6,16 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
-import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from stability.models.backbone import Backbone
 from stability.objectives import Examples
 
-Numbers = ParamSpec("Numbers")
-Result = TypeVar("Result")
+Tensors = dict[str, Tensor]  # whole parameters, by their names
+State = dict[str, Any]  # of an optimizer, whole
+Add = Callable[[Examples], Tensor]  # adds the gradient of a microbatch to the parameters'; its loss sum
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Devices(ABC):
@@ -27,11 +29,15 @@ class Devices(ABC):
     def __enter__(self) -> Devices:
         return self
 
-    @abstractmethod
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        """Errors: ``RuntimeError`` with the last words of a process that died, where that is what ``error`` came of."""
+        self.end(error)
+
+    @abstractmethod
+    def end(self, error: BaseException | None) -> None:
+        """End the other processes. Errors: ``RuntimeError`` with the last words of one that died, where that is what
+        ``error`` came of."""
 
     @abstractmethod
     def described(self) -> dict[str, int]:
@@ -46,25 +52,16 @@ class Devices(ABC):
         """The model that ``make`` gives on the CPU, placed."""
 
     @abstractmethod
-    def put(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        parameters: dict[str, Tensor] | None,
-        state: dict[str, Any] | None,
-    ) -> None:
+    def put(self, model: nn.Module, optimizer: Optimizer, parameters: Tensors | None, state: State | None) -> None:
         """Load whole parameters, and the optimizer's whole state where there is one (None: it stays as it is)."""
 
     @abstractmethod
-    def gathered(self, model: Backbone, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, dict[str, Any]]:
+    def gathered(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
         """The model and the optimizer's state as one device would have them: what a checkpoint holds."""
 
     @abstractmethod
-    def backward(
-        self, add: Callable[[Examples], Tensor], examples: Examples, rows: int, parameters: Sequence[nn.Parameter]
-    ) -> Tensor:
-        """The loss sum of a batch, its gradient added to the parameters'. ``add`` gives both for a microbatch, which
-        has ``rows`` rows at most."""
+    def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """The loss sum of a batch, its gradient added to the parameters'; ``rows``: of a microbatch, at most."""
 
     @abstractmethod
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -88,24 +85,20 @@ class Devices(ABC):
         """``function`` of each item, in their order, without gradients."""
 
 
-def together(
-    methods: dict[str, Callable[..., Any]],
-) -> Callable[[Callable[Concatenate[Any, Numbers], Result]], Callable[Concatenate[Any, Numbers], Result]]:
+def together(methods: dict[str, Callable[..., Any]]) -> Callable[[Method], Method]:
     """Record a method, by its name, that all processes of a run go through at the same time. The run's own decides
     when: the others are told before it begins, with the positional arguments, which are numbers. What keyword arguments
     hold is known to the run's own process alone. No such method calls another one.
     """
 
-    def record(
-        method: Callable[Concatenate[Any, Numbers], Result],
-    ) -> Callable[Concatenate[Any, Numbers], Result]:
+    def record(method: Method) -> Method:
         methods[method.__name__] = method
 
         @wraps(method)
-        def told(self: Any, *numbers: Numbers.args, **own: Numbers.kwargs) -> Result:
+        def told(self: Any, *numbers: int, **own: Any) -> Any:
             self.devices.tell(method.__name__, *numbers)
             return method(self, *numbers, **own)
 
-        return told
+        return cast("Method", told)
 
     return record

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from stability.models.backbone import Backbone
 from stability.objectives import Examples
-from stability.training.devices.base import Devices
+from stability.training.devices.base import Add, Devices, State, Tensors
 
 
 class OneDevice(Devices):
@@ -20,9 +20,7 @@ class OneDevice(Devices):
     def __init__(self, device: torch.device):
         self._device = device
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Nothing to end."""
 
     def described(self) -> dict[str, int]:
@@ -34,24 +32,16 @@ class OneDevice(Devices):
     def build(self, make: Callable[[], Backbone]) -> Backbone:
         return make().to(self._device)
 
-    def put(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        parameters: dict[str, Tensor] | None,
-        state: dict[str, Any] | None,
-    ) -> None:
+    def put(self, model: nn.Module, optimizer: Optimizer, parameters: Tensors | None, state: State | None) -> None:
         assert parameters is not None
         model.load_state_dict(parameters)
         if state is not None:
             optimizer.load_state_dict(state)
 
-    def gathered(self, model: Backbone, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, dict[str, Any]]:
+    def gathered(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
         return model, optimizer.state_dict()
 
-    def backward(
-        self, add: Callable[[Examples], Tensor], examples: Examples, rows: int, parameters: Sequence[nn.Parameter]
-    ) -> Tensor:
+    def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Tensor:
         return torch.stack([add(part) for part in examples.split(rows)]).sum()
 
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -19,18 +19,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from stability.config.run import RunSpec
 from stability.models.backbone import Backbone
 from stability.objectives import Examples
-from stability.training.devices.base import Devices
+from stability.training.devices.base import Add, Devices, State, Tensors
 from stability.training.devices.processes import Helpers
 from stability.training.machine import return_freed_memory
 
@@ -50,9 +50,7 @@ class ShardedDevices(Devices):
         """The share of the run's own process, whose helpers are started with it. Errors: as `Helpers`."""
         return cls(device, 0, size, Helpers(spec, cache_dir, device, size, shard=True))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def end(self, error: BaseException | None) -> None:
         if self._helpers is not None:
             self._helpers.end(error)
 
@@ -83,9 +81,7 @@ class ShardedDevices(Devices):
         self._put_parameters(make().state_dict() if self._rank == 0 else None)
         return model
 
-    def backward(
-        self, add: Callable[[Examples], Tensor], examples: Examples, rows: int, parameters: Sequence[nn.Parameter]
-    ) -> Tensor:
+    def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Each process goes through its own rows of the batch."""
         own = len(examples.targets_BN) // self._size
         share = examples.each(lambda tensor: tensor[self._rank * own : (self._rank + 1) * own])
@@ -122,13 +118,7 @@ class ShardedDevices(Devices):
         self._model.reshard()  # after a forward pass that no backward pass follows, embedding and head would stay whole
         return iter([tuple(parts.tolist()) for parts in results])
 
-    def put(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        parameters: dict[str, Tensor] | None,
-        state: dict[str, Any] | None,
-    ) -> None:
+    def put(self, model: nn.Module, optimizer: Optimizer, parameters: Tensors | None, state: State | None) -> None:
         """``parameters`` and ``state`` count in the run's own process only."""
         self._put_parameters(parameters)
         if (frame := self._same(None if state is None else tree_map(_frame, state))) is not None:
@@ -139,9 +129,7 @@ class ShardedDevices(Devices):
             for name, own in self._model.state_dict().items():
                 own.copy_(self._handed_out(own, None if parameters is None else parameters[name]))
 
-    def _received(
-        self, optimizer: torch.optim.Optimizer, frame: dict[str, Any], state: dict[str, Any] | None
-    ) -> dict[str, Any]:
+    def _received(self, optimizer: Optimizer, frame: dict[str, Any], state: dict[str, Any] | None) -> dict[str, Any]:
         """The optimizer's state with slices for the tensors of a parameter's shape, which in ``frame`` are without
         content."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -167,7 +155,7 @@ class ShardedDevices(Devices):
         )
         return distribute_tensor(given, self._mesh, like.placements)
 
-    def gathered(self, model: Backbone, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, dict[str, Any]]:
+    def gathered(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
         """The whole model and the optimizer's whole state, gathered on the CPU one tensor after another; in the helpers
         the tensors are empty."""
         parameters, state = tree_map(self._gathered, (dict(model.state_dict()), optimizer.state_dict()))

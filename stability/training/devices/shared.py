@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +22,7 @@ from stability.build import build_model, build_objective
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.objectives import Examples
+from stability.training.devices.base import Add
 from stability.training.devices.one import OneDevice
 from stability.training.devices.processes import Helpers
 from stability.training.draws import training_examples
@@ -40,9 +40,7 @@ class SharedDevices(OneDevice):
         self._size = num_devices
         self._helpers = Helpers(spec, cache_dir, device, num_devices, shard=False)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def end(self, error: BaseException | None) -> None:
         self._helpers.end(error)
 
     def tell(self, method: str, *numbers: int) -> None:
@@ -50,9 +48,7 @@ class SharedDevices(OneDevice):
         if method in Microbatches.TOGETHER:
             self._helpers.tell(method, *numbers)
 
-    def backward(
-        self, add: Callable[[Examples], Tensor], examples: Examples, rows: int, parameters: Sequence[nn.Parameter]
-    ) -> Tensor:
+    def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Hand out the parameters, with which the helpers begin; then go through the microbatches in their order."""
         dist.broadcast(_flat([parameter.detach() for parameter in parameters]), src=0)
         totals = [
