@@ -111,7 +111,7 @@ def make_run(directory: RunDirectory, run: RunSpec, corpus: Corpus, curvature: C
     rows = [
         _recorded(directory.run_id, state, step, run.lr_peak) for state in curvature.state for step in range(RECORDED)
     ]
-    StoredSteps(directory.curvature_file("terminal"), curvature).write_states(rows)
+    StoredSteps(directory.curvature_file("terminal"), curvature).write(rows)
     result = {
         "val_nll": val_nll,
         "init_nll": 5.6,

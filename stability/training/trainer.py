@@ -1,5 +1,4 @@
-"""One loop for every objective: a generator that trains a run step by step, and can be left and resumed after any of
-them."""
+"""A run's own process: what one step of it is, for every objective; `checkpointed` has the loop around it."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ from stability.training.verdict import SpikeWatch, judge
 
 
 class Trainer(Replica, Checkpointed):
-    """The run's own process: beside its part of the computing the step that the run stands at, its log, its checkpoints
-    and its verdict."""
+    """Beside this process's part of the computing: validation, guards, and what of a run is kept and judged."""
 
     spec: RunSpec
     running = {"phase": "training"}

@@ -110,4 +110,4 @@ def _measure_steps(
             if row is not None:
                 rows.append({**where, **row})
             yield
-    StoredSteps(directory.curvature_file(phase), curvature).write_states(rows, undefined)
+    StoredSteps(directory.curvature_file(phase), curvature).write(rows, undefined=undefined)

@@ -81,14 +81,22 @@ class StoredSteps(Stored):
         stored = self.states()
         return tuple(state for state in self.curvature.state if state not in stored)
 
-    def write_states(self, rows: list[dict[str, Any]], undefined: Sequence[str] = ()) -> None:
+    def is_current(self) -> bool:
+        return not self.missing()
+
+    def write(
+        self,
+        rows: Sequence[dict[str, Any]],
+        columns: Sequence[str] = CURVATURE_COLUMNS,
+        undefined: Sequence[str] = (),
+    ) -> None:
         """Replace the file; rows of other optimizer states that it holds under the same protocol stay. ``undefined``:
         states in which there is no α_max."""
         curvature = self.curvature
         others = [state for state in self.states() if state not in curvature.state]
-        table = pd.DataFrame(rows, columns=CURVATURE_COLUMNS)
+        table = pd.DataFrame(rows, columns=list(columns))
         if others:
-            kept = pd.read_parquet(self.path).query("state in @others").reindex(columns=CURVATURE_COLUMNS)
+            kept = pd.read_parquet(self.path).query("state in @others").reindex(columns=list(columns))
             # a file may be older than the column
             kept["gradient"] = [curvature.gradient_of(state) for state in kept["state"]]
             table = pd.concat([kept, table], ignore_index=True) if rows else kept

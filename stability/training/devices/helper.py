@@ -26,13 +26,13 @@ def help_out(settings: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN)
     spec, device, told = parse_run(settings["spec"]), device_of(settings), instructions(settings)
     corpus = load(Path(settings["cache_dir"]), spec.data_fingerprint)
-    join(settings, device)
     rank, size = settings["rank"], settings["size"]
-    part = (
-        Replica(spec, corpus, device, ShardedDevices(device, rank, size))
-        if settings["shard"]
-        else Microbatches(spec, corpus, device, rank, size)
-    )
+    if settings["shard"]:
+        join(settings, device)
+        part = Replica(spec, corpus, device, ShardedDevices(device, rank, size))
+    else:
+        part = Microbatches(spec, corpus, device, rank, size)
+        join(settings, device)  # only now: the run notices a helper that dies before, and waits for none after
     follow(part, told)
 
 
