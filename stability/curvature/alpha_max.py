@@ -117,7 +117,7 @@ def rounding_share(before: Mapping[str, Tensor], lengths: Mapping[str, float]) -
 
 
 def has_paper_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer keeps means of g and g² as `paper_state` sets them: Adam, and AdamW, which is a subclass."""
+    """Return whether an optimizer keeps means of g and g² as `paper_state` sets them: Adam, and AdamW, a subclass."""
     return isinstance(optimizer, torch.optim.Adam)
 
 

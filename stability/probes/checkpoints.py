@@ -16,8 +16,8 @@ from stability.training import checkpoint
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a checkpoint holds, and the data that its run read. Whoever changes model or trainer state takes a copy:
-    the next measurement starts from the same."""
+    """A checkpoint in memory, with the data that its run read. Whoever changes model or trainer state takes a copy: the
+    next measurement starts from the same."""
 
     folder: Path
     spec: RunSpec
@@ -27,14 +27,14 @@ class Loaded:
 
     @classmethod
     def read(cls, folder: Path, cache_dir: Path) -> Loaded:
-        """Errors: ``ValueError`` where the checkpoint is damaged, or the data are no longer those of the run."""
+        """Read a checkpoint. Errors: ``ValueError`` where it is damaged, or the data are no longer those of the run."""
         spec, model, trainer = checkpoint.read(folder)
         return cls(folder, spec, model, trainer, corpus_of(spec, cache_dir))
 
 
 def corpus_of(spec: RunSpec, cache_dir: Path) -> AbstractCorpus:
-    """The prepared data of a run; prepared anew where the cache has gone. ``ValueError`` where it is no longer the same
-    data."""
+    """Return the prepared data of a run; prepared anew where the cache has gone. ``ValueError`` where it is no longer
+    the same data."""
     if (cache_dir / spec.data_fingerprint).is_dir():
         return load(cache_dir, spec.data_fingerprint)
     corpus = as_read(prepare(spec.data, cache_dir), spec.objective, cache_dir.parent)

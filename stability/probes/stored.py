@@ -21,15 +21,15 @@ class Stored:
         self.path, self.protocol, self.columns = path, protocol, columns
 
     def found(self) -> str | None:
-        """The protocol that the file was measured by; None where there is no file, or it does not say."""
+        """Return the protocol that the file was measured by; None where there is no file, or it does not say."""
         return read_metadata(self.path).get(PROTOCOL) if self.path.exists() else None
 
     def decisive(self, protocol: str) -> Any:
-        """What of a protocol has to agree for the file to count as measured: all of it, unless a table knows better."""
+        """Return what of a protocol has to agree for the file to count as measured; all, for most tables."""
         return protocol
 
     def is_current(self) -> bool:
-        """Whether the file was measured under the protocol that is asked for."""
+        """Return whether the file was measured under the protocol that is asked for."""
         found = self.found()
         return (
             found is not None

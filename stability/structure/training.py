@@ -92,7 +92,7 @@ class TokenizerTrainer(Checkpointed):
         self._enter_stage()
 
     def _require_backbones(self) -> None:
-        """Errors: ``ValueError`` where no chain to train on, or none held out, has a backbone: CA traces, for one."""
+        """Raise a ``ValueError`` where no chain to train on, or none held out, has a backbone: CA traces, for one."""
         has_backbone = any(chain.mask_N.sum() >= FEWEST_RESIDUES for chain in self.train)
         if not has_backbone or not self.held_out:
             side = "held-out chain" if has_backbone else "chain to train on"
@@ -102,7 +102,7 @@ class TokenizerTrainer(Checkpointed):
             )
 
     def _enter_stage(self) -> None:
-        """The parameters that train now, with a fresh optimizer."""
+        """Choose the parameters that train now, with a fresh optimizer."""
         atoms = self.tokenizer.atom_decoder
         self.in_stage_2 = self.step >= self.spec.steps and atoms is not None
         parts = [atoms] if self.in_stage_2 and atoms is not None else [self.tokenizer.encoder, self.tokenizer.decoder]
@@ -124,7 +124,7 @@ class TokenizerTrainer(Checkpointed):
             self.optimizer.load_state_dict(state["optimizer"])
 
     def state(self) -> tuple[nn.Module, dict[str, Any]]:
-        """At the first stage's end the second's optimizer has nothing to keep."""
+        """Return what a checkpoint holds; at the first stage's end the second's optimizer has nothing to keep."""
         state = {"step": self.step, "init_rmsd": self.init_rmsd, "val_rmsd": self.val_rmsd, "atom_rmsd": self.atom_rmsd}
         optimizer = None if self.step == self.spec.steps else self.optimizer.state_dict()
         return self.tokenizer, state | {"optimizer": optimizer}
@@ -165,6 +165,8 @@ class TokenizerTrainer(Checkpointed):
             self.diverged = f"held-out RMSD {value} at step {row['step']}"
 
     def _update(self, step: int) -> dict[str, Any]:
+        """Take one step and return its row of metrics; the optimizer leaves a step out whose loss or gradient is not
+        finite."""
         in_stage = step - self.spec.steps if self.in_stage_2 else step
         schedule = ScheduleSpec(name="cosine", warmup_steps=self.spec.warmup_steps)
         lr = self.spec.lr_peak * lr_factor(
@@ -207,6 +209,7 @@ class TokenizerTrainer(Checkpointed):
         return torch.cat([squared_errors(self.tokenizer, batch, atoms=atoms).sqrt() for batch in batches]).mean().item()
 
     def judged(self) -> tuple[str, str, dict[str, Any]]:
+        """Judge by the held-out RMSD, which has to fall."""
         verdict, reason = "stable", ""
         if self.diverged is not None:
             verdict, reason = "diverged", self.diverged

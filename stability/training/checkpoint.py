@@ -62,12 +62,12 @@ def load(folder: str | Path) -> tuple[RunSpec, Backbone]:
 
 
 def read(folder: Path) -> tuple[RunSpec, Backbone, dict[str, Any]]:
-    """What `load` and `load_trainer` give, the files hashed once."""
+    """Return what `load` and `load_trainer` give, the files hashed once."""
     return *_model(folder, verified_manifest(folder)), _trainer(folder)
 
 
 def load_trainer(folder: Path) -> dict[str, Any]:
-    """What ``save`` was given as ``trainer``; read with ``weights_only``, so code in it is refused, not run."""
+    """Return what ``save`` was given as ``trainer``; read with ``weights_only``, so code in it is refused, not run."""
     verified_manifest(folder)
     return _trainer(folder)
 

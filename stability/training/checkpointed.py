@@ -40,22 +40,22 @@ class Checkpointed(ABC):
 
     @abstractmethod
     def first_row(self) -> dict[str, Any]:
-        """What is logged before any step."""
+        """Return the row that is logged before any step."""
 
     @abstractmethod
     def state(self) -> tuple[nn.Module, dict[str, Any]]:
-        """What a checkpoint of the current step holds: the model, and all else that the next step depends on."""
+        """Return what a checkpoint of the current step holds: the model, and all else that the next step depends on."""
 
     @abstractmethod
     def restore(self, parameters: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Stand where `state` was taken."""
+        """Go to where `state` was taken."""
 
     @abstractmethod
     def judged(self) -> tuple[str, str, dict[str, Any]]:
-        """Verdict, its reason, and the result: plain values."""
+        """Return verdict, its reason, and the result: plain values."""
 
     def is_sound(self) -> bool:
-        """Whether a checkpoint may be made of what it stands at, where it has not diverged."""
+        """Return whether a checkpoint may be made of what it stands at, where it has not diverged."""
         return True
 
     def open(self, command: str = "", wandb: dict[str, Any] | None = None, **described: Any) -> None:
@@ -74,7 +74,7 @@ class Checkpointed(ABC):
             self.log.metrics(self.first_row())
 
     def wall_s(self) -> float:
-        """Seconds spent so far, those before an interruption among them."""
+        """Return the seconds spent so far, those before an interruption among them."""
         return time.perf_counter() - self._started
 
     def steps(self, until: int | None = None) -> Iterator[None]:
@@ -94,7 +94,7 @@ class Checkpointed(ABC):
             self.close(summary)
 
     def save(self) -> None:
-        """A checkpoint of the current step, unless there is one."""
+        """Write a checkpoint of the current step, unless there is one."""
         if self.store.lacks(self.step):
             self.log.sync()
             self.store.write(self.step, *self.state())

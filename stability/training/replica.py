@@ -56,17 +56,17 @@ class Replica:
 
     @together(TOGETHER)
     def gathered(self) -> tuple[nn.Module, dict[str, Any]]:
-        """The whole model and the optimizer's whole state."""
+        """Return the whole model and the optimizer's whole state."""
         return self.devices.gathered(self.model, self.optimizer)
 
     @together(TOGETHER)
     def is_sound(self) -> bool:
-        """Whether every parameter is finite: what guards do not look at after each step may have got in."""
+        """Return whether every parameter is finite: what guards do not look at after each step may have got in."""
         return self.devices.every(all(bool(part.isfinite().all()) for part in self.devices.local(self.parameters)))
 
     @together(TOGETHER)
     def measure(self) -> dict[str, float]:
-        """The validation numbers as they go into a row, the NLL first."""
+        """Return the validation numbers as they go into a row, the NLL first."""
         measured = self.validation.measure(self.model, self.devices.spread)
         self.val_nll = measured["val_nll"]
         self.scores = {name: value for name, value in measured.items() if name != "val_nll"}
@@ -74,8 +74,8 @@ class Replica:
 
     @together(TOGETHER)
     def update(self, step: int) -> dict[str, Any]:
-        """Gradient, clipping and optimizer step number ``step``; the log row of it. No step is taken where loss or
-        gradient is not finite."""
+        """Compute the gradient, clip it and take optimizer step number ``step``; return its log row. No step is taken
+        where loss or gradient is not finite."""
         spec = self.spec
         lr = spec.lr_peak * lr_factor(spec.schedule, step, spec.steps)
         for group in self.optimizer.param_groups:
@@ -103,8 +103,8 @@ class Replica:
         return row
 
     def _backward(self, examples: Examples) -> Tensor:
-        """The batch's mean loss, its gradient added to the parameters'. Microbatch by microbatch, each of them over the
-        count of the whole batch: one of few masked tokens weighs no more than they do."""
+        """Add the gradient of the batch's mean loss to the parameters'; return that loss. Microbatch by microbatch,
+        each of them over the count of the whole batch: one of few masked tokens weighs no more than they do."""
         count = self.objective.count(examples, torch.float32)
 
         def add(microbatch: Examples) -> Tensor:
@@ -115,12 +115,12 @@ class Replica:
         return self.devices.backward(add, examples, self.spec.microbatch or self.spec.batch, self.parameters) / count
 
     def _looks_at(self, step: int) -> bool:
-        """Whether this step is looked at for numbers that are not finite: as often as the guards are told to, and
-        wherever the run might be kept or judged by it."""
+        """Return whether this step is looked at for numbers that are not finite: as often as the guards are told to,
+        and wherever the run might be kept or judged by it."""
         return step % self.spec.guards.check_every == 0 or self.keeper.validates(step) or self.keeper.may_be_due(step)
 
     def _fault(self, row: dict[str, Any]) -> str | None:
-        """What is wrong with a step that is looked at."""
+        """Say what is wrong with a step that is looked at."""
         return (
             (first_non_finite(row, row["step"]) or self.guard.too_large(row)) if self._looks_at(row["step"]) else None
         )

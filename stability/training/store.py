@@ -30,15 +30,15 @@ class Store(ABC):
 
     @abstractmethod
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is written at this step, once its validation has been taken in."""
+        """Return whether a checkpoint is written at this step, once its validation has been taken in."""
 
     @abstractmethod
     def kept(self, step: int) -> set[int]:
-        """Steps of the checkpoints, of those that stand by now, that stay when a training stands at this step."""
+        """Return the steps of those checkpoints that stay, of all that stand, when a training is at this step."""
 
     @abstractmethod
     def read(self, folder: Path) -> Held:
-        """What a checkpoint holds. Errors: ``ValueError`` for one that is damaged, or of another training."""
+        """Return what a checkpoint holds. Errors: ``ValueError`` for one that is damaged, or of another training."""
 
     @property
     def newest(self) -> int:
@@ -47,11 +47,11 @@ class Store(ABC):
         return max(self._standing, default=0)
 
     def latest(self) -> Held | None:
-        """The newest checkpoint that can be read, whoever left it; None where there is none."""
+        """Return the newest checkpoint that can be read, whoever left it; None where there is none."""
         return self._first(reversed(self._directory.checkpoints()))
 
     def first_of(self, steps: Sequence[int]) -> Held | None:
-        """The first of these steps' checkpoints that can be read."""
+        """Return the first of these steps' checkpoints that can be read."""
         return self._first(folder for step in steps if (folder := self._folder(step)).exists())
 
     def _first(self, folders: Iterable[Path]) -> Held | None:
@@ -66,18 +66,18 @@ class Store(ABC):
         return None
 
     def lacks(self, step: int) -> bool:
-        """Whether there is something to write at the step a training stands at."""
+        """Return whether there is something to write at the step a training stands at."""
         return step > 0 and step not in self._standing
 
     def write(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
-        """A checkpoint of the step a training stands at; what does not stay beside it goes once it stands."""
+        """Write a checkpoint of the step a training stands at; what does not stay beside it goes once it stands."""
         stays = {*self.kept(step), step}
         checkpoint.save(self._folder(step), model, state, self._spec, step=step, data_format=self._format)
         self._standing.add(step)
         self._remove_but(stays)
 
     def remove_unplanned(self, step: int) -> None:
-        """What rolls on goes, and what only an interruption wrote, once it has served: the folder of a training that
+        """Remove what rolls on, and what only an interruption wrote, once it has served: the folder of a training that
         was resumed is that of an undisturbed one."""
         self._remove_but(self.kept(step))
 

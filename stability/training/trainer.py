@@ -24,7 +24,7 @@ from stability.training.verdict import SpikeWatch, judge
 
 
 class Trainer(Replica, Checkpointed):
-    """Beside this process's part of the computing: validation, guards, and what of a run is kept and judged."""
+    """The trainer of a run adds to a replica how it is validated, guarded, kept and judged."""
 
     spec: RunSpec
     running = {"phase": "training"}
@@ -105,7 +105,7 @@ class Trainer(Replica, Checkpointed):
             self.save()
 
     def _validate(self, row: dict[str, Any]) -> None:
-        """Validation NLL, and what is validated beside it, into the row. After a restore it is that of what was
+        """Put the validation NLL, and what is validated beside it, into the row. After a restore it is that of what was
         restored, which the run goes on from, or ends with."""
         row |= self.measure()
         if reason := first_non_finite({"validation NLL": self.val_nll}, self.step):
@@ -124,6 +124,7 @@ class Trainer(Replica, Checkpointed):
             row["restored_step"] = self._take_back()
 
     def judged(self) -> tuple[str, str, dict[str, Any]]:
+        """Judge by the validation NLL, and by what the guards found."""
         unigram_nll = self.validation.unigram_nll(frequencies := self.corpus.log_frequencies())
         judged = judge(self.val_nll, self.init_nll, unigram_nll, self.watch, self.objective.baseline)
         verdict, reason = judged if self.diverged is None else ("diverged", self.diverged)

@@ -18,17 +18,17 @@ from stability.runs.schema import SPECTRA
 
 
 def is_measured(directory: RunDirectory, curvature: CurvatureSpec) -> bool:
-    """Whether every phase and table that was asked for is on disk under the same protocol."""
+    """Return whether every phase and table that was asked for is on disk under the same protocol."""
     return not missing_phases(directory, curvature) and not spectra.missing_tables(directory, curvature)
 
 
 def missing_phases(directory: RunDirectory, curvature: CurvatureSpec) -> list[str]:
-    """The phases asked for whose steps are not on disk under the same protocol."""
+    """Return the phases asked for whose steps are not on disk under the same protocol."""
     return list(_missing_states(directory, curvature))
 
 
 def _missing_states(directory: RunDirectory, curvature: CurvatureSpec) -> dict[str, tuple[str, ...]]:
-    """The optimizer states that are not on disk, by the phases that lack one."""
+    """Return the optimizer states that are not on disk, by the phases that lack one."""
     if not _has_steps(curvature):
         return {}
     missing = {
@@ -86,7 +86,7 @@ def _measure(
     curvature: CurvatureSpec,
     device: str,
 ) -> Iterator[None]:
-    """The steps of these states, then these tables, of a checkpoint (None: empty ones)."""
+    """Measure the steps of these states, then these tables, of a checkpoint (None: empty ones)."""
     if states:
         asked = curvature.model_copy(update={"state": states})
         yield from _measure_steps(directory, loaded, phase, asked, device)
@@ -97,6 +97,7 @@ def _measure(
 def _measure_steps(
     directory: RunDirectory, loaded: Loaded | None, phase: str, curvature: CurvatureSpec, device: str
 ) -> Iterator[None]:
+    """Measure a checkpoint in each optimizer state that it defines, and write the rows; yields after every step."""
     observe = spectra.critical_column(curvature.spectra) if "critical_lr" in curvature.measure else None
     rows, undefined = [], []
     for state in () if loaded is None else curvature.state:

@@ -1,4 +1,4 @@
-"""The protocol of 5.2.1 on a checkpoint of ours: its model, its optimizer, its data."""
+"""The protocol of 5.2.1 is taken to a checkpoint of ours: its model, its optimizer, its data."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Probe:
         )
 
     def defines(self, state: str) -> bool:
-        """Whether steps can start from an optimizer state: the paper's warm-up sets Adam's m and v; other optimizers
-        have only the run's own state."""
+        """Return whether steps can start from an optimizer state: the paper's warm-up sets Adam's m and v; other
+        optimizers have only the run's own state."""
         return state != "paper" or has_paper_state(self.optimizer)
 
     def rows(self, state: str) -> Iterator[dict[str, Any] | None]:
-        """As `Descent.rows`, from the paper's optimizer state or the checkpoint's own."""
+        """Yield the rows of `Descent.rows`, from the paper's optimizer state or the checkpoint's own."""
         return self.descent.rows(state, self._trainer["optimizer"])
 
     def _batch(self, index: int) -> Examples:
@@ -62,6 +62,6 @@ class Probe:
         return self.objective.loss(self.model, examples, params)
 
     def _loss_in_double(self) -> LossSum:
-        """The same on a copy of the model, whose buffers are float64 then, too."""
+        """Return the same on a copy of the model, whose buffers are float64 then, too."""
         model = copy.deepcopy(self.model).double()
         return lambda params, examples: self.objective.loss(model, examples, params)

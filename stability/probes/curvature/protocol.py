@@ -1,4 +1,4 @@
-"""By which protocol a run's curvature was measured, and what of it is on disk under the one that is asked for."""
+"""Tell by which protocol a run's curvature was measured, and what of it is on disk under the one that is asked for."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ BEFORE = {"gradient": "true"}  # where a default is not what was done before the
 
 
 def protocol_of(curvature: CurvatureSpec, reads: Sequence[str] = ()) -> str:
-    """What the numbers of a table depend on, as canonical JSON; ``reads``: the settings of `SpectraSpec` that it takes
-    beside the critical rate's."""
+    """Return what the numbers of a table depend on, as canonical JSON; ``reads``: the settings of `SpectraSpec` that it
+    takes beside the critical rate's."""
     critical = "critical_lr" in curvature.measure
     spectra = curvature.spectra.only((*(("critical_resolution",) if critical else ()), *reads))
     measured = ["alpha_max", "critical_lr"] if critical else ["alpha_max"]
@@ -33,13 +33,13 @@ def protocol_of(curvature: CurvatureSpec, reads: Sequence[str] = ()) -> str:
 
 
 def full_protocol(curvature: CurvatureSpec) -> str:
-    """`protocol_of` with every setting of `SpectraSpec`, as a file's own is compared."""
+    """Return `protocol_of` with every setting of `SpectraSpec`, as a file's own is compared."""
     return protocol_of(curvature, tuple(SpectraSpec.model_fields))
 
 
 def spec_of(protocol: str) -> CurvatureSpec | None:
-    """What a file was measured by; a field younger than the file reads as what was done before there was the field.
-    None: by a field or value that is no longer, thus by another protocol."""
+    """Return what a file was measured by; a field younger than the file reads as what was done before there was the
+    field. None: by a field or value that is no longer, thus by another protocol."""
     try:
         return checked(CurvatureSpec, BEFORE | json.loads(protocol))
     except ValueError:
@@ -55,7 +55,7 @@ class StoredSteps(Stored):
         self.curvature = curvature
 
     def states(self) -> tuple[str, ...]:
-        """The optimizer states that the file holds under this protocol; () where it holds another protocol's numbers.
+        """Return the optimizer states that the file holds under this protocol; () where it holds those of another.
 
         A state counts by what was done in it: gradient=auto is gradient=true in state "checkpoint" and gradient=clipped
         in state "paper". A critical learning rate more than was asked for does no harm, nor do more steps by the
@@ -77,7 +77,7 @@ class StoredSteps(Stored):
         return {protocol_of(alone), protocol_of(alone.model_copy(update={"measure": ("alpha_max", "critical_lr")}))}
 
     def missing(self) -> tuple[str, ...]:
-        """The states asked for that are not on disk."""
+        """Return the states asked for that are not on disk."""
         stored = self.states()
         return tuple(state for state in self.curvature.state if state not in stored)
 

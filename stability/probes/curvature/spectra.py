@@ -1,5 +1,5 @@
-"""What `measure=` asks for beyond α_max, at a checkpoint: the loss along u, sharpness, spectral density, block shares →
-``curvature/<phase>_<table>.parquet``.
+"""Measure what `measure=` asks for beyond α_max, at a checkpoint: the loss along u, sharpness, spectral density, block
+shares → ``curvature/<phase>_<table>.parquet``.
 
 Everything is measured at the first recorded step of the protocol, per optimizer state: at its θ, on its batch, along
 its u, and of the loss itself: slope and α_max are those of its own gradient, also where a recorded step's are the
@@ -46,7 +46,8 @@ READS: dict[str, tuple[str, ...]] = {
 
 
 def critical_column(spectra: SpectraSpec) -> Callable[[Step], dict[str, Any]]:
-    """For `Descent`'s ``observe``: the critical learning rate of a recorded step, searched from its α_max."""
+    """Return `Descent`'s ``observe`` that adds the critical learning rate of a recorded step, searched from its
+    α_max."""
 
     def column(step: Step) -> dict[str, Any]:
         known = step.result.alpha_max
@@ -194,12 +195,13 @@ def _gauss_newton_share(probe: Probe, step: Step) -> float:
 
 
 def _examples(probe: Probe):
-    """The batch of the first recorded step."""
+    """Return the batch of the first recorded step."""
     return probe.descent.examples(probe.curvature.warmup_batches + probe.curvature.warmup_steps)
 
 
 def _noise_scale(probe: Probe, step: Step) -> float:
-    """In sequences, at the step's θ over the batches from its own on: a single one leaves |G|² to chance."""
+    """Return the noise scale in sequences, at the step's θ over the batches from its own on: a single one leaves |G|²
+    to chance."""
     first, spectra = probe.curvature.warmup_batches + probe.curvature.warmup_steps, probe.curvature.spectra
     batches = [probe.descent.examples(first + number) for number in range(spectra.noise_batches)]
     parts = [part for batch in batches for part in batch.split(max(1, len(batch.targets_BN) // spectra.noise_parts))]
@@ -212,8 +214,8 @@ def _noise_scale(probe: Probe, step: Step) -> float:
 
 
 def _attention(probe: Probe, step: Step) -> dict[str, float]:
-    """Over all softmax-attention layers: the largest logit and the mean entropy in nats; nothing where there is no such
-    layer."""
+    """Return the largest logit and the mean entropy in nats over all softmax-attention layers; nothing where there is
+    no such layer."""
     found = attention_statistics(probe.model, lambda: _examples(probe).logits(probe.model, step.params))
     if not found:
         return {}

@@ -1,4 +1,4 @@
-"""What a trainer asks of the devices of its run, whether there is one or there are several."""
+"""A trainer asks the same of the devices of its run, whether there is one or there are several."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Devices(ABC):
 
     @abstractmethod
     def described(self) -> dict[str, int]:
-        """What a row of timings says of them."""
+        """Return what a row of timings says of them."""
 
     @abstractmethod
     def tell(self, method: str, *numbers: int) -> None:
@@ -49,7 +49,7 @@ class Devices(ABC):
 
     @abstractmethod
     def build(self, make: Callable[[], Backbone]) -> Backbone:
-        """The model that ``make`` gives on the CPU, placed."""
+        """Return the model that ``make`` gives on the CPU, placed."""
 
     @abstractmethod
     def put(self, model: nn.Module, optimizer: Optimizer, parameters: Tensors | None, state: State | None) -> None:
@@ -57,32 +57,32 @@ class Devices(ABC):
 
     @abstractmethod
     def gathered(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
-        """The model and the optimizer's state as one device would have them: what a checkpoint holds."""
+        """Return the model and the optimizer's state as one device would have them: what a checkpoint holds."""
 
     @abstractmethod
     def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """The loss sum of a batch, its gradient added to the parameters'; ``rows``: of a microbatch, at most."""
+        """Add the gradient of a batch to the parameters'; return its loss sum. ``rows``: of a microbatch, at most."""
 
     @abstractmethod
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """What of each lies here, as plain tensors that share its memory."""
+        """Return what of each lies here, as plain tensors that share its memory."""
 
     @abstractmethod
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The Euclidean norm of all of them together. ``tensors``: parameters, gradients, or what `local` made of
-        them."""
+        """Return the Euclidean norm of all of them together. ``tensors``: parameters, gradients, or what `local` made
+        of them."""
 
     @abstractmethod
     def clip(self, parameters: Sequence[nn.Parameter], limit: float) -> Tensor:
-        """Scale the gradients down to the norm ``limit`` where they are above it; their norm before."""
+        """Scale the gradients down to the norm ``limit`` where they are above it; return their norm before."""
 
     @abstractmethod
     def every(self, is_so: bool) -> bool:
-        """Whether it is so in each process."""
+        """Return whether it is so in each process."""
 
     @abstractmethod
     def spread(self, function: Callable[[Any], tuple[float, ...]], items: Sequence[Any]) -> Iterator[tuple[float, ...]]:
-        """``function`` of each item, in their order, without gradients."""
+        """Yield ``function`` of each item, in their order, without gradients."""
 
 
 def together(methods: dict[str, Callable[..., Any]]) -> Callable[[Method], Method]:

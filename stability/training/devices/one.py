@@ -21,13 +21,13 @@ class OneDevice(Devices):
         self._device = device
 
     def end(self, error: BaseException | None) -> None:
-        """Nothing to end."""
+        """End nothing: there are no other processes."""
 
     def described(self) -> dict[str, int]:
         return {}
 
     def tell(self, method: str, *numbers: int) -> None:
-        """Nobody to tell."""
+        """Tell nobody."""
 
     def build(self, make: Callable[[], Backbone]) -> Backbone:
         return make().to(self._device)

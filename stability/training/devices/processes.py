@@ -66,6 +66,7 @@ class Helpers:
             raise
 
     def _start(self, rank: int, settings: dict[str, Any]) -> subprocess.Popen[str]:
+        """Start the process of one rank, its settings in a file and its output in a log."""
         folder = Path(self._folder.name)
         (folder / f"{rank}.json").write_text(json.dumps({**settings, "rank": rank}))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)}
@@ -119,8 +120,8 @@ class Helpers:
         return f"the process of device {rank} died with code {code}: {words[-1] if words else 'no word'}"
 
     def end(self, error: BaseException | None) -> None:
-        """End them. Errors: ``RuntimeError`` with the last words of one that died, where that is what ``error`` came
-        of."""
+        """End the processes. Errors: ``RuntimeError`` with the last words of one that died, where that is what
+        ``error`` came of."""
         words = self.last_words() if isinstance(error, RuntimeError | BrokenPipeError) else None
         self.close()
         if words is not None:
@@ -159,8 +160,9 @@ def join(settings: dict[str, Any], device: torch.device) -> None:
 
 
 def instructions(settings: dict[str, Any]) -> Iterator[list[Any]]:
-    """What a helper is told. When its input ends, as it does when the run's process dies, so does this process,
-    wherever it stands, and takes the run's folder with it: a process that was killed removes nothing."""
+    """Yield what the run's process tells this one to do. When its input ends, as it does when the run's process dies,
+    so does this process, wherever it stands, and takes the run's folder with it: a process that was killed removes
+    nothing."""
     told: queue.Queue[list[Any]] = queue.Queue()
 
     def listen() -> None:

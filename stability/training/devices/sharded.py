@@ -145,7 +145,7 @@ class ShardedDevices(Devices):
         return {**frame, "state": slices}
 
     def _handed_out(self, like: Tensor, whole: Tensor | None) -> Tensor:
-        """This process's slice of a tensor that the run's own has whole."""
+        """Return this process's slice of a tensor that the run's own has whole."""
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         assert isinstance(like, DTensor)
@@ -172,8 +172,8 @@ class ShardedDevices(Devices):
         return whole.cpu() if self._rank == 0 else torch.empty(0)
 
     def _all(self, own: Tensor) -> list[Tensor]:
-        """What each process has, in their order: sums over it are the same bits everywhere, and decisions on them the
-        same."""
+        """Return what each process has, in their order: sums over it are the same bits everywhere, and decisions on
+        them the same."""
         found = [torch.empty_like(own) for _ in range(self._size)]
         dist.all_gather(found, own)
         return found

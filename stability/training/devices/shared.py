@@ -44,7 +44,7 @@ class SharedDevices(OneDevice):
         self._helpers.end(error)
 
     def tell(self, method: str, *numbers: int) -> None:
-        """Of all methods the helpers take part in those of `Microbatches` only."""
+        """Tell the helpers, who take part in the methods of `Microbatches` only."""
         if method in Microbatches.TOGETHER:
             self._helpers.tell(method, *numbers)
 
@@ -69,7 +69,7 @@ class SharedDevices(OneDevice):
 
 
 class Microbatches:
-    """What a helper computes: the gradients of every ``size``-th microbatch, from number ``rank`` on.
+    """The part of a helper: the gradients of every ``size``-th microbatch, from number ``rank`` on.
 
     ``TOGETHER``: the methods that it goes through when the run's own process does, by their names, as a `Replica`'s.
     """
