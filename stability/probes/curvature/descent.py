@@ -112,6 +112,7 @@ class Descent:
         return next(({"note": f"params[{name!r}] is not finite"} for name in broken), None)
 
     def _start_from(self, state: str, own_state: Mapping[str, Any] | None) -> None:
+        """Set the optimizer's state, and the rate of every step."""
         if state == "checkpoint":
             assert own_state is not None
             # a copy: the optimizer takes the tensors as they are and changes them with each step
