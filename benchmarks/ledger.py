@@ -35,7 +35,7 @@ from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
 from stability.corpora.cache import prepare
 from stability.corpora.tokens.corpus import Corpus
-from stability.probes.curvature.alpha_max import write_rows
+from stability.probes.curvature.protocol import StoredSteps
 from stability.runs.directory import RunDirectory, write_json
 from stability.runs.log import RunLog
 from stability.runs.provenance import provenance
@@ -111,7 +111,7 @@ def make_run(directory: RunDirectory, run: RunSpec, corpus: Corpus, curvature: C
     rows = [
         _recorded(directory.run_id, state, step, run.lr_peak) for state in curvature.state for step in range(RECORDED)
     ]
-    write_rows(rows, directory.curvature_file("terminal"), curvature)
+    StoredSteps(directory.curvature_file("terminal"), curvature).write(rows)
     result = {
         "val_nll": val_nll,
         "init_nll": 5.6,

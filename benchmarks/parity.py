@@ -25,11 +25,12 @@ from benchmarks._machine import machine
 from stability.build import resolve_device
 from stability.config.curvature import CurvatureSpec
 from stability.curvature import directional
-from stability.probes.curvature.alpha_max import Probe, corpus_of, phases
+from stability.probes.checkpoints import Loaded
+from stability.probes.curvature.checkpoint_descent import Probe
 from stability.probes.curvature.descent import Step
 from stability.runs.directory import RunDirectory, read_json
+from stability.runs.phases import phases
 from stability.runs.study import StudyFolder
-from stability.training import checkpoint
 
 METHODS = ("taylor", "double_backward", "parity")
 
@@ -46,10 +47,10 @@ def measured(directory: RunDirectory, curvature: CurvatureSpec) -> Iterator[dict
     folder = phases(directory, curvature.phase).get(curvature.phase)
     if folder is None:
         return
-    spec, _ = checkpoint.load(folder)
-    corpus = corpus_of(spec, directory.path.parent / "cache")
+    loaded = Loaded.read(folder, directory.path.parent / "cache")
+    spec = loaded.spec
     for state in curvature.state:
-        probe = Probe(folder, spec, corpus, curvature, resolve_device("cpu"), observe=by_double_backward)
+        probe = Probe(loaded, curvature, resolve_device("cpu"), observe=by_double_backward)
         for row in probe.rows(state):
             if row is not None and row["method"] == "taylor":
                 taylor = {"taylor_curvature": row["curvature"], "taylor_alpha_max": row["alpha_max"]}

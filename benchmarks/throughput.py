@@ -23,7 +23,7 @@ from stability.build import build_model, build_objective, build_optimizer
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from stability.models.backbone import num_parameters
-from stability.probes.curvature.alpha_max import corpus_of
+from stability.probes.checkpoints import corpus_of
 from stability.runs.directory import read_json
 from stability.runs.study import StudyFolder
 from stability.training.draws import training_examples

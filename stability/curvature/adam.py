@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stability.curvature._inputs import Tensors, check_params
+from stability.curvature.alpha_max import has_paper_state
 from stability.curvature.lanczos import hessian_operator
 from stability.curvature.spectrum import largest
 
@@ -46,7 +47,7 @@ def adam_preconditioner(optimizer: torch.optim.Optimizer, params: Mapping[str, T
     ``params``: the tensors that the optimizer holds. Errors: ``ValueError`` for another optimizer than Adam and AdamW,
     a tensor that it does not hold, or one without state (no step was taken yet).
     """
-    if not isinstance(optimizer, torch.optim.Adam):  # AdamW is a subclass
+    if not has_paper_state(optimizer):
         raise ValueError(
             f"the preconditioner is read from Adam's or AdamW's state, not from {type(optimizer).__name__}'s"
         )

@@ -117,6 +117,11 @@ def rounding_share(before: Mapping[str, Tensor], lengths: Mapping[str, float]) -
     return lost / math.hypot(*(lengths[name] for name in moved)) if moved else 0.0
 
 
+def has_paper_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer keeps means of g and g² as `paper_state` sets them: Adam, and AdamW, a subclass."""
+    return isinstance(optimizer, torch.optim.Adam)
+
+
 def paper_state(
     optimizer: torch.optim.Optimizer,
     gradients: Iterable[Mapping[str, Tensor] | Sequence[Tensor | None]],
@@ -130,7 +135,7 @@ def paper_state(
     and v are unbiased means already, yet the next step corrects bias as its 6th (after 5 batches): it divides m by
     0.469 and v by 0.006, as the paper literally says (facts 1).
     """
-    if not isinstance(optimizer, torch.optim.Adam):  # AdamW is a subclass
+    if not has_paper_state(optimizer):
         raise ValueError(
             f"state=paper is defined for Adam and AdamW, not for {type(optimizer).__name__}; use the run's own state"
         )

@@ -4,9 +4,9 @@ all heavy atoms."""
 from __future__ import annotations
 
 import math
-import time
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,22 +18,21 @@ from stability.config.training import ScheduleSpec
 from stability.corpora.proteins.alphabets import VOCAB_SIZE
 from stability.corpora.proteins.chain import ProteinChain
 from stability.models.backbone import num_parameters
-from stability.runs.directory import INTERRUPTED, RunDirectory, checkpoint_name, read_jsonl, step_of, write_json
+from stability.runs.directory import RunDirectory
 from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock
-from stability.runs.log import RunLog
-from stability.runs.provenance import provenance
 from stability.structure.crops import FEWEST_RESIDUES, PaddedCrops, first_parts, padded, random_crops
 from stability.structure.frames import random_rotations, turned
 from stability.structure.kabsch import aligned_squared_error
 from stability.structure.tokenizer import StructureTokenizer, build_tokenizer, load_checkpoint
 from stability.training import checkpoint
+from stability.training.checkpointed import Checkpointed
 from stability.training.draws import generator_for
 from stability.training.machine import prepare_torch
 from stability.training.schedule import lr_factor
+from stability.training.store import Held, Store
 
 AT_ONCE = 32  # held-out chains
-KEPT = 2  # checkpoints while it trains: should the newest prove damaged, it goes on from the one before
 
 
 def train_tokenizer(
@@ -56,7 +55,10 @@ def train_tokenizer(
     trainer = TokenizerTrainer(spec, directory, train, held_out, resolve_device(device))
     directory.write_spec(spec.model_dump(mode="json"), TokenizerRunSpec)
     try:
-        yield from _trained(trainer)
+        for path in leftovers(directory.path):  # what a killed process left half-written
+            remove(path)
+        trainer.open()
+        yield from trainer.steps()
     except LostLock:  # another process has the tokenizer now
         raise
     except Exception as error:
@@ -66,23 +68,10 @@ def train_tokenizer(
         raise RuntimeError(f"tokenizer {directory.run_id} failed: {reason.splitlines()[0]}\n{where}") from error
 
 
-def _trained(trainer: TokenizerTrainer) -> Iterator[None]:
-    """Take steps until the last one or divergence, then finish; save where the caller leaves."""
-    trainer.open()
-    try:
-        while trainer.step < trainer.num_steps and trainer.diverged is None:
-            trainer.advance()
-            yield
-        trainer.finish()
-    except GeneratorExit:
-        trainer.leave()
-        raise
-    finally:
-        trainer.log.close()
-
-
-class TokenizerTrainer:
+class TokenizerTrainer(Checkpointed):
     """Tokenizer, the current stage's optimizer, and the step, counted over both stages."""
+
+    spec: TokenizerRunSpec
 
     def __init__(
         self,
@@ -93,13 +82,12 @@ class TokenizerTrainer:
         device: torch.device,
     ):
         prepare_torch(spec.threads, device)
-        self.spec, self.directory, self.device = spec, directory, device
+        store = TokenizerStore(spec, directory, VOCAB_SIZE)
+        super().__init__(directory, store, spec.steps + spec.atom_steps)
+        self.spec, self.device = spec, device
         self.train, self.held_out = train, first_parts(held_out, spec.positions)
         self._require_backbones()
         self.tokenizer = build_tokenizer(spec, VOCAB_SIZE).to(device)
-        self.num_steps = spec.steps + spec.atom_steps
-        self.step, self.diverged = 0, None
-        self._whole: set[int] = set()  # steps whose checkpoints this process wrote or read: not to be written again
         self.val_rmsd = self.init_rmsd = self.atom_rmsd = math.nan
         self._enter_stage()
 
@@ -122,74 +110,24 @@ class TokenizerTrainer:
         self.parameters = list(training.parameters())
         self.optimizer = build_optimizer(self.spec, training)
 
-    def open(self) -> None:
-        """Remove what a killed process left half-written, resume from the last readable checkpoint, and say that the
-        tokenizer is being trained."""
-        for path in leftovers(self.directory.path):
-            remove(path)
-        write_json(
-            self.directory.provenance_file, {**provenance(), "device": str(self.device), "threads": self.spec.threads}
+    def first_row(self) -> dict[str, Any]:
+        self.init_rmsd = self.val_rmsd = self.rmsd()
+        return {"step": 0, "stage": 1, "loss": None, "grad_norm": None, "lr": None, "val_rmsd": self.init_rmsd}
+
+    def restore(self, parameters: dict[str, Tensor], state: dict[str, Any]) -> None:
+        self.tokenizer.load_state_dict(parameters)
+        self.step, self.init_rmsd, self.val_rmsd, self.atom_rmsd = (
+            state[key] for key in ("step", "init_rmsd", "val_rmsd", "atom_rmsd")
         )
-        self._resume()
-        self.log = RunLog(self.directory, resume_after=self.step if self.step else -1)
-        timings = list(read_jsonl(self.directory.timing_file))
-        self._started = time.perf_counter() - (timings[-1]["wall_s"] if timings else 0.0)
-        self.directory.set_status("running", step=self.step, num_steps=self.num_steps)
-        if self.step == 0:
-            self.init_rmsd = self.val_rmsd = self.rmsd()
-            self.log.metrics(
-                {"step": 0, "stage": 1, "loss": None, "grad_norm": None, "lr": None, "val_rmsd": self.init_rmsd}
-            )
+        self._enter_stage()
+        if state["optimizer"] is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
 
-    def _resume(self) -> None:
-        """Go on from the newest checkpoint that can be read; from the beginning where there is none."""
-        folders = self.directory.checkpoints()
-        for folder in reversed(folders):
-            try:
-                state, parameters = checkpoint.load_trainer(folder), load_checkpoint(folder).state_dict()
-            except ValueError as error:
-                print(f"{self.directory.run_id}: skips a damaged checkpoint ({error})", flush=True)
-                continue
-            self.tokenizer.load_state_dict(parameters)
-            self.step, self.init_rmsd, self.val_rmsd, self.atom_rmsd = (
-                state[key] for key in ("step", "init_rmsd", "val_rmsd", "atom_rmsd")
-            )
-            self._enter_stage()
-            if state["optimizer"] is not None:
-                self.optimizer.load_state_dict(state["optimizer"])
-            self._whole.add(self.step)
-            return
-        if folders:
-            print(f"{self.directory.run_id}: no checkpoint of it can be read; trains from the beginning", flush=True)
-
-    def save(self) -> None:
-        """Write a checkpoint of the current step; once it stands, all but `KEPT` go. At the first stage's end the
-        second's optimizer has nothing to keep."""
-        folder = self.directory.path / "checkpoints" / checkpoint_name(self.step)
-        if self.step == 0 or self.step in self._whole:
-            return
+    def state(self) -> tuple[nn.Module, dict[str, Any]]:
+        """Return what a checkpoint holds; at the first stage's end the second's optimizer has nothing to keep."""
         state = {"step": self.step, "init_rmsd": self.init_rmsd, "val_rmsd": self.val_rmsd, "atom_rmsd": self.atom_rmsd}
-        state["optimizer"] = None if self.step == self.spec.steps else self.optimizer.state_dict()
-        self.log.sync()
-        checkpoint.save(folder, self.tokenizer, state, self.spec, step=self.step, data_format=VOCAB_SIZE)
-        self._whole.add(self.step)
-        self._remove_but(KEPT)
-
-    def _remove_but(self, num: int) -> None:
-        """Leave the last ``num`` checkpoints that are known to be whole."""
-        self._whole = set(sorted(self._whole)[-num:])
-        for folder in self.directory.checkpoints():
-            if step_of(folder) not in self._whole:
-                checkpoint.remove(folder)
-
-    def leave(self) -> None:
-        """End before the last step, without a verdict: the same command goes on from the step that the status names."""
-        if self.diverged is None:  # else the resumed one finds it again
-            self.save()
-        step = max(self._whole, default=0)
-        self.directory.set_status(
-            INTERRUPTED, step=step, reason=f"{INTERRUPTED} at step {step} of {self.num_steps}", num_steps=self.num_steps
-        )
+        optimizer = None if self.step == self.spec.steps else self.optimizer.state_dict()
+        return self.tokenizer, state | {"optimizer": optimizer}
 
     def advance(self) -> None:
         """Take one optimizer step of the stage it falls into; write its log row; validate and save a checkpoint where
@@ -202,9 +140,7 @@ class TokenizerTrainer:
             )
         else:
             self.step = step
-        is_due = self.diverged is None and (
-            step % self.spec.every_steps == 0 or step in (self.spec.steps, self.num_steps)
-        )
+        is_due = self.diverged is None and self.store.is_due(step)
         if is_due:
             self._validate(row)
         self.log.metrics(
@@ -213,7 +149,7 @@ class TokenizerTrainer:
                 for key, value in row.items()
             }
         )
-        self.log.timing({"step": step, "wall_s": time.perf_counter() - self._started})
+        self.log.timing({"step": step, "wall_s": self.wall_s()})
         if is_due and self.diverged is None:
             self.save()
         if self.step == self.spec.steps and not self.in_stage_2:
@@ -272,8 +208,8 @@ class TokenizerTrainer:
         batches = [padded(parts[start : start + AT_ONCE]).to(self.device) for start in range(0, len(parts), AT_ONCE)]
         return torch.cat([squared_errors(self.tokenizer, batch, atoms=atoms).sqrt() for batch in batches]).mean().item()
 
-    def finish(self) -> None:
-        """Keep the last checkpoint, write the verdict."""
+    def judged(self) -> tuple[str, str, dict[str, Any]]:
+        """Judge by the held-out RMSD, which has to fall."""
         verdict, reason = "stable", ""
         if self.diverged is not None:
             verdict, reason = "diverged", self.diverged
@@ -288,9 +224,31 @@ class TokenizerTrainer:
             "val_atom_rmsd": self.atom_rmsd,
             "num_params": num_parameters(self.tokenizer),
         }
-        self._remove_but(1)
-        finite = {key: value if math.isfinite(value) else None for key, value in result.items()}
-        self.directory.set_status(verdict, step=self.step, reason=reason, num_steps=self.num_steps, result=finite)
+        return verdict, reason, {key: value if math.isfinite(value) else None for key, value in result.items()}
+
+
+class TokenizerStore(Store):
+    """The checkpoints of a tokenizer, of which the newest stays, and while it trains the one before: should the newest
+    prove damaged, it goes on from there."""
+
+    def __init__(self, spec: TokenizerRunSpec, directory: RunDirectory, data_format: int):
+        super().__init__(spec, directory, data_format)
+        self._every, self._ends = spec.every_steps, (spec.steps, spec.steps + spec.atom_steps)
+
+    def is_due(self, step: int) -> bool:
+        return step % self._every == 0 or step in self._ends
+
+    def kept(self, step: int) -> set[int]:
+        return {self.newest}
+
+    def read(self, folder: Path) -> Held:
+        return load_checkpoint(folder).state_dict(), checkpoint.load_trainer(folder)
+
+    def latest(self) -> Held | None:
+        found = super().latest()
+        if found is None and self._directory.checkpoints():
+            print(f"{self._directory.run_id}: no checkpoint of it can be read; trains from the beginning", flush=True)
+        return found
 
 
 def squared_errors(tokenizer: StructureTokenizer, residues: PaddedCrops, *, atoms: bool) -> Tensor:

@@ -58,7 +58,21 @@ def load(folder: str | Path) -> tuple[RunSpec, Backbone]:
     """(spec, model in eval mode on the CPU). ``ValueError`` where the folder is no checkpoint or a file is not what its
     manifest vouches for."""
     folder = Path(folder)
-    manifest = verified_manifest(folder)
+    return _model(folder, verified_manifest(folder))
+
+
+def read(folder: Path) -> tuple[RunSpec, Backbone, dict[str, Any]]:
+    """Return what `load` and `load_trainer` give, the files hashed once."""
+    return *_model(folder, verified_manifest(folder)), _trainer(folder)
+
+
+def load_trainer(folder: Path) -> dict[str, Any]:
+    """Return what ``save`` was given as ``trainer``; read with ``weights_only``, so code in it is refused, not run."""
+    verified_manifest(folder)
+    return _trainer(folder)
+
+
+def _model(folder: Path, manifest: dict[str, Any]) -> tuple[RunSpec, Backbone]:
     spec = parse_run(manifest["spec"])
     model = build_model(spec, manifest.get("vocab_size") or manifest["format"])
     try:
@@ -70,9 +84,7 @@ def load(folder: str | Path) -> tuple[RunSpec, Backbone]:
     return spec, model.eval()
 
 
-def load_trainer(folder: Path) -> dict[str, Any]:
-    """Return what ``save`` was given as ``trainer``; read with ``weights_only``, so code in it is refused, not run."""
-    verified_manifest(folder)
+def _trainer(folder: Path) -> dict[str, Any]:
     try:
         return torch.load(folder / TRAINER, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 torch raises pickle, zip and runtime errors here alike; all mean the same to the reader

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stability.build import resolve_device
+import torch
+
+from stability.build import described, resolve_device
 from stability.config.run import RunSpec
 from stability.corpora.cache import load
-from stability.runs.directory import INTERRUPTED, RunDirectory
-from stability.training.devices.one import Whole
-from stability.training.devices.sharded import Shards
-from stability.training.devices.shared import Team
+from stability.runs.directory import RunDirectory
+from stability.training.devices.base import Devices
+from stability.training.devices.one import OneDevice
+from stability.training.devices.sharded import ShardedDevices
+from stability.training.devices.shared import SharedDevices
 from stability.training.trainer import Trainer
 
 
@@ -39,23 +42,16 @@ def train(
     if directory.finished:
         return
     corpus, first = load(cache_dir, spec.data_fingerprint), resolve_device(device)
-    with Shards.start(spec, cache_dir, first, devices) if shard else Whole(first) as placement:
-        trainer = Trainer(spec, directory, corpus, first, placement)
-        trainer.open(wandb, command)
-        summary: dict[str, Any] = {}
-        try:
-            trainer.team = Team(spec, cache_dir, first, devices) if devices > 1 and not shard else None
-            while trainer.step < min(spec.steps, stop_at or spec.steps) and trainer.diverged is None:
-                trainer.advance()
-                yield
-            summary = (
-                trainer.finish() if trainer.diverged is not None or trainer.step == spec.steps else trainer.leave()
-            )
-        except GeneratorExit:
-            trainer.leave(INTERRUPTED)
-            raise
-        finally:
-            if trainer.team is not None:
-                trainer.team.close()
-            trainer.telemetry.close()
-            trainer.log.close(summary)
+    with _devices_of(spec, cache_dir, first, devices, shard) as taken:
+        trainer = Trainer(spec, directory, corpus, first, taken)
+        directory.write_spec(spec.model_dump(mode="json"))
+        data = {"description": described(spec, corpus), "fingerprint": corpus.fingerprint}
+        trainer.open(command, wandb, data=data)
+        yield from trainer.steps(stop_at)
+
+
+def _devices_of(spec: RunSpec, cache_dir: Path, first: torch.device, num: int, shard: bool) -> Devices:
+    """The run's devices, with the processes of all but the first started."""
+    if shard:
+        return ShardedDevices.start(spec, cache_dir, first, num)
+    return SharedDevices(spec, cache_dir, first, num) if num > 1 else OneDevice(first)

@@ -1,76 +1,110 @@
-"""A run's checkpoints on disk: written, found again, and taken away by what its `Keeper` says stays."""
+"""Checkpoints on disk: written, found again, and taken away by the rule of what stays."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from stability.config.base import Settings
 from stability.config.identity import run_id
 from stability.config.run import RunSpec
 from stability.runs.directory import RunDirectory, checkpoint_name, step_of
 from stability.training import checkpoint
 from stability.training.keeping import Keeper
 
+Held = tuple[dict[str, Tensor], dict[str, Any]]  # parameters, and the trainer's state
 
-class Store:
-    """The checkpoints of one run, whose folder nobody else writes to. One is removed only after the one that takes its
-    place stands."""
 
-    def __init__(self, spec: RunSpec, directory: RunDirectory, data_format: Any):
+class Store(ABC):
+    """The checkpoints of one training, whose folder nobody else writes to. One is removed only after the one that takes
+    its place stands."""
+
+    def __init__(self, spec: Settings, directory: RunDirectory, data_format: Any):
         self._spec, self._directory, self._format = spec, directory, data_format
         # steps whose checkpoints this process wrote or read: whole, not to be written again
         self._standing: set[int] = set()
-        self.keeper = Keeper(spec)
+
+    @abstractmethod
+    def is_due(self, step: int) -> bool:
+        """Return whether a checkpoint is written at this step, once its validation has been taken in."""
+
+    @abstractmethod
+    def kept(self, step: int) -> set[int]:
+        """Return the steps of those checkpoints that stay, of all that stand, when a training is at this step."""
+
+    @abstractmethod
+    def read(self, folder: Path) -> Held:
+        """Return what a checkpoint holds. Errors: ``ValueError`` for one that is damaged, or of another training."""
 
     @property
     def newest(self) -> int:
-        """The step of the newest checkpoint that is known to be whole, where a run that is left goes on; 0: none, from
-        its beginning."""
+        """The step of the newest checkpoint that is known to be whole, where a training that is left goes on; 0: none,
+        from its beginning."""
         return max(self._standing, default=0)
 
-    def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Parameters and trainer state of the newest checkpoint that can be read, whoever left it; None where there is
-        none."""
-        return self._newest(reversed(self._directory.checkpoints()))
+    def latest(self) -> Held | None:
+        """Return the newest checkpoint that can be read, whoever left it; None where there is none."""
+        return self._first(reversed(self._directory.checkpoints()))
 
-    def first_of(self, steps: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """The same of the first of these steps' checkpoints that can be read."""
-        return self._newest(folder for step in steps if (folder := self._folder(step)).exists())
+    def first_of(self, steps: Sequence[int]) -> Held | None:
+        """Return the first of these steps' checkpoints that can be read."""
+        return self._first(folder for step in steps if (folder := self._folder(step)).exists())
 
-    def _newest(self, folders: Iterable[Path]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return parameters and state of the first of ``folders`` that is whole and this run's; None where none is."""
+    def _first(self, folders: Iterable[Path]) -> Held | None:
         for folder in folders:
             try:
-                spec, model = checkpoint.load(folder)
-                if run_id(spec) != self._directory.run_id:
-                    raise ValueError(f"{folder} belongs to run {run_id(spec)}")
-                state = checkpoint.load_trainer(folder)
+                parameters, state = self.read(folder)
             except ValueError as error:
                 print(f"{self._directory.run_id}: skips a damaged checkpoint ({error})", flush=True)
                 continue
             self._standing.add(state["step"])
-            return model.state_dict(), state
+            return parameters, state
         return None
 
+    def lacks(self, step: int) -> bool:
+        """Return whether there is something to write at the step a training stands at."""
+        return step > 0 and step not in self._standing
+
     def write(self, step: int, model: nn.Module, state: dict[str, Any]) -> None:
-        """Write a checkpoint of the step the run stands at, unless it stands already; what does not stay beside it goes
-        once it does."""
-        if step == 0 or step in self._standing:
-            return
+        """Write a checkpoint of the step a training stands at; what does not stay beside it goes once it stands."""
+        stays = {*self.kept(step), step}
         checkpoint.save(self._folder(step), model, state, self._spec, step=step, data_format=self._format)
         self._standing.add(step)
-        self.remove_unplanned(step, but=step)
+        self._remove_but(stays)
 
-    def remove_unplanned(self, step: int, but: int | None = None) -> None:
-        """Remove what rolls on, and what only an interruption wrote, once it has served: a resumed run's folder is that
-        of an undisturbed one."""
-        stays = self.keeper.kept(step) | {but}
+    def remove_unplanned(self, step: int) -> None:
+        """Remove what rolls on, and what only an interruption wrote, once it has served: the folder of a training that
+        was resumed is that of an undisturbed one."""
+        self._remove_but(self.kept(step))
+
+    def _remove_but(self, stays: set[int]) -> None:
         for folder in self._directory.checkpoints():
             if step_of(folder) not in stays:
                 checkpoint.remove(folder)
 
     def _folder(self, step: int) -> Path:
         return self._directory.path / "checkpoints" / checkpoint_name(step)
+
+
+class RunStore(Store):
+    """The checkpoints of a run: its ``keeper`` says which are written and stay."""
+
+    def __init__(self, spec: RunSpec, directory: RunDirectory, data_format: Any, keeper: Keeper):
+        super().__init__(spec, directory, data_format)
+        self._keeper = keeper
+
+    def is_due(self, step: int) -> bool:
+        return self._keeper.is_due(step)
+
+    def kept(self, step: int) -> set[int]:
+        return self._keeper.kept(step)
+
+    def read(self, folder: Path) -> Held:
+        spec, model, state = checkpoint.read(folder)
+        if run_id(spec) != self._directory.run_id:
+            raise ValueError(f"{folder} belongs to run {run_id(spec)}")
+        return model.state_dict(), state

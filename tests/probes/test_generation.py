@@ -18,7 +18,7 @@ from stability.config.base import checked
 from stability.config.generation import GenerateSpec
 from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
 from stability.generate import main
-from stability.probes.curvature.alpha_max import corpus_of
+from stability.probes.checkpoints import corpus_of
 from stability.probes.generation import samples
 from stability.probes.generation.generating import (
     check_kept,

@@ -10,7 +10,7 @@ import torch
 from stability.config.base import checked
 from stability.config.entries import ProbeSpec
 from stability.probe import main
-from stability.probes.curvature.alpha_max import corpus_of
+from stability.probes.checkpoints import corpus_of
 from stability.probes.layers import observing
 from stability.probes.layers.consensus import consensus_spectra
 from stability.probes.layers.measuring import held_out, layer_inputs, measure, missing_phases

@@ -16,7 +16,7 @@ from stability.corpora.proteins.alphabets import LETTERS
 from stability.generate import main
 from stability.models.specials import BOS, EOS, MASK
 from stability.models.tracks import TrackInputs
-from stability.probes.curvature.alpha_max import corpus_of
+from stability.probes.checkpoints import corpus_of
 from stability.probes.generation import samples as stored_samples
 from stability.probes.generation.generating import equal_samples, generate, is_generated, missing_phases, num_steps
 from stability.probes.generation.protein_source import ProteinSource

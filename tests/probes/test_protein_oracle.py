@@ -16,7 +16,7 @@ from stability.generate import main
 from stability.models.specials import MASK
 from stability.models.tracks import TrackInputs
 from stability.objectives.multitrack import MultitrackMaskedModel
-from stability.probes.curvature.alpha_max import corpus_of
+from stability.probes.checkpoints import corpus_of
 from stability.probes.generation.generating import check_oracle, is_generated
 from stability.probes.generation.kinds import kind_of
 from stability.probes.generation.protein_oracle import load_protein_oracle

@@ -12,7 +12,8 @@ from analysis.study.load import load
 from analysis.study.protocol import undefined_states
 from stability import hessian
 from stability.models.backbone import Backbone
-from stability.probes.curvature.alpha_max import is_measured, measure, protocol_of
+from stability.probes.curvature.alpha_max import is_measured, measure
+from stability.probes.curvature.protocol import protocol_of
 from stability.probes.curvature.spectra import missing_tables
 from stability.runs.parquet import read_metadata, write_parquet
 from stability.runs.results import collect, write

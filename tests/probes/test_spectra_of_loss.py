@@ -18,12 +18,13 @@ from stability.config.entries import HessianSpec
 from stability.curvature.critical import loss_along
 from stability.curvature.products import hvp
 from stability.curvature.spectrum import top_eigenvalue
-from stability.probes.curvature.alpha_max import Probe, corpus_of, is_measured, measure, measure_checkpoint
+from stability.probes.checkpoints import Loaded
+from stability.probes.curvature.alpha_max import is_measured, measure, measure_checkpoint
+from stability.probes.curvature.checkpoint_descent import Probe
 from stability.probes.curvature.spectra import READS, missing_tables
 from stability.runs.parquet import read_metadata, write_parquet
 from stability.runs.results import collect, step_tables, write
 from stability.runs.schema import COLLECTED_CURVATURE_COLUMNS, CURVATURE_COLUMNS, PROTOCOL, SPECTRA, SPECTRA_COLUMNS
-from stability.training import checkpoint
 
 EVERYTHING = ("alpha_max", "critical_lr", *SPECTRA)
 SHORT = CurvatureSpec(warmup_batches=2, warmup_steps=1, recorded_steps=3, measure=EVERYTHING)
@@ -50,11 +51,9 @@ def measured(tmp_path_factory):
 def first_step(lab, directory, state="checkpoint"):
     """(probe, step) of the first recorded step, taken once more."""
     folder = directory.checkpoints()[-1]
-    spec, _ = checkpoint.load(folder)
     steps = []
-    probe = Probe(
-        folder, spec, corpus_of(spec, lab.cache), SHORT, torch.device("cpu"), lambda step: steps.append(step) or {}
-    )
+    loaded = Loaded.read(folder, lab.cache)
+    probe = Probe(loaded, SHORT, torch.device("cpu"), lambda step: steps.append(step) or {})
     next(row for row in probe.rows(state) if row is not None)
     return probe, steps[0]
 

@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 
+from stability.build import build_objective
 from stability.runs.directory import read_jsonl
-from stability.training import checkpoint, run
+from stability.training import checkpoint, replica, run
 from stability.training import trainer as loop
 
 
@@ -139,9 +140,7 @@ def test_validation_is_the_same_for_every_mechanism_and_seed(lab):
     for changes in ({}, {"mechanism": {"name": "sc"}, "seed": 5, "lr_peak": 0.1}):
         spec = lab.spec(**changes)
         corpus = load(lab.cache, spec.data_fingerprint)
-        chunks.append(
-            Validation(spec, corpus, loop.build_objective(spec, corpus.vocab_size), torch.device("cpu"))._chunks
-        )
+        chunks.append(Validation(spec, corpus, build_objective(spec, corpus.vocab_size), torch.device("cpu"))._chunks)
     assert all(
         torch.equal(a, b) for one, two in zip(*chunks, strict=True) for a, b in zip(one[:3], two[:3], strict=True)
     )
@@ -165,7 +164,7 @@ def test_a_checkpoint_of_another_run_is_not_resumed_from(lab, capsys):
 def test_what_an_interruption_wrote_does_not_outlive_a_run_that_diverges(lab, monkeypatch):
     directory = lab.train(lab.spec(), steps=6)
     assert "step_000006" in [path.name for path in directory.checkpoints()]
-    monkeypatch.setattr(loop, "first_non_finite", lambda values, step: f"loss is nan at step {step}")
+    monkeypatch.setattr(replica, "first_non_finite", lambda values, step: f"loss is nan at step {step}")
     lab.train(lab.spec())
     assert directory.status()["state"] == "diverged"
     assert [path.name for path in directory.checkpoints()] == ["step_000004"]
@@ -173,7 +172,7 @@ def test_what_an_interruption_wrote_does_not_outlive_a_run_that_diverges(lab, mo
 
 def test_a_run_left_in_the_moment_it_diverged_saves_nothing(lab, monkeypatch):
     monkeypatch.setattr(
-        loop, "first_non_finite", lambda values, step: f"loss is nan at step {step}" if step == 3 else None
+        replica, "first_non_finite", lambda values, step: f"loss is nan at step {step}" if step == 3 else None
     )
     directory = lab.train(lab.spec(), steps=3)
     assert directory.checkpoints() == []
@@ -182,7 +181,7 @@ def test_a_run_left_in_the_moment_it_diverged_saves_nothing(lab, monkeypatch):
 
 def test_the_status_of_a_run_left_in_the_moment_it_diverged_names_the_step_that_it_goes_on_from(lab, monkeypatch):
     monkeypatch.setattr(
-        loop, "first_non_finite", lambda values, step: f"loss is nan at step {step}" if step == 7 else None
+        replica, "first_non_finite", lambda values, step: f"loss is nan at step {step}" if step == 7 else None
     )
     directory = lab.train(lab.spec(), steps=7)
     assert [path.name for path in directory.checkpoints()] == ["step_000004"]

@@ -62,7 +62,7 @@ def test_the_death_of_a_helper_ends_the_run_with_a_word(lab, tmp_path):
     generator = train(spec, directory, cache_dir=lab.cache, device="cpu", devices=2)
     next(generator)
     (child,) = subprocess.run(
-        ["pgrep", "-P", str(os.getpid()), "-f", "stability.training.devices.shared"], capture_output=True, text=True
+        ["pgrep", "-P", str(os.getpid()), "-f", "stability.training.devices.helper"], capture_output=True, text=True
     ).stdout.split()
     os.kill(int(child), signal.SIGKILL)
     with pytest.raises(RuntimeError, match="the process of device 1 died with code -9"):

@@ -18,7 +18,7 @@ from stability.corpora.cache import load
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.training import checkpoint
 from stability.training import trainer as loop
-from stability.training.devices.sharded import Shards
+from stability.training.devices.sharded import ShardedDevices
 from stability.training.draws import training_examples
 from stability.training.run import train
 from sweeps.trial import Trial, run_trial
@@ -87,7 +87,7 @@ def stored_bytes(trainer):
     tensors = [*trainer.parameters, *(parameter.grad for parameter in trainer.parameters), *states]
     # gradients share one
     storages = {
-        part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in trainer.placement.local(tensors)
+        part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in trainer.devices.local(tensors)
     }
     return sum(storages.values())
 
@@ -230,7 +230,7 @@ def helpers() -> list[int]:
     return [
         int(pid)
         for pid in subprocess.run(
-            ["pgrep", "-P", str(os.getpid()), "-f", "training.sharded"], capture_output=True, text=True
+            ["pgrep", "-P", str(os.getpid()), "-f", "stability.training.devices.helper"], capture_output=True, text=True
         ).stdout.split()
     ]
 
@@ -269,7 +269,7 @@ def test_a_device_that_cannot_begin_says_why(lab, tmp_path):
         RuntimeError,
         match="the process of device 1 died with code 1: ValueError: no prepared data with the fingerprint",
     ):
-        Shards.start(spec, tmp_path / "nowhere", torch.device("cpu"), 2)
+        ShardedDevices.start(spec, tmp_path / "nowhere", torch.device("cpu"), 2)
     assert helpers() == []
 
 

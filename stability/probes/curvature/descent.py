@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -111,9 +112,11 @@ class Descent:
         return next(({"note": f"params[{name!r}] is not finite"} for name in broken), None)
 
     def _start_from(self, state: str, own_state: Mapping[str, Any] | None) -> None:
+        """Set the optimizer's state, and the rate of every step."""
         if state == "checkpoint":
             assert own_state is not None
-            self.optimizer.load_state_dict(dict(own_state))
+            # a copy: the optimizer takes the tensors as they are and changes them with each step
+            self.optimizer.load_state_dict(copy.deepcopy(dict(own_state)))
         elif state == "paper":
             paper_state(
                 self.optimizer, (self._clipped(index) for index in range(self.curvature.warmup_batches)), self.params

@@ -15,25 +15,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
 from stability.build import resolve_device
 from stability.config.curvature import CurvatureSpec, SpectraSpec
 from stability.curvature import directional
 from stability.curvature.adam import preconditioned_sharpness
+from stability.curvature.alpha_max import has_paper_state
 from stability.curvature.critical import CriticalLR, critical_lr, loss_along
 from stability.curvature.decompose import block_shares, gauss_newton, gradient_noise_scale
 from stability.curvature.spectrum import spectral_density, top_eigenvalue, trace
 from stability.models.backbone import block_of
-from stability.probes.curvature.alpha_max import Probe, corpus_of, protocol_of, stored_protocol
+from stability.probes.checkpoints import Loaded
+from stability.probes.curvature.checkpoint_descent import Probe
 from stability.probes.curvature.descent import Step
+from stability.probes.curvature.protocol import full_protocol, protocol_of, spec_of
 from stability.probes.layers.attention import attention_statistics
+from stability.probes.stored import Stored
 from stability.runs.directory import RunDirectory
-from stability.runs.parquet import holds_columns, write_parquet
-from stability.runs.phases import file_of, phases, wanted
-from stability.runs.schema import PROTOCOL, SPECTRA, SPECTRA_COLUMNS
-from stability.training import checkpoint
+from stability.runs.phases import file_of, wanted
+from stability.runs.schema import SPECTRA, SPECTRA_COLUMNS
 
 # The settings of `SpectraSpec` that each table depends on.
 READS: dict[str, tuple[str, ...]] = {
@@ -62,49 +63,30 @@ def _critical(step: Step, spectra: SpectraSpec) -> CriticalLR:
     )
 
 
+class StoredTable(Stored):
+    """One of these tables of a phase."""
+
+    def __init__(self, path: Path, name: str, curvature: CurvatureSpec):
+        super().__init__(path, protocol_of(_first_step(curvature), READS[name]), SPECTRA_COLUMNS[name])
+
+    def decisive(self, protocol: str) -> dict[str, Any] | None:
+        """All settings but whose slope enters the α_max of the recorded steps, for a table is of the loss itself."""
+        spec = spec_of(protocol)
+        if spec is None:
+            return None
+        return {key: value for key, value in json.loads(full_protocol(spec)).items() if key != "gradient"}
+
+
 def missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> list[tuple[str, tuple[str, ...]]]:
     """(phase, tables) that `measure` asks for and that are not on disk under the same protocol."""
-    protocols = {
-        name: protocol_of(_first_step(curvature), READS[name]) for name in SPECTRA if name in curvature.measure
-    }
-
-    def measured(path: Path, name: str) -> bool:
-        stored = stored_protocol(path)
-        return (
-            stored is not None
-            and _said(stored) == _said(protocols[name])
-            and holds_columns(path, SPECTRA_COLUMNS[name])
-        )
 
     def lacking(phase: str) -> tuple[str, ...]:
-        return tuple(name for name in protocols if not measured(file_of(partial(_file, directory, name), phase), name))
+        asked = (name for name in SPECTRA if name in curvature.measure)
+        files = {name: file_of(partial(_file, directory, name), phase) for name in asked}
+        return tuple(name for name, path in files.items() if not StoredTable(path, name, curvature).is_current())
 
     missing = [(phase, lacking(phase)) for phase in wanted(directory, curvature.phase)]
     return [(phase, names) for phase, names in missing if names]
-
-
-def _said(protocol: str) -> dict[str, Any]:
-    """The settings that a table depends on: all but whose slope enters the α_max of the recorded steps, for a table is
-    of the loss itself."""
-    return {key: value for key, value in json.loads(protocol).items() if key != "gradient"}
-
-
-def measure(
-    directory: RunDirectory, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto"
-) -> Iterator[None]:
-    """Measure the missing tables, yielding as `Descent` does. A run without a checkpoint leaves empty ones."""
-    for phase, names in missing_tables(directory, curvature):
-        folder = phases(directory, phase).get(phase)
-        yield from _measure(directory, folder, phase, names, curvature, cache_dir, device)
-
-
-def measure_checkpoint(
-    folder: Path, phase: str, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto"
-) -> Iterator[None]:
-    """One checkpoint folder under a phase's name of its own, whether or not it was measured before."""
-    names = tuple(name for name in SPECTRA if name in curvature.measure)
-    if names:
-        yield from _measure(RunDirectory.at(folder.parent.parent), folder, phase, names, curvature, cache_dir, device)
 
 
 def _file(directory: RunDirectory, name: str, phase: str) -> Path:
@@ -115,34 +97,26 @@ def _first_step(curvature: CurvatureSpec) -> CurvatureSpec:
     return curvature.model_copy(update={"recorded_steps": 1, "parity_steps": 0, "measure": ("alpha_max",)})
 
 
-def _measure(
+def measure(
     directory: RunDirectory,
-    folder: Path | None,
+    loaded: Loaded | None,
     phase: str,
     names: tuple[str, ...],
     curvature: CurvatureSpec,
-    cache_dir: Path,
     device: str,
 ) -> Iterator[None]:
-    """Measure the tables at a phase's first recorded step in each optimizer state, and write them; yields after every
-    step."""
-    first = _first_step(curvature)
+    """Measure these tables of a checkpoint, yielding as `Descent` does; a run without one (None) leaves empty ones."""
     tables: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for state in curvature.state if folder is not None else ():
-        assert folder is not None
-        spec, _ = checkpoint.load(folder)
-        probe = Probe(folder, spec, corpus_of(spec, cache_dir), first, resolve_device(device))
+    for state in curvature.state if loaded is not None else ():
+        assert loaded is not None
+        probe = Probe(loaded, _first_step(curvature), resolve_device(device))
         if not probe.defines(state):
             continue  # the table of recorded steps says so
         probe.descent.observe = _collector(probe, tables, {"run_id": directory.run_id, "phase": phase, "state": state})
         for _ in probe.rows(state):
             yield
     for name, rows in tables.items():
-        write_parquet(
-            pd.DataFrame(rows, columns=SPECTRA_COLUMNS[name]),
-            _file(directory, name, phase),
-            {PROTOCOL: protocol_of(first, READS[name])},
-        )
+        StoredTable(_file(directory, name, phase), name, curvature).write(rows, SPECTRA_COLUMNS[name])
 
 
 def _collector(
@@ -185,7 +159,7 @@ def _sharpness(probe: Probe, step: Step) -> list[dict[str, Any]]:
     options |= {"tolerance": spectra.eigenvalue_tolerance, "iterations": spectra.eigenvalue_products}
     top = top_eigenvalue(step.loss, step.params, **options)
     row: dict[str, Any] = {"loss": step.result.loss, "sharpness": top.value, "sharpness_residual": top.residual}
-    if isinstance(probe.optimizer, torch.optim.Adam):
+    if has_paper_state(probe.optimizer):
         # P as this step used it: v already holds the step's own gradient.
         adam = preconditioned_sharpness(step.loss, step.params, probe.optimizer, held=probe.descent.params, **options)
         row |= {

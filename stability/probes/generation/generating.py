@@ -16,16 +16,15 @@ from stability.build import build_objective, resolve_device
 from stability.config.generation import STEPPED, GenerationSpec
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
-from stability.probes.curvature.alpha_max import corpus_of
+from stability.probes.checkpoints import corpus_of
 from stability.probes.generation import samples as stored_samples
 from stability.probes.generation.kinds import Kind, kind_of
 from stability.probes.generation.samplers import NonFinite
 from stability.probes.generation.text_oracle import key_of, weights_sha256
+from stability.probes.stored import Stored
 from stability.registry import Registry
 from stability.runs.directory import RunDirectory, read_json, step_of
-from stability.runs.parquet import read_metadata, write_parquet
 from stability.runs.phases import phases
-from stability.runs.schema import PROTOCOL
 from stability.training import checkpoint
 from stability.training.machine import prepare_torch
 
@@ -45,8 +44,7 @@ def is_done(directory: RunDirectory, folder: Path, phase: str, spec: GenerationS
     settings."""
     if not _is_sampled(directory, folder, phase, spec):
         return False
-    file = directory.generation_file(phase)
-    return spec.oracle is None or (file.exists() and read_metadata(file).get(PROTOCOL) == _scored_by(folder, spec))
+    return spec.oracle is None or _scores(directory, folder, phase, spec).is_current()
 
 
 def check_kept(directories: Iterable[RunDirectory], spec: GenerationSpec, phase: str = "terminal") -> None:
@@ -86,17 +84,15 @@ def replaced(directory: RunDirectory, folder: Path, phase: str, spec: Generation
         return None
     if not _is_sampled(directory, folder, phase, spec):
         return f"finished samples with {_differences({**meta, 'reason': None}, {**made_by, 'reason': None})}"
-    file = directory.generation_file(phase)
-    if (
-        spec.oracle is None
-        or not file.exists()
-        or (scored := read_metadata(file).get(PROTOCOL)) == _scored_by(folder, spec)
-    ):
+    if spec.oracle is None:
         return None
-    before, asked = json.loads(scored or "{}"), json.loads(_scored_by(folder, spec))
+    scores = _scores(directory, folder, phase, spec)
+    if not scores.path.exists() or scores.is_current():
+        return None
+    before, asked = json.loads(scores.found() or "{}"), json.loads(scores.protocol)
     if before.get("oracle") == asked["oracle"]:
         return f"scores with {_differences(before, asked)}"
-    oracles = pd.read_parquet(file, columns=["oracle"]).oracle
+    oracles = pd.read_parquet(scores.path, columns=["oracle"]).oracle
     return f"scores of another oracle ({oracles.iloc[0] if len(oracles) else 'of no sample'}; asked for: {spec.oracle})"
 
 
@@ -130,6 +126,10 @@ def _made_by(folder: Path, spec: GenerationSpec) -> dict[str, Any]:
         "checkpoint": weights_sha256(folder)[:12],
         "step": step_of(folder),
     }
+
+
+def _scores(directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec) -> Stored:
+    return Stored(directory.generation_file(phase), _scored_by(folder, spec))
 
 
 def _scored_by(folder: Path, spec: GenerationSpec) -> str:
@@ -207,9 +207,9 @@ def generate_checkpoint(
     for scores in kind.scores(oracle, found, corpus, spec):
         rows += scores
         yield
-    protocol = _scored_by(folder, spec)
+    table = _scores(directory, folder, phase, spec)
     shown = {
-        key: json.loads(protocol).get(key)
+        key: json.loads(table.protocol).get(key)
         for key in ("sampler", "steps", "temperature", "seed", "contexts", "oracle_draws")
     }
     labels = {
@@ -219,10 +219,7 @@ def generate_checkpoint(
         "oracle": oracle.name,
         "oracle_sha256": oracle.sha256,
     }
-    table = pd.DataFrame(
-        [{**labels, "sample": index, **row} for index, row in enumerate(rows)], columns=list(kind.columns)
-    )
-    write_parquet(table, directory.generation_file(phase), {PROTOCOL: protocol})
+    table.write([{**labels, "sample": index, **row} for index, row in enumerate(rows)], kind.columns)
 
 
 def _sample(

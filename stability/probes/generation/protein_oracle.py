@@ -21,7 +21,7 @@ from stability.corpora.proteins.alphabets import encode
 from stability.corpora.proteins.batch import ProteinBatch
 from stability.corpora.proteins.corpus import ProteinCorpus
 from stability.models.specials import PAD
-from stability.probes.curvature.alpha_max import corpus_of
+from stability.probes.checkpoints import corpus_of
 from stability.probes.generation.protein_source import ProteinSample, held_out
 from stability.probes.generation.text_oracle import oracle_checkpoint, weights_sha256
 from stability.training import checkpoint

@@ -23,7 +23,7 @@ from stability.build import resolve_device
 from stability.corpora.tokens.corpus import Corpus
 from stability.corpora.tokens.tokenizers import ByteTokenizer
 from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
-from stability.probes.curvature.alpha_max import corpus_of
+from stability.probes.checkpoints import corpus_of
 from stability.probes.generation.samples import Sample, has_text
 from stability.probes.pretrained.loading import load_model, load_tokenizer
 from stability.runs.directory import RunDirectory, read_json
@@ -195,6 +195,7 @@ def _of_checkpoint(place: str, vocabulary: Vocabulary | None, vocab_size: int, d
             "text;\ngive a run with objective=ar"
         )
     own = corpus_of(spec, folder.parent.parent.parent / "cache")
+    assert isinstance(own, Corpus), "objective=ar reads tokens"
     if own.vocab_size != vocab_size or vocabulary_of(own) != vocabulary:
         raise ValueError(
             f"oracle={name} reads another vocabulary ({_named(own.vocab_size, vocabulary_of(own))}) than these "

@@ -1,5 +1,5 @@
-"""Measure by `stability.probe` at a run's checkpoints: graphs and softmaxes on held-out text, σ(W_qᵀW_k), attention's
-discrepancy → ``probes/<phase>_<table>.parquet``."""
+"""`stability.probe` at a run's checkpoints: graphs and softmaxes on held-out text, σ(W_qᵀW_k), attention's discrepancy
+→ ``probes/<phase>_<table>.parquet``."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from stability.build import build_objective, resolve_device
 from stability.config.entries import ProbeSpec
 from stability.config.run import RunSpec
-from stability.mechanisms import AbstractAttention, AbstractConsensus, AbstractSoftmaxAttention
+from stability.mechanisms._attention import AbstractSoftmaxAttention
+from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.models.backbone import Backbone
 from stability.objectives import Examples
-from stability.probes.curvature.alpha_max import PROTOCOL, corpus_of
+from stability.probes.checkpoints import corpus_of
 from stability.probes.layers.consensus import consensus_spectra
 from stability.probes.layers.discrepancy import discrepancies
 from stability.probes.layers.low_pass import low_pass
 from stability.probes.layers.observing import mixers, stem
 from stability.probes.layers.qk import qk_singular_values
 from stability.probes.layers.streams import stream_statistics
+from stability.probes.stored import Stored
 from stability.runs.directory import RunDirectory
-from stability.runs.parquet import read_metadata, write_parquet
 from stability.runs.phases import file_of, phases, wanted
 from stability.runs.schema import PROBE_COLUMNS
 from stability.training import checkpoint
@@ -41,7 +41,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 def protocol_of(probe: ProbeSpec) -> str:
-    """Return what the numbers depend on beside the checkpoint, as canonical JSON; kept in the files' metadata."""
+    """What the numbers depend on beside the checkpoint, as canonical JSON; kept in the files' metadata."""
     fields = {
         "spectra": ("sequences", "probes", "products", "seed"),
         "pdmm": ("sequences",),
@@ -51,13 +51,13 @@ def protocol_of(probe: ProbeSpec) -> str:
 
 
 def missing_phases(directory: RunDirectory, probe: ProbeSpec) -> list[str]:
-    """Return the phases asked for whose tables are not on disk under the same protocol."""
+    """The phases asked for whose tables are not on disk under the same protocol."""
     return [phase for phase in wanted(directory, probe.phase) if not _is_measured(directory, phase, probe)]
 
 
 def _is_measured(directory: RunDirectory, phase: str, probe: ProbeSpec) -> bool:
     files = [file_of(partial(_file, directory, table), phase) for table in TABLES[probe.what]]
-    return all(file.exists() and read_metadata(file).get(PROTOCOL) == protocol_of(probe) for file in files)
+    return all(Stored(file, protocol_of(probe)).is_current() for file in files)
 
 
 def _file(directory: RunDirectory, table: str, phase: str) -> Path:
@@ -75,7 +75,7 @@ def measure(directory: RunDirectory, probe: ProbeSpec, *, cache_dir: Path) -> It
 def measure_checkpoint(
     directory: RunDirectory, folder: Path | None, phase: str, probe: ProbeSpec, *, cache_dir: Path
 ) -> Iterator[None]:
-    """Measure one checkpoint folder under a phase's name; its tables are written together at the end."""
+    """One checkpoint folder under a phase's name; its tables are written together at the end."""
     rows: Rows = {table: [] for table in TABLES[probe.what]}
     if folder is not None:
         spec, model = checkpoint.load(folder)
@@ -86,14 +86,12 @@ def measure_checkpoint(
             else _on_held_out(spec, model, labels, rows, probe, cache_dir)
         )
     for table, found in rows.items():
-        frame = pd.DataFrame(found, columns=PROBE_COLUMNS[table])
-        write_parquet(frame, directory.probe_file(phase, table), {PROTOCOL: protocol_of(probe)})
+        Stored(directory.probe_file(phase, table), protocol_of(probe)).write(found, PROBE_COLUMNS[table])
 
 
 def _on_held_out(
     spec: RunSpec, model: Backbone, labels: dict[str, Any], rows: Rows, probe: ProbeSpec, cache_dir: Path
 ) -> Iterator[None]:
-    """Add a checkpoint's rows on held-out sequences, layer by layer, each sequence alone and in float64."""
     device = resolve_device(probe.device)
     prepare_torch(spec.threads, device)
     model = model.to(device, torch.float64)
@@ -123,7 +121,6 @@ def _add_consensus(
     rows: Rows,
     probe: ProbeSpec,
 ) -> None:
-    """Add one consensus layer's rows on one sequence: a head's numbers, and its filter at each node."""
     heads = consensus_spectra(layer, x_BND, probes=probe.probes, products=probe.products, seed=probe.seed)
     for head, found in enumerate(heads):
         rows["spectra"].append({**where, "head": head, **found.numbers})
@@ -141,8 +138,7 @@ def _add_consensus(
 
 
 def _add_attention(layer: AbstractAttention, x_BND: Tensor, where: dict[str, Any], rows: Rows) -> None:
-    """Add one attention layer's rows on one sequence; the filter's nodes are the singular values themselves, all of
-    equal weight."""
+    """The filter's nodes are the singular values themselves, all of equal weight."""
     for head, found in enumerate(low_pass(layer, x_BND)):
         rows["spectra"].append({**where, "head": head, **found.numbers})
         weight = 1 / len(found.singular_values)
@@ -160,7 +156,6 @@ def _add_discrepancy(mixer: nn.Module, x_BND: Tensor, where: dict[str, Any], row
 
 
 def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
-    """Add the singular values of W_qᵀW_k of every softmax-attention layer; yields after each layer."""
     for layer, mixer in enumerate(mixers(model)):
         if isinstance(mixer, AbstractSoftmaxAttention):
             where = labels | {"layer": layer, "mixer": stem(mixer)}
@@ -175,7 +170,7 @@ def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
 
 
 def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:
-    """Return what each block's mixer is given, (B, N, D), by one forward pass."""
+    """What each block's mixer is given, (B, N, D), by one forward pass."""
     seen: dict[int, Tensor] = {}
 
     def keep(layer: int):
@@ -192,8 +187,8 @@ def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:
 
 
 def held_out(spec: RunSpec, cache_dir: Path, sequences: int) -> Examples:
-    """Return at most ``sequences`` validation windows as the objective hands them to the model, the same ones for every
-    run on the same data."""
+    """At most ``sequences`` validation windows as the objective hands them to the model, the same ones for every run on
+    the same data."""
     corpus = corpus_of(spec, cache_dir)
     objective = build_objective(spec, corpus.format)
     tokens_BN = corpus.windows("val", sequences, objective.tokens_needed(spec.model.positions))

@@ -28,20 +28,21 @@ import torch.distributed as dist
 
 from stability.config.run import RunSpec
 
+MODULE = "stability.training.devices.helper"
 PATIENCE = timedelta(minutes=30)  # within a step
 FAREWELL_S = 10.0
 LAST_WORDS_S = 5.0  # a lost connection is noticed before the system has cleared the process away
 
 
 class Helpers:
-    """The further processes of one run, ranks 1 to ``num_devices`` − 1, each of which runs ``module``; the run's own
-    process is rank 0.
+    """The further processes of one run (`helper`), ranks 1 to ``num_devices`` − 1; the run's own process is rank 0.
+    ``shard``: whether each holds a slice of everything, or computes microbatches.
 
     Errors: ``RuntimeError`` where there are fewer GPUs, or where one dies before all have joined (its last words in the
     message).
     """
 
-    def __init__(self, module: str, spec: RunSpec, cache_dir: Path, device: torch.device, num_devices: int):
+    def __init__(self, spec: RunSpec, cache_dir: Path, device: torch.device, num_devices: int, *, shard: bool):
         if device.type == "cuda" and torch.cuda.device_count() < num_devices:
             raise RuntimeError(
                 f"devices_per_trial={num_devices}, but this process sees {torch.cuda.device_count()} GPUs"
@@ -54,8 +55,9 @@ class Helpers:
             "device": device.type,
             "size": num_devices,
             "store": str(store),
+            "shard": shard,
         }
-        self._processes = [self._start(module, rank, settings) for rank in range(1, num_devices)]
+        self._processes = [self._start(rank, settings) for rank in range(1, num_devices)]
         try:
             self._await(store)
             _join(store, device, 0, num_devices)
@@ -63,12 +65,12 @@ class Helpers:
             self.close()
             raise
 
-    def _start(self, module: str, rank: int, settings: dict[str, Any]) -> subprocess.Popen[str]:
+    def _start(self, rank: int, settings: dict[str, Any]) -> subprocess.Popen[str]:
         """Start the process of one rank, its settings in a file and its output in a log."""
         folder = Path(self._folder.name)
         (folder / f"{rank}.json").write_text(json.dumps({**settings, "rank": rank}))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)}
-        command = [sys.executable, "-m", module, str(folder / f"{rank}.json")]
+        command = [sys.executable, "-m", MODULE, str(folder / f"{rank}.json")]
         with open(self._log(rank), "w") as log:
             # in a session of its own: Ctrl-C is the run's to answer, and it still needs its helpers to do so
             return subprocess.Popen(
@@ -116,6 +118,14 @@ class Helpers:
         rank, code = min(dead, key=lambda each: (each[1] >= 0, self._log(each[0]).stat().st_mtime_ns))
         words = self._log(rank).read_text().strip().splitlines()
         return f"the process of device {rank} died with code {code}: {words[-1] if words else 'no word'}"
+
+    def end(self, error: BaseException | None) -> None:
+        """End the processes. Errors: ``RuntimeError`` with the last words of one that died, where that is what
+        ``error`` came of."""
+        words = self.last_words() if isinstance(error, RuntimeError | BrokenPipeError) else None
+        self.close()
+        if words is not None:
+            raise RuntimeError(words) from error
 
     def close(self) -> None:
         """Close every helper's input, at whose end it exits, and wait for it; one that does not exit is killed."""

@@ -4,7 +4,7 @@
 Each of n devices holds a slice of about 1/n of every tensor. It computes its own n-th of each batch; a block's
 parameters are gathered for as long as the block computes and its gradients are summed into slices, so that beside the
 slices no more than a block (and embedding, norms and head, which are one unit) is whole on a device. Every process goes
-through the same methods of a `Trainer` in the same order: the run's own process decides which, by itself (guards,
+through the same methods of a `Replica` in the same order: the run's own process decides which, by itself (guards,
 verdict, cadence, Ctrl-C), and tells the helpers. It alone has the run's directory; only there, in host memory, are a
 checkpoint's tensors whole while it is written or read, so that checkpoints are those of any other run.
 
@@ -16,36 +16,27 @@ bit; ``timing.jsonl`` says for each step how many there were.
 
 from __future__ import annotations
 
-import json
-import signal
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from stability.config.parse import parse_run
 from stability.config.run import RunSpec
-from stability.corpora.cache import load
 from stability.models.backbone import Backbone
 from stability.objectives import Examples
-from stability.runs.directory import RunDirectory
-from stability.training.devices.processes import Helpers, device_of, instructions, join
+from stability.training.devices.base import Add, Devices, State, Tensors
+from stability.training.devices.processes import Helpers
 from stability.training.machine import return_freed_memory
 
 
-class Shards:
-    """One process's share of a run in ``size`` of them; the methods are those of `one.Whole`. ``helpers``: the others,
-    in the run's own process.
-
-    A context: leaving it ends the helpers. Errors: ``RuntimeError`` with the last words of a helper that died.
-    """
+class ShardedDevices(Devices):
+    """One process's share of a run in ``size`` of them. ``helpers``: the others, in the run's own process."""
 
     def __init__(self, device: torch.device, rank: int, size: int, helpers: Helpers | None = None):
         from torch.distributed.device_mesh import init_device_mesh
@@ -55,21 +46,13 @@ class Shards:
         self._mesh = init_device_mesh(device.type, (size,))
 
     @classmethod
-    def start(cls, spec: RunSpec, cache_dir: Path, device: torch.device, size: int) -> Shards:
+    def start(cls, spec: RunSpec, cache_dir: Path, device: torch.device, size: int) -> ShardedDevices:
         """The share of the run's own process, whose helpers are started with it. Errors: as `Helpers`."""
-        return cls(device, 0, size, Helpers("stability.training.devices.sharded", spec, cache_dir, device, size))
+        return cls(device, 0, size, Helpers(spec, cache_dir, device, size, shard=True))
 
-    def __enter__(self) -> Shards:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        assert self._helpers is not None
-        words = self._helpers.last_words() if isinstance(error, RuntimeError | BrokenPipeError) else None
-        self._helpers.close()
-        if words is not None:
-            raise RuntimeError(words) from error
+    def end(self, error: BaseException | None) -> None:
+        if self._helpers is not None:
+            self._helpers.end(error)
 
     def described(self) -> dict[str, int]:
         return {"shards": self._size}
@@ -98,14 +81,13 @@ class Shards:
         self._put_parameters(make().state_dict() if self._rank == 0 else None)
         return model
 
-    def part(self, examples: Examples) -> Examples:
-        rows = len(examples.targets_BN) // self._size
-        return examples.each(lambda tensor: tensor[self._rank * rows : (self._rank + 1) * rows])
+    def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Each process goes through its own rows of the batch."""
+        own = len(examples.targets_BN) // self._size
+        share = examples.each(lambda tensor: tensor[self._rank * own : (self._rank + 1) * own])
+        return torch.stack(self._all(torch.stack([add(part) for part in share.split(rows)]).sum())).sum()
 
-    def total(self, part: Tensor) -> Tensor:
-        return torch.stack(self._all(part)).sum()
-
-    def local(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+    def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [_local(tensor) for tensor in tensors]
 
     def norm(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -136,15 +118,8 @@ class Shards:
         self._model.reshard()  # after a forward pass that no backward pass follows, embedding and head would stay whole
         return iter([tuple(parts.tolist()) for parts in results])
 
-    def put(
-        self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        parameters: dict[str, Tensor] | None,
-        state: dict[str, Any] | None,
-    ) -> None:
-        """Put parameters and an optimizer's state in place of those that are there. ``parameters`` and ``state`` count
-        in the run's own process only."""
+    def put(self, model: nn.Module, optimizer: Optimizer, parameters: Tensors | None, state: State | None) -> None:
+        """``parameters`` and ``state`` count in the run's own process only."""
         self._put_parameters(parameters)
         if (frame := self._same(None if state is None else tree_map(_frame, state))) is not None:
             optimizer.load_state_dict(self._received(optimizer, frame, state))
@@ -154,9 +129,7 @@ class Shards:
             for name, own in self._model.state_dict().items():
                 own.copy_(self._handed_out(own, None if parameters is None else parameters[name]))
 
-    def _received(
-        self, optimizer: torch.optim.Optimizer, frame: dict[str, Any], state: dict[str, Any] | None
-    ) -> dict[str, Any]:
+    def _received(self, optimizer: Optimizer, frame: dict[str, Any], state: dict[str, Any] | None) -> dict[str, Any]:
         """The optimizer's state with slices for the tensors of a parameter's shape, which in ``frame`` are without
         content."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -182,7 +155,7 @@ class Shards:
         )
         return distribute_tensor(given, self._mesh, like.placements)
 
-    def gathered(self, model: Backbone, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, dict[str, Any]]:
+    def gathered(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
         """The whole model and the optimizer's whole state, gathered on the CPU one tensor after another; in the helpers
         the tensors are empty."""
         parameters, state = tree_map(self._gathered, (dict(model.state_dict()), optimizer.state_dict()))
@@ -232,25 +205,3 @@ def _frame(value: Any) -> Any:
 
 def _is_empty(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_meta
-
-
-def follow(settings: dict[str, Any]) -> None:
-    """Run a helper: build its own trainer and call the methods that it is told to, until its input ends."""
-    from stability.training.trainer import Trainer
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # a batch system sends them to every process of a job; what they mean for the run, its own process decides
-        signal.signal(number, signal.SIG_IGN)
-    spec, device, told = parse_run(settings["spec"]), device_of(settings), instructions(settings)
-    cache_dir = Path(settings["cache_dir"])
-    corpus = load(cache_dir, spec.data_fingerprint)
-    join(settings, device)
-    trainer = Trainer(
-        spec, RunDirectory(cache_dir, "nowhere"), corpus, device, Shards(device, settings["rank"], settings["size"])
-    )
-    for method, *numbers in told:
-        getattr(trainer, method)(*numbers)
-
-
-if __name__ == "__main__":
-    follow(json.loads(Path(sys.argv[1]).read_text()))

@@ -10,99 +10,99 @@ is for one that does not fit.
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from stability.build import build_model, build_objective
-from stability.config.parse import parse_run
 from stability.config.run import RunSpec
-from stability.corpora.cache import load
-from stability.training.devices.processes import Helpers, device_of, instructions, join
+from stability.corpora.base import AbstractCorpus
+from stability.objectives import Examples
+from stability.training.devices.base import Add
+from stability.training.devices.one import OneDevice
+from stability.training.devices.processes import Helpers
 from stability.training.draws import training_examples
 from stability.training.machine import prepare_torch
 
 
-class Team:
-    """The helpers of a run. ``num_devices``: theirs and the run's own.
+class SharedDevices(OneDevice):
+    """The run's own device, and helpers that compute some of its microbatches. ``num_devices``: theirs and its own.
 
     Errors: ``RuntimeError`` where there are fewer GPUs, or a helper died (its last words in the message).
     """
 
     def __init__(self, spec: RunSpec, cache_dir: Path, device: torch.device, num_devices: int):
-        self._size, self._device = num_devices, device
-        self._helpers = Helpers("stability.training.devices.shared", spec, cache_dir, device, num_devices)
+        super().__init__(device)
+        self._size = num_devices
+        self._helpers = Helpers(spec, cache_dir, device, num_devices, shard=False)
 
-    def is_mine(self, index: int) -> bool:
-        """Return whether microbatch number ``index`` is the run's own to compute."""
-        return index % self._size == 0
+    def end(self, error: BaseException | None) -> None:
+        self._helpers.end(error)
 
-    def begin(self, step: int, parameters: Sequence[nn.Parameter]) -> None:
-        """Hand out the parameters; the helpers begin with their microbatches of this step."""
-        try:
-            self._helpers.tell(step)
-            dist.broadcast(_flat([parameter.detach() for parameter in parameters]), src=0)
-        except (RuntimeError, BrokenPipeError) as error:
-            raise self._broken(error) from error
+    def tell(self, method: str, *numbers: int) -> None:
+        """Tell the helpers, who take part in the methods of `Microbatches` only."""
+        if method in Microbatches.TOGETHER:
+            self._helpers.tell(method, *numbers)
 
-    def take_in(self, index: int, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """Add a helper's gradient of microbatch ``index`` to the parameters'; its loss sum is returned."""
+    def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Hand out the parameters, with which the helpers begin; then go through the microbatches in their order."""
+        dist.broadcast(_flat([parameter.detach() for parameter in parameters]), src=0)
+        totals = [
+            self._received(owner, parameters) if (owner := index % self._size) else add(part)
+            for index, part in enumerate(examples.split(rows))
+        ]
+        return torch.stack(totals).sum()
+
+    def _received(self, owner: int, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """Add a helper's gradient of its next microbatch to the parameters'; its loss sum is returned."""
         received = torch.empty(sum(parameter.numel() for parameter in parameters) + 1, device=self._device)
-        try:
-            dist.recv(received, src=index % self._size)
-        except RuntimeError as error:
-            raise self._broken(error) from error
+        dist.recv(received, src=owner)
         for parameter, part in zip(parameters, _parts(received, parameters), strict=True):
             # the run's own microbatch, the first one, gave every parameter that is used its gradient
             if parameter.grad is not None:
                 parameter.grad.add_(part)
         return received[-1].clone()  # else all of it would stay
 
-    def _broken(self, error: Exception) -> RuntimeError:
-        return RuntimeError(
-            self._helpers.last_words() or f"the devices lost touch: {(str(error).splitlines() or [''])[0]}"
-        )
 
-    def close(self) -> None:
-        self._helpers.close()
+class Microbatches:
+    """The part of a helper: the gradients of every ``size``-th microbatch, from number ``rank`` on.
 
+    ``TOGETHER``: the methods that it goes through when the run's own process does, by their names, as a `Replica`'s.
+    """
 
-def help_out(settings: dict[str, Any]) -> None:
-    """Compute gradients of every n-th microbatch of each step that is asked for, until this process's input ends."""
-    spec, rank, size = parse_run(settings["spec"]), settings["rank"], settings["size"]
-    device, steps = device_of(settings), instructions(settings)
-    prepare_torch(spec.threads, device)
-    corpus = load(Path(settings["cache_dir"]), spec.data_fingerprint)
-    objective = build_objective(spec, corpus.format)
-    model = build_model(spec, corpus.format).to(device)
-    parameters = list(model.parameters())
-    join(settings, device)
-    for (step,) in steps:
-        received = _flat([parameter.detach() for parameter in parameters])
+    def __init__(self, spec: RunSpec, corpus: AbstractCorpus, device: torch.device, rank: int, size: int):
+        prepare_torch(spec.threads, device)
+        self._spec, self._corpus, self._device, self._rank, self._size = spec, corpus, device, rank, size
+        self._objective = build_objective(spec, corpus.format)
+        self._model = build_model(spec, corpus.format).to(device)
+        self._parameters = list(self._model.parameters())
+
+    def update(self, step: int) -> None:
+        """Take the run's parameters, and hand back the gradients of this step's microbatches and their loss sums."""
+        received, spec = _flat([parameter.detach() for parameter in self._parameters]), self._spec
         dist.broadcast(received, src=0)
         with torch.no_grad():
-            for parameter, part in zip(parameters, _parts(received, parameters), strict=True):
+            for parameter, part in zip(self._parameters, _parts(received, self._parameters), strict=True):
                 parameter.copy_(part)
-        examples = training_examples(spec, corpus, objective, "train", step, seed=spec.seed, batch=spec.batch).to(
-            device
-        )
-        count = objective.count(examples, torch.float32)
-        for index, microbatch in enumerate(examples.split(spec.microbatch or spec.batch)):
-            if index % size == rank:
-                model.zero_grad(set_to_none=True)
-                total, _ = objective.loss(model, microbatch)
-                (total / count).backward()
-                gradients = [
-                    torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                    for parameter in parameters
-                ]
-                dist.send(_flat([*gradients, total.detach().reshape(1)]), dst=0)
+        examples = training_examples(
+            spec, self._corpus, self._objective, "train", step, seed=spec.seed, batch=spec.batch
+        ).to(self._device)
+        count = self._objective.count(examples, torch.float32)
+        for microbatch in examples.split(spec.microbatch or spec.batch)[self._rank :: self._size]:
+            self._model.zero_grad(set_to_none=True)
+            total, _ = self._objective.loss(self._model, microbatch)
+            (total / count).backward()
+            gradients = [
+                torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                for parameter in self._parameters
+            ]
+            dist.send(_flat([*gradients, total.detach().reshape(1)]), dst=0)
+
+    TOGETHER: ClassVar[dict[str, Callable[..., Any]]] = {update.__name__: update}
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
@@ -115,7 +115,3 @@ def _parts(flat: Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor]
     for parameter in parameters:
         yield flat[start : start + parameter.numel()].view_as(parameter)
         start += parameter.numel()
-
-
-if __name__ == "__main__":
-    help_out(json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,47 @@
+"""A run's checkpoint as a measurement takes it: read, and its files hashed, once for all that is measured of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stability.config.run import RunSpec
+from stability.corpora.base import AbstractCorpus
+from stability.corpora.cache import load, prepare
+from stability.models.backbone import Backbone
+from stability.structure.tokens import as_read
+from stability.training import checkpoint
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint in memory, with the data that its run read. Whoever changes model or trainer state takes a copy: the
+    next measurement starts from the same."""
+
+    folder: Path
+    spec: RunSpec
+    model: Backbone  # in eval mode, on the CPU
+    trainer: dict[str, Any]  # what `training.checkpoint.save` was given beside the model
+    corpus: AbstractCorpus
+
+    @classmethod
+    def read(cls, folder: Path, cache_dir: Path) -> Loaded:
+        """Read a checkpoint. Errors: ``ValueError`` where it is damaged, or the data are no longer those of the run."""
+        spec, model, trainer = checkpoint.read(folder)
+        return cls(folder, spec, model, trainer, corpus_of(spec, cache_dir))
+
+
+def corpus_of(spec: RunSpec, cache_dir: Path) -> AbstractCorpus:
+    """Return the prepared data of a run; prepared anew where the cache has gone. ``ValueError`` where it is no longer
+    the same data."""
+    if (cache_dir / spec.data_fingerprint).is_dir():
+        return load(cache_dir, spec.data_fingerprint)
+    corpus = as_read(prepare(spec.data, cache_dir), spec.objective, cache_dir.parent)
+    if corpus.fingerprint != spec.data_fingerprint:
+        trained_on, now = spec.data_fingerprint[:12], corpus.fingerprint[:12]
+        raise ValueError(
+            f"the run was trained on data {trained_on}, which is not under {cache_dir};\ndata={spec.data.name} reads "
+            f"{now} now"
+        )
+    return corpus

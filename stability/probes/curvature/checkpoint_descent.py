@@ -1,0 +1,67 @@
+"""The protocol of 5.2.1 is taken to a checkpoint of ours: its model, its optimizer, its data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stability.build import build_objective, build_optimizer
+from stability.config.curvature import CurvatureSpec
+from stability.curvature.alpha_max import has_paper_state
+from stability.objectives import Examples
+from stability.probes.checkpoints import Loaded
+from stability.probes.curvature.descent import Descent, LossSum, Step
+from stability.training.draws import training_examples
+from stability.training.machine import prepare_torch
+from stability.training.schedule import lr_factor
+
+
+class Probe:
+    """A copy of a checkpoint, and the `Descent` that it takes; ``observe`` as there."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        curvature: CurvatureSpec,
+        device: torch.device,
+        observe: Callable[[Step], dict[str, Any]] | None = None,
+    ):
+        self.spec, self.corpus, self.curvature, self.device = loaded.spec, loaded.corpus, curvature, device
+        spec, self._trainer = loaded.spec, loaded.trainer
+        prepare_torch(spec.threads, device)
+        self.model: nn.Module = copy.deepcopy(loaded.model).to(device)
+        self.objective = build_objective(spec, loaded.corpus.format)
+        self.optimizer = build_optimizer(spec, self.model)
+        params: dict[str, Tensor] = dict(self.model.named_parameters())
+        lr = spec.lr_peak * lr_factor(spec.schedule, self._trainer["step"], spec.steps)
+        options: dict[str, Any] = {"observe": observe, "loss_in_double": self._loss_in_double}
+        self.descent = Descent(
+            params, self.optimizer, self._loss_sum, self._batch, curvature, lr=lr, clip_norm=spec.clip_norm, **options
+        )
+
+    def defines(self, state: str) -> bool:
+        """Return whether steps can start from an optimizer state: the paper's warm-up sets Adam's m and v; other
+        optimizers have only the run's own state."""
+        return state != "paper" or has_paper_state(self.optimizer)
+
+    def rows(self, state: str) -> Iterator[dict[str, Any] | None]:
+        """Yield the rows of `Descent.rows`, from the paper's optimizer state or the checkpoint's own."""
+        return self.descent.rows(state, self._trainer["optimizer"])
+
+    def _batch(self, index: int) -> Examples:
+        size = self.curvature.batch or self.spec.batch
+        return training_examples(
+            self.spec, self.corpus, self.objective, "curvature", index, seed=self.curvature.seed, batch=size
+        ).to(self.device)
+
+    def _loss_sum(self, params: Mapping[str, Tensor], examples: Examples) -> tuple[Tensor, Tensor]:
+        return self.objective.loss(self.model, examples, params)
+
+    def _loss_in_double(self) -> LossSum:
+        """Return the same on a copy of the model, whose buffers are float64 then, too."""
+        model = copy.deepcopy(self.model).double()
+        return lambda params, examples: self.objective.loss(model, examples, params)

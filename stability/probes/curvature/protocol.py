@@ -1,0 +1,110 @@
+"""Tell by which protocol a run's curvature was measured, and what of it is on disk under the one that is asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from stability.config.base import checked
+from stability.config.curvature import CurvatureSpec, SpectraSpec
+from stability.probes.stored import Stored
+from stability.runs.parquet import holds_columns, read_metadata, write_parquet
+from stability.runs.schema import CURVATURE_COLUMNS, PROTOCOL
+from stability.runs.steps import UNDEFINED
+
+PARITY = "parity_steps"
+BEFORE = {"gradient": "true"}  # where a default is not what was done before there was the field
+
+
+def protocol_of(curvature: CurvatureSpec, reads: Sequence[str] = ()) -> str:
+    """Return what the numbers of a table depend on, as canonical JSON; ``reads``: the settings of `SpectraSpec` that it
+    takes beside the critical rate's."""
+    critical = "critical_lr" in curvature.measure
+    spectra = curvature.spectra.only((*(("critical_resolution",) if critical else ()), *reads))
+    measured = ["alpha_max", "critical_lr"] if critical else ["alpha_max"]
+    values = curvature.model_dump(mode="json", exclude={"phase", PARITY, "spectra"})
+    gradients = {curvature.gradient_of(state) for state in curvature.state}
+    values["gradient"] = gradients.pop() if len(gradients) == 1 else curvature.gradient
+    return json.dumps({**values, "measure": measured, "spectra": spectra.model_dump(mode="json")}, sort_keys=True)
+
+
+def full_protocol(curvature: CurvatureSpec) -> str:
+    """Return `protocol_of` with every setting of `SpectraSpec`, as a file's own is compared."""
+    return protocol_of(curvature, tuple(SpectraSpec.model_fields))
+
+
+def spec_of(protocol: str) -> CurvatureSpec | None:
+    """Return what a file was measured by; a field younger than the file reads as what was done before there was the
+    field. None: by a field or value that is no longer, thus by another protocol."""
+    try:
+        return checked(CurvatureSpec, BEFORE | json.loads(protocol))
+    except ValueError:
+        return None
+
+
+class StoredSteps(Stored):
+    """The recorded steps of a phase, the rows of one optimizer state after those of another."""
+
+    def __init__(self, path: Path, curvature: CurvatureSpec):
+        stored = {**json.loads(protocol_of(curvature)), PARITY: curvature.parity_steps}
+        super().__init__(path, json.dumps(stored, sort_keys=True))
+        self.curvature = curvature
+
+    def states(self) -> tuple[str, ...]:
+        """Return the optimizer states that the file holds under this protocol; () where it holds those of another.
+
+        A state counts by what was done in it: gradient=auto is gradient=true in state "checkpoint" and gradient=clipped
+        in state "paper". A critical learning rate more than was asked for does no harm, nor do more steps by the
+        paper's difference; a file older than `parity_steps` counts as measured without them. One without the column
+        ``gradient`` is from when weight_decay=false took out only the decay that it knew of.
+        """
+        found, curvature = self.found(), self.curvature
+        stored = None if found is None else spec_of(found)
+        if found is None or stored is None:
+            return ()
+        if json.loads(found).get(PARITY, curvature.parity_steps) < curvature.parity_steps:
+            return ()
+        if not curvature.weight_decay and not holds_columns(self.path, ["gradient"]):
+            return ()
+        return tuple(state for state in stored.state if full_protocol(_alone(stored, state)) in self._accepted(state))
+
+    def _accepted(self, state: str) -> set[str]:
+        alone = _alone(self.curvature, state)
+        return {protocol_of(alone), protocol_of(alone.model_copy(update={"measure": ("alpha_max", "critical_lr")}))}
+
+    def missing(self) -> tuple[str, ...]:
+        """Return the states asked for that are not on disk."""
+        stored = self.states()
+        return tuple(state for state in self.curvature.state if state not in stored)
+
+    def is_current(self) -> bool:
+        return not self.missing()
+
+    def write(
+        self,
+        rows: Sequence[dict[str, Any]],
+        columns: Sequence[str] = CURVATURE_COLUMNS,
+        undefined: Sequence[str] = (),
+    ) -> None:
+        """Replace the file; rows of other optimizer states that it holds under the same protocol stay. ``undefined``:
+        states in which there is no α_max."""
+        curvature = self.curvature
+        others = [state for state in self.states() if state not in curvature.state]
+        table = pd.DataFrame(rows, columns=list(columns))
+        if others:
+            kept = pd.read_parquet(self.path).query("state in @others").reindex(columns=list(columns))
+            # a file may be older than the column
+            kept["gradient"] = [curvature.gradient_of(state) for state in kept["state"]]
+            table = pd.concat([kept, table], ignore_index=True) if rows else kept
+            told = json.loads(read_metadata(self.path).get(UNDEFINED, "[]"))
+            undefined = [*undefined, *(state for state in told if state in others)]
+        whole = StoredSteps(self.path, curvature.model_copy(update={"state": (*others, *curvature.state)}))
+        write_parquet(table, self.path, {PROTOCOL: whole.protocol, UNDEFINED: json.dumps(list(undefined))})
+
+
+def _alone(curvature: CurvatureSpec, state: str) -> CurvatureSpec:
+    return curvature.model_copy(update={"state": (state,)})

@@ -1,0 +1,126 @@
+"""Each process of a run, be it one or several, has the model, its optimizer, and the methods that the processes go
+through together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from stability.build import build_model, build_objective, build_optimizer
+from stability.config.run import RunSpec
+from stability.corpora.base import AbstractCorpus
+from stability.objectives import Examples
+from stability.training.devices.base import Devices, together
+from stability.training.devices.one import OneDevice
+from stability.training.draws import training_examples
+from stability.training.evaluate import Validation
+from stability.training.gradients import BlockStatistics
+from stability.training.guards import Guard, first_non_finite
+from stability.training.keeping import Keeper
+from stability.training.machine import prepare_torch
+from stability.training.schedule import lr_factor
+
+
+class Replica:
+    """Model and optimizer of a run, or this process's part of them; it reads no file of the run and writes none.
+
+    ``TOGETHER``: the methods that a helper goes through when the run's own process does, by their names.
+    """
+
+    TOGETHER: ClassVar[dict[str, Callable[..., Any]]] = {}
+
+    def __init__(self, spec: RunSpec, corpus: AbstractCorpus, device: torch.device, devices: Devices | None = None):
+        prepare_torch(spec.threads, device)
+        self.spec, self.corpus, self.device = spec, corpus, device
+        self.objective = build_objective(spec, corpus.format)
+        self.devices = devices or OneDevice(device)
+        self.model = self.devices.build(partial(build_model, spec, corpus.format))
+        self.optimizer = build_optimizer(spec, self.model)
+        self.parameters = list(self.model.parameters())
+        self.validation = Validation(spec, corpus, self.objective, device)
+        self.guard, self.keeper = Guard(spec.guards), Keeper(spec)
+        self.statistics, self.gradient_rows = BlockStatistics(self.model, spec.log.gradients, self.devices.norm), []
+        self.val_nll = math.nan
+        self.scores: dict[str, float] = {}  # what else is validated, at the last validation
+
+    @together(TOGETHER)
+    def put(self, *, parameters: dict[str, Tensor] | None = None, state: dict[str, Any] | None = None) -> None:
+        """Take over parameters and the optimizer's state (None: that of a new one)."""
+        self.optimizer = build_optimizer(self.spec, self.model)
+        self.devices.put(self.model, self.optimizer, parameters, state)
+
+    @together(TOGETHER)
+    def gathered(self) -> tuple[nn.Module, dict[str, Any]]:
+        """Return the whole model and the optimizer's whole state."""
+        return self.devices.gathered(self.model, self.optimizer)
+
+    @together(TOGETHER)
+    def is_sound(self) -> bool:
+        """Return whether every parameter is finite: what guards do not look at after each step may have got in."""
+        return self.devices.every(all(bool(part.isfinite().all()) for part in self.devices.local(self.parameters)))
+
+    @together(TOGETHER)
+    def measure(self) -> dict[str, float]:
+        """Return the validation numbers as they go into a row, the NLL first."""
+        measured = self.validation.measure(self.model, self.devices.spread)
+        self.val_nll = measured["val_nll"]
+        self.scores = {name: value for name, value in measured.items() if name != "val_nll"}
+        return measured
+
+    @together(TOGETHER)
+    def update(self, step: int) -> dict[str, Any]:
+        """Compute the gradient, clip it and take optimizer step number ``step``; return its log row. No step is taken
+        where loss or gradient is not finite."""
+        spec = self.spec
+        lr = spec.lr_peak * lr_factor(spec.schedule, step, spec.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        examples = training_examples(
+            spec, self.corpus, self.objective, "train", step, seed=spec.seed, batch=spec.batch
+        ).to(self.device)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._backward(examples)
+        self.gradient_rows, is_due = [], self.statistics.is_due(step)
+        gradient = self.statistics.gradient(self.parameters) if is_due else {}
+        grad_norm = self.devices.clip(self.parameters, spec.clip_norm)
+        row = {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "update_norm": 0.0, "lr": lr}
+        if spec.guards.post_clip_norm is not None:
+            row["clipped_norm"] = self.devices.norm(
+                [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+            ).item()
+        before = [part.clone() for part in self.devices.local(self.parameters)]
+        if self._fault(row) is None:
+            self.optimizer.step()
+        moved = [after - start for after, start in zip(self.devices.local(self.parameters), before, strict=True)]
+        row["update_norm"] = self.devices.norm(moved).item()
+        if is_due:
+            self.gradient_rows = self.statistics.rows(step, gradient, before, moved)
+        return row
+
+    def _backward(self, examples: Examples) -> Tensor:
+        """Add the gradient of the batch's mean loss to the parameters'; return that loss. Microbatch by microbatch,
+        each of them over the count of the whole batch: one of few masked tokens weighs no more than they do."""
+        count = self.objective.count(examples, torch.float32)
+
+        def add(microbatch: Examples) -> Tensor:
+            total, _ = self.objective.loss(self.model, microbatch)
+            (total / count).backward()
+            return total.detach()
+
+        return self.devices.backward(add, examples, self.spec.microbatch or self.spec.batch, self.parameters) / count
+
+    def _looks_at(self, step: int) -> bool:
+        """Return whether this step is looked at for numbers that are not finite: as often as the guards are told to,
+        and wherever the run might be kept or judged by it."""
+        return step % self.spec.guards.check_every == 0 or self.keeper.validates(step) or self.keeper.may_be_due(step)
+
+    def _fault(self, row: dict[str, Any]) -> str | None:
+        """Say what is wrong with a step that is looked at."""
+        return (
+            (first_non_finite(row, row["step"]) or self.guard.too_large(row)) if self._looks_at(row["step"]) else None
+        )
