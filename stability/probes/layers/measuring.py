@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from stability.build import build_objective, resolve_device
 from stability.config.entries import ProbeSpec
 from stability.config.run import RunSpec
-from stability.mechanisms._attention import AbstractSoftmaxAttention
-from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
+from stability.mechanisms import AbstractAttention, AbstractConsensus, AbstractSoftmaxAttention
 from stability.models.backbone import Backbone
 from stability.objectives import Examples
 from stability.probes.checkpoints import corpus_of
