@@ -17,6 +17,7 @@ from stability.config.identity import Since
 from stability.models.backbone import Pool
 from stability.models.condition import ConditionShape
 from stability.objectives._chunks import chunked_sum
+from stability.runs.words import Words
 
 
 class ObjectiveSettings(Settings):
@@ -113,11 +114,9 @@ class AbstractObjective:
       token, one past the vocabulary; None where nothing is unmasked (ar, a uniform graph). ``condition``: the shape of
       what a model makes of the noise level σ (`Examples.sigma_B`) for its time-conditioned blocks; None: it reads none.
 
-    ``corpus_kind``: the kind of prepared data that it reads (`AbstractCorpus.kind`); ``unit``: what a model's position
-      is called, and several of them;
-    ``baseline``: what knows the targets' frequencies and nothing else. ``score_names``: what is validated beside the
-      NLL (`validate`). ``components``: names of the parts that the loss is a sum of, where it is one
-      (`component_sums`).
+    ``corpus_kind``: the kind of prepared data that it reads (`AbstractCorpus.kind`); ``words``: what tables, captions
+      and the board call things; ``score_names``: what is validated beside the NLL (`validate`). ``components``: names
+      of the parts that the loss is a sum of, where it is one (`component_sums`).
 
     ``samplers``: names of the samplers that generation may take, its default first; () where nothing can be sampled.
     "ar" reads the logits of the next token, "top_prob" and "random" `clean_probs` (of proteins ``track_probs``),
@@ -126,8 +125,7 @@ class AbstractObjective:
 
     family: ClassVar[str] = "objectives"
     corpus_kind: ClassVar[str] = "tokens"
-    unit: ClassVar[tuple[str, str]] = ("token", "tokens")
-    baseline: ClassVar[str] = "token frequencies"
+    words: ClassVar[Words] = Words()
     score_names: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
     samplers: tuple[str, ...] = ()
@@ -157,6 +155,11 @@ class AbstractObjective:
     def pool(self) -> Pool | None:
         """What the model's head reads, as `Backbone` takes it; None: every position."""
         return None
+
+    @classmethod
+    def summary(cls, config: Any) -> str:
+        """The objective with those of its settings that a reader of a table must know; "": its name says it all."""
+        return ""
 
     @classmethod
     def num_context(cls, config: Any) -> int:

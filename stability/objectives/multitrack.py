@@ -16,6 +16,7 @@ from stability.models.tracks import SummedEmbedding, Track, TrackEmbedding, Trac
 from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, wide
 from stability.objectives._chunks import chunked_sum
 from stability.objectives._mask_rates import DrawnSchedule, mask_rates, masked_among
+from stability.runs.words import Words
 
 SOURCES = ("sequence", "structure")
 ALIGNED = ("ss", "sasa", "plddt", "domains")  # an entry a residue; the others are sequences of their own
@@ -93,7 +94,11 @@ class MultitrackMaskedModel(AbstractObjective):
             return self
 
     corpus_kind = "proteins"
-    unit = ("residue", "residues")
+    words = Words(
+        position=("residue", "residues"),
+        unit="nats per masked position, its parts added up",
+        generative_unit="nats per residue by the oracle's masked NLL",
+    )
     direction = "bidirectional"
     samplers = ("top_prob", "random")
 
@@ -108,6 +113,12 @@ class MultitrackMaskedModel(AbstractObjective):
     def any_format(cls, positions: int) -> dict[str, int]:
         """Vocabularies of a few tokens each."""
         return dict.fromkeys((*SOURCES, *CONTEXTS), FIRST + 4)
+
+    @classmethod
+    def summary(cls, config: Config) -> str:
+        given = f"given {', '.join(config.contexts)}" if config.contexts else "nothing given"
+        by = f" (tokenizer {config.tokenizer})" if config.tokenizer else ""
+        return f"multitrack, {' and '.join(config.sources)}{by} masked, {given}"
 
     @classmethod
     def contexts_of(cls, config: Config) -> tuple[str, ...]:

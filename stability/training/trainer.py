@@ -272,7 +272,7 @@ class Trainer:
     def finish(self) -> dict[str, Any]:
         """Write verdict and result, the last thing that training writes; returned as a summary."""
         unigram_nll = self.validation.unigram_nll(frequencies := self.corpus.log_frequencies())
-        judged = judge(self.val_nll, self.init_nll, unigram_nll, self.watch, self.objective.baseline)
+        judged = judge(self.val_nll, self.init_nll, unigram_nll, self.watch, self.objective.words.baseline)
         verdict, reason = judged if self.diverged is None else ("diverged", self.diverged)
         measured = {"val_nll": self.val_nll, **self.scores}
         result = {
