@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
@@ -178,9 +179,13 @@ class AbstractObjective:
         return ()
 
     @classmethod
-    def tokenizer_of(cls, config: Any) -> str | None:
-        """Id of the structure tokenizer whose tokens it reads of every protein; None: of none."""
-        return None
+    def reads(cls, config: Any, corpus: Any, pool: Path) -> Any:
+        """What it reads of the prepared data, a corpus with a fingerprint of its own where that is more than they hold.
+        ``pool``: the folder of the runs, with what else has been trained there and the cache.
+
+        Errors: ``ValueError`` of one line where something that it needs is not there.
+        """
+        return corpus
 
     def tokens_needed(self, positions: int) -> int:
         """Tokens to draw per sequence, so that the model sees ``positions``."""

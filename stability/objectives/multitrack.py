@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -125,8 +126,13 @@ class MultitrackMaskedModel(AbstractObjective):
         return config.contexts
 
     @classmethod
-    def tokenizer_of(cls, config: Config) -> str | None:
-        return config.tokenizer
+    def reads(cls, config: Config, corpus: Any, pool: Path) -> Any:
+        """The chains, with structure tokens where a tokenizer of the pool is named."""
+        if config.tokenizer is None:
+            return corpus
+        from stability.structure.tokens import tokenised  # a trained model, which stands above the objectives
+
+        return tokenised(corpus, config.tokenizer, pool)
 
     def embedding(self, width: int, positions: int) -> nn.Module:
         return SummedEmbedding([self._sizes[name] for name in self.config.sources], width)

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from stability.build import build_objective, build_optimizer, resolve_device
+from stability.build import as_read, build_objective, build_optimizer, resolve_device
 from stability.config.base import checked
 from stability.config.curvature import CurvatureSpec, SpectraSpec
 from stability.config.run import RunSpec
@@ -26,7 +26,6 @@ from stability.runs.parquet import holds_columns, read_metadata, write_parquet
 from stability.runs.phases import file_of, phases, wanted
 from stability.runs.schema import CURVATURE_COLUMNS
 from stability.runs.steps import PROTOCOL, UNDEFINED
-from stability.structure.tokens import as_read
 from stability.training import checkpoint
 from stability.training.draws import training_examples
 from stability.training.machine import prepare_torch

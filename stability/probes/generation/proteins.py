@@ -20,7 +20,6 @@ from stability.probes.generation import samples as stored_samples
 from stability.probes.generation.protein_oracle import ProteinOracle
 from stability.probes.generation.protein_source import ProteinSample, ProteinSource
 from stability.probes.generation.protein_structures import Decoding, write_structures
-from stability.registry import Registry
 from stability.runs.directory import RunDirectory, read_json, write_atomically
 from stability.runs.schema import PROTEIN_GENERATION_COLUMNS
 from stability.structure.tokenizer import StructureTokenizer, load_tokenizer
@@ -126,5 +125,6 @@ def _sources(run: RunSpec) -> tuple[str, ...]:
 
 def _tokenizer(directory: RunDirectory, run: RunSpec) -> StructureTokenizer | None:
     """Of the run's structure tokens; None where it predicts none. Errors: as `load_tokenizer`."""
-    identity = Registry("objectives").load(run.objective.name).tokenizer_of(run.objective.settings)
+    settings: Any = run.objective.settings
+    identity = settings.tokenizer
     return None if identity is None else load_tokenizer(directory.path.parent, identity)
