@@ -119,9 +119,11 @@ class AbstractObjective:
       and the board call things; ``score_names``: what is validated beside the NLL (`validate`). ``components``: names
       of the parts that the loss is a sum of, where it is one (`component_sums`).
 
-    ``samplers``: names of the samplers that generation may take, its default first; () where nothing can be sampled.
-    "ar" reads the logits of the next token, "top_prob" and "random" `clean_probs` (of proteins ``track_probs``),
-    "analytic" and "euler" ``log_score`` and ``noise``.
+    ``samples``: the kind of what generation makes: a class as `stability.probes.generation.kinds.Kind` has it, or the
+      name of one of ours (a file of that folder).
+    ``samplers``: names of the samplers that generation may take, its default first; () where nothing can be sampled. Of
+      tokens, "ar" reads the logits of the next one, "top_prob" and "random" `clean_probs`, "analytic" and "euler"
+      ``log_score`` and ``noise``.
     """
 
     family: ClassVar[str] = "objectives"
@@ -129,6 +131,7 @@ class AbstractObjective:
     words: ClassVar[Words] = Words()
     score_names: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
+    samples: ClassVar[str | type] = "tokens"
     samplers: tuple[str, ...] = ()
     Config: ClassVar[type[ObjectiveSettings]]
     direction: ClassVar[str]

@@ -101,6 +101,7 @@ class MultitrackMaskedModel(AbstractObjective):
         generative_unit="nats per residue by the oracle's masked NLL",
     )
     direction = "bidirectional"
+    samples = "proteins"
     samplers = ("top_prob", "random")
 
     def __init__(self, config: Config, sizes: Any):

@@ -128,3 +128,6 @@ def _tokenizer(directory: RunDirectory, run: RunSpec) -> StructureTokenizer | No
     settings: Any = run.objective.settings
     identity = settings.tokenizer
     return None if identity is None else load_tokenizer(directory.path.parent, identity)
+
+
+EXPORT = ProteinKind

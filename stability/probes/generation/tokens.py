@@ -197,3 +197,6 @@ def score_row(nats: float, num_tokens: int, num_bytes: int) -> dict[str, Any]:
         "num_tokens": num_tokens,
         "num_bytes": num_bytes,
     }
+
+
+EXPORT = TokenKind
