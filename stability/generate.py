@@ -14,6 +14,7 @@ from stability.cli.subjects import Subject, Work, spec_of, take_steps, tell_skip
 from stability.cli.words import Invocation
 from stability.config.generation import GenerateSpec
 from stability.config.run import RunSpec
+from stability.registry import Registry
 from stability.runs.directory import RunDirectory
 from stability.runs.study import StudyFolder
 
@@ -140,21 +141,26 @@ def _print_scores(directory: RunDirectory, phase: str) -> None:
         scored = table.nll.dropna()
         error = scored.sem() if len(scored) > 1 else float("nan")
         print(
-            f"{phase}: generative NLL {scored.mean():.4f} ± {error:.4f} {_of_whom(table)} (mean and standard error "
+            f"{phase}: generative NLL {scored.mean():.4f} ± {error:.4f} {_of_whom(directory, table)} (mean and standard error "
             f"over {len(scored)} samples)"
         )
     print(f"samples: {directory.path / 'samples'}")
 
 
-def _of_whom(table: pd.DataFrame) -> str:
-    """Unit and oracle, and the same per byte; of proteins, by whose masked NLL, and the tracks that it is the sum
-    of."""
-    oracle, means = table.oracle.iloc[0], table.mean(numeric_only=True).dropna()
-    if tracks := [
-        f"{name} {means[column]:.4f}" for name in ("sequence", "structure") if (column := f"nll_{name}") in means
-    ]:
-        return f"nats per residue by the masked NLL of {oracle}: {' + '.join(tracks)}"
-    return f"nats per token of {oracle}" + (f", {means.nll_per_byte:.4f} per byte" if "nll_per_byte" in means else "")
+def _of_whom(directory: RunDirectory, table: pd.DataFrame) -> str:
+    """Unit and oracle, the parts that it is the sum of where there are any, and the same per byte."""
+    words = Registry("objectives").load(spec_of(directory).objective.name).words
+    means = table.mean(numeric_only=True).dropna()
+    parts = [
+        f"{column.removeprefix('nll_')} {means[column]:.4f}"
+        for column in means.index
+        if column.startswith("nll_") and column != "nll_per_byte"
+    ]
+    return (
+        words.of_oracle.format(oracle=table.oracle.iloc[0])
+        + (f": {' + '.join(parts)}" if parts else "")
+        + (f", {means.nll_per_byte:.4f} per byte" if "nll_per_byte" in means else "")
+    )
 
 
 if __name__ == "__main__":

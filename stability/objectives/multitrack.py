@@ -99,6 +99,11 @@ class MultitrackMaskedModel(AbstractObjective):
         position=("residue", "residues"),
         unit="nats per masked position, its parts added up",
         generative_unit="nats per residue by the oracle's masked NLL",
+        score=(
+            "Its masked NLL in nats per residue, a sample's tracks added up, each averaged over {draws} draws of masks"
+        ),
+        of_oracle="nats per residue by the masked NLL of {oracle}",
+        is_text=False,
     )
     direction = "bidirectional"
     samples = "proteins"

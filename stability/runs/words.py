@@ -15,7 +15,8 @@ class Words:
     ``position``: what a model's position is called, and several of them; ``counted``: what a run's ``num_tokens``
       counts; ``example``: what a row of a batch is.
     ``nll``: what the validated loss is called, as an axis label; ``unit``: of that loss; ``generative_unit``: of what
-      an oracle makes of samples.
+      an oracle makes of samples; ``score``: the same as a caption says it, ``{draws}`` for how often each was measured;
+      ``of_oracle``: the same of an ``{oracle}`` by name; ``is_text``: whether samples are text, which has bytes.
     ``baseline``: what knows the targets' frequencies and nothing else; ``baseline_nll``: what it reaches;
       ``baseline_source``: whose frequencies these are.
 
@@ -31,6 +32,9 @@ class Words:
     nll: str = "validation NLL"
     unit: str = "nats per predicted token"
     generative_unit: str = "nats per token of the oracle"
+    score: str = "Nats per token of the oracle, the first token of a sample given"
+    of_oracle: str = "nats per token of {oracle}"
+    is_text: bool = True
     baseline: str = "token frequencies"
     baseline_nll: str = "token-frequency NLL"
     baseline_source: str = "training tokens' frequencies"
@@ -45,8 +49,10 @@ def recorded(record: Mapping[str, Any], objectives: Collection[str]) -> Words:
     found = record.get("words")
     if not isinstance(found, dict):
         return of_older(record, next(iter(objectives)) if len(set(objectives)) == 1 else "")
-    known = {each.name: found[each.name] for each in fields(Words) if each.name in found}
-    return Words(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
+    known: dict[str, Any] = {each.name: found[each.name] for each in fields(Words) if each.name in found}
+    return replace(
+        Words(), **{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
+    )
 
 
 # Of studies older than `words` in their record, which must be reported as they were: the objectives that there were at
@@ -70,6 +76,11 @@ OLDER = {
         position=("residue", "residues"),
         unit="nats per masked position, its parts added up",
         generative_unit="nats per residue by the oracle's masked NLL",
+        score=(
+            "Its masked NLL in nats per residue, a sample's tracks added up, each averaged over {draws} draws of masks"
+        ),
+        of_oracle="nats per residue by the masked NLL of {oracle}",
+        is_text=False,
         direction="bidirectional",
     ),
 }
