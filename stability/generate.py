@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stability.cli.compose import read
 from stability.cli.entry import run_entry
 from stability.cli.publish import collected, print_tables
-from stability.cli.subjects import Subject, Work, spec_of, take_steps, tell_skipped
+from stability.cli.subjects import Subject, Work, add_plugins_of, spec_of, take_steps, tell_skipped
 from stability.cli.words import Invocation
 from stability.config.generation import GenerateSpec
 from stability.config.run import RunSpec
@@ -48,7 +48,9 @@ SHOWN, WIDTH = 3, 110  # samples that are printed, and how much of each
 
 
 def main(argv: list[str]) -> int:
-    spec = read(GenerateSpec, Invocation.of(argv))
+    invocation = Invocation.of(argv)
+    add_plugins_of(invocation.given.get("ckpt"))
+    spec = read(GenerateSpec, invocation)
     from stability.runs.phases import phases
 
     subject = Subject.of(spec.ckpt, kept="samples")
@@ -153,7 +155,7 @@ def _of_whom(directory: RunDirectory, table: pd.DataFrame) -> str:
     means = table.mean(numeric_only=True).dropna()
     parts = [
         f"{column.removeprefix('nll_')} {means[column]:.4f}"
-        for column in means.index
+        for column in map(str, means.index)
         if column.startswith("nll_") and column != "nll_per_byte"
     ]
     return (

@@ -14,8 +14,11 @@ from pypdf import PdfReader
 
 from analysis.report import write_figures
 from stability import generate, hessian, report, sweep
+from stability.config.base import checked
+from stability.config.generation import GenerationSpec
 from stability.runs.directory import read_jsonl
 from stability.runs.study import StudyFolder
+from tests.reading import read_spec
 
 PLUGINS = Path(__file__).parent / "own_kind"
 TINY = (
@@ -55,13 +58,13 @@ def test_a_kind_of_ones_own_goes_from_the_command_line_to_the_report(folder, cap
     assert len(recorded) == 2 * 2 * 2 and np.isfinite(recorded.alpha_max).all()
 
     oracle = f"oracle=ckpt:{runs[1].path}"
-    assert generate.main(["ckpt=runs/studies/ring", "num=3", oracle]) == 0
+    assert generate.main(["ckpt=runs/studies/ring", "num=3", oracle, "start=5"]) == 0
     said = capsys.readouterr().out
-    assert "0 → " in said and "walker step_000012" in said
+    assert "5 → " in said and "walker step_000012" in said
     walks = [
         json.loads(line)["walk"] for line in (runs[0].path / "samples" / "terminal.jsonl").read_text().splitlines()
     ]
-    assert len(walks) == 3 and all(len(walk) == 16 and walk[0] == 0 and max(walk) < 8 for walk in walks)
+    assert len(walks) == 3 and all(len(walk) == 16 and walk[0] == 5 and max(walk) < 8 for walk in walks)
 
     assert report.main(["name=ring"]) == 0
     said, printed = (
@@ -80,3 +83,20 @@ def test_a_kind_of_ones_own_goes_from_the_command_line_to_the_report(folder, cap
     assert "12 steps of 8 walks" in printed and "Generative NLL in nats per move of the walker" in printed
     drawn = "".join(path.read_text() for path in write_figures(study.path, folder / "figures") if path.suffix == ".svg")
     assert "surprise at the next move (nats)" in drawn and "frequencies" in drawn
+
+
+def test_a_setting_of_its_samples_is_written_and_refused_like_one_of_ours(folder):
+    own = ["plugins=[walks,next_place]", *TINY, "name=ring", "hessian=false", "report=false"]
+    words = [*own, "data=walks", "objective=next_place"]
+    spec = read_spec("sweep", [*words, "generate.num=2", "generate.start=5"])
+    assert spec.generate.own.start == 5
+    asked = spec.generate.model_dump(mode="json")
+    assert asked["start"] == 5 and asked["contexts"] == "empty" and checked(GenerationSpec, asked) == spec.generate
+    for given, message in {
+        ("generate.start=5",): r"generate\.start=5 needs the number of samples",
+        ("generate.num=2", "generate.start=-1"): r"generate\.start=-1: input should be greater than or equal to 0",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            read_spec("sweep", [*words, *given])
+    with pytest.raises(ValueError, match=r"start=5 belongs to samples of walks \(objective=next_place\); objective=ar"):
+        sweep.main([*own, "data=stdlib", "objective=ar", "generate.num=2", "generate.start=5"])

@@ -121,6 +121,7 @@ class AbstractObjective:
 
     ``samples``: the kind of what generation makes: a class as `stability.probes.generation.kinds.Kind` has it, or the
       name of one of ours (a file of that folder).
+    ``Sampling``: what that kind can be told beside `stability.config.generation.GenerationSpec`.
     ``samplers``: names of the samplers that generation may take, its default first; () where nothing can be sampled. Of
       tokens, "ar" reads the logits of the next one, "top_prob" and "random" `clean_probs`, "analytic" and "euler"
       ``log_score`` and ``noise``.
@@ -132,6 +133,7 @@ class AbstractObjective:
     score_names: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
     samples: ClassVar[str | type] = "tokens"
+    Sampling: ClassVar[type[Settings]] = Settings
     samplers: tuple[str, ...] = ()
     Config: ClassVar[type[ObjectiveSettings]]
     direction: ClassVar[str]

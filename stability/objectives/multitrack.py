@@ -12,6 +12,7 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
+from stability.config import Settings
 from stability.models.specials import BOS, EOS, MASK, PAD, SPECIALS, UNK
 from stability.models.tracks import SummedEmbedding, Track, TrackEmbedding, TrackInputs, framed
 from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, wide
@@ -93,6 +94,20 @@ class MultitrackMaskedModel(AbstractObjective):
                     f"structure among objective.sources needs {trained}; without one: objective.sources=[sequence]"
                 )
             return self
+
+    class Sampling(Settings):
+        contexts: Literal["empty", "given"] = Field(
+            default="empty",
+            description=(
+                "objective.contexts of the proteins to sample: empty: none is known; given: those of held-out protein "
+                "i for sample i"
+            ),
+        )
+        oracle_draws: int = Field(
+            default=8,
+            ge=1,
+            description="drawn masks under which a protein's oracle measures each sample; its score is their mean",
+        )
 
     corpus_kind = "proteins"
     words = Words(

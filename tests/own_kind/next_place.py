@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from stability.config import Settings
 from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, weighted_cross_entropy
 from stability.probes.generation import samples as stored
 from stability.probes.generation.text_oracle import oracle_checkpoint, weights_sha256
@@ -21,7 +23,7 @@ from stability.training.draws import generator_for
 
 
 class WalkSource:
-    """Walks from place 0 on, each step drawn from the model's probabilities."""
+    """Walks from ``start`` on, each step drawn from the model's probabilities."""
 
     def __init__(self, model: nn.Module, positions: int, spec: Any):
         self.model, self.positions, self.spec = model, positions, spec
@@ -29,7 +31,7 @@ class WalkSource:
     @torch.no_grad()
     def draw(self, indices: Sequence[int]) -> Generator[None, None, list[list[int]]]:
         generators = [generator_for(self.spec.seed, "generate", index) for index in indices]
-        walks_BN = torch.zeros(len(indices), 1, dtype=torch.int64)
+        walks_BN = torch.full((len(indices), 1), self.spec.own.start)
         for _ in range(self.positions - 1):
             probs_BV = self.model(walks_BN)[:, -1].softmax(-1)
             drawn = [row.multinomial(1, generator=g) for row, g in zip(probs_BV, generators, strict=True)]
@@ -58,7 +60,7 @@ class WalkKind:
     def check(self, run: Any, spec: Any) -> None: ...
 
     def made_by(self, spec: Any) -> dict[str, Any]:
-        return {}
+        return {"start": spec.own.start}
 
     def scored_by(self, spec: Any) -> dict[str, Any]:
         return {}
@@ -101,6 +103,9 @@ class WalkKind:
 class NextPlace(AbstractObjective):
     class Config(ObjectiveSettings):
         """Nothing of its own."""
+
+    class Sampling(Settings):
+        start: int = Field(default=0, ge=0, description="place where a walk begins")
 
     corpus_kind = "walks"
     direction = "causal"

@@ -127,7 +127,7 @@ def test_scores_are_those_of_a_slow_loop_in_float64(trained, name, judge, contex
     spec = sample(lab, runs[name], num=3, contexts=contexts)
     run = checkpoint.load(runs[name].checkpoints()[-1])[0]
     corpus = corpus_of(run, lab.cache)
-    scoring = spec.model_copy(update={"oracle": f"ckpt:{runs[judge].path}", "oracle_draws": 3})
+    scoring = generate_spec(**{**spec.model_dump(), "oracle": f"ckpt:{runs[judge].path}", "oracle_draws": 3})
     oracle = load_protein_oracle(run, scoring, corpus, "cpu")
     oracle = replace(oracle, model=checkpoint.load(runs[judge].checkpoints()[-1])[1].double())
     kind = kind_of(run)
@@ -235,7 +235,7 @@ def test_words_of_other_data_are_not_shown_to_an_oracle(trained, monkeypatch):
         "on the same",
     ):
         load_protein_oracle(elsewhere, given, corpus, "cpu")
-    load_protein_oracle(elsewhere, given.model_copy(update={"contexts": "empty"}), corpus, "cpu")
+    load_protein_oracle(elsewhere, generate_spec(**{**given.model_dump(), "contexts": "empty"}), corpus, "cpu")
     load_protein_oracle(run, given, corpus, "cpu")
     only_ss = checkpoint.load(runs["run"].checkpoints()[-1])[0].model_copy(update={"data_fingerprint": "elsewhere"})
     load_protein_oracle(only_ss, given, corpus, "cpu")

@@ -149,6 +149,7 @@ def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
             f"objective={run.objective.name} predicts nothing that could be sampled; leave generate out "
             "(generate.num=null)"
         )
+    _refuse_unread(run, spec)
     kind_of(run).check(run, spec)
     if spec.sampler == "auto":
         if spec.steps is not None and fitting[0] not in STEPPED:
@@ -162,6 +163,18 @@ def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
             f"sampler={spec.sampler} does not fit objective={run.objective.name}; these do: {', '.join(fitting)}"
         )
     return spec.sampler
+
+
+def _refuse_unread(run: RunSpec, spec: GenerationSpec) -> None:
+    """Errors: ``ValueError`` of one line for a setting that belongs to another kind of samples than the run's."""
+    registry, read = Registry("objectives"), Registry("objectives").load(run.objective.name).Sampling.model_fields
+    for name, field in type(spec.own).model_fields.items():
+        if name not in read and (value := getattr(spec.own, name)) != field.default:
+            owner = next(each for each in registry.names() if name in registry.load(each).Sampling.model_fields)
+            raise ValueError(
+                f"{name}={value} belongs to samples of {registry.load(owner).corpus_kind} (objective={owner}); "
+                f"objective={run.objective.name} has no use for it"
+            )
 
 
 def check_oracle(run: RunSpec, spec: GenerationSpec, corpus: Any) -> None:
@@ -201,10 +214,8 @@ def generate_checkpoint(
         rows += scores
         yield
     protocol = _scored_by(folder, spec)
-    shown = {
-        key: json.loads(protocol).get(key)
-        for key in ("sampler", "steps", "temperature", "seed", "contexts", "oracle_draws")
-    }
+    own = Registry("objectives").load(run.objective.name).Sampling.model_fields
+    shown = {key: json.loads(protocol).get(key) for key in ("sampler", "steps", "temperature", "seed", *own)}
     labels = {
         "run_id": directory.run_id,
         "phase": phase,

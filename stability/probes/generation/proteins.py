@@ -33,17 +33,21 @@ class ProteinKind:
     columns: Sequence[str] = PROTEIN_GENERATION_COLUMNS
 
     def check(self, run: RunSpec, spec: GenerationSpec) -> None:
-        if spec.contexts == "given" and not contexts_of(run.objective):
+        if spec.oracle is None and spec.own.oracle_draws != type(spec.own).model_fields["oracle_draws"].default:
+            raise ValueError(
+                f"oracle_draws={spec.own.oracle_draws} belongs to an oracle, and none is given; add oracle=ckpt:FOLDER"
+            )
+        if spec.own.contexts == "given" and not contexts_of(run.objective):
             raise ValueError(
                 "contexts=given, and this run reads none (objective.contexts=[]); leave it out, or train with "
                 "objective.contexts=[ss,sasa]"
             )
 
     def made_by(self, spec: GenerationSpec) -> dict[str, Any]:
-        return {"contexts": spec.contexts}
+        return {"contexts": spec.own.contexts}
 
     def scored_by(self, spec: GenerationSpec) -> dict[str, Any]:
-        return {"oracle_draws": spec.oracle_draws}
+        return {"oracle_draws": spec.own.oracle_draws}
 
     def num_steps(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> int:
         """Where every held-out protein fills the model's positions; fewer for shorter ones. A structure and a score are
@@ -59,7 +63,7 @@ class ProteinKind:
         chance = spec.temperature > 0 or sampler != "top_prob"
         return (
             ""
-            if spec.num == 1 or chance or spec.contexts == "given"
+            if spec.num == 1 or chance or spec.own.contexts == "given"
             else "samples of a checkpoint that are equally long"
         )
 
