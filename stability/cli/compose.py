@@ -49,9 +49,9 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
     _refuse_repetitions(invocation)
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            own = _own_settings(root)
+            added = _own_settings(root)
             overrides = [
-                f"++{word}" if word.key in own and not word.sign else str(word) for word in invocation.overrides
+                f"++{word}" if word.key in added and not word.sign else str(word) for word in invocation.overrides
             ]
             config = hydra_compose(root, overrides=overrides)
             if anew := _chosen_anew(root, invocation):
