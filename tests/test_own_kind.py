@@ -4,6 +4,7 @@ the command line to the report."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from stability import generate, hessian, report, sweep
 from stability.config.base import checked
 from stability.config.generation import GenerationSpec
 from stability.runs.directory import read_jsonl
+from stability.runs.results import collect
 from stability.runs.study import StudyFolder
 from tests.reading import read_spec
 
@@ -79,6 +81,12 @@ def test_a_kind_of_ones_own_goes_from_the_command_line_to_the_report(folder, cap
         assert "what the training walks' place frequencies reach" in text and "places on a ring" in text
         assert "Nats per move as the walker sees them; mean over 3 samples" in text and "moves per run" in text
         assert "token" not in text and "byte" not in text, "the words of another kind"
+    table = collect(study.path).runs
+    assert table.val_nll.to_numpy() == pytest.approx((table.val_nll_even + table.val_nll_odd).to_numpy(), rel=1e-6)
+    assert table.unigram_nll_even.iloc[0] == pytest.approx(np.log(8) / 2, abs=0.05)
+    assert table.val_hits.between(1 / 8, 0.7).all()
+    assert "nats of moves to even and to odd places; the total is their sum. Place fre" in printed
+    assert re.search(r"Even sa .*Odd sa ", printed)
     assert "nll: nats per move of the oracle walker" in printed
     assert "12 steps of 8 walks" in printed and "Generative NLL in nats per move of the walker" in printed
     drawn = "".join(path.read_text() for path in write_figures(study.path, folder / "figures") if path.suffix == ".svg")

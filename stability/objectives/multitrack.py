@@ -119,6 +119,14 @@ class MultitrackMaskedModel(AbstractObjective):
         ),
         of_oracle="nats per residue by the masked NLL of {oracle}",
         is_text=False,
+        parts=(
+            "nats per masked residue (sequence) and per masked structure token (structure), each averaged within a "
+            "protein, then over proteins"
+        ),
+        scored_parts=(
+            "Its masked NLL of the terminal checkpoints' samples, by its own mask schedules and in the units of the "
+            "validation NLL: each part averaged over drawn masks, then over samples"
+        ),
     )
     direction = "bidirectional"
     samples = "proteins"

@@ -17,6 +17,7 @@ class Words:
     ``nll``: what the validated loss is called, as an axis label; ``unit``: of that loss; ``generative_unit``: of what
       an oracle makes of samples; ``score``: the same as a caption says it, ``{draws}`` for how often each was measured;
       ``of_oracle``: the same of an ``{oracle}`` by name; ``is_text``: whether samples are text, which has bytes.
+    ``parts``: what the parts of the loss are measured in, where it is a sum; ``scored_parts``: the same of an oracle.
     ``baseline``: what knows the targets' frequencies and nothing else; ``baseline_nll``: what it reaches;
       ``baseline_source``: whose frequencies these are.
 
@@ -35,6 +36,8 @@ class Words:
     score: str = "Nats per token of the oracle, the first token of a sample given"
     of_oracle: str = "nats per token of {oracle}"
     is_text: bool = True
+    parts: str = "nats of each part"
+    scored_parts: str = "Its NLL of the terminal checkpoints' samples: each part averaged over samples"
     baseline: str = "token frequencies"
     baseline_nll: str = "token-frequency NLL"
     baseline_source: str = "training tokens' frequencies"
@@ -81,6 +84,14 @@ OLDER = {
         ),
         of_oracle="nats per residue by the masked NLL of {oracle}",
         is_text=False,
+        parts=(
+            "nats per masked residue (sequence) and per masked structure token (structure), each averaged within a "
+            "protein, then over proteins"
+        ),
+        scored_parts=(
+            "Its masked NLL of the terminal checkpoints' samples, by its own mask schedules and in the units of the "
+            "validation NLL: each part averaged over drawn masks, then over samples"
+        ),
         direction="bidirectional",
     ),
 }

@@ -109,6 +109,8 @@ class NextPlace(AbstractObjective):
 
     corpus_kind = "walks"
     direction = "causal"
+    components = ("even", "odd")
+    score_names = ("val_nll_even", "val_nll_odd", "val_hits")
     samples = WalkKind
     samplers = ("wander",)
     words = Words(
@@ -121,6 +123,7 @@ class NextPlace(AbstractObjective):
         score="Nats per move as the walker sees them",
         of_oracle="nats per move of {oracle}",
         is_text=False,
+        parts="nats of moves to even and to odd places",
         baseline="place frequencies",
         baseline_nll="place-frequency NLL",
         baseline_source="training walks' place frequencies",
@@ -139,6 +142,16 @@ class NextPlace(AbstractObjective):
 
     def examples(self, tokens_BN: Tensor, generator: torch.Generator) -> Examples:
         return Examples(tokens_BN[:, :-1], tokens_BN[:, 1:], torch.ones(tokens_BN[:, 1:].shape))
+
+    def component_sums(self, logits_BNV: Tensor, examples: Examples) -> Tensor:
+        nll_BN = nn.functional.cross_entropy(logits_BNV.mT, examples.targets_BN, reduction="none")
+        return torch.stack([nll_BN[examples.targets_BN % 2 == parity].sum() for parity in (0, 1)])
+
+    def validate(self, model: nn.Module, examples: Examples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        logits_BNV = examples.logits(model)
+        hits = (logits_BNV.argmax(-1) == examples.targets_BN).sum()
+        scores = [*self.component_sums(logits_BNV, examples), hits]
+        return *self.loss_sum(logits_BNV, examples), dict(zip(self.score_names, scores, strict=True))
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
         return weighted_cross_entropy(logits_BNV, examples)

@@ -21,7 +21,7 @@ from stability.probes.generation.generating import check_oracle, is_generated
 from stability.probes.generation.kinds import kind_of
 from stability.probes.generation.protein_oracle import load_protein_oracle
 from stability.runs.results import collect
-from stability.runs.schema import PROTEIN_GENERATION_COLUMNS
+from stability.runs.schema import COLLECTED_GENERATION_COLUMNS
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from stability.training.draws import generator_for
@@ -160,7 +160,7 @@ def test_a_table_has_the_components_and_the_runs_of_a_study_their_means(trained)
     sample(lab, runs["bare"], oracle=f"ckpt:{runs['judge'].path}")
     sample(lab, runs["letters"], oracle=f"ckpt:{runs['letters_judge'].path}", batch=3)
     first, letters = table(runs["bare"]), table(runs["letters"])
-    assert list(first.columns) == PROTEIN_GENERATION_COLUMNS and len(first) == 5
+    assert list(first.columns) == COLLECTED_GENERATION_COLUMNS and len(first) == 5
     assert first.nll.to_numpy() == pytest.approx((first.nll_sequence + first.nll_structure).to_numpy())
     assert (
         letters.nll.equals(letters.nll_sequence)

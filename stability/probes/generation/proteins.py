@@ -15,13 +15,14 @@ from stability.config.cross import contexts_of
 from stability.config.generation import GenerationSpec
 from stability.config.run import RunSpec
 from stability.corpora.proteins.corpus import ProteinCorpus
+from stability.objectives.multitrack import SOURCES
 from stability.probes.generation import protein_oracle
 from stability.probes.generation import samples as stored_samples
 from stability.probes.generation.protein_oracle import ProteinOracle
 from stability.probes.generation.protein_source import ProteinSample, ProteinSource
 from stability.probes.generation.protein_structures import Decoding, write_structures
 from stability.runs.directory import RunDirectory, read_json, write_atomically
-from stability.runs.schema import PROTEIN_GENERATION_COLUMNS
+from stability.runs.schema import GENERATION_COLUMNS
 from stability.structure.tokenizer import StructureTokenizer, load_tokenizer
 
 LETTERS = "the letters as FASTA"
@@ -30,7 +31,7 @@ LETTERS = "the letters as FASTA"
 class ProteinKind:
     """As `stability.probes.generation.kinds.Kind` has it."""
 
-    columns: Sequence[str] = PROTEIN_GENERATION_COLUMNS
+    columns: Sequence[str] = (*GENERATION_COLUMNS, *(f"nll_{name}" for name in SOURCES), "contexts", "oracle_draws")
 
     def check(self, run: RunSpec, spec: GenerationSpec) -> None:
         if spec.oracle is None and spec.own.oracle_draws != type(spec.own).model_fields["oracle_draws"].default:
