@@ -33,7 +33,7 @@ def _table(study: Study, rows: Frame, series: tuple[str, ...]) -> Table:
     )
     oracles = sorted(set(shown["oracle"]) - {""})
     scored = (
-        f"nll: {wording.words(study).of_oracle.format(oracle=f'the oracle {listed(oracles)}')}, of the whole sample. "
+        f"nll: {wording.words(study).of_sample.format(oracle=listed(oracles))}, of the whole sample. "
         if oracles
         else "No oracle has scored them. "
     )

@@ -16,7 +16,8 @@ class Words:
       counts; ``example``: what a row of a batch is.
     ``nll``: what the validated loss is called, as an axis label; ``unit``: of that loss; ``generative_unit``: of what
       an oracle makes of samples; ``score``: the same as a caption says it, ``{draws}`` for how often each was measured;
-      ``of_oracle``: the same of an ``{oracle}`` by name; ``is_text``: whether samples are text, which has bytes.
+      ``of_oracle``: the same of an ``{oracle}`` by name; ``of_sample``: the same beside a sample; ``is_text``: whether
+      samples are text, which has bytes.
     ``parts``: what the parts of the loss are measured in, where it is a sum; ``scored_parts``: the same of an oracle.
     ``baseline``: what knows the targets' frequencies and nothing else; ``baseline_nll``: what it reaches;
       ``baseline_source``: whose frequencies these are.
@@ -35,6 +36,7 @@ class Words:
     generative_unit: str = "nats per token of the oracle"
     score: str = "Nats per token of the oracle, the first token of a sample given"
     of_oracle: str = "nats per token of {oracle}"
+    of_sample: str = "nats per token of the oracle {oracle}"
     is_text: bool = True
     parts: str = "nats of each part"
     scored_parts: str = "Its NLL of the terminal checkpoints' samples: each part averaged over samples"

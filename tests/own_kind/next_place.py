@@ -122,6 +122,7 @@ class NextPlace(AbstractObjective):
         generative_unit="nats per move of the walker",
         score="Nats per move as the walker sees them",
         of_oracle="nats per move of {oracle}",
+        of_sample="nats per move of the oracle {oracle}",
         is_text=False,
         parts="nats of moves to even and to odd places",
         baseline="place frequencies",
