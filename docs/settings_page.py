@@ -10,6 +10,7 @@ from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from stability.config.base import Settings
 from stability.config.identity import group_of
 from stability.config.parse import SPECS
 from stability.config.parts import Part
@@ -49,6 +50,8 @@ def rows(schema: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str, 
             yield f"{prefix}{name}", _default(field), f"{field.description or name}; its settings: Parts, below"
         elif group is not None:
             yield from rows(group, f"{prefix}{name}.")
+        elif issubclass(schema, Settings) and name == schema.written_flat:
+            yield from rows(type(field.get_default(call_default_factory=True)), prefix)
         else:
             yield f"{prefix}{name}", _default(field), field.description or ""
 

@@ -4,12 +4,14 @@ line."""
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from stability.config.cross import contexts_of
+from stability.config.parts import Part
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.corpora.base import AbstractCorpus
@@ -29,6 +31,12 @@ from stability.registry import Registry
 def build_objective(spec: AbstractRecipe, data_format: Any) -> AbstractObjective:
     """Return the objective of a run. ``data_format``: the corpus's `format`, for tokens the vocabulary's size."""
     return Registry("objectives").load(spec.objective.name)(spec.objective.settings, data_format)
+
+
+def as_read(corpus: AbstractCorpus, objective: Part, pool: Path) -> Any:
+    """The prepared data as a run's objective reads them (`AbstractObjective.reads`). ``pool``: the folder of the
+    runs."""
+    return Registry("objectives").load(objective.name).reads(objective.settings, corpus, pool)
 
 
 def described(spec: AbstractRecipe, corpus: AbstractCorpus) -> str:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from stability.cli.compose import read
 from stability.cli.entry import run_entry
 from stability.cli.publish import collected, print_tables
-from stability.cli.subjects import Subject, Work, spec_of, take_steps, tell_skipped
+from stability.cli.subjects import Subject, Work, add_plugins_of, spec_of, take_steps, tell_skipped
 from stability.cli.words import Invocation
 from stability.config.generation import GenerateSpec
 from stability.config.run import RunSpec
+from stability.registry import Registry
 from stability.runs.directory import RunDirectory
 from stability.runs.study import StudyFolder
 
@@ -48,7 +49,9 @@ SHOWN, WIDTH = 3, 110  # samples that are printed, and how much of each
 
 def main(argv: list[str]) -> int:
     """Sample and score what ``ckpt`` names, then publish the study or print the run's samples and scores."""
-    spec = read(GenerateSpec, Invocation.of(argv))
+    invocation = Invocation.of(argv)
+    add_plugins_of(invocation.given.get("ckpt"))
+    spec = read(GenerateSpec, invocation)
     from stability.runs.phases import phases
 
     subject = Subject.of(spec.ckpt, kept="samples")
@@ -142,21 +145,26 @@ def _print_scores(directory: RunDirectory, phase: str) -> None:
         scored = table.nll.dropna()
         error = scored.sem() if len(scored) > 1 else float("nan")
         print(
-            f"{phase}: generative NLL {scored.mean():.4f} ± {error:.4f} {_of_whom(table)} (mean and standard error "
+            f"{phase}: generative NLL {scored.mean():.4f} ± {error:.4f} {_of_whom(directory, table)} (mean and standard error "
             f"over {len(scored)} samples)"
         )
     print(f"samples: {directory.path / 'samples'}")
 
 
-def _of_whom(table: pd.DataFrame) -> str:
-    """Return unit and oracle, and the same per byte; of proteins, by whose masked NLL, and the tracks that it is the
-    sum of."""
-    oracle, means = table.oracle.iloc[0], table.mean(numeric_only=True).dropna()
-    if tracks := [
-        f"{name} {means[column]:.4f}" for name in ("sequence", "structure") if (column := f"nll_{name}") in means
-    ]:
-        return f"nats per residue by the masked NLL of {oracle}: {' + '.join(tracks)}"
-    return f"nats per token of {oracle}" + (f", {means.nll_per_byte:.4f} per byte" if "nll_per_byte" in means else "")
+def _of_whom(directory: RunDirectory, table: pd.DataFrame) -> str:
+    """Unit and oracle, the parts that it is the sum of where there are any, and the same per byte."""
+    words = Registry("objectives").load(spec_of(directory).objective.name).words
+    means = table.mean(numeric_only=True).dropna()
+    parts = [
+        f"{column.removeprefix('nll_')} {means[column]:.4f}"
+        for column in map(str, means.index)
+        if column.startswith("nll_") and column != "nll_per_byte"
+    ]
+    return (
+        words.of_oracle.format(oracle=table.oracle.iloc[0])
+        + (f": {' + '.join(parts)}" if parts else "")
+        + (f", {means.nll_per_byte:.4f} per byte" if "nll_per_byte" in means else "")
+    )
 
 
 if __name__ == "__main__":

@@ -79,8 +79,8 @@ def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
 
 def _sweep(spec: SweepSpec) -> int:
     """Prepare the data, refuse what does not fit them, then print the plan or run it."""
+    from stability.build import as_read
     from stability.corpora.cache import prepare, prepare_for_plan
-    from stability.structure.tokens import as_read
     from sweeps.trial import trials_of
 
     pool = Path(spec.runs_dir).resolve()

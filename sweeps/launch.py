@@ -18,7 +18,7 @@ from stability.runs.study import StudyFolder
 from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray.shared_runs import work_through
 from sweeps.launchers.serial import RunTrial
-from sweeps.record import StudyRecord
+from sweeps.record import StudyRecord, words_of
 from sweeps.trial import IsMeasured, Trial, is_done, run_trial, tidy
 from sweeps.view.live import LiveView
 
@@ -92,7 +92,15 @@ def run(
         ids = {trial.run_id for trial in missing}
         ended = [*earlier, *(trial for trial in unique if trial.run_id not in ids)]
         opening = "starting Ray's workers" if spec.launcher == "ray" else ""
-        view = LiveView(pending, num_skipped=num_skipped, earlier=ended, opening=opening, is_done=done, console=console)
+        view = LiveView(
+            pending,
+            num_skipped=num_skipped,
+            earlier=ended,
+            opening=opening,
+            is_done=done,
+            console=console,
+            counted=words_of(spec).counted,
+        )
         pending, interrupted = _work(spec, pending, view, done, console, run, mode)
     failed = [*left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
     failures = [

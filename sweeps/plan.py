@@ -103,7 +103,7 @@ def _unit(spec: SweepSpec, number: int = 2) -> str:
     """Return what a model's positions are called: tokens, or an objective's own word."""
     from stability.registry import Registry
 
-    one, many = Registry("objectives").load(spec.objective.name).unit
+    one, many = Registry("objectives").load(spec.objective.name).words.position
     return one if number == 1 else many
 
 

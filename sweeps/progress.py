@@ -68,7 +68,7 @@ class Progress:
     """The trials of one launch: what a status file said before it doesn't count, it is of an earlier one.
     ``from_outside``: of a study that some other process works on, or none; then every status counts, and whether a run
     is running or stalled is decided by who holds its lock. ``earlier``: runs of the same sweep that had ended before,
-    which count for what is best."""
+    which count for what is best. ``counted``: what a run's speed is in, a second."""
 
     def __init__(
         self,
@@ -77,8 +77,9 @@ class Progress:
         *,
         from_outside: bool = False,
         earlier: Sequence[Trial] = (),
+        counted: str = "tokens",
     ):
-        self._is_done, self._from_outside = is_done, from_outside
+        self._is_done, self._from_outside, self.counted = is_done, from_outside, counted
         named = list(zip([*trials, *earlier], variants([*trials, *earlier]), strict=True))
         self.rows = [Row(trial, variant, num_steps=trial.spec["steps"]) for trial, variant in named[: len(trials)]]
         self._earlier = [_ended_row(trial, variant) for trial, variant in named[len(trials) :]]

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stability.config.sweep import SweepSpec
+from stability.registry import Registry
 from stability.runs.provenance import provenance
 from stability.runs.study import StudyFolder
+from stability.runs.words import Words
 from sweeps.trial import Trial
 
 if TYPE_CHECKING:
@@ -73,8 +75,22 @@ def _origin(spec: SweepSpec, corpus: AbstractCorpus) -> dict[str, Any]:
         "launcher": spec.launcher,
         "command": origin["command"],
         "spec": spec.model_dump(mode="json"),
+        "words": asdict(words_of(spec)),
         "provenance": {**origin, "started_at": started_at, **data},
     }
+
+
+def words_of(spec: SweepSpec) -> Words:
+    """What the objective and the data source of a sweep call things."""
+    objective, data = (
+        Registry(family).load(part.name) for family, part in (("objectives", spec.objective), ("data", spec.data))
+    )
+    return replace(
+        objective.words,
+        summary=objective.summary(spec.objective.settings),
+        tokens=data.tokens_of(spec.data.settings),
+        direction=objective.direction,
+    )
 
 
 def _variants(spec: SweepSpec, trials: Sequence[Trial]) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from analysis.numbers.windows import TOLERANCE, SeriesWindows, windows
 from analysis.study import wording
 from analysis.study.load import FINISHED, Study
 from analysis.words import count_range, listed, plural
+from stability.runs.words import Words
 
 VERDICTS = {
     "holds": "holds",
@@ -59,9 +60,7 @@ def judge(study: Study) -> tuple[Claim, ...]:
             for claim in _judge_setting(study, sides)
         ]
     claims += _rival_claims(study, found)
-    return tuple(
-        replace(claim, text=wording.worded(study, claim.text)) for claim in (*claims, *_coverage(study), _scale(study))
-    )
+    return (*claims, *_coverage(study), _scale(study))
 
 
 def _rival_claims(study: Study, found: dict[str, SeriesWindows]) -> list[Claim]:
@@ -117,7 +116,7 @@ def _judge_setting(study: Study, sides: dict[str, Side]) -> list[Claim]:
                 f"The study has no {listed(others)} runs: what the paper says of {_them(others)} cannot be judged.",
             )
         )
-    claims += _limits({name: side for name, side in sides.items() if side.trained})
+    claims += _limits({name: side for name, side in sides.items() if side.trained}, wording.words(study))
     return [*claims, *steps_claims(study, sides), *suboptimal_claims(study, sides)]
 
 
@@ -184,7 +183,7 @@ def _elsewhere(study: Study) -> str:
     )
 
 
-def _limits(trained: dict[str, Side]) -> list[Claim]:
+def _limits(trained: dict[str, Side], words: Words) -> list[Claim]:
     """Return remarks on what a reader must know of windows of mechanisms that learned little."""
     claims = (
         [Claim("little learned", "no claim", text)]
@@ -203,7 +202,7 @@ def _limits(trained: dict[str, Side]) -> list[Claim]:
         )
         text = (
             f"Within {100 * TOLERANCE:.0f} % of the best NLL there are rates that lost more than half of what was "
-            f"learned beyond token frequencies ({places}): part of such a window's width comes from how little there "
+            f"learned beyond {words.baseline} ({places}): part of such a window's width comes from how little there "
             "was to lose."
         )
         claims.append(Claim("lenient windows", "no claim", text))
@@ -232,7 +231,7 @@ def _scale(study: Study) -> Claim:
     runs = finished if len(finished) else study.runs
     text = (
         f"All this is at {count_range(runs['num_params'])} parameters, {count_range(runs['num_steps'])} steps and "
-        f"{count_range(runs['num_tokens'])} tokens per run, {plural(study.runs['seed'].nunique(), 'seed')}; "
-        f"{rivals.scale_of_the_papers(study)}."
+        f"{count_range(runs['num_tokens'])} {wording.words(study).counted} per run, "
+        f"{plural(study.runs['seed'].nunique(), 'seed')}; {rivals.scale_of_the_papers(study)}."
     )
     return Claim("scale", "not judged", text)

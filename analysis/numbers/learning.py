@@ -19,8 +19,10 @@ from dataclasses import dataclass
 
 from analysis.numbers.spread import Spread
 from analysis.numbers.windows import SeriesWindows, outcomes
+from analysis.study import wording
 from analysis.study.load import Study
 from analysis.words import listed
+from stability.runs.words import Words
 
 LEAST_SHARE = 0.01
 SHARE_OF_MOST = 0.25
@@ -29,21 +31,21 @@ LITTLE_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Learned:
-    """Hold what one series learned, in nats: its best NLL (median over seeds; ∞: none), the token-frequency NLL, and
-    the worst that its seeds' interval leaves possible."""
+    """Of one series, in nats: its best NLL (median over seeds; ∞: none), the token-frequency NLL, and the worst that
+    its seeds' interval leaves possible; ``words``: what its objective calls these."""
 
     best_nll: float
     unigram_nll: float
     worst_nll: float
+    words: Words
 
     @staticmethod
     def of(study: Study, found: SeriesWindows) -> Learned:
-        unigram = float(study.of(found.series)["unigram_nll"].median())
+        unigram, words = float(study.of(found.series)["unigram_nll"].median()), wording.words(study)
         if found.median is None:
-            return Learned(math.inf, unigram, math.inf)
-        return Learned(
-            found.median.best_nll, unigram, Spread.of(outcomes(study, found.series).loc[found.median.best_lr]).high
-        )
+            return Learned(math.inf, unigram, math.inf, words)
+        worst = Spread.of(outcomes(study, found.series).loc[found.median.best_lr]).high
+        return Learned(found.median.best_nll, unigram, worst, words)
 
     @property
     def gain(self) -> float:
@@ -64,7 +66,7 @@ class Learned:
         if math.isinf(self.best_nll):
             return "has no learning rate at which most of its runs finished"
         if math.isnan(self.unigram_nll):
-            return "cannot be said to have learned, the token-frequency NLL was not recorded"
+            return f"cannot be said to have learned, the {self.words.baseline_nll} was not recorded"
         if not self.gain > 0:
             return f"is untrained: {self._place()}"
         if not self.worst_nll < self.unigram_nll:
@@ -86,7 +88,7 @@ class Learned:
     def _place(self) -> str:
         where = f"{self.gain:.3f} nats below" if self.gain >= 0 else f"{-self.gain:.3f} nats above"
         return (
-            f"its best validation NLL, {self.best_nll:.3f}, lies {where} the token-frequency NLL of "
+            f"its best validation NLL, {self.best_nll:.3f}, lies {where} the {self.words.baseline_nll} of "
             f"{self.unigram_nll:.3f}"
         )
 
@@ -102,7 +104,8 @@ def little(named: dict[str, Learned]) -> str:
     if not found:
         return ""
     gains = listed(f"{name} {each.gain:.3f} nats ({100 * each.share:.1f} %)" for name, each in found.items())
+    words = next(iter(found.values())).words
     return (
-        f"Little was learned beyond token frequencies: {gains} below the token-frequency NLL. What is said of "
+        f"Little was learned beyond {words.baseline}: {gains} below the {words.baseline_nll}. What is said of "
         "windows is said of models at that stage."
     )

@@ -21,6 +21,7 @@ from analysis.sections.nll import nll_cell
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
 from analysis.words import listed, lr_text, plural, short_count
+from stability.runs.words import Words
 
 # How the paper heads the columns of Table 9; every other setting goes by its own name. All three lower its validation
 # NLL as they rise.
@@ -217,14 +218,14 @@ def directions(study: Study) -> list[str]:
     """Say for each numeric setting, in a sentence, whether the NLL falls or rises from its smallest value to its
     largest. Seeds are paired, diverged ones among them."""
     return [
-        wording.worded(study, _direction(each.base, group))
+        _direction(each.base, group, wording.words(study))
         for each in ablations(study)
         for group in each.groups
         if group.numeric and len(group.columns) > 1
     ]
 
 
-def _direction(base: str, group: Group) -> str:
+def _direction(base: str, group: Group, words: Words) -> str:
     """Say which way one setting's NLL goes, on pairs of one seed; a run that diverged is infinitely bad, so that a seed
     that diverged at one of the two tells as much as any other."""
     low, high = min(group.columns, key=lambda column: column.value), max(group.columns, key=lambda column: column.value)
@@ -237,12 +238,12 @@ def _direction(base: str, group: Group) -> str:
     change = f"{what}: {_change(both, lost)}"
     learned, unigram = max(low.learned_nats, high.learned_nats), float(high.runs["unigram_nll"].median())
     if not learned > 0:
-        return f"{change}; neither learned more than token frequencies, nothing is claimed."
+        return f"{change}; neither learned more than {words.baseline}, nothing is claimed."
     weight = "two seeds indicate that it" if len(pairs) < 3 else "it"
     verdict = {0: "no direction can be claimed", 1: f"{weight} rises", -1: f"{weight} falls"}[_sign(list(pairs))]
     verdict += "; in the paper it falls (Table 9)" if group.in_paper else ""
     little = (
-        f" Little was learned: the better of the two lies {learned:.3f} nats below the token-frequency NLL."
+        f" Little was learned: the better of the two lies {learned:.3f} nats below the {words.baseline_nll}."
         if learned < LITTLE_SHARE * unigram
         else ""
     )

@@ -1,5 +1,5 @@
-"""Tabulate the parts that a protein's NLL is a sum of, validation and generative, as the consensus paper's Table 4 has
-them; nothing where no run has any."""
+"""The parts that an NLL is a sum of, validation and generative, as the consensus paper's Table 4 has them; nothing
+where no run has any."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from analysis.drawing.tables import ended_badly, source
 from analysis.drawing.typeset import Cell, Table, heading
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
 from analysis.sections.section import Drawn, Section, is_of_rates, typst
+from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import lr_text
 
-PARTS = {"Sequence": "sequence", "Structure": "structure"}
 RATES = 5  # learning rates that stand side by side
 BOLD = "Bold: the best learning rate of each row."
+
+
+def _parts(runs: Frame, nll: str) -> dict[str, str]:
+    """The columns beside ``nll`` that hold a part of it, by the part's name."""
+    columns = (str(column) for column in runs.columns)
+    return {column.removeprefix(f"{nll}_"): column for column in columns if column.startswith(f"{nll}_")}
 
 
 def _finished(runs: Frame, column: str) -> Frame:
@@ -37,7 +43,7 @@ def generative_component_tables(study: Study) -> list[Table]:
     for oracle in sorted(set(study.runs["gen_oracle"]) - {""}):
         runs = study.runs[study.runs["gen_oracle"] == oracle]
         found += _tables(
-            study, runs, "gen_nll", "Generative NLL by component against learning rate", _of_oracle(oracle)
+            study, runs, "gen_nll", "Generative NLL by component against learning rate", _of_oracle(study, oracle)
         )
     return found
 
@@ -45,7 +51,7 @@ def generative_component_tables(study: Study) -> list[Table]:
 def _tables(study: Study, runs: Frame, nll: str, title: str, about: str) -> list[Table]:
     """Return the tables of one NLL and its parts. ``runs``: those of the study that are shown; ``nll``: the column of
     the total, of which the parts' names are made; ``about``: begins the caption."""
-    parts = {name: f"{nll}_{column}" for name, column in PARTS.items() if len(_finished(runs, f"{nll}_{column}"))}
+    parts = {name.capitalize(): column for name, column in _parts(runs, nll).items() if len(_finished(runs, column))}
     if not parts:
         return []
     lrs, caption = (
@@ -77,24 +83,23 @@ def _rows(study: Study, runs: Frame, columns: dict[str, str], lrs: tuple[float, 
 
 def _of_validation(study: Study) -> str:
     """Return the start of the validation tables' caption: units, averages, and what token frequencies reach."""
-    frequencies = {"total": "unigram_nll", **{name.lower(): f"unigram_nll_{column}" for name, column in PARTS.items()}}
+    words = wording.words(study)
+    frequencies = {"total": "unigram_nll", **_parts(study.runs, "unigram_nll")}
     known = [
         f"{name} {np.nanmedian(study.runs[column]):.3f}"
         for name, column in frequencies.items()
         if np.isfinite(study.runs[column]).any()
     ]
     return (
-        "Validation NLL at the end of training: nats per masked residue (sequence) and per masked structure token "
-        "(structure), each averaged within a protein, then over proteins; the total is their sum. Token frequencies "
+        f"Validation NLL at the end of training: {words.parts}; the total is their sum. {words.baseline.capitalize()} "
         f"reach: {', '.join(known) or 'not recorded'}. Median over the seeds that finished."
     )
 
 
-def _of_oracle(oracle: str) -> str:
+def _of_oracle(study: Study, oracle: str) -> str:
     return (
-        f"Oracle: {oracle}. Its masked NLL of the terminal checkpoints' samples, by its own mask schedules and in "
-        "the units of the validation NLL: each part averaged over drawn masks, then over samples; the total is "
-        "their sum. Low is not good by itself: repetition scores low. Median over the seeds that were scored."
+        f"Oracle: {oracle}. {wording.words(study).scored_parts}; the total is their sum. Low is not good by itself: "
+        "repetition scores low. Median over the seeds that were scored."
     )
 
 

@@ -7,6 +7,7 @@ from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
 from analysis.sections.nll import NLL_COLUMNS
+from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import count_range, lr_text
 
@@ -32,10 +33,10 @@ def _table(study: Study, scored: Frame, oracle: str, series: tuple[str, ...]) ->
     lrs = sorted(set(shown["run_lr"]))
     rows = tuple((Cell(lr_text(lr)), *(_cell(by_run, name, lr) for name in series)) for lr in lrs)
     caption = (
-        f"Oracle: {oracle} (weights {shown['oracle_sha256'].iloc[0][:12]}). {_unit(shown)}; mean over "
+        f"Oracle: {oracle} (weights {shown['oracle_sha256'].iloc[0][:12]}). {_unit(study, shown)}; mean over "
         f"{count_range(shown.groupby('run_id').size())} samples of the terminal checkpoint, median over seeds. "
-        f"{INTERVAL_RULES[POSITIVE]}{_per_byte(shown)}. {_how(shown)} Low is not good by itself: repetition scores "
-        f"low. {source(study)}"
+        f"{INTERVAL_RULES[POSITIVE]}{_per_byte(study, shown)}. {_how(shown)} Low is not good by itself: repetition "
+        f"scores low. {source(study)}"
     )
     return Table("Generative NLL against learning rate", caption, ("LR", *series), rows)
 
@@ -51,19 +52,13 @@ def _cell(by_run: Frame, series: str, lr: float) -> Cell:
     return Cell(f"{spread.median:.3f}", "\n".join([spread.detail(), *other_unit]))
 
 
-def _unit(shown: Frame) -> str:
-    draws = shown["oracle_draws"].dropna()
-    if len(draws):
-        return (
-            "Its masked NLL in nats per residue, a sample's tracks added up, each averaged over "
-            f"{count_range(draws)} draws of masks"
-        )
-    return "Nats per token of the oracle, the first token of a sample given"
+def _unit(study: Study, shown: Frame) -> str:
+    return wording.words(study).score.format(draws=count_range(shown["oracle_draws"]))
 
 
-def _per_byte(shown: Frame) -> str:
-    """Say what the caption tells of nats per byte: of proteins nothing."""
-    if shown["oracle_draws"].notna().any():
+def _per_byte(study: Study, shown: Frame) -> str:
+    """What the caption says of nats per byte: of what is no text nothing."""
+    if not wording.words(study).is_text:
         return ""
     if shown["nll_per_byte"].isna().all():
         return (

@@ -48,16 +48,16 @@ def nll_cell(runs: Frame, lr: float, bold: bool) -> Cell:
 def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Table:
     """Return a table with one row per series: its best learning rate, and the range of rates within 5 % of the best NLL
     (validation, or generative; ``oracle``: by whom)."""
-    found = windows(study, column=column)
+    found, words = windows(study, column=column), wording.words(study)
     rows = tuple(_window_row(study, found[name], column) for name in study.series)
     lenient = any(each.median is not None and each.median.is_lenient for each in found.values())
     half = (
-        " Half lost: the NLL within the window where half of what was learned beyond token frequencies is lost."
+        f" Half lost: the NLL within the window where half of what was learned beyond {words.baseline} is lost."
         if lenient
         else ""
     )
     reach = (
-        " Frequencies: what the training tokens' frequencies reach on the same validation examples."
+        f" Frequencies: what the {words.baseline_source} reach on the same validation examples."
         if column == VALIDATION
         else ""
     )
@@ -68,7 +68,6 @@ def window_table(study: Study, column: str = VALIDATION, oracle: str = "") -> Ta
         "neighbouring rate diverged and the edge lies in between. Last column: the range of the windows of the "
         f"single seeds.{reach}{half}{guarded_note(study)} {oracle}{source(study)}"
     )
-    caption = wording.worded(study, caption)
     header = ("mechanism", "best LR", "best NLL", "frequencies", "window", "decades", "single seeds")
     return Table(
         "Stable windows" if column == VALIDATION else "Stable windows on the generative NLL", caption, header, rows

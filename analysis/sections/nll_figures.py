@@ -57,13 +57,7 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
     _window_bars(bars, found, styles)
     lr_axis(bars, study.runs["lr"])
     ax.tick_params(axis="x", length=0, labelbottom=False)
-    what = (
-        "generative NLL"
-        if column != VALIDATION
-        else "cross entropy"
-        if wording.is_classification(study)
-        else "validation NLL"
-    )
+    what = wording.words(study).nll if column == VALIDATION else "generative NLL"
     ax.set_ylabel(f"{what} (nats)")
     bars.set_xlabel("learning rate")
     _top_marks(ax, tables, styles)
@@ -157,7 +151,7 @@ def _unigram(ax: Axes, study: Study) -> None:
         if inside:
             ax.axhline(unigram, color=MUTED, linestyle=(0, (4, 3)), linewidth=0.9, zorder=2)
         # Outside the axes, where no curve can run into it.
-        label = wording.baseline(study).replace(" ", "\n") + (
+        label = wording.words(study).baseline.replace(" ", "\n") + (
             "" if inside else f"\n{unigram:.2f} {'↑' if unigram > high else '↓'}"
         )
         at = min(max(unigram, low), high)

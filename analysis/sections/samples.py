@@ -6,6 +6,7 @@ from __future__ import annotations
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table, heading
 from analysis.sections.section import Drawn, Section, is_of_rates, typst
+from analysis.study import wording
 from analysis.study.load import Frame, Study
 from analysis.words import listed, lr_text
 
@@ -34,7 +35,7 @@ def _table(study: Study, rows: Frame, series: tuple[str, ...]) -> Table:
     )
     oracles = sorted(set(shown["oracle"]) - {""})
     scored = (
-        f"nll: nats per token of the oracle {listed(oracles)}, of the whole sample. "
+        f"nll: {wording.words(study).of_sample.format(oracle=listed(oracles))}, of the whole sample. "
         if oracles
         else "No oracle has scored them. "
     )

@@ -36,12 +36,11 @@ def _side_by_side(study: Study) -> Table:
         assert found is not None, "both were measured"
         interval = "" if name == present[0] or found.turns < FEWEST_TURNS else f"{found.low:.3f}–{found.high:.3f}"
         body.append((Cell(name), Cell(_rounded(per_second)), Cell(f"{found.median:.2f}", interval)))
-    caption = wording.worded(
-        study,
-        "Tokens per second of training steps on one batch (forward, backward, clipping, optimizer), the mechanisms "
-        f"taking turns: medians over {plural(len(rows[present[0]]['seconds']), 'turn')}. Ratio: of the same turn, to "
-        f"{present[0]}; below it the 95 % interval of its median over turns (order statistics). "
-        f"{study.throughput['device']}; {study.throughput['machine']}. ",
+    caption = (
+        f"{_counted(study)} per second of training steps on one batch (forward, backward, clipping, optimizer), the "
+        f"mechanisms taking turns: medians over {plural(len(rows[present[0]]['seconds']), 'turn')}. Ratio: of the same "
+        f"turn, to {present[0]}; below it the 95 % interval of its median over turns (order statistics). "
+        f"{study.throughput['device']}; {study.throughput['machine']}. "
     )
     return Table(
         "Throughput side by side", f"{caption}{source(study)}", ("mechanism", "per second", "ratio"), tuple(body)
@@ -57,14 +56,18 @@ def _as_trained(study: Study) -> Table | None:
     speed = (finished["num_tokens"] / finished["wall_s"]).groupby(finished["series"])
     found = {name: Spread.of(speed.get_group(name), POSITIVE) for name in study.series if name in speed.groups}
     rows = tuple((Cell(name), Cell(_rounded(each.median), each.detail(_rounded))) for name, each in found.items())
-    caption = wording.worded(
-        study,
-        "Tokens per second of a run's whole wall time, validation and checkpoints in it; median over rates and "
-        f"seeds. {INTERVAL_RULES[POSITIVE]}. Measured by the runs' own clocks{_where(study)}: runs of one mechanism "
-        "followed each other, so that what else the machine did at the time is in it, and no ratio is made of it. "
-        f"python -m benchmarks.throughput runs/studies/{study.name} measures them side by side. ",
+    caption = (
+        f"{_counted(study)} per second of a run's whole wall time, validation and checkpoints in it; median over "
+        f"rates and seeds. {INTERVAL_RULES[POSITIVE]}. Measured by the runs' own clocks{_where(study)}: runs of one "
+        "mechanism followed each other, so that what else the machine did at the time is in it, and no ratio is made "
+        "of it. python -m benchmarks.throughput runs/studies/"
+        f"{study.name} measures them side by side. "
     )
     return Table("Throughput as trained", f"{caption}{source(study)}", ("mechanism", "per second"), rows)
+
+
+def _counted(study: Study) -> str:
+    return wording.words(study).counted.capitalize()
 
 
 def _where(study: Study) -> str:

@@ -1,7 +1,7 @@
 """Read one study's files into one frozen object: this is the only place of `analysis` that touches a study's folder.
 
-It imports the files' columns from `stability.runs.schema`, which imports nothing. That is all of `stability` that
-`analysis` knows.
+It imports the files' columns from `stability.runs.schema`, which imports nothing. That, and the words of
+`stability.runs.words`, is all of `stability` that `analysis` knows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stability.runs.schema import OPTIONAL, REQUIRED, SCHEMA_VERSION, TEXT
+from stability.runs.schema import OPTIONAL, REQUIRED, SCHEMA_VERSION, TEXT, own_columns
 
 if TYPE_CHECKING:
     # pandas annotates its results as unions of all that can come out: checked against those, every second line is a
@@ -203,7 +203,7 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
         raise ValueError(
             f"{path} has {found}, this analysis reads version {SCHEMA_VERSION}: `{command}` writes it again"
         )
-    columns = COLUMNS[name]
+    columns = [*COLUMNS[name], *own_columns(name, table.column_names)]
     lacking = [column for column in columns if column not in table.column_names]
     if lacking:
         raise ValueError(

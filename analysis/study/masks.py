@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from analysis.study.load import Study
+from stability.runs.words import recorded
 
 SETTING = "mask_diagonal"
-# objectives, and the direction in which they read
-CAUSAL, BIDIRECTIONAL = ("ar",), ("mlm", "classify", "score_entropy", "multitrack")
 
 
 def sees_itself(study: Study, series: str) -> bool | None:
-    """Return whether the diagonal of `sa` or `attentionx` is seen; None where the record does not say: no spec, an
-    objective of someone's own, another mechanism.
+    """Of `sa` or `attentionx` whether its diagonal is seen; None where the record does not say: no spec, no direction
+    of its objective, another mechanism.
 
     A variant of an ablation (``mask_diagonal=true``) goes before the study's spec; what neither holds is the
     mechanism's default, which for `attentionx` is to see it where causal and not where bidirectional. A spec from
@@ -29,4 +28,4 @@ def sees_itself(study: Study, series: str) -> bool | None:
         return not masked
     if row["mechanism"] == "sa":
         return True
-    return True if row["objective"] in CAUSAL else False if row["objective"] in BIDIRECTIONAL else None
+    return {"causal": True, "bidirectional": False}.get(recorded(study.study, {row["objective"]}).direction)

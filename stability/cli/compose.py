@@ -10,13 +10,15 @@ from stability.cli.mistakes import check_words, explained
 from stability.cli.study_name import study_name
 from stability.cli.words import CHOICES, Invocation
 from stability.config.base import AnySettings, Settings
+from stability.config.generation import GenerateSpec
 from stability.config.parse import SPECS, parse
 from stability.config.sweep import SweepSpec
-from stability.registry import Registry, add_plugin
+from stability.registry import Registry, add_plugin, plugins_of
 from stability.startup import uncollected
 
 # the yaml in conf/ that an entry's spec begins with
 ROOTS: dict[type[Settings], str] = {spec: root for root, spec in SPECS.items()}
+GENERATION_AT = {ROOTS[SweepSpec]: "generate.", ROOTS[GenerateSpec]: ""}  # where how to sample is written
 PRESET_ROOT = ROOTS[SweepSpec]  # the one entry that has presets, in conf/study
 
 
@@ -48,7 +50,11 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
     _refuse_repetitions(invocation)
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            config = hydra_compose(root, overrides=[str(word) for word in invocation.overrides])
+            added = _own_settings(root)
+            overrides = [
+                f"++{word}" if word.key in added and not word.sign else str(word) for word in invocation.overrides
+            ]
+            config = hydra_compose(root, overrides=overrides)
             if anew := _chosen_anew(root, invocation):
                 words = [str(word) for word in invocation.overrides if word.group in anew]
                 own = hydra_compose(root, overrides=["~study", *words])  # their own yamls' and the words' settings
@@ -58,6 +64,13 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
     # ValueError: Hydra's own, e.g. for ~model=7
     except (HydraException, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ValueError(explained(error, root, invocation)) from None
+
+
+def _own_settings(root: str) -> set[str]:
+    """The keys of what plugins' kinds of samples can be told, which no yaml lists."""
+    registry = Registry("objectives")
+    names = {field for plugin in plugins_of("objectives") for field in registry.load(plugin).Sampling.model_fields}
+    return {f"{GENERATION_AT[root]}{name}" for name in names} if root in GENERATION_AT else set()
 
 
 def _refuse_repetitions(invocation: Invocation) -> None:

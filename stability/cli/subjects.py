@@ -10,6 +10,7 @@ from pathlib import Path
 from stability.cli.progress import follow
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
+from stability.registry import add_plugin
 from stability.runs.directory import RunDirectory, read_json
 from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
@@ -85,6 +86,18 @@ class Subject:
             state = self.directory.status()["state"]
             raise ValueError(f"{self.directory.run_id} is {state} and left no checkpoint: {without_checkpoint}")
         return [directory for directory in self.directories if directory.finished]
+
+
+def add_plugins_of(ckpt: str | None) -> None:
+    """Make known what the runs in a folder need of somebody's own, whose settings may stand among the words. Of a
+    folder that holds none of that nothing is said yet (`Subject.of` does)."""
+    folder = Path(ckpt or "").resolve()
+    for file in (folder / "study.json", folder / "spec.json", folder.parent.parent / "spec.json"):
+        if ckpt is not None and file.is_file():
+            record = read_json(file)
+            for module in record.get("spec", record).get("plugins") or ():
+                add_plugin(module)
+            return
 
 
 @dataclass(frozen=True)

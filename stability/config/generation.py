@@ -1,15 +1,19 @@
-"""Text, DNA or proteins are sampled from a checkpoint and scored by these settings, which `stability.generate` and a
-sweep's ``generate.…`` share."""
+"""How a checkpoint is sampled, and who scores the samples: the settings that `stability.generate` and a sweep's
+``generate.…`` share. What belongs to one kind of samples only stands with its objective (`AbstractObjective.Sampling`).
+"""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, create_model, field_validator, model_serializer, model_validator
+from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from stability.config.base import Settings
 from stability.config.identity import Place
+from stability.registry import Registry
 
 STEPPED = ("euler", "analytic")
 ORACLES = (
@@ -18,9 +22,23 @@ ORACLES = (
 )
 
 
+def own_settings() -> type[Settings]:
+    """What the kinds of samples can be told beside `GenerationSpec`, all of them together: which of it a run's kind
+    reads is known once the run is."""
+    registry = Registry("objectives")
+    kinds = dict.fromkeys(registry.load(name).Sampling for name in registry.names())
+    return _together(tuple(kind for kind in kinds if kind is not Settings))
+
+
+@cache
+def _together(kinds: tuple[type[Settings], ...]) -> type[Settings]:
+    return create_model("OwnSettings", __base__=kinds) if kinds else Settings
+
+
 class GenerationSpec(Settings):
     """The settings of samples that are drawn from a checkpoint, and of their NLL under an oracle."""
 
+    written_flat: ClassVar[str | None] = "own"
     num: int = Field(
         ge=1,
         description=(
@@ -51,18 +69,24 @@ class GenerationSpec(Settings):
     oracle: Annotated[str | None, Place()] = Field(
         default=None, description="who scores the samples: hf:NAME_OR_FOLDER or ckpt:FOLDER; null: nobody"
     )
-    contexts: Literal["empty", "given"] = Field(
-        default="empty",
-        description=(
-            "objective.contexts of the proteins to sample: empty: none is known; given: those of held-out protein i "
-            "for sample i"
-        ),
+    own: Any = Field(
+        default_factory=lambda: own_settings()(), description="settings of one kind of samples; written flat"
     )
-    oracle_draws: int = Field(
-        default=8,
-        ge=1,
-        description="drawn masks under which a protein's oracle measures each sample; its score is their mean",
-    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_is_written_flat(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        kinds = own_settings()
+        own = {key: value for key, value in values.items() if key in kinds.model_fields}
+        shared = {key: value for key, value in values.items() if key not in own}
+        return {"own": kinds.model_validate(own), **shared}
+
+    @model_serializer(mode="wrap")
+    def _flat(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values = handler(self)
+        return values | values.pop("own")
 
     @field_validator("oracle")
     @classmethod
@@ -78,14 +102,6 @@ class GenerationSpec(Settings):
             raise ValueError(
                 f"steps={self.steps} belongs to sampler=euler and sampler=analytic; sampler={self.sampler} fills one "
                 "position a step"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _draws_are_read(self) -> GenerationSpec:
-        if self.oracle is None and self.oracle_draws != type(self).model_fields["oracle_draws"].default:
-            raise ValueError(
-                f"oracle_draws={self.oracle_draws} belongs to an oracle, and none is given; add oracle=ckpt:FOLDER"
             )
         return self
 
@@ -120,8 +136,9 @@ def asked_for(value: Any) -> Any:
     ``ValueError`` where another setting asks for one without its number."""
     if not isinstance(value, dict) or value.get("num") is not None:
         return value
-    others = {key: item for key, item in value.items() if key in GenerationSpec.model_fields and key != "num"}
-    given = [key for key, item in others.items() if item != GenerationSpec.model_fields[key].default]
+    fields = {**GenerationSpec.model_fields, **own_settings().model_fields}
+    others = {key: item for key, item in value.items() if key in fields and key != "num"}
+    given = [key for key, item in others.items() if item != fields[key].default]
     if given:
         raise ValueError(
             f"generate.{given[0]}={value[given[0]]} needs the number of samples; add generate.num=32 (the paper: 1000)"

@@ -15,12 +15,14 @@ class AbstractCorpus:
     """Base of prepared data. A subclass has a ``kind`` and implements the methods below but for `save`.
 
     ``kind``: what an objective asks for (`AbstractObjective.corpus_kind`); it stands in the folder's description, but
-    for tokens, which had none at first. ``fingerprint``: sha256 over the contents; ``description``: one line on what
-    was read. ``format``: what an objective and a model are built for, as plain JSON; it is written beside checkpoints.
-    For tokens the vocabulary's size.
+      for tokens, which had none at first.
+    ``version``: raised when the same data would be split or laid out otherwise: it is in the key of every prepared one.
+    ``fingerprint``: sha256 over the contents; ``description``: one line on what was read. ``format``: what an objective
+      and a model are built for, as plain JSON; it is written beside checkpoints. For tokens the vocabulary's size.
     """
 
     kind: ClassVar[str]
+    version: ClassVar[int] = 1
     fingerprint: str
     description: str
 

@@ -13,7 +13,7 @@ from typing import Any
 from stability.config.parts import Part
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.io import disk
-from stability.corpora.tokens.corpus import SPLIT_VERSION, Corpus
+from stability.corpora.tokens.corpus import Corpus
 from stability.registry import Registry
 from stability.runs.directory import write_atomically
 from stability.runs.leftovers import remove_abandoned
@@ -27,7 +27,7 @@ def prepare(part: Part, cache_dir: Path) -> Any:
     """
     source = Registry("data").load(part.name)
     key = source.cache_key(part.settings)
-    entry = None if key is None else cache_dir / "index" / _entry_name(part.name, key)
+    entry = None if key is None else cache_dir / "index" / _entry_name(part.name, source.corpus.version, key)
     if entry is not None and (fingerprint := _indexed(entry, cache_dir)):
         return load(cache_dir, fingerprint)
     try:
@@ -55,7 +55,8 @@ def prepare_for_plan(part: Part, cache_dir: Path) -> tuple[Any, bool]:
     stand_in = source.stand_in(part.settings)
     if stand_in is None:
         return prepare(part, cache_dir), True
-    fingerprint = _indexed(cache_dir / "index" / _entry_name(part.name, source.cache_key(part.settings)), cache_dir)
+    entry = _entry_name(part.name, source.corpus.version, source.cache_key(part.settings))
+    fingerprint = _indexed(cache_dir / "index" / entry, cache_dir)
     return (stand_in, False) if fingerprint is None else (load(cache_dir, fingerprint), True)
 
 
@@ -97,8 +98,8 @@ def _nearest_folder(path: Path) -> Path:
     return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
-def _entry_name(name: str, key: str) -> str:
-    return hashlib.sha256(f"{name}\n{SPLIT_VERSION}\n{key}".encode()).hexdigest()
+def _entry_name(name: str, version: int, key: str) -> str:
+    return hashlib.sha256(f"{name}\n{version}\n{key}".encode()).hexdigest()
 
 
 def _indexed(entry: Path, cache_dir: Path) -> str | None:

@@ -40,6 +40,11 @@ class AbstractDataSource:
         return None
 
     @classmethod
+    def tokens_of(cls, config: Any) -> str:
+        """What its tokens are, as a caption says it: "nucleotides"; "": not said."""
+        return ""
+
+    @classmethod
     def remedy(cls, config: Any, corpus: Any) -> str:
         """Name those of its settings that may help where windows are too long for a side of the corpus: ", or
         data.…=…"; empty: none."""

@@ -74,6 +74,10 @@ class Dna(AbstractDataSource):
         return json.dumps([VERSION, RECORDS_VERSION, config.hold_out, config.reverse_complement, sums])
 
     @classmethod
+    def tokens_of(cls, config: DnaConfig) -> str:
+        return "nucleotides"
+
+    @classmethod
     def remedy(cls, config: DnaConfig, corpus: Corpus) -> str:
         """Whole records, where the middle of each was held out and there are several."""
         is_cut = corpus.train_borders is not None and len(corpus.train_borders) - 1 > corpus.num_train_documents

@@ -104,6 +104,10 @@ class HuggingFaceDataset(AbstractDataSource):
             )
 
     @classmethod
+    def tokens_of(cls, config: HuggingFaceConfig) -> str:
+        return config.label
+
+    @classmethod
     def cache_key(cls, config: HuggingFaceConfig) -> str:
         """All settings, with the sha256 of a folder's files. A dataset on the hub is taken to be what it was;
         ``revision`` makes sure."""

@@ -65,6 +65,10 @@ class StdlibDocstrings(AbstractDataSource):
             digest.update(f"{file.relative_to(root).as_posix()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
         return digest.hexdigest()
 
+    @classmethod
+    def tokens_of(cls, config: StdlibConfig) -> str:
+        return "bytes"
+
 
 def library_folder() -> Path:
     """The folder of the standard library's source. Errors: ``ValueError`` where there is none (zipped or stripped

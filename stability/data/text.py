@@ -67,6 +67,10 @@ class Text(AbstractDataSource):
             )
 
     @classmethod
+    def tokens_of(cls, config: TextConfig) -> str:
+        return config.label
+
+    @classmethod
     def cache_key(cls, config: TextConfig) -> str:
         """The field, kind and sha256 of each file, and the tokenizer: neither where the files lie nor how they are
         called."""

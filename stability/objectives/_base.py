@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from stability.config.identity import Since
 from stability.models.backbone import Pool
 from stability.models.condition import ConditionShape
 from stability.objectives._chunks import chunked_sum
+from stability.runs.words import Words
 
 
 class ObjectiveSettings(Settings):
@@ -108,28 +110,31 @@ class Examples(NamedTuple):
 
 class AbstractObjective:
     """``direction``: what it asks of the mechanism. ``num_inputs`` / ``num_outputs``: rows of the embedding, columns of
-    the head.
+      the head.
 
     ``config``: its settings, those of `ObjectiveSettings` among them. ``mask_id``: the id that stands for a hidden
-    token, one past the vocabulary; None where nothing is unmasked (ar, a uniform graph). ``condition``: the shape of
-    what a model makes of the noise level σ (`Examples.sigma_B`) for its time-conditioned blocks; None: it reads none.
+      token, one past the vocabulary; None where nothing is unmasked (ar, a uniform graph). ``condition``: the shape of
+      what a model makes of the noise level σ (`Examples.sigma_B`) for its time-conditioned blocks; None: it reads none.
 
-    ``corpus_kind``: the kind of prepared data that it reads (`AbstractCorpus.kind`); ``unit``: what a model's position
-    is called, and several of them; ``baseline``: what knows the targets' frequencies and nothing else. ``score_names``:
-    what is validated beside the NLL (`validate`). ``components``: names of the parts that the loss is a sum of, where
-    it is one (`component_sums`).
+    ``corpus_kind``: the kind of prepared data that it reads (`AbstractCorpus.kind`); ``words``: what tables, captions
+      and the board call things; ``score_names``: what is validated beside the NLL (`validate`). ``components``: names
+      of the parts that the loss is a sum of, where it is one (`component_sums`).
 
-    ``samplers``: names of the samplers that generation may take, its default first; () where nothing can be sampled.
-    "ar" reads the logits of the next token, "top_prob" and "random" `clean_probs` (of proteins ``track_probs``),
-    "analytic" and "euler" ``log_score`` and ``noise``.
+    ``samples``: the kind of what generation makes: a class as `stability.probes.generation.kinds.Kind` has it, or the
+      name of one of ours (a file of that folder).
+    ``Sampling``: what that kind can be told beside `stability.config.generation.GenerationSpec`.
+    ``samplers``: names of the samplers that generation may take, its default first; () where nothing can be sampled. Of
+      tokens, "ar" reads the logits of the next one, "top_prob" and "random" `clean_probs`, "analytic" and "euler"
+      ``log_score`` and ``noise``.
     """
 
     family: ClassVar[str] = "objectives"
     corpus_kind: ClassVar[str] = "tokens"
-    unit: ClassVar[tuple[str, str]] = ("token", "tokens")
-    baseline: ClassVar[str] = "token frequencies"
+    words: ClassVar[Words] = Words()
     score_names: tuple[str, ...] = ()
     components: tuple[str, ...] = ()
+    samples: ClassVar[str | type] = "tokens"
+    Sampling: ClassVar[type[Settings]] = Settings
     samplers: tuple[str, ...] = ()
     Config: ClassVar[type[ObjectiveSettings]]
     direction: ClassVar[str]
@@ -160,6 +165,11 @@ class AbstractObjective:
         return None
 
     @classmethod
+    def summary(cls, config: Any) -> str:
+        """The objective with those of its settings that a reader of a table must know; "": its name says it all."""
+        return ""
+
+    @classmethod
     def num_context(cls, config: Any) -> int:
         """J, the context tokens of a sequence that a cross mechanism reads; 0 where the objective gives none."""
         return 0
@@ -176,9 +186,13 @@ class AbstractObjective:
         return ()
 
     @classmethod
-    def tokenizer_of(cls, config: Any) -> str | None:
-        """Id of the structure tokenizer whose tokens it reads of every protein; None: of none."""
-        return None
+    def reads(cls, config: Any, corpus: Any, pool: Path) -> Any:
+        """What it reads of the prepared data, a corpus with a fingerprint of its own where that is more than they hold.
+        ``pool``: the folder of the runs, with what else has been trained there and the cache.
+
+        Errors: ``ValueError`` of one line where something that it needs is not there.
+        """
+        return corpus
 
     def tokens_needed(self, positions: int) -> int:
         """Tokens to draw per sequence, so that the model sees ``positions``."""

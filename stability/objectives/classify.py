@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stability.models.backbone import Pool
 from stability.models.images import ImageFormat, PatchEmbedding, mean_over_positions
 from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, weighted_cross_entropy
+from stability.runs.words import Words
 
 
 class Classification(AbstractObjective):
@@ -37,8 +38,16 @@ class Classification(AbstractObjective):
         )
 
     corpus_kind = "images"
-    unit = ("patch", "patches")
-    baseline = "class frequencies"
+    words = Words(
+        position=("patch", "patches"),
+        counted="patches",
+        example="image",
+        nll="cross entropy",
+        unit="cross entropy, nats per image",
+        baseline="class frequencies",
+        baseline_nll="class-frequency NLL",
+        baseline_source="training images' class frequencies",
+    )
     score_names = ("val_accuracy",)
     direction = "bidirectional"
 

@@ -73,6 +73,11 @@ class MaskedLanguageModel(AbstractObjective):
         self.mask_id = vocab_size
 
     @classmethod
+    def summary(cls, config: Config) -> str:
+        rate = f"fixed at {config.fixed_rate:g}" if config.mask_rate == "fixed" else config.mask_rate
+        return f"mlm, mask rate {rate}{', corruption bert' if config.corruption == 'bert' else ''}"
+
+    @classmethod
     def num_context(cls, config: Config) -> int:
         return config.context
 

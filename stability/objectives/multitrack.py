@@ -5,17 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
+from stability.config import Settings
 from stability.models.specials import BOS, EOS, MASK, PAD, SPECIALS, UNK
 from stability.models.tracks import SummedEmbedding, Track, TrackEmbedding, TrackInputs, framed
 from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, wide
 from stability.objectives._chunks import chunked_sum
 from stability.objectives._mask_rates import DrawnSchedule, mask_rates, masked_among
+from stability.runs.words import Words
 
 SOURCES = ("sequence", "structure")
 ALIGNED = ("ss", "sasa", "plddt", "domains")  # an entry a residue; the others are sequences of their own
@@ -93,9 +96,41 @@ class MultitrackMaskedModel(AbstractObjective):
                 )
             return self
 
+    class Sampling(Settings):
+        contexts: Literal["empty", "given"] = Field(
+            default="empty",
+            description=(
+                "objective.contexts of the proteins to sample: empty: none is known; given: those of held-out protein "
+                "i for sample i"
+            ),
+        )
+        oracle_draws: int = Field(
+            default=8,
+            ge=1,
+            description="drawn masks under which a protein's oracle measures each sample; its score is their mean",
+        )
+
     corpus_kind = "proteins"
-    unit = ("residue", "residues")
+    words = Words(
+        position=("residue", "residues"),
+        unit="nats per masked position, its parts added up",
+        generative_unit="nats per residue by the oracle's masked NLL",
+        score=(
+            "Its masked NLL in nats per residue, a sample's tracks added up, each averaged over {draws} draws of masks"
+        ),
+        of_oracle="nats per residue by the masked NLL of {oracle}",
+        is_text=False,
+        parts=(
+            "nats per masked residue (sequence) and per masked structure token (structure), each averaged within a "
+            "protein, then over proteins"
+        ),
+        scored_parts=(
+            "Its masked NLL of the terminal checkpoints' samples, by its own mask schedules and in the units of the "
+            "validation NLL: each part averaged over drawn masks, then over samples"
+        ),
+    )
     direction = "bidirectional"
+    samples = "proteins"
     samplers = ("top_prob", "random")
 
     def __init__(self, config: Config, sizes: Any):
@@ -111,12 +146,23 @@ class MultitrackMaskedModel(AbstractObjective):
         return dict.fromkeys((*SOURCES, *CONTEXTS), FIRST + 4)
 
     @classmethod
+    def summary(cls, config: Config) -> str:
+        given = f"given {', '.join(config.contexts)}" if config.contexts else "nothing given"
+        by = f" (tokenizer {config.tokenizer})" if config.tokenizer else ""
+        return f"multitrack, {' and '.join(config.sources)}{by} masked, {given}"
+
+    @classmethod
     def contexts_of(cls, config: Config) -> tuple[str, ...]:
         return config.contexts
 
     @classmethod
-    def tokenizer_of(cls, config: Config) -> str | None:
-        return config.tokenizer
+    def reads(cls, config: Config, corpus: Any, pool: Path) -> Any:
+        """The chains, with structure tokens where a tokenizer of the pool is named."""
+        if config.tokenizer is None:
+            return corpus
+        from stability.structure.tokens import tokenised  # a trained model, which stands above the objectives
+
+        return tokenised(corpus, config.tokenizer, pool)
 
     def embedding(self, width: int, positions: int) -> nn.Module:
         return SummedEmbedding([self._sizes[name] for name in self.config.sources], width)

@@ -13,6 +13,7 @@ from stability.models.condition import ConditionShape
 from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, refuse_unread, wide
 from stability.objectives._graph import Absorbing, Graph, Uniform
 from stability.objectives._noise import EARLIEST, Geometric, LogLinear, Noise, NoiseName, times
+from stability.runs.words import Words
 
 
 class ScoreEntropy(AbstractObjective):
@@ -70,6 +71,7 @@ class ScoreEntropy(AbstractObjective):
             return self
 
     direction = "bidirectional"
+    words = Words(unit="upper bound, nats per token")
     graph: Graph
     noise: Noise
 
@@ -83,6 +85,10 @@ class ScoreEntropy(AbstractObjective):
         self.mask_id = self.graph.mask_id
         self.samplers = (*(() if self.mask_id is None else ("top_prob", "random")), "analytic", "euler")
         self.condition = ConditionShape(config.condition_width, config.sinusoids)
+
+    @classmethod
+    def summary(cls, config: Config) -> str:
+        return f"score_entropy, {config.graph} graph, {config.noise} noise"
 
     def examples(self, tokens_BN: Tensor, generator: torch.Generator) -> Examples:
         """Inputs x_t, targets x_0, weights σ′(t) where the loss counts, σ(t)."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stability.build import as_read
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.cache import load, prepare
 from stability.models.backbone import Backbone
-from stability.structure.tokens import as_read
 from stability.training import checkpoint
 
 

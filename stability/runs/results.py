@@ -19,11 +19,11 @@ from stability.runs.samples import sample_rows
 from stability.runs.schema import (
     CHECKPOINT_STEP,
     COLLECTED_CURVATURE_COLUMNS,
+    COLLECTED_GENERATION_COLUMNS,
     CURVES_COLUMNS,
     GRADIENT_COLUMNS,
     GRAPH_COLUMNS,
     PROBE_COLUMNS,
-    PROTEIN_GENERATION_COLUMNS,
     REQUIRED,
     RUNS_COLUMNS,
     SAMPLES_COLUMNS,
@@ -31,6 +31,7 @@ from stability.runs.schema import (
     SEARCH_COLUMNS,
     SPECTRA,
     SPECTRA_COLUMNS,
+    own_columns,
 )
 from stability.runs.searches import search_tables
 from stability.runs.steps import undefined_of, undefined_states, with_protocol
@@ -39,11 +40,12 @@ from stability.runs.study import StudyFolder
 
 @dataclass(frozen=True)
 class Results:
-    """The tables of a study's runs. ``runs``: a row a run; ``curvature``: a row a recorded step
-    (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a training step. ``spectra`` and ``probes``: by name the tables
-    of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run has, none of them empty; in ``probes`` also ``generation``: a
-    row a scored sample (`PROTEIN_GENERATION_COLUMNS`), ``samples``: the first of each run (`SAMPLES_COLUMNS`), and
-    ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by name the tables of `SEARCH_COLUMNS` that the study has."""
+    """``runs``: a row a run; ``curvature``: a row a recorded step (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a
+      training step. ``spectra`` and ``probes``: by name the tables of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run
+      has, none of them empty; in ``probes`` also
+    ``generation``: a row a scored sample (`COLLECTED_GENERATION_COLUMNS`), ``samples``: the first of each run
+      (`SAMPLES_COLUMNS`), and ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by name the tables of `SEARCH_COLUMNS`
+      that the study has."""
 
     runs: pd.DataFrame
     curvature: pd.DataFrame
@@ -72,7 +74,9 @@ def collect(study: str | Path) -> Results:
         for name in PROBE_COLUMNS
     }
     scores = {each.directory.run_id: list(each.read(each.generation)) for each in files}
-    probes["generation"] = joined(chain.from_iterable(scores.values()), PROTEIN_GENERATION_COLUMNS)
+    scored = list(chain.from_iterable(scores.values()))
+    own = own_columns("generation", [name for table in scored for name in table.column_names])
+    probes["generation"] = joined(scored, [*COLLECTED_GENERATION_COLUMNS, *own])
     probes["samples"] = pd.DataFrame(
         [row for each in files for row in _sample_rows(each, scores[each.directory.run_id])], columns=SAMPLES_COLUMNS
     )
@@ -91,7 +95,7 @@ def collect(study: str | Path) -> Results:
     ]
     runs = [row | ({"reason": stopped[row["run_id"]]} if row["run_id"] in stopped else {}) for row in runs]
     return Results(
-        runs=pd.DataFrame(runs, columns=RUNS_COLUMNS),
+        runs=pd.DataFrame(runs, columns=[*RUNS_COLUMNS, *own_columns("runs", [*chain.from_iterable(runs)])]),
         curvature=joined(chain.from_iterable(map(_steps, files)), COLLECTED_CURVATURE_COLUMNS),
         curves=read_curves(
             [(each.directory.run_id, each.directory.metrics_file) for each in files], CURVES_COLUMNS[1:]
@@ -143,20 +147,21 @@ def _run_row(study: str, files: RunFiles, scores: Sequence[pa.Table]) -> dict[st
     row["num_steps"] = status.get("step", 0)
     row["last_checkpoint_step"] = files.checkpoint_steps[-1] if files.checkpoint_steps else None
     row |= _spec_columns(files.spec) if files.spec else {}
-    result = {key: value for key, value in status.get("result", {}).items() if key in RUNS_COLUMNS}
+    found = status.get("result", {})
+    result = {key: found[key] for key in found if key in RUNS_COLUMNS or own_columns("runs", [key])}
     return row | result | _generative_nll(_of_phase(scores, TERMINAL))
 
 
 def _generative_nll(table: pa.Table | None) -> dict[str, Any]:
-    """Return of the terminal checkpoint the mean over samples of each one's nats per token of the oracle (of a protein
-    also of its parts), and the oracle's name; nothing where none was scored."""
+    """Of the terminal checkpoint: the mean over samples of each one's nats per token of the oracle (also of the parts
+    that they are a sum of, where there are any), and the oracle's name; nothing where none was scored."""
     if table is None or not len(table):
         return {}
     # a sample of one token, or of none, has no score
     scored = {
         name: table[name].to_pandas().dropna().to_numpy()
-        for name in ("nll", "nll_sequence", "nll_structure")
-        if name in table.column_names
+        for name in table.column_names
+        if name == "nll" or (name.startswith("nll_") and name != "nll_per_byte")
     }
     means = {f"gen_{name}": values.mean() if len(values) else None for name, values in scored.items()}
     return means | {"gen_oracle": table["oracle"][0].as_py()}

@@ -31,7 +31,9 @@ RUNS_COLUMNS = [
     "init_nll",
     "unigram_nll",
     "val_accuracy",  # of a classifier, else missing
-    "val_nll_sequence",  # the parts of a protein's NLL that its objective predicts, and what token frequencies reach
+    # the parts that one objective's NLL is a sum of, and what frequencies reach: every file has these, whatever its
+    # objective, since there were no others at first (`OWN_PREFIXES`)
+    "val_nll_sequence",
     "val_nll_structure",
     "unigram_nll_sequence",
     "unigram_nll_structure",
@@ -124,9 +126,9 @@ GENERATION_COLUMNS = [
     "run_id", "phase", "sample", "nll", "nll_per_byte", "num_tokens", "num_bytes", "oracle", "oracle_sha256", "sampler",
     "steps", "temperature", "seed",
 ]  # fmt: skip
-# What those of proteins have beside them: the parts of `nll`, whether contexts were given, and how many drawn masks
-# each score is a mean over.
-PROTEIN_GENERATION_COLUMNS = [*GENERATION_COLUMNS, "nll_sequence", "nll_structure", "contexts", "oracle_draws"]
+# What every study's table of them has beside, since one kind of samples had it at first: parts of `nll`, whether
+# contexts were given, and how many drawn masks each score is a mean over.
+COLLECTED_GENERATION_COLUMNS = [*GENERATION_COLUMNS, "nll_sequence", "nll_structure", "contexts", "oracle_draws"]
 # The first sample of each run's terminal checkpoint, scored or not.
 SAMPLES_COLUMNS = [
     "run_id", "phase", "sample", "text", "num_characters", "nll", "oracle", "sampler", "temperature", "reason",
@@ -151,10 +153,22 @@ REQUIRED = {"runs": RUNS_COLUMNS, "curvature": COLLECTED_CURVATURE_COLUMNS, "cur
 OPTIONAL = {
     "spectra": SPECTRA_COLUMNS,
     "probes": {**PROBE_COLUMNS, **GRAPH_COLUMNS},
-    "generation": {"generation": PROTEIN_GENERATION_COLUMNS, "samples": SAMPLES_COLUMNS},
+    "generation": {"generation": COLLECTED_GENERATION_COLUMNS, "samples": SAMPLES_COLUMNS},
     "searches": SEARCH_COLUMNS,
     "gradients": {"gradients": GRADIENT_COLUMNS},
 }
+
+# By the table's name: how the columns begin that an objective adds under names of its own, all of them numbers. What it
+# validates beside the NLL, the parts that this is a sum of, what frequencies reach of each, parts of an oracle's NLL.
+OWN_PREFIXES = {"runs": ("val_", "unigram_nll_", "gen_nll_"), "generation": ("nll_",)}
+
+
+def own_columns(table: str, names: list[str]) -> list[str]:
+    """Those of ``names``, each once and in their order, that an objective has added to a table's columns."""
+    known = {**REQUIRED, **OPTIONAL["generation"]}.get(table, ())
+    own = (name for name in names if name.startswith(OWN_PREFIXES.get(table, ())) and name not in known)
+    return list(dict.fromkeys(own))
+
 
 # Types, by the column's name in whatever table: text, and whole numbers in a log; every other column holds numbers.
 TEXT = frozenset({

@@ -8,12 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from stability.config.parts import Part
-from stability.corpora.base import AbstractCorpus
 from stability.corpora.cache import load
 from stability.corpora.io.progress import bar, step
 from stability.corpora.proteins.corpus import ProteinCorpus
-from stability.registry import Registry
 from stability.runs.directory import write_atomically
 from stability.structure.crops import padded
 from stability.structure.tokenizer import PADDING, StructureTokenizer, load_tokenizer
@@ -22,21 +19,13 @@ from stability.structure.tokenizer import PADDING, StructureTokenizer, load_toke
 VERSION = 1
 
 
-def as_read(corpus: AbstractCorpus, objective: Part, pool: Path) -> Any:
-    """The corpus as an objective reads it: with structure tokens where it names a tokenizer of the pool, else as it is.
+def tokenised(corpus: ProteinCorpus, identity: str, pool: Path) -> ProteinCorpus:
+    """The corpus with the structure tokens of a tokenizer of the pool, read from the pool's cache where this tokenizer
+    has cut these chains before, else computed and kept there.
 
     Errors: ``ValueError`` of one line where there is no such tokenizer (`load_tokenizer`).
     """
-    identity = Registry("objectives").load(objective.name).tokenizer_of(objective.settings)
-    if identity is None:
-        return corpus
-    assert isinstance(corpus, ProteinCorpus), "an objective that names a structure tokenizer reads proteins"
-    return _tokenised(corpus, load_tokenizer(pool, identity), identity, pool / "cache")
-
-
-def _tokenised(corpus: ProteinCorpus, tokenizer: StructureTokenizer, identity: str, cache_dir: Path) -> ProteinCorpus:
-    """The corpus with its structure tokens, read from ``cache_dir`` where this tokenizer has cut these chains before,
-    else computed and kept there."""
+    tokenizer, cache_dir = load_tokenizer(pool, identity), pool / "cache"
     entry = (
         cache_dir
         / "index"

@@ -126,7 +126,7 @@ class Trainer(Replica, Checkpointed):
     def judged(self) -> tuple[str, str, dict[str, Any]]:
         """Judge by the validation NLL, and by what the guards found."""
         unigram_nll = self.validation.unigram_nll(frequencies := self.corpus.log_frequencies())
-        judged = judge(self.val_nll, self.init_nll, unigram_nll, self.watch, self.objective.baseline)
+        judged = judge(self.val_nll, self.init_nll, unigram_nll, self.watch, self.objective.words.baseline)
         verdict, reason = judged if self.diverged is None else ("diverged", self.diverged)
         measured = {"val_nll": self.val_nll, **self.scores}
         result = {

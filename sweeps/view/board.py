@@ -26,7 +26,8 @@ STYLES = {
     STOPPED: "blue",
     "queued": "dim",
 }
-COLUMNS = ("mechanism", "LR", "seed", "step", "loss", "val NLL", "tokens/s", "ETA", "state")
+SPEED = "speed"  # in what the study counts, a second
+COLUMNS = ("mechanism", "LR", "seed", "step", "loss", "val NLL", SPEED, "ETA", "state")
 LAST_ENDED = 6  # of a sweep that doesn't fit the terminal
 AS_NEEDED = (STALLED, INTERRUPTED, STOPPED)  # counted where there are any
 # a log hears of the whole each minute, or when 5 % more (no fewer than 4 runs) have ended
@@ -103,10 +104,9 @@ def _collapsed(rows: Sequence[Row], room: int) -> list[Row]:
 def run_table(progress: Progress, rows: Sequence[Row]) -> Table:
     """Return a table with a line for each of ``rows``, in the style of its state."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    of_images = bool(rows) and all(row.trial.spec.get("objective", {}).get("name") == "classify" for row in rows)
     for name in COLUMNS:
         table.add_column(
-            name.replace("tokens", "patches") if of_images else name,
+            f"{progress.counted}/s" if name == SPEED else name,
             justify="left" if name in ("mechanism", "state") else "right",
             no_wrap=True,
         )

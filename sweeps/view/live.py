@@ -20,12 +20,12 @@ LOW = 12  # lines of a terminal that has none to spare
 
 
 class LiveView:
-    """A ``with`` block within which a table on the terminal, or the lines of a log (`Lines`), is refreshed by a thread
-    of its own.
+    """Within the ``with`` block a table on the terminal, or the lines of a log (`Lines`), refreshed by a thread of its
+    own.
 
     ``is_done(trial)``: whether a trained trial's α_max is measured. ``opening`` stands above the table until the first
-    trial runs, ``note`` (e.g. that the sweep is stopping) from when it is set. ``earlier``: runs of the sweep that had
-    ended before, for what is best so far.
+      trial runs, ``note`` (e.g. that the sweep is stopping) from when it is set. ``earlier``: runs of the sweep that
+      had ended before, for what is best so far; ``counted``: what their speed is in, a second.
     """
 
     def __init__(
@@ -37,9 +37,10 @@ class LiveView:
         opening: str = "",
         is_done: Callable[[Trial], bool] = lambda trial: True,
         console: Console | None = None,
+        counted: str = "tokens",
     ):
         self.console = console or Console()
-        self.progress = Progress(trials, is_done, earlier=earlier)
+        self.progress = Progress(trials, is_done, earlier=earlier, counted=counted)
         self.note = ""
         self._opening = opening
         self._num_skipped = num_skipped

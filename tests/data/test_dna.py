@@ -17,6 +17,7 @@ from stability.config.parts import part
 from stability.corpora.cache import prepare
 from stability.corpora.tokens import fasta as _fasta
 from stability.corpora.tokens import synthetic_genome as synthetic
+from stability.corpora.tokens.augmentation import ReverseComplement
 from stability.corpora.tokens.corpus import Corpus
 from stability.corpora.tokens.fasta import records
 from stability.corpora.tokens.nucleotides import CODES, VOCABULARY, encode, reverse_complement
@@ -267,7 +268,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     corpus = of([letters(1000, seed) for seed in range(3)], either_strand=True)
     corpus.save(tmp_path / "corpus")
     loaded = Corpus.load(tmp_path / "corpus")
-    assert loaded.vocabulary == corpus.vocabulary and loaded.reverse_complement
+    assert loaded.vocabulary == corpus.vocabulary and isinstance(loaded.augmentation, ReverseComplement)
     assert np.array_equal(loaded.train_borders, corpus.train_borders) and np.array_equal(
         loaded.val_borders, corpus.val_borders
     )
@@ -346,7 +347,13 @@ def test_what_is_known_of_rna_is_saved_and_dna_is_saved_as_ever(tmp_path):
         ]
         assert torch.equal(*draw)
     assert (tmp_path / "rna" / "train_are_rna.npy").is_file() and not (tmp_path / "dna" / "train_are_rna.npy").exists()
-    assert "train_are_rna" not in dna.sums and of([letters(900, 0, "ACGU")]).train_are_rna is None
+    assert "train_are_rna" not in dna.sums and of([letters(900, 0, "ACGU")]).augmentation is None
+
+
+@pytest.mark.parametrize(("alphabet", "begins"), [("ACGU", "d8a3f6dfb828"), ("ACGT", "91fb07683339")])
+def test_augmented_corpora_keep_the_fingerprints_that_caches_and_run_ids_know_them_by(alphabet, begins):
+    corpus = of([letters(900, seed, alphabet) for seed in range(3)], either_strand=True)
+    assert corpus.fingerprint.startswith(begins)
 
 
 @pytest.mark.parametrize(

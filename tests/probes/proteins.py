@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from stability.build import as_read
 from stability.config.base import checked
 from stability.config.generation import GenerateSpec
 from stability.config.identity import run_id
@@ -18,7 +19,6 @@ from stability.config.run import RunSpec
 from stability.corpora.proteins.split import corpus_of
 from stability.probes.generation.generating import generate
 from stability.runs.directory import RunDirectory
-from stability.structure.tokens import as_read
 from stability.training.run import train
 from tests.conftest import TINY
 from tests.structure.small import chain, spec

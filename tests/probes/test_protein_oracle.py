@@ -21,7 +21,7 @@ from stability.probes.generation.generating import check_oracle, is_generated
 from stability.probes.generation.kinds import kind_of
 from stability.probes.generation.protein_oracle import load_protein_oracle
 from stability.runs.results import collect
-from stability.runs.schema import PROTEIN_GENERATION_COLUMNS
+from stability.runs.schema import COLLECTED_GENERATION_COLUMNS
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from stability.training.draws import generator_for
@@ -127,7 +127,7 @@ def test_scores_are_those_of_a_slow_loop_in_float64(trained, name, judge, contex
     spec = sample(lab, runs[name], num=3, contexts=contexts)
     run = checkpoint.load(runs[name].checkpoints()[-1])[0]
     corpus = corpus_of(run, lab.cache)
-    scoring = spec.model_copy(update={"oracle": f"ckpt:{runs[judge].path}", "oracle_draws": 3})
+    scoring = generate_spec(**{**spec.model_dump(), "oracle": f"ckpt:{runs[judge].path}", "oracle_draws": 3})
     oracle = load_protein_oracle(run, scoring, corpus, "cpu")
     oracle = replace(oracle, model=checkpoint.load(runs[judge].checkpoints()[-1])[1].double())
     kind = kind_of(run)
@@ -160,7 +160,7 @@ def test_a_table_has_the_components_and_the_runs_of_a_study_their_means(trained)
     sample(lab, runs["bare"], oracle=f"ckpt:{runs['judge'].path}")
     sample(lab, runs["letters"], oracle=f"ckpt:{runs['letters_judge'].path}", batch=3)
     first, letters = table(runs["bare"]), table(runs["letters"])
-    assert list(first.columns) == PROTEIN_GENERATION_COLUMNS and len(first) == 5
+    assert list(first.columns) == COLLECTED_GENERATION_COLUMNS and len(first) == 5
     assert first.nll.to_numpy() == pytest.approx((first.nll_sequence + first.nll_structure).to_numpy())
     assert (
         letters.nll.equals(letters.nll_sequence)
@@ -235,7 +235,7 @@ def test_words_of_other_data_are_not_shown_to_an_oracle(trained, monkeypatch):
         "on the same",
     ):
         load_protein_oracle(elsewhere, given, corpus, "cpu")
-    load_protein_oracle(elsewhere, given.model_copy(update={"contexts": "empty"}), corpus, "cpu")
+    load_protein_oracle(elsewhere, generate_spec(**{**given.model_dump(), "contexts": "empty"}), corpus, "cpu")
     load_protein_oracle(run, given, corpus, "cpu")
     only_ss = checkpoint.load(runs["run"].checkpoints()[-1])[0].model_copy(update={"data_fingerprint": "elsewhere"})
     load_protein_oracle(only_ss, given, corpus, "cpu")

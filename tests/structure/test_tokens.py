@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from stability.build import build_objective
+from stability.build import as_read, build_objective
 from stability.config.base import checked
 from stability.config.curvature import CurvatureSpec
 from stability.config.identity import run_id
@@ -21,7 +21,6 @@ from stability.corpora.proteins.split import corpus_of
 from stability.probes.curvature.alpha_max import measure
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.structure.tokenizer import load_tokenizer
-from stability.structure.tokens import as_read
 from stability.training.draws import training_examples
 from stability.training.evaluate import Validation
 from stability.training.run import train

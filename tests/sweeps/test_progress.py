@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from stability.runs.lock import RunLock
+from stability.runs.study import StudyFolder
 from sweeps.progress import TAIL_BYTES, Progress, tail, variants
 from sweeps.trial import several_of
-from sweeps.view.board import left_text
+from sweeps.view.board import left_text, run_table
+from sweeps.view.study_view import StudyView
 from tests.sweeps import fakes
 
 
@@ -208,3 +210,21 @@ def test_a_poll_reads_no_log_of_a_trial_that_waits_or_has_ended(tmp_path, monkey
     progress.poll()
     assert {path.parent.name for path in opened} == {trials[40].run_id}
     assert progress.counts() == {"done": 10, "running": 1, "queued": 39}
+
+
+@pytest.mark.parametrize(
+    ("record", "name", "counted"),
+    [
+        ({"words": {"counted": "moves"}}, "next_place", "moves"),
+        ({}, "classify", "patches"),  # of before there were words
+        ({}, "mlm", "tokens"),
+    ],
+)
+def test_a_speed_is_in_what_the_study_says_that_it_counts(tmp_path, record, name, counted):
+    trial = fakes.make_trial(tmp_path)
+    trial.directory.write_spec({**trial.spec, "objective": {"name": name}})
+    study = StudyFolder.of(tmp_path, "some")
+    study.write([trial.run_id], **record)
+    view = StudyView.of(study)
+    columns = [str(column.header) for column in run_table(view.progress, view.progress.rows).columns]
+    assert f"{counted}/s" in columns and len([each for each in columns if each.endswith("/s")]) == 1

@@ -18,7 +18,7 @@ from stability.corpora.base import AbstractCorpus
 from stability.corpora.io import disk
 from stability.corpora.io.arrays import sha256, sha256_and_counts
 from stability.corpora.tokens import windows as starts_of_windows
-from stability.corpora.tokens.nucleotides import in_rna
+from stability.corpora.tokens.augmentation import ARRAY_NAMES, NAMES, AbstractAugmentation, kept_in
 from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
 from stability.runs.directory import fsync
 
@@ -30,7 +30,7 @@ FEWEST_POSITIONS = 2  # of a model
 _COUNTED = 1 << 24  # tokens counted at a time
 _ARRAYS = {"train_tokens": "train.npy", "val_tokens": "val.npy"}
 _BORDERS = {"train_borders": "train_borders.npy", "val_borders": "val_borders.npy"}
-_RNA = {"train_are_rna": "train_are_rna.npy"}
+_OF_AUGMENTATION = {name: f"{name}.npy" for name in ARRAY_NAMES}
 _VOCABULARY = "vocabulary.json"
 _PLAIN = ("vocab_size", "fingerprint", "description", "num_train_documents", "num_val_documents", "unigram_nats")
 
@@ -40,23 +40,22 @@ class Corpus(AbstractCorpus):
     """Prepared tokens. Build it with `Corpus.of` (from tokens), `split_documents` or `split_records`, which compute
     what follows from the tokens.
 
-    - ``fingerprint``: sha256 over both arrays, the vocabulary, the borders, the augmentation and the split rule's
+    ``fingerprint``: sha256 over both arrays, the vocabulary, the borders, the augmentation and the split rule's
       version; where the data lay is not in it.
-    - ``description``: one line as of the first preparation (the same content read again from elsewhere keeps it).
-    - ``unigram_nats``: nats per token of all validation tokens under the training tokens' frequencies, each count
-      raised by one: a figure of the data, by which a preparation is compared with another program's. No run is judged
-      by it, but by what the frequencies reach on the examples that it is validated on
+    ``description``: one line as of the first preparation (the same content read again from elsewhere keeps it).
+    ``unigram_nats``: nats per token of all validation tokens under the training tokens' frequencies, each count raised
+      by one: a figure of the data, by which a preparation is compared with another program's. No run is judged by it,
+      but by what the frequencies reach on the examples that it is validated on
       (`stability.training.evaluate.Validation.unigram_nll`).
-    - ``vocabulary``: what the tokens stand for; None: UTF-8 bytes where there are 256 of them, else not known.
-    - ``train_borders``, ``val_borders``: int64, 0 to the number of tokens: no window lies across one; None: a window
-      may start anywhere.
-    - ``reverse_complement``: whether `batch` turns each training window into the other strand with probability one
-      half.
-    - ``train_are_rna``: of each training stretch 1 where A pairs with U in it, else 0 (uint16); None: nowhere.
-    - ``sums``: sha256 of each array and of the vocabulary, by name.
+    ``vocabulary``: what the tokens stand for; None: UTF-8 bytes where there are 256 of them, else not known.
+    ``train_borders``, ``val_borders``: int64, 0 to the number of tokens: no window lies across one; None: a window may
+      start anywhere.
+    ``augmentation``: what chance makes of the training windows of `batch`; None: they are taken as they stand.
+    ``sums``: sha256 of each array and of the vocabulary, by name.
     """
 
     kind: ClassVar[str] = "tokens"
+    version: ClassVar[int] = SPLIT_VERSION
 
     train_tokens: np.ndarray
     val_tokens: np.ndarray
@@ -69,8 +68,7 @@ class Corpus(AbstractCorpus):
     vocabulary: Vocabulary | None = None
     train_borders: np.ndarray | None = None
     val_borders: np.ndarray | None = None
-    reverse_complement: bool = False
-    train_are_rna: np.ndarray | None = None
+    augmentation: AbstractAugmentation | None = None
     sums: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
@@ -89,42 +87,39 @@ class Corpus(AbstractCorpus):
         num_val_documents: int,
         vocabulary: Vocabulary | None = None,
         borders: tuple[np.ndarray, np.ndarray] | None = None,
-        reverse_complement: bool = False,
-        train_are_rna: np.ndarray | None = None,
+        augmentation: AbstractAugmentation | None = None,
     ) -> Corpus:
         """A corpus from two 1-D arrays, both uint16 or both uint32; ``borders`` of training and held-out tokens, for
         both or none.
 
         Errors: ``ValueError`` where a side is empty or a token reaches ``vocab_size``.
         """
-        assert not reverse_complement or (vocabulary is not None and vocabulary.complement), (
-            "only nucleotides have a reverse complement"
-        )
         assert vocabulary is None or len(vocabulary.pieces) == vocab_size, (
             f"{vocab_size} tokens with a vocabulary of another size"
         )
         sums, counts = _summary(train, val, vocab_size)
         vocabulary = None if vocabulary == BYTES else vocabulary
-        assert train_are_rna is None or (borders is not None and len(train_are_rna) == len(borders[0]) - 1), (
-            "one number for each training stretch"
-        )
         bounds = dict(zip(_BORDERS, borders, strict=True)) if borders else {}
-        bounds |= {} if train_are_rna is None else {"train_are_rna": train_are_rna}
+        kept = {}
+        if augmentation is not None:
+            assert borders is not None, "an augmented corpus has borders"
+            augmentation.require(vocabulary, len(borders[0]) - 1)
+            kept = augmentation.arrays()
         extra = {
-            **{name: sha256(array) for name, array in bounds.items()},
+            **{name: sha256(array) for name, array in {**bounds, **kept}.items()},
             **({"vocabulary": vocabulary.sha256()} if vocabulary else {}),
         }
         return cls(
             train,
             val,
             vocab_size,
-            _fingerprint(vocab_size, sums, extra, reverse_complement),
+            _fingerprint(vocab_size, sums, {**extra, **_mark(augmentation)}),
             description,
             num_train_documents,
             num_val_documents,
             _cross_entropy(*counts),
             vocabulary=vocabulary,
-            reverse_complement=reverse_complement,
+            augmentation=augmentation,
             sums={**sums, **extra},
             **bounds,
         )
@@ -184,25 +179,18 @@ class Corpus(AbstractCorpus):
         """``num`` random windows of ``positions`` tokens of ``split`` ("train" or "val"), every start equally likely,
         none across a border.
 
-        Only ``generator`` decides which (and which are reverse complements): with one seeded by (seed, purpose, index),
+        Only ``generator`` decides which (and what chance makes of them): with one seeded by (seed, purpose, index),
         as training does, the order of the data is a function of the step, and a resumed run goes on with the windows
         that it would have seen. On the CPU. Errors: ``ValueError`` for another split or a split without one window.
         """
         tokens, borders = self._checked(split, positions)
         starts = starts_of_windows.drawn(len(tokens), borders, positions, num, generator)
         windows = _gather(tokens, starts, positions)
-        return (
-            self._either_strand(windows, starts, generator) if self.reverse_complement and split == "train" else windows
-        )
-
-    def _either_strand(self, tokens_BN: Tensor, starts: np.ndarray, generator: torch.Generator) -> Tensor:
-        assert self.vocabulary is not None
-        turned_B = torch.rand(len(tokens_BN), generator=generator, device=generator.device).cpu() < 0.5
-        other_BN = torch.tensor(self.vocabulary.complement)[tokens_BN].flip(1)
-        if self.train_are_rna is not None and self.train_borders is not None:
-            rna_B = torch.from_numpy(self.train_are_rna[starts_of_windows.stretches(self.train_borders, starts)] == 1)
-            other_BN = torch.where(rna_B[:, None], in_rna(other_BN), other_BN)
-        return torch.where(turned_B[:, None], other_BN, tokens_BN)
+        if self.augmentation is None or split != "train":
+            return windows
+        assert borders is not None
+        stretch_B = starts_of_windows.stretches(borders, starts)
+        return self.augmentation.augmented(windows, self.vocabulary, stretch_B, generator)
 
     def windows(self, split: str, num: int, positions: int) -> Int64[Tensor, "at_most_num positions"]:
         """Return at most ``num`` windows of ``split``, evenly spaced from first to last, none overlapping or across a
@@ -237,14 +225,15 @@ class Corpus(AbstractCorpus):
         return tokens, borders
 
     def _write(self, folder: Path) -> None:
-        for name, file in {**_ARRAYS, **_BORDERS, **_RNA}.items():
+        kept = {} if self.augmentation is None else self.augmentation.arrays()
+        for name, file in {**_ARRAYS, **_BORDERS, **_OF_AUGMENTATION}.items():
             if name in self.sums:
-                disk.write_array(folder / file, getattr(self, name))
+                disk.write_array(folder / file, kept[name] if name in kept else getattr(self, name))
         if self.vocabulary is not None:
             disk.write_text(folder / _VOCABULARY, self.vocabulary.to_json())
         # what has its default is left out, so that a corpus of bytes is written as it always was
-        augmented = {"reverse_complement": True} if self.reverse_complement else {}
-        disk.write_meta(folder, {**{key: getattr(self, key) for key in _PLAIN}, **augmented, **self.sums})
+        plain = {key: getattr(self, key) for key in _PLAIN}
+        disk.write_meta(folder, {**plain, **_mark(self.augmentation), **self.sums})
         fsync(folder)
 
     @classmethod
@@ -256,17 +245,18 @@ class Corpus(AbstractCorpus):
         """
         meta = _read_meta(folder)
         sums = {name: meta[name] for name in _ARRAYS}
-        extra = {name: meta[name] for name in (*_BORDERS, *_RNA, "vocabulary") if name in meta}
-        augmented = meta.get("reverse_complement", False)
-        if meta["fingerprint"] != _fingerprint(meta["vocab_size"], sums, extra, augmented):
+        extra = {name: meta[name] for name in (*_BORDERS, *_OF_AUGMENTATION, "vocabulary") if name in meta}
+        marks = {name: meta[name] for name in NAMES if name in meta}
+        if meta["fingerprint"] != _fingerprint(meta["vocab_size"], sums, {**extra, **marks}):
             raise disk.damaged(folder / disk.META, "its fingerprint is not that of its tokens")
-        files = {**_ARRAYS, **_BORDERS, **_RNA}
+        files = {**_ARRAYS, **_BORDERS, **_OF_AUGMENTATION}
         parts: dict[str, Any] = {
             name: disk.read_array(folder / file, meta[name]) for name, file in files.items() if name in meta
         }
         if "vocabulary" in meta:
             parts["vocabulary"] = disk.read_vocabulary(folder / _VOCABULARY, meta["vocabulary"])
-        return cls(**{key: meta[key] for key in _PLAIN}, **parts, reverse_complement=augmented, sums={**sums, **extra})
+        augmentation = kept_in(meta, {name: parts.pop(name) for name in ARRAY_NAMES if name in parts})
+        return cls(**{key: meta[key] for key in _PLAIN}, **parts, augmentation=augmentation, sums={**sums, **extra})
 
 
 def _summary(
@@ -299,12 +289,15 @@ def _gather(tokens: np.ndarray, starts: np.ndarray, positions: int) -> Tensor:
     return torch.from_numpy(tokens[starts[:, None] + np.arange(positions)].astype(np.int64))
 
 
-def _fingerprint(vocab_size: int, sums: Mapping[str, str], extra: Mapping[str, str], reverse_complement: bool) -> str:
-    further = {**extra, **({"reverse_complement": True} if reverse_complement else {})}
+def _mark(augmentation: AbstractAugmentation | None) -> dict[str, bool]:
+    return {} if augmentation is None else {augmentation.name: True}
+
+
+def _fingerprint(vocab_size: int, sums: Mapping[str, str], further: Mapping[str, Any]) -> str:
     listed = ["stability corpus", SPLIT_VERSION, vocab_size, *sums.values()]
     # a corpus of bytes keeps the fingerprint that it always had
     return disk.sha256_of_json([*listed, further] if further else listed)
 
 
 def _read_meta(folder: Path) -> dict[str, Any]:
-    return disk.read_meta(folder, {*_PLAIN, *_ARRAYS}, {*_BORDERS, *_RNA, "vocabulary", "reverse_complement"})
+    return disk.read_meta(folder, {*_PLAIN, *_ARRAYS}, {*_BORDERS, *_OF_AUGMENTATION, "vocabulary", *NAMES})

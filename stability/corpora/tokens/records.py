@@ -11,6 +11,7 @@ import numpy as np
 
 from stability.corpora.io.arrays import TokenFile, chunks
 from stability.corpora.io.progress import step
+from stability.corpora.tokens.augmentation import ReverseComplement
 from stability.corpora.tokens.corpus import HELD_OUT_PERCENT, Corpus
 from stability.corpora.tokens.nucleotides import CODES, VOCABULARY, U, are_rna, gc_share
 from stability.corpora.tokens.nucleotides import either_strand as either_strand_of
@@ -60,8 +61,7 @@ def split_records(
         num_val_documents=len(val.starts),
         vocabulary=VOCABULARY,
         borders=(train_borders, val_borders),
-        reverse_complement=either_strand,
-        train_are_rna=_are_rna(found, train) if either_strand else None,
+        augmentation=ReverseComplement(_are_rna(found, train)) if either_strand else None,
     )
 
 

@@ -56,6 +56,11 @@ class AbstractTokenized(Settings):
 
         return Gpt2Tokenizer(self.ranks)
 
+    @property
+    def label(self) -> str:
+        """``"gpt2, 4,096 kept"``: the tokens as a caption names them."""
+        return f"{self.tokenizer}{f', {self.keep:,} kept' if self.keep else ''}"
+
     def tokenizer_key(self) -> str:
         """Return what a cache key says of the tokenizer; empty for bytes. Errors: as `build_tokenizer`, as far as the
         rank files are concerned."""

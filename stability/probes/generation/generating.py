@@ -18,7 +18,7 @@ from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from stability.probes.checkpoints import corpus_of
 from stability.probes.generation import samples as stored_samples
-from stability.probes.generation.kinds import Kind, kind_of
+from stability.probes.generation.kinds import kind_of
 from stability.probes.generation.samplers import NonFinite
 from stability.probes.generation.text_oracle import key_of, weights_sha256
 from stability.probes.stored import Stored
@@ -118,7 +118,7 @@ def _made_by(folder: Path, spec: GenerationSpec) -> dict[str, Any]:
         "temperature": spec.temperature,
         "seed": spec.seed,
         **steps,
-        **_kind(run).made_by(spec),
+        **kind_of(run).made_by(spec),
     }
     return {
         **values,
@@ -136,27 +136,22 @@ def _scored_by(folder: Path, spec: GenerationSpec) -> str:
     assert spec.oracle is not None
     run = parse_run(read_json(folder / checkpoint.MANIFEST)["spec"])
     return json.dumps(
-        {**_made_by(folder, spec), "oracle": key_of(spec.oracle), **_kind(run).scored_by(spec)}, sort_keys=True
+        {**_made_by(folder, spec), "oracle": key_of(spec.oracle), **kind_of(run).scored_by(spec)}, sort_keys=True
     )
-
-
-def _kind(run: RunSpec) -> Kind:
-    kind = kind_of(run)
-    assert kind is not None, "an objective that nothing is sampled of has no sampler"
-    return kind
 
 
 def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
     """The sampler of a run. Errors: ``ValueError`` where the run's objective has no use for the one that was asked for,
     or for another setting."""
-    family, kind = Registry("objectives").load(run.objective.name), kind_of(run)
+    family = Registry("objectives").load(run.objective.name)
     fitting = build_objective(run, family.any_format(run.model.positions)).samplers
-    if kind is None or not fitting:
+    if not fitting:
         raise ValueError(
             f"objective={run.objective.name} predicts nothing that could be sampled; leave generate out "
             "(generate.num=null)"
         )
-    kind.check(run, spec)
+    _refuse_unread(run, spec)
+    kind_of(run).check(run, spec)
     if spec.sampler == "auto":
         if spec.steps is not None and fitting[0] not in STEPPED:
             raise ValueError(
@@ -171,11 +166,23 @@ def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
     return spec.sampler
 
 
+def _refuse_unread(run: RunSpec, spec: GenerationSpec) -> None:
+    """Errors: ``ValueError`` of one line for a setting that belongs to another kind of samples than the run's."""
+    registry, read = Registry("objectives"), Registry("objectives").load(run.objective.name).Sampling.model_fields
+    for name, field in type(spec.own).model_fields.items():
+        if name not in read and (value := getattr(spec.own, name)) != field.default:
+            owner = next(each for each in registry.names() if name in registry.load(each).Sampling.model_fields)
+            raise ValueError(
+                f"{name}={value} belongs to samples of {registry.load(owner).corpus_kind} (objective={owner}); "
+                f"objective={run.objective.name} has no use for it"
+            )
+
+
 def check_oracle(run: RunSpec, spec: GenerationSpec, corpus: Any) -> None:
     """Raise a ``ValueError`` of two lines where ``spec.oracle`` is none, or cannot score samples of such a run. Whoever
     only asks keeps none in memory."""
-    _kind(run).oracle(run, spec, corpus, "cpu")
-    _kind(run).forget_oracle()
+    kind_of(run).oracle(run, spec, corpus, "cpu")
+    kind_of(run).forget_oracle()
 
 
 def generate(
@@ -195,7 +202,7 @@ def generate_checkpoint(
     """One checkpoint folder under a phase's name. Samples are written whole or not at all, then their scores; what is
     there already is not made again."""
     run, model = checkpoint.load(folder)
-    corpus, kind = corpus_of(run, cache_dir), _kind(run)
+    corpus, kind = corpus_of(run, cache_dir), kind_of(run)
     # before an hour of sampling, not after it
     oracle = None if spec.oracle is None else kind.oracle(run, spec, corpus, device)
     if not _is_sampled(directory, folder, phase, spec):
@@ -208,10 +215,8 @@ def generate_checkpoint(
         rows += scores
         yield
     table = _scores(directory, folder, phase, spec)
-    shown = {
-        key: json.loads(table.protocol).get(key)
-        for key in ("sampler", "steps", "temperature", "seed", "contexts", "oracle_draws")
-    }
+    own = Registry("objectives").load(run.objective.name).Sampling.model_fields
+    shown = {key: json.loads(table.protocol).get(key) for key in ("sampler", "steps", "temperature", "seed", *own)}
     labels = {
         "run_id": directory.run_id,
         "phase": phase,
@@ -235,7 +240,7 @@ def _sample(
     """Draw the samples of one checkpoint and write them, or the reason why there are none; yields after every step of
     the sampler."""
     prepare_torch(run.threads, device)
-    kind = _kind(run)
+    kind = kind_of(run)
     source = kind.source(directory, run, model.to(device), corpus, spec, resolved_sampler(run, spec), device)
     found: list[Any] = []
     reason: dict[str, Any] = {}
@@ -249,7 +254,7 @@ def _sample(
 
 def equal_samples(run: RunSpec, spec: GenerationSpec) -> str:
     """Say which samples of a checkpoint nothing tells apart, in words; "" where chance does."""
-    return _kind(run).equal_samples(run, spec, resolved_sampler(run, spec))
+    return kind_of(run).equal_samples(run, spec, resolved_sampler(run, spec))
 
 
 def num_steps(directory: RunDirectory, spec: GenerationSpec, phase: str) -> int:
@@ -260,4 +265,4 @@ def num_steps(directory: RunDirectory, spec: GenerationSpec, phase: str) -> int:
 
 
 def steps_of_a_phase(run: RunSpec, spec: GenerationSpec) -> int:
-    return _kind(run).num_steps(run, spec, resolved_sampler(run, spec))
+    return kind_of(run).num_steps(run, spec, resolved_sampler(run, spec))

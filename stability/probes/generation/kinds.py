@@ -1,8 +1,9 @@
-"""Generation asks of a kind of data how it is sampled, kept and scored. One class for each kind that can be."""
+"""What generation asks of a kind of samples: how they are drawn, kept and scored. An objective names its own."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -10,8 +11,6 @@ from torch import nn
 
 from stability.config.generation import GenerationSpec
 from stability.config.run import RunSpec
-from stability.probes.generation.proteins import ProteinKind
-from stability.probes.generation.tokens import TokenKind
 from stability.registry import Registry
 from stability.runs.directory import RunDirectory
 
@@ -100,9 +99,9 @@ class Kind(Protocol):
         ...
 
 
-_KINDS: dict[str, Kind] = {"tokens": TokenKind(), "proteins": ProteinKind()}
-
-
-def kind_of(run: RunSpec) -> Kind | None:
-    """Return the kind of what the run's objective reads; None for a kind that nothing is sampled of (images)."""
-    return _KINDS.get(Registry("objectives").load(run.objective.name).corpus_kind)
+def kind_of(run: RunSpec) -> Kind:
+    """The kind of what a run's objective generates (`AbstractObjective.samples`)."""
+    samples = Registry("objectives").load(run.objective.name).samples
+    if isinstance(samples, str):
+        samples = import_module(f"{__package__}.{samples}").EXPORT
+    return samples()

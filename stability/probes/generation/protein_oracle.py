@@ -35,7 +35,7 @@ WORDS = ("domains", "descriptions", "orthologs")  # contexts whose tokens are nu
 class ProteinOracle:
     """The masked NLL of a sample: what the oracle's own objective measures on it, as in validation.
 
-    A sample is masked ``spec.oracle_draws`` times by the schedules that the oracle was trained with, each track for
+    A sample is masked ``spec.own.oracle_draws`` times by the schedules that the oracle was trained with, each track for
     itself. Of every draw each track's NLL is the cross entropy averaged over the masked positions, given all that is
     not masked (the other track's tokens among it); its mean over the draws is the track's NLL of the sample, and the
     sum of the tracks' is the total: the nats of one residue's hidden letter and hidden structure token, the unit of the
@@ -71,14 +71,14 @@ class ProteinOracle:
     def _nats(self, index: int, sample: ProteinSample) -> list[float]:
         """Return the nats of each source track, in the order of the objective."""
         batch = _repeated(
-            with_tracks(held_out(self.run, self.spec, self.corpus, [index]), sample), self.spec.oracle_draws
+            with_tracks(held_out(self.run, self.spec, self.corpus, [index]), sample), self.spec.own.oracle_draws
         )
         examples = self.objective.examples(batch, generator_for(SEED, "oracle", index)).to(self.device)
         sums = [
             self.objective.component_sums(part.logits(self.model), part).double()
             for part in examples.split(self.spec.batch)
         ]
-        return (torch.stack(sums).sum(0) / self.spec.oracle_draws).tolist()
+        return (torch.stack(sums).sum(0) / self.spec.own.oracle_draws).tolist()
 
 
 def with_tracks(batch: ProteinBatch, sample: ProteinSample) -> ProteinBatch:
@@ -124,7 +124,7 @@ def load_protein_oracle(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpu
     _check_tracks(name, own, run)
     _check_length(name, own, run, spec, corpus)
     words = sorted(set(WORDS) & set(contexts_of(own.objective)) & set(contexts_of(run.objective)))
-    if words and spec.contexts == "given" and own.data_fingerprint != run.data_fingerprint:
+    if words and spec.own.contexts == "given" and own.data_fingerprint != run.data_fingerprint:
         its_corpus: Any = corpus_of(own, folder.parent.parent.parent / "cache")
         _check_words(name, words, its_corpus, corpus)
     return ProteinOracle(

@@ -44,7 +44,7 @@ def held_out(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, indices:
     with the contexts that are given."""
     chains, length = corpus.chains("val"), run.model.positions - 2
     batch = batch_of([chains.part(index % len(chains), 0, length) for index in indices])
-    return with_contexts(batch, contexts_of(run.objective) if spec.contexts == "given" else ())
+    return with_contexts(batch, contexts_of(run.objective) if spec.own.contexts == "given" else ())
 
 
 class ProteinSource:

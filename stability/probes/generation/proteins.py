@@ -15,14 +15,14 @@ from stability.config.cross import contexts_of
 from stability.config.generation import GenerationSpec
 from stability.config.run import RunSpec
 from stability.corpora.proteins.corpus import ProteinCorpus
+from stability.objectives.multitrack import SOURCES
 from stability.probes.generation import protein_oracle
 from stability.probes.generation import samples as stored_samples
 from stability.probes.generation.protein_oracle import ProteinOracle
 from stability.probes.generation.protein_source import ProteinSample, ProteinSource
 from stability.probes.generation.protein_structures import Decoding, write_structures
-from stability.registry import Registry
 from stability.runs.directory import RunDirectory, read_json, write_atomically
-from stability.runs.schema import PROTEIN_GENERATION_COLUMNS
+from stability.runs.schema import GENERATION_COLUMNS
 from stability.structure.tokenizer import StructureTokenizer, load_tokenizer
 
 LETTERS = "the letters as FASTA"
@@ -32,20 +32,24 @@ class ProteinKind:
     """Proteins as a kind of data that is sampled, kept and scored, by the protocol
     `stability.probes.generation.kinds.Kind`."""
 
-    columns: Sequence[str] = PROTEIN_GENERATION_COLUMNS
+    columns: Sequence[str] = (*GENERATION_COLUMNS, *(f"nll_{name}" for name in SOURCES), "contexts", "oracle_draws")
 
     def check(self, run: RunSpec, spec: GenerationSpec) -> None:
-        if spec.contexts == "given" and not contexts_of(run.objective):
+        if spec.oracle is None and spec.own.oracle_draws != type(spec.own).model_fields["oracle_draws"].default:
+            raise ValueError(
+                f"oracle_draws={spec.own.oracle_draws} belongs to an oracle, and none is given; add oracle=ckpt:FOLDER"
+            )
+        if spec.own.contexts == "given" and not contexts_of(run.objective):
             raise ValueError(
                 "contexts=given, and this run reads none (objective.contexts=[]); leave it out, or train with "
                 "objective.contexts=[ss,sasa]"
             )
 
     def made_by(self, spec: GenerationSpec) -> dict[str, Any]:
-        return {"contexts": spec.contexts}
+        return {"contexts": spec.own.contexts}
 
     def scored_by(self, spec: GenerationSpec) -> dict[str, Any]:
-        return {"oracle_draws": spec.oracle_draws}
+        return {"oracle_draws": spec.own.oracle_draws}
 
     def num_steps(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> int:
         """Return the steps where every held-out protein fills the model's positions; fewer for shorter ones. A
@@ -61,7 +65,7 @@ class ProteinKind:
         chance = spec.temperature > 0 or sampler != "top_prob"
         return (
             ""
-            if spec.num == 1 or chance or spec.contexts == "given"
+            if spec.num == 1 or chance or spec.own.contexts == "given"
             else "samples of a checkpoint that are equally long"
         )
 
@@ -128,5 +132,9 @@ def _sources(run: RunSpec) -> tuple[str, ...]:
 
 def _tokenizer(directory: RunDirectory, run: RunSpec) -> StructureTokenizer | None:
     """Return the tokenizer of the run's structure tokens; None where it predicts none. Errors: as `load_tokenizer`."""
-    identity = Registry("objectives").load(run.objective.name).tokenizer_of(run.objective.settings)
+    settings: Any = run.objective.settings
+    identity = settings.tokenizer
     return None if identity is None else load_tokenizer(directory.path.parent, identity)
+
+
+EXPORT = ProteinKind
