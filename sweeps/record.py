@@ -81,7 +81,7 @@ def _origin(spec: SweepSpec, corpus: AbstractCorpus) -> dict[str, Any]:
 
 
 def words_of(spec: SweepSpec) -> Words:
-    """What the objective and the data source of a sweep call things."""
+    """Return what the objective and the data source of a sweep call things."""
     objective, data = (
         Registry(family).load(part.name) for family, part in (("objectives", spec.objective), ("data", spec.data))
     )

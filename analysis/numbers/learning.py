@@ -31,8 +31,8 @@ LITTLE_SHARE = 0.05
 
 @dataclass(frozen=True)
 class Learned:
-    """Of one series, in nats: its best NLL (median over seeds; ∞: none), the token-frequency NLL, and the worst that
-    its seeds' interval leaves possible; ``words``: what its objective calls these."""
+    """The learning of one series, in nats: its best NLL (median over seeds; ∞: none), the token-frequency NLL, and the
+    worst that its seeds' interval leaves possible; ``words``: what its objective calls these."""
 
     best_nll: float
     unigram_nll: float

@@ -57,7 +57,7 @@ def _unit(study: Study, shown: Frame) -> str:
 
 
 def _per_byte(study: Study, shown: Frame) -> str:
-    """What the caption says of nats per byte: of what is no text nothing."""
+    """Say in the caption what nats per byte are; of what is no text, nothing."""
     if not wording.words(study).is_text:
         return ""
     if shown["nll_per_byte"].isna().all():

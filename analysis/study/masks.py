@@ -9,7 +9,7 @@ SETTING = "mask_diagonal"
 
 
 def sees_itself(study: Study, series: str) -> bool | None:
-    """Of `sa` or `attentionx` whether its diagonal is seen; None where the record does not say: no spec, no direction
+    """Return whether `sa` or `attentionx` sees its diagonal; None where the record does not say: no spec, no direction
     of its objective, another mechanism.
 
     A variant of an ablation (``mask_diagonal=true``) goes before the study's spec; what neither holds is the

@@ -1,5 +1,5 @@
-"""What the runs of a study have in common and no column says: objective, tokens, size, steps, from the words and the
-spec that its sweep left in `study.json`."""
+"""Say what the runs of a study have in common and no column says: objective, tokens, size, steps, from the words and
+the spec that its sweep left in `study.json`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stability.runs.words import Words, recorded
 
 
 def words(study: Study) -> Words:
-    """What the study's objective calls things."""
+    """Return what the study's objective calls things."""
     return recorded(study.study, set(study.runs["objective"]))
 
 
@@ -26,12 +26,12 @@ def tokens(study: Study) -> str:
 
 
 def unit(study: Study) -> str:
-    """Of the validation NLL."""
+    """Name the unit of the validation NLL."""
     return words(study).unit
 
 
 def generative_unit(study: Study) -> str:
-    """Of the generative NLL."""
+    """Name the unit of the generative NLL."""
     return words(study).generative_unit
 
 

@@ -1,4 +1,4 @@
-"""How a checkpoint is sampled, and who scores the samples: the settings that `stability.generate` and a sweep's
+"""Say how a checkpoint is sampled and who scores the samples: the settings that `stability.generate` and a sweep's
 ``generate.…`` share. What belongs to one kind of samples only stands with its objective (`AbstractObjective.Sampling`).
 """
 
@@ -23,8 +23,8 @@ ORACLES = (
 
 
 def own_settings() -> type[Settings]:
-    """What the kinds of samples can be told beside `GenerationSpec`, all of them together: which of it a run's kind
-    reads is known once the run is."""
+    """Return what the kinds of samples can be told beside `GenerationSpec`, all of them together: which of it a run's
+    kind reads is known once the run is."""
     registry = Registry("objectives")
     kinds = dict.fromkeys(registry.load(name).Sampling for name in registry.names())
     return _together(tuple(kind for kind in kinds if kind is not Settings))

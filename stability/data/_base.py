@@ -41,7 +41,7 @@ class AbstractDataSource:
 
     @classmethod
     def tokens_of(cls, config: Any) -> str:
-        """What its tokens are, as a caption says it: "nucleotides"; "": not said."""
+        """Name its tokens as a caption does: "nucleotides"; "": not said."""
         return ""
 
     @classmethod

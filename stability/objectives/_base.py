@@ -187,7 +187,8 @@ class AbstractObjective:
 
     @classmethod
     def reads(cls, config: Any, corpus: Any, pool: Path) -> Any:
-        """What it reads of the prepared data, a corpus with a fingerprint of its own where that is more than they hold.
+        """Return what it reads of the prepared data, a corpus with a fingerprint of its own where that is more than
+        they hold.
         ``pool``: the folder of the runs, with what else has been trained there and the cache.
 
         Errors: ``ValueError`` of one line where something that it needs is not there.

@@ -153,8 +153,8 @@ def _run_row(study: str, files: RunFiles, scores: Sequence[pa.Table]) -> dict[st
 
 
 def _generative_nll(table: pa.Table | None) -> dict[str, Any]:
-    """Of the terminal checkpoint: the mean over samples of each one's nats per token of the oracle (also of the parts
-    that they are a sum of, where there are any), and the oracle's name; nothing where none was scored."""
+    """Return, for the terminal checkpoint, the mean over samples of each one's nats per token of the oracle (also of
+    the parts that they are a sum of, where there are any), and the oracle's name; nothing where none was scored."""
     if table is None or not len(table):
         return {}
     # a sample of one token, or of none, has no score

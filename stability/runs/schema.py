@@ -164,7 +164,7 @@ OWN_PREFIXES = {"runs": ("val_", "unigram_nll_", "gen_nll_"), "generation": ("nl
 
 
 def own_columns(table: str, names: list[str]) -> list[str]:
-    """Those of ``names``, each once and in their order, that an objective has added to a table's columns."""
+    """Return those of ``names``, each once and in their order, that an objective has added to a table's columns."""
     known = {**REQUIRED, **OPTIONAL["generation"]}.get(table, ())
     own = (name for name in names if name.startswith(OWN_PREFIXES.get(table, ())) and name not in known)
     return list(dict.fromkeys(own))

@@ -1,5 +1,5 @@
-"""What a study's tables, captions and board call things: the words of its objective and its data source, which a sweep
-writes into ``study.json``. Nothing is imported here, so that what only reads files can read them, too."""
+"""Hold what a study's tables, captions and board call things: the words of its objective and its data source, which a
+sweep writes into ``study.json``. Nothing is imported here, so that what only reads files can read them, too."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ LOW = 12  # lines of a terminal that has none to spare
 
 
 class LiveView:
-    """Within the ``with`` block a table on the terminal, or the lines of a log (`Lines`), refreshed by a thread of its
-    own.
+    """Show, within the ``with`` block, a table on the terminal or the lines of a log (`Lines`), refreshed by a thread
+    of its own.
 
     ``is_done(trial)``: whether a trained trial's α_max is measured. ``opening`` stands above the table until the first
       trial runs, ``note`` (e.g. that the sweep is stopping) from when it is set. ``earlier``: runs of the sweep that

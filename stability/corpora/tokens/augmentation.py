@@ -1,4 +1,4 @@
-"""What chance makes of training windows of tokens, and what of it a corpus keeps on disk. Held-out windows stay as they
+"""Change training windows of tokens by chance, and say what of it a corpus keeps on disk. Held-out windows stay as they
 are."""
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class AbstractAugmentation:
     array_names: ClassVar[tuple[str, ...]] = ()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What it keeps beside the tokens, by name."""
+        """Return what it keeps beside the tokens, by name."""
         found = {name: getattr(self, name) for name in self.array_names}
         return {name: array for name, array in found.items() if array is not None}
 
     def require(self, vocabulary: Vocabulary | None, num_stretches: int) -> None:
-        """Errors: ``AssertionError`` where it does not fit a corpus; ``num_stretches``: between its training
+        """Raise ``AssertionError`` where it does not fit a corpus; ``num_stretches``: between its training
         borders."""
 
     def augmented(
@@ -43,7 +43,7 @@ class AbstractAugmentation:
 
 @dataclass(frozen=True, eq=False)
 class ReverseComplement(AbstractAugmentation):
-    """With probability one half a window becomes that of the other strand, read in its own direction.
+    """A window becomes, with probability one half, that of the other strand, read in its own direction.
 
     ``train_are_rna``: of each training stretch 1 where A pairs with U in it, else 0 (uint16); None: nowhere.
     """

@@ -167,7 +167,7 @@ def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
 
 
 def _refuse_unread(run: RunSpec, spec: GenerationSpec) -> None:
-    """Errors: ``ValueError`` of one line for a setting that belongs to another kind of samples than the run's."""
+    """Raise ``ValueError`` of one line for a setting that belongs to another kind of samples than the run's."""
     registry, read = Registry("objectives"), Registry("objectives").load(run.objective.name).Sampling.model_fields
     for name, field in type(spec.own).model_fields.items():
         if name not in read and (value := getattr(spec.own, name)) != field.default:

@@ -1,4 +1,4 @@
-"""What generation asks of a kind of samples: how they are drawn, kept and scored. An objective names its own."""
+"""Define what generation asks of a kind of samples: how they are drawn, kept and scored. An objective names its own."""
 
 from __future__ import annotations
 

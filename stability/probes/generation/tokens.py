@@ -115,7 +115,7 @@ class TokenKind:
     columns: Sequence[str] = GENERATION_COLUMNS
 
     def check(self, run: RunSpec, spec: GenerationSpec) -> None:
-        """Nothing but what every kind is asked for."""
+        """Ask for nothing but what every kind is asked for."""
 
     def made_by(self, spec: GenerationSpec) -> dict[str, Any]:
         return {}

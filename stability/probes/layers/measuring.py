@@ -1,5 +1,5 @@
-"""`stability.probe` at a run's checkpoints: graphs and softmaxes on held-out text, σ(W_qᵀW_k), attention's discrepancy
-→ ``probes/<phase>_<table>.parquet``."""
+"""Measure by `stability.probe` at a run's checkpoints: graphs and softmaxes on held-out text, σ(W_qᵀW_k), attention's
+discrepancy → ``probes/<phase>_<table>.parquet``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 def protocol_of(probe: ProbeSpec) -> str:
-    """What the numbers depend on beside the checkpoint, as canonical JSON; kept in the files' metadata."""
+    """Return what the numbers depend on beside the checkpoint, as canonical JSON; kept in the files' metadata."""
     fields = {
         "spectra": ("sequences", "probes", "products", "seed"),
         "pdmm": ("sequences",),
@@ -50,7 +50,7 @@ def protocol_of(probe: ProbeSpec) -> str:
 
 
 def missing_phases(directory: RunDirectory, probe: ProbeSpec) -> list[str]:
-    """The phases asked for whose tables are not on disk under the same protocol."""
+    """Return the phases asked for whose tables are not on disk under the same protocol."""
     return [phase for phase in wanted(directory, probe.phase) if not _is_measured(directory, phase, probe)]
 
 
@@ -74,7 +74,7 @@ def measure(directory: RunDirectory, probe: ProbeSpec, *, cache_dir: Path) -> It
 def measure_checkpoint(
     directory: RunDirectory, folder: Path | None, phase: str, probe: ProbeSpec, *, cache_dir: Path
 ) -> Iterator[None]:
-    """One checkpoint folder under a phase's name; its tables are written together at the end."""
+    """Measure one checkpoint folder under a phase's name; its tables are written together at the end."""
     rows: Rows = {table: [] for table in TABLES[probe.what]}
     if folder is not None:
         spec, model = checkpoint.load(folder)
@@ -91,6 +91,7 @@ def measure_checkpoint(
 def _on_held_out(
     spec: RunSpec, model: Backbone, labels: dict[str, Any], rows: Rows, probe: ProbeSpec, cache_dir: Path
 ) -> Iterator[None]:
+    """Add a checkpoint's rows on held-out sequences, layer by layer, each sequence alone and in float64."""
     device = resolve_device(probe.device)
     prepare_torch(spec.threads, device)
     model = model.to(device, torch.float64)
@@ -120,6 +121,7 @@ def _add_consensus(
     rows: Rows,
     probe: ProbeSpec,
 ) -> None:
+    """Add one consensus layer's rows on one sequence: a head's numbers, and its filter at each node."""
     heads = consensus_spectra(layer, x_BND, probes=probe.probes, products=probe.products, seed=probe.seed)
     for head, found in enumerate(heads):
         rows["spectra"].append({**where, "head": head, **found.numbers})
@@ -137,7 +139,8 @@ def _add_consensus(
 
 
 def _add_attention(layer: AbstractAttention, x_BND: Tensor, where: dict[str, Any], rows: Rows) -> None:
-    """The filter's nodes are the singular values themselves, all of equal weight."""
+    """Add one attention layer's rows on one sequence; the filter's nodes are the singular values themselves, all of
+    equal weight."""
     for head, found in enumerate(low_pass(layer, x_BND)):
         rows["spectra"].append({**where, "head": head, **found.numbers})
         weight = 1 / len(found.singular_values)
@@ -155,6 +158,7 @@ def _add_discrepancy(mixer: nn.Module, x_BND: Tensor, where: dict[str, Any], row
 
 
 def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
+    """Add the singular values of W_qᵀW_k of every softmax-attention layer; yields after each layer."""
     for layer, mixer in enumerate(mixers(model)):
         if isinstance(mixer, AbstractSoftmaxAttention):
             where = labels | {"layer": layer, "mixer": stem(mixer)}
@@ -169,7 +173,7 @@ def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
 
 
 def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:
-    """What each block's mixer is given, (B, N, D), by one forward pass."""
+    """Return what each block's mixer is given, (B, N, D), by one forward pass."""
     seen: dict[int, Tensor] = {}
 
     def keep(layer: int):
@@ -186,8 +190,8 @@ def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:
 
 
 def held_out(spec: RunSpec, cache_dir: Path, sequences: int) -> Examples:
-    """At most ``sequences`` validation windows as the objective hands them to the model, the same ones for every run on
-    the same data."""
+    """Return at most ``sequences`` validation windows as the objective hands them to the model, the same ones for every
+    run on the same data."""
     corpus = corpus_of(spec, cache_dir)
     objective = build_objective(spec, corpus.format)
     tokens_BN = corpus.windows("val", sequences, objective.tokens_needed(spec.model.positions))
