@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from stability.config.launchers import ON_RAY
 from stability.config.sweep import SweepSpec
 from stability.runs.leftovers import remove_abandoned
 from stability.runs.study import StudyFolder
@@ -91,7 +92,7 @@ def run(
     if pending:
         ids = {trial.run_id for trial in missing}
         ended = [*earlier, *(trial for trial in unique if trial.run_id not in ids)]
-        opening = "starting Ray's workers" if spec.launcher == "ray" else ""
+        opening = "starting Ray's workers" if spec.launcher in ON_RAY else ""
         view = LiveView(pending, num_skipped=num_skipped, earlier=ended, opening=opening, is_done=done, console=console)
         pending, interrupted = _work(spec, pending, view, done, console, run, mode)
     failed = [*left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
@@ -135,11 +136,11 @@ def _work(
 def require(spec: SweepSpec) -> None:
     """Errors: ``RuntimeError`` where a trial of the sweep finds no room on this machine, or no Ray cluster answers at
     ``ray.address``."""
-    if spec.launcher == "ray":
-        from sweeps.launchers.ray import launcher as ray_launcher
-        from sweeps.launchers.ray.workers import Share
+    if spec.launcher in ON_RAY:
+        from sweeps.launchers.ray import cluster
+        from sweeps.launchers.ray.share import Share
 
-        ray_launcher.require(Share(cpus_per_trial(spec), gpus_per_trial(spec)), spec.ray.address)
+        cluster.require(Share(cpus_per_trial(spec), gpus_per_trial(spec)), spec.ray.address)
 
 
 def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
@@ -168,15 +169,21 @@ def _launcher(spec: SweepSpec, say: Callable[[str], None]) -> Callable[..., None
     if spec.launcher == "slurm":
         from sweeps.launchers.slurm import launcher as slurm_launcher
 
-        return partial(slurm_launcher.launch, slurm=spec.slurm, folder=_jobs_folder(spec), say=say)
+        return partial(slurm_launcher.launch, slurm=spec.slurm, folder=_folder(spec), say=say)
+    how = {"cpus_per_trial": cpus_per_trial(spec), "gpus_per_trial": spec.gpus_per_trial, "say": say}
+    how |= {"address": spec.ray.address, "node_retries": spec.ray.node_retries}
+    if spec.launcher == "tune":
+        from sweeps.launchers.tune import launcher as tune_launcher
+
+        return partial(tune_launcher.launch, folder=_folder(spec), **how)
     from sweeps.launchers.ray import launcher as ray_launcher
 
-    share = {"cpus_per_trial": cpus_per_trial(spec), "gpus_per_trial": spec.gpus_per_trial}
-    return partial(ray_launcher.launch, **share, address=spec.ray.address, node_retries=spec.ray.node_retries, say=say)
+    return partial(ray_launcher.launch, **how)
 
 
-def _jobs_folder(spec: SweepSpec) -> Path:
-    return StudyFolder.of(Path(spec.runs_dir).resolve(), spec.name).path / "slurm"
+def _folder(spec: SweepSpec) -> Path:
+    """Of the launcher's own files, in the study's."""
+    return StudyFolder.of(Path(spec.runs_dir).resolve(), spec.name).path / spec.launcher
 
 
 def _stop_jobs(
@@ -185,7 +192,7 @@ def _stop_jobs(
     """Those of an earlier driver, too: their runs are waited for, not handed out."""
     from sweeps.launchers.slurm import launcher as slurm_launcher
 
-    slurm_launcher.stop(trials, slurm=spec.slurm, folder=_jobs_folder(spec), on_tick=on_tick, say=say)
+    slurm_launcher.stop(trials, slurm=spec.slurm, folder=_folder(spec), on_tick=on_tick, say=say)
 
 
 def cpus_per_trial(spec: SweepSpec) -> float:
@@ -209,7 +216,7 @@ def slots(spec: SweepSpec) -> int:
         from sweeps.launchers.slurm.launcher import most_at_once
 
         return most_at_once(spec.slurm, spec.threads * spec.devices_per_trial)
-    from sweeps.launchers.ray.workers import Share
+    from sweeps.launchers.ray.share import Share
 
     return max(
         1, Share(cpus_per_trial(spec), gpus_per_trial(spec)).fits({"CPU": os.cpu_count() or 1, "GPU": _num_gpus()})

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from stability.config.launchers import ON_RAY
 from stability.config.sweep import SweepSpec
 from sweeps import launch
 from sweeps.launch import Outcome
@@ -125,11 +126,11 @@ def run_rounds(
 
 
 def _cluster(spec: SweepSpec) -> AbstractContextManager[Any]:
-    if spec.launcher != "ray":
+    if spec.launcher not in ON_RAY:
         return nullcontext(True)
-    from sweeps.launchers.ray import launcher as ray_launcher
+    from sweeps.launchers.ray.cluster import cluster
 
-    return ray_launcher.cluster(threads=spec.threads, address=spec.ray.address)
+    return cluster(threads=spec.threads, address=spec.ray.address)
 
 
 def _sum(outcomes: Sequence[Outcome]) -> Outcome:

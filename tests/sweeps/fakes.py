@@ -103,3 +103,17 @@ def run_counted(trial: Trial) -> Iterator[None]:
     with open(trial.directory.path / "begun.txt", "a") as file:
         file.write(f"{os.getpid()}\n")
     yield from run_fake(trial, step_s=0.02)
+
+
+def run_and_die_once(trial: Trial) -> Iterator[None]:
+    """The worker of seed 1 is killed after two steps, which it had saved; begun again it goes on."""
+    directory = trial.directory
+    directory.path.mkdir(parents=True, exist_ok=True)
+    begun, saved = directory.path / "begun.txt", directory.path / "saved.json"
+    with open(begun, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    for count, _ in enumerate(run_fake(trial, step_s=0.02), 1):
+        if trial.spec["seed"] == 1 and count == 2 and len(begun.read_text().split()) == 1:
+            saved.write_text("2")
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield
