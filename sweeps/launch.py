@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from stability.config.launchers import ON_RAY
+from stability.config.search import AshaSpec
 from stability.config.sweep import SweepSpec
 from stability.runs.leftovers import remove_abandoned
 from stability.runs.study import StudyFolder
@@ -22,6 +24,9 @@ from sweeps.launchers.serial import RunTrial
 from sweeps.record import StudyRecord
 from sweeps.trial import IsMeasured, Trial, is_done, run_trial, tidy
 from sweeps.view.live import LiveView
+
+if TYPE_CHECKING:
+    from sweeps.launchers.tune.asha import Asha
 
 STOPPING = "stopping: the steps under way end and are saved; Ctrl-C again stops at once"
 HINT = "interrupted: run the same command again, it goes on where this one stopped"
@@ -94,7 +99,7 @@ def run(
         ended = [*earlier, *(trial for trial in unique if trial.run_id not in ids)]
         opening = "starting Ray's workers" if spec.launcher in ON_RAY else ""
         view = LiveView(pending, num_skipped=num_skipped, earlier=ended, opening=opening, is_done=done, console=console)
-        pending, interrupted = _work(spec, pending, view, done, console, run, mode)
+        pending, interrupted = _work(spec, pending, view, done, console, run, mode, unique)
     failed = [*left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
     failures = [
         Failure(
@@ -116,14 +121,16 @@ def _work(
     console: Console,
     run: RunTrial,
     mode: str | None,
+    everything: Sequence[Trial],
 ) -> tuple[list[Trial], bool]:
-    """The trials as they were handed out, under the live table, and whether Ctrl-C ended that."""
+    """The trials as they were handed out, under the live table, and whether Ctrl-C ended that. ``everything``: the
+    sweep's trials that are done among them."""
     say = partial(_say, console)
     with Interrupt(lambda: setattr(view, "note", STOPPING)) as interrupt:
         trials = _with_wandb(spec, trials, wandb_mode(spec, console) if mode is None else mode)
         try:
             with view:
-                hand_out = partial(_launcher(spec, say), on_tick=view.tick, interrupt=interrupt, run=run)
+                hand_out = partial(_launcher(spec, say, everything), on_tick=view.tick, interrupt=interrupt, run=run)
                 work_through(trials, hand_out, is_done=done, on_tick=view.tick, say=say, interrupt=interrupt)
                 if interrupt.requested and spec.launcher == "slurm":
                     _stop_jobs(spec, trials, view.tick, say)
@@ -160,7 +167,7 @@ def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
     return ", ".join(parts)
 
 
-def _launcher(spec: SweepSpec, say: Callable[[str], None]) -> Callable[..., None]:
+def _launcher(spec: SweepSpec, say: Callable[[str], None], everything: Sequence[Trial]) -> Callable[..., None]:
     """``say`` takes a line that the launcher has for the user."""
     if spec.launcher == "serial":
         from sweeps.launchers.serial import launch
@@ -175,10 +182,19 @@ def _launcher(spec: SweepSpec, say: Callable[[str], None]) -> Callable[..., None
     if spec.launcher == "tune":
         from sweeps.launchers.tune import launcher as tune_launcher
 
-        return partial(tune_launcher.launch, folder=_folder(spec), **how)
+        scheduler = partial(_asha, spec, everything) if isinstance(spec.search, AshaSpec) else None
+        return partial(tune_launcher.launch, folder=_folder(spec), scheduler=scheduler, **how)
     from sweeps.launchers.ray import launcher as ray_launcher
 
     return partial(ray_launcher.launch, **how)
+
+
+def _asha(spec: SweepSpec, everything: Sequence[Trial]) -> Asha:
+    """The scheduler of `search=asha`, which starts from what the ledger holds of the sweep."""
+    from sweeps.launchers.tune.asha import Asha
+
+    assert isinstance(spec.search, AshaSpec)
+    return Asha(everything, spec.search.rungs(spec.steps, spec.evaluation.every_steps), spec.search.reduction)
 
 
 def _folder(spec: SweepSpec) -> Path:

@@ -16,7 +16,7 @@ from stability.config.generation import GenerationSpec
 from stability.config.identity import run_id
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
-from stability.runs.directory import RunDirectory
+from stability.runs.directory import INTERRUPTED, STOPPED, RunDirectory
 from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock, Owner, RunLock
 from stability.runs.provenance import command_line
@@ -39,7 +39,7 @@ class Trial:
       where nobody asked for one;
     ``devices``: how many share a run's microbatches or, with ``shard``, its parameters; ``stop_at``: a step before the
       last at which the run is left, to be gone on with or not; ``several``: the axes beside the mechanism of which the
-      sweep has more than one choice.
+      sweep has more than one choice; ``stopped_by``: the search that may stop the run for good, "" for none.
     """
 
     run_id: str
@@ -56,6 +56,7 @@ class Trial:
     shard: bool = False
     stop_at: int | None = None
     several: tuple[str, ...] = ()
+    stopped_by: str = ""
 
     @property
     def measures(self) -> bool:
@@ -115,6 +116,8 @@ def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:
     own in tests."""
     if trial.stop_at is not None and trial.directory.status()["step"] >= trial.stop_at:
         return True
+    if trial.stopped_by and is_stopped(trial):
+        return True
     if not trial.directory.finished:
         return False
     if trial.curvature is not None:
@@ -127,6 +130,28 @@ def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:
     from stability.probes.generation.generating import is_generated
 
     return is_generated(trial.directory, checked(GenerationSpec, trial.generate))
+
+
+def is_stopped(trial: Trial) -> bool:
+    """Whether the trial's search has stopped its run."""
+    status = trial.directory.status()
+    return status["state"] == STOPPED and status.get("by") == trial.stopped_by
+
+
+def mark_stopped(trial: Trial, reason: str) -> bool:
+    """Set the run of a trial that was stopped by its search, and saved, ``stopped``; whether that is done: not yet
+    where somebody works on the run. A run that has ended meanwhile stays as it is."""
+    lock = trial.lock
+    if not lock.acquire():
+        return False
+    try:
+        status = trial.directory.status()
+        if status["state"] == INTERRUPTED:
+            how = {"num_steps": trial.spec["steps"], "by": trial.stopped_by}
+            trial.directory.set_status(STOPPED, step=status["step"], reason=reason, **how)
+    finally:
+        lock.release()
+    return True
 
 
 def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = None) -> Iterator[None]:

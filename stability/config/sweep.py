@@ -20,7 +20,7 @@ from stability.config.launchers import GpuShare, RaySpec, SlurmSpec, check_devic
 from stability.config.parts import Part, part, some_parts
 from stability.config.rates import LearningRates
 from stability.config.run import AbstractRecipe, RunSpec
-from stability.config.search import HalvingSpec, SearchSpec, chosen, halving_asked_for
+from stability.config.search import AnySearch, HalvingSpec, check_search, chosen, halving_asked_for
 from stability.registry import Registry
 
 # axes whose parts' settings can vary, and their families
@@ -48,8 +48,8 @@ class SweepSpec(AbstractRecipe):
         default=None, description="cross mechanism beside each; auto: ca beside attention, cc beside consensus"
     )
     lr: LearningRates = Field(description="peak learning rates")
-    search: Annotated[SearchSpec | None, BeforeValidator(chosen)] = Field(
-        default=None, description="fields that vary beside the product; null: none"
+    search: Annotated[AnySearch | None, BeforeValidator(chosen)] = Field(
+        default=None, description="what chooses among the product's runs, or beyond them; null: nothing"
     )
     halving: Annotated[HalvingSpec | None, BeforeValidator(halving_asked_for)] = Field(
         default=None, description="runs left early; reduction=null: none"
@@ -125,11 +125,8 @@ class SweepSpec(AbstractRecipe):
             raise ValueError(
                 "halving leaves runs of a grid early, search and lr=edge need every run to its end; choose one"
             )
-        if self.search is not None and self.search.center_lr is None and len(self.lr.rates()) > 1:
-            raise ValueError(
-                "search: one learning rate is needed that all points have, e.g. lr=1e-3, or a range "
-                "search.space.lr_peak={low:1e-4,high:1e-1}"
-            )
+        if self.search is not None:
+            check_search(self.search, self.launcher, self.schedule.name, len(self.lr.rates()))
         return self
 
     def ablations(self) -> tuple[tuple[Ablation, str, list[Variant]], ...]:

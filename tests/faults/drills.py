@@ -228,7 +228,9 @@ def main() -> None:
     (folder / "text.txt").write_text("".join(lines))
     try:
         (folder / "calm").mkdir()
-        calm = Sweep(folder / "calm", words(folder, folder / "calm/runs", "serial", options.runs, options.steps), folder)
+        calm = Sweep(
+            folder / "calm", words(folder, folder / "calm/runs", "serial", options.runs, options.steps), folder
+        )
         calm.start()
         if calm.wait(600) != 0:
             raise RuntimeError(f"the undisturbed sweep failed: {calm.last_words()}")

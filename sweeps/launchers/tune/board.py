@@ -18,11 +18,18 @@ GRACE_S = 60.0  # after Ctrl-C the steps under way have this long to end and be 
 
 
 class Board(tune.Callback):
-    """Called by the Tuner's loop some ten times a second. ``on_tick`` refreshes the live table; ``fail(trial,
-    account)`` sets a run failed that Tune has given up."""
+    """Called by the Tuner's loop some ten times a second. ``on_tick`` refreshes the live table; ``settle`` marks what
+    the scheduler stopped; ``fail(trial, account)`` sets a run failed that Tune has given up."""
 
-    def __init__(self, job: Job, on_tick: Callable[[], None], interrupt: Interrupt, fail: Callable[[Trial, str], None]):
-        self._job, self._on_tick, self._interrupt, self._fail = job, on_tick, interrupt, fail
+    def __init__(
+        self,
+        job: Job,
+        on_tick: Callable[[], None],
+        settle: Callable[[], bool],
+        interrupt: Interrupt,
+        fail: Callable[[Trial, str], None],
+    ):
+        self._job, self._on_tick, self._settle, self._interrupt, self._fail = job, on_tick, settle, interrupt, fail
         self.num_running = 0
         self.stops_at: float | None = None
 
@@ -36,6 +43,7 @@ class Board(tune.Callback):
         if self._interrupt.requested and self.stops_at is None:
             self.stops_at = time.monotonic() + GRACE_S
             self._job.stop_file.touch()
+        self._settle()
         self._on_tick()
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:

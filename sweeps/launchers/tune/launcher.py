@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from stability.runs.processes import Process
 from sweeps.environment import environment
 from sweeps.interrupt import Interrupt
-from sweeps.launchers.ray.cluster import admit, alive, cluster, gpus_of, import_ray, session
+from sweeps.launchers.ray.cluster import TICK_S, admit, alive, cluster, gpus_of, import_ray, session
 from sweeps.launchers.ray.share import Share, require_room
 from sweeps.launchers.serial import RunTrial
 from sweeps.trial import Trial, run_trial
 
 if TYPE_CHECKING:
-    from ray.tune.schedulers import TrialScheduler
+    from sweeps.launchers.tune.asha import Asha
 
 NODE_RETRIES = 2
+SETTLE_S = 10.0  # the last workers end a moment after their Tuner
 DIED = "its worker process died {times} times: killed, out of memory, or a crash in native code"
 SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # our live table is the progress report
@@ -49,7 +50,7 @@ def launch(
     gpus_per_trial: float | Literal["auto"] = 0.0,
     address: str | None = None,
     node_retries: int = NODE_RETRIES,
-    scheduler: TrialScheduler | None = None,
+    scheduler: Callable[[], Asha] | None = None,
     say: Callable[[str], None] = lambda line: None,
     run: RunTrial = run_trial,
 ) -> None:
@@ -58,7 +59,7 @@ def launch(
 
     A trial whose worker or node dies is begun again, ``node_retries`` times, and goes on at its last checkpoint; after
     that it is set ``failed``. Once an interrupt is requested, steps under way end, their trials are closed, which saves
-    them, and this returns. ``scheduler``: Tune's, which may stop trials early. Errors: ``RuntimeError`` where Ray is
+    them, and this returns. ``scheduler`` makes what may stop runs early. Errors: ``RuntimeError`` where Ray is
     missing, a trial asks for more than there is, a node does not see the runs' folder, or Ray dies.
     """
     if not trials:
@@ -75,7 +76,7 @@ def launch(
         admit(trials[0].pool, nodes)
         slots = sum(share.fits(node["Resources"]) for node in nodes)
         with environment({"TUNE_MAX_PENDING_TRIALS_PG": str(max(slots, 1))}):
-            _fit(trials, run, share, Path(folder), node_retries, scheduler, tick, interrupt)
+            _fit(trials, run, share, Path(folder), node_retries, scheduler and scheduler(), tick, interrupt)
 
 
 def _fit(
@@ -84,7 +85,7 @@ def _fit(
     share: Share,
     folder: Path,
     node_retries: int,
-    scheduler: TrialScheduler | None,
+    scheduler: Asha | None,
     tick: Callable[[], None],
     interrupt: Interrupt,
 ) -> None:
@@ -96,8 +97,10 @@ def _fit(
 
     name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(2)}"
     (folder / name).mkdir(parents=True)
-    job = Job({trial.run_id: trial for trial in trials}, run, str(folder / name), Process.current())
-    board = Board(job, tick, interrupt, lambda trial, account: _fail(trial, account, node_retries))
+    milestones = frozenset() if scheduler is None else frozenset(scheduler.milestones)
+    job = Job({trial.run_id: trial for trial in trials}, run, str(folder / name), Process.current(), milestones)
+    settle = (lambda: True) if scheduler is None else scheduler.settle
+    board = Board(job, tick, settle, interrupt, lambda trial, account: _fail(trial, account, node_retries))
     trainable = tune.with_resources(tune.with_parameters(RunTrainable, job=job), {"cpu": share.cpus, "gpu": share.gpus})
     tuner = tune.Tuner(
         trainable,
@@ -120,6 +123,9 @@ def _fit(
     )
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     tuner.fit()
+    deadline = time.monotonic() + SETTLE_S
+    while not settle() and time.monotonic() < deadline:
+        time.sleep(TICK_S)
 
 
 def described(trial: Trial) -> dict[str, Any]:
