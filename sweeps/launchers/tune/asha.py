@@ -31,10 +31,9 @@ class Asha(FIFOScheduler):
         self._leaving: dict[str, int] = {}
         for trial in trials:
             self._enter(trial.run_id)
-            rows = {row["step"]: row.get("val_nll") for row in read_jsonl(trial.directory.metrics_file)}
-            for step in rungs:
-                if rows.get(step) is not None:
-                    self._decide(trial.run_id, step, rows[step])
+            for row in read_jsonl(trial.directory.metrics_file):
+                if row["step"] in rungs and row.get("val_nll") is not None:
+                    self._decide(trial.run_id, row["step"], row["val_nll"])
             self._count_divergence(trial.run_id, trial.directory.status())
 
     def on_trial_add(self, tune_controller: Any, trial: TuneTrial) -> None:
@@ -78,7 +77,7 @@ class Asha(FIFOScheduler):
                 metric="val_nll",
                 mode="min",
                 grace_period=self.milestones[0],
-                max_t=1.5 * self.milestones[-1],  # beyond the last rung, whichever way a logarithm is rounded
+                max_t=self.milestones[-1] * 3 // 2,  # beyond the last rung, whichever way a logarithm is rounded
                 reduction_factor=self._reduction,
                 stop_last_trials=False,
             )
