@@ -36,6 +36,18 @@ class Store:
         none."""
         return self._newest(reversed(self._directory.checkpoints()))
 
+    def inherited(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The same of the checkpoint of another run that this one goes on from; None where it begins anew. Errors:
+        ``ValueError`` where it is not there or not whole."""
+        init = self._spec.init
+        if init is None:
+            return None
+        folder = self._directory.path.parent / init.run / "checkpoints" / checkpoint_name(init.step)
+        spec, model = checkpoint.load(folder)
+        if run_id(spec) != init.run:
+            raise ValueError(f"{folder} belongs to run {run_id(spec)}")
+        return model.state_dict(), checkpoint.load_trainer(folder)
+
     def first_of(self, steps: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The same of the first of these steps' checkpoints that can be read."""
         return self._newest(folder for step in steps if (folder := self._folder(step)).exists())

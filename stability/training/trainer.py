@@ -85,14 +85,16 @@ class Trainer:
             self.log.metrics({"step": 0, **measured})
 
     def _resume(self) -> None:
-        found = self.store.latest()
+        found = self.store.latest() or self.store.inherited()
         if found is None:
             return
         state = self._take(*found)
         self.watch.restore(state["watch"])
         self.step, self.init_nll, self.val_nll = state["step"], state["init_nll"], state["val_nll"]
         self.scores = state.get("scores", {})
-        if "guard" in state:  # else the checkpoint is older than guards
+        # else the checkpoint is older than guards, or of the run that this one goes on from, whose guards and best
+        # checkpoints are its own
+        if "guard" in state and self.store.newest:
             self.guard.resume(state["guard"])
             self.store.keeper.resume(state["best"])
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from stability.config.launchers import ON_RAY
-from stability.config.search import AshaSpec
+from stability.config.search import AshaSpec, PbtSpec
 from stability.config.sweep import SweepSpec
 from sweeps import launch
 from sweeps.launch import Outcome
@@ -69,6 +69,10 @@ def search_of(spec: SweepSpec, fingerprint: str, before: Mapping[str, Any]) -> S
         from sweeps.search.asha import AshaSearch
 
         return AshaSearch(spec, fingerprint)
+    if isinstance(spec.search, PbtSpec):
+        from sweeps.search.pbt import PbtSearch
+
+        return PbtSearch(spec, fingerprint)
     if spec.search is not None:
         from sweeps.search.optuna import OptunaSearch
 
