@@ -166,5 +166,6 @@ TEXT = frozenset({
     "data_fingerprint", "model", "status", "reason", "phase", "state", "method", "note", "protocol", "block", "mixer",
     "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler", "field", "schedule", "constraints", "branch", "matrix",
     "quantity", "verdict_exceptions", "nll_exceptions", "contexts", "gradient", "undefined_states", "text",
+    "parent",
 })  # fmt: skip
 WHOLE = frozenset({"step"})

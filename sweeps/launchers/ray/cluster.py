@@ -20,7 +20,7 @@ from sweeps.launchers.ray import head as ray_head
 from sweeps.launchers.ray.head import Head
 from sweeps.launchers.ray.share import Share, require_room
 from sweeps.launchers.ray.shared_folder import check
-from sweeps.launchers.ray.watch import Watch
+from sweeps.launchers.ray.watch import CLUSTER_S, GONE_S, Watch
 from sweeps.trial import Trial
 
 TICK_S = 0.2
@@ -96,12 +96,22 @@ def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[tu
         if is_ours and address is None:
             stack.enter_context(environment({"RAY_AUTH_MODE": "disabled"}))
             head = stack.enter_context(ray_head.head(threads, num_cpus))
-        watch = stack.enter_context(Watch(is_own=head is not None))
+        watch = stack.enter_context(Watch())
         if is_ours:
             stack.callback(ray.shutdown)
             _join(ray, address, head)
-        watch.begin(ray.get_runtime_context().gcs_address)
+        watch.begin(_watched(ray, head))
         yield head, watch
+
+
+def _watched(ray: Any, head: Head | None) -> dict[str, tuple[str, float]]:
+    """What this driver cannot do without: the head, and the node that it is on."""
+    context = ray.get_runtime_context()
+    here = next(node for node in alive() if node["NodeID"] == context.get_node_id())
+    return {
+        "the head of the Ray cluster": (context.gcs_address, CLUSTER_S if head is None else GONE_S),
+        "Ray's node on this machine": (f"{here['NodeManagerAddress']}:{here['NodeManagerPort']}", GONE_S),
+    }
 
 
 def require(share: Share, address: str | None) -> None:

@@ -1,5 +1,5 @@
-"""Whether the head of a Ray cluster is still there, without asking Ray: whoever asks a dead one is not answered for
-minutes, and its C++ parts cannot be interrupted meanwhile."""
+"""Whether what a driver of Ray cannot do without is still there, without asking Ray: whoever asks a dead head is not
+answered for minutes, and Ray's C++ parts cannot be interrupted meanwhile, or end the process without a word."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 
-POLL_S = 1.0
+POLL_S = 0.5
 CONNECT_S = 5.0
-# nobody listens: dead. A head of our own is not started anew; a cluster's may be.
-OWN_S, CLUSTER_S = 2.0, 20.0
+GONE_S = 1.0  # nobody listens: dead, and not started anew …
+CLUSTER_S = 20.0  # … but for a cluster's head, which may be
 GRACE_S = 8.0  # for the driver to end by itself, with its own words
 EXIT_CODE = 2
-GONE = "the head of the Ray cluster ({address}) is gone; the same command goes on where this one stopped"
+GONE = "{what} ({address}) is gone; the same command goes on where this one stopped"
 
 
 class Watch(threading.Thread):
-    """Within the ``with`` block, from `begin` on, a look each second at whether anybody listens at the head's address.
+    """Within the ``with`` block, from `begin` on, looks whether anybody listens at some addresses.
 
-    A head that is merely busy still listens: the kernel takes its connections. One that nobody listens for is lost:
+    A process that is merely busy still listens: the kernel takes its connections. One that nobody listens for is lost:
     `require` says so, and a driver that does not get round to it, since it waits within Ray, is ended with the same
     words. Nothing is lost by that: what a sweep knows is in its run directories.
     """
 
-    def __init__(self, *, is_own: bool):
-        super().__init__(name="watch on the head of Ray", daemon=True)
+    def __init__(self) -> None:
+        super().__init__(name="watch on Ray", daemon=True)
         self.lost = ""
-        self._patience_s = OWN_S if is_own else CLUSTER_S
-        self._address = ""
+        self._watched: dict[str, tuple[str, float]] = {}
         self._closed = threading.Event()
 
     def __enter__(self) -> Watch:
@@ -39,24 +39,24 @@ class Watch(threading.Thread):
     def __exit__(self, *_: object) -> None:
         self._closed.set()
 
-    def begin(self, address: str) -> None:
-        """``address``: HOST:PORT."""
-        self._address = address
+    def begin(self, watched: Mapping[str, tuple[str, float]]) -> None:
+        """``watched``: by what it is HOST:PORT, and the seconds after which it is lost where nobody listens."""
+        self._watched = dict(watched)
         self.start()
 
     def require(self) -> None:
-        """Errors: ``RuntimeError`` where the head is lost."""
+        """Errors: ``RuntimeError`` where something is lost."""
         if self.lost:
             raise RuntimeError(self.lost)
 
     def run(self) -> None:
-        last_heard = time.monotonic()
-        while not self._closed.wait(POLL_S):
-            if listens(self._address):
-                last_heard = time.monotonic()
-            elif time.monotonic() - last_heard > self._patience_s:
-                self.lost = GONE.format(address=self._address)
-                break
+        heard = dict.fromkeys(self._watched, time.monotonic())
+        while not self.lost and not self._closed.wait(POLL_S):
+            for what, (address, patience_s) in self._watched.items():
+                if listens(address):
+                    heard[what] = time.monotonic()
+                elif time.monotonic() - heard[what] > patience_s:
+                    self.lost = GONE.format(what=what, address=address)
         if self.lost and not self._closed.wait(GRACE_S):
             print(f"\x1b[?25h\nerror: {self.lost}" if sys.stderr.isatty() else f"error: {self.lost}", file=sys.stderr)
             sys.stderr.flush()
