@@ -90,6 +90,7 @@ def _fit(
     interrupt: Interrupt,
 ) -> None:
     from ray import tune
+    from ray.tune.error import TuneError
     from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 
     from sweeps.launchers.tune.board import Board, Stopping
@@ -122,7 +123,13 @@ def _fit(
         ),
     )
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
-    tuner.fit()
+    try:
+        tuner.fit()
+    except TuneError as error:  # what is not its trials' fault: e.g. a full disk, where Tune or the ledger writes
+        reason = str(error).strip().splitlines()[-1]
+        raise RuntimeError(
+            f"Ray Tune ended the sweep ({reason}); the same command goes on where this one stopped"
+        ) from None
     deadline = time.monotonic() + SETTLE_S
     while not settle() and time.monotonic() < deadline:
         time.sleep(TICK_S)
