@@ -74,7 +74,9 @@ def main(folder: Path, launcher: str = "ray", overrides: Sequence[str] = SWEEP, 
     spec, undisturbed = make_sweep(folder, *overrides, pool="undisturbed")
     launch.run(spec, undisturbed, console=Console(file=io.StringIO()))
     with two_nodes() as (address, cluster, node):
-        spec, trials = make_sweep(folder, *overrides, f"launcher={launcher}", f"ray.address={address}", pool="disturbed")
+        spec, trials = make_sweep(
+            folder, *overrides, f"launcher={launcher}", f"ray.address={address}", pool="disturbed"
+        )
         kill, started = KillOnce(trials, cluster, node, after_step), time.monotonic()
         kill.start()
         outcome = launch.run(spec, trials, console=Console(file=sys.stdout, force_terminal=False, width=160))

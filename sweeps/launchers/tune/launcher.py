@@ -11,23 +11,25 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from stability.runs.processes import Process
-from sweeps.environment import environment
+from sweeps.environment import environment, of_driver
 from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray.cluster import TICK_S, admit, alive, cluster, gpus_of, import_ray, session
 from sweeps.launchers.ray.share import Share, require_room
 from sweeps.launchers.serial import RunTrial
-from sweeps.trial import Trial, run_trial
+from sweeps.trial import Trial, mark_failed, run_trial
 
 if TYPE_CHECKING:
     from sweeps.launchers.tune.asha import Asha
 
 NODE_RETRIES = 2
 SETTLE_S = 10.0  # the last workers end a moment after their Tuner
+MORE = 8  # trials that a cluster is asked for beyond those that it holds: what makes it grow
 DIED = "its worker process died {times} times: killed, out of memory, or a crash in native code"
 SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # our live table is the progress report
@@ -64,8 +66,10 @@ def launch(
     """
     if not trials:
         return
-    import_ray("ray.tune")
-    with environment(SETTINGS), cluster(threads=int(trials[0].spec["threads"]), address=address):
+    with ExitStack() as stack:
+        stack.enter_context(environment(SETTINGS | of_driver()))
+        import_ray("ray.tune")  # while Ray starts
+        stack.enter_context(cluster(threads=int(trials[0].spec["threads"]), address=address))
         tick = partial(_tick, on_tick)
         if not interrupt.requested:
             gpus = gpus_of(trials, tick, interrupt, say) if gpus_per_trial == "auto" else gpus_per_trial
@@ -75,8 +79,8 @@ def launch(
         require_room(share, [node["Resources"] for node in nodes])
         admit(trials[0].pool, nodes)
         slots = sum(share.fits(node["Resources"]) for node in nodes)
-        with environment({"TUNE_MAX_PENDING_TRIALS_PG": str(max(slots, 1))}):
-            _fit(trials, run, share, Path(folder), node_retries, scheduler and scheduler(), tick, interrupt)
+        stack.enter_context(environment({"TUNE_MAX_PENDING_TRIALS_PG": str(slots + (MORE if address else 0))}))
+        _fit(trials, run, share, Path(folder), node_retries, scheduler and scheduler(), tick, interrupt)
 
 
 def _fit(
@@ -147,6 +151,7 @@ def _tick(on_tick: Callable[[], None]) -> None:
 
 
 def _fail(trial: Trial, account: str, node_retries: int) -> None:
-    from sweeps.trial import mark_failed
-
-    mark_failed(trial, DIED.format(times=node_retries + 1), account)
+    """Set a run failed that Tune has given up. ``account``: Ray's of every attempt, the last at the end."""
+    died = any(words in account for words in ("Worker exit type", "actor died", "ActorDiedError"))
+    reason = DIED.format(times=node_retries + 1) if died else account.strip().splitlines()[-1]
+    mark_failed(trial, reason, account)
