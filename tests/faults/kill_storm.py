@@ -261,7 +261,10 @@ class Storm:
             if states[0] != states[1] or not other.directory.finished:
                 self._fault(f"{other.run_id} is {states[1]}, undisturbed {states[0]}")
         pool = Path(trials[0].pool)
-        if hidden := [str(path.relative_to(pool)) for path in pool.rglob(".*")]:
+        own = [
+            path for path in pool.rglob(".*") if "tune" not in path.relative_to(pool).parts
+        ]  # Tune's files are its own
+        if hidden := [str(path.relative_to(pool)) for path in own]:
             self._fault(f"left behind: {', '.join(hidden[:5])}")
         for operation in OPERATIONS:
             if self.report.hits()[operation] < self.options.each:
