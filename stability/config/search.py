@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from stability.config.base import Settings
+from stability.config.base import Settings, explain
 from stability.registry import near_misses
 
 NO_RECIPE = ("seed", "behaviour")  # numbers of a run that are no choice of its recipe
@@ -188,19 +188,29 @@ def halving_asked_for(value: Any) -> Any:
     return None
 
 
+AnySearch = SearchSpec | AshaSpec | PbtSpec
+KINDS: dict[str, type[AnySearch]] = {"optuna": SearchSpec, "asha": AshaSpec, "pbt": PbtSpec}
+
+
 def chosen(value: Any) -> Any:
-    """``search=none`` is no search."""
-    if not isinstance(value, dict) or value.get("name") != "none":
+    """The search of a name, from plain values. ``search=none`` is no search."""
+    if not isinstance(value, dict):
         return value
-    if len(value) > 1:
-        raise ValueError(f"search.{next(key for key in value if key != 'name')} belongs to a search; add search=optuna")
-    return None
+    name = value.get("name")
+    if name == "none":
+        if len(value) > 1:
+            given = next(key for key in value if key != "name")
+            raise ValueError(f"search.{given} belongs to a search; add search=optuna")
+        return None
+    if name not in KINDS:
+        raise ValueError(f"search={name}: unknown search; {near_misses(str(name), tuple(KINDS))}")
+    try:
+        return KINDS[name].model_validate(value)
+    except ValidationError as error:
+        raise ValueError(explain(error, KINDS[name], "search")) from None
 
 
-AnySearch = Annotated[SearchSpec | AshaSpec | PbtSpec, Field(discriminator="name")]
-
-
-def check_search(search: SearchSpec | AshaSpec | PbtSpec, launcher: str, schedule: str, rates: int) -> None:
+def check_search(search: AnySearch, launcher: str, schedule: str, rates: int) -> None:
     """Errors: ``ValueError`` where what else a sweep says does not go with its search."""
     if isinstance(search, SearchSpec) and search.center_lr is None and rates > 1:
         raise ValueError(
