@@ -13,7 +13,7 @@ from collections.abc import Mapping
 POLL_S = 0.5
 CONNECT_S = 5.0
 GONE_S = 1.0  # nobody listens: dead, and not started anew …
-CLUSTER_S = 20.0  # … but for a cluster's head, which may be
+CLUSTER_S = 15.0  # … but for a cluster's head, which may be
 GRACE_S = 8.0  # for the driver to end by itself, with its own words
 EXIT_CODE = 2
 GONE = "{what} ({address}) is gone; the same command goes on where this one stopped"
