@@ -41,7 +41,7 @@ MOST = 1.15
 CALIBRATION_STEPS = 150
 
 
-def words(folder: Path, pool: str, num_runs: int, steps: int) -> list[str]:
+def words(folder: Path, pool: str, num_runs: int, steps: int, launcher: str = "ray") -> list[str]:
     """Return the command line of a sweep of ``num_runs`` runs: four rates, the rest seeds."""
     data = ["data=text", f"data.path={folder / 'text.txt'}", f"runs_dir={folder / pool}", "name=overhead", "device=cpu"]
     what = [
@@ -56,8 +56,8 @@ def words(folder: Path, pool: str, num_runs: int, steps: int) -> list[str]:
         "evaluation.every_steps=100000",
         "hessian=false",
         "report=false",
-        "launcher=ray",
-        "cpus_per_trial=1",
+        f"launcher={launcher}",
+        *(["cpus_per_trial=1"] if launcher in ("ray", "tune") else []),
     ]
 
 

@@ -24,6 +24,7 @@ def of_driver() -> dict[str, str]:
         # read at import: what a raylet says goes nowhere; a dead worker is reported by its trial
         "RAY_DEDUP_LOGS_SKIP_REGEX": "^",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # a trial without a share of a GPU sees none
+        "RAY_CHDIR_TO_TRIAL_DIR": "0",  # Tune's workers, too, stay in the driver's folder
     }
 
 

@@ -9,9 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from stability.config.launchers import ON_RAY
+from stability.config.search import AshaSpec
 from stability.config.sweep import SweepSpec
 from stability.runs.leftovers import remove_abandoned
 from stability.runs.study import StudyFolder
@@ -21,6 +24,9 @@ from sweeps.launchers.serial import RunTrial
 from sweeps.record import StudyRecord, words_of
 from sweeps.trial import IsMeasured, Trial, is_done, run_trial, tidy
 from sweeps.view.live import LiveView
+
+if TYPE_CHECKING:
+    from sweeps.launchers.tune.asha import Asha
 
 STOPPING = "stopping: the steps under way end and are saved; Ctrl-C again stops at once"
 HINT = "interrupted: run the same command again, it goes on where this one stopped"
@@ -91,7 +97,7 @@ def run(
     if pending:
         ids = {trial.run_id for trial in missing}
         ended = [*earlier, *(trial for trial in unique if trial.run_id not in ids)]
-        opening = "starting Ray's workers" if spec.launcher == "ray" else ""
+        opening = "starting Ray's workers" if spec.launcher in ON_RAY else ""
         view = LiveView(
             pending,
             num_skipped=num_skipped,
@@ -101,7 +107,7 @@ def run(
             console=console,
             counted=words_of(spec).counted,
         )
-        pending, interrupted = _work(spec, pending, view, done, console, run, mode)
+        pending, interrupted = _work(spec, pending, view, done, console, run, mode, unique)
     failed = [*left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
     failures = [
         Failure(
@@ -123,14 +129,16 @@ def _work(
     console: Console,
     run: RunTrial,
     mode: str | None,
+    everything: Sequence[Trial],
 ) -> tuple[list[Trial], bool]:
-    """Hand the trials out, under the live table; return them, and whether Ctrl-C ended that."""
+    """The trials as they were handed out, under the live table, and whether Ctrl-C ended that. ``everything``: the
+    sweep's trials that are done among them."""
     say = partial(_say, console)
     with Interrupt(lambda: setattr(view, "note", STOPPING)) as interrupt:
         trials = _with_wandb(spec, trials, wandb_mode(spec, console) if mode is None else mode)
         try:
             with view:
-                hand_out = partial(_launcher(spec, say), on_tick=view.tick, interrupt=interrupt, run=run)
+                hand_out = partial(_launcher(spec, say, everything), on_tick=view.tick, interrupt=interrupt, run=run)
                 work_through(trials, hand_out, is_done=done, on_tick=view.tick, say=say, interrupt=interrupt)
                 if interrupt.requested and spec.launcher == "slurm":
                     _stop_jobs(spec, trials, view.tick, say)
@@ -143,11 +151,11 @@ def _work(
 def require(spec: SweepSpec) -> None:
     """Raise a ``RuntimeError`` where a trial of the sweep finds no room on this machine, or no Ray cluster answers at
     ``ray.address``."""
-    if spec.launcher == "ray":
-        from sweeps.launchers.ray import launcher as ray_launcher
-        from sweeps.launchers.ray.workers import Share
+    if spec.launcher in ON_RAY:
+        from sweeps.launchers.ray import cluster
+        from sweeps.launchers.ray.share import Share
 
-        ray_launcher.require(Share(cpus_per_trial(spec), gpus_per_trial(spec)), spec.ray.address)
+        cluster.require(Share(cpus_per_trial(spec), gpus_per_trial(spec)), spec.ray.address)
 
 
 def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
@@ -167,7 +175,7 @@ def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:
     return ", ".join(parts)
 
 
-def _launcher(spec: SweepSpec, say: Callable[[str], None]) -> Callable[..., None]:
+def _launcher(spec: SweepSpec, say: Callable[[str], None], everything: Sequence[Trial]) -> Callable[..., None]:
     """Return the launcher that the sweep asks for. ``say`` takes a line that the launcher has for the user."""
     if spec.launcher == "serial":
         from sweeps.launchers.serial import launch
@@ -176,15 +184,30 @@ def _launcher(spec: SweepSpec, say: Callable[[str], None]) -> Callable[..., None
     if spec.launcher == "slurm":
         from sweeps.launchers.slurm import launcher as slurm_launcher
 
-        return partial(slurm_launcher.launch, slurm=spec.slurm, folder=_jobs_folder(spec), say=say)
+        return partial(slurm_launcher.launch, slurm=spec.slurm, folder=_folder(spec), say=say)
+    how = {"cpus_per_trial": cpus_per_trial(spec), "gpus_per_trial": spec.gpus_per_trial, "say": say}
+    how |= {"address": spec.ray.address, "node_retries": spec.ray.node_retries}
+    if spec.launcher == "tune":
+        from sweeps.launchers.tune import launcher as tune_launcher
+
+        scheduler = partial(_asha, spec, everything) if isinstance(spec.search, AshaSpec) else None
+        return partial(tune_launcher.launch, folder=_folder(spec), scheduler=scheduler, **how)
     from sweeps.launchers.ray import launcher as ray_launcher
 
-    share = {"cpus_per_trial": cpus_per_trial(spec), "gpus_per_trial": spec.gpus_per_trial}
-    return partial(ray_launcher.launch, **share, address=spec.ray.address, node_retries=spec.ray.node_retries, say=say)
+    return partial(ray_launcher.launch, **how)
 
 
-def _jobs_folder(spec: SweepSpec) -> Path:
-    return StudyFolder.of(Path(spec.runs_dir).resolve(), spec.name).path / "slurm"
+def _asha(spec: SweepSpec, everything: Sequence[Trial]) -> Asha:
+    """The scheduler of `search=asha`, which starts from what the ledger holds of the sweep."""
+    from sweeps.launchers.tune.asha import Asha
+
+    assert isinstance(spec.search, AshaSpec)
+    return Asha(everything, spec.search.rungs(spec.steps, spec.evaluation.every_steps), spec.search.reduction)
+
+
+def _folder(spec: SweepSpec) -> Path:
+    """Of the launcher's own files, in the study's."""
+    return StudyFolder.of(Path(spec.runs_dir).resolve(), spec.name).path / spec.launcher
 
 
 def _stop_jobs(
@@ -193,7 +216,7 @@ def _stop_jobs(
     """Stop the jobs of the sweep, those of an earlier driver, too: their runs are waited for, not handed out."""
     from sweeps.launchers.slurm import launcher as slurm_launcher
 
-    slurm_launcher.stop(trials, slurm=spec.slurm, folder=_jobs_folder(spec), on_tick=on_tick, say=say)
+    slurm_launcher.stop(trials, slurm=spec.slurm, folder=_folder(spec), on_tick=on_tick, say=say)
 
 
 def cpus_per_trial(spec: SweepSpec) -> float:
@@ -218,7 +241,7 @@ def slots(spec: SweepSpec) -> int:
         from sweeps.launchers.slurm.launcher import most_at_once
 
         return most_at_once(spec.slurm, spec.threads * spec.devices_per_trial)
-    from sweeps.launchers.ray.workers import Share
+    from sweeps.launchers.ray.share import Share
 
     return max(
         1, Share(cpus_per_trial(spec), gpus_per_trial(spec)).fits({"CPU": os.cpu_count() or 1, "GPU": _num_gpus()})

@@ -16,7 +16,7 @@ from stability.config.generation import GenerationSpec
 from stability.config.identity import run_id
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
-from stability.runs.directory import RunDirectory
+from stability.runs.directory import INTERRUPTED, STOPPED, RunDirectory
 from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock, Owner, RunLock
 from stability.runs.provenance import command_line
@@ -29,18 +29,17 @@ DEATH_S = 10.0  # a worker is reported dead before the system has cleared it awa
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial with all that a worker needs, picklable, with absolute paths.
+    """All that a worker needs, picklable, with absolute paths.
 
-    - ``spec``: the RunSpec as plain JSON.
-    - ``curvature``: the CurvatureSpec as plain JSON, or None.
-    - ``wandb``: arguments of the W&B sink, or None.
-    - ``command``: the command line that asked for it, for the run's provenance.
-    - ``variant``: what an ablation changes in it, e.g. "window=4".
-    - ``generate``: the GenerationSpec as plain JSON, or None.
-    - ``launch``: tells one launch of a sweep from all others, "" where nobody asked for one.
-    - ``devices``: how many share a run's microbatches or, with ``shard``, its parameters.
-    - ``stop_at``: a step before the last at which the run is left, to be gone on with or not.
-    - ``several``: the axes beside the mechanism of which the sweep has more than one choice.
+    ``spec``: the RunSpec as plain JSON; ``curvature``: the CurvatureSpec as plain JSON, or None; ``wandb``: arguments
+      of the W&B sink, or None;
+    ``command``: the command line that asked for it, for the run's provenance; ``variant``: what an ablation changes in
+      it, e.g. "window=4";
+    ``generate``: the GenerationSpec as plain JSON, or None; ``launch``: tells one launch of a sweep from all others, ""
+      where nobody asked for one;
+    ``devices``: how many share a run's microbatches or, with ``shard``, its parameters; ``stop_at``: a step before the
+      last at which the run is left, to be gone on with or not; ``several``: the axes beside the mechanism of which the
+      sweep has more than one choice; ``stopped_by``: the search that may stop the run for good, "" for none.
     """
 
     run_id: str
@@ -57,6 +56,7 @@ class Trial:
     shard: bool = False
     stop_at: int | None = None
     several: tuple[str, ...] = ()
+    stopped_by: str = ""
 
     @property
     def measures(self) -> bool:
@@ -117,6 +117,8 @@ def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:
     probe's own in tests."""
     if trial.stop_at is not None and trial.directory.status()["step"] >= trial.stop_at:
         return True
+    if trial.stopped_by and is_stopped(trial):
+        return True
     if not trial.directory.finished:
         return False
     if trial.curvature is not None:
@@ -129,6 +131,28 @@ def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:
     from stability.probes.generation.generating import is_generated
 
     return is_generated(trial.directory, checked(GenerationSpec, trial.generate))
+
+
+def is_stopped(trial: Trial) -> bool:
+    """Whether the trial's search has stopped its run."""
+    status = trial.directory.status()
+    return status["state"] == STOPPED and status.get("by") == trial.stopped_by
+
+
+def mark_stopped(trial: Trial, reason: str) -> bool:
+    """Set the run of a trial that was stopped by its search, and saved, ``stopped``; whether that is done: not yet
+    where somebody works on the run. A run that has ended meanwhile stays as it is."""
+    lock = trial.lock
+    if not lock.acquire():
+        return False
+    try:
+        status = trial.directory.status()
+        if status["state"] == INTERRUPTED:
+            how = {"num_steps": trial.spec["steps"], "by": trial.stopped_by}
+            trial.directory.set_status(STOPPED, step=status["step"], reason=reason, **how)
+    finally:
+        lock.release()
+    return True
 
 
 def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = None) -> Iterator[None]:

@@ -74,9 +74,9 @@ class Study:
 
     @property
     def is_search(self) -> bool:
-        """Whether every run has settings of its own (`search=optuna`): tables of learning rate against mechanism mean
-        nothing then."""
-        return "search" in self.searches
+        """Whether every run has settings of its own (`search=optuna`), or is a part of one (`search=pbt`): tables of
+        learning rate against mechanism mean nothing then."""
+        return not self.searches.keys().isdisjoint({"search", "lineage"})
 
     @property
     def fingerprint(self) -> str:

@@ -10,7 +10,15 @@ from stability.config.base import Settings, check_heads
 from stability.config.cross import CrossOfEach, cross_choice, cross_fits, cross_has_context
 from stability.config.identity import Family, Label, Since
 from stability.config.parts import Part, one_part, read_by
-from stability.config.training import CheckpointSpec, EvaluationSpec, GuardSpec, LogSpec, ScheduleSpec, VerdictSpec
+from stability.config.training import (
+    CheckpointSpec,
+    EvaluationSpec,
+    GuardSpec,
+    InitSpec,
+    LogSpec,
+    ScheduleSpec,
+    VerdictSpec,
+)
 from stability.registry import Registry
 
 # raised when the same spec would train differently: old runs then keep their ids and are not taken for new ones
@@ -105,6 +113,9 @@ class RunSpec(AbstractRecipe):
     data_fingerprint: str = Field(
         min_length=1, description="sha256 of the prepared data, which stands for its path in the run's id"
     )
+    init: Annotated[InitSpec | None, Since(None)] = Field(
+        default=None, description="checkpoint of another run that this one goes on from; null: it begins anew"
+    )
     behaviour: int = Field(default=BEHAVIOUR_VERSION, description="version of the training code's behaviour")
 
     @field_validator("cross", mode="before")
@@ -150,6 +161,12 @@ class RunSpec(AbstractRecipe):
                 f"data={self.data.name} has none; choose another graph"
             )
         mechanism.check_positions(settings, self.model.positions)
+        return self
+
+    @model_validator(mode="after")
+    def _goes_on_beyond_its_beginning(self) -> RunSpec:
+        if self.init is not None and self.init.step >= self.steps:
+            raise ValueError(f"init.step={self.init.step} must be below steps={self.steps}")
         return self
 
     @model_validator(mode="after")

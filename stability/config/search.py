@@ -1,5 +1,5 @@
-"""A search (`search=optuna`) varies numeric fields of a run's recipe, each within a range; `halving` leaves runs early
-at its rungs. No Optuna in here."""
+"""How a sweep chooses its runs: what `search=optuna` varies, the rungs of `search=asha` and `halving`, the segments of
+`search=pbt`. Neither Optuna nor Ray in here."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from stability.config.base import Settings
+from stability.config.base import Settings, explain
 from stability.registry import near_misses
 
 NO_RECIPE = ("seed", "behaviour")  # numbers of a run that are no choice of its recipe
@@ -90,6 +90,66 @@ class SearchSpec(Settings):
         return next((dimension.center for dimension in self.space if dimension.path == "lr_peak"), None)
 
 
+class AshaSpec(Settings):
+    """`search=asha`: asynchronous successive halving over a grid, by Ray Tune. At each rung a run goes on if its
+    validation NLL is among the best of those that were there before it; nobody is waited for."""
+
+    name: Literal["asha"] = Field(description="how points are chosen")
+    reduction: int = Field(default=3, ge=2, description="at each rung one in so many goes on; the rungs' ratio, too")
+    first_step: int | None = Field(
+        default=None, ge=1, description="the first rung's step; null: so that there are up to two rungs before the end"
+    )
+
+    @property
+    def center_lr(self) -> None:
+        """The learning rates are the sweep's own."""
+        return
+
+    def rungs(self, steps: int, every_steps: int) -> tuple[int, ...]:
+        """Steps at which runs are compared: the first, a validation's, times powers of the reduction, before the last.
+        Errors: ``ValueError`` where there is none."""
+        first = self.first_step or -(-steps // self.reduction**2)
+        step, found = -(-first // every_steps) * every_steps, []
+        while step < steps:
+            found.append(step)
+            step *= self.reduction
+        if not found:
+            raise ValueError(
+                f"search=asha: no validation falls on a rung before steps={steps}; give evaluation.every_steps below "
+                f"its {every_steps}"
+            )
+        return tuple(found)
+
+
+class PbtSpec(Settings):
+    """`search=pbt`: population based training of the learning rate. The rates of the sweep are a population's first
+    ones; after each segment the worst take over the weights and the rate of the best, and change the rate."""
+
+    name: Literal["pbt"] = Field(description="how points are chosen")
+    every_steps: int | None = Field(default=None, ge=1, description="steps of a segment; null: a tenth of steps")
+    quantile: float = Field(
+        default=0.25, gt=0, le=0.5, description="share of a population that takes over, and of those it takes from"
+    )
+    factor: float = Field(default=1.25, gt=1, le=10, description="by which a rate that was taken over is changed")
+    resample: float = Field(
+        default=0.25,
+        ge=0,
+        le=1,
+        description="probability that a rate is drawn anew from the first ones' range instead",
+    )
+    seed: int = Field(default=0, ge=0, description="seed of the draws")
+
+    @property
+    def center_lr(self) -> None:
+        """The first learning rates are the sweep's own."""
+        return
+
+    def ends(self, steps: int) -> tuple[int, ...]:
+        """The last step of each segment."""
+        length = self.every_steps or -(-steps // 10)
+        return (*range(length, steps, length), steps)
+
+
 class HalvingSpec(Settings):
     """`halving.reduction=3` over a grid: at each rung, of the learning rates of each kind of run one in so many goes
     on, the best by validation NLL."""
@@ -130,13 +190,44 @@ def halving_asked_for(value: Any) -> Any:
     return None
 
 
+AnySearch = SearchSpec | AshaSpec | PbtSpec
+KINDS: dict[str, type[AnySearch]] = {"optuna": SearchSpec, "asha": AshaSpec, "pbt": PbtSpec}
+
+
 def chosen(value: Any) -> Any:
-    """Return the field as it is composed, or None for ``search=none``."""
-    if not isinstance(value, dict) or value.get("name") != "none":
+    """The search of a name, from plain values. ``search=none`` is no search."""
+    if not isinstance(value, dict):
         return value
-    if len(value) > 1:
-        raise ValueError(f"search.{next(key for key in value if key != 'name')} belongs to a search; add search=optuna")
-    return None
+    name = value.get("name")
+    if name == "none":
+        if len(value) > 1:
+            given = next(key for key in value if key != "name")
+            raise ValueError(f"search.{given} belongs to a search; add search=optuna")
+        return None
+    if name not in KINDS:
+        raise ValueError(f"search={name}: unknown search; {near_misses(str(name), tuple(KINDS))}")
+    try:
+        return KINDS[name].model_validate(value)
+    except ValidationError as error:
+        raise ValueError(explain(error, KINDS[name], "search")) from None
+
+
+def check_search(search: AnySearch, launcher: str, schedule: str, rates: int) -> None:
+    """Errors: ``ValueError`` where what else a sweep says does not go with its search."""
+    if isinstance(search, SearchSpec) and search.center_lr is None and rates > 1:
+        raise ValueError(
+            "search: one learning rate is needed that all points have, e.g. lr=1e-3, or a range "
+            "search.space.lr_peak={low:1e-4,high:1e-1}"
+        )
+    if not isinstance(search, SearchSpec) and rates < 2:
+        raise ValueError(f"search={search.name} compares learning rates, and there is one; give several: lr=range")
+    if isinstance(search, AshaSpec) and launcher != "tune":
+        raise ValueError(
+            f"search=asha is Ray Tune's, and this is launcher={launcher}; add launcher=tune, or take "
+            f"halving.reduction={search.reduction}, which any launcher runs"
+        )
+    if isinstance(search, PbtSpec) and schedule != "constant":
+        raise ValueError(f"search=pbt finds the schedule itself: schedule={schedule} must be schedule=constant")
 
 
 def applies(path: str, recipe: Mapping[str, Any]) -> bool:

@@ -20,7 +20,7 @@ from stability.config.launchers import GpuShare, RaySpec, SlurmSpec, check_devic
 from stability.config.parts import Part, part, some_parts
 from stability.config.rates import LearningRates
 from stability.config.run import AbstractRecipe, RunSpec
-from stability.config.search import HalvingSpec, SearchSpec, chosen, halving_asked_for
+from stability.config.search import AnySearch, HalvingSpec, check_search, chosen, halving_asked_for
 from stability.registry import Registry
 
 # axes whose parts' settings can vary, and their families
@@ -48,8 +48,8 @@ class SweepSpec(AbstractRecipe):
         default=None, description="cross mechanism beside each; auto: ca beside attention, cc beside consensus"
     )
     lr: LearningRates = Field(description="peak learning rates")
-    search: Annotated[SearchSpec | None, BeforeValidator(chosen)] = Field(
-        default=None, description="fields that vary beside the product; null: none"
+    search: Annotated[AnySearch | None, BeforeValidator(chosen)] = Field(
+        default=None, description="what chooses among the product's runs, or beyond them; null: nothing"
     )
     halving: Annotated[HalvingSpec | None, BeforeValidator(halving_asked_for)] = Field(
         default=None, description="runs left early; reduction=null: none"
@@ -67,16 +67,16 @@ class SweepSpec(AbstractRecipe):
     )
     name: str = Field(pattern=STUDY_NAME, max_length=100, description="the study's name, a folder under runs/studies")
     runs_dir: Annotated[str, Place()] = Field(min_length=1, description="folder of the pool of runs")
-    launcher: Literal["serial", "ray", "slurm"] = Field(description="what the runs are handed to")
+    launcher: Literal["serial", "ray", "tune", "slurm"] = Field(description="what the runs are handed to")
     retry: Literal["failed", "none"] = Field(
         default="failed", description="failed: the same command tries failed runs again; none: leaves them"
     )
     cpus_per_trial: float | None = Field(
-        default=None, gt=0, description="CPUs that one trial holds (ray); null: as many as it has threads"
+        default=None, gt=0, description="CPUs that one trial holds (ray, tune); null: as many as it has threads"
     )
     gpus_per_trial: GpuShare = Field(
         default="auto",
-        description="share of a GPU that one trial holds (ray); auto: as many as fit, by their measured memory",
+        description="share of a GPU that one trial holds (ray, tune); auto: as many as fit, by their measured memory",
     )
     devices_per_trial: int = Field(
         default=1,
@@ -87,7 +87,7 @@ class SweepSpec(AbstractRecipe):
         default=False,
         description="whether they share its parameters and its batch instead; the same run up to rounding",
     )
-    ray: RaySpec = Field(default=RaySpec(), description="launcher=ray")
+    ray: RaySpec = Field(default=RaySpec(), description="launcher=ray, launcher=tune")
     slurm: SlurmSpec = Field(default=SlurmSpec(), description="launcher=slurm")
     logger: Literal["files", "wandb"] = Field(description="where metrics go beside the run's files")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")
@@ -127,11 +127,8 @@ class SweepSpec(AbstractRecipe):
             raise ValueError(
                 "halving leaves runs of a grid early, search and lr=edge need every run to its end; choose one"
             )
-        if self.search is not None and self.search.center_lr is None and len(self.lr.rates()) > 1:
-            raise ValueError(
-                "search: one learning rate is needed that all points have, e.g. lr=1e-3, or a range "
-                "search.space.lr_peak={low:1e-4,high:1e-1}"
-            )
+        if self.search is not None:
+            check_search(self.search, self.launcher, self.schedule.name, len(self.lr.rates()))
         return self
 
     def ablations(self) -> tuple[tuple[Ablation, str, list[Variant]], ...]:

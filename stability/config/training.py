@@ -24,6 +24,14 @@ class ScheduleSpec(Settings):
     )
 
 
+class InitSpec(Settings):
+    """The checkpoint of another run of the same pool that a run goes on from: parameters, optimizer, step. A run's id
+    and a step say what is in a checkpoint, wherever it lies."""
+
+    run: str = Field(pattern=r"^[0-9a-f]{12}$", description="id of the run that left it")
+    step: int = Field(ge=1, description="its step, which the first step that is taken follows")
+
+
 class EvaluationSpec(Settings):
     every_steps: int = Field(
         default=100, ge=1, description="steps between validations; the first and the last step are always validated"

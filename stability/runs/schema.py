@@ -145,6 +145,11 @@ SEARCH_COLUMNS = {
     # A row a run and field: what it was in the point that it belongs to; `score`: the point's, None where a run failed
     # or has not ended.
     "search": ["run_id", "number", "round", "score", "field", "value"],
+    # A row a member of a population and segment, which is a run of its own; `parent`: the run whose checkpoint it went
+    # on from, `took_over`: another member's; `score`: the validation NLL at its end, None where it diverged.
+    "lineage": [
+        "run_id", "population", "member", "segment", "first_step", "last_step", "lr", "parent", "took_over", "score",
+    ],
 }  # fmt: skip
 
 # The tables that every study has, and, by the field of `analysis.study.load.Study` that holds them, those that only
@@ -176,5 +181,6 @@ TEXT = frozenset({
     "data_fingerprint", "model", "status", "reason", "phase", "state", "method", "note", "protocol", "block", "mixer",
     "graph", "gen_oracle", "oracle", "oracle_sha256", "sampler", "field", "schedule", "constraints", "branch", "matrix",
     "quantity", "verdict_exceptions", "nll_exceptions", "contexts", "gradient", "undefined_states", "text",
+    "parent",
 })  # fmt: skip
 WHOLE = frozenset({"step"})

@@ -95,13 +95,28 @@ class RunStore(Store):
 
     def __init__(self, spec: RunSpec, directory: RunDirectory, data_format: Any, keeper: Keeper):
         super().__init__(spec, directory, data_format)
-        self._keeper = keeper
+        self._keeper, self._init = keeper, spec.init
 
     def is_due(self, step: int) -> bool:
         return self._keeper.is_due(step)
 
     def kept(self, step: int) -> set[int]:
         return self._keeper.kept(step)
+
+    def latest(self) -> Held | None:
+        """Return the newest checkpoint that can be read; of a run that has none yet the one that its ``init`` names, of
+        another run in the same pool. That one does not stand in this run's folder."""
+        return super().latest() or self._inherited()
+
+    def _inherited(self) -> Held | None:
+        init = self._init
+        if init is None:
+            return None
+        folder = self._directory.path.parent / init.run / "checkpoints" / checkpoint_name(init.step)
+        spec, model, state = checkpoint.read(folder)
+        if run_id(spec) != init.run:
+            raise ValueError(f"{folder} belongs to run {run_id(spec)}")
+        return model.state_dict(), state
 
     def read(self, folder: Path) -> Held:
         spec, model, state = checkpoint.read(folder)

@@ -52,7 +52,8 @@ class Trainer(Replica, Checkpointed):
         self.watch.restore(state["watch"])
         self.step, self.init_nll, self.val_nll = state["step"], state["init_nll"], state["val_nll"]
         self.scores = state.get("scores", {})
-        if "guard" in state:  # else the checkpoint is older than guards
+        # else the checkpoint is older than guards, or of the run that this one goes on from: its guards are its own
+        if "guard" in state and self.store.newest:
             self.guard.resume(state["guard"])
             self.keeper.resume(state["best"])
 

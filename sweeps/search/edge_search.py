@@ -17,6 +17,7 @@ class EdgeSearch:
     command tries that run again."""
 
     stop_at = None
+    stopped_by = ""
 
     def __init__(self, spec: SweepSpec, fingerprint: str):
         assert spec.lr.edge is not None

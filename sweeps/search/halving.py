@@ -22,6 +22,8 @@ class HalvingSearch:
     """Rates of `SweepSpec.points`, all seeds of a rate together. One with a failed run goes on no further: the same
     command tries that run again."""
 
+    stopped_by = ""
+
     def __init__(self, spec: SweepSpec, fingerprint: str):
         assert spec.halving is not None
         self._settings, self._pool, self._last = spec.halving, Path(spec.runs_dir), spec.steps

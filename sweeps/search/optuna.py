@@ -31,9 +31,10 @@ class OptunaSearch:
     """
 
     stop_at = None
+    stopped_by = ""
 
     def __init__(self, spec: SweepSpec, fingerprint: str, slots: float, history: Mapping[str, Any]):
-        assert spec.search is not None
+        assert isinstance(spec.search, SearchSpec)
         self._spec, self._search = spec, spec.search
         bases = [(label, run) for label, run in spec.points(fingerprint) if run.seed == 0]
         batch = self._search.batch or max(1, int(slots) // (len(bases) * spec.seeds))

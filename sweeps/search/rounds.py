@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from stability.config.launchers import ON_RAY
+from stability.config.search import AshaSpec, PbtSpec
 from stability.config.sweep import SweepSpec
 from sweeps import launch
 from sweeps.launch import Outcome
@@ -31,6 +33,11 @@ class Search(Protocol):
     @property
     def stop_at(self) -> int | None:
         """A step at which the runs asked for last are left; None: they go to their end, and are measured there."""
+        ...
+
+    @property
+    def stopped_by(self) -> str:
+        """By which name runs are stopped that then count as ended (`Trial.stopped_by`); "": none is."""
         ...
 
     def ask(self) -> Points:
@@ -58,6 +65,14 @@ def search_of(spec: SweepSpec, fingerprint: str, before: Mapping[str, Any]) -> S
         from sweeps.search.edge_search import EdgeSearch
 
         return EdgeSearch(spec, fingerprint)
+    if isinstance(spec.search, AshaSpec):
+        from sweeps.search.asha import AshaSearch
+
+        return AshaSearch(spec, fingerprint)
+    if isinstance(spec.search, PbtSpec):
+        from sweeps.search.pbt import PbtSearch
+
+        return PbtSearch(spec, fingerprint)
     if spec.search is not None:
         from sweeps.search.optuna import OptunaSearch
 
@@ -91,6 +106,8 @@ def run_rounds(
         for number in itertools.count(1):
             if not (trials := trials_of(spec, search.ask())):
                 break
+            if search.stopped_by:
+                trials = [replace(trial, stopped_by=search.stopped_by) for trial in trials]
             if search.stop_at is not None:
                 trials = [replace(trial, stop_at=search.stop_at, curvature=None, generate=None) for trial in trials]
             fresh = {trial.run_id: trial for trial in trials if known.get(trial.run_id) != trial}
@@ -125,11 +142,11 @@ def run_rounds(
 
 
 def _cluster(spec: SweepSpec) -> AbstractContextManager[Any]:
-    if spec.launcher != "ray":
+    if spec.launcher not in ON_RAY:
         return nullcontext(True)
-    from sweeps.launchers.ray import launcher as ray_launcher
+    from sweeps.launchers.ray.cluster import cluster
 
-    return ray_launcher.cluster(threads=spec.threads, address=spec.ray.address)
+    return cluster(threads=spec.threads, address=spec.ray.address)
 
 
 def _sum(outcomes: Sequence[Outcome]) -> Outcome:

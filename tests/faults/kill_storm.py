@@ -70,7 +70,12 @@ class Storm:
             "evaluation.every_steps=10",
             f"launcher={options.launcher}",
         ]
-        self.sweep = [*steps, f"lr=[{rates}]", "seeds=2", *(["cpus_per_trial=1"] if options.launcher == "ray" else [])]
+        self.sweep = [
+            *steps,
+            f"lr=[{rates}]",
+            "seeds=2",
+            *(["cpus_per_trial=1"] if options.launcher != "serial" else []),
+        ]
 
     def run(self) -> Report:
         started = time.monotonic()
@@ -256,7 +261,10 @@ class Storm:
             if states[0] != states[1] or not other.directory.finished:
                 self._fault(f"{other.run_id} is {states[1]}, undisturbed {states[0]}")
         pool = Path(trials[0].pool)
-        if hidden := [str(path.relative_to(pool)) for path in pool.rglob(".*")]:
+        own = [
+            path for path in pool.rglob(".*") if "tune" not in path.relative_to(pool).parts
+        ]  # Tune's files are its own
+        if hidden := [str(path.relative_to(pool)) for path in own]:
             self._fault(f"left behind: {', '.join(hidden[:5])}")
         for operation in OPERATIONS:
             if self.report.hits()[operation] < self.options.each:
@@ -309,8 +317,10 @@ def _of_storm(folder: Path, sessions: set[int]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--launcher", choices=["serial", "ray"], default="ray")
-    parser.add_argument("--victim", choices=["driver", "worker"], default="driver", help="worker: with --launcher ray")
+    parser.add_argument("--launcher", choices=["serial", "ray", "tune"], default="ray")
+    parser.add_argument(
+        "--victim", choices=["driver", "worker"], default="driver", help="worker: not with --launcher serial"
+    )
     parser.add_argument("--runs", type=int, default=24, help="a multiple of 4")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--kills", type=int, default=20)

@@ -1,7 +1,7 @@
 """Two Ray nodes on this machine, one killed in the middle of a sweep: the sweep finishes, and its numbers are those of
 an undisturbed one.
 
-    python -m tests.faults.two_nodes [FOLDER]
+    python -m tests.faults.two_nodes [FOLDER [LAUNCHER]]
 
 The trials of the dead node go on on the other one at their last checkpoint; none is counted as failed, none that had
 finished is run again.
@@ -70,11 +70,13 @@ def _last_step(trial: Trial) -> int:
     return file.read_bytes().count(b"\n") - 1 if file.exists() else 0
 
 
-def main(folder: Path, overrides: Sequence[str] = SWEEP, after_step: int = 120) -> None:
+def main(folder: Path, launcher: str = "ray", overrides: Sequence[str] = SWEEP, after_step: int = 120) -> None:
     spec, undisturbed = make_sweep(folder, *overrides, pool="undisturbed")
     launch.run(spec, undisturbed, console=Console(file=io.StringIO()))
     with two_nodes() as (address, cluster, node):
-        spec, trials = make_sweep(folder, *overrides, "launcher=ray", f"ray.address={address}", pool="disturbed")
+        spec, trials = make_sweep(
+            folder, *overrides, f"launcher={launcher}", f"ray.address={address}", pool="disturbed"
+        )
         kill, started = KillOnce(trials, cluster, node, after_step), time.monotonic()
         kill.start()
         outcome = launch.run(spec, trials, console=Console(file=sys.stdout, force_terminal=False, width=160))
@@ -91,7 +93,7 @@ def main(folder: Path, overrides: Sequence[str] = SWEEP, after_step: int = 120) 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if len(sys.argv) > 1:
-        main(Path(sys.argv[1]))
+        main(Path(sys.argv[1]), *sys.argv[2:3])
     else:
         with tempfile.TemporaryDirectory() as name:
             main(Path(name))

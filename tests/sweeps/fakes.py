@@ -4,6 +4,7 @@ Ray's workers find them."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stability.runs.directory import RunDirectory
-from sweeps.trial import Trial
+from sweeps.trial import Trial, run_trial
 
 
 def make_trial(
@@ -103,3 +104,43 @@ def run_counted(trial: Trial) -> Iterator[None]:
     with open(trial.directory.path / "begun.txt", "a") as file:
         file.write(f"{os.getpid()}\n")
     yield from run_fake(trial, step_s=0.02)
+
+
+def run_and_die_once(trial: Trial) -> Iterator[None]:
+    """The worker of seed 1 is killed after two steps, which it had saved; begun again it goes on."""
+    directory = trial.directory
+    directory.path.mkdir(parents=True, exist_ok=True)
+    begun, saved = directory.path / "begun.txt", directory.path / "saved.json"
+    with open(begun, "a") as file:
+        file.write(f"{os.getpid()}\n")
+    for count, _ in enumerate(run_fake(trial, step_s=0.02), 1):
+        if trial.spec["seed"] == 1 and count == 2 and len(begun.read_text().split()) == 1:
+            saved.write_text("2")
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield
+
+
+def run_valley(trial: Trial) -> Iterator[None]:
+    """Under the run's lock: validates at each step; the NLL is lowest at a rate of 10^-2.5. It goes on where the log
+    stands."""
+    yield from run_trial(trial, _through_valley)
+
+
+def _through_valley(trial: Trial) -> Iterator[None]:
+    directory, steps = trial.directory, trial.spec["steps"]
+    directory.path.mkdir(parents=True, exist_ok=True)
+    step = directory.status()["step"]
+    try:
+        while step < steps:
+            time.sleep(0.05)
+            step += 1
+            log_step(directory, step, wall_s=0.1, val_nll=valley(trial.spec, step))
+            yield
+    except GeneratorExit:
+        directory.set_status("interrupted", step=step, num_steps=steps)
+        raise
+    finish(directory, "stable", step=step, val_nll=valley(trial.spec, step))
+
+
+def valley(spec: dict[str, Any], step: int) -> float:
+    return 2.5 + 0.3 * (math.log10(spec["lr_peak"]) + 2.5) ** 2 + 1 / step

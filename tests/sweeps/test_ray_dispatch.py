@@ -12,7 +12,8 @@ from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray import dispatch as ray_dispatch
 from sweeps.launchers.ray import shared_folder
 from sweeps.launchers.ray.dispatch import Dispatch
-from sweeps.launchers.ray.workers import Held, Share
+from sweeps.launchers.ray.share import Share
+from sweeps.launchers.ray.workers import Held
 from tests.sweeps import fakes
 
 

@@ -15,6 +15,7 @@ from stability.config.sweep import SweepSpec
 from stability.runs.study import StudyFolder
 from stability.sweep import ray_begun_early
 from sweeps.interrupt import Interrupt
+from sweeps.launchers.ray import cluster as ray_cluster
 from sweeps.launchers.ray import head as ray_head
 from sweeps.launchers.ray import launcher as ray_launcher
 from sweeps.reaper import session
@@ -35,7 +36,7 @@ def commands(scratch):
 def test_a_cluster_takes_over_the_ray_that_was_begun_early_and_ends_it():
     with ray_head.early(1):
         begun = ray_head._early[0]
-        with ray_launcher.cluster() as scratch:
+        with ray_cluster.cluster() as scratch:
             assert scratch == begun.scratch
             running = commands(scratch)
             assert any("raylet/raylet" in command for command in running)
@@ -94,14 +95,14 @@ def test_a_sweep_whose_ray_is_killed_ends_with_a_word_and_goes_on_later(tmp_path
     def kill_once():
         if (
             all(trial.directory.metrics_file.exists() for trial in trials)
-            and (found := ray_launcher._session.head).process.poll() is None
+            and (found := ray_cluster._session.head).process.poll() is None
         ):
             found.process.send_signal(signal.SIGKILL)
             found.process.wait()
 
     with Interrupt() as interrupt, pytest.raises(RuntimeError, match="was ended from outside"):
         ray_launcher.launch(trials, on_tick=kill_once, interrupt=interrupt, run=fakes.run_slowly)
-    assert not ray_launcher._session
+    assert not ray_cluster._session
     while any(trial.lock.owner() for trial in trials):
         time.sleep(0.1)
     with Interrupt() as interrupt:

@@ -25,6 +25,7 @@ from sweeps import launch as launching
 from sweeps.interrupt import Interrupt
 from sweeps.launchers import serial as serial_launcher
 from sweeps.launchers.ray import address as ray_address
+from sweeps.launchers.ray import cluster as ray_cluster
 from sweeps.launchers.ray import launcher as ray_launcher
 from sweeps.trial import run_trial
 from tests.sweeps import fakes
@@ -35,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def cluster():
-    with ray_launcher.cluster(num_cpus=2) as scratch:
+    with ray_cluster.cluster(num_cpus=2) as scratch:
         yield scratch
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sweeps.interrupt import Interrupt
+from sweeps.launchers.ray.cluster import TICK_S
 from sweeps.launchers.ray.workers import Held, Workers
 from sweeps.launchers.serial import RunTrial
 from sweeps.trial import Trial, mark_failed
 
-TICK_S = 0.2
 GRACE_S = 60.0  # after Ctrl-C the steps under way have this long to end and be saved
 NODE_DEATH_S = 20.0  # a worker is seen to die before its node is known to be dead
 LAST_BREATH_S = 5.0  # a dead node's processes find out that they are alone; until then they may still write

@@ -14,57 +14,14 @@ from typing import Any
 from stability.runs.processes import Process
 from stability.startup import uncollected
 from sweeps.gpu_memory import release
+from sweeps.launchers.ray.cluster import alive
+from sweeps.launchers.ray.share import Share, require_room
 from sweeps.launchers.ray.shared_folder import name_of
 from sweeps.launchers.serial import RunTrial, steps_of
 from sweeps.trial import Trial
 
 LOOK_S = 1.0  # between two looks at which nodes there are
 MOST_FAILED_STARTS = 3  # in a row; one may be killed by chance
-ROUNDING = 1e-6  # 0.3 / 0.1 is 3
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one worker holds of a node."""
-
-    cpus: float
-    gpus: float
-
-    def fits(self, resources: dict[str, float]) -> int:
-        """How many workers a node of these resources holds."""
-        numbers = [int(resources.get("CPU", 0.0) / self.cpus + ROUNDING)]
-        if self.gpus >= 1:
-            numbers.append(int(resources.get("GPU", 0.0) / self.gpus + ROUNDING))
-        elif self.gpus:
-            # no worker lies across two GPUs
-            numbers.append(int(resources.get("GPU", 0.0)) * int(1 / self.gpus + ROUNDING))
-        return min(numbers)
-
-
-def require_room(share: Share, nodes: Sequence[dict[str, float]]) -> None:
-    """Errors: ``RuntimeError`` where no node, of which ``nodes`` are the resources, holds a single worker."""
-    if any(share.fits(node) for node in nodes):
-        return
-    for name, asked in (("CPU", share.cpus), ("GPU", share.gpus)):
-        most = max((node.get(name, 0.0) for node in nodes), default=0.0)
-        if asked > most:
-            raise RuntimeError(f"{name.lower()}s_per_trial={asked:g}, but {_room(name, most, len(nodes) == 1)}")
-    raise RuntimeError(
-        f"no node has room for cpus_per_trial={share.cpus:g} together with gpus_per_trial={share.gpus:g}; give less "
-        "of one"
-    )
-
-
-def _room(name: str, most: float, is_alone: bool) -> str:
-    """What there is of a resource, and what to ask for instead."""
-    if name == "GPU" and not most:
-        return f"{'there is no GPU' if is_alone else 'no node has a GPU'}; give gpus_per_trial=0 or auto"
-    there = (
-        (f"there is {most:g} {name}" if most == 1 else f"there are {most:g} {name}s")
-        if is_alone
-        else f"no node has more than {most:g}"
-    )
-    return f"{there}; give at most {most:g}"
 
 
 class Worker:
@@ -130,7 +87,7 @@ class Workers:
     def open(self) -> None:
         """Begin a launch: start a worker wherever there is room. Errors: ``RuntimeError`` where no node has room for a
         single worker, or one of them is refused."""
-        nodes = _alive()
+        nodes = alive()
         require_room(self.share, [node["Resources"] for node in nodes])
         self._admit(nodes)
         self._nodes = {node["NodeID"]: node for node in nodes}
@@ -156,7 +113,7 @@ class Workers:
         return refused
 
     def is_alive(self, node_id: str) -> bool:
-        return any(node["NodeID"] == node_id for node in _alive())
+        return any(node["NodeID"] == node_id for node in alive())
 
     def is_alone(self) -> bool:
         """Whether there never was but one node, so that a dead worker is no dead node's."""
@@ -216,22 +173,16 @@ class Workers:
         trials."""
         if time.monotonic() - self._looked_at < LOOK_S:
             return ""
-        refused, alive = "", [node for node in _alive() if node["NodeID"] not in self._refused]
-        for node in alive:
+        refused, living = "", [node for node in alive() if node["NodeID"] not in self._refused]
+        for node in living:
             if node["NodeID"] not in self._nodes:
                 try:
                     self._admit([node])
                 except RuntimeError as error:
                     refused = self._refused[node["NodeID"]] = str(error)
-        self._nodes = {node["NodeID"]: node for node in alive if node["NodeID"] not in self._refused}
+        self._nodes = {node["NodeID"]: node for node in living if node["NodeID"] not in self._refused}
         for worker in [worker for worker in self.idle if worker.node_id not in self._nodes]:
             self.idle.remove(worker)
             self.forget(worker)
         self._looked_at = time.monotonic()
         return refused
-
-
-def _alive() -> list[dict[str, Any]]:
-    import ray
-
-    return [node for node in ray.nodes() if node["Alive"]]

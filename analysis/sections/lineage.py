@@ -1,0 +1,129 @@
+"""What `search=pbt` found: the learning rates that led to each population's best member, and all that were tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from analysis.drawing.style import WIDTH_INCHES, fitting_legend, lr_text, mechanism_looks
+from analysis.drawing.tables import source
+from analysis.drawing.typeset import Cell, Table, heading
+from analysis.sections.section import Drawn, Figures, Section, sourced, typst
+from analysis.study import wording
+from analysis.study.load import Frame, Study
+from analysis.words import plural
+
+NAME = "lineage"
+CAPTION = (
+    "Population based training: thin, the learning rate of every member, segment by segment; thick, with a point at "
+    "each change, the schedule found: the rates of the runs that the population's best member descends from. Dotted: "
+    "a checkpoint that another member took over."
+)
+
+
+def best_line(members: Frame) -> list[dict[str, Any]]:
+    """Of one population the segments that its best last member descends from, first to last; [] where none has a
+    score."""
+    last = members[(members["segment"] == members["segment"].max()) & members["score"].notna()]
+    if last.empty:
+        return []
+    row = last.sort_values(["score", "member"]).iloc[0].to_dict()
+    line, earlier = [row], members.drop_duplicates("run_id").set_index("run_id")
+    while row["parent"]:
+        row = {"run_id": row["parent"], **earlier.loc[row["parent"]].to_dict()}
+        line.insert(0, row)
+    return line
+
+
+def populations(study: Study) -> list[tuple[str, str, int, Frame]]:
+    """(series, mechanism, seed, members) of each."""
+    table = study.searches.get("lineage")
+    if table is None:
+        return []
+    runs, found = study.runs.set_index("run_id"), []
+    for _, members in table.groupby("population", sort=True):
+        run = runs.loc[members["run_id"].iloc[0]]
+        found.append((str(run["series"]), str(run["mechanism"]), int(run["seed"]), members))
+    return found
+
+
+def lineage_tables(study: Study) -> list[Table]:
+    """One, with a row for each population."""
+    rows = []
+    for series, _, seed, members in populations(study):
+        line = best_line(members)
+        if line:
+            schedule = _schedule(line)
+            num_taken = int(members["took_over"].sum())
+            rates = ", ".join(f"{lr_text(lr)} from {step + 1:.0f}" for step, lr in schedule)
+            score = Cell(f"{line[-1]['score']:.3f}", bold=True)
+            rows.append((Cell(f"{series}, seed {seed}"), score, Cell(rates), Cell(f"{num_taken}")))
+    if not rows:
+        return []
+    num_segments = study.searches["lineage"]["segment"].nunique()
+    caption = (
+        f"Validation NLL of each population's best member after {plural(num_segments, 'segment')} "
+        f"({wording.unit(study)}), the learning rates that led to it, each from the step named on, and how often a "
+        f"member took over another's checkpoint. One seed each: no interval. {source(study)}"
+    )
+    header = ("population", "NLL", "learning rate", "taken over")
+    return [Table("Population based training", caption, header, tuple(rows))]
+
+
+def _schedule(line: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
+    """(step before the first, rate) of each stretch of one rate."""
+    found: list[tuple[int, float]] = []
+    for row in line:
+        if not found or found[-1][1] != row["lr"]:
+            found.append((row["first_step"], row["lr"]))
+    return found
+
+
+def figures(study: Study) -> Figures:
+    known = [each for each in populations(study) if best_line(each[3])]
+    return {NAME: sourced(study, _figure(known), CAPTION)} if known else {}
+
+
+def _figure(known: list[tuple[str, str, int, Frame]]) -> Figure:
+    figure = Figure(figsize=(WIDTH_INCHES, 2.8), layout="constrained")
+    ax, styles = figure.subplots(), mechanism_looks([mechanism for _, mechanism, _, _ in known])
+    handles = []
+    for series, mechanism, seed, members in known:
+        color, marker = styles[mechanism]
+        for _, own in members.groupby("member"):
+            for row in own.to_dict("records"):
+                ax.plot([row["first_step"], row["last_step"]], [row["lr"]] * 2, color=color, linewidth=0.6, alpha=0.5)
+        by_id = members.drop_duplicates("run_id").set_index("run_id")["lr"]
+        for row in members[members["took_over"] > 0].to_dict("records"):
+            rates = [by_id[row["parent"]], row["lr"]]
+            ax.plot([row["first_step"]] * 2, rates, ":", color=color, linewidth=0.6, alpha=0.5)
+        line = best_line(members)
+        steps, rates = [line[0]["first_step"]], [line[0]["lr"]]
+        for row in line:
+            steps, rates = [*steps, row["first_step"], row["last_step"]], [*rates, row["lr"], row["lr"]]
+        label = f"{series}, seed {seed}"
+        handles += ax.plot(steps, rates, color=color, linewidth=1.8, label=label)
+        changes = _schedule(line)
+        ax.plot([step for step, _ in changes], [lr for _, lr in changes], marker, color=color, markersize=4)
+    ax.set_yscale("log")
+    ax.set_xlabel("step")
+    ax.set_ylabel("learning rate")
+    fitting_legend(figure, handles, 6)
+    return figure
+
+
+def applies(study: Study) -> bool:
+    return bool(lineage_tables(study))
+
+
+def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
+    return lineage_tables(study)
+
+
+def body(study: Study, drawn: Drawn) -> str:
+    return heading("Population based training") + typst(lineage_tables(study)) + drawn.get(NAME, "")
+
+
+SECTION = Section(body, applies, figures, tables)

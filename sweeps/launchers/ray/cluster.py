@@ -1,0 +1,227 @@
+"""Ray as one driver has it, started on this machine or joined: what every launcher that stands on Ray shares."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from sweeps.environment import environment, of_driver, of_workers
+from sweeps.gpu_memory import Peak, kinds, probe
+from sweeps.interrupt import Interrupt
+from sweeps.launchers.ray import address as ray_address
+from sweeps.launchers.ray import head as ray_head
+from sweeps.launchers.ray.head import Head
+from sweeps.launchers.ray.share import Share, require_room
+from sweeps.launchers.ray.shared_folder import check
+from sweeps.launchers.ray.watch import CLUSTER_S, GONE_S, Watch
+from sweeps.trial import Trial
+
+TICK_S = 0.2
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@dataclass
+class Session:
+    """Ray as it runs within `cluster`. ``head``: of a Ray of its own; ``held``: what a launch leaves to those that
+    follow, e.g. its workers; ``peaks``: measured GPU memory, by the kinds of runs."""
+
+    head: Head | None
+    watch: Watch
+    held: Closable | None = None
+    peaks: dict[frozenset[str], Peak] = field(default_factory=dict)
+
+    def require(self) -> None:
+        """Errors: ``RuntimeError`` where Ray is gone: whoever asks that for anything then waits for minutes."""
+        if self.head is not None:
+            self.head.require()
+        self.watch.require()
+
+    def let_go(self) -> None:
+        """End what the launch before left."""
+        if self.held is not None:
+            self.held.close()
+            self.held = None
+
+
+_session: Session | None = None
+
+
+def session() -> Session:
+    """The one that is open."""
+    assert _session is not None, "Ray is used within `cluster` only"
+    return _session
+
+
+@contextmanager
+def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | None = None) -> Iterator[Path | None]:
+    """Ray, quiet, in a temporary folder (yielded) that goes with it; one that runs already is used as it is and left
+    running.
+
+    Workers inherit this process's import path, so that a checkout that is not installed works from any folder, and
+    ``threads`` for OpenMP. Several launches within one ``with`` share its workers.
+    """
+    global _session
+    if _session is not None:
+        import_ray()
+        yield _session.head and _session.head.scratch
+        return
+    with _ray(threads, address, num_cpus) as (head, watch):
+        _session = Session(head, watch)
+        try:
+            yield head and head.scratch
+        finally:
+            closing, _session = _session, None
+            if not watch.lost:  # there is nobody left to end it with
+                closing.let_go()
+
+
+@contextmanager
+def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[tuple[Head | None, Watch]]:
+    """This process as a driver of Ray; the head of a Ray of its own."""
+    with ExitStack() as stack:
+        stack.enter_context(environment(of_driver() | of_workers(threads)))
+        stack.enter_context(_quiet())
+        ray, head = import_ray(), None
+        is_ours = not ray.is_initialized()
+        if is_ours and address is None:
+            stack.enter_context(environment({"RAY_AUTH_MODE": "disabled"}))
+            head = stack.enter_context(ray_head.head(threads, num_cpus))
+        watch = stack.enter_context(Watch())
+        if is_ours:
+            stack.callback(ray.shutdown)
+            _join(ray, address, head)
+        watch.begin(_watched(ray, head))
+        yield head, watch
+
+
+def _watched(ray: Any, head: Head | None) -> dict[str, tuple[str, float]]:
+    """What this driver cannot do without: the head, and the node that it is on."""
+    context = ray.get_runtime_context()
+    here = next(node for node in alive() if node["NodeID"] == context.get_node_id())
+    return {
+        "the head of the Ray cluster": (context.gcs_address, CLUSTER_S if head is None else GONE_S),
+        "Ray's node on this machine": (f"{here['NodeManagerAddress']}:{here['NodeManagerPort']}", GONE_S),
+    }
+
+
+def require(share: Share, address: str | None) -> None:
+    """Refuse what Ray cannot run, before anything is begun or on record. Errors: ``RuntimeError`` where this machine
+    holds no trial of that share, or no cluster is at ``address``."""
+    if _session is not None:
+        return
+    if address is not None:
+        ray_address.check(address)
+        return
+    import torch
+
+    require_room(share, [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}])
+
+
+def admit(pool: str, nodes: Sequence[dict[str, Any]]) -> None:
+    """Errors: ``RuntimeError`` where a node other than the driver's own doesn't see the runs' folder."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    if others := [node for node in nodes if node["NodeID"] != here]:
+        check(pool, others)
+
+
+def alive() -> list[dict[str, Any]]:
+    """The nodes that there are, as ``ray.nodes()`` describes them."""
+    import ray
+
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def gpus_of(
+    trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: Interrupt, say: Callable[[str], None]
+) -> float:
+    """The share of a GPU that each trial gets: whole ones where several devices share a run, else by the memory that
+    the kinds of runs take."""
+    import ray
+
+    if trials[0].device == "cpu" or not ray.cluster_resources().get("GPU"):
+        return 0.0
+    if trials[0].devices > 1:
+        return float(trials[0].devices)
+    own, key = session(), frozenset(kinds(trials))
+    if key not in own.peaks:
+        own.let_go()  # of shares of the GPU that the probe takes whole
+        peak = _measured(trials, on_tick, interrupt)
+        if peak is None:
+            return 0.0
+        own.peaks[key] = peak
+        say(peak.described())
+    return own.peaks[key].share
+
+
+def _measured(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: Interrupt) -> Peak | None:
+    """The probe in a process of its own, with a GPU to itself; None once an interrupt is requested. Errors:
+    ``RuntimeError`` where it could not end."""
+    import ray
+    from ray import exceptions
+
+    pending = ray.remote(num_cpus=1, num_gpus=1, max_calls=1, max_retries=0)(probe).remote(list(trials))
+    while not ray.wait([pending], timeout=TICK_S)[0]:
+        on_tick()
+        if interrupt.requested:
+            ray.cancel(pending, force=True)
+            return None
+    try:
+        return ray.get(pending)
+    except exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise RuntimeError(
+            f"the memory that a trial takes could not be measured ({reason}); give it a share of a GPU: "
+            "gpus_per_trial=0.25"
+        ) from None
+
+
+def import_ray(name: str = "ray") -> Any:
+    """Errors: ``RuntimeError`` where it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise RuntimeError(f"launcher=ray needs Ray ({error}): pip install ray, or choose launcher=serial") from None
+
+
+def _join(ray: Any, address: str | None, head: Head | None) -> None:
+    """The Ray at ``address``, or that of ``head``. Errors: ``RuntimeError`` where it cannot be joined."""
+    quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
+    if head is not None:
+        ray.init(address=head.address, **quiet)
+        return
+    # a cluster's workers don't inherit this process's environment
+    names = ("PYTHONPATH", "OMP_NUM_THREADS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_CHDIR_TO_TRIAL_DIR")
+    inherited = {name: os.environ[name] for name in names}
+    try:
+        ray.init(address=address, runtime_env={"env_vars": inherited}, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RuntimeError(
+            f"ray.address={address}: no Ray cluster that can be joined ({reason}); start one with: ray start --head"
+        ) from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Ray's notes say nothing that the live table and the run directories don't say better."""
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logger.setLevel(level)

@@ -1,0 +1,52 @@
+"""How many trials a node of a Ray cluster holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ROUNDING = 1e-6  # 0.3 / 0.1 is 3
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one worker holds of a node."""
+
+    cpus: float
+    gpus: float
+
+    def fits(self, resources: dict[str, float]) -> int:
+        """How many workers a node of these resources holds."""
+        numbers = [int(resources.get("CPU", 0.0) / self.cpus + ROUNDING)]
+        if self.gpus >= 1:
+            numbers.append(int(resources.get("GPU", 0.0) / self.gpus + ROUNDING))
+        elif self.gpus:
+            # no worker lies across two GPUs
+            numbers.append(int(resources.get("GPU", 0.0)) * int(1 / self.gpus + ROUNDING))
+        return min(numbers)
+
+
+def require_room(share: Share, nodes: Sequence[dict[str, float]]) -> None:
+    """Errors: ``RuntimeError`` where no node, of which ``nodes`` are the resources, holds a single worker."""
+    if any(share.fits(node) for node in nodes):
+        return
+    for name, asked in (("CPU", share.cpus), ("GPU", share.gpus)):
+        most = max((node.get(name, 0.0) for node in nodes), default=0.0)
+        if asked > most:
+            raise RuntimeError(f"{name.lower()}s_per_trial={asked:g}, but {_room(name, most, len(nodes) == 1)}")
+    raise RuntimeError(
+        f"no node has room for cpus_per_trial={share.cpus:g} together with gpus_per_trial={share.gpus:g}; give less "
+        "of one"
+    )
+
+
+def _room(name: str, most: float, is_alone: bool) -> str:
+    """What there is of a resource, and what to ask for instead."""
+    if name == "GPU" and not most:
+        return f"{'there is no GPU' if is_alone else 'no node has a GPU'}; give gpus_per_trial=0 or auto"
+    there = (
+        (f"there is {most:g} {name}" if most == 1 else f"there are {most:g} {name}s")
+        if is_alone
+        else f"no node has more than {most:g}"
+    )
+    return f"{there}; give at most {most:g}"

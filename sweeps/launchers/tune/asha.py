@@ -1,0 +1,89 @@
+"""Asynchronous successive halving by Ray Tune's scheduler, told what the ledger holds before it decides anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from ray.tune.experiment import Trial as TuneTrial
+from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
+
+from stability.runs.directory import read_jsonl
+from sweeps.launchers.tune.trainable import RUN
+from sweeps.trial import Trial, mark_stopped
+
+WORST = 1e9  # the NLL of a run that diverged, at the rungs that it did not reach
+
+
+class Asha(FIFOScheduler):
+    """One `AsyncHyperBandScheduler` for each kind of run and seed: runs that differ in nothing but the learning rate.
+
+    ``trials``: all runs of the sweep, of which those that have been at a rung before count there: begun again, the
+    search knows what it knew. ``rungs``: steps, each ``reduction`` times the one before.
+    """
+
+    def __init__(self, trials: Sequence[Trial], rungs: tuple[int, ...], reduction: int):
+        super().__init__()
+        self._trials, self.milestones, self._reduction = {trial.run_id: trial for trial in trials}, rungs, reduction
+        self._groups: dict[str, AsyncHyperBandScheduler] = {}
+        self._leaving: dict[str, int] = {}
+        for trial in trials:
+            self._enter(trial.run_id)
+            for row in read_jsonl(trial.directory.metrics_file):
+                if row["step"] in rungs and row.get("val_nll") is not None:
+                    self._decide(trial.run_id, row["step"], row["val_nll"])
+            self._count_divergence(trial.run_id, trial.directory.status())
+
+    def on_trial_add(self, tune_controller: Any, trial: TuneTrial) -> None:
+        pass  # all are known from the start
+
+    def on_trial_result(self, tune_controller: Any, trial: TuneTrial, result: Mapping[str, Any]) -> str:
+        run_id, step, nll = trial.config[RUN]["id"], result.get("step"), result.get("val_nll")
+        if result.get("done"):
+            self._count_divergence(run_id, self._trials[run_id].directory.status())
+        elif step in self.milestones and nll is not None and self._decide(run_id, step, nll) == TrialScheduler.STOP:
+            self._leaving[run_id] = step
+            return TrialScheduler.STOP
+        return TrialScheduler.CONTINUE
+
+    def settle(self) -> bool:
+        """Mark runs that were stopped and that their workers have left by now; whether none is to come."""
+        for run_id, step in list(self._leaving.items()):
+            reason = f"stopped at step {step}: not among the best 1 in {self._reduction} of its kind so far"
+            if not self._trials[run_id].lock.owner() and mark_stopped(self._trials[run_id], reason):
+                del self._leaving[run_id]
+        return not self._leaving
+
+    def _decide(self, run_id: str, step: int, nll: float) -> str:
+        return self._group(run_id).on_trial_result(*_named(run_id), {"step": step, "val_nll": nll})
+
+    def _count_divergence(self, run_id: str, status: Mapping[str, Any]) -> None:
+        if status["state"] == "diverged":
+            for step in self.milestones:
+                if step >= status["step"]:
+                    self._decide(run_id, step, WORST)
+
+    def _enter(self, run_id: str) -> None:
+        self._group(run_id).on_trial_add(*_named(run_id))
+
+    def _group(self, run_id: str) -> AsyncHyperBandScheduler:
+        spec = self._trials[run_id].spec
+        key = json.dumps({name: value for name, value in spec.items() if name != "lr_peak"}, sort_keys=True)
+        if key not in self._groups:
+            self._groups[key] = AsyncHyperBandScheduler(
+                time_attr="step",
+                metric="val_nll",
+                mode="min",
+                grace_period=self.milestones[0],
+                max_t=self.milestones[-1] * 3 // 2,  # beyond the last rung, whichever way a logarithm is rounded
+                reduction_factor=self._reduction,
+                stop_last_trials=False,
+            )
+        return self._groups[key]
+
+
+def _named(run_id: str) -> tuple[Any, Any]:
+    """A Tune trial under the run's own id, which stays the same from launch to launch."""
+    return None, SimpleNamespace(trial_id=run_id)

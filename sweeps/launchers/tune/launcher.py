@@ -1,0 +1,157 @@
+"""Trials as those of Ray Tune: one Tune trial a run, the ledger beneath it.
+
+Tune decides where and in which order runs are worked on, tries those again whose worker or node died, shows them in
+Ray's dashboard and in result files of its own. What has been done stands in the run directories alone: Tune is given
+what is missing, never asked to restore anything.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from stability.runs.processes import Process
+from sweeps.environment import environment, of_driver
+from sweeps.interrupt import Interrupt
+from sweeps.launchers.ray.cluster import TICK_S, admit, alive, cluster, gpus_of, import_ray, session
+from sweeps.launchers.ray.share import Share, require_room
+from sweeps.launchers.serial import RunTrial
+from sweeps.trial import Trial, mark_failed, run_trial
+
+if TYPE_CHECKING:
+    from sweeps.launchers.tune.asha import Asha
+
+NODE_RETRIES = 2
+SETTLE_S = 10.0  # the last workers end a moment after their Tuner
+MORE = 8  # trials that a cluster is asked for beyond those that it holds: what makes it grow
+DIED = "its worker process died {times} times: killed, out of memory, or a crash in native code"
+SETTINGS = {
+    "RAY_AIR_NEW_OUTPUT": "0",  # our live table is the progress report
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # TensorBoard's writes more than the runs do
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a result between two validations has no NLL
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "TUNE_WARN_THRESHOLD_S": "60",
+    "RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE": "0",
+}
+
+
+def launch(
+    trials: Sequence[Trial],
+    *,
+    on_tick: Callable[[], None],
+    interrupt: Interrupt,
+    folder: Path,
+    cpus_per_trial: float = 1.0,
+    gpus_per_trial: float | Literal["auto"] = 0.0,
+    address: str | None = None,
+    node_retries: int = NODE_RETRIES,
+    scheduler: Callable[[], Asha] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    run: RunTrial = run_trial,
+) -> None:
+    """Run every trial by a Tuner on this machine's cores (or on the Ray cluster at ``address``), each holding its share
+    of CPUs and GPUs. Tune's own files go to a new folder in ``folder``.
+
+    A trial whose worker or node dies is begun again, ``node_retries`` times, and goes on at its last checkpoint; after
+    that it is set ``failed``. Once an interrupt is requested, steps under way end, their trials are closed, which saves
+    them, and this returns. ``scheduler`` makes what may stop runs early. Errors: ``RuntimeError`` where Ray is
+    missing, a trial asks for more than there is, a node does not see the runs' folder, or Ray dies.
+    """
+    if not trials:
+        return
+    with ExitStack() as stack:
+        stack.enter_context(environment(SETTINGS | of_driver()))
+        import_ray("ray.tune")  # while Ray starts
+        stack.enter_context(cluster(threads=int(trials[0].spec["threads"]), address=address))
+        tick = partial(_tick, on_tick)
+        if not interrupt.requested:
+            gpus = gpus_of(trials, tick, interrupt, say) if gpus_per_trial == "auto" else gpus_per_trial
+        if interrupt.requested:
+            return
+        share, nodes = Share(cpus_per_trial, gpus), alive()
+        require_room(share, [node["Resources"] for node in nodes])
+        admit(trials[0].pool, nodes)
+        slots = sum(share.fits(node["Resources"]) for node in nodes)
+        stack.enter_context(environment({"TUNE_MAX_PENDING_TRIALS_PG": str(slots + (MORE if address else 0))}))
+        _fit(trials, run, share, Path(folder), node_retries, scheduler and scheduler(), tick, interrupt)
+
+
+def _fit(
+    trials: Sequence[Trial],
+    run: RunTrial,
+    share: Share,
+    folder: Path,
+    node_retries: int,
+    scheduler: Asha | None,
+    tick: Callable[[], None],
+    interrupt: Interrupt,
+) -> None:
+    from ray import tune
+    from ray.tune.error import TuneError
+    from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
+
+    from sweeps.launchers.tune.board import Board, Stopping
+    from sweeps.launchers.tune.trainable import RUN, Job, RunTrainable
+
+    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(2)}"
+    (folder / name).mkdir(parents=True)
+    milestones = frozenset() if scheduler is None else frozenset(scheduler.milestones)
+    job = Job({trial.run_id: trial for trial in trials}, run, str(folder / name), Process.current(), milestones)
+    settle = (lambda: True) if scheduler is None else scheduler.settle
+    board = Board(job, tick, settle, interrupt, lambda trial, account: _fail(trial, account, node_retries))
+    trainable = tune.with_resources(tune.with_parameters(RunTrainable, job=job), {"cpu": share.cpus, "gpu": share.gpus})
+    tuner = tune.Tuner(
+        trainable,
+        param_space={RUN: tune.grid_search([described(trial) for trial in trials])},
+        tune_config=tune.TuneConfig(
+            reuse_actors=True,
+            scheduler=scheduler,
+            trial_name_creator=lambda found: found.config[RUN]["id"],
+            trial_dirname_creator=lambda found: found.config[RUN]["id"],
+        ),
+        run_config=tune.RunConfig(
+            name=name,
+            storage_path=str(folder),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # a run saves itself
+            failure_config=tune.FailureConfig(max_failures=node_retries),
+            stop=Stopping(board, interrupt),
+            callbacks=[board, CSVLoggerCallback(), JsonLoggerCallback()],
+            verbose=0,
+        ),
+    )
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    try:
+        tuner.fit()
+    except TuneError as error:  # what is not its trials' fault: e.g. a full disk, where Tune or the ledger writes
+        reason = str(error).strip().splitlines()[-1]
+        raise RuntimeError(
+            f"Ray Tune ended the sweep ({reason}); the same command goes on where this one stopped"
+        ) from None
+    deadline = time.monotonic() + SETTLE_S
+    while not settle() and time.monotonic() < deadline:
+        time.sleep(TICK_S)
+
+
+def described(trial: Trial) -> dict[str, Any]:
+    """A run's row in Tune's tables: its id and what the sweep varies most."""
+    return {"id": trial.run_id, "label": trial.label, "lr": trial.spec["lr_peak"], "seed": trial.spec["seed"]}
+
+
+def _tick(on_tick: Callable[[], None]) -> None:
+    """Errors: ``RuntimeError`` where Ray has died."""
+    session().require()
+    on_tick()
+
+
+def _fail(trial: Trial, account: str, node_retries: int) -> None:
+    """Set a run failed that Tune has given up. ``account``: Ray's of every attempt, the last at the end."""
+    died = any(words in account for words in ("Worker exit type", "actor died", "ActorDiedError"))
+    reason = DIED.format(times=node_retries + 1) if died else account.strip().splitlines()[-1]
+    mark_failed(trial, reason, account)

@@ -1,0 +1,181 @@
+"""`search=pbt`: population based training of the learning rate, in common rounds over the ledger.
+
+A population is the sweep's learning rates, of one kind of run and one seed. Each round takes every member one segment
+further, as a run of its own that goes on from the checkpoint of the one before (`RunSpec.init`); then the worst take
+over a checkpoint of the best, and change its rate. All of a round are awaited, as halving's are: what goes on depends
+on nothing but the runs and the seed of the draws, on whatever launcher, and the same command finds the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stability.config.base import checked
+from stability.config.identity import run_id
+from stability.config.rates import rounded_lr
+from stability.config.run import RunSpec
+from stability.config.search import PbtSpec
+from stability.config.sweep import SweepSpec
+from stability.runs.directory import FINISHED
+
+DRAWS = 20  # most that may give what another member already has
+
+
+@dataclass(frozen=True)
+class _Member:
+    """What a member is in the next segment. ``parent``: the run that it goes on from, None in the first segment;
+    ``took_over``: whether that was another member's."""
+
+    lr: float
+    parent: str | None = None
+    took_over: bool = False
+
+
+class PbtSearch:
+    """Populations in the order of `SweepSpec.points`. One with a failed run asks for no more: the same command tries
+    that run again."""
+
+    stopped_by = ""
+
+    def __init__(self, spec: SweepSpec, fingerprint: str):
+        assert isinstance(spec.search, PbtSpec)
+        self._ends = spec.search.ends(spec.steps)
+        rates, points = spec.lr.rates(), spec.points(fingerprint)
+        width = len(rates) * spec.seeds
+        self._populations = [
+            _Population(label, run, rates, spec.search, self._ends)
+            for start in range(0, len(points), width)
+            for label, run in points[start : start + spec.seeds]
+        ]
+        self._segment = 0
+        self.most_runs = len(points) * len(self._ends)
+
+    @property
+    def stop_at(self) -> int | None:
+        """The end of the segment asked for last; None in the last one, whose runs are measured."""
+        return self._ends[self._segment - 1] if 0 < self._segment < len(self._ends) else None
+
+    def plan(self) -> str:
+        return (
+            f"search=pbt: these stand for a population of each kind and seed, in {len(self._ends)} segments of "
+            f"{self._ends[0]} steps"
+        )
+
+    def ask(self) -> list[tuple[str, RunSpec]]:
+        if self._segment == len(self._ends):
+            return []
+        self._segment += 1
+        return [(population.label, run) for population in self._populations for run in population.ask()]
+
+    def tell(self, statuses: Mapping[str, dict[str, Any]]) -> None:
+        for population in self._populations:
+            population.tell(statuses)
+
+    def record(self) -> dict[str, Any]:
+        """``lineage``: a row for each member and segment."""
+        rows = [row for number, population in enumerate(self._populations) for row in population.rows(number)]
+        return {"lineage": rows}
+
+
+class _Population:
+    """``base``: a run of its kind and seed, at any rate."""
+
+    def __init__(self, label: str, base: RunSpec, rates: tuple[float, ...], settings: PbtSpec, ends: tuple[int, ...]):
+        self.label, self._recipe, self._rates = label, base.model_dump(mode="json"), rates
+        self._settings, self._ends = settings, ends
+        self._key = run_id(base)
+        self._members = [_Member(lr) for lr in rates]
+        self._rows: list[list[dict[str, Any]]] = []
+        self._is_stuck = False
+
+    def ask(self) -> list[RunSpec]:
+        if self._is_stuck:
+            return []
+        runs = [self._run(member) for member in self._members]
+        first = 0 if not self._rows else self._ends[len(self._rows) - 1]
+        self._rows.append(
+            [
+                {
+                    "run_id": run_id(run),
+                    "member": index,
+                    "first_step": first,
+                    "last_step": run.steps,
+                    "lr": member.lr,
+                    "parent": member.parent,
+                    "took_over": member.took_over,
+                    "score": None,
+                }
+                for index, (member, run) in enumerate(zip(self._members, runs, strict=True))
+            ]
+        )
+        return runs
+
+    def tell(self, statuses: Mapping[str, dict[str, Any]]) -> None:
+        """What became of the segment that was asked for last."""
+        if self._is_stuck:
+            return
+        ends = [statuses[row["run_id"]] for row in self._rows[-1]]
+        if any(end["state"] not in FINISHED for end in ends):
+            self._is_stuck = True
+            return
+        scores = [_score(end) for end in ends]
+        for row, score in zip(self._rows[-1], scores, strict=True):
+            row["score"] = score if math.isfinite(score) else None
+        if not any(map(math.isfinite, scores)):
+            self._is_stuck = True  # all diverged: nothing to go on from
+            return
+        self._members = self._next(scores)
+
+    def rows(self, number: int) -> list[dict[str, Any]]:
+        return [{**row, "population": number, "segment": at} for at, rows in enumerate(self._rows, 1) for row in rows]
+
+    def _run(self, member: _Member) -> RunSpec:
+        """The member's next segment."""
+        done = len(self._rows)
+        init = None if member.parent is None else {"run": member.parent, "step": self._ends[done - 1]}
+        return checked(RunSpec, self._recipe | {"lr_peak": member.lr, "steps": self._ends[done], "init": init})
+
+    def _next(self, scores: list[float]) -> list[_Member]:
+        """The worst, and all that diverged, take over from one of the best; the others go on as they are."""
+        order = sorted(range(len(scores)), key=lambda index: (scores[index], index))
+        most = max(1, int(self._settings.quantile * len(scores)))
+        best = [index for index in order[:most] if math.isfinite(scores[index])]
+        worst = {index for index in order[-most:] if scores[index] > scores[best[-1]]}
+        leaving = sorted(worst | {index for index, score in enumerate(scores) if not math.isfinite(score)})
+        ids = [row["run_id"] for row in self._rows[-1]]
+        found = {index: _Member(member.lr, ids[index]) for index, member in enumerate(self._members)}
+        for index in leaving:
+            del found[index]
+        for index in leaving:
+            found[index] = self._taken_over(index, best, ids, {(member.parent, member.lr) for member in found.values()})
+        return [found[index] for index in range(len(scores))]
+
+    def _taken_over(self, index: int, best: list[int], ids: list[str], taken: set[tuple[str | None, float]]) -> _Member:
+        """A checkpoint of one of the best at a rate that no other member takes it on with."""
+        draws = _random(self._settings.seed, self._key, len(self._rows), index)
+        low, high = math.log(self._rates[0]), math.log(self._rates[-1])
+        source, lr = best[0], self._members[best[0]].lr
+        for _ in range(DRAWS):
+            source = draws.choice(best)
+            change = draws.choice((self._settings.factor, 1 / self._settings.factor))
+            is_fresh, fresh = draws.random() < self._settings.resample, math.exp(draws.uniform(low, high))
+            lr = rounded_lr(fresh if is_fresh else self._members[source].lr * change)
+            if (ids[source], lr) not in taken:
+                break
+        return _Member(lr, ids[source], took_over=True)
+
+
+def _score(status: Mapping[str, Any]) -> float:
+    """The validation NLL at a segment's end; infinite where the run diverged."""
+    nll = status.get("result", {}).get("val_nll")
+    return nll if nll is not None and math.isfinite(nll) and status["state"] != "diverged" else math.inf
+
+
+def _random(*what: Any) -> random.Random:
+    """Draws of a member in a segment, which do not depend on anybody else's."""
+    return random.Random(hashlib.sha256(" ".join(map(str, what)).encode()).digest())
