@@ -19,7 +19,6 @@ from stability.models.block import Block, CrossBranch
 from stability.models.condition import Modulation
 from stability.models.ffn import FeedForward
 from stability.models.init import initialise
-from stability.models.norm import build_norm
 from stability.models.tracks import Conditioned
 from stability.objectives import AbstractObjective
 from stability.optimizers import parameter_groups
@@ -44,8 +43,8 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         blocks = [_block(spec, objective, layer) for layer in range(spec.model.layers)]
-        final_norm = build_norm(spec.norm, spec.model.width)
-        context_norm = build_norm(spec.norm, spec.model.width) if _crosses_in_blocks(spec) else None
+        final_norm = _norm(spec, spec.model.width)
+        context_norm = _norm(spec, spec.model.width) if _crosses_in_blocks(spec) else None
         embedding = _embedding(spec, objective)
         model = Backbone(
             embedding,
@@ -88,9 +87,13 @@ def _embedding(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
     for _, is_aligned in contexts:
         settings = spec.cross.settings if is_aligned else cross.for_words(spec.cross.settings)
         connection = identity(identity.Config(), width=shape.width, layer=0)
-        branches.append(CrossBranch(cross.build(settings, shape), build_norm(spec.norm, shape.width), connection))
-        norms.append(build_norm(spec.norm, shape.width))
+        branches.append(CrossBranch(cross.build(settings, shape), _norm(spec, shape.width), connection))
+        norms.append(_norm(spec, shape.width))
     return Conditioned(embedding, contexts, norms, branches)
+
+
+def _norm(spec: RunSpec, width: int) -> nn.Module:
+    return Registry("norms").load(spec.norm.name).build(spec.norm.settings, width)
 
 
 def _crosses_in_blocks(spec: RunSpec) -> bool:
@@ -112,7 +115,7 @@ def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
     return Block(
         mixer,
         FeedForward(size.width, size.ffn_multiple),
-        norms=(build_norm(spec.norm, size.width), build_norm(spec.norm, size.width)),
+        norms=(_norm(spec, size.width), _norm(spec, size.width)),
         residuals=tuple(
             residual(spec.residual.settings, width=size.width, layer=number)
             for number in (num * layer, num * layer + num - 1)
@@ -128,7 +131,7 @@ def _cross(spec: RunSpec, shape: MixerShape) -> CrossBranch | None:
     residual = Registry("residuals").load(spec.residual.name)
     return CrossBranch(
         Registry("mechanisms").load(spec.cross.name).build(spec.cross.settings, shape),
-        build_norm(spec.norm, shape.width),
+        _norm(spec, shape.width),
         residual(spec.residual.settings, width=shape.width, layer=_branches(spec) * shape.layer + 1),
     )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from stability.config.base import Settings, check_heads
 from stability.config.cross import CrossOfEach, cross_choice, cross_fits, cross_has_context
-from stability.config.identity import Family, Label, Since
+from stability.config.identity import Bare, Family, Label, Since
 from stability.config.parts import Part, one_part, read_by
 from stability.config.training import CheckpointSpec, EvaluationSpec, GuardSpec, LogSpec, ScheduleSpec, VerdictSpec
 from stability.registry import Registry
@@ -99,7 +99,7 @@ class RunSpec(AbstractRecipe):
     optimizer: Annotated[Part, one_part("optimizers")] = Field(
         description="optimizer and its settings but for the learning rate"
     )
-    norm: Literal["layernorm", "rmsnorm"] = Field(description="normalisation before each branch")
+    norm: Annotated[Part, one_part("norms"), Bare()] = Field(description="normalisation before each branch")
     lr_peak: float = Field(gt=0, description="peak learning rate")
     seed: int = Field(ge=0, description="seed of initialisation, data order and masks")
     data_fingerprint: str = Field(

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from stability.config.base import Settings, check_heads, checked
 from stability.config.cross import CrossOfEach, cross_choice, lengths_fit
-from stability.config.identity import Family, Fingerprinted, Place
+from stability.config.identity import Bare, Family, Fingerprinted, Place
 from stability.config.parts import Part, named, one_part, part
 from stability.registry import Registry
 
@@ -62,7 +62,9 @@ class AbstractTokenizerRecipe(Settings):
     optimizer: Annotated[Part, _single("optimizers"), Family("optimizers")] = Field(
         description="optimizer and its settings but for the learning rate"
     )
-    norm: Literal["layernorm", "rmsnorm"] = Field(default="layernorm", description="normalisation before each branch")
+    norm: Annotated[Part, _single("norms"), Family("norms"), Bare()] = Field(
+        default="layernorm", validate_default=True, description="normalisation before each branch"
+    )
     frame: Literal["principal", "raw"] = Field(
         description="frame in which a chain is read: along its principal axes, or as it lies (the paper's)"
     )

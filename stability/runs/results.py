@@ -168,10 +168,12 @@ def generation_tables(directory: RunDirectory) -> list[Path]:
 
 
 def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns that a run's spec fills, from the plain JSON of any version."""
     named = {key: spec[key]["name"] for key in ("mechanism", "residual", "optimizer", "objective", "data", "model")}
     cross = spec.get("cross") or {"name": ""}  # a run older than cross mechanisms has none
+    norm = spec["norm"]  # a name alone in a run older than norms' settings
     rest = {
-        "norm": spec["norm"],
+        "norm": norm["name"] if isinstance(norm, dict) else norm,
         "cross": cross["name"],
         "lr": spec["lr_peak"],
         "seed": spec["seed"],

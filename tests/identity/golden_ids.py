@@ -239,7 +239,6 @@ def changes() -> Iterator[dict[str, Any]]:
         "lr_peak",
         "seed",
         "behaviour",
-        "norm",
         "data_fingerprint",
     ):
         field = RunSpec.model_fields[key]
@@ -254,6 +253,7 @@ def changes() -> Iterator[dict[str, Any]]:
         "mechanism": "mechanisms",
         "residual": "residuals",
         "optimizer": "optimizers",
+        "norm": "norms",
         "objective": "objectives",
         "data": "data",
     }
@@ -282,7 +282,7 @@ def tokenizer_changes() -> Iterator[dict[str, Any]]:
     yield {"atom_steps": 0, "cross": None}
     yield {"cross": "ca"}
     for key, field in TokenizerRunSpec.model_fields.items():
-        if key in ("data", "mechanism", "optimizer", "cross"):
+        if key in ("data", "mechanism", "optimizer", "norm", "cross"):
             continue
         if key in ("encoder", "decoder", "atom_decoder"):
             yield from nested(SIZE, field.annotation, key)
