@@ -17,7 +17,6 @@ from stability.mechanisms import MixerShape
 from stability.models.backbone import Backbone, num_parameters
 from stability.models.block import Block, CrossBranch
 from stability.models.condition import Modulation
-from stability.models.ffn import FeedForward
 from stability.models.init import initialise
 from stability.models.tracks import Conditioned
 from stability.objectives import AbstractObjective
@@ -114,7 +113,7 @@ def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
     residual, num = Registry("residuals").load(spec.residual.name), _branches(spec)
     return Block(
         mixer,
-        FeedForward(size.width, size.ffn_multiple),
+        Registry("ffns").load(spec.ffn.name).build(spec.ffn.settings, size.width, size.ffn_multiple),
         norms=(_norm(spec, size.width), _norm(spec, size.width)),
         residuals=tuple(
             residual(spec.residual.settings, width=size.width, layer=number)

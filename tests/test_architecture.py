@@ -141,6 +141,7 @@ def test_every_part_has_one_file_and_one_yaml():
         ("residuals", "residual"),
         ("optimizers", "optimizer"),
         ("norms", "norm"),
+        ("ffns", "ffn"),
         ("objectives", "objective"),
         ("data", "data"),
     ):
@@ -159,6 +160,10 @@ def test_every_yaml_holds_the_defaults_of_its_config():
         for name in Registry(family).names(**({"cross": False} if family == "mechanisms" else {})):
             composed = parse(SweepSpec, {**compose("sweep", [f"{group}={name}"]), "name": "x"})
             assert getattr(composed, group)[0].settings == Registry(family).load(name).Config(), (group, name)
+    for family, group in (("ffns", "ffn"),):
+        for name in Registry(family).names():
+            composed = parse(SweepSpec, {**compose("sweep", [f"{group}={name}"]), "name": "x"})
+            assert getattr(composed, group).settings == Registry(family).load(name).Config(), (group, name)
     for name in Registry("mechanisms").names(cross=True):
         composed = parse(SweepSpec, {**compose("sweep", [f"cross={name}"]), "name": "x"})
         assert composed.cross.settings == Registry("mechanisms").load(name).Config(), name

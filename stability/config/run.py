@@ -25,7 +25,12 @@ class ModelSpec(Settings):
     width: int = Field(ge=2, le=2**20, description="model width d")
     heads: int = Field(ge=1, description="number of heads H")
     positions: int = Field(ge=2, le=2**24, description="sequence length N that is trained on")
-    ffn_multiple: float = Field(default=4.0, gt=0, le=1024, description="hidden width of the MLP as a multiple of d")
+    ffn_multiple: float = Field(
+        default=4.0,
+        gt=0,
+        le=1024,
+        description="hidden width of the MLP as a multiple of d, where ffn.multiple is null",
+    )
     qk_bias: float = Field(
         default=0.0,
         description="where attention's query and key biases start; equal ones make the first pattern local (RoPE)",
@@ -46,6 +51,9 @@ class AbstractRecipe(Settings):
     model: ModelSpec = Field(description="size of the transformer")
     objective: Annotated[Part, one_part("objectives")] = Field(description="what is predicted")
     data: Annotated[Part, one_part("data"), AfterValidator(read_by)] = Field(description="what is read")
+    ffn: Annotated[Part, one_part("ffns"), Bare(), Since("mlp")] = Field(
+        default="mlp", validate_default=True, description="feed-forward network of each block"
+    )
     schedule: ScheduleSpec = Field(description="learning-rate schedule")
     steps: int = Field(ge=1, description="optimizer steps")
     batch: int = Field(ge=1, le=2**24, description="sequences per step")

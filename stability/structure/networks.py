@@ -9,7 +9,6 @@ from stability.config.parts import Part
 from stability.config.tokenizer import StackSize, TokenizerRunSpec
 from stability.mechanisms import MixerShape, without_padding
 from stability.models.block import Block, Context, CrossBranch
-from stability.models.ffn import FeedForward
 from stability.models.init import initialise
 from stability.registry import Registry
 
@@ -62,7 +61,7 @@ def _block(spec: TokenizerRunSpec, size: StackSize, layer: int, cross: Part | No
         )
     return Block(
         mechanisms.load(spec.mechanism.name).build(spec.mechanism.settings, shape),
-        FeedForward(size.width, spec.ffn_multiple),
+        Registry("ffns").load(spec.ffn.name).build(spec.ffn.settings, size.width, spec.ffn_multiple),
         norms=(_norm(spec.norm, size.width), _norm(spec.norm, size.width)),
         residuals=(connections[0], connections[1]),
         cross=branch,

@@ -2,6 +2,7 @@
 Face's models."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from benchmarks._examples import drawn, format_of, objectives
 from stability.curvature import directional
+from stability.ffns import build as build_ffn
 from stability.mechanisms import build as build_mechanism
 from stability.norms import build as build_norm
 from stability.objectives._base import Examples
@@ -231,6 +233,20 @@ def test_every_norm(name):
         return functional_call(module, own, (p["input"] * p["input"],)).square().sum().sin()
 
     assert_same(loss, params, random_direction(params))
+
+
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [
+        (name, choice)
+        for name in Registry("ffns").names()
+        for choice in get_args(Registry("ffns").load(name).Config.model_fields["activation"].annotation)
+    ],
+)
+def test_every_feed_forward_network(name, activation):
+    module, params = shaken(build_ffn(name, width=8, activation=activation))
+    x = torch.randn(3, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert_same(module_loss(module, x), params, random_direction(params))
 
 
 @pytest.mark.parametrize("name", objectives())

@@ -98,7 +98,8 @@ def written() -> dict[str, Any]:
         for run in runs:
             values = run.model_dump(mode="json")
             kind = json.dumps(
-                {key: values[key] for key in ("mechanism", "residual", "optimizer", "norm", "cross")}, sort_keys=True
+                {key: values[key] for key in ("mechanism", "residual", "optimizer", "norm", "ffn", "cross")},
+                sort_keys=True,
             )
             kinds.setdefault(
                 kind,
@@ -254,6 +255,7 @@ def changes() -> Iterator[dict[str, Any]]:
         "residual": "residuals",
         "optimizer": "optimizers",
         "norm": "norms",
+        "ffn": "ffns",
         "objective": "objectives",
         "data": "data",
     }
@@ -282,7 +284,7 @@ def tokenizer_changes() -> Iterator[dict[str, Any]]:
     yield {"atom_steps": 0, "cross": None}
     yield {"cross": "ca"}
     for key, field in TokenizerRunSpec.model_fields.items():
-        if key in ("data", "mechanism", "optimizer", "norm", "cross"):
+        if key in ("data", "mechanism", "optimizer", "norm", "ffn", "cross"):
             continue
         if key in ("encoder", "decoder", "atom_decoder"):
             yield from nested(SIZE, field.annotation, key)

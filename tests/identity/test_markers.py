@@ -313,6 +313,7 @@ def test_the_fields_say_what_is_in_them():
         "residual": "residuals",
         "optimizer": "optimizers",
         "norm": "norms",
+        "ffn": "ffns",
     }
     parts = {
         key

@@ -86,7 +86,7 @@ def test_every_setting_changes_what_the_norm_gives(name, key):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_model_has_it_before_every_branch_and_the_head(lab, name):
-    model = build_model(lab.spec(norm=name), lab.corpus().format)
+    model = build_model(lab.spec(norm=name), 8)
     found = {key for key, module in model.named_modules() if isinstance(module, Registry("norms").load(name))}
     blocks = {f"blocks.{layer}.{norm}" for layer in range(len(model.blocks)) for norm in ("mixer_norm", "ffn_norm")}
     assert found == blocks | {"final_norm"}
