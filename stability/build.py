@@ -76,11 +76,14 @@ def count_parameters(spec: RunSpec, data_format: Any) -> int:
 def _embedding(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
     """Return the module that reads the inputs; contexts that enter before the blocks do so here, each through a cross
     mechanism of its own on a plain residual connection."""
-    embedding = objective.embedding(spec.model.width, spec.model.positions)
-    contexts = objective.context_embeddings(spec.model.width)
+    embedding = _placed(spec, objective, objective.embedding(spec.model.width, spec.model.positions))
+    contexts = [
+        (_placed(spec, objective, embed) if is_aligned else embed, is_aligned)
+        for embed, is_aligned in objective.context_embeddings(spec.model.width)
+    ]
     if not contexts or spec.cross is None:
         return embedding
-    shape = MixerShape(spec.model.width, spec.model.heads, objective.direction)
+    shape = _shape(spec, objective)
     cross, identity = Registry("mechanisms").load(spec.cross.name), Registry("residuals").load("identity")
     branches, norms = [], []
     for _, is_aligned in contexts:
@@ -89,6 +92,22 @@ def _embedding(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
         branches.append(CrossBranch(cross.build(settings, shape), _norm(spec, shape.width), connection))
         norms.append(_norm(spec, shape.width))
     return Conditioned(embedding, contexts, norms, branches)
+
+
+def _placed(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module) -> nn.Module:
+    """Return the embedding with what the run's positions add to it, for sources and for contexts as long as they may
+    be."""
+    longest = max(spec.model.positions, objective.num_context(spec.objective.settings))
+    return (
+        Registry("positions")
+        .load(spec.position.name)
+        .placed(spec.position.settings, embedding, spec.model.width, longest)
+    )
+
+
+def _shape(spec: RunSpec, objective: AbstractObjective, layer: int = 0, num_layers: int = 1) -> MixerShape:
+    rope = Registry("positions").load(spec.position.name).rope(spec.position.settings)
+    return MixerShape(spec.model.width, spec.model.heads, objective.direction, layer, num_layers, rope)
 
 
 def _norm(spec: RunSpec, width: int) -> nn.Module:
@@ -108,7 +127,7 @@ def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
     """Build the block of one layer: mixer, feed-forward, norms, residual connections, and cross mechanism and
     modulation where the run has them."""
     size = spec.model
-    shape = MixerShape(size.width, size.heads, objective.direction, layer, size.layers)
+    shape = _shape(spec, objective, layer, size.layers)
     mixer = Registry("mechanisms").load(spec.mechanism.name).build(spec.mechanism.settings, shape)
     residual, num = Registry("residuals").load(spec.residual.name), _branches(spec)
     return Block(

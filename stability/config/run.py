@@ -54,6 +54,9 @@ class AbstractRecipe(Settings):
     ffn: Annotated[Part, one_part("ffns"), Bare(), Since("mlp")] = Field(
         default="mlp", validate_default=True, description="feed-forward network of each block"
     )
+    position: Annotated[Part, one_part("positions"), Bare(), Since("rope")] = Field(
+        default="rope", validate_default=True, description="how positions are told apart"
+    )
     schedule: ScheduleSpec = Field(description="learning-rate schedule")
     steps: int = Field(ge=1, description="optimizer steps")
     batch: int = Field(ge=1, le=2**24, description="sequences per step")
@@ -79,6 +82,16 @@ class AbstractRecipe(Settings):
     def _warmup_fits(self) -> AbstractRecipe:
         if self.schedule.warmup_steps >= self.steps and self.schedule.warmup_steps > 0:
             raise ValueError(f"schedule.warmup_steps={self.schedule.warmup_steps} must be below steps={self.steps}")
+        return self
+
+    @model_validator(mode="after")
+    def _positions_are_told_once(self) -> AbstractRecipe:
+        adds = Registry("positions").load(self.position.name).adds
+        if adds and Registry("objectives").load(self.objective.name).embeds_positions:
+            raise ValueError(
+                f"objective={self.objective.name} adds a learned vector of each position itself, and so does "
+                f"position={self.position.name}; choose position=none for it alone, or position=rope"
+            )
         return self
 
     @model_validator(mode="after")

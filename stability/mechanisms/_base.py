@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stability.config import Settings
+from stability.models.position import Rope
 
 BIDIRECTIONAL, CAUSAL = "bidirectional", "causal"
 
@@ -19,7 +20,8 @@ class MixerShape:
     """The place of a mixer: what the backbone knows of it and its own settings do not.
 
     ``direction``: "bidirectional" or "causal"; ``layer`` of ``num_layers``, counted from 0 (patterns such as `mix`
-    choose by it).
+    choose by it). ``rope``: the rotation by which the mixer tells positions apart; None: it turns nothing, whatever its
+    own settings say, since positions are told elsewhere or not at all.
     """
 
     width: int
@@ -27,6 +29,7 @@ class MixerShape:
     direction: str = BIDIRECTIONAL
     layer: int = 0
     num_layers: int = 1
+    rope: Rope | None = Rope()
 
     def __post_init__(self):
         for name, value in (("width", self.width), ("heads", self.heads)):

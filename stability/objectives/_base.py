@@ -117,7 +117,7 @@ class AbstractObjective:
     ``corpus_kind``: the kind of prepared data that it reads (`AbstractCorpus.kind`); ``unit``: what a model's position
     is called, and several of them; ``baseline``: what knows the targets' frequencies and nothing else. ``score_names``:
     what is validated beside the NLL (`validate`). ``components``: names of the parts that the loss is a sum of, where
-    it is one (`component_sums`).
+    it is one (`component_sums`). ``embeds_positions``: whether its embedding adds a vector of each position itself.
 
     ``samplers``: names of the samplers that generation may take, its default first; () where nothing can be sampled.
     "ar" reads the logits of the next token, "top_prob" and "random" `clean_probs` (of proteins ``track_probs``),
@@ -133,6 +133,7 @@ class AbstractObjective:
     samplers: tuple[str, ...] = ()
     Config: ClassVar[type[ObjectiveSettings]]
     direction: ClassVar[str]
+    embeds_positions: ClassVar[bool] = False
     condition: ConditionShape | None = None
     config: Any
     num_inputs: int

@@ -41,6 +41,7 @@ class Classification(AbstractObjective):
     baseline = "class frequencies"
     score_names = ("val_accuracy",)
     direction = "bidirectional"
+    embeds_positions = True
 
     def __init__(self, config: Config, image: Any):
         self.config, self.image = config, ImageFormat.of(image)

@@ -256,6 +256,7 @@ def changes() -> Iterator[dict[str, Any]]:
         "optimizer": "optimizers",
         "norm": "norms",
         "ffn": "ffns",
+        "position": "positions",
         "objective": "objectives",
         "data": "data",
     }

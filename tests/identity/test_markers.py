@@ -314,6 +314,7 @@ def test_the_fields_say_what_is_in_them():
         "optimizer": "optimizers",
         "norm": "norms",
         "ffn": "ffns",
+        "position": "positions",
     }
     parts = {
         key
