@@ -13,6 +13,7 @@ from stability.config.cross import contexts_of
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.corpora.base import AbstractCorpus
+from stability.linears import replace_linears
 from stability.mechanisms import MixerShape
 from stability.models.backbone import Backbone, num_parameters
 from stability.models.block import Block, CrossBranch
@@ -89,7 +90,8 @@ def _embedding(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
     for _, is_aligned in contexts:
         settings = spec.cross.settings if is_aligned else cross.for_words(spec.cross.settings)
         connection = identity(identity.Config(), width=shape.width, layer=0)
-        branches.append(CrossBranch(cross.build(settings, shape), _norm(spec, shape.width), connection))
+        mechanism = _with_linears(spec, cross.build(settings, shape))
+        branches.append(CrossBranch(mechanism, _norm(spec, shape.width), connection))
         norms.append(_norm(spec, shape.width))
     return Conditioned(embedding, contexts, norms, branches)
 
@@ -108,6 +110,12 @@ def _placed(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module) -
 def _shape(spec: RunSpec, objective: AbstractObjective, layer: int = 0, num_layers: int = 1) -> MixerShape:
     rope = Registry("positions").load(spec.position.name).rope(spec.position.settings)
     return MixerShape(spec.model.width, spec.model.heads, objective.direction, layer, num_layers, rope)
+
+
+def _with_linears(spec: RunSpec, module: nn.Module) -> nn.Module:
+    """Return a mixer or a feed-forward network with the run's kind of linear maps in it."""
+    replace_linears(module, Registry("linears").load(spec.linear.name), spec.linear.settings)
+    return module
 
 
 def _norm(spec: RunSpec, width: int) -> nn.Module:
@@ -129,10 +137,11 @@ def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
     size = spec.model
     shape = _shape(spec, objective, layer, size.layers)
     mixer = Registry("mechanisms").load(spec.mechanism.name).build(spec.mechanism.settings, shape)
+    ffn = Registry("ffns").load(spec.ffn.name).build(spec.ffn.settings, size.width, size.ffn_multiple)
     residual, num = Registry("residuals").load(spec.residual.name), _branches(spec)
     return Block(
-        mixer,
-        Registry("ffns").load(spec.ffn.name).build(spec.ffn.settings, size.width, size.ffn_multiple),
+        _with_linears(spec, mixer),
+        _with_linears(spec, ffn),
         norms=(_norm(spec, size.width), _norm(spec, size.width)),
         residuals=tuple(
             residual(spec.residual.settings, width=size.width, layer=number)
@@ -148,7 +157,7 @@ def _cross(spec: RunSpec, shape: MixerShape) -> CrossBranch | None:
         return None
     residual = Registry("residuals").load(spec.residual.name)
     return CrossBranch(
-        Registry("mechanisms").load(spec.cross.name).build(spec.cross.settings, shape),
+        _with_linears(spec, Registry("mechanisms").load(spec.cross.name).build(spec.cross.settings, shape)),
         _norm(spec, shape.width),
         residual(spec.residual.settings, width=shape.width, layer=_branches(spec) * shape.layer + 1),
     )

@@ -8,7 +8,7 @@ import importlib.util
 import pkgutil
 from typing import Any
 
-FAMILIES = ("mechanisms", "residuals", "optimizers", "norms", "objectives", "data", "ffns", "positions")
+FAMILIES = ("mechanisms", "residuals", "optimizers", "norms", "objectives", "data", "ffns", "positions", "linears")
 MOST_CHOICES = 24
 # module path of each plugin by family and name; filled by `add_plugin`, the same in the driver and in every worker
 _plugins: dict[tuple[str, str], str] = {}

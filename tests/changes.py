@@ -23,6 +23,8 @@ def other_values(family: str, name: str, key: str) -> Iterator[Any]:
         yield from (choice for choice in get_args(field.annotation) if choice != default)
     elif bool in kinds:
         yield not default
+    elif int in kinds:
+        yield default - 1
     elif float in kinds:
         yield 0.75 if default is None else 0.5 * default + 0.1
     else:

@@ -143,6 +143,7 @@ def test_every_part_has_one_file_and_one_yaml():
         ("norms", "norm"),
         ("ffns", "ffn"),
         ("positions", "position"),
+        ("linears", "linear"),
         ("objectives", "objective"),
         ("data", "data"),
     ):
@@ -161,7 +162,7 @@ def test_every_yaml_holds_the_defaults_of_its_config():
         for name in Registry(family).names(**({"cross": False} if family == "mechanisms" else {})):
             composed = parse(SweepSpec, {**compose("sweep", [f"{group}={name}"]), "name": "x"})
             assert getattr(composed, group)[0].settings == Registry(family).load(name).Config(), (group, name)
-    for family, group in (("ffns", "ffn"), ("positions", "position")):
+    for family, group in (("ffns", "ffn"), ("positions", "position"), ("linears", "linear")):
         for name in Registry(family).names():
             composed = parse(SweepSpec, {**compose("sweep", [f"{group}={name}"]), "name": "x"})
             assert getattr(composed, group).settings == Registry(family).load(name).Config(), (group, name)

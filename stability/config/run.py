@@ -57,6 +57,9 @@ class AbstractRecipe(Settings):
     position: Annotated[Part, one_part("positions"), Bare(), Since("rope")] = Field(
         default="rope", validate_default=True, description="how positions are told apart"
     )
+    linear: Annotated[Part, one_part("linears"), Bare(), Since("dense")] = Field(
+        default="dense", validate_default=True, description="linear maps of mixers and feed-forward networks"
+    )
     schedule: ScheduleSpec = Field(description="learning-rate schedule")
     steps: int = Field(ge=1, description="optimizer steps")
     batch: int = Field(ge=1, le=2**24, description="sequences per step")
@@ -171,6 +174,20 @@ class RunSpec(AbstractRecipe):
                 f"data={self.data.name} has none; choose another graph"
             )
         mechanism.check_positions(settings, self.model.positions)
+        return self
+
+    @model_validator(mode="after")
+    def _linear_maps_are_called(self) -> RunSpec:
+        """Refuse a kind of linear map that a mechanism would pass by, taking its weight instead."""
+        registry = Registry("mechanisms")
+        parts = [("mechanism", self.mechanism), *([] if self.cross is None else [("cross", self.cross)])]
+        if not Registry("linears").load(self.linear.name).is_affine:
+            for key, item in parts:
+                if not registry.load(item.name).calls_linears(item.settings):
+                    raise ValueError(
+                        f"linear={self.linear.name} stands for maps that {key}={item.name} does not call, since it "
+                        "takes their weights itself; choose another mechanism, or linear=dense"
+                    )
         return self
 
     @model_validator(mode="after")

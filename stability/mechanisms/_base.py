@@ -127,6 +127,12 @@ class AbstractMechanism(nn.Module):
         return False
 
     @classmethod
+    def calls_linears(cls, config: Any) -> bool:
+        """Return whether `forward` calls its ``nn.Linear`` modules, so that another kind of linear map may stand for
+        them; False where it takes their weights itself."""
+        return True
+
+    @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
         """Return the multiply-adds of one forward pass over one sequence of ``num_positions``, projections included."""
         raise NotImplementedError
@@ -170,6 +176,11 @@ class AbstractCrossMechanism(nn.Module):
     def check_positions(cls, config: Any, num_positions: int, num_context: int) -> None:
         """Raise a ``ValueError`` of one line where the settings do not fit sources of ``num_positions`` and contexts of
         ``num_context``; it names settings as ``cross.<setting>``, to which ``cross=auto`` adds the mechanism's name."""
+
+    @classmethod
+    def calls_linears(cls, config: Any) -> bool:
+        """Return whether `forward` calls its ``nn.Linear`` modules, as in `AbstractMechanism`."""
+        return True
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int, num_context: int) -> float:

@@ -85,6 +85,10 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         return config.graph == "window" or (config.graph == "auto" and num_context == num_positions)
 
     @classmethod
+    def calls_linears(cls, config: Any) -> bool:
+        return False
+
+    @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int, num_context: int) -> float:
         windowed = cls._windowed(config, num_positions, num_context)
         edges = WindowedEdges(config.window, num_positions).num_edges if windowed else num_positions * num_context

@@ -77,6 +77,10 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         return config.graph == "given"
 
     @classmethod
+    def calls_linears(cls, config: Any) -> bool:
+        return False
+
+    @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
         """Return the multiply-adds; given edges are counted as if all were given."""
         neighbors = min(config.window, num_positions - 1)

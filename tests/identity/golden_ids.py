@@ -257,6 +257,7 @@ def changes() -> Iterator[dict[str, Any]]:
         "norm": "norms",
         "ffn": "ffns",
         "position": "positions",
+        "linear": "linears",
         "objective": "objectives",
         "data": "data",
     }

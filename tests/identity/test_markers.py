@@ -315,6 +315,7 @@ def test_the_fields_say_what_is_in_them():
         "norm": "norms",
         "ffn": "ffns",
         "position": "positions",
+        "linear": "linears",
     }
     parts = {
         key
