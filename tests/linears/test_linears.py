@@ -199,3 +199,39 @@ def test_it_is_chosen_on_the_command_line_and_today_s_is_not_in_an_id():
     assert "linear" not in json.loads(essence(parse_run(sa)))
     found = json.loads(essence(parse_run(sa | {"linear": "bitnet"})))["linear"]
     assert found == {"name": "bitnet", "bits": 8, "norm": True}
+
+
+PLUGIN = """
+from torch import nn
+from stability.config import Settings
+from stability.linears import AbstractLinear
+
+class Signed(nn.Linear):
+    def __init__(self, dense):
+        super().__init__(dense.in_features, dense.out_features, dense.bias is not None, device="meta")
+        self.weight, self.bias = dense.weight, dense.bias
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight + (self.weight.sign() - self.weight).detach(), self.bias)
+
+class SignedLinear(AbstractLinear):
+    class Config(Settings):
+        pass
+
+    @classmethod
+    def of(cls, config, dense):
+        return Signed(dense)
+
+EXPORT = SignedLinear
+"""
+
+
+def test_a_kind_of_linear_map_of_one_s_own_is_a_plugin(tmp_path, monkeypatch, lab):
+    (tmp_path / "signed.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("stability.registry._plugins", {})
+    assert read_spec("sweep", ["plugins=[signed]", "linear=signed", "mechanism=sa"]).linear.name == "signed"
+    run = lab.spec(plugins=["signed"], linear="signed", mechanism="sa")
+    mapped = build_model(run, 8).blocks[0].ffn.hidden
+    assert type(mapped).__name__ == "Signed"
+    assert lab.train(run).status()["state"] in ("stable", "plateaued")

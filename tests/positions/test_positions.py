@@ -195,3 +195,44 @@ def test_it_is_chosen_on_the_command_line_and_today_s_is_not_in_an_id():
     assert written(position={"name": "rope", "base": 500.0})["position"] == {"name": "rope", "base": 500.0}
     assert written(position="none")["position"] == "none"
     assert written(position="learned")["position"] == {"name": "learned", "std": 0.02}
+
+
+PLUGIN = """
+import torch
+from torch import nn
+from stability.config import Settings
+from stability.positions import AbstractPosition
+
+class Ramp(nn.Module):
+    def __init__(self, embedding, slope):
+        super().__init__()
+        self.embedding, self.slope = embedding, slope
+
+    def forward(self, inputs):
+        x_BND = self.embedding(inputs)
+        return x_BND + self.slope * torch.arange(x_BND.shape[1], dtype=x_BND.dtype)[:, None]
+
+class RampPosition(AbstractPosition):
+    class Config(Settings):
+        slope: float = 0.125
+    adds = True
+
+    @classmethod
+    def placed(cls, config, embedding, width, num_positions):
+        return Ramp(embedding, config.slope)
+
+EXPORT = RampPosition
+"""
+
+
+def test_a_position_scheme_of_one_s_own_is_a_plugin(tmp_path, monkeypatch, lab):
+    (tmp_path / "ramp.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("stability.registry._plugins", {})
+    spec = read_spec("sweep", ["plugins=[ramp]", "position=ramp", "position.slope=0.5"])
+    assert (spec.position.name, spec.position.settings.slope) == ("ramp", 0.5)
+    run = lab.spec(plugins=["ramp"], position={"name": "ramp", "slope": 0.5})
+    embedding = build_model(run, 8).embedding
+    difference = embedding(tokens(4)) - embedding.embedding(tokens(4))
+    assert torch.allclose(difference[0, :, 0], torch.tensor([0.0, 0.5, 1.0, 1.5]), atol=1e-6)
+    assert lab.train(run).status()["state"] in ("stable", "plateaued")
