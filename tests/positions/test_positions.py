@@ -43,7 +43,7 @@ def tokens(length: int, rows: int = 2) -> torch.Tensor:
 def layer_of(name: str, turn: Rope | None, **settings) -> torch.nn.Module:
     torch.manual_seed(0)
     mechanism = Registry("mechanisms").load(name)
-    direction = "bidirectional" if "bidirectional" in mechanism.directions else "causal"
+    direction = "bidirectional" if mechanism.cross or "bidirectional" in mechanism.directions else "causal"
     shape = MixerShape(WIDTH, HEADS, direction, rope=turn)
     return mechanism.build(settings_of("mechanisms", name, settings), shape).double()
 
@@ -103,6 +103,28 @@ def test_every_mechanism_rotates_by_the_base_that_it_is_given(name):
     assert torch.equal(usual, layer_of(name, Rope(10_000.0))(x_BND))
     for one, two in ((usual, other), (usual, unturned), (other, unturned)):
         assert not torch.allclose(one, two, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("base", [10_000.0, 50.0, None])
+@pytest.mark.parametrize("name", ["sa", "ca"])
+def test_attention_compares_queries_and_keys_turned_as_complex_numbers(name, base):
+    x_ND, context_JD = (
+        torch.randn(length, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(length))
+        for length in (6, 6 if name == "sa" else 4)
+    )
+    context_JD = x_ND if name == "sa" else context_JD
+    layer = layer_of(name, None if base is None else Rope(base))
+    if name == "sa":
+        q, k, v = layer.qkv(x_ND).chunk(3, -1)
+    else:
+        q, (k, v) = layer.q(x_ND), layer.kv(context_JD).chunk(2, -1)
+    heads = []
+    for head in range(HEADS):
+        part = slice(head * WIDTH // HEADS, (head + 1) * WIDTH // HEADS)
+        turned = [each[:, part] if base is None else rotated(each[:, part], base=base) for each in (q, k)]
+        heads.append((turned[0] @ turned[1].T / (WIDTH // HEADS) ** 0.5).softmax(-1) @ v[:, part])
+    found = layer(x_ND[None], *([] if name == "sa" else [context_JD[None]]))[0]
+    torch.testing.assert_close(found, layer.out(torch.cat(heads, -1)), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("graph", ["complete", "cycle"])
