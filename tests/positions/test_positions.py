@@ -19,7 +19,7 @@ from stability.positions import AbstractPosition
 from stability.registry import Registry
 from tests.changes import other_values, settings_of_family
 from tests.identity.golden_ids import BASE
-from tests.mechanisms.oracles import rotated
+from tests.mechanisms.oracles import cross_consensus, rotated
 from tests.reading import read_spec
 
 NAMES = Registry("positions").names()
@@ -58,8 +58,8 @@ def test_it_is_of_the_family_and_keeps_shape_and_dtype(lab, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_seed_builds_the_same_model_and_saved_parameters_are_all_there_is(lab, name):
-    one, two = model_of(lab, name), build_model(lab.spec(position=name), 8).double()
-    again = build_model(lab.spec(position=name), 8).double()
+    one, two = model_of(lab, name), build_model(lab.spec(position=name, seed=1), 8).double()
+    again = build_model(lab.spec(position=name, seed=1), 8).double()
     assert torch.equal(two(tokens(12)), again(tokens(12)))
     two.load_state_dict(one.state_dict())
     assert torch.equal(one(tokens(12)), two(tokens(12)))
@@ -156,6 +156,17 @@ def test_a_cross_mechanism_without_rotation_is_that_of_its_own_setting(name):
 
     assert torch.equal(given(None, "absolute"), given(Rope(), "none"))
     assert not torch.allclose(given(Rope(), "absolute"), given(Rope(50.0), "absolute"), rtol=0, atol=1e-9)
+
+
+def test_cross_consensus_turns_both_sides_by_the_base_that_it_is_given():
+    x_BND, context_BJD = (
+        torch.randn(2, length, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(length))
+        for length in (5, 4)
+    )
+    layer = layer_of("cc", Rope(50.0), graph="complete")
+    edges = {(i, j) for i in range(5) for j in range(4)}
+    expected = cross_consensus(layer, x_BND, context_BJD, [edges] * 2, base=50.0)
+    torch.testing.assert_close(layer(x_BND, context_BJD), expected, rtol=0, atol=1e-10)
 
 
 def test_without_positions_a_bidirectional_model_is_equivariant_to_their_order(lab):
