@@ -194,13 +194,14 @@ def test_that_norm_is_the_formula_above_it(own_part):
 
 def test_the_feed_forward_network_of_the_docs_is_swept_and_measured(own_part, tmp_path):
     known = own_part("bilinear")
-    sizes = {
-        share: swept(tmp_path / share, *known, "ffn=bilinear", f"ffn.share={share}").runs["num_params"].item()
-        for share in ("0.25", "0.5")
+    runs = {
+        share: swept(tmp_path / share, *known, "ffn=bilinear", f"ffn.share={share}").runs for share in ("0.25", "0.5")
     }
+    sizes = {share: run["num_params"].item() for share, run in runs.items()}
     assert sizes["0.5"] - sizes["0.25"] == 3 * 16 * 16 + 2 * 16  # three maps of 16 more, two biases
     usual = swept(tmp_path / "usual", *known)
     assert usual.runs["num_params"].item() not in sizes.values() and len(usual.curvature) == 6
+    assert [run["model"].item() for run in (usual.runs, runs["0.5"])] == ["nano", "nano ffn=bilinear"]
 
 
 def test_the_objective_of_the_docs_is_swept_and_measured(own_part, tmp_path):
