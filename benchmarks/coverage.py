@@ -26,14 +26,13 @@ from benchmarks._machine import machine
 from stability.curvature import directional
 from stability.curvature.taylor import missing_rule
 from stability.mechanisms import build as build_mechanism
-from stability.models.norm import build_norm
+from stability.norms import build as build_norm
 from stability.registry import Registry
 from stability.residuals import build as build_residual
 
 Tensors = dict[str, Tensor]
 SHAPE = (2, 12, 16)  # batch, positions, width
 VOCABULARY = 50
-NORMS = ("layernorm", "rmsnorm")
 ENDS = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 32}
 GATED = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
@@ -166,13 +165,15 @@ class Connected(nn.Module):
 
 def residuals() -> Iterator[Case]:
     for name in Registry("residuals").names():
-        module = shaken(Connected(build_residual(name, width=SHAPE[-1], layer=1), build_norm("layernorm", SHAPE[-1])))
+        module = shaken(
+            Connected(build_residual(name, width=SHAPE[-1], layer=1), build_norm("layernorm", width=SHAPE[-1]))
+        )
         yield Case("residual", name, *with_input(module))
 
 
 def norms() -> Iterator[Case]:
-    for name in NORMS:
-        yield Case("norm", name, *with_input(shaken(build_norm(name, SHAPE[-1]))))
+    for name in Registry("norms").names():
+        yield Case("norm", name, *with_input(shaken(build_norm(name, width=SHAPE[-1]))))
 
 
 def objectives() -> Iterator[Case]:

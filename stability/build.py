@@ -15,13 +15,12 @@ from stability.config.parts import Part
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.corpora.base import AbstractCorpus
+from stability.linears import replace_linears
 from stability.mechanisms import MixerShape
 from stability.models.backbone import Backbone, num_parameters
 from stability.models.block import Block, CrossBranch
 from stability.models.condition import Modulation
-from stability.models.ffn import FeedForward
 from stability.models.init import initialise
-from stability.models.norm import build_norm
 from stability.models.tracks import Conditioned
 from stability.objectives import AbstractObjective
 from stability.optimizers import parameter_groups
@@ -52,8 +51,8 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         blocks = [_block(spec, objective, layer) for layer in range(spec.model.layers)]
-        final_norm = build_norm(spec.norm, spec.model.width)
-        context_norm = build_norm(spec.norm, spec.model.width) if _crosses_in_blocks(spec) else None
+        final_norm = _norm(spec, spec.model.width)
+        context_norm = _norm(spec, spec.model.width) if _crosses_in_blocks(spec) else None
         embedding = _embedding(spec, objective)
         model = Backbone(
             embedding,
@@ -86,19 +85,49 @@ def count_parameters(spec: RunSpec, data_format: Any) -> int:
 def _embedding(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
     """Return the module that reads the inputs; contexts that enter before the blocks do so here, each through a cross
     mechanism of its own on a plain residual connection."""
-    embedding = objective.embedding(spec.model.width, spec.model.positions)
-    contexts = objective.context_embeddings(spec.model.width)
+    embedding = _placed(spec, objective, objective.embedding(spec.model.width, spec.model.positions))
+    contexts = [
+        (_placed(spec, objective, embed) if is_aligned else embed, is_aligned)
+        for embed, is_aligned in objective.context_embeddings(spec.model.width)
+    ]
     if not contexts or spec.cross is None:
         return embedding
-    shape = MixerShape(spec.model.width, spec.model.heads, objective.direction)
+    shape = _shape(spec, objective)
     cross, identity = Registry("mechanisms").load(spec.cross.name), Registry("residuals").load("identity")
     branches, norms = [], []
     for _, is_aligned in contexts:
         settings = spec.cross.settings if is_aligned else cross.for_words(spec.cross.settings)
         connection = identity(identity.Config(), width=shape.width, layer=0)
-        branches.append(CrossBranch(cross.build(settings, shape), build_norm(spec.norm, shape.width), connection))
-        norms.append(build_norm(spec.norm, shape.width))
+        mechanism = _with_linears(spec, cross.build(settings, shape))
+        branches.append(CrossBranch(mechanism, _norm(spec, shape.width), connection))
+        norms.append(_norm(spec, shape.width))
     return Conditioned(embedding, contexts, norms, branches)
+
+
+def _placed(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module) -> nn.Module:
+    """Return the embedding with what the run's positions add to it, for sources and for contexts as long as they may
+    be."""
+    longest = max(spec.model.positions, objective.num_context(spec.objective.settings))
+    return (
+        Registry("positions")
+        .load(spec.position.name)
+        .placed(spec.position.settings, embedding, spec.model.width, longest)
+    )
+
+
+def _shape(spec: RunSpec, objective: AbstractObjective, layer: int = 0, num_layers: int = 1) -> MixerShape:
+    rope = Registry("positions").load(spec.position.name).rope(spec.position.settings)
+    return MixerShape(spec.model.width, spec.model.heads, objective.direction, layer, num_layers, rope)
+
+
+def _with_linears(spec: RunSpec, module: nn.Module) -> nn.Module:
+    """Return a mixer or a feed-forward network with the run's kind of linear maps in it."""
+    replace_linears(module, Registry("linears").load(spec.linear.name), spec.linear.settings)
+    return module
+
+
+def _norm(spec: RunSpec, width: int) -> nn.Module:
+    return Registry("norms").load(spec.norm.name).build(spec.norm.settings, width)
 
 
 def _crosses_in_blocks(spec: RunSpec) -> bool:
@@ -114,13 +143,14 @@ def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
     """Build the block of one layer: mixer, feed-forward, norms, residual connections, and cross mechanism and
     modulation where the run has them."""
     size = spec.model
-    shape = MixerShape(size.width, size.heads, objective.direction, layer, size.layers)
+    shape = _shape(spec, objective, layer, size.layers)
     mixer = Registry("mechanisms").load(spec.mechanism.name).build(spec.mechanism.settings, shape)
+    ffn = Registry("ffns").load(spec.ffn.name).build(spec.ffn.settings, size.width, size.ffn_multiple)
     residual, num = Registry("residuals").load(spec.residual.name), _branches(spec)
     return Block(
-        mixer,
-        FeedForward(size.width, size.ffn_multiple),
-        norms=(build_norm(spec.norm, size.width), build_norm(spec.norm, size.width)),
+        _with_linears(spec, mixer),
+        _with_linears(spec, ffn),
+        norms=(_norm(spec, size.width), _norm(spec, size.width)),
         residuals=tuple(
             residual(spec.residual.settings, width=size.width, layer=number)
             for number in (num * layer, num * layer + num - 1)
@@ -135,8 +165,8 @@ def _cross(spec: RunSpec, shape: MixerShape) -> CrossBranch | None:
         return None
     residual = Registry("residuals").load(spec.residual.name)
     return CrossBranch(
-        Registry("mechanisms").load(spec.cross.name).build(spec.cross.settings, shape),
-        build_norm(spec.norm, shape.width),
+        _with_linears(spec, Registry("mechanisms").load(spec.cross.name).build(spec.cross.settings, shape)),
+        _norm(spec, shape.width),
         residual(spec.residual.settings, width=shape.width, layer=_branches(spec) * shape.layer + 1),
     )
 

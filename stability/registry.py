@@ -8,7 +8,7 @@ import importlib.util
 import pkgutil
 from typing import Any
 
-FAMILIES = ("mechanisms", "residuals", "optimizers", "objectives", "data")
+FAMILIES = ("mechanisms", "residuals", "optimizers", "norms", "objectives", "data", "ffns", "positions", "linears")
 MOST_CHOICES = 24
 # module path of each plugin by family and name; filled by `add_plugin`, the same in the driver and in every worker
 _plugins: dict[tuple[str, str], str] = {}
@@ -53,9 +53,9 @@ class Registry:
 
 def near_misses(name: str, choices: tuple[str, ...]) -> str:
     """Return ``did you mean 'sc'? (choices: …)``: the closest choice first, then all of them where they fit a line."""
-    close = difflib.get_close_matches(str(name), choices, n=1, cutoff=0.5) or [
-        choice for choice in choices if choice.startswith(f"{name}_")
-    ]
+    close = [choice for choice in choices if choice.startswith(f"{name}_")] or difflib.get_close_matches(
+        str(name), choices, n=1, cutoff=0.5
+    )
     shown = choices if len(choices) <= MOST_CHOICES else tuple(choice for choice in choices if "." not in choice)
     listing = f"choices: {', '.join(shown) if shown else 'none'}"
     if not close:

@@ -74,7 +74,8 @@ def timed_as(run: RunSpec, variant: str) -> str:
     """Name a kind of run: ``mechanism/residual/norm/optimizer`` (``sa+ca`` with a cross mechanism), and what an
     ablation changes."""
     mechanism = run.mechanism.name + ("" if run.cross is None else f"+{run.cross.name}")
-    return " ".join(filter(None, ("/".join((mechanism, run.residual.name, run.norm, run.optimizer.name)), variant)))
+    kind = "/".join((mechanism, run.residual.name, run.norm.name, run.optimizer.name))
+    return " ".join(filter(None, (kind, variant)))
 
 
 def _cost(run: RunSpec, corpus: AbstractCorpus, spec: SweepSpec) -> Cost:

@@ -88,7 +88,7 @@ class Trial:
 
 
 def choice_name(choice: Any) -> str:
-    """Return the name of a part as a ``spec.json`` writes it, or of a norm."""
+    """Return the name of a part as a ``spec.json`` writes it; of a norm in older ones it is all that there is."""
     return choice["name"] if isinstance(choice, dict) else str(choice)
 
 

@@ -15,7 +15,7 @@ from stability.config.base import checked
 from stability.config.parse import parse
 from stability.config.rates import LearningRates
 from stability.config.run import ModelSpec
-from stability.config.sweep import SweepSpec
+from stability.config.sweep import ABLATED, SweepSpec
 from stability.registry import Registry
 from tests.reading import compose
 
@@ -140,6 +140,10 @@ def test_every_part_has_one_file_and_one_yaml():
         ("mechanisms", "mechanism"),
         ("residuals", "residual"),
         ("optimizers", "optimizer"),
+        ("norms", "norm"),
+        ("ffns", "ffn"),
+        ("positions", "position"),
+        ("linears", "linear"),
         ("objectives", "objective"),
         ("data", "data"),
     ):
@@ -154,10 +158,14 @@ def test_every_part_has_one_file_and_one_yaml():
 
 def test_every_yaml_holds_the_defaults_of_its_config():
     """A part built in Python and the same part chosen on the command line are the same part."""
-    for family, group in (("mechanisms", "mechanism"), ("optimizers", "optimizer"), ("residuals", "residual")):
+    for group, family in ABLATED.items():
         for name in Registry(family).names(**({"cross": False} if family == "mechanisms" else {})):
             composed = parse(SweepSpec, {**compose("sweep", [f"{group}={name}"]), "name": "x"})
             assert getattr(composed, group)[0].settings == Registry(family).load(name).Config(), (group, name)
+    for family, group in (("ffns", "ffn"), ("positions", "position"), ("linears", "linear")):
+        for name in Registry(family).names():
+            composed = parse(SweepSpec, {**compose("sweep", [f"{group}={name}"]), "name": "x"})
+            assert getattr(composed, group).settings == Registry(family).load(name).Config(), (group, name)
     for name in Registry("mechanisms").names(cross=True):
         composed = parse(SweepSpec, {**compose("sweep", [f"cross={name}"]), "name": "x"})
         assert composed.cross.settings == Registry("mechanisms").load(name).Config(), name

@@ -83,7 +83,7 @@ def test_every_command_is_one_that_its_entry_takes(tmp_path, monkeypatch):
     """Composed and validated, not run. A page about a part of one's own shows it as a plugin, which is made here from
     the page itself."""
     (tmp_path / "my_package").mkdir()
-    for name in ("mean", "signum", "denoise", "csv_column"):
+    for name in OWN:
         (tmp_path / "my_package" / f"{name}.py").write_text(part_of_a_page(name))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -103,7 +103,9 @@ def test_every_command_is_one_that_its_entry_takes(tmp_path, monkeypatch):
                 name
                 for name in OWN
                 for word in words
-                if re.match(rf"(mechanism=\[sa,|optimizer=\[adamw,|objective=|data=){name}\b", word)
+                if re.match(
+                    rf"(mechanism=\[sa,|optimizer=\[adamw,|norm=\[layernorm,|ffn=|objective=|data=){name}\b", word
+                )
             ),
             None,
         )
@@ -114,7 +116,7 @@ def test_every_command_is_one_that_its_entry_takes(tmp_path, monkeypatch):
 
 
 ENTRIES = ("sweep", "hessian", "probe", "generate", "report", "status", "train_tokenizer")
-OWN = ("mean", "signum", "denoise", "csv_column")
+OWN = ("mean", "signum", "denoise", "csv_column", "scalenorm", "bilinear")
 
 
 @pytest.fixture
@@ -175,6 +177,33 @@ def test_the_step_of_that_optimizer_is_the_formula_above_it(own_part):
     assert parameter.tolist() == pytest.approx([(2.0 * 0.999 - 0.01) * 0.999 + 0.01, (-0.999 + 0.01) * 0.999])
 
 
+def test_the_norm_of_the_docs_is_swept_and_measured(own_part, tmp_path):
+    words = ["norm=[layernorm,scalenorm]", "norm.scalenorm.epsilon=1e-4"]
+    results = swept(tmp_path, *own_part("scalenorm"), *words)
+    assert sorted(results.runs["norm"]) == ["layernorm", "scalenorm"] and results.runs["val_nll"].notna().all()
+    assert len(results.curvature) == 12 and set(results.curvature["method"]) == {"taylor"}
+
+
+def test_that_norm_is_the_formula_above_it(own_part):
+    names: dict[str, Any] = {}
+    exec(part_of_a_page("scalenorm"), names)
+    norm = names["ScaleNorm"].build(names["ScaleNorm"].Config(), 4)
+    assert norm(torch.tensor([3.0, 0.0, -4.0, 0.0])).tolist() == pytest.approx([1.2, 0.0, -1.6, 0.0])
+    assert norm(torch.zeros(4)).tolist() == [0.0] * 4
+
+
+def test_the_feed_forward_network_of_the_docs_is_swept_and_measured(own_part, tmp_path):
+    known = own_part("bilinear")
+    runs = {
+        share: swept(tmp_path / share, *known, "ffn=bilinear", f"ffn.share={share}").runs for share in ("0.25", "0.5")
+    }
+    sizes = {share: run["num_params"].item() for share, run in runs.items()}
+    assert sizes["0.5"] - sizes["0.25"] == 3 * 16 * 16 + 2 * 16  # three maps of 16 more, two biases
+    usual = swept(tmp_path / "usual", *known)
+    assert usual.runs["num_params"].item() not in sizes.values() and len(usual.curvature) == 6
+    assert [run["model"].item() for run in (usual.runs, runs["0.5"])] == ["nano", "nano ffn=bilinear"]
+
+
 def test_the_objective_of_the_docs_is_swept_and_measured(own_part, tmp_path):
     results = swept(tmp_path, *own_part("denoise"), "objective=denoise", "objective.rate=0.5")
     assert (
@@ -219,7 +248,7 @@ def test_the_figure_of_the_docs_is_in_the_report(tmp_path, monkeypatch):
 
 
 def test_the_yamls_of_the_docs_hold_the_defaults_of_their_files():
-    for page in ("optimizer", "objective", "data_source"):
+    for page in ("optimizer", "norm", "ffn", "objective", "data_source"):
         text = PAGES[f"docs/extending/{page}.md"]
         (code,), (written,) = (
             re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL) for language in ("python", "yaml")

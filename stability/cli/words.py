@@ -11,7 +11,7 @@ from stability.cli.places import quoted
 from stability.config.run import ModelSpec
 
 OF_EVERY_MODEL = tuple(f"model.{key}" for key, field in ModelSpec.model_fields.items() if not field.is_required())
-CHOICES = (*AXES, "model", "objective", "data", "schedule", "lr", "search")
+CHOICES = (*AXES, "model", "ffn", "position", "linear", "objective", "data", "schedule", "lr", "search")
 A_RATE = re.compile(r"^([\[\d.+-]|nan$|inf$)")  # how a number or a list of them begins
 
 

@@ -126,9 +126,10 @@ def filled(
         if since is not None:
             whole.setdefault(key, since.neutral)
         if key in whole:
-            whole[key] = _filled_inside(
-                whole[key], field.annotation, family_of(field.metadata) or (family if key == "parts" else None)
-            )
+            own = family_of(field.metadata) or (family if key == "parts" else None)
+            if own is not None and isinstance(whole[key], str) and Bare() in field.metadata:
+                whole[key] = {"name": whole[key]}  # of the time when there was a name only
+            whole[key] = _filled_inside(whole[key], field.annotation, own)
     return whole
 
 

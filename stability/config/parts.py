@@ -12,7 +12,7 @@ from stability.config.base import Settings, explain
 from stability.registry import Registry
 
 # families of which a sweep takes several: there a setting's key holds its part's name
-AXES = ("mechanisms", "residuals", "optimizers")
+AXES = ("mechanisms", "residuals", "optimizers", "norms")
 
 
 class Part(Settings):

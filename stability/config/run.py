@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from stability.config.base import Settings, check_heads
 from stability.config.cross import CrossOfEach, cross_choice, cross_fits, cross_has_context
-from stability.config.identity import Family, Label, Since
+from stability.config.identity import Bare, Family, Label, Since
 from stability.config.parts import Part, one_part, read_by
 from stability.config.training import (
     CheckpointSpec,
@@ -33,7 +33,12 @@ class ModelSpec(Settings):
     width: int = Field(ge=2, le=2**20, description="model width d")
     heads: int = Field(ge=1, description="number of heads H")
     positions: int = Field(ge=2, le=2**24, description="sequence length N that is trained on")
-    ffn_multiple: float = Field(default=4.0, gt=0, le=1024, description="hidden width of the MLP as a multiple of d")
+    ffn_multiple: float = Field(
+        default=4.0,
+        gt=0,
+        le=1024,
+        description="hidden width of the MLP as a multiple of d, where ffn.multiple is null",
+    )
     qk_bias: float = Field(
         default=0.0,
         description="where attention's query and key biases start; equal ones make the first pattern local (RoPE)",
@@ -54,6 +59,15 @@ class AbstractRecipe(Settings):
     model: ModelSpec = Field(description="size of the transformer")
     objective: Annotated[Part, one_part("objectives")] = Field(description="what is predicted")
     data: Annotated[Part, one_part("data"), AfterValidator(read_by)] = Field(description="what is read")
+    ffn: Annotated[Part, one_part("ffns"), Bare(), Since("mlp")] = Field(
+        default="mlp", validate_default=True, description="feed-forward network of each block"
+    )
+    position: Annotated[Part, one_part("positions"), Bare(), Since("rope")] = Field(
+        default="rope", validate_default=True, description="how positions are told apart"
+    )
+    linear: Annotated[Part, one_part("linears"), Bare(), Since("dense")] = Field(
+        default="dense", validate_default=True, description="linear maps of mixers and feed-forward networks"
+    )
     schedule: ScheduleSpec = Field(description="learning-rate schedule")
     steps: int = Field(ge=1, description="optimizer steps")
     batch: int = Field(ge=1, le=2**24, description="sequences per step")
@@ -82,6 +96,16 @@ class AbstractRecipe(Settings):
         return self
 
     @model_validator(mode="after")
+    def _positions_are_told_once(self) -> AbstractRecipe:
+        adds = Registry("positions").load(self.position.name).adds
+        if adds and Registry("objectives").load(self.objective.name).embeds_positions:
+            raise ValueError(
+                f"objective={self.objective.name} adds a learned vector of each position itself, and so does "
+                f"position={self.position.name}; choose position=none for it alone, or position=rope"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _guards_can_act(self) -> AbstractRecipe:
         self.guards.check(self.clip_norm, self.checkpoint)
         return self
@@ -107,7 +131,7 @@ class RunSpec(AbstractRecipe):
     optimizer: Annotated[Part, one_part("optimizers")] = Field(
         description="optimizer and its settings but for the learning rate"
     )
-    norm: Literal["layernorm", "rmsnorm"] = Field(description="normalisation before each branch")
+    norm: Annotated[Part, one_part("norms"), Bare()] = Field(description="normalisation before each branch")
     lr_peak: float = Field(gt=0, description="peak learning rate")
     seed: int = Field(ge=0, description="seed of initialisation, data order and masks")
     data_fingerprint: str = Field(
@@ -167,6 +191,20 @@ class RunSpec(AbstractRecipe):
     def _goes_on_beyond_its_beginning(self) -> RunSpec:
         if self.init is not None and self.init.step >= self.steps:
             raise ValueError(f"init.step={self.init.step} must be below steps={self.steps}")
+        return self
+
+    @model_validator(mode="after")
+    def _linear_maps_are_called(self) -> RunSpec:
+        """Refuse a kind of linear map that a mechanism would pass by, taking its weight instead."""
+        registry = Registry("mechanisms")
+        parts = [("mechanism", self.mechanism), *([] if self.cross is None else [("cross", self.cross)])]
+        if not Registry("linears").load(self.linear.name).is_affine:
+            for key, item in parts:
+                if not registry.load(item.name).calls_linears(item.settings):
+                    raise ValueError(
+                        f"linear={self.linear.name} stands for maps that {key}={item.name} does not call, since it "
+                        "takes their weights itself; choose another mechanism, or linear=dense"
+                    )
         return self
 
     @model_validator(mode="after")

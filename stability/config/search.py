@@ -15,7 +15,7 @@ from stability.registry import near_misses
 
 NO_RECIPE = ("seed", "behaviour")  # numbers of a run that are no choice of its recipe
 # whose parts a sweep may have several of: a setting is written with its part's name
-AXES = ("mechanism", "residual", "optimizer")
+AXES = ("mechanism", "residual", "optimizer", "norm")
 
 
 class Dimension(Settings):

@@ -24,13 +24,7 @@ from stability.config.search import AnySearch, HalvingSpec, check_search, chosen
 from stability.registry import Registry
 
 # axes whose parts' settings can vary, and their families
-ABLATED = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers"}
-
-
-def _axis_of_names(value: Any) -> Any:
-    if isinstance(value, dict) and (given := [f"{name}={item!r}" for name, item in value.items() if item]):
-        raise ValueError(f"norm.{given[0]}: a norm has no settings; leave it out")
-    return tuple(value) if isinstance(value, dict) else value
+ABLATED = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers", "norm": "norms"}
 
 
 class SweepSpec(AbstractRecipe):
@@ -41,9 +35,7 @@ class SweepSpec(AbstractRecipe):
     )
     residual: Annotated[tuple[Part, ...], some_parts("residuals")] = Field(min_length=1, description="residual schemes")
     optimizer: Annotated[tuple[Part, ...], some_parts("optimizers")] = Field(min_length=1, description="optimizers")
-    norm: Annotated[tuple[Literal["layernorm", "rmsnorm"], ...], BeforeValidator(_axis_of_names)] = Field(
-        min_length=1, description="normalisations"
-    )
+    norm: Annotated[tuple[Part, ...], some_parts("norms")] = Field(min_length=1, description="normalisations")
     cross: Annotated[Part | CrossOfEach | None, BeforeValidator(cross_choice)] = Field(
         default=None, description="cross mechanism beside each; auto: ca beside attention, cc beside consensus"
     )
@@ -146,9 +138,7 @@ class SweepSpec(AbstractRecipe):
         """Return every kind of run with its variant's label ("" for the base), variants of a base beside it: what has a
         curve against the learning rate."""
         kinds = itertools.product(self.mechanism, self.residual, self.optimizer, self.norm)
-        bases: list[dict[str, Any]] = [
-            dict(zip(("mechanism", "residual", "optimizer", "norm"), kind, strict=True)) for kind in kinds
-        ]
+        bases: list[dict[str, Any]] = [dict(zip(ABLATED, kind, strict=True)) for kind in kinds]
         return tuple((label, choice) for base in bases for label, choice in self._around(base))
 
     def points(

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from stability.config.base import Settings, check_heads, checked
 from stability.config.cross import CrossOfEach, cross_choice, lengths_fit
-from stability.config.identity import Family, Fingerprinted, Place
+from stability.config.identity import Bare, Family, Fingerprinted, Place, Since
 from stability.config.parts import Part, named, one_part, part
 from stability.registry import Registry
 
@@ -62,7 +62,12 @@ class AbstractTokenizerRecipe(Settings):
     optimizer: Annotated[Part, _single("optimizers"), Family("optimizers")] = Field(
         description="optimizer and its settings but for the learning rate"
     )
-    norm: Literal["layernorm", "rmsnorm"] = Field(default="layernorm", description="normalisation before each branch")
+    norm: Annotated[Part, _single("norms"), Family("norms"), Bare()] = Field(
+        default="layernorm", validate_default=True, description="normalisation before each branch"
+    )
+    ffn: Annotated[Part, one_part("ffns"), Bare(), Since("mlp")] = Field(
+        default="mlp", validate_default=True, description="feed-forward network of each block"
+    )
     frame: Literal["principal", "raw"] = Field(
         description="frame in which a chain is read: along its principal axes, or as it lies (the paper's)"
     )
@@ -74,7 +79,10 @@ class AbstractTokenizerRecipe(Settings):
     atom_decoder: StackSize = Field(description="stage 2: the decoder's to all heavy atoms")
     kernel: int = Field(ge=1, le=10_001, description="residues that a convolution sees at once, an odd number")
     ffn_multiple: float = Field(
-        default=4.0, gt=0, le=1024, description="hidden width of the MLPs as a multiple of the width"
+        default=4.0,
+        gt=0,
+        le=1024,
+        description="hidden width of the MLPs over the width, where ffn.multiple is null",
     )
     positions: int = Field(
         ge=4, le=2**24, description="residues of a training crop, and of the part of a held-out chain that is measured"

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from stability.mechanisms._base import CAUSAL, MixerShape, without_padding
 from stability.mechanisms._observed import AbstractAttention
-from stability.models.position import rope
 
 
 class AbstractSoftmaxAttention(AbstractAttention):
@@ -29,8 +28,9 @@ class AbstractSoftmaxAttention(AbstractAttention):
 
     def __init__(self, config: Any, shape: MixerShape):
         super().__init__()
-        shape.require_pairs()
-        self.heads, self.causal = shape.heads, shape.direction == CAUSAL
+        if shape.rope is not None:
+            shape.require_pairs()
+        self.rope, self.heads, self.causal = shape.rope, shape.heads, shape.direction == CAUSAL
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)
 
@@ -52,9 +52,12 @@ class AbstractSoftmaxAttention(AbstractAttention):
         return visible_pairs(num_positions, None, causal=causal, mask_diagonal=mask_diagonal, device=device)[0, 0]
 
     def split(self, qkv_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries and keys, rotated, and values, (B, H, N, K) each, from what ``qkv`` gives."""
+        """Return queries and keys, rotated where the run's positions are rotations, and values, (B, H, N, K) each, from
+        what ``qkv`` gives."""
         qkv_BNTHK = qkv_BND.unflatten(-1, (3, self.heads, -1))
-        q_BHNK, k_BHNK = (part.transpose(1, 2) for part in rope(qkv_BNTHK[:, :, :2], position_dim=1).unbind(2))
+        qk_BNTHK = qkv_BNTHK[:, :, :2]
+        turned = qk_BNTHK if self.rope is None else self.rope(qk_BNTHK, position_dim=1)
+        q_BHNK, k_BHNK = (part.transpose(1, 2) for part in turned.unbind(2))
         return q_BHNK, k_BHNK, qkv_BNTHK[:, :, 2].transpose(1, 2)
 
     def logits(self, q_BHNK: Tensor, k_BHNK: Tensor) -> Float[Tensor, "... N N"]:

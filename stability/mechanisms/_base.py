@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stability.config import Settings
+from stability.models.position import Rope
 
 BIDIRECTIONAL, CAUSAL = "bidirectional", "causal"
 
@@ -19,7 +20,8 @@ class MixerShape:
     """The place of a mixer: what the backbone knows of it and its own settings do not.
 
     ``direction``: "bidirectional" or "causal"; ``layer`` of ``num_layers``, counted from 0 (patterns such as `mix`
-    choose by it).
+    choose by it). ``rope``: the rotation by which the mixer tells positions apart; None: it turns nothing, whatever its
+    own settings say, since positions are told elsewhere or not at all.
     """
 
     width: int
@@ -27,6 +29,7 @@ class MixerShape:
     direction: str = BIDIRECTIONAL
     layer: int = 0
     num_layers: int = 1
+    rope: Rope | None = Rope()
 
     def __post_init__(self):
         for name, value in (("width", self.width), ("heads", self.heads)):
@@ -124,6 +127,12 @@ class AbstractMechanism(nn.Module):
         return False
 
     @classmethod
+    def calls_linears(cls, config: Any) -> bool:
+        """Return whether `forward` calls its ``nn.Linear`` modules, so that another kind of linear map may stand for
+        them; False where it takes their weights itself."""
+        return True
+
+    @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
         """Return the multiply-adds of one forward pass over one sequence of ``num_positions``, projections included."""
         raise NotImplementedError
@@ -167,6 +176,11 @@ class AbstractCrossMechanism(nn.Module):
     def check_positions(cls, config: Any, num_positions: int, num_context: int) -> None:
         """Raise a ``ValueError`` of one line where the settings do not fit sources of ``num_positions`` and contexts of
         ``num_context``; it names settings as ``cross.<setting>``, to which ``cross=auto`` adds the mechanism's name."""
+
+    @classmethod
+    def calls_linears(cls, config: Any) -> bool:
+        """Return whether `forward` calls its ``nn.Linear`` modules, as in `AbstractMechanism`."""
+        return True
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int, num_context: int) -> float:

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from stability.mechanisms._base import AbstractMechanism
+from stability.models.position import Rope
 
 
 class AbstractAttention(AbstractMechanism):
@@ -53,13 +54,14 @@ class AbstractConsensus(AbstractMechanism):
     of `edge_weights` that leave i (i → j) and that enter it (k → i).
 
     ``rotation``: what the disagreement δ_ij is. "none": u_i − u_j; "absolute": ũ_i − ũ_j, each rotated by its position;
-    "relative": ρ(i − j)u_i − u_j.
+    "relative": ρ(i − j)u_i − u_j. ``rope``: the rotation ρ.
     """
 
     heads: int
     source: nn.Linear
     out: nn.Linear
     rotation: str
+    rope: Rope = Rope()
 
     def edge_weights(
         self,

@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stability.models.position import rope
+from stability.models.position import Rope
 
 
 class Pairs:
     """Pairs {i, i + offset} for offsets 1 … w of sequences of ``num_positions`` (Definition 3.1; w = N − 1: the
-    complete graph)."""
+    complete graph). ``rope``: what turns both ends before their difference is taken; None: nothing does."""
 
-    def __init__(self, window: int, batch: int, num_positions: int, mask_BN: Tensor | None, rotate: bool):
+    def __init__(self, window: int, batch: int, num_positions: int, mask_BN: Tensor | None, rope: Rope | None):
         self.offsets = range(1, min(window, num_positions - 1) + 1)
         self.lengths = [num_positions - offset for offset in self.offsets]
         self.shape = (batch, sum(self.lengths))
-        self.rotate, self.mask_BN = rotate, mask_BN
+        self.rope, self.mask_BN = rope, mask_BN
 
     def sums(self, source_HXBN: Tensor, target_HXBN: Tensor) -> Tensor:
         """Return the source's part and the target's for both edges of each pair, (H, T, X, B·P)."""
@@ -30,7 +30,7 @@ class Pairs:
         return self._on_pairs(node_HTXBN, node_HTXBN.flip(1)).flatten(-2)
 
     def differences(self, u_HKBN: Tensor) -> Tensor:
-        turned_HKBN = rope(u_HKBN, position_dim=-1, width_dim=1) if self.rotate else u_HKBN
+        turned_HKBN = u_HKBN if self.rope is None else self.rope(u_HKBN, position_dim=-1, width_dim=1)
         return self._on_pairs(turned_HKBN, -turned_HKBN)
 
     def collect(self, flow_HKBP: Tensor) -> Tensor:

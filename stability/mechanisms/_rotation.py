@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from stability.models.position import rope
+from stability.models.position import Rope
 
 
-def cos_sin(u_HKBN: Tensor, num_positions: int) -> tuple[Tensor, Tensor]:
+def cos_sin(u_HKBN: Tensor, num_positions: int, rope: Rope) -> tuple[Tensor, Tensor]:
     """Return cos θ(p) and sin θ(p) of the positions 0 … ``num_positions`` − 1, (K/2, N) each. `rope` itself gives them:
     it turns [1; 0] into [cos; sin]."""
     unit_K = (torch.arange(u_HKBN.shape[1], device=u_HKBN.device) < u_HKBN.shape[1] // 2).to(u_HKBN.dtype)

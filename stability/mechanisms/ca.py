@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, require_context, without_padding
-from stability.models.position import rope
 
 
 class CrossAttention(AbstractCrossMechanism):
@@ -28,14 +27,16 @@ class CrossAttention(AbstractCrossMechanism):
         """Positions; width and heads come from the model."""
 
         rope: Literal["absolute", "none"] = Field(
-            default="absolute", description="whether q and k are rotated by their positions in source and context"
+            default="absolute",
+            description="whether q and k are rotated by their positions in source and context (with position=rope)",
         )
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
-        if config.rope != "none":
+        self.rope = shape.rope if config.rope == "absolute" else None
+        if self.rope is not None:
             shape.require_pairs()
-        self.heads, self.rotated = shape.heads, config.rope == "absolute"
+        self.heads = shape.heads
         self.q = nn.Linear(shape.width, shape.width)
         self.kv = nn.Linear(shape.width, 2 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)
@@ -68,8 +69,8 @@ class CrossAttention(AbstractCrossMechanism):
             -1, (2, self.heads, -1)
         )
         k_BJHK, v_BJHK = kv_BJTHK.unbind(2)
-        if self.rotated:
-            q_BNHK, k_BJHK = rope(q_BNHK, position_dim=1), rope(k_BJHK, position_dim=1)
+        if self.rope is not None:
+            q_BNHK, k_BJHK = self.rope(q_BNHK, position_dim=1), self.rope(k_BJHK, position_dim=1)
         q_BHNK, k_BHJK, v_BHJK = (part.transpose(1, 2) for part in (q_BNHK, k_BJHK, v_BJHK))
         # where there is padding: no row is left empty, which torch's SDPA forgives and other softmaxes do not
         visible = None

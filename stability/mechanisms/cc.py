@@ -15,7 +15,6 @@ from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, requi
 from stability.mechanisms._bipartite import CompleteEdges, WindowedEdges
 from stability.mechanisms._edge_weights import ConsensusSettings, EdgeNetwork, EdgeWeights, cost_per_edge, mlps_of
 from stability.mechanisms._rotation import cos_sin, turned
-from stability.models.position import rope
 
 # Numbers of the largest tensor (Λ) of one block of source rows: 64 MiB in float32. What autograd keeps for a backward
 # pass is all blocks' together.
@@ -53,12 +52,14 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
             ),
         )
         rope: Literal["absolute", "none"] = Field(
-            default="absolute", description="whether disagreements are taken between rotated embeddings"
+            default="absolute",
+            description="whether disagreements are taken between rotated embeddings (with position=rope)",
         )
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
-        if config.rope != "none":
+        self.rope = shape.rope if config.rope == "absolute" else None
+        if self.rope is not None:
             shape.require_pairs()
         self.source = nn.Linear(shape.width, shape.width)
         self.context = nn.Linear(shape.width, shape.width)
@@ -82,6 +83,10 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
     def _windowed(config: Any, num_positions: int, num_context: int) -> bool:
         """Return whether the window is what decides of the edges."""
         return config.graph == "window" or (config.graph == "auto" and num_context == num_positions)
+
+    @classmethod
+    def calls_linears(cls, config: Any) -> bool:
+        return False
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int, num_context: int) -> float:
@@ -129,8 +134,8 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
 
     def _sides(self, x_BND: Tensor, context_BJD: Tensor) -> _Sides:
         u_HKBN, v_HKBJ = self.per_head(self.source, x_BND), self.per_head(self.context, context_BJD)
-        if self.config.rope == "absolute":
-            v_HKBJ = rope(v_HKBJ, position_dim=-1, width_dim=1)
+        if self.rope is not None:
+            v_HKBJ = self.rope(v_HKBJ, position_dim=-1, width_dim=1)
         return _Sides(u_HKBN, v_HKBJ, self.at_ends(x_BND, slice(0, 1))[0], self.at_ends(context_BJD, slice(1, 2))[0])
 
     def _blocks(
@@ -161,9 +166,9 @@ class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
         weights = self._weights(edges, heads, sides)
         valid_BP = 1.0 if masks is None else edges.sums(masks[0][:, rows].byte(), masks[1].byte()) == 2
         angles = (
-            [table[:, None, rows] for table in cos_sin(sides.u_HKBN, sides.u_HKBN.shape[-1])]
-            if self.config.rope == "absolute"
-            else []
+            []
+            if self.rope is None
+            else [table[:, None, rows] for table in cos_sin(sides.u_HKBN, sides.u_HKBN.shape[-1], self.rope)]
         )
         u = sides.u_HKBN[..., rows]
         for step_size in self.step_sizes():

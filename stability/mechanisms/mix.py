@@ -87,6 +87,10 @@ class Mix(AbstractMechanism):
         return any(_load(item.name).needs_edges(item.settings) for item in config.parts)
 
     @classmethod
+    def calls_linears(cls, config: Any) -> bool:
+        return all(_load(item.name).calls_linears(item.settings) for item in config.parts)
+
+    @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
         """Return the multiply-adds of layer ``shape.layer``."""
         mechanism, settings = _of_layer(config, shape)

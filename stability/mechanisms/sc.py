@@ -18,6 +18,7 @@ from stability.mechanisms._edge_weights import ConsensusSettings, EdgeNetwork, E
 from stability.mechanisms._graphs import Edges, cycle_edges, given_edges, top_edges, window_edges
 from stability.mechanisms._observed import AbstractConsensus
 from stability.mechanisms._pairs import Pairs
+from stability.models.position import Rope
 
 WINDOW_MATTERS = ("window", "cycle", "top_w")
 
@@ -47,7 +48,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
             default="absolute",
             description=(
                 "whether disagreements are taken between rotated embeddings, each by its position or one by the "
-                "distance"
+                "distance (with position=rope)"
             ),
         )
 
@@ -56,8 +57,8 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__()
-        self.rotation = config.rope
-        if config.rope != "none":
+        self.rope, self.rotation = shape.rope or Rope(), "none" if shape.rope is None else config.rope
+        if self.rotation != "none":
             shape.require_pairs()
         self.source = nn.Linear(shape.width, shape.width)
         self.out = nn.Linear(shape.width, shape.width)
@@ -74,6 +75,10 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
     @classmethod
     def needs_edges(cls, config: Any) -> bool:
         return config.graph == "given"
+
+    @classmethod
+    def calls_linears(cls, config: Any) -> bool:
+        return False
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
@@ -114,8 +119,8 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
         if self.config.graph != "given" and edges is not None:
             raise ValueError(f"mechanism.sc.graph={self.config.graph} takes no edges; choose graph=given")
         window = num_positions if self.config.graph == "complete" else self.config.window
-        if self.config.graph in ("window", "complete") and self.config.rope != "relative":
-            return Pairs(window, batch, num_positions, mask_BN, self.config.rope == "absolute")
+        if self.config.graph in ("window", "complete") and self.rotation != "relative":
+            return Pairs(window, batch, num_positions, mask_BN, self.rope if self.rotation == "absolute" else None)
         if self.config.graph in ("window", "complete"):
             listed = window_edges(window, num_positions, x_BND.device)
         elif self.config.graph == "cycle":
@@ -124,7 +129,7 @@ class SelfConsensus(EdgeNetwork, AbstractConsensus):
             listed = top_edges(self._scores(x_BND), window, mask_BN)
         else:
             listed = self._given(edges, x_BND)
-        return EdgeList(listed, batch, num_positions, mask_BN, self.config.rope)
+        return EdgeList(listed, batch, num_positions, mask_BN, self.rotation, self.rope)
 
     def _given(self, edges: Tensor | None, x_BND: Tensor) -> Edges:
         if edges is None:

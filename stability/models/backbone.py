@@ -15,8 +15,8 @@ Pool = Callable[[Tensor, Tensor | None], Tensor]
 
 
 class Backbone(nn.Module):
-    """Tokens (B, N) → logits (B, N, V): embedding, blocks, final norm, linear head. Positions enter inside the mixers
-    (RoPE).
+    """Tokens (B, N) → logits (B, N, V): embedding, blocks, final norm, linear head. Positions enter
+    inside the mixers (RoPE) or with the embedding.
 
     ``embedding``: whatever turns the inputs into (B, N, D): an `nn.Embedding` of tokens, patches of images. ``pool``:
     what the head reads where it does not read every position: ``pool(hidden_BND, mask_BN)`` → (B, M, D), the logits

@@ -3,6 +3,8 @@ appendix C.3."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -20,6 +22,16 @@ def rope(u: Tensor, *, position_dim: int = -2, width_dim: int = -1, base: float 
     first, second = u.chunk(2, dim=width_dim)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=width_dim)
     return turned if turned.dtype == u.dtype else turned.to(u.dtype)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """The rotation that a run's mixers apply, `rope` with the run's ``base``."""
+
+    base: float = 10_000.0
+
+    def __call__(self, u: Tensor, *, position_dim: int = -2, width_dim: int = -1) -> Tensor:
+        return rope(u, position_dim=position_dim, width_dim=width_dim, base=self.base)
 
 
 def _cos_sin(u: Tensor, position_dim: int, width_dim: int, base: float) -> tuple[Tensor, Tensor]:

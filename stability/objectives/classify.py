@@ -50,6 +50,7 @@ class Classification(AbstractObjective):
     )
     score_names = ("val_accuracy",)
     direction = "bidirectional"
+    embeds_positions = True
 
     def __init__(self, config: Config, image: Any):
         self.config, self.image = config, ImageFormat.of(image)

@@ -37,6 +37,9 @@ from stability.runs.searches import search_tables
 from stability.runs.steps import undefined_of, undefined_states, with_protocol
 from stability.runs.study import StudyFolder
 
+# parts of the backbone that are no axis: what they are unless a run says otherwise
+USUAL_PARTS = {"ffn": "mlp", "position": "rope", "linear": "dense"}
+
 
 @dataclass(frozen=True)
 class Results:
@@ -173,16 +176,31 @@ def generation_tables(directory: RunDirectory) -> list[Path]:
 
 
 def _spec_columns(spec: dict[str, Any]) -> dict[str, Any]:
-    named = {key: spec[key]["name"] for key in ("mechanism", "residual", "optimizer", "objective", "data", "model")}
+    """Return the columns that a run's spec fills, from the plain JSON of any version."""
+    named = {key: spec[key]["name"] for key in ("mechanism", "residual", "optimizer", "objective", "data")}
     cross = spec.get("cross") or {"name": ""}  # a run older than cross mechanisms has none
     rest = {
-        "norm": spec["norm"],
+        "norm": _part_name(spec["norm"]),
+        "model": _model_name(spec),
         "cross": cross["name"],
         "lr": spec["lr_peak"],
         "seed": spec["seed"],
         "planned_steps": spec.get("steps"),
     }
     return named | rest | {"data_fingerprint": spec["data_fingerprint"]}
+
+
+def _part_name(part: Any) -> str:
+    return part["name"] if isinstance(part, dict) else part  # a name alone in runs older than its settings
+
+
+def _model_name(spec: dict[str, Any]) -> str:
+    """Return the size's name and each part of the backbone that is not the usual one, e.g. ``"nano ffn=glu"``: runs of
+    several studies that differ in one are told apart by it."""
+    names = {key: _part_name(spec[key]) for key in USUAL_PARTS if key in spec}  # none in older runs
+    return " ".join(
+        [spec["model"]["name"], *(f"{key}={name}" for key, name in names.items() if name != USUAL_PARTS[key])]
+    )
 
 
 def step_tables(directory: RunDirectory) -> list[Path]:

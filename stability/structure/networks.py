@@ -9,21 +9,23 @@ from stability.config.parts import Part
 from stability.config.tokenizer import StackSize, TokenizerRunSpec
 from stability.mechanisms import MixerShape, without_padding
 from stability.models.block import Block, Context, CrossBranch
-from stability.models.ffn import FeedForward
 from stability.models.init import initialise
-from stability.models.norm import build_norm
 from stability.registry import Registry
 
 NUM_CONVOLUTIONS = 2
 ANGSTROM_PER_UNIT = 10.0  # coordinates enter and leave the networks in nanometres, which are of order 1
 
 
+def _norm(norm: Part, width: int) -> nn.Module:
+    return Registry("norms").load(norm.name).build(norm.settings, width)
+
+
 class ConvolutionBlock(nn.Module):
     """x + W·GELU(conv(norm(x))) over ``kernel`` residues; what padding holds enters no convolution."""
 
-    def __init__(self, width: int, kernel: int, norm: str):
+    def __init__(self, width: int, kernel: int, norm: Part):
         super().__init__()
-        self.norm = build_norm(norm, width)
+        self.norm = _norm(norm, width)
         self.convolution = nn.Conv1d(width, width, kernel, padding=kernel // 2)
         self.out = nn.Linear(width, width)
 
@@ -38,7 +40,7 @@ class Stack(nn.Module):
     def __init__(self, spec: TokenizerRunSpec, size: StackSize, cross: Part | None = None):
         super().__init__()
         self.blocks = nn.ModuleList(_block(spec, size, layer, cross) for layer in range(size.layers))
-        self.final_norm = build_norm(spec.norm, size.width)
+        self.final_norm = _norm(spec.norm, size.width)
 
     def forward(self, x_BND: Tensor, mask_BN: Tensor, context: Context | None = None) -> Tensor:
         for block in self.blocks:
@@ -55,12 +57,12 @@ def _block(spec: TokenizerRunSpec, size: StackSize, layer: int, cross: Part | No
     branch = None
     if cross is not None:
         branch = CrossBranch(
-            mechanisms.load(cross.name).build(cross.settings, shape), build_norm(spec.norm, size.width), connections[2]
+            mechanisms.load(cross.name).build(cross.settings, shape), _norm(spec.norm, size.width), connections[2]
         )
     return Block(
         mechanisms.load(spec.mechanism.name).build(spec.mechanism.settings, shape),
-        FeedForward(size.width, spec.ffn_multiple),
-        norms=(build_norm(spec.norm, size.width), build_norm(spec.norm, size.width)),
+        Registry("ffns").load(spec.ffn.name).build(spec.ffn.settings, size.width, spec.ffn_multiple),
+        norms=(_norm(spec.norm, size.width), _norm(spec.norm, size.width)),
         residuals=(connections[0], connections[1]),
         cross=branch,
     )
@@ -105,7 +107,7 @@ class Decoder(nn.Module):
         self.num_atoms = num_atoms
         self.from_code = _mlp(len(spec.levels), size.width, size.width)
         self.residue = None if vocab_size is None else nn.Embedding(vocab_size, size.width)
-        self.context_norm = None if vocab_size is None else build_norm(spec.norm, size.width)
+        self.context_norm = None if vocab_size is None else _norm(spec.norm, size.width)
         self.stack = Stack(spec, size, cross)
         self.convolutions = nn.ModuleList(
             ConvolutionBlock(size.width, spec.kernel, spec.norm) for _ in range(NUM_CONVOLUTIONS)

@@ -54,7 +54,7 @@ def test_only_the_named_part_varies_and_other_axes_are_crossed_with_it():
     crossed = read_spec(
         "sweep", ["mechanism=sc", "norm=[layernorm,rmsnorm]", "lr=1e-3", "seeds=1", "ablate.sc.window=[4]"]
     ).points("data")
-    assert [(run.norm, label) for label, run in crossed] == [
+    assert [(run.norm.name, label) for label, run in crossed] == [
         ("layernorm", ""),
         ("layernorm", "window=4"),
         ("rmsnorm", ""),
@@ -106,7 +106,7 @@ def test_the_base_value_stands_in_its_place_among_the_columns():
         (["ablate.scc.window=[1]"], r"ablate\.scc: no such part; did you mean 'sc'\?"),
         (
             ["ablate.sw.window=[1]"],
-            r"ablate\.sw\.window: sw is not among what this sweep selects \(sc, identity, adamw\)",
+            r"ablate\.sw\.window: sw is not among what this sweep selects \(sc, identity, adamw, layernorm\)",
         ),
         (["ablate.sc.window=[4,4.0]"], r"ablate\.sc\.window=\[4,4\]: 4 stands there twice; give each value once"),
         (["ablate.sc.window=[2,2]"], r"2 stands there twice"),

@@ -92,7 +92,7 @@ def test_a_wrong_item_is_one_mistake_and_an_empty_list_is_one_too():
         ),
         ({"schedule": {"name": "cosine", "warmup_steps": 12}}, "schedule.warmup_steps=12 must be below steps=12"),
         ({"lr_peak": float("nan")}, "lr_peak=nan"),
-        ({"norm": "batchnorm"}, "norm='batchnorm': input should be 'layernorm' or 'rmsnorm'"),
+        ({"norm": "batchnorm"}, "no norm called 'batchnorm'; did you mean 'layernorm'"),
         ({"stepz": 3}, r"stepz: unknown key; did you mean 'steps'\?"),
     ],
 )

@@ -2,6 +2,7 @@
 Face's models."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -10,8 +11,9 @@ from torch.nn import functional as F
 
 from benchmarks._examples import drawn, format_of, objectives
 from stability.curvature import directional
+from stability.ffns import build as build_ffn
 from stability.mechanisms import build as build_mechanism
-from stability.models.norm import build_norm
+from stability.norms import build as build_norm
 from stability.objectives._base import Examples
 from stability.registry import Registry
 from stability.residuals import build as build_residual
@@ -197,7 +199,7 @@ def test_every_cross_mechanism(name, padded):
 def test_every_residual(name):
     module, params = shaken(build_residual(name, width=8, layer=1))
     params["x"] = torch.randn(2, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    norm = build_norm("layernorm", 8).double()
+    norm = build_norm("layernorm", width=8).double()
 
     def loss(p):
         own = {key: value for key, value in p.items() if key != "x"}
@@ -220,18 +222,31 @@ class Residual(torch.nn.Module):
         return self.connection.leave(state, self.norm)
 
 
-@pytest.mark.parametrize("name", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("name", Registry("norms").names())
 def test_every_norm(name):
-    module, params = shaken(build_norm(name, 8))
-    params = {
-        "weight": params["weight"].detach(),
-        "x": torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)),
-    }
+    module, params = shaken(build_norm(name, width=8))
+    params = {key: param.detach() for key, param in params.items()}
+    params["input"] = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
     def loss(p):
-        return functional_call(module, {"weight": p["weight"]}, (p["x"] * p["x"],)).square().sum().sin()
+        own = {key: value for key, value in p.items() if key != "input"}
+        return functional_call(module, own, (p["input"] * p["input"],)).square().sum().sin()
 
     assert_same(loss, params, random_direction(params))
+
+
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [
+        (name, choice)
+        for name in Registry("ffns").names()
+        for choice in get_args(Registry("ffns").load(name).Config.model_fields["activation"].annotation)
+    ],
+)
+def test_every_feed_forward_network(name, activation):
+    module, params = shaken(build_ffn(name, width=8, activation=activation))
+    x = torch.randn(3, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert_same(module_loss(module, x), params, random_direction(params))
 
 
 @pytest.mark.parametrize("name", objectives())

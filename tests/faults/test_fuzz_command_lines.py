@@ -79,7 +79,7 @@ def test_two_thousand_random_command_lines_end_with_0_or_2_and_name_the_word_and
             "devices_per_trial=99",
             "devices_per_trial=99 share out the sequences of a step, of which there are batch=8",
         ),
-        ("sweep", "norm.layernorm=3", "norm.layernorm=3: a norm has no settings"),
+        ("sweep", "norm.layernorm=3", "norm.layernorm=3: must hold settings of layernorm"),
         ("sweep", "mechanism.sa=3", "mechanism.sa=3: must hold settings of sa"),
         ("train_tokenizer", "mechanism.sa=3", "mechanism.sa=3: must hold settings of sa"),
         ("sweep", "ray=3", "ray=3: input should be a valid dictionary"),

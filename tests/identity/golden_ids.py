@@ -98,7 +98,8 @@ def written() -> dict[str, Any]:
         for run in runs:
             values = run.model_dump(mode="json")
             kind = json.dumps(
-                {key: values[key] for key in ("mechanism", "residual", "optimizer", "norm", "cross")}, sort_keys=True
+                {key: values[key] for key in ("mechanism", "residual", "optimizer", "norm", "ffn", "cross")},
+                sort_keys=True,
             )
             kinds.setdefault(
                 kind,
@@ -239,7 +240,6 @@ def changes() -> Iterator[dict[str, Any]]:
         "lr_peak",
         "seed",
         "behaviour",
-        "norm",
         "data_fingerprint",
     ):
         field = RunSpec.model_fields[key]
@@ -254,6 +254,10 @@ def changes() -> Iterator[dict[str, Any]]:
         "mechanism": "mechanisms",
         "residual": "residuals",
         "optimizer": "optimizers",
+        "norm": "norms",
+        "ffn": "ffns",
+        "position": "positions",
+        "linear": "linears",
         "objective": "objectives",
         "data": "data",
     }
@@ -282,7 +286,7 @@ def tokenizer_changes() -> Iterator[dict[str, Any]]:
     yield {"atom_steps": 0, "cross": None}
     yield {"cross": "ca"}
     for key, field in TokenizerRunSpec.model_fields.items():
-        if key in ("data", "mechanism", "optimizer", "cross"):
+        if key in ("data", "mechanism", "optimizer", "norm", "ffn", "cross"):
             continue
         if key in ("encoder", "decoder", "atom_decoder"):
             yield from nested(SIZE, field.annotation, key)

@@ -312,6 +312,10 @@ def test_the_fields_say_what_is_in_them():
         "cross": "mechanisms",
         "residual": "residuals",
         "optimizer": "optimizers",
+        "norm": "norms",
+        "ffn": "ffns",
+        "position": "positions",
+        "linear": "linears",
     }
     parts = {
         key

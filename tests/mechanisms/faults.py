@@ -178,6 +178,12 @@ class HidesItsRotation(SelfConsensus):
         super().__init__(SelfConsensus.Config(), SHAPE)
         self.rotation = "none"
 
+    def forward(self, x_BND: Tensor, **given: Tensor) -> Tensor:
+        self.rotation = "absolute"
+        y_BND = super().forward(x_BND, **given)
+        self.rotation = "none"
+        return y_BND
+
 
 class HidesAnIteration(SelfConsensus):
     def __init__(self):

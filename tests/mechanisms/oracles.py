@@ -129,10 +129,14 @@ def consensus_from_edges(module: torch.nn.Module, x_BND: Tensor, **given: Tensor
 
 
 def cross_consensus(
-    module: torch.nn.Module, x_BND: Tensor, context_BJD: Tensor, edges: list[set[tuple[int, int]]]
+    module: torch.nn.Module,
+    x_BND: Tensor,
+    context_BJD: Tensor,
+    edges: list[set[tuple[int, int]]],
+    base: float = 10_000.0,
 ) -> Tensor:
     """Algorithm 6 as it stands: a loop over heads, source positions and their edges (i, j); ``edges``: each
-    sequence's."""
+    sequence's; ``base``: of the rotations."""
     head_width = x_BND.shape[-1] // module.heads
     outputs = []
     for x_ND, context_JD, of_row in zip(x_BND, context_BJD, edges, strict=True):
@@ -152,7 +156,8 @@ def cross_consensus(
                     g = torch.zeros_like(u)
                     for j, r in of_i:
                         turn_i, turn_j = (
-                            rotation(p, head_width) for p in ((i, j) if module.config.rope == "absolute" else (0, 0))
+                            rotation(p, head_width, base)
+                            for p in ((i, j) if module.config.rope == "absolute" else (0, 0))
                         )
                         g = g + r @ (turn_i @ u - turn_j @ v_JD[j, part])
                     u = u - step_size * g

@@ -9,6 +9,7 @@ import torch
 from stability.mechanisms import build
 from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._observed import AbstractConsensus
+from stability.models.position import Rope
 from stability.probes.layers import low_pass as low_pass_module
 from stability.probes.layers.consensus import consensus_spectra, filter_response, largest_factor, ropes_of, step_sizes
 from stability.probes.layers.low_pass import low_pass
@@ -64,8 +65,10 @@ def test_unweighted_fiedler_value_is_the_window_paths():
 
 
 @pytest.mark.parametrize("rope", ["none", "absolute", "relative"])
-def test_energy_and_variance_before_and_after_are_slow_sums_over_edges(rope):
+@pytest.mark.parametrize("base", [10_000.0, 50.0])
+def test_energy_and_variance_before_and_after_are_slow_sums_over_edges(rope, base):
     layer, x_BND = layer_of("sc", rope=rope, step_size=0.03)
+    layer.rope = Rope(base)
     with torch.no_grad():
         source, target, weights = layer.edge_weights(x_BND)
     for head, found in enumerate(spectra_of(layer, x_BND)):
@@ -74,9 +77,9 @@ def test_energy_and_variance_before_and_after_are_slow_sums_over_edges(rope):
         def disagreement(u_NK, i, j):
             if rope == "relative":  # ρ(i − j)u_i − u_j = ρ(j)⁻¹(ρ(i)u_i − ρ(j)u_j)
                 basis = torch.eye(K, dtype=torch.float64)
-                rho_j = torch.stack([rotated(row.expand(N, K))[j] for row in basis], 1)
-                return rho_j.T @ (rotated(u_NK)[i] - rotated(u_NK)[j])
-            turned = rotated(u_NK) if rope == "absolute" else u_NK
+                rho_j = torch.stack([rotated(row.expand(N, K), base=base)[j] for row in basis], 1)
+                return rho_j.T @ (rotated(u_NK, base=base)[i] - rotated(u_NK, base=base)[j])
+            turned = rotated(u_NK, base=base) if rope == "absolute" else u_NK
             return turned[i] - turned[j]
 
         edges = list(zip(source.tolist(), target.tolist(), weights[0, head], strict=True))

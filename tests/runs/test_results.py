@@ -95,7 +95,7 @@ def slow_run(study, directory):
         spec = read_json(directory.spec_file)
         row |= {key: spec[key]["name"] for key in ("mechanism", "residual", "optimizer", "objective", "data", "model")}
         row |= {
-            "norm": spec["norm"],
+            "norm": spec["norm"]["name"],
             "cross": "",
             "planned_steps": 12,
             "lr": spec["lr_peak"],

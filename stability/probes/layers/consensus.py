@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from stability.mechanisms import AbstractConsensus
-from stability.models.position import rope
 from stability.probes.layers.laplacian import BlockLaplacian, Density, connectivity
 
 HALVINGS = 60  # of the interval between two roots: beyond float64's resolution
@@ -116,9 +115,9 @@ def _energy_of(
         return lambda u_NK: laplacian.energy(u_NK.numpy())
     if layer.rotation == "relative":
         eye_NKK = torch.eye(laplacian.width, dtype=torch.float64).expand(laplacian.num_nodes, -1, -1)
-        rho_EKK = rope(eye_NKK, position_dim=0).mT[torch.from_numpy(target_E)]
+        rho_EKK = layer.rope(eye_NKK, position_dim=0).mT[torch.from_numpy(target_E)]
         laplacian = BlockLaplacian(source_E, target_E, (rho_EKK @ weight_EKK @ rho_EKK.mT).numpy(), laplacian.num_nodes)
-    return lambda u_NK: laplacian.energy(rope(u_NK).numpy())
+    return lambda u_NK: laplacian.energy(layer.rope(u_NK).numpy())
 
 
 def _updated(layer: AbstractConsensus, x_BND: Tensor) -> Tensor:

@@ -1,0 +1,18 @@
+"""Feed-forward networks, one file each. ``build("glu", width=64)`` makes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stability.ffns._base import AbstractFeedForward
+
+__all__ = ["AbstractFeedForward", "build"]
+
+
+def build(name: str, *, width: int, ffn_multiple: float = 4.0, **settings: Any):
+    """Return one feed-forward network as a module: ``forward(x_BND) -> y_BND``. ``ffn_multiple``: the model's;
+    ``settings``: the fields of the network's Config."""
+    from stability.config.parts import settings_of
+    from stability.registry import Registry
+
+    return Registry("ffns").load(name).build(settings_of("ffns", name, settings), width, ffn_multiple)

@@ -1,0 +1,28 @@
+"""A feed-forward network is the module of a block's last branch: it works on each position by itself."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from stability.config import Settings
+
+
+class AbstractFeedForward(nn.Module):
+    """Base of every feed-forward network, (B, N, D) → (B, N, D). A subclass is constructed as ``cls(config, width,
+    multiple)``, with its own settings, the model's width D and the model's ``ffn_multiple``, which counts unless the
+    settings have a multiple of their own.
+
+    The last projection is called ``out``: the initialisation scales it by the number of branches.
+    """
+
+    family: ClassVar[str] = "ffns"
+    Config: ClassVar[type[Settings]]
+
+    @classmethod
+    def build(cls, config: Any, width: int, multiple: float) -> AbstractFeedForward:
+        return cls(config, width, multiple)
+
+    def forward(self, x_BND: Tensor) -> Tensor:
+        raise NotImplementedError

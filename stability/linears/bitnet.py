@@ -1,0 +1,63 @@
+"""`bitnet`: BitNet b1.58, ternary weights and activations of few bits (Ma et al. 2024, arXiv:2402.17764)."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from stability.config import Settings
+from stability.linears._base import AbstractLinear
+
+EPSILON = 1e-5  # of the norm, and the least that is divided by
+
+
+class BitLinear(nn.Linear):
+    """y = W̃x̃ + b, with W̃ = γ·clamp(round(W/γ), −1, 1), γ = mean |W| (Eqs. 1 to 3), and x̃ the normed input rounded to
+    whole multiples of max |x| / (2^(bits−1) − 1), for each position by itself.
+
+    Gradients are those of the straight-through estimator: rounding counts as the identity, W̃ = W + const and x̃ = x +
+    const. Second derivatives are those of that surrogate; the loss itself is piecewise constant in W/γ.
+    """
+
+    def __init__(self, config: BitNet.Config, dense: nn.Linear):
+        super().__init__(dense.in_features, dense.out_features, dense.bias is not None, device="meta")
+        self.weight, self.bias, self.config = dense.weight, dense.bias, config
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = nn.functional.rms_norm(input, input.shape[-1:], eps=EPSILON) if self.config.norm else input
+        weight = _straight_through(self.weight, self.ternary())
+        return nn.functional.linear(_straight_through(x, self._rounded(x)), weight, self.bias)
+
+    @torch.no_grad()
+    def ternary(self) -> Tensor:
+        """Return W̃: −γ, 0 and γ."""
+        gamma = self.weight.abs().mean().clamp_min(EPSILON)
+        return (self.weight / gamma).round().clamp(-1, 1) * gamma
+
+    @torch.no_grad()
+    def _rounded(self, x: Tensor) -> Tensor:
+        unit = x.abs().amax(-1, keepdim=True).clamp_min(EPSILON) / (2 ** (self.config.bits - 1) - 1)
+        return (x / unit).round() * unit
+
+
+def _straight_through(value: Tensor, rounded: Tensor) -> Tensor:
+    """Return ``rounded``, which passes derivatives on as ``value`` would."""
+    return value + (rounded - value).detach()
+
+
+class BitNet(AbstractLinear):
+    """Every linear map of mixers and feed-forward networks becomes a `BitLinear`; embedding and head stay dense."""
+
+    class Config(Settings):
+        """Settings of what a map reads."""
+
+        bits: int = Field(default=8, ge=2, le=16, description="bits of an activation; the weights are ternary")
+        norm: bool = Field(default=True, description="whether the input is divided by its root mean square first")
+
+    @classmethod
+    def of(cls, config: Config, dense: nn.Linear) -> nn.Linear:
+        return BitLinear(config, dense)
+
+
+EXPORT = BitNet

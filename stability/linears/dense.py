@@ -1,0 +1,24 @@
+"""`dense`: the plain linear map."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from stability.config import Settings
+from stability.linears._base import AbstractLinear
+
+
+class Dense(AbstractLinear):
+    """y = Wx + b, `torch.nn.Linear` as it is."""
+
+    class Config(Settings):
+        """No settings."""
+
+    is_affine = True
+
+    @classmethod
+    def of(cls, config: Config, dense: nn.Linear) -> nn.Linear:
+        return dense
+
+
+EXPORT = Dense

@@ -1,0 +1,17 @@
+"""Norms, one file each. ``build("layernorm", width=64)`` makes one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stability.norms._base import AbstractNorm
+
+__all__ = ["AbstractNorm", "build"]
+
+
+def build(name: str, *, width: int, **settings: Any):
+    """Return one norm as a module: ``forward(x_BND) -> y_BND``. ``settings``: the fields of the norm's Config."""
+    from stability.config.parts import settings_of
+    from stability.registry import Registry
+
+    return Registry("norms").load(name).build(settings_of("norms", name, settings), width)

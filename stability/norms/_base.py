@@ -1,0 +1,24 @@
+"""A norm is a module before each branch and before the head that keeps what they read at one scale."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from stability.config import Settings
+
+
+class AbstractNorm(nn.Module):
+    """Base of every norm, (…, D) → (…, D), each vector of the last axis by itself. A subclass is constructed as
+    ``cls(config, width)``, with its own settings and the model's width D."""
+
+    family: ClassVar[str] = "norms"
+    Config: ClassVar[type[Settings]]
+
+    @classmethod
+    def build(cls, config: Any, width: int) -> AbstractNorm:
+        return cls(config, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise NotImplementedError

@@ -1,0 +1,33 @@
+"""`derf`: dynamic erf in place of a norm (Chen et al. 2025, "Stronger Normalization-Free Transformers",
+arXiv:2512.10938)."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from stability.config import Settings
+from stability.norms._base import AbstractNorm
+
+
+class DynamicErf(AbstractNorm):
+    """y = γ ⊙ erf(αx + s) + β with one learned α and one learned s; γ starts at 1, β at 0. No entry reads another."""
+
+    class Config(Settings):
+        """Settings of slope and shift."""
+
+        alpha: float = Field(default=0.5, gt=0, description="value at which the learned slope α starts")
+        shift: float = Field(default=0.0, description="value at which the learned shift s starts")
+
+    def __init__(self, config: Config, width: int):
+        super().__init__()
+        self.alpha = nn.Parameter(torch.full((1,), config.alpha))
+        self.shift = nn.Parameter(torch.full((1,), config.shift))
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * torch.erf(self.alpha * x + self.shift) + self.bias
+
+
+EXPORT = DynamicErf

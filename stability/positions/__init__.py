@@ -1,0 +1,5 @@
+"""Position schemes, one file each."""
+
+from stability.positions._base import AbstractPosition
+
+__all__ = ["AbstractPosition"]
