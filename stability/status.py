@@ -15,6 +15,7 @@ from stability.cli.entry import run_entry
 from stability.cli.words import Invocation
 from stability.config.entries import StatusSpec
 from stability.runs.study import StudyFolder
+from sweeps.view.board import print_line
 
 HELP = """
 python -m stability.status [NAME | key=value …]
@@ -69,7 +70,7 @@ def _print_all(pool: Path, console: Console) -> int:
             line = view.line()
         except ValueError as error:  # one damaged record must not hide the others
             line = str(error)
-        _say(console, f"{study.path.name}: {line}")
+        print_line(console, f"{study.path.name}: {line}")
     return 0
 
 
@@ -80,7 +81,7 @@ def _print_study(study: StudyFolder, console: Console) -> None:
     view.progress.poll()
     for part in (*view.heading(), *view.details()):
         if isinstance(part, str):
-            _say(console, part)
+            print_line(console, part)
         else:
             console.print(part)
 
@@ -90,7 +91,7 @@ def _watch(study: StudyFolder, interval_s: float, console: Console) -> None:
     from sweeps.view.board import Lines, board
     from sweeps.view.study_view import StudyView
 
-    lines = Lines(lambda line: _say(console, line), known=True)
+    lines = Lines(lambda line: print_line(console, line), known=True)
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     view, worked_at = StudyView.of(study), time.monotonic()
     try:
@@ -129,24 +130,26 @@ def _clean(pool: Path, console: Console, *, asks: bool) -> int:
     idle = [run for run in runs if not run.owner]
     for run in runs:
         held = f"  stays: {run.owner} works on it" if run.owner else ""
-        _say(console, f"{run.directory.run_id}  {run.state:10} {_megabytes(run.num_bytes):>10}  {run.label}{held}")
+        print_line(
+            console, f"{run.directory.run_id}  {run.state:10} {_megabytes(run.num_bytes):>10}  {run.label}{held}"
+        )
     for path in rests:
-        _say(console, f"{path.relative_to(pool)}  left half-written")
+        print_line(console, f"{path.relative_to(pool)}  left half-written")
     if not idle and not rests:
-        _say(console, f"nothing to remove in {pool}")
+        print_line(console, f"nothing to remove in {pool}")
         return 0
     total = (
         f"{_counted(len(idle), 'run')} that no study lists ({_megabytes(sum(run.num_bytes for run in idle))}), "
         f"{_counted(len(rests), 'leftover')}"
     )
     if asks and not _confirmed(f"remove {total}? [y/N] ", pool):
-        _say(console, "nothing was removed")
+        print_line(console, "nothing was removed")
         return 0
     gone = [remove_run(run.directory) for run in idle]
     num_rests = remove_debris(pool)
-    _say(console, f"removed {_counted(sum(gone), 'run')}, {_counted(num_rests, 'leftover')}")
+    print_line(console, f"removed {_counted(sum(gone), 'run')}, {_counted(num_rests, 'leftover')}")
     if kept := len(gone) - sum(gone):
-        _say(console, f"{_counted(kept, 'run')} stayed: somebody works on it or lists it by now")
+        print_line(console, f"{_counted(kept, 'run')} stayed: somebody works on it or lists it by now")
     return 0
 
 
@@ -167,10 +170,6 @@ def _counted(count: int, noun: str) -> str:
 
 def _megabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:,.1f} MB"
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from sweeps.launchers.ray.shared_runs import work_through
 from sweeps.launchers.serial import RunTrial
 from sweeps.record import StudyRecord, words_of
 from sweeps.trial import IsMeasured, Trial, is_done, run_trial, tidy
+from sweeps.view.board import print_line
 from sweeps.view.live import LiveView
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def run(
         for trial in trials:
             trial.directory.write_spec(trial.spec)
         record.write(trials)
-    _say(console, _plan(num_skipped, pending, left))
+    print_line(console, _plan(num_skipped, pending, left))
     interrupted = False
     if pending:
         ids = {trial.run_id for trial in missing}
@@ -133,7 +134,7 @@ def _work(
 ) -> tuple[list[Trial], bool]:
     """The trials as they were handed out, under the live table, and whether Ctrl-C ended that. ``everything``: the
     sweep's trials that are done among them."""
-    say = partial(_say, console)
+    say = partial(print_line, console)
     with Interrupt(lambda: setattr(view, "note", STOPPING)) as interrupt:
         trials = _with_wandb(spec, trials, wandb_mode(spec, console) if mode is None else mode)
         try:
@@ -262,7 +263,7 @@ def wandb_mode(spec: SweepSpec, console: Console) -> str:
     from stability.runs.wandb_sink import probe_wandb
 
     mode, message = probe_wandb()
-    _say(console, message.replace("RUNS_DIR", spec.runs_dir))
+    print_line(console, message.replace("RUNS_DIR", spec.runs_dir))
     return mode
 
 
@@ -279,19 +280,19 @@ def _with_wandb(spec: SweepSpec, trials: Sequence[Trial], mode: str) -> list[Tri
 def _report(console: Console, outcome: Outcome, retry: str) -> None:
     """Print the failed runs with their tracebacks' files, and how the command goes on after them or after Ctrl-C."""
     for failure in outcome.failures:
-        _say(
+        print_line(
             console,
             f"failed {failure.label} ({failure.run_id}): {failure.reason}\n  traceback: {failure.traceback_file}",
         )
     if outcome.failures:
-        _say(
+        print_line(
             console,
             "the same command tries the failed runs again"
             if retry == "failed"
             else "retry=failed tries the failed runs again",
         )
     if outcome.interrupted:
-        _say(console, HINT)
+        print_line(console, HINT)
 
 
 def _report_wandb(console: Console, trials: Sequence[Trial]) -> None:
@@ -300,12 +301,8 @@ def _report_wandb(console: Console, trials: Sequence[Trial]) -> None:
 
     failed = [path for path in (wandb_failure_file(trial.directory) for trial in trials) if path.exists()]
     if failed:
-        _say(
+        print_line(
             console,
             f"W&B failed in {len(failed)} of {len(trials)} runs, their numbers are in metrics.jsonl: "
             f"{failed[0].read_text().strip()}",
         )
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -133,6 +133,7 @@ def _total(spec: SweepSpec, costs: Sequence[Cost], left: Sequence[Left], slots: 
             "at 1e13 a second; α_max and validation aside"
         )
     total_s = sum(each.seconds(timing) for timing, each in zip(timings, left, strict=True))
+    slots = max(1.0, min(slots, missing))  # no more at a time than there are
     memory_gb = slots * max(timing.memory_mb for timing in timings) / 1024
     return (
         f"{text}, {duration(total_s)} of work, about {duration(total_s / slots)} and {memory_gb:.1f} GiB with "

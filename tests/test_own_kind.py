@@ -60,7 +60,7 @@ def test_a_kind_of_ones_own_goes_from_the_command_line_to_the_report(folder, cap
     assert len(recorded) == 2 * 2 * 2 and np.isfinite(recorded.alpha_max).all()
 
     oracle = f"oracle=ckpt:{runs[1].path}"
-    assert generate.main(["ckpt=runs/studies/ring", "num=3", oracle, "start=5"]) == 0
+    assert generate.main(["ckpt=runs/studies/ring", "num=3", oracle, "start=5", "sampler=wander"]) == 0
     said = capsys.readouterr().out
     assert "5 → " in said and "walker step_000012" in said
     walks = [

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field, field_validator
 
-from stability.config.base import Settings
+from stability.config.base import Settings, parts_listed
 from stability.registry import near_misses
 
 Build = Callable[[dict[str, Any]], Any]
@@ -87,7 +87,7 @@ class Ablation(Settings):
         """Return the dict within a part's flat one that holds the setting."""
         held, path = flat, f"ablate.{self.part}"
         for step in self.setting.split(".")[:-1]:
-            inner = {key: item for key, item in held.items() if isinstance(item, dict)} | _named(held)
+            inner = {key: item for key, item in held.items() if isinstance(item, dict)} | parts_listed(held)
             if step not in inner:
                 raise ValueError(
                     f"{path}.{step}: holds no settings of its own"
@@ -96,20 +96,13 @@ class Ablation(Settings):
             held, path = inner[step], f"{path}.{step}"
         if self._key not in _keys(held):
             raise ValueError(
-                f"{path}.{self._key}: unknown key; {near_misses(self._key, _keys(held) + tuple(_named(held)))}"
+                f"{path}.{self._key}: unknown key; {near_misses(self._key, _keys(held) + tuple(parts_listed(held)))}"
             )
         return held
 
 
 def _keys(held: dict[str, Any]) -> tuple[str, ...]:
     return tuple(key for key in held if key != "name")
-
-
-def _named(held: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts that a pattern lists, by name: ``parts: [{name: sc, window: 2}]`` → ``{"sc": {…}}``, the very
-    dicts."""
-    listed = [item for items in held.values() if isinstance(items, list) for item in items]
-    return {item["name"]: item for item in listed if isinstance(item, dict) and "name" in item}
 
 
 def _place(own: Any, values: Sequence[Any]) -> int:

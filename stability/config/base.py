@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -109,3 +109,10 @@ def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, ...]:
         if isinstance(nested, type) and issubclass(nested, BaseModel):
             model = nested
     return tuple(model.model_fields)
+
+
+def parts_listed(held: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts that a pattern lists, by name: ``parts: [{name: sc, window: 2}]`` → ``{"sc": {…}}``, the very
+    dicts."""
+    listed = [item for items in held.values() if isinstance(items, list) for item in items]
+    return {item["name"]: item for item in listed if isinstance(item, dict) and "name" in item}

@@ -42,14 +42,16 @@ class GenerationSpec(Settings):
     num: int = Field(
         ge=1,
         description=(
-            "samples of each checkpoint, each as long as the model's positions, a protein as a held-out one (the "
-            "paper: 1000)"
+            "samples of each checkpoint, each as long as the model's positions, or as a held-out one where these "
+            "differ (the paper: 1000)"
         ),
     )
-    sampler: Literal["auto", "top_prob", "random", "euler", "analytic", "ar"] = Field(
+    sampler: str = Field(
         default="auto",
+        min_length=1,
         description=(
-            "auto: top_prob where tokens are masked, ar for autoregressive models, analytic for a uniform graph"
+            "auto, or one of the objective's own: top_prob, random, analytic, euler, ar; auto is its first: top_prob "
+            "where tokens are masked, ar for autoregressive models, analytic for a uniform graph"
         ),
     )
     steps: int | None = Field(

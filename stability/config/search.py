@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from stability.config.base import Settings, explain
+from stability.config.base import Settings, explain, parts_listed
 from stability.registry import near_misses
 
 NO_RECIPE = ("seed", "behaviour")  # numbers of a run that are no choice of its recipe
@@ -264,7 +264,7 @@ def _holder(path: str, recipe: Mapping[str, Any]) -> tuple[Any, str]:
     *steps, key = path.split(".")
     held: Any = recipe
     for step in steps:
-        inner = {name: item for name, item in held.items() if isinstance(item, dict)} | _named(held)
+        inner = {name: item for name, item in held.items() if isinstance(item, dict)} | parts_listed(held)
         if held.get("name") == step:  # mechanism.sc: the part that stands under mechanism
             continue
         if step not in inner:
@@ -274,9 +274,3 @@ def _holder(path: str, recipe: Mapping[str, Any]) -> tuple[Any, str]:
     if key not in known:
         raise ValueError(f"search.space.{path}: unknown key; {near_misses(key, known)}")
     return held, key
-
-
-def _named(held: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts that a pattern lists, by name."""
-    listed = [item for items in held.values() if isinstance(items, list) for item in items]
-    return {item["name"]: item for item in listed if isinstance(item, dict) and "name" in item}

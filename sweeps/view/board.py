@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -198,6 +198,11 @@ def _number(value: float | None, form: str) -> str:
 
 def runs(count: int) -> str:
     return f"{count} run" if count == 1 else f"{count} runs"
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print a line as it is: no markup, no colours of numbers, no folding."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def duration(seconds: float) -> str:

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from stability.corpora.io.arrays import chunks, sha256
-from stability.corpora.tokens.vocabulary import Vocabulary
 from stability.runs.directory import fsync
 from stability.runs.leftovers import remove_abandoned, temporary
 
@@ -66,15 +65,15 @@ def write_text(file: Path, text: str) -> None:
         stream.write(text.encode())
 
 
-def read_vocabulary(file: Path, expected_sha256: str) -> Vocabulary:
-    """Read a vocabulary's file and check its sha256. Errors: ``ValueError`` naming the file."""
+def read_text(file: Path, expected_sha256: str) -> str:
+    """Read a file of text and check its sha256. Errors: ``ValueError`` naming the file."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise damaged(file, str(error)) from None
     if hashlib.sha256(text.encode()).hexdigest() != expected_sha256:
         raise damaged(file, "it was altered")
-    return Vocabulary.from_json(text)
+    return text
 
 
 def write_meta(folder: Path, meta: dict[str, Any]) -> None:

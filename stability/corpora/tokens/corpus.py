@@ -254,7 +254,7 @@ class Corpus(AbstractCorpus):
             name: disk.read_array(folder / file, meta[name]) for name, file in files.items() if name in meta
         }
         if "vocabulary" in meta:
-            parts["vocabulary"] = disk.read_vocabulary(folder / _VOCABULARY, meta["vocabulary"])
+            parts["vocabulary"] = Vocabulary.from_json(disk.read_text(folder / _VOCABULARY, meta["vocabulary"]))
         augmentation = kept_in(meta, {name: parts.pop(name) for name in ARRAY_NAMES if name in parts})
         return cls(**{key: meta[key] for key in _PLAIN}, **parts, augmentation=augmentation, sums={**sums, **extra})
 
