@@ -9,8 +9,9 @@ from pydantic import Field, model_validator
 
 from stability.config import Settings
 from stability.config.identity import Family, Since
-from stability.config.parts import Part, part
+from stability.config.parts import Part
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
+from stability.mechanisms._inner import inner_part, load, told
 from stability.registry import Registry, near_misses
 
 
@@ -76,12 +77,12 @@ class Mix(AbstractMechanism):
     @classmethod
     def supported_directions(cls, config: Any) -> frozenset[str]:
         return cls.directions.intersection(
-            *(_load(item.name).supported_directions(item.settings) for item in config.parts)
+            *(load(item.name).supported_directions(item.settings) for item in config.parts)
         )
 
     @classmethod
     def untrained(cls, config: Any) -> tuple[type[AbstractMechanism], ...]:
-        return tuple(found for item in config.parts for found in _load(item.name).untrained(item.settings))
+        return tuple(found for item in config.parts for found in load(item.name).untrained(item.settings))
 
     @classmethod
     def fewest_layers(cls, config: Any) -> int:
@@ -92,13 +93,13 @@ class Mix(AbstractMechanism):
         """Check the settings of every part against ``num_positions``. Errors: a part's own, under mix's path."""
         for item in config.parts:
             try:
-                _load(item.name).check_positions(item.settings, num_positions)
+                load(item.name).check_positions(item.settings, num_positions)
             except ValueError as error:
-                raise ValueError(_told(error, item.name)) from None
+                raise ValueError(told(error, "mix", item.name)) from None
 
     @classmethod
     def needs_edges(cls, config: Any) -> bool:
-        return any(_load(item.name).needs_edges(item.settings) for item in config.parts)
+        return any(load(item.name).needs_edges(item.settings) for item in config.parts)
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
@@ -111,11 +112,7 @@ def _of_layer(config: Any, shape: MixerShape) -> tuple[type[AbstractMechanism], 
     length = len(config.pattern)
     place = shape.layer % length if config.order == "cycled" else shape.layer * length // shape.num_layers
     name = config.pattern[place]
-    return _load(name), next(item.settings for item in config.parts if item.name == name)
-
-
-def _load(name: str) -> type[AbstractMechanism]:
-    return Registry("mechanisms").load(name)
+    return load(name), next(item.settings for item in config.parts if item.name == name)
 
 
 def _choices() -> tuple[str, ...]:
@@ -159,22 +156,7 @@ def _given(values: dict[str, Any]) -> dict[str, Part]:
 
 
 def _part(name: str, settings: Any) -> Part:
-    """Build one part, its errors told under mix's own path."""
-    if name not in _choices():
-        raise ValueError(f"mechanism.mix.{name}: unknown key; {near_misses(name, ('pattern', 'order', *_choices()))}")
-    if not isinstance(settings, dict | None):
-        raise ValueError(
-            f"mechanism.mix.{name}={settings!r}: must hold settings of {name}, e.g. mechanism.mix.sc.window=4"
-        )
-    try:
-        return part("mechanisms", {"name": name, **(settings or {})})
-    except ValueError as error:
-        raise ValueError(_told(error, name)) from None
-
-
-def _told(error: ValueError, name: str) -> str:
-    """Return a part's error under mix's path."""
-    return str(error).replace(f"mechanism.{name}", f"mechanism.mix.{name}")
+    return inner_part("mix", name, settings, _choices(), ("pattern", "order"))
 
 
 def _listed(names: Any) -> str:

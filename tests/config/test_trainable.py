@@ -12,7 +12,7 @@ from stability.mechanisms.ca import CrossAttention
 from stability.registry import add_plugin
 from tests.reading import read_spec
 
-REFUSAL = "cannot be trained: it is for generation from models trained with sa; these can: attentionx, mix, sa, sc, sw"
+REFUSAL = "cannot be trained: it is for generation from models trained with sa; these can: attentionx, mix, sa, sc, sw, two_way"
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +25,7 @@ def skipping():
     [
         ({"name": "skipping"}, f"mechanism=skipping {REFUSAL}"),
         ({"name": "mix", "pattern": ["sa", "skipping"]}, f"mechanism=mix holds skipping, which {REFUSAL}"),
+        ({"name": "two_way", "of": "skipping"}, f"mechanism=two_way holds skipping, which {REFUSAL}"),
     ],
 )
 def test_a_run_refuses_it_in_one_line(lab, mechanism, message):
