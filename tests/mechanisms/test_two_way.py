@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
 from stability.mechanisms.sw import SlidingWindowAttention
 from stability.mechanisms.two_way import TwoWay, reversal
-from stability.registry import Registry
+from stability.registry import Registry, add_plugin
 from tests.mechanisms import checks
 from tests.mechanisms.checks import HEADS, NUM_POSITIONS, WIDTH, build_seeded, inputs, padding
 from tests.mechanisms.oracles import softmax_attention
@@ -28,7 +29,7 @@ OF_A_MODULE = (
 )
 
 
-def two_way(**settings) -> TwoWay:
+def two_way(**settings) -> Any:
     return build_seeded(lambda: build("two_way", width=WIDTH, heads=HEADS, **settings)).double()
 
 
@@ -95,6 +96,26 @@ def test_padding_behind_or_before_a_sequence_changes_nothing():
         assert torch.allclose(found, alone, rtol=1e-10, atol=1e-12)
 
 
+def test_both_readings_count_from_the_ends_of_the_sequence_and_not_of_its_padding():
+    add_plugin("tests.mechanisms.plugins.counting")
+    module, x_BND = two_way(of="counting"), inputs()
+    ahead, back = module.mixers
+    weighted = torch.arange(1, NUM_POSITIONS + 1, dtype=torch.float64)
+    expected = torch.stack(
+        [
+            ahead.out(sum(weighted[m] * x_BND[:, m] for m in range(n + 1)))
+            + back.out(sum(weighted[NUM_POSITIONS - 1 - m] * x_BND[:, m] for m in range(n, NUM_POSITIONS)))
+            for n in range(NUM_POSITIONS)
+        ],
+        1,
+    )
+    assert torch.allclose(module(x_BND), expected, rtol=1e-10, atol=1e-12)
+    padded = torch.nn.functional.pad(x_BND, (0, 0, 0, 4), value=7.0)
+    mask_BN = (torch.arange(NUM_POSITIONS + 4) < NUM_POSITIONS).expand(len(x_BND), -1)
+    found = module(padded, mask_BN=mask_BN)[:, :NUM_POSITIONS]
+    assert torch.allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
 def test_taylor_differentiates_it_with_padding():
     module = two_way(of="sa")
     params = {name: value.detach() for name, value in module.named_parameters()}
@@ -113,7 +134,8 @@ def test_settings_reach_the_part_and_survive_json():
     stored = json.loads(json.dumps(written.model_dump(mode="json")))
     assert stored == {"name": "two_way", "of": {"name": "sw", "window": 4}, "weights": "separate"}
     assert part("mechanisms", stored) == written
-    assert TwoWay.build(written.settings, MixerShape(16, 2)).mixers[1].before == 4
+    built: Any = TwoWay.build(written.settings, MixerShape(16, 2))
+    assert [mixer.before for mixer in built.mixers] == [4, 4]
 
 
 def test_the_command_line_chooses_the_part_and_its_settings():
