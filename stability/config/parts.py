@@ -13,6 +13,7 @@ from stability.registry import Registry
 
 # families of which a sweep takes several: there a setting's key holds its part's name
 AXES = ("mechanisms", "residuals", "optimizers", "norms")
+_TRAINED = {"cross": False, "trainable": True}  # mechanisms that may stand on the axis of a sweep
 
 
 class Part(Settings):
@@ -35,7 +36,7 @@ def part(family: str, value: Any) -> Part:
     if isinstance(value, Part):
         return value
     name, settings = name_and_settings(family, value)
-    if family == "mechanisms" and Registry(family).load(name, cross=False).cross:
+    if family == "mechanisms" and Registry(family).load(name, **_TRAINED).cross:
         raise ValueError(f"mechanism={name} is a cross mechanism, it needs a context: cross={name}")
     return Part(name=name, settings=settings_of(family, name, settings))
 
@@ -44,7 +45,7 @@ def name_and_settings(family: str, value: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(value, str):
         return value, {}
     if not isinstance(value, dict) or "name" not in value:
-        choices = Registry(family).names(**({"cross": False} if family == "mechanisms" else {}))
+        choices = Registry(family).names(**(_TRAINED if family == "mechanisms" else {}))
         raise ValueError(f"{Registry(family).noun}: expected a name, got {value!r}; choices: {', '.join(choices)}")
     return value["name"], {key: item for key, item in value.items() if key != "name"}
 
@@ -70,6 +71,20 @@ def settings_of(family: str, name: str, settings: dict[str, Any], *, path: str |
     except ValidationError as error:
         noun = registry.noun.removesuffix(" source")
         raise ValueError(explain(error, config, path or (f"{noun}.{name}" if family in AXES else noun))) from None
+
+
+def require_trainable(key: str, item: Part) -> None:
+    """Raise a ``ValueError`` of one line where a mechanism, or one that its settings name, is not to be trained.
+
+    ``key``: where it is written, e.g. ``mechanism``.
+    """
+    registry = Registry("mechanisms")
+    mechanism = registry.load(item.name)
+    if found := mechanism.untrained(item.settings):
+        name = found[0].__module__.rsplit(".", 1)[-1]
+        owner = f"{key}={item.name}" + (f" holds {name}, which" if name != item.name else "")
+        choices = ", ".join(registry.names(cross=mechanism.cross, trainable=True))
+        raise ValueError(f"{owner} cannot be trained: it is for {found[0].used_for}; these can: {choices}")
 
 
 def read_by(data: Part, info: ValidationInfo) -> Part:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 from stability.config.base import Settings, check_heads
 from stability.config.cross import CrossOfEach, cross_choice, cross_fits, cross_has_context
 from stability.config.identity import Bare, Family, Label, Since
-from stability.config.parts import Part, one_part, read_by
+from stability.config.parts import Part, one_part, read_by, require_trainable
 from stability.config.training import (
     CheckpointSpec,
     EvaluationSpec,
@@ -159,9 +159,10 @@ class RunSpec(AbstractRecipe):
 
     @model_validator(mode="after")
     def _mechanism_fits(self) -> RunSpec:
-        """Refuse a mechanism that does not fit the model's depth and length, the objective's direction, or data without
-        edges."""
+        """Refuse a mechanism that is not to be trained, or does not fit the model's depth and length, the objective's
+        direction, or data without edges."""
         direction = Registry("objectives").load(self.objective.name).direction
+        require_trainable("mechanism", self.mechanism)
         registry = Registry("mechanisms")
         mechanism, settings = registry.load(self.mechanism.name), self.mechanism.settings
         needed = mechanism.fewest_layers(settings)
@@ -171,7 +172,7 @@ class RunSpec(AbstractRecipe):
                 f"at most {self.model.layers}"
             )
         if direction not in mechanism.supported_directions(settings):
-            choices = registry.names(cross=False)
+            choices = registry.names(cross=False, trainable=True)
             fitting = [
                 name
                 for name in choices
@@ -210,4 +211,6 @@ class RunSpec(AbstractRecipe):
     @model_validator(mode="after")
     def _cross_has_its_context(self) -> RunSpec:
         cross_has_context(self.cross, self.objective)
+        if self.cross is not None:
+            require_trainable("cross", self.cross)
         return self

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from stability.config.ablation import Ablation, Variant, require_swept
 from stability.config.ablation import read as read_ablations
@@ -17,7 +17,7 @@ from stability.config.curvature import CurvatureSpec
 from stability.config.generation import GenerationSpec, asked_for
 from stability.config.identity import Place
 from stability.config.launchers import GpuShare, RaySpec, SlurmSpec, check_devices, check_launcher, check_shards
-from stability.config.parts import Part, part, some_parts
+from stability.config.parts import Part, part, require_trainable, some_parts
 from stability.config.rates import LearningRates
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.search import AnySearch, HalvingSpec, check_search, chosen, halving_asked_for
@@ -86,6 +86,14 @@ class SweepSpec(AbstractRecipe):
     report: bool = Field(default=True, description="whether reports/<name>.pdf is made at the end")
     reports_dir: Annotated[str, Place()] = Field(default="reports", min_length=1, description="folder of the PDFs")
     dry_run: bool = Field(default=False, description="print the plan and train nothing")
+
+    @field_validator("mechanism")
+    @classmethod
+    def _can_be_trained(cls, value: tuple[Part, ...]) -> tuple[Part, ...]:
+        """Refuse a mechanism that is not to be trained, before data are prepared for its runs."""
+        for item in value:
+            require_trainable("mechanism", item)
+        return value
 
     @model_validator(mode="after")
     def _devices_have_work(self) -> SweepSpec:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from stability.config.base import Settings, check_heads, checked
 from stability.config.cross import CrossOfEach, cross_choice, lengths_fit
 from stability.config.identity import Bare, Family, Fingerprinted, Place, Since
-from stability.config.parts import Part, named, one_part, part
+from stability.config.parts import Part, named, one_part, part, require_trainable
 from stability.registry import Registry
 
 # Raised when the same recipe would train a different tokenizer.
@@ -109,8 +109,9 @@ class AbstractTokenizerRecipe(Settings):
 
     @model_validator(mode="after")
     def _mechanism_fits(self) -> AbstractTokenizerRecipe:
-        """Refuse a mechanism that cannot read chains in both directions, has no place for its pattern, or does not fit
-        the length."""
+        """Refuse a mechanism that is not to be trained, cannot read chains in both directions, has no place for its
+        pattern, or does not fit the length."""
+        require_trainable("mechanism", self.mechanism)
         mechanism, settings = Registry("mechanisms").load(self.mechanism.name), self.mechanism.settings
         if "bidirectional" not in mechanism.supported_directions(settings) or mechanism.needs_edges(settings):
             raise ValueError(
@@ -157,6 +158,7 @@ class AbstractTokenizerRecipe(Settings):
             )
         cross = self.cross.beside(self.mechanism) if isinstance(self.cross, CrossOfEach) else self.cross
         if cross is not None:
+            require_trainable("cross", cross)
             lengths_fit(cross, self.positions, self.positions, "cross.")
         return self
 

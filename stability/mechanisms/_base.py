@@ -90,7 +90,11 @@ def require_context(x_BND: Tensor, context_BJD: Tensor) -> None:
 
 class AbstractMechanism(nn.Module):
     """Base of every mechanism. A subclass holds its `Config`, says which `directions` it can do, and implements
-    `forward`."""
+    `forward`.
+
+    ``trainable``: False for a mechanism that only stands in for another one in a model that is trained, e.g. one that
+    skips what hardly counts; runs and tokenizers refuse it, and say what it is ``used_for``.
+    """
 
     family: ClassVar[str] = "mechanisms"
     cross: ClassVar[bool] = False
@@ -98,6 +102,7 @@ class AbstractMechanism(nn.Module):
     Config: ClassVar[type[Settings]]
     directions: ClassVar[frozenset[str]]
     trainable: ClassVar[bool] = True
+    used_for: ClassVar[str] = "looking at trained models"
 
     @classmethod
     def build(cls, config: Any, shape: MixerShape) -> AbstractMechanism:
@@ -110,6 +115,12 @@ class AbstractMechanism(nn.Module):
     @classmethod
     def supported_directions(cls, config: Any) -> frozenset[str]:
         return cls.directions
+
+    @classmethod
+    def untrained(cls, config: Any) -> tuple[type[AbstractMechanism], ...]:
+        """Return the classes among those that the settings name, this one too, that are not to be trained; () where
+        all are."""
+        return () if cls.trainable else (cls,)
 
     @classmethod
     def fewest_layers(cls, config: Any) -> int:
@@ -154,6 +165,7 @@ class AbstractCrossMechanism(nn.Module):
     cross: ClassVar[bool] = True
     Config: ClassVar[type[Settings]]
     trainable: ClassVar[bool] = True
+    used_for: ClassVar[str] = "looking at trained models"
 
     def __init__(self, config: Any, shape: MixerShape):
         super().__init__()
@@ -161,6 +173,11 @@ class AbstractCrossMechanism(nn.Module):
     @classmethod
     def build(cls, config: Any, shape: MixerShape) -> AbstractCrossMechanism:
         return cls(config, shape)
+
+    @classmethod
+    def untrained(cls, config: Any) -> tuple[type[AbstractCrossMechanism], ...]:
+        """Return this class where it is not to be trained, else ()."""
+        return () if cls.trainable else (cls,)
 
     @classmethod
     def for_words(cls, config: Any) -> Any:

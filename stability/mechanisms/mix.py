@@ -1,21 +1,27 @@
-"""`mix`: a pattern of mechanisms over the layers; by default the first half softmax attention, the rest self-consensus
-(paper E)."""
+"""`mix`: a pattern of mechanisms over the layers, stretched or repeated; by default the first half softmax attention,
+the rest self-consensus (paper E)."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from stability.config import Settings
-from stability.config.identity import Family
-from stability.config.parts import Part, part
+from stability.config.identity import Family, Since
+from stability.config.parts import Part
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
+from stability.mechanisms._inner import inner_part, load, told
 from stability.registry import Registry, near_misses
 
 
 class Mix(AbstractMechanism):
-    """Layer l of L is the mechanism ``pattern[l·len(pattern) // L]``, with its own settings."""
+    """Layer l of L is the mechanism ``pattern[l·P // L]`` of a pattern of P (stretched), or ``pattern[l mod P]``
+    (cycled), with its own settings.
+
+    Stretched, [sa,sc] is a first half sa and a second half sc; cycled, [sc,sc,sc,sa] has softmax attention in every
+    fourth layer, as hybrids of recurrence and attention do.
+    """
 
     class Config(Settings):
         """The mechanism of each layer. Written ``pattern=[sa,sc] sc.window=4``; kept as ``parts``, in the pattern's
@@ -23,7 +29,11 @@ class Mix(AbstractMechanism):
 
         pattern: tuple[str, ...] = Field(
             default=("sa", "sc"),
-            description="mechanisms from the first layer to the last, stretched evenly over the layers",
+            description="mechanisms from the first layer to the last, laid over the layers in this `order`",
+        )
+        order: Annotated[Literal["stretched", "cycled"], Since("stretched")] = Field(
+            default="stretched",
+            description="how the pattern covers the layers: stretched evenly over them, or from its beginning again",
         )
         parts: Annotated[tuple[Part, ...], Family("mechanisms")] = Field(
             description="the pattern's mechanisms with their settings"
@@ -37,8 +47,9 @@ class Mix(AbstractMechanism):
             if not isinstance(values, dict):
                 return values
             pattern = _pattern(values.get("pattern", cls.model_fields["pattern"].default))
-            given = _given({key: item for key, item in values.items() if key != "pattern"})
+            given = _given({key: item for key, item in values.items() if key not in ("pattern", "order")})
             return {
+                **{key: item for key, item in values.items() if key == "order"},
                 "pattern": pattern,
                 "parts": tuple(given.get(name) or _part(name, {}) for name in dict.fromkeys(pattern)),
             }
@@ -66,8 +77,12 @@ class Mix(AbstractMechanism):
     @classmethod
     def supported_directions(cls, config: Any) -> frozenset[str]:
         return cls.directions.intersection(
-            *(_load(item.name).supported_directions(item.settings) for item in config.parts)
+            *(load(item.name).supported_directions(item.settings) for item in config.parts)
         )
+
+    @classmethod
+    def untrained(cls, config: Any) -> tuple[type[AbstractMechanism], ...]:
+        return tuple(found for item in config.parts for found in load(item.name).untrained(item.settings))
 
     @classmethod
     def fewest_layers(cls, config: Any) -> int:
@@ -78,13 +93,13 @@ class Mix(AbstractMechanism):
         """Check the settings of every part against ``num_positions``. Errors: a part's own, under mix's path."""
         for item in config.parts:
             try:
-                _load(item.name).check_positions(item.settings, num_positions)
+                load(item.name).check_positions(item.settings, num_positions)
             except ValueError as error:
-                raise ValueError(_told(error, item.name)) from None
+                raise ValueError(told(error, "mix", item.name)) from None
 
     @classmethod
     def needs_edges(cls, config: Any) -> bool:
-        return any(_load(item.name).needs_edges(item.settings) for item in config.parts)
+        return any(load(item.name).needs_edges(item.settings) for item in config.parts)
 
     @classmethod
     def calls_linears(cls, config: Any) -> bool:
@@ -98,12 +113,10 @@ class Mix(AbstractMechanism):
 
 
 def _of_layer(config: Any, shape: MixerShape) -> tuple[type[AbstractMechanism], Settings]:
-    name = config.pattern[shape.layer * len(config.pattern) // shape.num_layers]
-    return _load(name), next(item.settings for item in config.parts if item.name == name)
-
-
-def _load(name: str) -> type[AbstractMechanism]:
-    return Registry("mechanisms").load(name)
+    length = len(config.pattern)
+    place = shape.layer % length if config.order == "cycled" else shape.layer * length // shape.num_layers
+    name = config.pattern[place]
+    return load(name), next(item.settings for item in config.parts if item.name == name)
 
 
 def _choices() -> tuple[str, ...]:
@@ -147,22 +160,7 @@ def _given(values: dict[str, Any]) -> dict[str, Part]:
 
 
 def _part(name: str, settings: Any) -> Part:
-    """Build one part, its errors told under mix's own path."""
-    if name not in _choices():
-        raise ValueError(f"mechanism.mix.{name}: unknown key; {near_misses(name, ('pattern', *_choices()))}")
-    if not isinstance(settings, dict | None):
-        raise ValueError(
-            f"mechanism.mix.{name}={settings!r}: must hold settings of {name}, e.g. mechanism.mix.sc.window=4"
-        )
-    try:
-        return part("mechanisms", {"name": name, **(settings or {})})
-    except ValueError as error:
-        raise ValueError(_told(error, name)) from None
-
-
-def _told(error: ValueError, name: str) -> str:
-    """Return a part's error under mix's path."""
-    return str(error).replace(f"mechanism.{name}", f"mechanism.mix.{name}")
+    return inner_part("mix", name, settings, _choices(), ("pattern", "order"))
 
 
 def _listed(names: Any) -> str:

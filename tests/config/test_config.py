@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
+import stability
+import sweeps
 from stability import config
 from stability.config.base import checked
 from stability.config.curvature import CurvatureSpec
@@ -103,8 +107,18 @@ def test_what_cannot_be_is_refused_before_anything_is_built(lab, changes, messag
 
 
 def all_settings() -> list[type[BaseModel]]:
-    own = [value for value in vars(config).values() if isinstance(value, type) and issubclass(value, config.Settings)]
-    return own + [Registry(family).load(name).Config for family in FAMILIES for name in Registry(family).names()]
+    """Every class of settings that the project's packages define, whatever holds it."""
+    for package in (stability, sweeps):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    found: list[type[BaseModel]] = []
+    pending = [config.Settings]
+    while pending:
+        model = pending.pop()
+        pending += model.__subclasses__()
+        if model.__module__.split(".")[0] in ("stability", "sweeps") and model not in found:
+            found.append(model)
+    return found
 
 
 def test_every_field_has_a_description():
@@ -114,14 +128,40 @@ def test_every_field_has_a_description():
             assert field.description or nested, f"{model.__qualname__}.{name} has no description"
 
 
+def names_read(*folders: str) -> set[str]:
+    """The names of all attributes that the code of some folders reads."""
+    return {
+        node.attr
+        for folder in folders
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_setting_of_a_part_is_read_where_parts_of_its_family_live(family):
+    """A name that something else has elsewhere does not count: only what a family's own packages read."""
+    homes = {"data": ("stability/data", "stability/corpora")}.get(family, (f"stability/{family}",))
+    read = names_read(*homes)
+    unread = {
+        (name, field)
+        for name in Registry(family).names()
+        for field in Registry(family).load(name).Config.model_fields
+        if field not in read
+    }
+    assert unread == set()
+
+
+def test_settings_of_every_file_are_looked_at():
+    """Some of those that no registry and no entry's spec lead to by themselves."""
+    names = {model.__name__ for model in all_settings()}
+    assert {"StackSize", "AbstractTokenizerRecipe", "TokenizerRunSpec", "SpectraSpec", "Dimension", "Part"} <= names
+
+
 def test_every_field_is_read_by_some_code():
     """A config field that nothing reads lets a sweep over it change nothing."""
-    read: set[str] = set()
-    for folder in ("stability", "sweeps"):
-        for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Attribute):
-                    read.add(node.attr)
+    read = names_read("stability", "sweeps")
     unread = {name for model in all_settings() for name in model.model_fields if name not in read}
     # `behaviour` separates ids of runs that trained differently: to be in the spec is all that it is for; `plugins` is
     # read before there is a spec

@@ -70,6 +70,7 @@ def test_every_other_value_of_a_younger_setting_is_another_run():
         id_of(mechanism={"name": "sa", "mask_diagonal": True}),
         id_of(mechanism={"name": "mix", "sa": {"mask_diagonal": True}}),
         id_of(mechanism="mix"),
+        id_of(mechanism={"name": "mix", "order": "cycled"}),
         *(
             id_of(mechanism={"name": "mix", "sc": changed})
             for changed in ({"graph": "cycle"}, {"iterations": 2}, {"step": "learned"})

@@ -39,6 +39,29 @@ def test_full_pattern_writes_any_arrangement():
     assert names(2, pattern=["sw"]) == ["sw", "sw"]
 
 
+def test_a_cycled_pattern_begins_again_until_the_last_layer():
+    assert names(5, pattern=["sc", "sw", "sa"], order="cycled") == ["sc", "sw", "sa", "sc", "sw"]
+    assert names(5, pattern=["sc", "sw", "sa"], order="stretched") == ["sc", "sc", "sw", "sw", "sa"]
+    assert names(8, pattern=["sc", "sc", "sc", "sa"], order="cycled") == ["sc", "sc", "sc", "sa"] * 2
+    assert names(3, pattern=["sw"], order="cycled") == ["sw"] * 3
+
+
+def test_order_of_a_pattern_survives_json_and_is_one_of_two():
+    written = part("mechanisms", {"name": "mix", "order": "cycled"})
+    assert part("mechanisms", json.loads(json.dumps(written.model_dump(mode="json")))) == written
+    assert written.settings.order == "cycled"
+    with pytest.raises(ValueError, match=r"^mechanism\.mix\.order='cyclic': input should be 'stretched' or 'cycled'$"):
+        mix(order="cyclic")
+
+
+def test_cost_of_a_cycled_layer_is_that_of_its_part():
+    shape = MixerShape(16, 2, layer=1, num_layers=4)
+    assert Mix.cost(mix(order="cycled"), shape, 32) == Registry("mechanisms").load("sc").cost(
+        settings_of("mechanisms", "sc", {}), shape, 32
+    )
+    assert Mix.cost(mix(), shape, 32) != Mix.cost(mix(order="cycled"), shape, 32)
+
+
 def test_direct_keys_become_settings_of_the_part():
     config = mix(pattern=["sa", "sc"], sa={}, sc={"window": 4})
     assert [item.name for item in config.parts] == ["sa", "sc"]
@@ -77,7 +100,7 @@ def test_cost_is_that_of_the_layers_part():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"scc": {"window": 4}}, "mechanism.mix.scc: unknown key; did you mean 'sc'? (choices: pattern, "),
+        ({"scc": {"window": 4}}, "mechanism.mix.scc: unknown key; did you mean 'sc'? (choices: pattern, order, "),
         ({"patern": ["sa"]}, "mechanism.mix.patern: unknown key; did you mean 'pattern'?"),
         ({"sc": {"windw": 4}}, "mechanism.mix.sc.windw: unknown key; did you mean 'window'?"),
         ({"sc": {"window": "wide"}}, "mechanism.mix.sc.window='wide': input should be a valid integer"),
@@ -112,7 +135,7 @@ def test_hydra_puts_the_parts_files_under_mix():
         composed = OmegaConf.to_container(
             compose("sweep", overrides=["mechanism=[mix]", "mechanism.mix.sc.window=4"]).mechanism
         )
-    assert set(composed["mix"]) == {"pattern", "sa", "sc"}
+    assert set(composed["mix"]) == {"pattern", "order", "sa", "sc"}
     assert composed["mix"]["sc"]["window"] == 4
     assert mix(**composed["mix"]) == mix(sc={"window": 4})
 

@@ -1,0 +1,133 @@
+"""`two_way`: a causal mechanism read in both directions, so that objectives which see both sides can use it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import torch
+from jaxtyping import Float, Int64
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from stability.config import Settings
+from stability.config.identity import Family
+from stability.config.parts import Part
+from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
+from stability.mechanisms._inner import inner_part, load, told
+from stability.registry import Registry, near_misses
+
+
+class TwoWay(AbstractMechanism):
+    """y = f(x) + R g(R x): f reads a sequence from its beginning, g from its end; R reverses it.
+
+    The sum of both directions is the bidirectional form of Vim (Zhu et al. 2024, arXiv:2401.09417) and of Caduceus'
+    BiMamba (Schiff et al. 2024, arXiv:2403.03234). They have one output projection for both; here each direction has
+    its own, W_f a + W_g b, which is a linear layer on the two side by side. ``weights=shared``: f = g.
+
+    R reverses what lies between the first valid position and the last one: whatever stands around it is no part of the
+    sequence and stays where it is, and distances within it stay the same.
+    """
+
+    class Config(Settings):
+        """The mechanism that is read both ways. Written ``of=sw sw.window=4``; kept as one part, ``of``."""
+
+        of: Annotated[Part, Family("mechanisms")] = Field(
+            description="causal mechanism that is read forwards and backwards, with its settings"
+        )
+        weights: Literal["separate", "shared"] = Field(
+            default="separate", description="whether both directions have weights of their own, or the same"
+        )
+
+        @model_validator(mode="before")
+        @classmethod
+        def _fold(cls, values: Any) -> Any:
+            """Turn direct keys ({"of": "sw", "sw": {"window": 4}}) into a part; what ``of`` does not name is
+            dropped."""
+            if not isinstance(values, dict):
+                return values
+            given = {key: item for key, item in values.items() if key not in cls.model_fields}
+            parts = {
+                name: inner_part("two_way", name, item, _choices(), tuple(cls.model_fields))
+                for name, item in given.items()
+            }
+            own = {key: item for key, item in values.items() if key in cls.model_fields}
+            return {**own, "of": _chosen(values.get("of", "sa"), parts)}
+
+    directions = frozenset({BIDIRECTIONAL})
+
+    def __init__(self, config: Config, shape: MixerShape):
+        super().__init__()
+        self.shared = config.weights == "shared"
+        self.mixers = nn.ModuleList(
+            load(config.of.name).build(config.of.settings, _causal(shape)) for _ in range(1 if self.shared else 2)
+        )
+
+    @classmethod
+    def untrained(cls, config: Any) -> tuple[type[AbstractMechanism], ...]:
+        return load(config.of.name).untrained(config.of.settings)
+
+    @classmethod
+    def check_positions(cls, config: Any, num_positions: int) -> None:
+        """Check the part's settings against ``num_positions``. Errors: the part's own, under the path of two_way."""
+        try:
+            load(config.of.name).check_positions(config.of.settings, num_positions)
+        except ValueError as error:
+            raise ValueError(told(error, "two_way", config.of.name)) from None
+
+    @classmethod
+    def needs_edges(cls, config: Any) -> bool:
+        return load(config.of.name).needs_edges(config.of.settings)
+
+    @classmethod
+    def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
+        """Return the multiply-adds of both directions."""
+        return 2 * load(config.of.name).cost(config.of.settings, _causal(shape), num_positions)
+
+    def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
+        ahead, back = self.mixers[0], self.mixers[-1]
+        if mask_BN is None:
+            return ahead(x_BND) + back(x_BND.flip(1)).flip(1)
+        places_BN = reversal(mask_BN)
+        index_BND = places_BN[..., None].expand_as(x_BND)
+        y_BND = back(x_BND.gather(1, index_BND), mask_BN=mask_BN.gather(1, places_BN))
+        return ahead(x_BND, mask_BN=mask_BN) + y_BND.gather(1, index_BND)
+
+
+def reversal(mask_BN: Tensor) -> Int64[Tensor, "B N"]:
+    """Return the place that each position takes when the span from the first valid position to the last is reversed;
+    twice is the identity, and so is a row without a valid position."""
+    num = mask_BN.shape[1]
+    places_N = torch.arange(num, device=mask_BN.device)
+    first_B1 = mask_BN.int().argmax(1, keepdim=True)
+    last_B1 = num - 1 - mask_BN.flip(1).int().argmax(1, keepdim=True)
+    inside_BN = (places_N >= first_B1) & (places_N <= last_B1) & mask_BN.any(1, keepdim=True)
+    return torch.where(inside_BN, first_B1 + last_B1 - places_N, places_N)
+
+
+def _causal(shape: MixerShape) -> MixerShape:
+    return MixerShape(shape.width, shape.heads, CAUSAL, shape.layer, shape.num_layers)
+
+
+def _choices() -> tuple[str, ...]:
+    """Return what can be read both ways: every causal mechanism, but one that is made of others."""
+    registry = Registry("mechanisms")
+    return tuple(
+        name
+        for name in registry.names(cross=False)
+        if name not in ("mix", "two_way") and CAUSAL in registry.load(name).directions
+    )
+
+
+def _chosen(value: Any, parts: dict[str, Part]) -> Part:
+    """Return the part that ``of`` names, with the settings that were written for it."""
+    if isinstance(value, Part):
+        return value
+    if isinstance(value, dict) and "name" in value:  # as a spec's JSON has it
+        settings = {key: item for key, item in value.items() if key != "name"}
+        return inner_part("two_way", value["name"], settings, _choices(), ("of", "weights"))
+    if value not in _choices():
+        raise ValueError(f"mechanism.two_way.of={value}: is no causal mechanism; {near_misses(str(value), _choices())}")
+    return parts.get(value) or inner_part("two_way", value, {}, _choices(), ("of", "weights"))
+
+
+EXPORT = TwoWay

@@ -1,0 +1,108 @@
+"""Every registered optimizer keeps the contract; every check fails on the fault it is there for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stability.config.parts import settings_of
+from stability.registry import Registry
+from tests.optimizers import checks, faults
+from tests.optimizers.oracles import LOOPS, sgd
+from tests.settings import other_value
+
+REGISTRY = Registry("optimizers")
+NAMES = REGISTRY.names()
+# of those whose displacement is not proportional to the learning rate α_max is valid at the run's own rate only
+NOT_LINEAR: frozenset[str] = frozenset()
+ALWAYS = (
+    checks.check_one_step_moves_every_parameter,
+    checks.check_deterministic,
+    checks.check_state_survives_a_file,
+)
+PLANTED = (
+    (checks.check_one_step_moves_every_parameter, faults.LeavesVectorsAlone),
+    (checks.check_deterministic, faults.Random),
+    (checks.check_linear_in_lr, faults.CapsItsRate),
+    (checks.check_state_survives_a_file, faults.KeepsAnObject),
+    (checks.check_state_survives_a_file, faults.KeepsStateOutside),
+    (checks.check_decay_reaches_what_is_told, faults.DecaysEverything),
+    (checks.check_decay_reaches_what_is_told, faults.GrowsByItsDecay),
+    (checks.check_elementwise, faults.NormalisesTheTensor),
+    (checks.check_elementwise, faults.KeepsRowSums),
+)
+SETTINGS = [(name, field) for name in NAMES for field in REGISTRY.load(name).Config.model_fields]
+
+
+def cases(name: str) -> list[Any]:
+    """An optimizer's defaults, and all its settings at other values."""
+    config = REGISTRY.load(name).Config
+    return [config(), config(**{field: other_value(config, field) for field in config.model_fields})]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("check", ALWAYS, ids=lambda check: check.__name__)
+def test_optimizer_keeps(name, check):
+    for config in cases(name):
+        check(REGISTRY.load(name), config)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_displacement_is_linear_in_the_rate_but_where_it_is_said_not_to_be(name):
+    for config in cases(name):
+        if name in NOT_LINEAR:
+            with pytest.raises(AssertionError):
+                checks.check_linear_in_lr(REGISTRY.load(name), config)
+        else:
+            checks.check_linear_in_lr(REGISTRY.load(name), config)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "weight_decay" in REGISTRY.load(name).Config.model_fields])
+def test_weight_decay_reaches_what_it_says(name):
+    part = REGISTRY.load(name)
+    others = {key: other_value(part.Config, key) for key in part.Config.model_fields if key != "weight_decay"}
+    for settings in ({}, others):
+        checks.check_decay_reaches_what_is_told(part, part.Config(**settings, weight_decay=0.3))
+
+
+@pytest.mark.parametrize("name", REGISTRY.names(elementwise=True))
+def test_slices_of_a_tensor_take_the_steps_of_the_whole(name):
+    for config in cases(name):
+        checks.check_elementwise(REGISTRY.load(name), config)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_are_those_of_the_formula(name):
+    for config in cases(name):
+        checks.check_follows_the_loop(REGISTRY.load(name), config, LOOPS[name])
+
+
+@pytest.mark.parametrize(("name", "field"), SETTINGS)
+def test_every_setting_changes_the_step(name, field):
+    part = REGISTRY.load(name)
+    base = settings_of("optimizers", name, {})
+    if "weight_decay" in part.Config.model_fields and field != "weight_decay":
+        base = base.model_copy(update={"weight_decay": 0.3})
+    checks.check_setting_changes_the_step(part, base, field, other_value(part.Config, field))
+
+
+@pytest.mark.parametrize(("check", "fault"), PLANTED)
+def test_check_catches_planted_fault(check, fault):
+    with pytest.raises(AssertionError):
+        check(fault, fault.Config())
+
+
+def test_checks_that_take_more_catch_planted_faults():
+    with pytest.raises(AssertionError, match="and not"):
+        checks.check_follows_the_loop(faults.LooksAhead, faults.Sound.Config(), sgd)
+    with pytest.raises(AssertionError, match="momentum=0.5 changes nothing"):
+        checks.check_setting_changes_the_step(faults.IgnoresMomentum, faults.Sound.Config(), "momentum", 0.5)
+
+
+def test_the_sound_optimizer_behind_the_faults_passes():
+    part, config = faults.Sound, faults.Sound.Config()
+    for check in dict.fromkeys((*ALWAYS, *(check for check, _ in PLANTED))):
+        check(part, config)
+    checks.check_follows_the_loop(part, config, sgd)
+    checks.check_setting_changes_the_step(part, config, "momentum", 0.5)
