@@ -103,7 +103,7 @@ class Mix(AbstractMechanism):
 
     @classmethod
     def calls_linears(cls, config: Any) -> bool:
-        return all(_load(item.name).calls_linears(item.settings) for item in config.parts)
+        return all(load(item.name).calls_linears(item.settings) for item in config.parts)
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:

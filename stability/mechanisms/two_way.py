@@ -67,6 +67,10 @@ class TwoWay(AbstractMechanism):
         return load(config.of.name).untrained(config.of.settings)
 
     @classmethod
+    def calls_linears(cls, config: Any) -> bool:
+        return load(config.of.name).calls_linears(config.of.settings)
+
+    @classmethod
     def check_positions(cls, config: Any, num_positions: int) -> None:
         """Check the part's settings against ``num_positions``. Errors: the part's own, under the path of two_way."""
         try:

@@ -3,18 +3,18 @@ each of them bites."""
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 
-from stability.config.generation import GenerationSpec
 from stability.curvature import NoRule, directional
 from tests.objectives.subjects import Subject
 
-SAMPLERS = frozenset(get_args(GenerationSpec.model_fields["sampler"].annotation)) - {"auto"}
+SAMPLERS = frozenset({"ar", "top_prob", "random", "analytic", "euler"})  # which stability.probes.generation has
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -143,7 +143,9 @@ def check_second_derivatives(subject: Subject) -> None:
 def check_what_is_said(subject: Subject) -> None:
     """Words for tables, names of what is validated, and components that make the loss."""
     objective, examples = subject.objective, examples_of(subject)
-    assert all(isinstance(word, str) and word for word in (*objective.unit, objective.baseline)), "a word is missing"
+    words = objective.words
+    said = (*words.position, words.counted, words.nll, words.unit, words.baseline, words.baseline_nll)
+    assert all(isinstance(word, str) and word for word in said), "a word is missing"
     assert objective.direction in ("causal", "bidirectional")
     total, count, scores = objective.validate(subject.model, examples)
     assert tuple(scores) == objective.score_names, f"{tuple(scores)} are validated, {objective.score_names} are named"
@@ -204,8 +206,17 @@ def trace(subject: Subject) -> list[Any]:
         losses,
         shapes,
         {name: tuple(value.shape) for name, value in subject.model.named_parameters()},
-        type(objective).tokenizer_of(objective.config),
+        _read(objective),
     ]
+
+
+def _read(objective: Any) -> str:
+    """What it reads of prepared data, or how it refuses that a tokenizer is not there."""
+    corpus = object()
+    try:
+        return "the corpus" if type(objective).reads(objective.config, corpus, Path("no pool")) is corpus else "more"
+    except ValueError as error:
+        return str(error)
 
 
 def check_setting_changes_something(base: Subject, changed: Subject) -> None:

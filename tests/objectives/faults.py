@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stability.objectives.mlm import MaskedLanguageModel
+from stability.runs.words import Words
 from tests.objectives.subjects import VOCABULARY
 
 
@@ -92,7 +93,7 @@ class DetachesAPart(Fault):
 
 
 class SaysNoUnit(Fault):
-    unit = ("token", "")
+    words = Words(unit="")
 
 
 class ForgetsItsScores(Fault):
