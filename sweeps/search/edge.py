@@ -1,4 +1,5 @@
-"""How far the learning rate of one curve can be pushed: its best rate and its edges of stability, with few rates tried.
+"""Find how far the learning rate of one curve can be pushed: its best rate and its edges of stability, with few rates
+tried.
 
 A coarse grid; beyond it, where its ends are not the curve's; then in common rounds the best rate refined by parabolas,
 and bisections of the largest rate that is stable by verdict and of the largest whose NLL is near the best. Pure: no
@@ -91,19 +92,19 @@ class Curve:
         self._most = most_rates(grid, settings)
 
     def ask(self) -> tuple[float, ...]:
-        """The rates of the next round, which may run side by side; () once everything is found. Asked again before a
-        tell it says the same."""
+        """Return the rates of the next round, which may run side by side; () once everything is found. Asked again
+        before a tell it says the same."""
         missing = tuple(lr for lr in self._grid if lr not in self.points)
         return missing or self._wanted()[: self._most - len(self.points)]
 
     def tell(self, lr: float, outcomes: Iterable[Outcome]) -> None:
-        """What became of a rate that was asked for: an outcome for each seed."""
+        """Take in what became of a rate that was asked for: an outcome for each seed."""
         ends = tuple(outcomes)
         nlls = [end.nll if end.nll is not None and math.isfinite(end.nll) else math.inf for end in ends]
         self.points[lr] = Point(lr, tuple(end.verdict for end in ends), statistics.median(nlls))
 
     def found(self) -> Found:
-        """What the rates told so far show."""
+        """Return what the rates told so far show."""
         points, best = self._ordered(), self._best()
         below = [point.lr for point in points if best is not None and point.lr < best.lr]
         above = [point.lr for point in points if best is not None and point.lr > best.lr]

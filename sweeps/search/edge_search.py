@@ -59,10 +59,12 @@ class EdgeSearch:
                     self._stuck[index] = True
 
     def record(self) -> dict[str, Any]:
-        """``edges``: a row a curve; the report finds the curve by one of its runs."""
+        """Return ``edges``: a row a curve; the report finds the curve by one of its runs."""
         return {"edges": [self._row(index) for index, curve in enumerate(self._curves) if curve.points]}
 
     def _row(self, index: int) -> dict[str, Any]:
+        """Return a curve's row of the record: best rate and edges with their neighbours, the range that was tried, the
+        numbers of rates, runs and rounds, beside those of a grid as fine, and the state."""
         curve, seeds, settings = self._curves[index], self._spec.seeds, self._settings
         found = curve.found()
         return {

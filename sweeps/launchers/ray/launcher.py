@@ -60,7 +60,8 @@ def launch(
 
 
 def _workers(share: Share, pool: str) -> Workers:
-    """The workers, opened on nodes that see the pool: those of the launch before, where they hold the same share."""
+    """Return the workers, opened on nodes that see the pool: those of the launch before, where they hold the same
+    share."""
     own = session()
     if not isinstance(own.held, Workers) or own.held.share != share:
         own.let_go()
@@ -70,6 +71,6 @@ def _workers(share: Share, pool: str) -> Workers:
 
 
 def _tick(on_tick: Callable[[], None]) -> None:
-    """Errors: ``RuntimeError`` where Ray has died."""
+    """Refresh the live table. Errors: ``RuntimeError`` where Ray has died."""
     session().require()
     on_tick()
