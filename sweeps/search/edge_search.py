@@ -13,8 +13,8 @@ from sweeps.search.edge import Curve, Edge, Found, Outcome, most_rates
 
 
 class EdgeSearch:
-    """Curves are those of `SweepSpec.curves`, in that order. A curve with a failed run asks for no more: the same
-    command tries that run again."""
+    """The search of all curves of a sweep: those of `SweepSpec.curves`, in that order. A curve with a failed run asks
+    for no more: the same command tries that run again."""
 
     stop_at = None
     stopped_by = ""
@@ -85,8 +85,9 @@ class EdgeSearch:
         }
 
     def _state(self, index: int, found: Found) -> str:
-        """``found``; ``failed``: a run of the curve did, and it stopped there; ``used up``: it has had as many rates as
-        there may be, and its brackets are wider than asked for; ``unfinished``: it was left before its end."""
+        """Return how far a curve has come. ``found``; ``failed``: a run of the curve did, and it stopped there; ``used
+        up``: it has had as many rates as there may be, and its brackets are wider than asked for; ``unfinished``: it
+        was left before its end."""
         if self._stuck[index] or found.resolved:
             return "failed" if self._stuck[index] else "found"
         return "unfinished" if self._curves[index].ask() else "used up"

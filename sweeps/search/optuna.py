@@ -61,8 +61,8 @@ class OptunaSearch:
             curve.tell(statuses)
 
     def record(self) -> dict[str, Any]:
-        """``search``: a row a run and field, for the report; ``search_history``: the rounds' points, from which the
-        same command goes on."""
+        """Return ``search``: a row a run and field, for the report; ``search_history``: the rounds' points, from which
+        the same command goes on."""
         rows = [row for curve in self._curves for row in curve.rows()]
         return {"search": rows, "search_history": {curve.key: curve.rounds for curve in self._curves}}
 

@@ -36,10 +36,10 @@ def launch(
     and GPUs.
 
     ``gpus_per_trial="auto"``: as many trials on a GPU as their measured memory allows. A trial whose worker dies is set
-      ``failed``, with Ray's account of it as traceback; one whose node dies goes on on another, up to ``node_retries``
-      times; the others go on. Once an interrupt is requested, steps under way end, their trials are closed, which saves
-      them, and this returns. Ray that runs already is used and left running. Errors: ``RuntimeError`` where Ray is
-      missing, a trial asks for more than there is, or a node does not see the runs' folder.
+    ``failed``, with Ray's account of it as traceback; one whose node dies goes on on another, up to ``node_retries``
+    times; the others go on. Once an interrupt is requested, steps under way end, their trials are closed, which saves
+    them, and this returns. Ray that runs already is used and left running. Errors: ``RuntimeError`` where Ray is
+    missing, a trial asks for more than there is, or a node does not see the runs' folder.
     """
     if not trials:
         return

@@ -49,9 +49,9 @@ def launch(
     """Submit every trial that no job of an earlier driver works on, and wait for all.
 
     ``folder``: where job scripts, logs and the record of jobs lie, seen by every node. Jobs go on when this process
-      dies; the same command finds them again. Once an interrupt is requested, waiting jobs are cancelled and running
-      ones asked to save and end. Errors: ``RuntimeError`` where submitit or Slurm is missing, or Slurm refuses the
-      jobs.
+    dies; the same command finds them again. Once an interrupt is requested, waiting jobs are cancelled and running
+    ones asked to save and end. Errors: ``RuntimeError`` where submitit or Slurm is missing, or Slurm refuses the
+    jobs.
     """
     if trials:
         with environment(of_workers(int(trials[0].spec["threads"]))):
