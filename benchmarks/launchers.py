@@ -1,4 +1,4 @@
-"""What each launcher costs on top of the training: ``python -m benchmarks.launchers``.
+"""Measure what each launcher costs on top of the training: ``python -m benchmarks.launchers``.
 
 As `benchmarks.overhead`, in turns: ``--runs`` runs of ``--seconds`` seconds each are trained bare, half of them before
 and half after, and by the sweep's command with every one of ``--launchers`` in between, each in a fresh pool. Beside
@@ -29,12 +29,12 @@ COLUMNS = ("wall s", "× ideal", "first run s", "again s", "a round s")
 
 
 def begun_at(pool: Path) -> float:
-    """When the first run of a pool was begun, in seconds since 1970."""
+    """Return when the first run of a pool was begun, in seconds since 1970."""
     return min(path.stat().st_mtime for path in pool.glob("*/provenance.json"))
 
 
 def round_s(folder: Path, pool: str, launcher: str, num_more: int) -> float:
-    """Seconds of one more round of a search."""
+    """Return the seconds that one more round of a search takes, a mean over ``num_more`` rounds."""
     taken = []
     for num_rounds in (2, 2 + num_more):
         own = words(folder, f"{pool}-{num_rounds}", 4, num_rounds * SEGMENT_STEPS, launcher)
@@ -43,6 +43,8 @@ def round_s(folder: Path, pool: str, launcher: str, num_more: int) -> float:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> None:
+    """Train the runs bare and by each launcher, ``--repeats`` times, and print a row for each of them, then each
+    launcher's median ratio to the ideal. Files go to ``folder``."""
     workers, num_runs = options.workers, options.runs
     lines = [f"Line {number} of a text that says little, {number * number % 97} times.\n" for number in range(4000)]
     (folder / "text.txt").write_text("".join(lines))

@@ -207,7 +207,7 @@ def _asha(spec: SweepSpec, everything: Sequence[Trial]) -> Asha:
 
 
 def _folder(spec: SweepSpec) -> Path:
-    """Of the launcher's own files, in the study's."""
+    """Return the folder of the launcher's own files, within the study's."""
     return StudyFolder.of(Path(spec.runs_dir).resolve(), spec.name).path / spec.launcher
 
 

@@ -134,7 +134,7 @@ def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:
 
 
 def is_stopped(trial: Trial) -> bool:
-    """Whether the trial's search has stopped its run."""
+    """Return whether the trial's own search has stopped its run for good."""
     status = trial.directory.status()
     return status["state"] == STOPPED and status.get("by") == trial.stopped_by
 

@@ -4,12 +4,17 @@ The rule (CONTRIBUTING): a function's first sentence says in the imperative what
 of …", "Draw …"); what a module, a class or a property is may be a noun phrase ("The number of tokens of one step."), a
 property also "Whether …". That a sentence has a verb is for the reader to see: this test knows the openings of
 sentences that have lost theirs ("Of a block, each with …", "Those of a run, ranks 1 to …").
+
+Names in backticks are ours: those that begin with a module of ours must be found there, so that a move takes them along.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,7 +27,8 @@ OPENINGS = """
 """
 CLIPPED = frozenset(OPENINGS.split())
 LONG = 12  # lines from which a function says what it does
-TO_DO = ("sweeps/launchers/", "sweeps/search/")  # written before the rule, and not yet anew
+FILES = ("json", "jsonl", "py", "svg", "toml", "yaml")  # what a file's name ends in is no name of ours
+BACKTICKED = re.compile(r"(?<!`)`(\w+(?:\.\w+)*)`(?!`)")
 
 Node = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -57,11 +63,61 @@ def faults(source: str) -> list[str]:
     return found
 
 
+def identifiers(source: str) -> set[str]:
+    """Return all names that a file's code has, those of attributes, arguments and imports among them, and strings of
+    one word; no words of its docstrings and comments."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        each = (getattr(node, field, None) for field in ("name", "id", "attr", "arg", "asname", "value"))
+        found |= {word for name in each if isinstance(name, str) and " " not in name for word in name.split(".")}
+    return found
+
+
+@cache
+def modules() -> dict[str, set[str]]:
+    """Return the names in every module of ours, by its dotted path; a package also has its modules."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for file in sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")):
+        parts = file.relative_to(ROOT).with_suffix("").parts
+        parts = parts[:-1] if parts[-1] == "__init__" else parts
+        found[".".join(parts)] |= identifiers(file.read_text("utf-8"))
+        for length in range(1, len(parts)):
+            found[".".join(parts[:length])].add(parts[length])
+    return found
+
+
+def is_stale(name: str, known: Mapping[str, set[str]]) -> bool:
+    """Return whether a name in backticks looks like one of ours and is none.
+
+    Looked up are dotted names that begin with one of `FOLDERS`, a module's own name or ``_``, and single names that
+    begin with ``_``. What follows the module's name may stand anywhere in that module. Not looked up are names that
+    begin with a class (`Found.lr`), with what is no module of ours (`nn.Linear`), or with a package's own name, which
+    others share (`ray.init`).
+    """
+    first, *rest = parts = name.split(".")
+    if name.startswith("__") or parts[-1] in FILES:
+        return False
+    if first in FOLDERS:
+        length = max(length for length in range(1, len(parts) + 1) if ".".join(parts[:length]) in known)
+        paths, rest = [".".join(parts[:length])], parts[length:]
+    else:
+        paths = [path for path in known if path.endswith(f".{first}") and not (ROOT / path.replace(".", "/")).is_dir()]
+    if not paths:
+        return first.startswith("_") and (bool(rest) or not any(first in names for names in known.values()))
+    return not any(set(rest) <= known[path] for path in paths)
+
+
+def stale_names(source: str, known: Mapping[str, set[str]]) -> list[str]:
+    """Return the names in backticks in a file's docstrings that are no longer ours."""
+    docstrings: Iterable[str] = (ast.get_docstring(node) or "" for node in definitions(source))
+    return [name for docstring in docstrings for name in BACKTICKED.findall(docstring) if is_stale(name, known)]
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_docstrings_can_be_read_without_the_name_above_them(folder):
     names = [file.relative_to(ROOT).as_posix() for file in sorted((ROOT / folder).rglob("*.py"))]
     assert names
-    found = {name: faults((ROOT / name).read_text("utf-8")) for name in names if not name.startswith(TO_DO)}
+    found = {name: faults((ROOT / name).read_text("utf-8")) for name in names}
     assert not {name: each for name, each in found.items() if each}
 
 
@@ -92,3 +148,26 @@ def h():
         f"g: {LONG + 1} lines and no docstring",
         "count: a docstring begins with 'How'",
     ]
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_names_in_backticks_are_still_there(folder):
+    files = sorted((ROOT / folder).rglob("*.py"))
+    found = {file.relative_to(ROOT).as_posix(): stale_names(file.read_text("utf-8"), modules()) for file in files}
+    assert not {name: each for name, each in found.items() if each}
+
+
+def test_names_in_backticks_that_are_gone_are_seen():
+    known = {
+        "stability": {"corpora"},
+        "stability.corpora": {"alphabets", "_pile"},
+        "stability.corpora.alphabets": identifiers("class Piece:\n    size = 1\n\ndef _order(): ..."),
+        "stability.corpora._pile": set(),
+    }
+    there = (
+        "`alphabets.Piece` `alphabets.Piece.size` `stability.corpora.alphabets.Piece` `stability.corpora` `_pile` "
+        "`_order` `__init__` `nn.Linear` `Piece.gone` `alphabets.json` ``alphabets.GONE`` `gone`"
+    )
+    gone = ["alphabets.GONE", "_tables.Piece", "_gone", "stability.gone", "stability.corpora.alphabets.GONE"]
+    source = f'"""{there}"""\ndef f():\n    """Return {" or ".join(f"`{name}`" for name in gone)}."""'
+    assert stale_names(source, known) == gone

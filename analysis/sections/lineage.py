@@ -1,4 +1,5 @@
-"""What `search=pbt` found: the learning rates that led to each population's best member, and all that were tried."""
+"""A section of the report on `search=pbt`: the learning rates that led to each population's best member, and all that
+were tried."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ CAPTION = (
 
 
 def best_line(members: Frame) -> list[dict[str, Any]]:
-    """Of one population the segments that its best last member descends from, first to last; [] where none has a
-    score."""
+    """Return the segments (rows of ``members``, all of one population) that the best member of the last segment
+    descends from, first to last; [] where none has a score."""
     last = members[(members["segment"] == members["segment"].max()) & members["score"].notna()]
     if last.empty:
         return []
@@ -38,7 +39,7 @@ def best_line(members: Frame) -> list[dict[str, Any]]:
 
 
 def populations(study: Study) -> list[tuple[str, str, int, Frame]]:
-    """(series, mechanism, seed, members) of each."""
+    """Return (series, mechanism, seed, members) of each population of the study; [] where it has none."""
     table = study.searches.get("lineage")
     if table is None:
         return []
@@ -50,7 +51,7 @@ def populations(study: Study) -> list[tuple[str, str, int, Frame]]:
 
 
 def lineage_tables(study: Study) -> list[Table]:
-    """One, with a row for each population."""
+    """Return a single table with a row for each population that has a best member; [] where none has."""
     rows = []
     for series, _, seed, members in populations(study):
         line = best_line(members)
@@ -73,7 +74,7 @@ def lineage_tables(study: Study) -> list[Table]:
 
 
 def _schedule(line: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
-    """(step before the first, rate) of each stretch of one rate."""
+    """Return (step before the first, rate) of each stretch of one rate along a line of segments."""
     found: list[tuple[int, float]] = []
     for row in line:
         if not found or found[-1][1] != row["lr"]:
@@ -87,6 +88,8 @@ def figures(study: Study) -> Figures:
 
 
 def _figure(known: list[tuple[str, str, int, Frame]]) -> Figure:
+    """Draw the learning rate against the step: of every member of all populations thin, with dotted lines where a
+    checkpoint was taken over, of the line that led to each population's best member thick."""
     figure = Figure(figsize=(WIDTH_INCHES, 2.8), layout="constrained")
     ax, styles = figure.subplots(), mechanism_looks([mechanism for _, mechanism, _, _ in known])
     handles = []

@@ -24,9 +24,10 @@ def quoted(key: str, value: str) -> str | None:
     """Return the value of ``key=value`` in Hydra's quotes, where it is to be taken as it was written; None where Hydra
     reads it as it is.
 
-    Quoted is what a place's field holds (of ``[…]`` in a field of several places each one), and any other text with a
-    ``/`` in it, since no number and no name of a choice has one. Not quoted is what has quotes, brackets or a backslash
-    of its own, and ``null``.
+    Never quoted are what begins with a quote, ``null``, and a word, which Hydra reads as the same text either way
+    (`WORD`). Whatever else the field of a place is given is quoted; of ``[…]`` in a field of several places, each
+    element that does not begin with a quote. Under any other key, text with a ``/`` in it is quoted, since no number
+    has one, but for what stands in brackets or has a backslash, and for a key that is a group of choices.
     """
     if value[:1] in QUOTES or value == "null" or WORD.fullmatch(value):
         return None

@@ -1,5 +1,5 @@
-"""How a sweep chooses its runs: what `search=optuna` varies, the rungs of `search=asha` and `halving`, the segments of
-`search=pbt`. Neither Optuna nor Ray in here."""
+"""Settings by which a sweep chooses its runs: what `search=optuna` varies, the rungs of `search=asha` and `halving`,
+the segments of `search=pbt`. Neither Optuna nor Ray is imported in here."""
 
 from __future__ import annotations
 
@@ -213,7 +213,8 @@ def chosen(value: Any) -> Any:
 
 
 def check_search(search: AnySearch, launcher: str, schedule: str, rates: int) -> None:
-    """Errors: ``ValueError`` where what else a sweep says does not go with its search."""
+    """Raise a ``ValueError`` of one line where a search does not go with the sweep's launcher, its schedule or its
+    number of learning rates (``rates``)."""
     if isinstance(search, SearchSpec) and search.center_lr is None and rates > 1:
         raise ValueError(
             "search: one learning rate is needed that all points have, e.g. lr=1e-3, or a range "

@@ -30,5 +30,5 @@ def launch(
 
 
 def steps_of(trial: Trial, run: RunTrial) -> Generator[None, None, None]:
-    """The trial's steps, not begun yet; closing them closes the trial."""
+    """Return the trial's steps, not begun yet; closing them closes the trial."""
     yield from run(trial)

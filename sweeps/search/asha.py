@@ -47,11 +47,12 @@ class AshaSearch:
         pass
 
     def record(self) -> dict[str, Any]:
-        """``stopped``: why each run that was stopped has no verdict, for the tables."""
+        """Return ``stopped``: why each run that was stopped has no verdict, for the tables."""
         statuses = {each: RunDirectory(self._pool, each).status() for each in (run_id(run) for _, run in self._points)}
         return {"stopped": {each: status["reason"] for each, status in statuses.items() if status["state"] == STOPPED}}
 
 
 def name_of(settings: AshaSpec, rungs: tuple[int, ...]) -> str:
-    """By which a stopped run tells who stopped it: the same search stops it again, another one may not."""
+    """Return the name by which a stopped run tells who stopped it: the same search stops it again, another one may
+    not."""
     return f"asha {settings.reduction} at {' '.join(map(str, rungs))}"

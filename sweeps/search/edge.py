@@ -1,4 +1,5 @@
-"""How far the learning rate of one curve can be pushed: its best rate and its edges of stability, with few rates tried.
+"""Find how far the learning rate of one curve can be pushed: its best rate and its edges of stability, with few rates
+tried.
 
 A coarse grid; beyond it, where its ends are not the curve's; then in common rounds the best rate refined by parabolas,
 and bisections of the largest rate that is stable by verdict and of the largest whose NLL is near the best. Pure: no
@@ -45,15 +46,15 @@ class Point:
 
     @property
     def is_idle(self) -> bool:
-        """No seed left the calm waters, but not every one learned: what a rate does that is too small."""
+        """Whether no seed diverged or spiked, but not every one learned: what a rate does that is too small."""
         return all(verdict in ("stable", "plateaued") for verdict in self.verdicts) and not self.is_stable
 
 
 @dataclass(frozen=True)
 class Edge:
-    """``lr``: the largest rate on the good side, None where none is; ``next_lr``: the smallest above it (or of all) on
-    the bad side, None where there is none up to the highest that was tried. ``exceptions``: rates below ``lr`` on the
-    bad side: the curve is not monotone."""
+    """An edge of stability of a curve. ``lr``: the largest rate on the good side, None where none is; ``next_lr``: the
+    smallest above it (or of all) on the bad side, None where there is none up to the highest that was tried.
+    ``exceptions``: rates below ``lr`` on the bad side: the curve is not monotone."""
 
     lr: float | None
     next_lr: float | None
@@ -62,11 +63,11 @@ class Edge:
 
 @dataclass(frozen=True)
 class Found:
-    """``best_low`` and ``best_high``: the best rate's neighbours, between which the true best lies; None at an end of
-    what was tried.
+    """The best rate and the edges of a curve, as far as its rates show them. ``best_low`` and ``best_high``: the best
+    rate's neighbours, between which the true best lies; None at an end of what was tried.
 
     ``num_grid_rates``: rates that a grid of the same resolution takes over the range that was tried. ``resolved``:
-      everything lies in a bracket as narrow as asked for, or is known to lie outside the range.
+    everything lies in a bracket as narrow as asked for, or is known to lie outside the range.
     """
 
     best_lr: float | None
@@ -81,7 +82,7 @@ class Found:
 
 
 class Curve:
-    """Ask and tell for one curve LR → verdict and NLL. ``grid``: the coarse rates, rising."""
+    """The search of one curve LR → verdict and NLL, by ask and tell. ``grid``: the coarse rates, rising."""
 
     def __init__(self, grid: Sequence[float], settings: EdgeSettings):
         self.points: dict[float, Point] = {}
@@ -91,19 +92,19 @@ class Curve:
         self._most = most_rates(grid, settings)
 
     def ask(self) -> tuple[float, ...]:
-        """The rates of the next round, which may run side by side; () once everything is found. Asked again before a
-        tell it says the same."""
+        """Return the rates of the next round, which may run side by side; () once everything is found. Asked again
+        before a tell it says the same."""
         missing = tuple(lr for lr in self._grid if lr not in self.points)
         return missing or self._wanted()[: self._most - len(self.points)]
 
     def tell(self, lr: float, outcomes: Iterable[Outcome]) -> None:
-        """What became of a rate that was asked for: an outcome for each seed."""
+        """Take in what became of a rate that was asked for: an outcome for each seed."""
         ends = tuple(outcomes)
         nlls = [end.nll if end.nll is not None and math.isfinite(end.nll) else math.inf for end in ends]
         self.points[lr] = Point(lr, tuple(end.verdict for end in ends), statistics.median(nlls))
 
     def found(self) -> Found:
-        """What the rates told so far show."""
+        """Return what the rates told so far show."""
         points, best = self._ordered(), self._best()
         below = [point.lr for point in points if best is not None and point.lr < best.lr]
         above = [point.lr for point in points if best is not None and point.lr > best.lr]
@@ -126,7 +127,7 @@ class Curve:
         return [self.points[lr] for lr in sorted(self.points)]
 
     def _best(self) -> Point | None:
-        """The lowest NLL; of several the smallest rate. None where every rate diverged."""
+        """Return the point of the lowest NLL; of several the smallest rate. None where every rate diverged."""
         return min(
             (point for point in self._ordered() if math.isfinite(point.nll)), key=lambda point: point.nll, default=None
         )
@@ -136,7 +137,7 @@ class Curve:
         return best is not None and point.nll <= best.nll + self._settings.nll_tolerance * abs(best.nll)
 
     def _too_small(self) -> list[float]:
-        """Rates below every stable one that just learned too little: no hole in the stable range."""
+        """Return the rates below every stable one that just learned too little: no hole in the stable range."""
         stable = [point.lr for point in self._ordered() if point.is_stable]
         return [point.lr for point in self._ordered() if point.is_idle and (not stable or point.lr < stable[0])]
 
@@ -152,7 +153,7 @@ class Curve:
         return Edge(lr, above[0] if above else None, holes)
 
     def _wanted(self) -> tuple[float, ...]:
-        """Rates that would narrow something down, apart from one another and from those that were tried."""
+        """Return rates that would narrow something down, apart from one another and from those that were tried."""
         positions = self._extension() or [
             *self._refinement(),
             *self._bisection(_is_stable),
@@ -167,8 +168,8 @@ class Curve:
         return tuple(kept)
 
     def _extension(self) -> list[float]:
-        """One rate beyond each end of the range that is not an end of the curve's, in growing steps, as far as the
-        settings allow."""
+        """Return one position (log10 of a rate) beyond each end of the range that is not an end of the curve's, in
+        growing steps, as far as the settings allow."""
         points, best = self._ordered(), self._best()
         low, high, most = math.log10(self._grid[0]), math.log10(self._grid[-1]), self._settings.extend_decades
         found = []
@@ -180,7 +181,7 @@ class Curve:
         return found
 
     def _refinement(self) -> list[float]:
-        """Positions that close the best rate in between neighbours no further than the resolution."""
+        """Return positions that close the best rate in between neighbours no further than the resolution."""
         best = self._best()
         if best is None:
             return []
@@ -198,8 +199,8 @@ class Curve:
         return found + ([best.x + side * gap / 2 for side, gap in wide.items()] if len(wide) == 1 else [])
 
     def _bisection(self, is_inside: Callable[[Point], bool]) -> list[float]:
-        """The middle between the largest rate inside and the next one; where none is inside, between the rates that are
-        too small and the others."""
+        """Return the middle between the largest rate inside and the next one; where none is inside, between the rates
+        that are too small and the others. [] where they are as near as the resolution."""
         points = self._ordered()
         inside = [point.x for point in points if is_inside(point)] or [point.x for point in points if point.is_idle]
         above = [point.x for point in points if inside and point.x > inside[-1]]
@@ -209,8 +210,8 @@ class Curve:
 
 
 def most_rates(grid: Sequence[float], settings: EdgeSettings) -> int:
-    """The most rates that a curve asks for: the grid, both extensions, two bisections and the refinement of the widest
-    gap that can come up."""
+    """Return the most rates that a curve asks for: the grid, both extensions, two bisections and the refinement of the
+    widest gap that can come up."""
     spacing = max(math.log10(grid[-1] / grid[0]) / (len(grid) - 1), settings.resolution_decades)
     reach, steps, widest = 0.0, 0, spacing
     while reach < settings.extend_decades:
@@ -225,8 +226,8 @@ def _is_stable(point: Point) -> bool:
 
 
 def _vertex(left: Point, best: Point, right: Point) -> float:
-    """The minimum of the parabola through three points; the best itself where one of them diverged or they lie on a
-    line."""
+    """Return the minimum of the parabola through three points; the best itself where one of them diverged or they lie
+    on a line."""
     down, up = (left.nll - best.nll) / (best.x - left.x), (right.nll - best.nll) / (right.x - best.x)
     if not (math.isfinite(down) and math.isfinite(up)) or down + up <= 0:
         return best.x

@@ -13,8 +13,8 @@ from sweeps.search.edge import Curve, Edge, Found, Outcome, most_rates
 
 
 class EdgeSearch:
-    """Curves are those of `SweepSpec.curves`, in that order. A curve with a failed run asks for no more: the same
-    command tries that run again."""
+    """The search of all curves of a sweep: those of `SweepSpec.curves`, in that order. A curve with a failed run asks
+    for no more: the same command tries that run again."""
 
     stop_at = None
     stopped_by = ""
@@ -59,10 +59,12 @@ class EdgeSearch:
                     self._stuck[index] = True
 
     def record(self) -> dict[str, Any]:
-        """``edges``: a row a curve; the report finds the curve by one of its runs."""
+        """Return ``edges``: a row a curve; the report finds the curve by one of its runs."""
         return {"edges": [self._row(index) for index, curve in enumerate(self._curves) if curve.points]}
 
     def _row(self, index: int) -> dict[str, Any]:
+        """Return a curve's row of the record: best rate and edges with their neighbours, the range that was tried, the
+        numbers of rates, runs and rounds, beside those of a grid as fine, and the state."""
         curve, seeds, settings = self._curves[index], self._spec.seeds, self._settings
         found = curve.found()
         return {
@@ -83,8 +85,9 @@ class EdgeSearch:
         }
 
     def _state(self, index: int, found: Found) -> str:
-        """``found``; ``failed``: a run of the curve did, and it stopped there; ``used up``: it has had as many rates as
-        there may be, and its brackets are wider than asked for; ``unfinished``: it was left before its end."""
+        """Return how far a curve has come. ``found``; ``failed``: a run of the curve did, and it stopped there; ``used
+        up``: it has had as many rates as there may be, and its brackets are wider than asked for; ``unfinished``: it
+        was left before its end."""
         if self._stuck[index] or found.resolved:
             return "failed" if self._stuck[index] else "found"
         return "unfinished" if self._curves[index].ask() else "used up"

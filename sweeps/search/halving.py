@@ -65,6 +65,8 @@ class HalvingSearch:
         return [point for curve in self._alive for rate in curve for point in rate.points]
 
     def tell(self, statuses: Mapping[str, dict[str, Any]]) -> None:
+        """Rank the rates of each curve by their score at the last rung, keep the best of them that are finite, one in
+        ``reduction``, and note of the others where they were left."""
         if self._round > len(self._rungs):
             return
         step = self._rungs[self._round - 1]
@@ -85,8 +87,8 @@ class HalvingSearch:
             self._alive[index] = sorted(kept, key=lambda rate: rate.lr)
 
     def _score(self, rate: _Rate, statuses: Mapping[str, dict[str, Any]], step: int) -> float:
-        """The mean validation NLL at a rung; infinite where a seed diverged before it, or failed. From the log: by now
-        a run may stand further on."""
+        """Return the mean validation NLL of a rate's runs at a rung; infinite where a seed diverged before it, or
+        failed. It is read from the log: by now a run may stand further on."""
         nlls = []
         for each in rate.ids:
             rows = read_jsonl(RunDirectory(self._pool, each).metrics_file)
@@ -96,7 +98,7 @@ class HalvingSearch:
         return math.fsum(nlls) / len(nlls)
 
     def record(self) -> dict[str, Any]:
-        """``stopped``: why each run that was left has no verdict, for the tables."""
+        """Return ``stopped``: why each run that was left has no verdict, for the tables."""
         return {
             "stopped": {
                 each: why

@@ -61,8 +61,8 @@ class OptunaSearch:
             curve.tell(statuses)
 
     def record(self) -> dict[str, Any]:
-        """``search``: a row a run and field, for the report; ``search_history``: the rounds' points, from which the
-        same command goes on."""
+        """Return ``search``: a row a run and field, for the report; ``search_history``: the rounds' points, from which
+        the same command goes on."""
         rows = [row for curve in self._curves for row in curve.rows()]
         return {"search": rows, "search_history": {curve.key: curve.rounds for curve in self._curves}}
 
@@ -94,8 +94,8 @@ class _Curve:
         return self._ids
 
     def remember(self, rounds: Sequence[Sequence[Values]]) -> None:
-        """Rounds of an earlier launch, which come first. Those of another space are left alone: its points are none of
-        this one."""
+        """Take the rounds of an earlier launch, which come first. Those of another space are left alone: its points are
+        none of this one."""
         limits = {dimension.path: dimension for dimension in self._space}
         known = [values for each in rounds for values in each]
         if all(
@@ -121,6 +121,8 @@ class _Curve:
                 self._told[index] = _objective([statuses[each] for each in ids])
 
     def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each run and each field that the search varies: the point's number, round and score, and the
+        field's value."""
         numbers = [number for number, each in enumerate(self.rounds, 1) for _ in each]
         return [
             {
@@ -141,7 +143,7 @@ class _Curve:
         return [parse_run(recipe | {"seed": seed}) for seed in range(self._seeds)]
 
     def _propose(self, wanted: int) -> list[Values]:
-        """New points that make valid recipes; fewer than wanted, or none, where the space holds no more."""
+        """Return new points that make valid recipes; fewer than wanted, or none, where the space holds no more."""
         known, found = self.points, []
         told = [(self.points[index], value) for index, value in sorted(self._told.items()) if value is not None]
         for values in propose(self._space, self._whole, told, self._search, len(known), wanted * DRAWS):
@@ -160,8 +162,8 @@ def propose(
     num_asked: int,
     most: int,
 ):
-    """Points to try next, one after another, each chosen with those before it under way. ``told``: points and their
-    objectives; floats have three digits."""
+    """Yield points to try next, one after another, each chosen with those before it under way. ``told``: points and
+    their objectives; floats have three digits."""
     optuna = _import_optuna()
     kinds = {dimension.path: _distribution(optuna, dimension, dimension.path in whole) for dimension in space}
     with warnings.catch_warnings():
@@ -178,7 +180,8 @@ def propose(
 
 
 def _seed(seed: int, num_asked: int) -> int:
-    """Hashed: the first draws of generators whose seeds follow one another resemble one another."""
+    """Return a generator's seed, hashed: the first draws of generators whose seeds follow one another resemble one
+    another."""
     return int.from_bytes(hashlib.sha256(f"{seed} {num_asked}".encode()).digest()[:4], "big")
 
 
@@ -204,8 +207,8 @@ def _rounded(value: float, kind: Any) -> float:
 
 
 def _objective(statuses: Sequence[Mapping[str, Any]]) -> float | None:
-    """The mean over seeds of min(validation NLL, NLL at initialisation): finite where runs diverged. None where a run
-    failed: nothing is known."""
+    """Return the mean over seeds of min(validation NLL, NLL at initialisation): finite where runs diverged. None where
+    a run failed: nothing is known."""
     if any(status["state"] not in FINISHED for status in statuses):
         return None
     values = [_finite_nll(status.get("result", {})) for status in statuses]
@@ -226,7 +229,7 @@ def _is_valid(recipe: Mapping[str, Any], values: Values) -> bool:
 
 
 def _check(space: Sequence[Dimension], whole: set[str], recipe: Mapping[str, Any]) -> None:
-    """Errors: ``ValueError`` for an integer's range whose ends are none, and for a range of which an end makes no valid
+    """Raise a ``ValueError`` for an integer's range whose ends are none, and for a range of which an end makes no valid
     run."""
     for dimension in space:
         for end in (dimension.low, dimension.high):

@@ -28,7 +28,7 @@ DRAWS = 20  # most that may give what another member already has
 
 @dataclass(frozen=True)
 class _Member:
-    """What a member is in the next segment. ``parent``: the run that it goes on from, None in the first segment;
+    """A member as it goes into the next segment. ``parent``: the run that it goes on from, None in the first segment;
     ``took_over``: whether that was another member's."""
 
     lr: float
@@ -77,13 +77,13 @@ class PbtSearch:
             population.tell(statuses)
 
     def record(self) -> dict[str, Any]:
-        """``lineage``: a row for each member and segment."""
+        """Return ``lineage``: a row for each member and segment."""
         rows = [row for number, population in enumerate(self._populations) for row in population.rows(number)]
         return {"lineage": rows}
 
 
 class _Population:
-    """``base``: a run of its kind and seed, at any rate."""
+    """The members of one kind of run and one seed. ``base``: a run of them, at any rate."""
 
     def __init__(self, label: str, base: RunSpec, rates: tuple[float, ...], settings: PbtSpec, ends: tuple[int, ...]):
         self.label, self._recipe, self._rates = label, base.model_dump(mode="json"), rates
@@ -94,6 +94,8 @@ class _Population:
         self._is_stuck = False
 
     def ask(self) -> list[RunSpec]:
+        """Return the runs of the next segment, one a member, and note a row of each; [] where one failed, or all
+        diverged."""
         if self._is_stuck:
             return []
         runs = [self._run(member) for member in self._members]
@@ -116,7 +118,7 @@ class _Population:
         return runs
 
     def tell(self, statuses: Mapping[str, dict[str, Any]]) -> None:
-        """What became of the segment that was asked for last."""
+        """Take in what became of the segment that was asked for last, and choose who goes on from where."""
         if self._is_stuck:
             return
         ends = [statuses[row["run_id"]] for row in self._rows[-1]]
@@ -135,13 +137,14 @@ class _Population:
         return [{**row, "population": number, "segment": at} for at, rows in enumerate(self._rows, 1) for row in rows]
 
     def _run(self, member: _Member) -> RunSpec:
-        """The member's next segment."""
+        """Return the run of a member's next segment."""
         done = len(self._rows)
         init = None if member.parent is None else {"run": member.parent, "step": self._ends[done - 1]}
         return checked(RunSpec, self._recipe | {"lr_peak": member.lr, "steps": self._ends[done], "init": init})
 
     def _next(self, scores: list[float]) -> list[_Member]:
-        """The worst, and all that diverged, take over from one of the best; the others go on as they are."""
+        """Return the members of the next segment: the worst, and all that diverged, take over from one of the best; the
+        others go on as they are."""
         order = sorted(range(len(scores)), key=lambda index: (scores[index], index))
         most = max(1, int(self._settings.quantile * len(scores)))
         best = [index for index in order[:most] if math.isfinite(scores[index])]
@@ -156,7 +159,8 @@ class _Population:
         return [found[index] for index in range(len(scores))]
 
     def _taken_over(self, index: int, best: list[int], ids: list[str], taken: set[tuple[str | None, float]]) -> _Member:
-        """A checkpoint of one of the best at a rate that no other member takes it on with."""
+        """Return a member that takes on a checkpoint of one of the best, at a rate that no other member takes it on
+        with."""
         draws = _random(self._settings.seed, self._key, len(self._rows), index)
         low, high = math.log(self._rates[0]), math.log(self._rates[-1])
         source, lr = best[0], self._members[best[0]].lr
@@ -171,11 +175,11 @@ class _Population:
 
 
 def _score(status: Mapping[str, Any]) -> float:
-    """The validation NLL at a segment's end; infinite where the run diverged."""
+    """Return the validation NLL at a segment's end; infinite where the run diverged."""
     nll = status.get("result", {}).get("val_nll")
     return nll if nll is not None and math.isfinite(nll) and status["state"] != "diverged" else math.inf
 
 
 def _random(*what: Any) -> random.Random:
-    """Draws of a member in a segment, which do not depend on anybody else's."""
+    """Return the draws of a member in a segment, which do not depend on anybody else's."""
     return random.Random(hashlib.sha256(" ".join(map(str, what)).encode()).digest())

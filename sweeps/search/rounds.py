@@ -1,5 +1,5 @@
-"""Sweeps whose next runs depend on what the last ones showed: in rounds, on the ledger and the launchers of every other
-sweep."""
+"""Run sweeps whose next runs depend on what the last ones showed: in rounds, on the ledger and the launchers of every
+other sweep."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sweeps.trial import Points, Trial, is_done, run_trial, trials_of
 
 
 class Search(Protocol):
-    """What chooses the runs. A search keeps nothing on disk: begun again and told what the ledger holds, it asks for
-    the same runs again."""
+    """A rule that chooses the runs. A search keeps nothing on disk: begun again and told what the ledger holds, it asks
+    for the same runs again."""
 
     @property
     def most_runs(self) -> int:
-        """It asks for no more runs than this."""
+        """The number of runs that it never asks for more than."""
         ...
 
     @property
@@ -37,29 +37,29 @@ class Search(Protocol):
 
     @property
     def stopped_by(self) -> str:
-        """By which name runs are stopped that then count as ended (`Trial.stopped_by`); "": none is."""
+        """The name by which runs are stopped that then count as ended (`Trial.stopped_by`); "": none is."""
         ...
 
     def ask(self) -> Points:
-        """The next round's runs, which may run side by side; () at the end."""
+        """Return the next round's runs, which may run side by side; () at the end."""
         ...
 
     def tell(self, statuses: Mapping[str, dict[str, Any]]) -> None:
-        """What became of the round that was asked for last: each run's ``status.json`` by its id. Some may have
+        """Take in what became of the round that was asked for last: each run's ``status.json`` by its id. Some may have
         failed."""
         ...
 
     def record(self) -> dict[str, Any]:
-        """What ``study.json`` keeps of it, as plain JSON."""
+        """Return what ``study.json`` keeps of it, as plain JSON."""
         ...
 
     def plan(self) -> str:
-        """A sentence for a dry run on what the runs of `SweepSpec.points` are the beginning of."""
+        """Return a sentence for a dry run on what the runs of `SweepSpec.points` are the beginning of."""
         ...
 
 
 def search_of(spec: SweepSpec, fingerprint: str, before: Mapping[str, Any]) -> Search | None:
-    """The search that a sweep asks for; None: it is a grid. ``before``: what ``study.json`` held. Errors:
+    """Return the search that a sweep asks for; None: it is a grid. ``before``: what ``study.json`` held. Errors:
     ``ValueError`` for fields that can't be varied."""
     if spec.lr.edge is not None:
         from sweeps.search.edge_search import EdgeSearch

@@ -69,8 +69,8 @@ def sha256(array: np.ndarray) -> str:
 
 
 def sha256_and_counts(tokens: np.ndarray, vocab_size: int) -> tuple[str, np.ndarray]:
-    """(sha256, how often each token occurs, int64; longer than ``vocab_size`` where a token reaches it), in one
-    pass."""
+    """Return in one pass the sha256 of tokens and how often each occurs (int64, longer than ``vocab_size`` where a
+    token reaches it)."""
     digest, counts = hashlib.sha256(), np.zeros(vocab_size, dtype=np.int64)
     for chunk in chunks(tokens):
         digest.update(_little_endian(chunk))
@@ -79,7 +79,7 @@ def sha256_and_counts(tokens: np.ndarray, vocab_size: int) -> tuple[str, np.ndar
 
 
 def sum_of_counts(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The sum of two count arrays, as long as the longer one."""
+    """Return the sum of two count arrays, as long as the longer one."""
     longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
     total = longer.copy()
     total[: len(shorter)] += shorter

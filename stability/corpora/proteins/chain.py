@@ -20,7 +20,7 @@ class ProteinChain:
 
     - ``id``: entry and chain ("1ABC_A").
     - ``group``: what chains of one protein share (a four-letter code, a UniProt accession, else the entry's name).
-    - ``sequence``: int64 (N), tokens of `_protein_tables.PIECES`.
+    - ``sequence``: int64 (N), tokens of `alphabets.PIECES`.
     - ``atoms14_NAX``: float32 (N, 14, 3) in Å, NaN where an atom is missing; order `ATOM14`.
     - ``ss_N``: uint8, number in `SS_CLASSES`, `NO_SS` where not known.
     - ``sasa_N``: float32 Å², ``plddt_N``: float32 0 … 100, NaN where not known.

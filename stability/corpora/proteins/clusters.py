@@ -25,11 +25,11 @@ MARGIN = 1e-9  # 0.9 of a length may be a whole number that floating point misse
 
 
 def clusters(sequences: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarray:
-    """Cluster of each chain, numbered 0, 1, … by first occurrence, int64. A function of the set of chains but for that
-    numbering.
+    """Return the number of each chain's cluster, int64: 0, 1, … by first occurrence. Which chains share one depends on
+    the set of chains alone, not on their order.
 
-    Tokens of `_protein_tables.PIECES` (uint8 or wider). Time: one sparse product, and an alignment for each pair that
-    it leaves and that no earlier pair has joined (about 0.1 ms for 300 residues).
+    ``sequences``: tokens of `alphabets.PIECES` (uint8 or wider), a chain each. Time: one sparse product, and an
+    alignment for each pair that it leaves and that no earlier pair has joined (about 0.1 ms for 300 residues).
     """
     forest = _Forest(len(sequences))
     for first, other in _equals(groups):

@@ -75,9 +75,9 @@ class Tokenised:
 
 @dataclass(frozen=True, eq=False)
 class ProteinCorpus(AbstractCorpus):
-    """Chains of two sides, training first. Build it with `_protein_split.corpus_of`. ``arrays``: by the names in
-    `ARRAYS` and `WORDS`, and `STRUCTURE` where it is ``tokenised``: such a corpus has a fingerprint of its own, and its
-    folder holds its tokens beside that of its chains."""
+    """Chains of two sides, training first. Build it with `split.corpus_of`. ``arrays``: by the names in `ARRAYS` and
+    `WORDS`, and `STRUCTURE` where it is ``tokenised``: such a corpus has a fingerprint of its own, and its folder holds
+    its tokens beside that of its chains."""
 
     kind: ClassVar[str] = KIND
 

@@ -4,7 +4,7 @@ Every layout concatenates its chains: chain i of an array with one row a residue
 1]]``.
 
 - *A shard* (``format`` is `FORMAT`): ``ids``, ``groups``, ``accessions`` (text, one a chain), ``offsets`` (int64),
-  ``sequence`` (uint8 tokens of `_protein_tables.PIECES`), ``atoms14`` (float32, n × 14 × 3 Å, NaN where missing),
+  ``sequence`` (uint8 tokens of `alphabets.PIECES`), ``atoms14`` (float32, n × 14 × 3 Å, NaN where missing),
   ``ss`` (uint8, number in `SS_CLASSES`, 255 unknown), ``sasa`` (float32 Å²), ``plddt`` (float32), both NaN where
   unknown, ``numbers`` (int32); ``skipped_names`` and ``skipped_reasons``: files left out of it, and why.
 - *Backbones*: ``ids``, ``offsets``, ``seq`` (uint8, ASCII), ``coords`` (float32, n × 5 × 3: N, CA, C, O, CB), and where

@@ -91,10 +91,10 @@ def corpus_of(
     held_out: float,
     scratch: Path | None = None,
 ) -> ProteinCorpus:
-    """Clusters of chains (`_protein_clusters`) are held out in order of the sha256 of their contents, each that still
-    fits into the share ``held_out``; then one more where that comes nearer to it. One that is more than a quarter of
-    the share (and has more chains than half of the clusters) never is: what is validated on is to be several proteins.
-    Within a side chains stand in order of their sha256.
+    """Collect chains into a corpus, and choose those held out: clusters of chains (`clusters.clusters`) are held out in
+    order of the sha256 of their contents, each that still fits into the share ``held_out``; then one more where that
+    comes nearer to it. One that is more than a quarter of the share (and has more chains than half of the clusters)
+    never is: what is validated on is to be several proteins. Within a side chains stand in order of their sha256.
 
     ``skipped`` is read after the chains. Errors: ``ValueError`` below two clusters.
     """

@@ -1,6 +1,6 @@
 """Proteins that nobody has: what `data=protein` reads where no file is given.
 
-160 chains of 40 to 100 residues, drawn from a counter (`_synthetic_genome.Draws`). A chain is a row of segments, each a
+160 chains of 40 to 100 residues, drawn from a counter (`synthetic_genome.Draws`). A chain is a row of segments, each a
 helix (8 to 18 residues), a strand (4 to 8) or a loop (2 to 5), never two of one kind in a row; between two regular
 segments there is always a loop.
 

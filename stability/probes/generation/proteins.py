@@ -94,8 +94,8 @@ class ProteinKind:
         corpus: ProteinCorpus,
         device: torch.device,
     ) -> Iterator[None]:
-        """Whatever belongs to the samples first, then the samples and what vouches for them: a phase without the last
-        is made again. Yields after every structure."""
+        """Write whatever belongs to the samples first, then the samples and what vouches for them: a phase without the
+        last is made again. Yields after every structure."""
         folder, beside = stored_samples.meta_file(directory, phase).with_suffix(""), {}
         stored_samples.meta_file(directory, phase).unlink(missing_ok=True)
         if "sequence" in _sources(run):

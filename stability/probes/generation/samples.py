@@ -1,5 +1,5 @@
 """Samples on disk: ``runs/<run_id>/samples/<phase>.jsonl`` (``.fasta`` for nucleotides), and ``<phase>.json`` with what
-they were made by (proteins: `protein_samples`)."""
+they were made by (those of proteins: `proteins.ProteinKind.write`)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whether a Ray cluster answers at an address, before anything is joined: Ray itself looks for minutes, and its C++
-parts write to the terminal meanwhile.
+"""Find out whether a Ray cluster answers at an address, before anything is joined: Ray itself looks for minutes, and
+its C++ parts write to the terminal meanwhile.
 
 ``python ray_address.py ADDRESS`` is the look, in a process of its own: what it prints is kept from the terminal, and
 its patience is not the sweep's.
@@ -18,7 +18,7 @@ NOT_A_HEAD = "what answers there is not the head of a Ray cluster that this vers
 
 
 def check(address: str) -> None:
-    """Errors: ``RuntimeError`` where no cluster answers at ``address`` (auto, or HOST:PORT of a head)."""
+    """Raise a ``RuntimeError`` where no cluster answers at ``address`` (auto, or HOST:PORT of a head)."""
     environment = {**os.environ, "RAY_gcs_rpc_server_reconnect_timeout_s": str(CONNECT_S)}
     command = [sys.executable, __file__, address]
     try:
@@ -36,7 +36,8 @@ def check(address: str) -> None:
 
 
 def _look(address: str) -> None:
-    """Errors: ``ConnectionError`` with the reason. Ray's own ends the process as it likes, or stays."""
+    """Raise a ``ConnectionError`` with the reason where no cluster answers at ``address``. Ray's own check ends the
+    process as it likes, or stays."""
     from ray._private import services
     from ray._raylet import GcsClient  # type: ignore[attr-defined] compiled
 
@@ -51,7 +52,7 @@ def _look(address: str) -> None:
 
 
 def connect(address: str) -> None:
-    """Errors: ``ConnectionError`` where nobody listens at HOST:PORT."""
+    """Raise a ``ConnectionError`` where nobody listens at HOST:PORT."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()

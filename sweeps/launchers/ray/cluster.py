@@ -41,7 +41,7 @@ class Session:
     peaks: dict[frozenset[str], Peak] = field(default_factory=dict)
 
     def require(self) -> None:
-        """Errors: ``RuntimeError`` where Ray is gone: whoever asks that for anything then waits for minutes."""
+        """Raise a ``RuntimeError`` where Ray is gone: whoever asks that for anything then waits for minutes."""
         if self.head is not None:
             self.head.require()
         self.watch.require()
@@ -57,15 +57,15 @@ _session: Session | None = None
 
 
 def session() -> Session:
-    """The one that is open."""
+    """Return the session that is open."""
     assert _session is not None, "Ray is used within `cluster` only"
     return _session
 
 
 @contextmanager
 def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | None = None) -> Iterator[Path | None]:
-    """Ray, quiet, in a temporary folder (yielded) that goes with it; one that runs already is used as it is and left
-    running.
+    """Start Ray, quiet, in a temporary folder (yielded) that goes with it; one that runs already is used as it is and
+    left running.
 
     Workers inherit this process's import path, so that a checkout that is not installed works from any folder, and
     ``threads`` for OpenMP. Several launches within one ``with`` share its workers.
@@ -87,7 +87,8 @@ def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | Non
 
 @contextmanager
 def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[tuple[Head | None, Watch]]:
-    """This process as a driver of Ray; the head of a Ray of its own."""
+    """Make this process a driver of Ray, and yield the head of a Ray of its own (None: it has joined one) and the watch
+    over it."""
     with ExitStack() as stack:
         stack.enter_context(environment(of_driver() | of_workers(threads)))
         stack.enter_context(_quiet())
@@ -105,7 +106,7 @@ def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[tu
 
 
 def _watched(ray: Any, head: Head | None) -> dict[str, tuple[str, float]]:
-    """What this driver cannot do without: the head, and the node that it is on."""
+    """Return what this driver cannot do without, as `Watch.begin` takes it: the head, and the node that it is on."""
     context = ray.get_runtime_context()
     here = next(node for node in alive() if node["NodeID"] == context.get_node_id())
     return {
@@ -128,7 +129,7 @@ def require(share: Share, address: str | None) -> None:
 
 
 def admit(pool: str, nodes: Sequence[dict[str, Any]]) -> None:
-    """Errors: ``RuntimeError`` where a node other than the driver's own doesn't see the runs' folder."""
+    """Raise a ``RuntimeError`` where a node other than the driver's own doesn't see the runs' folder."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
@@ -137,7 +138,7 @@ def admit(pool: str, nodes: Sequence[dict[str, Any]]) -> None:
 
 
 def alive() -> list[dict[str, Any]]:
-    """The nodes that there are, as ``ray.nodes()`` describes them."""
+    """Return the nodes that are alive, as ``ray.nodes()`` describes them."""
     import ray
 
     return [node for node in ray.nodes() if node["Alive"]]
@@ -146,8 +147,8 @@ def alive() -> list[dict[str, Any]]:
 def gpus_of(
     trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: Interrupt, say: Callable[[str], None]
 ) -> float:
-    """The share of a GPU that each trial gets: whole ones where several devices share a run, else by the memory that
-    the kinds of runs take."""
+    """Return the share of a GPU that each trial gets: whole ones where several devices share a run, else by the memory
+    that the kinds of runs take."""
     import ray
 
     if trials[0].device == "cpu" or not ray.cluster_resources().get("GPU"):
@@ -166,8 +167,8 @@ def gpus_of(
 
 
 def _measured(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: Interrupt) -> Peak | None:
-    """The probe in a process of its own, with a GPU to itself; None once an interrupt is requested. Errors:
-    ``RuntimeError`` where it could not end."""
+    """Run the probe of GPU memory in a process of its own, with a GPU to itself; None once an interrupt is requested.
+    Errors: ``RuntimeError`` where it could not end."""
     import ray
     from ray import exceptions
 
@@ -188,7 +189,7 @@ def _measured(trials: Sequence[Trial], on_tick: Callable[[], None], interrupt: I
 
 
 def import_ray(name: str = "ray") -> Any:
-    """Errors: ``RuntimeError`` where it is missing."""
+    """Import Ray, or the part of it named. Errors: ``RuntimeError`` where it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -196,7 +197,7 @@ def import_ray(name: str = "ray") -> Any:
 
 
 def _join(ray: Any, address: str | None, head: Head | None) -> None:
-    """The Ray at ``address``, or that of ``head``. Errors: ``RuntimeError`` where it cannot be joined."""
+    """Join the Ray at ``address``, or that of ``head``. Errors: ``RuntimeError`` where it cannot be joined."""
     quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
     if head is not None:
         ray.init(address=head.address, **quiet)
@@ -215,7 +216,7 @@ def _join(ray: Any, address: str | None, head: Head | None) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Ray's notes say nothing that the live table and the run directories don't say better."""
+    """Silence Ray's notes: they say nothing that the live table and the run directories don't say better."""
     logger = logging.getLogger("ray")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

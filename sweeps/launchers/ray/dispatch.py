@@ -1,5 +1,5 @@
-"""Which trial runs on which worker of a Ray cluster, until each has its verdict; what a worker's death means for its
-trial."""
+"""Decide which trial runs on which worker of a Ray cluster, until each has its verdict, and what a worker's death means
+for its trial."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Death:
 
 
 class Dispatch:
-    """One launch. ``say``: takes a line for the user."""
+    """The trials of one launch as they are handed out to workers. ``say``: takes a line for the user."""
 
     def __init__(
         self,
@@ -78,6 +78,8 @@ class Dispatch:
             ray.cancel(pending)
 
     def _hand_out(self) -> None:
+        """Start workers that are missing, and give waiting trials to those that are idle. Errors: ``RuntimeError``
+        where for `NO_NODE_S` there has been no worker and no node to start one on."""
         if refused := self._workers.grow(len(self._queue) + len(self._busy)):
             self._say(f"left out: {refused}")
         while self._queue and self._workers.idle:
@@ -92,6 +94,7 @@ class Dispatch:
             )
 
     def _wait(self) -> None:
+        """Wait for at most `TICK_S`, and take in what happens meanwhile: trials that end, workers that have started."""
         import ray
 
         pending = [*self._busy, *self._workers.starting]
@@ -105,6 +108,7 @@ class Dispatch:
                 self._workers.started(ended)
 
     def _ended(self, pending: Any) -> None:
+        """Take in the end of a trial's task: its worker is idle again, or has died, which `_settle` then judges."""
         import ray
         from ray import exceptions
 
@@ -122,8 +126,8 @@ class Dispatch:
         self._workers.idle.append(worker)
 
     def _settle(self) -> None:
-        """A trial whose node died goes on on another one, at its last checkpoint; one that lost its process on a node
-        that lives has failed."""
+        """Settle the deaths of workers: a trial whose node died goes on on another one, at its last checkpoint; one
+        that lost its process on a node that lives has failed."""
         for death in list(self._deaths):
             elapsed_s = time.monotonic() - death.at
             if not self._workers.is_alive(death.node_id):
@@ -147,7 +151,7 @@ class Dispatch:
 
 
 def _reason(account: str) -> str:
-    """Ray's account in one line: what ended the process, or the last line of a traceback."""
+    """Put Ray's account into one line: what ended the process, or the last line of a traceback."""
     if "Worker exit type" in account or "actor died" in account:
         return "its worker process died: killed, out of memory, or a crash in native code"
     return _last_line(account)

@@ -26,7 +26,7 @@ ALL_CPUS = "all"
 
 @dataclass
 class Head:
-    """``scratch``: the folder that Ray writes to, which goes with it."""
+    """The process that Ray's head runs in. ``scratch``: the folder that Ray writes to, which goes with it."""
 
     scratch: Path
     num_threads: int
@@ -46,8 +46,8 @@ class Head:
         return self._address
 
     def require(self) -> None:
-        """Errors: ``RuntimeError`` where it has died, and with it all of its Ray: whoever asks that for anything then
-        waits for minutes."""
+        """Raise a ``RuntimeError`` where the head has died, and with it all of its Ray: whoever asks that for anything
+        then waits for minutes."""
         if self.process.poll() is not None:
             raise RuntimeError(
                 f"Ray on this machine was ended from outside ({self._end()}); the same command goes on where this "
@@ -55,7 +55,7 @@ class Head:
             )
 
     def _end(self) -> str:
-        """How the process ended, in words."""
+        """Return in words how the process ended, once it has."""
         code = self.process.wait()
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
@@ -78,8 +78,7 @@ def early(num_threads: int) -> Iterator[None]:
 
 @contextmanager
 def head(num_threads: int, num_cpus: int | None = None) -> Iterator[Head]:
-    """Ray with ``num_cpus`` (None: all) that is started, not waited for; its workers have ``num_threads`` for
-    OpenMP."""
+    """Start Ray with ``num_cpus`` (None: all), without waiting for it; its workers have ``num_threads`` for OpenMP."""
     global _early
     with ExitStack() as stack:
         if _early is not None and _early[0].num_threads == num_threads and num_cpus is None:
@@ -92,6 +91,8 @@ def head(num_threads: int, num_cpus: int | None = None) -> Iterator[Head]:
 
 @contextmanager
 def _started(num_threads: int, num_cpus: int | None) -> Iterator[Head]:
+    """Start the process of a head, with a temporary folder and a reaper of its own; process and folder go with the
+    ``with`` block."""
     from sweeps.reaper import reaper
 
     scratch = Path(tempfile.mkdtemp(prefix="stability-ray-", dir=_short_temporary_folder()))
@@ -117,7 +118,7 @@ def _started(num_threads: int, num_cpus: int | None) -> Iterator[Head]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """What it has started is the reaper's to end."""
+    """Kill the head's process and close its pipes; what it has started is the reaper's to end."""
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
@@ -126,7 +127,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def _settings(num_threads: int, scratch: Path) -> dict[str, str]:
-    """Environment of Ray's processes, and of the workers that descend from them."""
+    """Return the environment of Ray's processes, and of the workers that descend from them."""
     from sweeps.environment import of_driver, of_workers
 
     local = {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": str(scratch)}  # RAY_AUTH_MODE: token mode leaves a file in HOME
@@ -141,7 +142,8 @@ def _settings(num_threads: int, scratch: Path) -> dict[str, str]:
 
 
 def _short_temporary_folder() -> str | None:
-    """Ray puts sockets below it, whose paths may have 107 characters; None: the system's own choice is short enough."""
+    """Return a folder that Ray can put sockets below, whose paths may have 107 characters; None: the system's own
+    choice is short enough."""
     return "/tmp" if len(tempfile.gettempdir()) > 30 and Path("/tmp").is_dir() else None
 
 

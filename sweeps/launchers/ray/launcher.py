@@ -36,10 +36,10 @@ def launch(
     and GPUs.
 
     ``gpus_per_trial="auto"``: as many trials on a GPU as their measured memory allows. A trial whose worker dies is set
-      ``failed``, with Ray's account of it as traceback; one whose node dies goes on on another, up to ``node_retries``
-      times; the others go on. Once an interrupt is requested, steps under way end, their trials are closed, which saves
-      them, and this returns. Ray that runs already is used and left running. Errors: ``RuntimeError`` where Ray is
-      missing, a trial asks for more than there is, or a node does not see the runs' folder.
+    ``failed``, with Ray's account of it as traceback; one whose node dies goes on on another, up to ``node_retries``
+    times; the others go on. Once an interrupt is requested, steps under way end, their trials are closed, which saves
+    them, and this returns. Ray that runs already is used and left running. Errors: ``RuntimeError`` where Ray is
+    missing, a trial asks for more than there is, or a node does not see the runs' folder.
     """
     if not trials:
         return
@@ -60,7 +60,8 @@ def launch(
 
 
 def _workers(share: Share, pool: str) -> Workers:
-    """The workers, opened on nodes that see the pool: those of the launch before, where they hold the same share."""
+    """Return the workers, opened on nodes that see the pool: those of the launch before, where they hold the same
+    share."""
     own = session()
     if not isinstance(own.held, Workers) or own.held.share != share:
         own.let_go()
@@ -70,6 +71,6 @@ def _workers(share: Share, pool: str) -> Workers:
 
 
 def _tick(on_tick: Callable[[], None]) -> None:
-    """Errors: ``RuntimeError`` where Ray has died."""
+    """Refresh the live table. Errors: ``RuntimeError`` where Ray has died."""
     session().require()
     on_tick()

@@ -1,4 +1,4 @@
-"""How many trials a node of a Ray cluster holds."""
+"""The share of a node that a trial holds, and how many such shares a node of a Ray cluster has room for."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ ROUNDING = 1e-6  # 0.3 / 0.1 is 3
 
 @dataclass(frozen=True)
 class Share:
-    """What one worker holds of a node."""
+    """The CPUs and GPUs of a node that one worker holds."""
 
     cpus: float
     gpus: float
 
     def fits(self, resources: dict[str, float]) -> int:
-        """How many workers a node of these resources holds."""
+        """Return how many workers a node of these resources holds."""
         numbers = [int(resources.get("CPU", 0.0) / self.cpus + ROUNDING)]
         if self.gpus >= 1:
             numbers.append(int(resources.get("GPU", 0.0) / self.gpus + ROUNDING))
@@ -27,7 +27,7 @@ class Share:
 
 
 def require_room(share: Share, nodes: Sequence[dict[str, float]]) -> None:
-    """Errors: ``RuntimeError`` where no node, of which ``nodes`` are the resources, holds a single worker."""
+    """Raise a ``RuntimeError`` where no node, of which ``nodes`` are the resources, holds a single worker."""
     if any(share.fits(node) for node in nodes):
         return
     for name, asked in (("CPU", share.cpus), ("GPU", share.gpus)):
@@ -41,7 +41,7 @@ def require_room(share: Share, nodes: Sequence[dict[str, float]]) -> None:
 
 
 def _room(name: str, most: float, is_alone: bool) -> str:
-    """What there is of a resource, and what to ask for instead."""
+    """Say how much there is of a resource at most, and what to ask for instead."""
     if name == "GPU" and not most:
         return f"{'there is no GPU' if is_alone else 'no node has a GPU'}; give gpus_per_trial=0 or auto"
     there = (

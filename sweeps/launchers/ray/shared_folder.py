@@ -1,5 +1,5 @@
-"""Whether every node of a Ray cluster sees the pool of runs: a token is laid there, each node reads it and writes it
-back beside it."""
+"""Find out whether every node of a Ray cluster sees the pool of runs: a token is laid there, each node reads it and
+writes it back beside it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Ask = Callable[[str, str, str, str], Any]
 
 
 def check(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = None) -> None:
-    """Errors: ``RuntimeError`` naming the first node (of ``ray.nodes()``) that doesn't see ``pool``, or that the driver
+    """Raise a ``RuntimeError`` naming the first node (of ``ray.nodes()``) that doesn't see ``pool``, or that the driver
     doesn't hear from there."""
     folder, token = temporary(Path(pool) / f"seen-{uuid.uuid4().hex[:12]}"), uuid.uuid4().hex
     _lay(folder, token)
@@ -38,12 +38,12 @@ def check(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = None) ->
 
 
 def name_of(node: dict[str, Any]) -> str:
-    """``"gpu-07 (10.0.0.7)"``."""
+    """Return a node's name as messages give it: ``"gpu-07 (10.0.0.7)"``."""
     return f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
 def reply(folder: str, token: str, name: str, token_file: str) -> str:
-    """Read the token on a node and write it back under ``name``; what was wrong, or ""."""
+    """Read the token on a node and write it back under ``name``; return what was wrong, or ""."""
     deadline = time.monotonic() + ARRIVAL_S
     while not Path(folder).is_dir() and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -52,7 +52,7 @@ def work_through(
 
 
 def _left(trials: Sequence[Trial], is_done: Callable[[Trial], bool]) -> list[Trial]:
-    """The trials that have not ended. Who holds a run is asked first: a status is written before the lock is
+    """Return the trials that have not ended. Who holds a run is asked first: a status is written before the lock is
     released."""
     return [
         trial

@@ -1,5 +1,5 @@
-"""Whether what a driver of Ray cannot do without is still there, without asking Ray: whoever asks a dead head is not
-answered for minutes, and Ray's C++ parts cannot be interrupted meanwhile, or end the process without a word."""
+"""Watch whether what a driver of Ray cannot do without is still there, without asking Ray: whoever asks a dead head is
+not answered for minutes, and Ray's C++ parts cannot be interrupted meanwhile, or end the process without a word."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GONE = "{what} ({address}) is gone; the same command goes on where this one stop
 
 
 class Watch(threading.Thread):
-    """Within the ``with`` block, from `begin` on, looks whether anybody listens at some addresses.
+    """A thread that within the ``with`` block, from `begin` on, looks whether anybody listens at some addresses.
 
     A process that is merely busy still listens: the kernel takes its connections. One that nobody listens for is lost:
     `require` says so, and a driver that does not get round to it, since it waits within Ray, is ended with the same
@@ -40,16 +40,19 @@ class Watch(threading.Thread):
         self._closed.set()
 
     def begin(self, watched: Mapping[str, tuple[str, float]]) -> None:
-        """``watched``: by what it is HOST:PORT, and the seconds after which it is lost where nobody listens."""
+        """Begin to look. ``watched``: by what it is HOST:PORT, and the seconds after which it is lost where nobody
+        listens."""
         self._watched = dict(watched)
         self.start()
 
     def require(self) -> None:
-        """Errors: ``RuntimeError`` where something is lost."""
+        """Raise a ``RuntimeError`` where something is lost."""
         if self.lost:
             raise RuntimeError(self.lost)
 
     def run(self) -> None:
+        """Look every `POLL_S` until something is lost or the ``with`` block is left; end the process where it is still
+        within the block `GRACE_S` after a loss."""
         heard = dict.fromkeys(self._watched, time.monotonic())
         while not self.lost and not self._closed.wait(POLL_S):
             for what, (address, patience_s) in self._watched.items():
@@ -64,7 +67,8 @@ class Watch(threading.Thread):
 
 
 def listens(address: str) -> bool:
-    """Whether somebody listens at HOST:PORT, or may: a machine that does not answer at all is not known to be dead."""
+    """Return whether somebody listens at HOST:PORT, or may: a machine that does not answer at all is not known to be
+    dead."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()

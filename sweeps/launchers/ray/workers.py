@@ -25,8 +25,8 @@ MOST_FAILED_STARTS = 3  # in a row; one may be killed by chance
 
 
 class Worker:
-    """The actor. It keeps nothing from one trial to the next but the imported modules. ``driver``: who waits for what
-    it does."""
+    """The actor that runs trials. It keeps nothing from one trial to the next but the imported modules. ``driver``: the
+    process that waits for what it does."""
 
     def __init__(self, driver: Process):
         self._driver = driver
@@ -37,8 +37,8 @@ class Worker:
         return os.getpid()
 
     def run(self, trial: Trial, run: RunTrial) -> None:
-        """Work through a trial; cancelled, it stops after the step under way and closes the trial, which saves it. So
-        it does, and ends, where the driver is on the same machine and gone."""
+        """Work through a trial. Cancelled, the worker stops after the step under way and closes the trial, which saves
+        it; where the driver is on the same machine and gone, it does the same and then ends its process."""
         import ray
 
         context = ray.get_runtime_context()
@@ -58,15 +58,15 @@ class Worker:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A worker as the driver knows it."""
+    """A worker as the driver knows it: the actor's handle and the node that it is pinned to."""
 
     handle: Any
     node_id: str
 
 
 class Workers:
-    """Starts workers where there is room, and knows which are idle. ``admit(nodes)`` refuses nodes that a trial cannot
-    run on, by ``RuntimeError``."""
+    """The workers of a driver: starts them where there is room, and knows which are idle. ``admit(nodes)`` refuses
+    nodes that a trial cannot run on, by ``RuntimeError``."""
 
     def __init__(self, share: Share, admit: Callable[[Sequence[dict[str, Any]]], None]):
         self.share = share
@@ -81,7 +81,7 @@ class Workers:
 
     @property
     def total(self) -> int:
-        """Workers that there are or that are starting."""
+        """The number of workers that there are or that are starting."""
         return len(self._held)
 
     def open(self) -> None:
@@ -97,8 +97,8 @@ class Workers:
         self.idle = []
 
     def grow(self, num_wanted: int) -> str:
-        """Start workers up to a number, or as many as the nodes hold, nodes that came later among them. What a newly
-        refused node lacks, or ""."""
+        """Start workers up to a number, or as many as the nodes hold, nodes that came later among them. Return what a
+        newly refused node lacks, or ""."""
         refused = self._look()
         while self.total < num_wanted:
             held = [worker.node_id for worker in self._held]
@@ -116,14 +116,14 @@ class Workers:
         return any(node["NodeID"] == node_id for node in alive())
 
     def is_alone(self) -> bool:
-        """Whether there never was but one node, so that a dead worker is no dead node's."""
+        """Return whether there never was but one node, so that a dead worker is no dead node's."""
         import ray
 
         return len(ray.nodes()) == 1
 
     def started(self, pending: Any) -> None:
-        """A worker answered, or failed to start. Errors: ``RuntimeError`` where that happens again and again on a node
-        that lives."""
+        """Take in the answer of a worker that was starting: it is idle, or failed to start. Errors: ``RuntimeError``
+        where workers fail again and again on a node that lives."""
         import ray
         from ray import exceptions
 
@@ -145,7 +145,7 @@ class Workers:
             self.idle.append(worker)
 
     def forget(self, worker: Held) -> None:
-        """A worker that is dead."""
+        """Drop a worker that is dead."""
         self._held.remove(worker)
 
     def close(self) -> None:
@@ -169,8 +169,8 @@ class Workers:
         self.starting[worker.handle.ready.remote()] = worker
 
     def _look(self) -> str:
-        """Which nodes there are now. A node that came while the sweep ran and does not see the runs' folder gets no
-        trials."""
+        """Look, at most every `LOOK_S`, which nodes there are now, and return what a newly refused one lacks, or "". A
+        node that came while the sweep ran and does not see the runs' folder gets no trials."""
         if time.monotonic() - self._looked_at < LOOK_S:
             return ""
         refused, living = "", [node for node in alive() if node["NodeID"] not in self._refused]

@@ -17,14 +17,15 @@ LOOK_S = 1.0  # between two looks for the file that asks the jobs to stop
 
 
 class TrialJob:
-    """What submitit pickles. ``stop_file``: once it exists, the step under way ends, the trial is saved, and the job
-    with it."""
+    """The job that submitit pickles. ``stop_file``: once it exists, the step under way ends, the trial is saved, and
+    the job with it."""
 
     def __init__(self, trial: Trial, run: RunTrial, stop_file: Path):
         self.trial, self.run, self.stop_file = trial, run, stop_file
 
     def __call__(self) -> str:
-        """Whether the trial ended or was stopped; a job that is queued again does not return."""
+        """Work through the trial, and return `ENDED` where it came to its end, `STOPPED` where it was saved before; a
+        job that is queued again does not return."""
         with _Signals() as signals:
             if self._work(signals):
                 return ENDED
@@ -32,7 +33,8 @@ class TrialJob:
         return STOPPED
 
     def checkpoint(self) -> Any:
-        """submitit's name for what a job that is queued again runs: the same, from the trial's own checkpoint."""
+        """Return what a job that is queued again runs: the same, from the trial's own checkpoint. The name is
+        submitit's."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -51,8 +53,8 @@ class TrialJob:
 
 
 class _Signals:
-    """Within the ``with`` block signals only set `received`: submitit's own handlers would leave in the middle of a
-    step."""
+    """Handlers that within the ``with`` block only note signals in ``received``: submitit's own would leave in the
+    middle of a step."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -68,8 +70,8 @@ class _Signals:
             signal.signal(number, handler)
 
     def queue_again(self) -> None:
-        """If the signal of a preemption or of the time limit came: submitit's handler of it queues the job again and
-        ends the process. Others mean stop."""
+        """Queue the job again if the signal of a preemption or of the time limit came: submitit's handler of it does so
+        and ends the process. Others mean stop."""
         for number in self.received:
             if number != signal.SIGTERM and callable(handler := self._previous[number]):
                 handler(number, None)

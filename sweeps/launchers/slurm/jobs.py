@@ -59,7 +59,7 @@ class Record:
 
 
 class SlurmQueue:
-    """sbatch, squeue, scancel."""
+    """Jobs of Slurm, by sbatch, squeue and scancel."""
 
     def __init__(self, folder: Path, spec: SlurmSpec, threads: int):
         from submitit import SlurmExecutor
@@ -75,7 +75,8 @@ class SlurmQueue:
         self._spec, self._cpus = spec, spec.cpus or threads
 
     def submit(self, callables: Sequence[TrialJob]) -> list[str]:
-        """Job ids. Errors: ``RuntimeError`` with sbatch's words where it refuses."""
+        """Submit the jobs as arrays, and return their ids. Errors: ``RuntimeError`` with sbatch's words where it
+        refuses."""
         from submitit.core.utils import FailedJobError
 
         parts = [callables[start : start + LARGEST_ARRAY] for start in range(0, len(callables), LARGEST_ARRAY)]
@@ -91,6 +92,8 @@ class SlurmQueue:
         return found
 
     def _parameters(self, at_once: int) -> dict[str, Any]:
+        """Return submitit's parameters of one array of jobs, of which ``at_once`` run at a time; what the spec leaves
+        open is Slurm's own choice."""
         spec = self._spec
         values = {
             "job_name": "stability",
@@ -113,7 +116,7 @@ class SlurmQueue:
         return {name: value for name, value in values.items() if value is not None or name == "wckey"}
 
     def living(self, jobs: Sequence[Job]) -> set[str] | None:
-        """Ids of those that wait, run or end right now; None where Slurm does not answer."""
+        """Return the ids of those that wait, run or end right now; None where Slurm does not answer."""
         command = ["squeue", "--noheader", "--array", "--format=%i", f"--user={getpass.getuser()}"]
         found = subprocess.run(command, capture_output=True, text=True)
         return (
@@ -128,7 +131,7 @@ class SlurmQueue:
 
 
 class LocalQueue:
-    """Processes of this machine, which outlive the driver."""
+    """Jobs that are processes of this machine, which outlive the driver."""
 
     def __init__(self, folder: Path, spec: SlurmSpec, threads: int):
         from submitit import LocalExecutor
@@ -173,8 +176,8 @@ Queue = SlurmQueue | LocalQueue
 
 @contextmanager
 def _ignored_by_children() -> Iterator[None]:
-    """Ctrl-C reaches every process of a terminal; jobs are asked to stop in another way, and stay when the terminal
-    goes."""
+    """Have the processes started within the ``with`` block ignore Ctrl-C, which reaches every process of a terminal,
+    and the terminal's end: jobs are asked to stop in another way, and stay when the terminal goes."""
     numbers = (signal.SIGINT, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
     previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
@@ -185,8 +188,8 @@ def _ignored_by_children() -> Iterator[None]:
 
 
 def left_by(folder: Path, job_id: str) -> tuple[str, str] | None:
-    """What submitit wrote at a job's end: ("success", what `TrialJob` returned) or ("error", a traceback); None where
-    it could not."""
+    """Return what submitit wrote at a job's end: ("success", what `TrialJob` returned) or ("error", a traceback); None
+    where it wrote nothing."""
     from submitit.core.utils import JobPaths, pickle_load
 
     path = JobPaths(folder, job_id=job_id, task_id=0).result_pickle
@@ -194,7 +197,7 @@ def left_by(folder: Path, job_id: str) -> tuple[str, str] | None:
 
 
 def log_of(folder: Path, job_id: str) -> str:
-    """The end of what a job printed."""
+    """Return the end of what a job printed."""
     from submitit.core.utils import JobPaths
 
     path = JobPaths(folder, job_id=job_id, task_id=0).stdout
@@ -208,7 +211,7 @@ def forget(folder: Path, job_id: str) -> None:
 
 
 def asked_of(trial: Any) -> str:
-    """What a trial is to give beside its training, as one word."""
+    """Return what a trial is to give beside its training, as one word."""
     return json.dumps([trial.curvature, trial.generate], sort_keys=True)
 
 

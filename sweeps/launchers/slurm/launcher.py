@@ -49,9 +49,9 @@ def launch(
     """Submit every trial that no job of an earlier driver works on, and wait for all.
 
     ``folder``: where job scripts, logs and the record of jobs lie, seen by every node. Jobs go on when this process
-      dies; the same command finds them again. Once an interrupt is requested, waiting jobs are cancelled and running
-      ones asked to save and end. Errors: ``RuntimeError`` where submitit or Slurm is missing, or Slurm refuses the
-      jobs.
+    dies; the same command finds them again. Once an interrupt is requested, waiting jobs are cancelled and running
+    ones asked to save and end. Errors: ``RuntimeError`` where submitit or Slurm is missing, or Slurm refuses the
+    jobs.
     """
     if trials:
         with environment(of_workers(int(trials[0].spec["threads"]))):
@@ -66,7 +66,7 @@ def stop(
 
 
 def most_at_once(slurm: SlurmSpec, threads: int) -> int:
-    """Jobs that run side by side."""
+    """Return how many jobs run side by side at most."""
     if slurm.executor == "slurm":
         return slurm.max_parallel
     limits = [slurm.max_parallel, cores() // (slurm.cpus or threads)]
@@ -140,6 +140,7 @@ class _Sweep:
         self._record.add(dict(zip(run_ids, made, strict=True)))
 
     def _poll(self) -> None:
+        """Ask, at most every `POLL_S`, which jobs still live, and settle and forget those that are gone."""
         if time.monotonic() - self._polled_at < POLL_S[self._slurm.executor]:
             return
         self._polled_at = time.monotonic()
@@ -155,7 +156,8 @@ class _Sweep:
                 self._ended_at.pop(run_id, None)
 
     def _settle(self, run_id: str, job: Job) -> bool:
-        """Whether it is known what became of a job that is gone."""
+        """Take in the end of a job that is gone: submit its run again or set it failed, where it has not ended. Return
+        whether it is known what became of it."""
         trial, left = self._trials[run_id], left_by(self._folder, job.job_id)
         if (
             left is None
@@ -172,7 +174,8 @@ class _Sweep:
         return True
 
     def _again(self, trial: Trial, job: Job) -> None:
-        """A job that was stopped from outside has saved its run."""
+        """Submit the run of a job again that was stopped from outside and has saved it; stopped more often than the
+        spec allows, it has failed."""
         if self._stopped[trial.run_id] >= self._slurm.requeues:
             mark_failed(
                 trial,

@@ -49,7 +49,7 @@ class Asha(FIFOScheduler):
         return TrialScheduler.CONTINUE
 
     def settle(self) -> bool:
-        """Mark runs that were stopped and that their workers have left by now; whether none is to come."""
+        """Mark runs that were stopped and that their workers have left by now; return whether none is to come."""
         for run_id, step in list(self._leaving.items()):
             reason = f"stopped at step {step}: not among the best 1 in {self._reduction} of its kind so far"
             if not self._trials[run_id].lock.owner() and mark_stopped(self._trials[run_id], reason):
@@ -69,6 +69,7 @@ class Asha(FIFOScheduler):
         self._group(run_id).on_trial_add(*_named(run_id))
 
     def _group(self, run_id: str) -> AsyncHyperBandScheduler:
+        """Return the scheduler of a run's kind and seed, made where it is the first of them."""
         spec = self._trials[run_id].spec
         key = json.dumps({name: value for name, value in spec.items() if name != "lr_peak"}, sort_keys=True)
         if key not in self._groups:
@@ -85,5 +86,6 @@ class Asha(FIFOScheduler):
 
 
 def _named(run_id: str) -> tuple[Any, Any]:
-    """A Tune trial under the run's own id, which stays the same from launch to launch."""
+    """Return the arguments that stand for a Tune trial under the run's own id, which stays the same from launch to
+    launch."""
     return None, SimpleNamespace(trial_id=run_id)

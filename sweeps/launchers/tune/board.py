@@ -1,4 +1,4 @@
-"""What a Tuner's loop tells the sweep, and when the sweep tells it to end."""
+"""Callbacks of a Tuner's loop: what it tells the sweep, and when the sweep tells it to end."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ GRACE_S = 60.0  # after Ctrl-C the steps under way have this long to end and be 
 
 
 class Board(tune.Callback):
-    """Called by the Tuner's loop some ten times a second. ``on_tick`` refreshes the live table; ``settle`` marks what
-    the scheduler stopped; ``fail(trial, account)`` sets a run failed that Tune has given up."""
+    """The sweep's part in the Tuner's loop, which calls it some ten times a second. ``on_tick`` refreshes the live
+    table; ``settle`` marks what the scheduler stopped; ``fail(trial, account)`` sets a run failed that Tune has given
+    up."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class Board(tune.Callback):
         self.stops_at: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Nothing: a Tuner pickles what it is given beside its results, to be restored from there, which nobody
+        """Keep nothing: a Tuner pickles what it is given beside its results, to be restored from there, which nobody
         does."""
         return {}
 
@@ -47,13 +48,14 @@ class Board(tune.Callback):
         self._on_tick()
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        """A trial whose worker died for the last time."""
+        """Set a run failed whose worker died for the last time."""
         account = Path(trial.error_file).read_text() if trial.error_file else "Ray gave no reason\n"
         self._fail(self._job.trials[trial.config[RUN]["id"]], account)
 
 
 class Stopping(tune.Stopper):
-    """Once an interrupt is requested, and what ran has been saved, nothing more is begun."""
+    """The Tuner's rule for its end: once an interrupt is requested, and what ran has been saved, nothing more is
+    begun."""
 
     def __init__(self, board: Board, interrupt: Interrupt):
         self._board, self._interrupt = board, interrupt

@@ -93,6 +93,8 @@ def _fit(
     tick: Callable[[], None],
     interrupt: Interrupt,
 ) -> None:
+    """Have a Tuner work through the trials, its files in a new folder of ``folder``, then wait up to `SETTLE_S` for the
+    last workers to leave runs that ``scheduler`` stopped. Errors: ``RuntimeError`` where the Tuner itself fails."""
     from ray import tune
     from ray.tune.error import TuneError
     from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
@@ -140,12 +142,12 @@ def _fit(
 
 
 def described(trial: Trial) -> dict[str, Any]:
-    """A run's row in Tune's tables: its id and what the sweep varies most."""
+    """Return a run's row in Tune's tables: its id and what the sweep varies most."""
     return {"id": trial.run_id, "label": trial.label, "lr": trial.spec["lr_peak"], "seed": trial.spec["seed"]}
 
 
 def _tick(on_tick: Callable[[], None]) -> None:
-    """Errors: ``RuntimeError`` where Ray has died."""
+    """Refresh the live table. Errors: ``RuntimeError`` where Ray has died."""
     session().require()
     on_tick()
 

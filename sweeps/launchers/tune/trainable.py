@@ -29,9 +29,9 @@ RUN = "run"  # the key of a trial's configuration that holds the run's id
 
 @dataclass(frozen=True)
 class Job:
-    """What the workers of one launch are told. ``folder``: of this launch's Tuner, in the pool of runs; a file `STOP`
-    in it asks them to save and end. ``driver``: who waits for what they do; ``milestones``: steps that a scheduler
-    decides at."""
+    """The work of one launch, as its workers are told it. ``folder``: of this launch's Tuner, in the pool of runs; a
+    file `STOP` in it asks them to save and end. ``driver``: the process that waits for what they do; ``milestones``:
+    steps that a scheduler decides at."""
 
     trials: Mapping[str, Trial]
     run: RunTrial
@@ -45,8 +45,8 @@ class Job:
 
 
 class RunTrainable(tune.Trainable):
-    """The actor. Nothing is saved or restored by Tune: a run that is begun anew, here or on another node, finds its own
-    last checkpoint. From run to run it keeps the imported modules only."""
+    """The actor that works through runs. Nothing is saved or restored by Tune: a run that is begun anew, here or on
+    another node, finds its own last checkpoint. From run to run it keeps the imported modules only."""
 
     def setup(self, config: dict[str, Any], job: Job) -> None:
         self._job, self._steps = job, None
@@ -57,7 +57,7 @@ class RunTrainable(tune.Trainable):
         self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """The next run, in the same process."""
+        """Close the run and begin the next one, in the same process."""
         self._close()
         self._begin(new_config)
         return True
@@ -97,7 +97,7 @@ class RunTrainable(tune.Trainable):
         self._begun_at = self._count = 0
 
     def _stands_at_a_milestone(self) -> bool:
-        """Whether the step that was taken is one that the scheduler decides at."""
+        """Return whether the step that was taken is one that the scheduler decides at."""
         if not self._job.milestones:
             return False
         if self._count == 1:
@@ -115,7 +115,7 @@ class RunTrainable(tune.Trainable):
                 release()
 
     def _ended(self) -> dict[str, Any]:
-        """The last result of a run, whose state is then on disk."""
+        """Close the run, whose state is then on disk, and return its last result."""
         self._close()
         self._read()
         return {**self._told, "state": self._trial.directory.status()["state"], "done": True}
