@@ -17,8 +17,8 @@ from stability.registry import Registry
 
 STEPPED = ("euler", "analytic")
 ORACLES = (
-    "oracle=hf:gpt2-large (any Hugging Face causal LM by name or folder) or oracle=ckpt:runs/<run_id> (one of ours: "
-    "objective=ar; for proteins multitrack)"
+    "oracle=hf:gpt2-large (any Hugging Face causal LM by name or folder) or oracle=ckpt:runs/<run_id> (one of ours, "
+    "of an objective that gives samples their likelihood, e.g. ar)"
 )
 
 

@@ -88,8 +88,8 @@ class Backbone(nn.Module):
         if self.noise_level is None:
             if sigma_B is not None:
                 raise ValueError(
-                    "sigma_B is read by time-conditioned blocks only, and this model has none; train it with "
-                    "objective=score_entropy"
+                    "sigma_B is read by time-conditioned blocks only, and this model has none; its objective has no "
+                    "noise level"
                 )
             return None
         if sigma_B is None:

@@ -118,7 +118,7 @@ def test_at_the_start_only_what_lies_behind_the_zeros_has_a_gradient(lab):
 def test_a_noise_level_is_needed_exactly_where_it_is_read(lab):
     with pytest.raises(ValueError, match=r"reads? the noise level; give sigma_B="):
         conditioned(lab)(tokens())
-    with pytest.raises(ValueError, match="this model has none; train it with objective=score_entropy"):
+    with pytest.raises(ValueError, match="this model has none; its objective has no noise level"):
         build_model(lab.spec(), V)(tokens(), sigma_B=SIGMA)
 
 

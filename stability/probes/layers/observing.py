@@ -31,12 +31,6 @@ LACKING = {
     "pdmm": "no softmax attention, so no attended values",
     "streams": "a single residual stream",
 }
-LOOKS_AT = {
-    "spectra": "what=spectra looks at sc, sa, sw, attentionx and mixes of them",
-    "qk": "what=qk looks at sa, sw and attentionx",
-    "pdmm": "what=pdmm looks at sa, sw and attentionx",
-    "streams": "what=streams looks at hc, mhc and mhc_lite",
-}
 
 
 class Observable(NamedTuple):
@@ -88,11 +82,18 @@ def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
         parts = _listed(each.part for each in found)
         reason = f"{parts} has neither consensus nor softmax-attention layers; " if what == "spectra" else ""
         reason = f"residual={without} has a single stream; " if without else reason
-        raise ValueError(not_observed + reason + LOOKS_AT[what])
+        raise ValueError(not_observed + reason + _looks_at(what))
     if without:
         print(f"leaves out {without}: {LACKING[what]}")
     if unknown:
-        print(not_observed + LOOKS_AT[what])
+        print(not_observed + _looks_at(what))
+
+
+def _looks_at(what: str) -> str:
+    """Name the parts, plugins among them, whose layers ``what`` measures."""
+    registry = Registry("residuals" if what == "streams" else "mechanisms")
+    names = [name for name in registry.names() if issubclass(registry.load(name), OBSERVED[what])]
+    return f"what={what} looks at {_listed(names)}"
 
 
 def _listed(names: Iterable[str]) -> str:
