@@ -100,9 +100,9 @@ def _sweep(spec: SweepSpec) -> int:
     _check_generation(spec, corpus, trials, is_read)
     if not spec.dry_run:
         return _run(spec, trials, corpus)
-    from sweeps.launch import slots
     from sweeps.plan import describe
     from sweeps.search.rounds import search_of
+    from sweeps.slots import slots
 
     known = trials if is_read else None  # data that was not read decides which runs they are
     print(describe(spec, corpus, slots(spec), known, search_of(spec, corpus.fingerprint, {})))

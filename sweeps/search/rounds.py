@@ -18,6 +18,7 @@ from sweeps import launch
 from sweeps.launch import Outcome
 from sweeps.launchers.serial import RunTrial
 from sweeps.record import StudyRecord
+from sweeps.slots import slots
 from sweeps.trial import Points, Trial, is_done, run_trial, trials_of
 
 
@@ -76,7 +77,7 @@ def search_of(spec: SweepSpec, fingerprint: str, before: Mapping[str, Any]) -> S
     if spec.search is not None:
         from sweeps.search.optuna import OptunaSearch
 
-        return OptunaSearch(spec, fingerprint, launch.slots(spec), before.get("search_history", {}))
+        return OptunaSearch(spec, fingerprint, slots(spec), before.get("search_history", {}))
     if spec.halving is not None:
         from sweeps.search.halving import HalvingSearch
 

@@ -119,7 +119,7 @@ def test_logits_and_entropies_are_of_softmax_attention_alone(trained):
 def test_a_residual_scheme_that_says_nothing_of_its_streams_is_named(trained):
     """Its ``coefficients`` are no mixing matrices."""
     lab, runs = trained
-    looks = "what=streams looks at hc, mhc and mhc_lite"
+    looks = "what=streams looks at hc, mhc, mhc_lite"
     for alone in ([runs["lanes"]], [runs["lanes"], runs["sa"]]):
         study = study_of(lab, f"streams_{len(alone)}", *alone)
         single = "residual=identity has a single stream; " if len(alone) > 1 else ""

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from stability.runs import wandb_sink
 from sweeps import launch
+from sweeps import slots as side_by_side
 from sweeps.launchers.slurm import launcher as slurm_launcher
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep
@@ -153,10 +154,10 @@ def test_wandb_is_asked_for_once_and_every_trial_carries_the_answer(tmp_path, mo
 )
 def test_slots_are_what_the_cores_and_the_gpus_allow(tmp_path, monkeypatch, overrides, gpus, expected):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(launch, "_num_gpus", lambda: gpus)
+    monkeypatch.setattr(side_by_side, "_num_gpus", lambda: gpus)
     monkeypatch.setattr(slurm_launcher, "num_gpus", lambda: gpus)
     spec, _ = make_sweep(tmp_path, *overrides)
-    assert launch.slots(spec) == expected
+    assert side_by_side.slots(spec) == expected
 
 
 def test_a_real_sweep_resumes_bit_for_bit_after_an_interrupt(tmp_path):
