@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +14,12 @@ import pytest
 import torch
 import yaml
 
+from analysis import sections
 from analysis.report import summary, write_figures
 from analysis.sections import contents
 from stability import sweep
-from stability.mechanisms import build
 from stability.runs.results import collect
 from tests.analysis.synthetic import write_study
-from tests.mechanisms import checks
 from tests.reading import read_spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,15 +49,46 @@ def test_the_mechanism_of_the_docs_is_selected_with_its_setting(mean):
     assert mean.mechanism[1].settings.window == 2
 
 
-def test_the_mechanism_of_the_docs_passes_the_contract(mean):
-    for check in (
-        checks.check_shape_and_dtype,
-        checks.check_padding_is_unread,
-        checks.check_wholly_padded_is_finite,
-        checks.check_second_derivatives,
-        checks.check_degenerate_inputs,
-    ):
-        check(checks.build_seeded(lambda: build("mean", width=checks.WIDTH, heads=checks.HEADS)))
+def test_the_mechanism_of_the_docs_passes_the_contract_as_its_author_runs_it(tmp_path, monkeypatch):
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "mean.py").write_text(part_of_a_page("mean"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("stability.registry._plugins", {})
+    names: dict[str, Any] = {}
+    exec(block("python", "# test_mean.py"), names)
+    assert len(names["OF_A_MODULE"]) == 6 and len(names["OF_A_BUILDER"]) == 2
+    for check in names["OF_A_MODULE"]:
+        names["test_mean_keeps"](check)
+    for check in names["OF_A_BUILDER"]:
+        names["test_mean_is_reproducible"](check)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "settings"),
+    [
+        ("mean", ["mechanism=[sa,mean]"], lambda spec: spec.mechanism[1].settings),
+        ("signum", ["optimizer=[adamw,signum]"], lambda spec: spec.optimizer[1].settings),
+        ("scalenorm", ["norm=[layernorm,scalenorm]"], lambda spec: spec.norm[1].settings),
+        ("bilinear", ["ffn=bilinear"], lambda spec: spec.ffn.settings),
+        ("denoise", ["objective=denoise"], lambda spec: spec.objective.settings),
+        ("csv_column", ["data=csv_column", "data.path=my.csv"], lambda spec: spec.data.settings),
+    ],
+)
+def test_the_yaml_of_a_page_works_as_it_stands_in_conf(name, words, settings, own_part, tmp_path, monkeypatch):
+    """Pasted whole under the path that it names. A value is changed, so that it can come from nowhere but this file."""
+    shown = next(text for kind, text in BLOCKS if kind == "yaml" and f"/{name}.yaml" in text)
+    (path,) = re.findall(r"# (conf/\w+/\w+\.yaml)", shown)
+    key, value = re.findall(r"^(\w+): ([\w.-]+)", shown, re.MULTILINE)[-1]
+    changed = {"window": "4", "weight_decay": "0.25", "epsilon": "0.25", "share": "0.25", "rate": "0.25"}
+    other = changed.get(key, "other")
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    (tmp_path / path).write_text(shown.replace(f"\n{key}: {value}", f"\n{key}: {other}"))
+    for module in ("conf", "compose", "mistakes", "places"):
+        monkeypatch.setattr(f"stability.cli.{module}.conf_dir", lambda: tmp_path / "conf")
+    (tmp_path / "my.csv").touch()
+    monkeypatch.chdir(tmp_path)
+    spec = read_spec("sweep", [*own_part(name), *words])
+    assert str(getattr(settings(spec), key)) == other
 
 
 def test_the_mechanism_of_the_docs_trains(mean, lab):
@@ -237,10 +270,25 @@ def test_the_data_source_of_the_docs_is_swept_and_known_by_its_content(own_part,
 
 
 def test_the_figure_of_the_docs_is_in_the_report(tmp_path, monkeypatch):
-    (code,) = re.findall(r"```python\n(.*?)```", PAGES["docs/extending/figure.md"], re.DOTALL)
-    names: dict[str, Any] = {}
-    exec(code, names)
-    monkeypatch.setattr(contents, "SECTIONS", (*contents.SECTIONS, names["SECTION"]))
+    """The file of the page, and the two words that the page names put where it says."""
+    page = PAGES["docs/extending/figure.md"]
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    imported, listed = re.findall(
+        r"the file's name, `(\w+)`, in the import.*?and `([\w.]+)` in `SECTIONS`", page, re.DOTALL
+    )[0]
+    assert code.startswith(f"# analysis/sections/{imported}.py")
+    module = types.ModuleType(f"analysis.sections.{imported}")
+    exec(code, module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(sections, imported, module, raising=False)
+    source = Path(contents.__file__).read_text()
+    with_it = source.replace("import (\n", f"import (\n    {imported},\n").replace(
+        "...] = (\n", f"...] = (\n    {listed},\n", 1
+    )
+    assert with_it.count("steps_taken") == 2
+    own: dict[str, Any] = {}
+    exec(with_it, own)
+    monkeypatch.setattr(contents, "SECTIONS", own["SECTIONS"])
     study = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3, 1e-2], seeds=2, curves=False)
     assert "Steps taken" in summary(study) and "0.01" in summary(study)
     drawn = {path.name: path.read_text() for path in write_figures(study, tmp_path / "figures")}
@@ -271,10 +319,18 @@ def part_of_a_page(name: str) -> str:
 
 
 def test_the_library_example_of_the_docs_runs():
-    params = {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}
-    names = {"loss_fn": lambda p: 2 * p["w"].square().sum(), "params": params, "direction": {"w": -params["w"]}}
-    exec(block("python", "from stability.curvature import directional"), names)
-    assert names["result"].alpha_max == pytest.approx(2.0)
+    """As it stands, in README and docs alike. Its loss is a parabola along any line: at α_max it is what it was at 0."""
+    found = [text for kind, text in BLOCKS if kind == "python" and "import directional" in text]
+    assert len(found) == 2 and found[0] == found[1]
+    torch.manual_seed(0)
+    names: dict[str, Any] = {}
+    exec(found[0], names)
+    params, direction, loss_fn = names["params"], names["direction"], names["loss_fn"]
+    start, end, half = (
+        loss_fn({name: params[name] + part * names["result"].alpha_max * direction[name] for name in params})
+        for part in (0.0, 1.0, 0.5)
+    )
+    assert end.item() == pytest.approx(start.item(), rel=1e-5) and half < start
 
 
 def test_the_monitor_of_the_docs_runs(capsys):
