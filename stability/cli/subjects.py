@@ -37,7 +37,13 @@ class Subject:
         Errors: ``ValueError`` for a folder that holds neither a study nor a run nor an intact checkpoint of a run.
         """
         folder = Path(ckpt).resolve()
-        if (folder / "study.json").exists():
+        try:
+            is_study = (folder / "study.json").exists()
+        except OSError as error:  # a name longer than a file system takes
+            raise ValueError(
+                f"ckpt={ckpt}: {error.strerror}; give a study's, a run's or a checkpoint's folder"
+            ) from None
+        if is_study:
             study = StudyFolder(folder)
             return cls(tuple(study.runs()), study.pool, study=study)
         if (folder / "spec.json").exists():

@@ -61,3 +61,8 @@ def test_each_entry_refuses_a_checkpoint_outside_of_a_run_and_says_what_it_would
         assert out.stderr.startswith(
             f"error: {stray} is not inside a run's folder (runs/<run_id>/checkpoints/…), where "
         )
+
+
+def test_a_name_that_no_file_system_takes_is_refused_by_its_key():
+    with pytest.raises(ValueError, match=r"^ckpt=9+: File name too long; give a study's, a run's"):
+        Subject.of("9" * 5000, kept="rows")
