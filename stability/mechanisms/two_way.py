@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -109,7 +110,7 @@ def reversal(mask_BN: Tensor) -> Int64[Tensor, "B N"]:
 
 
 def _causal(shape: MixerShape) -> MixerShape:
-    return MixerShape(shape.width, shape.heads, CAUSAL, shape.layer, shape.num_layers)
+    return replace(shape, direction=CAUSAL)
 
 
 def _choices() -> tuple[str, ...]:

@@ -157,6 +157,6 @@ def test_a_threshold_that_cannot_be_is_told_in_a_line():
 def test_a_run_with_a_plain_residual_has_nothing_to_measure(trained):
     _, runs, _ = trained
     with pytest.raises(
-        ValueError, match="residual=identity has a single stream; what=streams looks at hc, mhc and mhc_lite"
+        ValueError, match="residual=identity has a single stream; what=streams looks at hc, mhc, mhc_lite"
     ):
         main(["what=streams", f"ckpt={runs['identity'].path}", "device=cpu"])
