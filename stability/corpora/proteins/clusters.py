@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from scipy import sparse
+from scipy.cluster.hierarchy import DisjointSet
 
 from stability.corpora.proteins.alphabets import UNK, VOCAB_SIZE
 
@@ -31,20 +32,20 @@ def clusters(sequences: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarr
     ``sequences``: tokens of `alphabets.PIECES` (uint8 or wider), a chain each. Time: one sparse product, and an
     alignment for each pair that it leaves and that no earlier pair has joined (about 0.1 ms for 300 residues).
     """
-    forest = _Forest(len(sequences))
+    forest = DisjointSet(range(len(sequences)))
     for first, other in _equals(groups):
-        forest.join(first, other)
+        forest.merge(first, other)
     keys = [sequence.astype(np.uint8).tobytes() for sequence in sequences]
     for first, other in _equals(keys):
-        forest.join(first, other)
+        forest.merge(first, other)
     distinct = list(dict.fromkeys(keys))
     chain_of = {key: at for at, key in reversed(list(enumerate(keys)))}
     for first, other in _candidates(distinct):
         one, two = chain_of[distinct[first]], chain_of[distinct[other]]
-        if forest.root(one) != forest.root(two) and identity(distinct[first], distinct[other]) >= IDENTITY - MARGIN:
-            forest.join(one, two)
+        if not forest.connected(one, two) and identity(distinct[first], distinct[other]) >= IDENTITY - MARGIN:
+            forest.merge(one, two)
     numbers: dict[int, int] = {}
-    return np.array([numbers.setdefault(forest.root(at), len(numbers)) for at in range(len(sequences))], dtype=np.int64)
+    return np.array([numbers.setdefault(forest[at], len(numbers)) for at in range(len(sequences))], dtype=np.int64)
 
 
 def identity(first: bytes, other: bytes) -> float:
@@ -106,20 +107,3 @@ def _kmers(tokens_N: np.ndarray) -> np.ndarray:
     codes = np.sort(windows[(windows != UNK).all(axis=1)].astype(np.int64) @ VOCAB_SIZE ** np.arange(K))
     occurrence = np.arange(len(codes)) - np.searchsorted(codes, codes, side="left")
     return codes * (1 << 20) + occurrence
-
-
-class _Forest:
-    """Union–find with path halving."""
-
-    def __init__(self, num: int):
-        self.parent = list(range(num))
-
-    def root(self, node: int) -> int:
-        while self.parent[node] != node:
-            self.parent[node] = self.parent[self.parent[node]]
-            node = self.parent[node]
-        return node
-
-    def join(self, first: int, other: int) -> None:
-        first, other = self.root(first), self.root(other)
-        self.parent[max(first, other)] = min(first, other)
