@@ -36,14 +36,8 @@ class Subject:
 
         Errors: ``ValueError`` for a folder that holds neither a study nor a run nor an intact checkpoint of a run.
         """
-        folder = Path(ckpt).resolve()
-        try:
-            is_study = (folder / "study.json").exists()
-        except OSError as error:  # a name longer than a file system takes
-            raise ValueError(
-                f"ckpt={ckpt}: {error.strerror}; give a study's, a run's or a checkpoint's folder"
-            ) from None
-        if is_study:
+        folder = _folder(ckpt)
+        if (folder / "study.json").exists():
             study = StudyFolder(folder)
             return cls(tuple(study.runs()), study.pool, study=study)
         if (folder / "spec.json").exists():
@@ -94,10 +88,21 @@ class Subject:
         return [directory for directory in self.directories if directory.finished]
 
 
+def _folder(ckpt: str) -> Path:
+    """Return the whole path of a folder. Errors: ``ValueError`` for a name longer than a file system takes."""
+    folder = Path(ckpt).resolve()
+    try:
+        (folder / "study.json").exists()
+    except OSError as error:
+        wanted = "give a study's, a run's or a checkpoint's folder"
+        raise ValueError(f"ckpt={ckpt}: {error.strerror}; {wanted}") from None
+    return folder
+
+
 def add_plugins_of(ckpt: str | None) -> None:
     """Make known what the runs in a folder need of somebody's own, whose settings may stand among the words. Of a
     folder that holds none of that nothing is said yet (`Subject.of` does)."""
-    folder = Path(ckpt or "").resolve()
+    folder = _folder(ckpt or "")
     for file in (folder / "study.json", folder / "spec.json", folder.parent.parent / "spec.json"):
         if ckpt is not None and file.is_file():
             record = read_json(file)
