@@ -107,4 +107,6 @@ def _variants(spec: SweepSpec, trials: Sequence[Trial]) -> dict[str, Any]:
         }
         for item, axis, variants in spec.ablations()
     ]
-    return {"variants": {trial.run_id: trial.variant for trial in trials if trial.variant}, "ablations": ablations}
+    labels = {value["variant"] for item in ablations for value in item["values"] if value["variant"]}
+    variants = {trial.run_id: trial.variant for trial in trials if trial.variant in labels}
+    return {"variants": variants, "ablations": ablations}

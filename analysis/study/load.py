@@ -248,17 +248,25 @@ def _with_series(runs: Frame) -> Frame:
         f"{m}+{cross}" if cross and "cross" not in varying else m
         for m, cross in zip(runs["mechanism"], runs["cross"], strict=True)
     ]
-    labels = (
-        [[value[:12] or "none" for value in row] for row in runs[varying].itertuples(index=False)]
-        if varying
-        else [[]] * len(runs)
-    )
+    columns = [_labels(axis, list(runs[axis])) for axis in varying]
+    labels = [[label for label in row if label] for row in zip(*columns, strict=True)] if varying else [[]] * len(runs)
     runs["base"] = [" ".join([m, *label]) for m, label in zip(named, labels, strict=True)]
     runs["setting"] = [
         " ".join([*label, variant]).strip() for label, variant in zip(labels, runs["variant"], strict=True)
     ]
     runs["series"] = [f"{m} {s}".strip() for m, s in zip(named, runs["setting"], strict=True)]
     return runs
+
+
+def _labels(axis: str, values: list[str]) -> list[str]:
+    """Return what a series' name says of an axis, one of each run. A size that all runs have is left out: of "nano" and
+    "nano precision=bf16" are left "" and "precision=bf16"."""
+    if axis == "data_fingerprint":
+        return [value[:12] or "none" for value in values]
+    sizes = {value.partition(" ")[0] for value in values}
+    if axis == "model" and len(sizes) == 1:
+        return [value.partition(" ")[2] for value in values]
+    return [value or "none" for value in values]
 
 
 def _setting_rank(setting: str) -> tuple[bool, Any]:

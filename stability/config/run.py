@@ -16,6 +16,7 @@ from stability.config.training import (
     GuardSpec,
     InitSpec,
     LogSpec,
+    Precision,
     ScheduleSpec,
     VerdictSpec,
 )
@@ -133,6 +134,10 @@ class RunSpec(AbstractRecipe):
     )
     norm: Annotated[Part, one_part("norms"), Bare()] = Field(description="normalisation before each branch")
     lr_peak: float = Field(gt=0, description="peak learning rate")
+    precision: Annotated[Precision, Since("float32")] = Field(
+        default="float32",
+        description="of training and validation: float32; tf32 (CUDA); bf16: products in bfloat16, weights in float32",
+    )
     seed: int = Field(ge=0, description="seed of initialisation, data order and masks")
     data_fingerprint: str = Field(
         min_length=1, description="sha256 of the prepared data, which stands for its path in the run's id"

@@ -21,10 +21,15 @@ from stability.config.parts import Part, part, require_trainable, some_parts
 from stability.config.rates import LearningRates
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.search import AnySearch, HalvingSpec, check_search, chosen, halving_asked_for
+from stability.config.training import Precision
 from stability.registry import Registry
 
 # axes whose parts' settings can vary, and their families
 ABLATED = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers", "norm": "norms"}
+
+
+def _listed(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
 
 
 class SweepSpec(AbstractRecipe):
@@ -38,6 +43,11 @@ class SweepSpec(AbstractRecipe):
     norm: Annotated[tuple[Part, ...], some_parts("norms")] = Field(min_length=1, description="normalisations")
     cross: Annotated[Part | CrossOfEach | None, BeforeValidator(cross_choice)] = Field(
         default=None, description="cross mechanism beside each; auto: ca beside attention, cc beside consensus"
+    )
+    precision: Annotated[tuple[Precision, ...], BeforeValidator(_listed)] = Field(
+        default=("float32",),
+        min_length=1,
+        description="float32, tf32 (CUDA) or bf16; of several the first is the base, the others variants of it",
     )
     lr: LearningRates = Field(description="peak learning rates")
     search: Annotated[AnySearch | None, BeforeValidator(chosen)] = Field(
@@ -168,8 +178,11 @@ class SweepSpec(AbstractRecipe):
         )
 
     def _around(self, base: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the base, then each variant of the parts that stand in it."""
+        """Yield the base, then the same in each other precision, then each variant of the parts that stand in it."""
+        first, *others = self.precision
+        base = base | {"precision": first}
         yield "", base
+        yield from ((f"precision={name}", base | {"precision": name}) for name in others)
         for item, axis, variants in self.ablations():
             if base[axis].name == item.part:
                 yield from ((variant.label, base | {axis: variant.part}) for variant in variants if variant.label)

@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 from stability.config.base import Settings
 from stability.config.identity import Since
 
+Precision = Literal["float32", "tf32", "bf16"]
+
 
 class ScheduleSpec(Settings):
     """Learning rate over the steps, as a factor of its peak."""

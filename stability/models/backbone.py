@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from stability.models.block import Block, Context
 from stability.models.condition import ConditionShape, FinalModulation, NoiseLevel
+from stability.models.precision import at_least_float32
 
 Readout = Callable[[Tensor, Tensor, Tensor], Any]
 Pool = Callable[[Tensor, Tensor | None], Tensor]
@@ -74,7 +75,7 @@ class Backbone(nn.Module):
         if inputs:
             self._check(inputs)
         residual: Any = cast(Block, self.blocks[0]).mixer_residual
-        state = residual.enter(self.embedding(tokens_BN))
+        state = residual.enter(at_least_float32(self.embedding(tokens_BN)))
         for block in self.blocks:
             state = block(state, mask_BN, context, inputs, condition_BC)
         hidden_BND = residual.leave(state, self.final_norm)
@@ -106,7 +107,7 @@ class Backbone(nn.Module):
             return None
         if context_BJ is None:
             raise ValueError("this model's cross mechanism needs a context; give context_BJ=, the context's tokens")
-        return Context(self.context_norm(self.embedding(context_BJ)), context_mask_BJ)
+        return Context(self.context_norm(at_least_float32(self.embedding(context_BJ))), context_mask_BJ)
 
     def _check(self, inputs: dict[str, Any]) -> None:
         taken = frozenset().union(*(cast(Block, block).mixer_inputs for block in self.blocks))

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
+from stability.models.precision import in_float32
 from stability.residuals._base import AbstractResidual, Branch
 from stability.residuals._sinkhorn import sinkhorn
 
@@ -62,11 +63,16 @@ class AbstractStreams(AbstractResidual):
         return x_BND.unsqueeze(-2).expand(-1, -1, self.config.streams, -1).contiguous()
 
     def forward(self, state: Tensor, branch: Branch) -> Tensor:
-        pre_BNS, mix_BNST, post_BNS = (part.to(state.dtype) for part in self.coefficients(state))
-        # One product reads the streams once; `split`, since the gradient of indexing is a copy of everything, mostly
-        # zeros.
-        u, mixed_BNSD = (torch.cat([pre_BNS.unsqueeze(-2), mix_BNST.mT], -2) @ state).split([1, state.shape[-2]], -2)
-        return torch.addcmul(mixed_BNSD, post_BNS.unsqueeze(-1), branch(u.squeeze(-2)).unsqueeze(-2))
+        # Coefficients, and what they are multiplied with, stay in float32: a matrix rounded to bfloat16 loses 0.18 % of
+        # a constant signal at each connection.
+        with in_float32(state.device):
+            pre_BNS, mix_BNST, post_BNS = self.coefficients(state)
+            wide = state.to(pre_BNS.dtype)
+            # One product reads the streams once; `split`, since the gradient of indexing is a copy of everything,
+            # mostly zeros.
+            u, mixed_BNSD = (torch.cat([pre_BNS.unsqueeze(-2), mix_BNST.mT], -2) @ wide).split([1, wide.shape[-2]], -2)
+        added_BND = branch(u.squeeze(-2).to(state.dtype)).to(wide.dtype)
+        return torch.addcmul(mixed_BNSD, post_BNS.unsqueeze(-1), added_BND.unsqueeze(-2)).to(state.dtype)
 
     def leave(self, state: Tensor, final_norm: nn.Module) -> Tensor:
         return final_norm(state).sum(-2)

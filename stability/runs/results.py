@@ -37,8 +37,8 @@ from stability.runs.searches import search_tables
 from stability.runs.steps import undefined_of, undefined_states, with_protocol
 from stability.runs.study import StudyFolder
 
-# parts of the backbone that are no axis: what they are unless a run says otherwise
-USUAL_PARTS = {"ffn": "mlp", "position": "rope", "linear": "dense"}
+# what a model is, and computes in, that has no column of its own: unless a run says otherwise
+USUAL = {"ffn": "mlp", "position": "rope", "linear": "dense", "precision": "float32"}
 
 
 @dataclass(frozen=True)
@@ -195,11 +195,11 @@ def _part_name(part: Any) -> str:
 
 
 def _model_name(spec: dict[str, Any]) -> str:
-    """Return the size's name and each part of the backbone that is not the usual one, e.g. ``"nano ffn=glu"``: runs of
-    several studies that differ in one are told apart by it."""
-    names = {key: _part_name(spec[key]) for key in USUAL_PARTS if key in spec}  # none in older runs
+    """Return the size's name and what of the backbone and its precision is not the usual, e.g. ``"nano ffn=glu"``: runs
+    that differ in one are told apart by it."""
+    names = {key: _part_name(spec[key]) for key in USUAL if key in spec}  # none in older runs
     return " ".join(
-        [spec["model"]["name"], *(f"{key}={name}" for key, name in names.items() if name != USUAL_PARTS[key])]
+        [spec["model"]["name"], *(f"{key}={name}" for key, name in names.items() if name != USUAL[key])]
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
+from stability.models.precision import computing_in
 from stability.objectives import AbstractObjective, Examples
 from stability.training.draws import generator_for
 
@@ -30,7 +31,7 @@ class Validation:
         self._chunks: list[Examples] = [
             objective.examples(chunk, generator_for(VALIDATION_SEED, "validation", i)).to(device) for i, chunk in chunks
         ]
-        self._objective = objective
+        self._objective, self._precision, self._device = objective, spec.precision, device
 
     @torch.no_grad()
     def measure(self, model: nn.Module, spread: Spread = map) -> dict[str, float]:
@@ -46,7 +47,8 @@ class Validation:
 
     def _sums(self, model: nn.Module, examples: Examples) -> Sums:
         """The count, and what is divided by it."""
-        total, count, others = self._objective.validate(model, examples)
+        with computing_in(self._precision, self._device):
+            total, count, others = self._objective.validate(model, examples)
         return float(count), float(total), *(float(others[name]) for name in self._objective.score_names)
 
     def unigram_nll(self, log_frequencies_V: Tensor) -> float:

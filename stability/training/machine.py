@@ -9,12 +9,16 @@ import sys
 
 import torch
 
+from stability.config.training import Precision
+from stability.models.precision import allow_tf32
+
 M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
-def prepare_torch(threads: int, device: torch.device) -> None:
+def prepare_torch(threads: int, device: torch.device, precision: Precision = "float32") -> None:
     """Set the global state that one trial must not inherit from another: threads, default dtype, deterministic kernels
-    on CUDA."""
+    and TF32 on CUDA. Errors: ``ValueError`` where the device has no such precision."""
+    allow_tf32(precision, device)
     torch.set_num_threads(threads)
     torch.set_default_dtype(torch.float32)
     if device.type == "cuda":

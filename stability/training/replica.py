@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from stability.build import build_model, build_objective, build_optimizer
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
+from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.training.devices.base import Devices, together
 from stability.training.devices.one import OneDevice
@@ -35,7 +36,7 @@ class Replica:
     TOGETHER: ClassVar[dict[str, Callable[..., Any]]] = {}
 
     def __init__(self, spec: RunSpec, corpus: AbstractCorpus, device: torch.device, devices: Devices | None = None):
-        prepare_torch(spec.threads, device)
+        prepare_torch(spec.threads, device, spec.precision)
         self.spec, self.corpus, self.device = spec, corpus, device
         self.objective = build_objective(spec, corpus.format)
         self.devices = devices or OneDevice(device)
@@ -108,7 +109,8 @@ class Replica:
         count = self.objective.count(examples, torch.float32)
 
         def add(microbatch: Examples) -> Tensor:
-            total, _ = self.objective.loss(self.model, microbatch)
+            with computing_in(self.spec.precision, self.device):
+                total, _ = self.objective.loss(self.model, microbatch)
             (total / count).backward()
             return total.detach()
 

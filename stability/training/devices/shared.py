@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from stability.build import build_model, build_objective
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
+from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.training.devices.base import Add
 from stability.training.devices.one import OneDevice
@@ -75,7 +76,7 @@ class Microbatches:
     """
 
     def __init__(self, spec: RunSpec, corpus: AbstractCorpus, device: torch.device, rank: int, size: int):
-        prepare_torch(spec.threads, device)
+        prepare_torch(spec.threads, device, spec.precision)
         self._spec, self._corpus, self._device, self._rank, self._size = spec, corpus, device, rank, size
         self._objective = build_objective(spec, corpus.format)
         self._model = build_model(spec, corpus.format).to(device)
@@ -94,7 +95,8 @@ class Microbatches:
         count = self._objective.count(examples, torch.float32)
         for microbatch in examples.split(spec.microbatch or spec.batch)[self._rank :: self._size]:
             self._model.zero_grad(set_to_none=True)
-            total, _ = self._objective.loss(self._model, microbatch)
+            with computing_in(spec.precision, self._device):
+                total, _ = self._objective.loss(self._model, microbatch)
             (total / count).backward()
             gradients = [
                 torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
