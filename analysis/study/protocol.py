@@ -28,7 +28,7 @@ def sentence(protocol: Mapping[str, Any], gradients: Mapping[str, str] | None = 
     )
     return (
         f"{', '.join(counted)} of {batch}{parts}; {slope}; weight decay {decay} in u; clipping norm {clip}; method "
-        f"{protocol['method']}"
+        f"{protocol['method']}{'; in the precision of the run' if protocol.get('precision') == 'run' else ''}"
     )
 
 

@@ -89,6 +89,9 @@ class CurvatureSpec(Settings):
     method: Literal["auto", "taylor", "double_backward", "finite_difference", "parity"] = Field(
         default="auto", description="how uᵀHu is computed"
     )
+    precision: Literal["float32", "run"] = Field(
+        default="float32", description="what the loss is computed in; run: in what the run was trained in"
+    )
     seed: int = Field(default=0, ge=0, description="seed of the measured batches and masks, which training never drew")
     measure: tuple[Literal["alpha_max", "critical_lr", "profile", "sharpness", "density", "blocks"], ...] = Field(
         default=("alpha_max",),

@@ -72,6 +72,8 @@ class HessianSpec(Settings):
                 f"measure=[{','.join(self.curvature.measure)}] belongs to ckpt=…; a Hugging Face model is asked for "
                 "alpha_max only"
             )
+        if self.hf is not None and self.curvature.precision != "float32":
+            raise ValueError(f"precision={self.curvature.precision} belongs to ckpt=…, a run that was trained in one")
         if self.hf is not None and self.curvature.phase != "terminal":
             raise ValueError(f"phase={self.curvature.phase} belongs to ckpt=…; a Hugging Face model has one state only")
         return self

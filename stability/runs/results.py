@@ -198,9 +198,7 @@ def _model_name(spec: dict[str, Any]) -> str:
     """Return the size's name and what of the backbone and its precision is not the usual, e.g. ``"nano ffn=glu"``: runs
     that differ in one are told apart by it."""
     names = {key: _part_name(spec[key]) for key in USUAL if key in spec}  # none in older runs
-    return " ".join(
-        [spec["model"]["name"], *(f"{key}={name}" for key, name in names.items() if name != USUAL[key])]
-    )
+    return " ".join([spec["model"]["name"], *(f"{key}={name}" for key, name in names.items() if name != USUAL[key])])
 
 
 def step_tables(directory: RunDirectory) -> list[Path]:

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from stability.build import build_objective, build_optimizer
 from stability.config.curvature import CurvatureSpec
+from stability.config.training import Precision
 from stability.curvature.alpha_max import has_paper_state
+from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.descent import Descent, LossSum, Step
@@ -32,7 +34,8 @@ class Probe:
     ):
         self.spec, self.corpus, self.curvature, self.device = loaded.spec, loaded.corpus, curvature, device
         spec, self._trainer = loaded.spec, loaded.trainer
-        prepare_torch(spec.threads, device)
+        self._precision: Precision = spec.precision if curvature.precision == "run" else "float32"
+        prepare_torch(spec.threads, device, self._precision)
         self.model: nn.Module = copy.deepcopy(loaded.model).to(device)
         self.objective = build_objective(spec, loaded.corpus.format)
         self.optimizer = build_optimizer(spec, self.model)
@@ -59,7 +62,8 @@ class Probe:
         ).to(self.device)
 
     def _loss_sum(self, params: Mapping[str, Tensor], examples: Examples) -> tuple[Tensor, Tensor]:
-        return self.objective.loss(self.model, examples, params)
+        with computing_in(self._precision, self.device):
+            return self.objective.loss(self.model, examples, params)
 
     def _loss_in_double(self) -> LossSum:
         """Return the same on a copy of the model, whose buffers are float64 then, too."""
