@@ -81,6 +81,10 @@ class AbstractRecipe(Settings):
     evaluation: EvaluationSpec = Field(default=EvaluationSpec(), description="validation cadence and size")
     checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="checkpoint cadence")
     verdict: VerdictSpec = Field(default=VerdictSpec(), description="what counts as a spike")
+    compile: Annotated[bool, Since(False)] = Field(
+        default=False,
+        description="whether torch.compile makes the training step's forward and backward pass; it rounds otherwise",
+    )
     guards: Annotated[GuardSpec, Since({})] = Field(
         default=GuardSpec(), description="what a step does whose numbers are not finite"
     )
@@ -109,6 +113,15 @@ class AbstractRecipe(Settings):
     @model_validator(mode="after")
     def _guards_can_act(self) -> AbstractRecipe:
         self.guards.check(self.clip_norm, self.checkpoint)
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_compiled(self) -> AbstractRecipe:
+        if self.compile and self.objective.settings.loss_chunk is not None:
+            raise ValueError(
+                "compile=true does not go together with objective.loss_chunk, whose chunks are computed again in the "
+                "backward pass; leave one of the two out"
+            )
         return self
 
     @model_validator(mode="after")

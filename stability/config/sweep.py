@@ -107,6 +107,8 @@ class SweepSpec(AbstractRecipe):
 
     @model_validator(mode="after")
     def _devices_have_work(self) -> SweepSpec:
+        if self.shard_parameters and self.compile:
+            raise ValueError("compile=true does not go together with shard_parameters=true; leave one of the two out")
         check_launcher(self.launcher, {"ray": self.ray, "slurm": self.slurm}, self.cpus_per_trial, self.gpus_per_trial)
         whole = [item.name for item in self.optimizer if not Registry("optimizers").load(item.name).elementwise]
         parts = (

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import shutil
 import sys
+from typing import cast
 
 import torch
+from torch import nn
 
 from stability.config.training import Precision
 from stability.models.precision import allow_tf32
@@ -25,6 +28,18 @@ def prepare_torch(threads: int, device: torch.device, precision: Precision = "fl
         # cuBLAS is deterministic only with a fixed workspace
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(device.type == "cuda", warn_only=True)
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    """Return a module that shares the parameters of ``model`` and computes what it does by `torch.compile`, one graph
+    for each shape of inputs.
+
+    ``model`` itself stays as it is, for validation, checkpoints, and α_max: no second derivative goes through a
+    compiled graph. Errors: ``ValueError`` where there is no C++ compiler, which `torch.compile` calls on every device.
+    """
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")):
+        raise ValueError("compile=true needs a C++ compiler, g++ or clang++, and there is none; use compile=false")
+    return cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
 
 
 def return_freed_memory(device: torch.device) -> None:

@@ -23,7 +23,7 @@ from stability.training.evaluate import Validation
 from stability.training.gradients import BlockStatistics
 from stability.training.guards import Guard, first_non_finite
 from stability.training.keeping import Keeper
-from stability.training.machine import prepare_torch
+from stability.training.machine import compiled, prepare_torch
 from stability.training.schedule import lr_factor
 
 
@@ -41,6 +41,7 @@ class Replica:
         self.objective = build_objective(spec, corpus.format)
         self.devices = devices or OneDevice(device)
         self.model = self.devices.build(partial(build_model, spec, corpus.format))
+        self.forward = compiled(self.model) if spec.compile else self.model  # of training alone
         self.optimizer = build_optimizer(spec, self.model)
         self.parameters = list(self.model.parameters())
         self.validation = Validation(spec, corpus, self.objective, device)
@@ -110,7 +111,7 @@ class Replica:
 
         def add(microbatch: Examples) -> Tensor:
             with computing_in(self.spec.precision, self.device):
-                total, _ = self.objective.loss(self.model, microbatch)
+                total, _ = self.objective.loss(self.forward, microbatch)
             (total / count).backward()
             return total.detach()
 

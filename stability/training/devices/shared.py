@@ -27,7 +27,7 @@ from stability.training.devices.base import Add
 from stability.training.devices.one import OneDevice
 from stability.training.devices.processes import Helpers
 from stability.training.draws import training_examples
-from stability.training.machine import prepare_torch
+from stability.training.machine import compiled, prepare_torch
 
 
 class SharedDevices(OneDevice):
@@ -80,6 +80,7 @@ class Microbatches:
         self._spec, self._corpus, self._device, self._rank, self._size = spec, corpus, device, rank, size
         self._objective = build_objective(spec, corpus.format)
         self._model = build_model(spec, corpus.format).to(device)
+        self._forward = compiled(self._model) if spec.compile else self._model
         self._parameters = list(self._model.parameters())
 
     def update(self, step: int) -> None:
@@ -96,7 +97,7 @@ class Microbatches:
         for microbatch in examples.split(spec.microbatch or spec.batch)[self._rank :: self._size]:
             self._model.zero_grad(set_to_none=True)
             with computing_in(spec.precision, self._device):
-                total, _ = self._objective.loss(self._model, microbatch)
+                total, _ = self._objective.loss(self._forward, microbatch)
             (total / count).backward()
             gradients = [
                 torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
