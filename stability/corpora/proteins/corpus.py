@@ -93,8 +93,8 @@ class ProteinCorpus(AbstractCorpus):
     def of(
         cls, arrays: Mapping[str, np.ndarray], tables: Tables, num_train_chains: int, description: str
     ) -> ProteinCorpus:
-        """``arrays`` in their kept form. The fingerprint covers all of them, the names and the split; not what was
-        skipped, nor where the files lay."""
+        """Return a corpus of ``arrays`` in their kept form. The fingerprint covers all of them, the names and the
+        split; not what was skipped, nor where the files lay."""
         sums = {name: sha256(arrays[name]) for name in (*ARRAYS, *WORDS)}
         return cls(arrays, tables, num_train_chains, _fingerprint(sums, tables, num_train_chains), description, sums)
 
@@ -108,8 +108,8 @@ class ProteinCorpus(AbstractCorpus):
         return {"sequence": VOCAB_SIZE, **classes, **words, **structure}
 
     def with_structure(self, tokenizer: str, num_codes: int, tokens: np.ndarray) -> ProteinCorpus:
-        """The same chains with a structure token for each residue, those of the training side first, −1 where there is
-        none."""
+        """Return the same chains with a structure token for each residue, those of the training side first, −1 where
+        there is none."""
         assert self.tokenised is None and tokens.shape == self.arrays["sequence"].shape
         assert tokens.min() >= -1 and tokens.max() < num_codes
         return self._with(Tokenised(self.fingerprint, tokenizer, num_codes), (tokens + 1).astype(np.uint32), None)
@@ -141,14 +141,15 @@ class ProteinCorpus(AbstractCorpus):
             )
 
     def described(self, positions: int) -> str:
-        """The description, with how many chains are longer than the ``positions`` residues that are drawn of each."""
+        """Return the description, with how many chains are longer than the ``positions`` residues that are drawn of
+        each."""
         lengths = np.diff(self.arrays["offsets"])
         longer = int((lengths > positions).sum())
         return self.description + (f"; {longer:,} longer than {positions:,} residues, cropped" if longer else "")
 
     def log_frequencies(self) -> Float64[Tensor, " vocabulary"]:
-        """log of the training residues' frequencies, each token's count raised by one; then of the structure tokens',
-        where there are any."""
+        """Return the log of the training residues' frequencies, each token's count raised by one; then of the structure
+        tokens', where there are any."""
         stop = int(self.arrays["offsets"][self.num_train_chains])
         counts = [np.bincount(self.arrays["sequence"][:stop], minlength=VOCAB_SIZE) + 1]
         if self.tokenised is not None:
@@ -156,7 +157,7 @@ class ProteinCorpus(AbstractCorpus):
         return torch.from_numpy(np.concatenate([np.log(each / each.sum()) for each in counts]))
 
     def chains(self, split: str) -> Chains:
-        """All chains of "train" or "val", whole, read as they are asked for. Errors: ``ValueError`` for another
+        """Return all chains of "train" or "val", whole, read as they are asked for. Errors: ``ValueError`` for another
         split."""
         if split not in ("train", "val"):
             raise ValueError(f"no split '{split}'; choices: train, val")
@@ -166,7 +167,7 @@ class ProteinCorpus(AbstractCorpus):
         return Chains(self, numbers)
 
     def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> ProteinBatch:
-        """``num`` chains drawn with replacement, each equally likely; of one longer than ``positions`` a random
+        """Draw ``num`` chains with replacement, each equally likely; of one longer than ``positions`` a random
         contiguous crop, every start equally likely. Only ``generator`` decides, by two draws whatever the chains
         are."""
         chains = self.chains(split)
@@ -214,8 +215,8 @@ class ProteinCorpus(AbstractCorpus):
 
     @classmethod
     def load(cls, folder: Path) -> ProteinCorpus:
-        """The corpus in a folder, as `AbstractCorpus.load` has it; a tokenised one reads its chains from the folder of
-        their fingerprint beside its own."""
+        """Return the corpus in a folder, as `AbstractCorpus.load` has it; a tokenised one reads its chains from the
+        folder of their fingerprint beside its own."""
         if "base" in disk.verified_meta(folder):
             return cls._load_tokenised(folder)
         meta = disk.read_meta(folder, {"kind", *PLAIN, *ARRAYS, *WORDS}, set())
@@ -258,7 +259,7 @@ class Chains(Sequence[ProteinChain]):
         return self.part(range(len(self))[index], 0, self.length(range(len(self))[index]))
 
     def length(self, index: int) -> int:
-        """Residues of a chain."""
+        """Return the number of residues of a chain."""
         start, stop = self._corpus.arrays["offsets"][self._numbers[index] : self._numbers[index] + 2]
         return int(stop - start)
 

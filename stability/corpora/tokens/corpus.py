@@ -89,8 +89,8 @@ class Corpus(AbstractCorpus):
         borders: tuple[np.ndarray, np.ndarray] | None = None,
         augmentation: AbstractAugmentation | None = None,
     ) -> Corpus:
-        """A corpus from two 1-D arrays, both uint16 or both uint32; ``borders`` of training and held-out tokens, for
-        both or none.
+        """Return a corpus from two 1-D arrays, both uint16 or both uint32; ``borders`` of training and held-out tokens,
+        for both or none.
 
         Errors: ``ValueError`` where a side is empty or a token reaches ``vocab_size``.
         """
@@ -145,7 +145,7 @@ class Corpus(AbstractCorpus):
                 )
 
     def _shorter(self, more: int) -> str:
-        """The most positions that `require` accepts, as advice; nothing where no model has so few."""
+        """Return the most positions that `require` accepts, as advice; nothing where no model has so few."""
         most = (
             min(starts_of_windows.longest_pair(len(tokens), borders) for tokens, borders in map(self._side, SPLITS))
             - more
@@ -153,7 +153,7 @@ class Corpus(AbstractCorpus):
         return f", or model.positions={most} or less" if most >= FEWEST_POSITIONS else ""
 
     def described(self, positions: int) -> str:
-        """The description, with what windows of ``positions`` tokens leave out: stretches that are shorter."""
+        """Return the description, with what windows of ``positions`` tokens leave out: stretches that are shorter."""
         if self.train_borders is None or self.val_borders is None:
             return self.description
         found = [starts_of_windows.too_short(borders, positions) for borders in (self.train_borders, self.val_borders)]
@@ -164,8 +164,8 @@ class Corpus(AbstractCorpus):
         )
 
     def log_frequencies(self) -> Float64[Tensor, " vocabulary"]:
-        """log of the training tokens' frequencies, each count raised by one, by which `unigram_nats` is taken. Reads
-        the training side once."""
+        """Return the log of the training tokens' frequencies, each count raised by one, by which `unigram_nats` is
+        taken. Reads the training side once."""
         pieces = (self.train_tokens[start : start + _COUNTED] for start in range(0, len(self.train_tokens), _COUNTED))
         counts = (
             sum(
@@ -176,8 +176,8 @@ class Corpus(AbstractCorpus):
         return torch.from_numpy(np.log(counts / counts.sum()))
 
     def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> Int64[Tensor, "num positions"]:
-        """``num`` random windows of ``positions`` tokens of ``split`` ("train" or "val"), every start equally likely,
-        none across a border.
+        """Draw ``num`` random windows of ``positions`` tokens of ``split`` ("train" or "val"), every start equally
+        likely, none across a border.
 
         Only ``generator`` decides which (and what chance makes of them): with one seeded by (seed, purpose, index),
         as training does, the order of the data is a function of the step, and a resumed run goes on with the windows
@@ -202,8 +202,8 @@ class Corpus(AbstractCorpus):
         return _gather(tokens, starts_of_windows.spread(len(tokens), borders, positions, num), positions)
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """The text (or nucleotides) of some tokens. Errors: ``ValueError`` for a token outside of the vocabulary, and
-        where there is none."""
+        """Return the text (or nucleotides) of some tokens. Errors: ``ValueError`` for a token outside of the
+        vocabulary, and where there is none."""
         vocabulary = self.vocabulary or (BYTES if self.vocab_size == len(BYTES.pieces) else None)
         if vocabulary is None:
             raise ValueError(
