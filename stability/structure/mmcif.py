@@ -15,13 +15,13 @@ UNKNOWN = "UNK"  # mmCIF's name of a residue of no known kind, of which only the
 
 
 def atom_names(letter: str) -> tuple[str, ...]:
-    """The heavy atoms of a residue in the order of atom14."""
+    """Return the heavy atoms of a residue in the order of atom14."""
     return ATOM14.get(letter, (*BACKBONE, "O"))
 
 
 def mmcif(name: str, sequence: np.ndarray, atoms_NAX: np.ndarray) -> str:
-    """One chain A as mmCIF text. ``sequence``: tokens (N); ``atoms_NAX``: (N, up to 14, 3) in Å, NaN where an atom is
-    missing, which is left out, as is what a residue of its kind does not have."""
+    """Return one chain A as mmCIF text. ``sequence``: tokens (N); ``atoms_NAX``: (N, up to 14, 3) in Å, NaN where an
+    atom is missing, which is left out, as is what a residue of its kind does not have."""
     block = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name) or "chain"
     rows: list[str] = []
     for number, (letter, atoms_AX) in enumerate(zip(decode(sequence), atoms_NAX, strict=True), 1):
