@@ -90,7 +90,7 @@ def _share_of_variance(rate: float, num_updates: int) -> float:
 def judge(
     val_nll: float, init_nll: float, unigram_nll: float, watch: SpikeWatch, baseline: str = "token frequencies"
 ) -> tuple[str, str]:
-    """(verdict, reason) of a run that reached its last step with finite numbers.
+    """Return (verdict, reason) of a run that reached its last step with finite numbers.
 
     ``baseline``: what ``unigram_nll`` is the NLL of. ``plateaued``: it learned nothing beyond token (or class)
     frequencies; ``spiked``: its smoothed loss rose by more than the margin (the spec's, or its batch noise's), whether
