@@ -132,8 +132,8 @@ def _work(
     mode: str | None,
     everything: Sequence[Trial],
 ) -> tuple[list[Trial], bool]:
-    """The trials as they were handed out, under the live table, and whether Ctrl-C ended that. ``everything``: the
-    sweep's trials that are done among them."""
+    """Hand out the trials under the live table; return them as they were handed out, and whether Ctrl-C ended that.
+    ``everything``: the sweep's trials that are done among them."""
     say = partial(print_line, console)
     with Interrupt(lambda: setattr(view, "note", STOPPING)) as interrupt:
         trials = _with_wandb(spec, trials, wandb_mode(spec, console) if mode is None else mode)
@@ -199,7 +199,7 @@ def _launcher(spec: SweepSpec, say: Callable[[str], None], everything: Sequence[
 
 
 def _asha(spec: SweepSpec, everything: Sequence[Trial]) -> Asha:
-    """The scheduler of `search=asha`, which starts from what the ledger holds of the sweep."""
+    """Return the scheduler of `search=asha`, which starts from what the ledger holds of the sweep."""
     from sweeps.launchers.tune.asha import Asha
 
     assert isinstance(spec.search, AshaSpec)

@@ -75,8 +75,8 @@ class Look:
 
 
 def mechanism_looks(mechanisms: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each mechanism: fixed for sa sc mix sw; for another the slot of its name's checksum, or the
-    next free one."""
+    """Return the colour and marker of each mechanism: fixed for sa sc mix sw; for another the slot of its name's
+    checksum, or the next free one."""
     looks, taken = {}, set()
     for name in sorted(set(mechanisms), key=paper_rank):
         if name in FIXED:

@@ -131,7 +131,7 @@ class RunLock:
         return bool(self._claims()[1])
 
     def _try(self) -> set[Path]:
-        """Claim, look, and hold or withdraw; what else was claimed."""
+        """Claim, look, and hold or withdraw; return what else was claimed."""
         stale = self._claims()[1]
         try:
             claim = self._make_claim()
