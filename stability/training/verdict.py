@@ -75,7 +75,7 @@ class SpikeWatch:
     def state(self) -> dict[str, Any]:
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "spec"}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def resume(self, state: dict[str, Any]) -> None:
         for key, value in state.items():
             setattr(self, key, value)
 
