@@ -15,7 +15,8 @@ from stability.corpora.proteins.alphabets import NUM_ATOMS, SPECIALS, UNK
 from stability.corpora.proteins.annotations import Annotation
 from stability.corpora.proteins.chain import ProteinChain
 from stability.corpora.proteins.clusters import clusters
-from stability.corpora.proteins.corpus import ProteinCorpus, Tables
+from stability.corpora.proteins.corpus import ProteinCorpus
+from stability.corpora.proteins.stored_chains import Tables
 
 _TRACKS = {
     "sequence": np.uint8,
