@@ -97,6 +97,17 @@ def several_of(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
     return tuple(axis for axis in AXES[1:] if len(choices.get(axis, ())) > 1)
 
 
+def variants(trials: Sequence[Trial]) -> list[str]:
+    """Return a name for what each trial varies beside LR and seed: its mechanism, the other axes only where the sweep
+    has several, an ablation's setting."""
+    names = [[choice_name(trial.spec[axis]) for axis in AXES] for trial in trials]
+    varied = [index for index in range(1, len(AXES)) if len({row[index] for row in names}) > 1]
+    chosen = [
+        [row[0], *(row[index] for index in varied), trial.variant] for row, trial in zip(names, trials, strict=True)
+    ]
+    return [" ".join(filter(None, words)) for words in chosen]
+
+
 def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
     """Return the trials of a sweep's runs, in the pool ``spec.runs_dir``, with what the sweep asks for after the
     training."""
