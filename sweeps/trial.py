@@ -181,7 +181,8 @@ def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = Non
         yield from lock.during((work or _train_and_measure)(trial))
     except LostLock:  # this machine stood still for minutes: whoever has the run now goes on from its last checkpoint
         return
-    except Exception as error:  # noqa: BLE001 the boundary of a trial: whatever crashed, the sweep goes on and the traceback is kept
+    # the boundary of a trial: whatever crashed, the sweep goes on and the traceback is kept
+    except Exception as error:  # noqa: BLE001
         trial.directory.fail(f"{type(error).__name__}: {error}", traceback.format_exc(), trial.spec["steps"])
     finally:
         lock.release()

@@ -25,7 +25,8 @@ INK, MUTED, GRID = "#1d232b", "#5b6470", "#e3e6ea"
 # Okabe and Ito's palette, told apart with every common colour blindness; the marker says the same once more.
 FIXED = {"sa": ("#0072B2", "o"), "sc": ("#D55E00", "s"), "mix": ("#CC79A7", "D"), "sw": ("#009E73", "^")}
 OTHERS = (
-    ("#E69F00", "v"), ("#56B4E9", "P"), ("#332288", "X"), ("#999933", "<"), ("#882255", ">"), ("#44AA99", "p"), ("#661100", "h"), ("#6B6B6B", "d"),
+    ("#E69F00", "v"), ("#56B4E9", "P"), ("#332288", "X"), ("#999933", "<"),
+    ("#882255", ">"), ("#44AA99", "p"), ("#661100", "h"), ("#6B6B6B", "d"),
 )  # fmt: skip
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
 

@@ -44,7 +44,9 @@ STAND_IN_TOKENS = 1 << 20
 class HuggingFaceConfig(AbstractTokenized):
     """Settings of which rows of which dataset are read, and how they become tokens."""
 
-    tokenizer: Annotated[Literal["bytes", "gpt2", "nucleotides"], Fingerprinted()] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+    tokenizer: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
+        Literal["bytes", "gpt2", "nucleotides"], Fingerprinted()
+    ] = Field(
         default="bytes",
         description="bytes: UTF-8; gpt2: GPT-2's byte-pair encoding; nucleotides: the codes of the IUPAC, as data=dna",
     )

@@ -7,9 +7,9 @@ import numpy as np
 from stability.corpora.proteins.alphabets import ATOM14, BACKBONE, ONE_TO_THREE, decode
 
 COLUMNS = (
-    "group_PDB", "id", "type_symbol", "label_atom_id", "label_alt_id", "label_comp_id", "label_asym_id", "label_entity_id", "label_seq_id",
-    "pdbx_PDB_ins_code", "Cartn_x", "Cartn_y", "Cartn_z", "occupancy", "B_iso_or_equiv", "auth_seq_id", "auth_comp_id", "auth_asym_id",
-    "auth_atom_id", "pdbx_PDB_model_num",
+    "group_PDB", "id", "type_symbol", "label_atom_id", "label_alt_id", "label_comp_id", "label_asym_id",
+    "label_entity_id", "label_seq_id", "pdbx_PDB_ins_code", "Cartn_x", "Cartn_y", "Cartn_z", "occupancy",
+    "B_iso_or_equiv", "auth_seq_id", "auth_comp_id", "auth_asym_id", "auth_atom_id", "pdbx_PDB_model_num",
 )  # fmt: skip
 UNKNOWN = "UNK"  # mmCIF's name of a residue of no known kind, of which only the backbone is written
 

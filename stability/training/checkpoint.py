@@ -87,7 +87,7 @@ def _model(folder: Path, manifest: dict[str, Any]) -> tuple[RunSpec, Backbone]:
 def _trainer(folder: Path) -> dict[str, Any]:
     try:
         return torch.load(folder / TRAINER, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001 torch raises pickle, zip and runtime errors here alike; all mean the same to the reader
+    except Exception as error:  # noqa: BLE001 pickle's, zip's and torch's errors mean the same to the reader
         raise ValueError(
             f"{folder / TRAINER} is no trainer state that can be read safely: {str(error).splitlines()[0]}"
         ) from None

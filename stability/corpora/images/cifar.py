@@ -52,7 +52,10 @@ def archive_files(path: Path) -> dict[str, bytes]:
             packing = "r:gz" if stream.read(len(GZIP)) == GZIP else "r:"
         with tarfile.open(path, packing) as archive:
             members = [member for member in archive if member.isfile() and Path(member.name).name in wanted]
-            return {Path(member.name).name: archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
+            return {
+                Path(member.name).name: archive.extractfile(member).read()  # type: ignore[union-attr]
+                for member in members
+            }
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise ValueError(
             f"data.path: {path} is cut short or no tar archive, plain or packed by gzip ({error}); fetch it again"

@@ -27,7 +27,8 @@ class TokenFile:
 
     def __init__(self, dtype: type[np.generic], folder: Path | None):
         self.dtype = np.dtype(dtype)
-        self._stream = tempfile.TemporaryFile(dir=folder, buffering=BYTES_PER_WRITE)  # noqa: SIM115 lives as long as this object
+        # lives as long as this object
+        self._stream = tempfile.TemporaryFile(dir=folder, buffering=BYTES_PER_WRITE)  # noqa: SIM115
         self._num_tokens = 0
 
     def __len__(self) -> int:

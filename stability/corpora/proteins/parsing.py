@@ -223,7 +223,8 @@ def areas(residues: LaidOutChain) -> np.ndarray:
     """
     from biotite import structure
 
-    area_P = np.nan_to_num(structure.sasa(residues.atoms))  # pyright: ignore[reportAttributeAccessIssue] compiled; hydrogens have none of their own
+    # compiled, which a type checker does not see; hydrogens have no area of their own
+    area_P = np.nan_to_num(structure.sasa(residues.atoms))  # pyright: ignore[reportAttributeAccessIssue]
     num = len(residues.names)
     seen_N = np.bincount(residues.row_of_atom, minlength=num) > 0
     return np.where(seen_N, np.bincount(residues.row_of_atom, weights=area_P, minlength=num), np.nan).astype(np.float32)
