@@ -27,14 +27,14 @@ OPENINGS = """
     Whether Which Who Why With Within Without
 """
 VERBS = """
-    Add Adjust Append Ask Attend Begin Bracket Bring Build Call Cancel Carry Check Choose Claim Clamp Close Collect
-    Compare Compute Concatenate Copy Corrupt Count Create Cut Decide Decode Describe Do Draw Drop Embed End Estimate
-    Factor Fill Find Follow Forget Frame Free Gather Give Go Group Hand Have Import Insert Join Judge Keep Kill Lay
-    Leave Let List Load Look Make Mark Mask Measure Mix Name Normalise Note Open Pad Parse Pass Perform Place
-    Prepare Print Publish Put Queue Quote Raise Rank Read Record Refresh Refuse Register Remember Remove Repeat
-    Replace Report Reset Resume Return Reverse Run Sample Say Scale Send Set Settle Share Shorten Show Silence Solve
-    Sort Split Stack Start Step Stop Submit Summarise Take Tell Time Train Turn Unmask Validate Wait Walk Warm Work
-    Wrap Write Yield
+    Add Adjust Append Ask Attend Begin Bracket Bring Build Call Cancel Carry Change Check Choose Claim Clamp Close
+    Collect Compare Compute Concatenate Copy Corrupt Count Create Cut Decide Decode Describe Do Draw Drop Embed End
+    Estimate Factor Fill Find Follow Forget Frame Free Gather Give Go Group Hand Have Import Insert Join Judge Keep
+    Kill Lay Leave Let List Load Look Make Mark Mask Measure Mix Name Normalise Note Open Pad Parse Pass Perform
+    Place Prepare Print Publish Put Queue Quote Raise Rank Read Record Refresh Refuse Register Remember Remove
+    Repeat Replace Report Reset Resume Return Reverse Run Sample Say Scale Send Set Settle Share Shorten Show
+    Silence Solve Sort Split Stack Start Step Stop Submit Summarise Take Tell Time Train Turn Unmask Validate Wait
+    Walk Warm Work Wrap Write Yield
 """
 CLIPPED, IMPERATIVES = frozenset(OPENINGS.split()), frozenset(VERBS.split())
 LONG = 12  # lines from which a function says what it does
