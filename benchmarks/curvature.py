@@ -202,7 +202,7 @@ def bytes_per_parameter() -> None:
 
 
 def _scaling_calls(layers: int) -> dict[str, tuple[int, Call, int]]:
-    """Name -> (bytes that stand before the call, the call, number of parameters)."""
+    """Return calls by name, each as (bytes that stand before the call, the call, number of parameters)."""
     torch.manual_seed(0)
     net = GPT(32, layers)
     params = dict(net.named_parameters())

@@ -33,7 +33,7 @@ def build_objective(spec: AbstractRecipe, data_format: Any) -> AbstractObjective
 
 
 def as_read(corpus: AbstractCorpus, objective: Part, pool: Path) -> Any:
-    """The prepared data as a run's objective reads them (`AbstractObjective.reads`). ``pool``: the folder of the
+    """Return the prepared data as a run's objective reads them (`AbstractObjective.reads`). ``pool``: the folder of the
     runs."""
     return Registry("objectives").load(objective.name).reads(objective.settings, corpus, pool)
 

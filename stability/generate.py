@@ -152,7 +152,7 @@ def _print_scores(directory: RunDirectory, phase: str) -> None:
 
 
 def _of_whom(directory: RunDirectory, table: pd.DataFrame) -> str:
-    """Unit and oracle, the parts that it is the sum of where there are any, and the same per byte."""
+    """Name the unit and the oracle, the parts that it is the sum of where there are any, and the same per byte."""
     words = Registry("objectives").load(spec_of(directory).objective.name).words
     means = table.mean(numeric_only=True).dropna()
     parts = [

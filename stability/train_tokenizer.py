@@ -16,7 +16,7 @@ from stability.config.tokenizer import TokenizerRunSpec, TokenizerSpec
 from stability.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
-    from stability.corpora.proteins.corpus import Chains
+    from stability.corpora.proteins.stored_chains import Chains
 
 HELP = """
 python -m stability.train_tokenizer [data=protein data.path=FOLDER_OR_FILE] [key=value …]

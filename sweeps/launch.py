@@ -40,6 +40,11 @@ class Failure:
     reason: str
     traceback_file: str
 
+    @classmethod
+    def of(cls, trial: Trial) -> Failure:
+        reason = trial.directory.status().get("reason", "")
+        return cls(trial.run_id, trial.label, reason, str(trial.directory.traceback_file))
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -76,13 +81,7 @@ def run(
     """
     console = console or Console()
     done = partial(is_done, is_measured=is_measured)
-    launch = secrets.token_hex(8)
-    how = {"launch": launch, "devices": spec.devices_per_trial, "shard": spec.shard_parameters}
-    unique = [replace(trial, **how) for trial in {trial.run_id: trial for trial in trials}.values()]
-    for pool in {trial.pool for trial in unique}:
-        remove_abandoned(Path(pool))
-    for trial in unique:
-        tidy(trial)
+    unique = _tidied(spec, trials)
     missing = [trial for trial in unique if not done(trial)]
     left = [trial for trial in missing if spec.retry == "none" and trial.directory.status()["state"] == "failed"]
     pending = [trial for trial in missing if trial not in left]
@@ -110,16 +109,21 @@ def run(
         )
         pending, interrupted = _work(spec, pending, view, done, console, run, mode, unique)
     failed = [*left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
-    failures = [
-        Failure(
-            trial.run_id, trial.label, trial.directory.status().get("reason", ""), str(trial.directory.traceback_file)
-        )
-        for trial in failed
-    ]
-    outcome = Outcome(num_skipped, sum(map(done, pending)), tuple(failures), interrupted)
+    outcome = Outcome(num_skipped, sum(map(done, pending)), tuple(map(Failure.of, failed)), interrupted)
     _report(console, outcome, spec.retry)
     _report_wandb(console, [trial for trial in pending if trial.wandb])
     return outcome
+
+
+def _tidied(spec: SweepSpec, trials: Sequence[Trial]) -> list[Trial]:
+    """Return each trial once, as this launch hands it out; what dead processes left of them is removed."""
+    how = {"launch": secrets.token_hex(8), "devices": spec.devices_per_trial, "shard": spec.shard_parameters}
+    unique = [replace(trial, **how) for trial in {trial.run_id: trial for trial in trials}.values()]
+    for pool in {trial.pool for trial in unique}:
+        remove_abandoned(Path(pool))
+    for trial in unique:
+        tidy(trial)
+    return unique
 
 
 def _work(
@@ -132,8 +136,8 @@ def _work(
     mode: str | None,
     everything: Sequence[Trial],
 ) -> tuple[list[Trial], bool]:
-    """The trials as they were handed out, under the live table, and whether Ctrl-C ended that. ``everything``: the
-    sweep's trials that are done among them."""
+    """Hand out the trials under the live table; return them as they were handed out, and whether Ctrl-C ended that.
+    ``everything``: the sweep's trials that are done among them."""
     say = partial(print_line, console)
     with Interrupt(lambda: setattr(view, "note", STOPPING)) as interrupt:
         trials = _with_wandb(spec, trials, wandb_mode(spec, console) if mode is None else mode)
@@ -199,7 +203,7 @@ def _launcher(spec: SweepSpec, say: Callable[[str], None], everything: Sequence[
 
 
 def _asha(spec: SweepSpec, everything: Sequence[Trial]) -> Asha:
-    """The scheduler of `search=asha`, which starts from what the ledger holds of the sweep."""
+    """Return the scheduler of `search=asha`, which starts from what the ledger holds of the sweep."""
     from sweeps.launchers.tune.asha import Asha
 
     assert isinstance(spec.search, AshaSpec)

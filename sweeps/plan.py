@@ -64,7 +64,8 @@ def describe(
     ]
     for kind, cost in costs.items():
         lines.append(
-            f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>14,.0f}{_timing_columns(cost.timing)}"
+            f"{kind:{wide}}{numbers[kind]:>6}{missing[kind]:>6}{cost.num_params:>13,}{cost.mixing:>14,.0f}"
+            f"{_timing_columns(cost.timing)}"
         )
     lines.append(_total(spec, [costs[kind] for kind in kinds], left, slots))
     if search is not None:

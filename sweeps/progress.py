@@ -14,7 +14,7 @@ from typing import Any
 
 from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED, tail
 from stability.runs.lock import RunLock
-from sweeps.trial import AXES, Trial, choice_name
+from sweeps.trial import Trial, variants
 
 TAIL_BYTES = 8192
 CURVATURE, SAMPLES = "curvature", "samples"  # what follows the training
@@ -250,17 +250,6 @@ def _speeds(rows: Sequence[Row]) -> dict[str, tuple[float | None, float]]:
         )
         for variant, group in groups.items()
     }
-
-
-def variants(trials: Sequence[Trial]) -> list[str]:
-    """Return a name for what each trial varies beside LR and seed: its mechanism, the other axes only where the sweep
-    has several, an ablation's setting."""
-    names = [[choice_name(trial.spec[axis]) for axis in AXES] for trial in trials]
-    varied = [index for index in range(1, len(AXES)) if len({row[index] for row in names}) > 1]
-    chosen = [
-        [row[0], *(row[index] for index in varied), trial.variant] for row, trial in zip(names, trials, strict=True)
-    ]
-    return [" ".join(filter(None, words)) for words in chosen]
 
 
 def _median(values: Iterable[float | None]) -> float | None:

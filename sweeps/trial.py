@@ -97,6 +97,17 @@ def several_of(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
     return tuple(axis for axis in AXES[1:] if len(choices.get(axis, ())) > 1)
 
 
+def variants(trials: Sequence[Trial]) -> list[str]:
+    """Return a name for what each trial varies beside LR and seed: its mechanism, the other axes only where the sweep
+    has several, an ablation's setting."""
+    names = [[choice_name(trial.spec[axis]) for axis in AXES] for trial in trials]
+    varied = [index for index in range(1, len(AXES)) if len({row[index] for row in names}) > 1]
+    chosen = [
+        [row[0], *(row[index] for index in varied), trial.variant] for row, trial in zip(names, trials, strict=True)
+    ]
+    return [" ".join(filter(None, words)) for words in chosen]
+
+
 def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
     """Return the trials of a sweep's runs, in the pool ``spec.runs_dir``, with what the sweep asks for after the
     training."""
@@ -170,7 +181,8 @@ def run_trial(trial: Trial, work: Callable[[Trial], Iterator[None]] | None = Non
         yield from lock.during((work or _train_and_measure)(trial))
     except LostLock:  # this machine stood still for minutes: whoever has the run now goes on from its last checkpoint
         return
-    except Exception as error:  # noqa: BLE001 the boundary of a trial: whatever crashed, the sweep goes on and the traceback is kept
+    # the boundary of a trial: whatever crashed, the sweep goes on and the traceback is kept
+    except Exception as error:  # noqa: BLE001
         trial.directory.fail(f"{type(error).__name__}: {error}", traceback.format_exc(), trial.spec["steps"])
     finally:
         lock.release()

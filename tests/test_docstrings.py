@@ -1,9 +1,10 @@
 """Docstrings can be read alone: none begins with a word that leans on the name above it, and no long function has none.
 
 The rule (CONTRIBUTING): a function's first sentence says in the imperative what it does or returns ("Return the number
-of …", "Draw …"); what a module, a class or a property is may be a noun phrase ("The number of tokens of one step."), a
-property also "Whether …". That a sentence has a verb is for the reader to see: this test knows the openings of
-sentences that have lost theirs ("Of a block, each with …", "Those of a run, ranks 1 to …").
+of …", "Draw …"), so that it begins with one of `VERBS`; another verb is added there on purpose. What a module, a class
+or a property is may be a noun phrase ("The number of tokens of one step."), a property also "Whether …": of theirs this
+test knows the openings of sentences that have lost their verb ("Of a block, each with …", "Those of a run, ranks 1 to
+…"). Words that are a noun as well ("Name and sha256 of …") are for the reader to see.
 
 Names in backticks are ours: those that begin with a module of ours must be found there, so that a move takes them along.
 """
@@ -25,7 +26,17 @@ OPENINGS = """
     About Above As At Below Beside By Errors For From How If In None Nothing Of On That Those Until What When Where
     Whether Which Who Why With Within Without
 """
-CLIPPED = frozenset(OPENINGS.split())
+VERBS = """
+    Add Adjust Append Ask Attend Begin Bracket Bring Build Call Cancel Carry Change Check Choose Claim Clamp Close
+    Collect Compare Compute Concatenate Copy Corrupt Count Create Cut Decide Decode Describe Do Draw Drop Embed End
+    Estimate Factor Fill Find Follow Forget Frame Free Gather Give Go Group Hand Have Import Insert Join Judge Keep
+    Kill Lay Leave Let List Load Look Make Mark Mask Measure Mix Name Normalise Note Open Pad Parse Pass Perform
+    Place Prepare Print Publish Put Queue Quote Raise Rank Read Record Refresh Refuse Register Remember Remove
+    Repeat Replace Report Reset Resume Return Reverse Run Sample Say Scale Send Set Settle Share Shorten Show
+    Silence Solve Sort Split Stack Start Step Stop Submit Summarise Take Tell Time Train Turn Unmask Validate Wait
+    Walk Warm Work Wrap Write Yield
+"""
+CLIPPED, IMPERATIVES = frozenset(OPENINGS.split()), frozenset(VERBS.split())
 LONG = 12  # lines from which a function says what it does
 FILES = ("json", "jsonl", "py", "svg", "toml", "yaml")  # what a file's name ends in is no name of ours
 BACKTICKED = re.compile(r"(?<!`)`(\w+(?:\.\w+)*)`(?!`)")
@@ -47,6 +58,13 @@ def is_told_elsewhere(node: Node) -> bool:
     return isinstance(node, ast.Module | ast.ClassDef) or node.name in ("__init__", "main")
 
 
+def begins_well(node: Node, first: str) -> bool:
+    """Return whether a docstring may begin with this word: a function's with a verb, a property's with "Whether"."""
+    if isinstance(node, ast.Module | ast.ClassDef) or is_property(node):
+        return first not in CLIPPED or (is_property(node) and first == "Whether")
+    return first in IMPERATIVES
+
+
 def faults(source: str) -> list[str]:
     """Return what is wrong with a file's docstrings, by the names that they stand under."""
     found = []
@@ -56,9 +74,7 @@ def faults(source: str) -> list[str]:
             lines = 0 if isinstance(node, ast.Module) else (node.end_lineno or 0) - node.lineno + 1
             if lines >= LONG and not is_told_elsewhere(node):
                 found.append(f"{name}: {lines} lines and no docstring")
-        elif (first := docstring.split()[0].rstrip(",:;.")) in CLIPPED and not (
-            is_property(node) and first == "Whether"
-        ):
+        elif not begins_well(node, first := docstring.split()[0].rstrip(",:;.")):
             found.append(f"{name}: a docstring begins with {first!r}")
     return found
 
@@ -132,14 +148,21 @@ class A:
     @property
     def count(self):
         """How many there are."""
+    @property
+    def size(self):
+        """The number of blocks."""
     def __init__(self):
 {body.replace("    ", "        ")}
+    def share(self):
+        """The share of blocks."""
 def f():
     """Of a block."""
 def g():
 {body}
 def h():
     """Return the number of blocks."""
+    def inner():
+        """`Block` or none."""
 '''
     assert faults(source) == [
         "the module: a docstring begins with 'What'",
@@ -147,6 +170,8 @@ def h():
         "f: a docstring begins with 'Of'",
         f"g: {LONG + 1} lines and no docstring",
         "count: a docstring begins with 'How'",
+        "share: a docstring begins with 'The'",
+        "inner: a docstring begins with '`Block`'",
     ]
 
 

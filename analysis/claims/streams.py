@@ -12,7 +12,7 @@ from analysis.numbers.spread import EXTREME, POSITIVE, Spread, interval
 from analysis.numbers.stream_mixing import NAME as STREAMS
 from analysis.numbers.stream_mixing import by_run, ordered, thresholds
 from analysis.numbers.windows import SeriesWindows
-from analysis.study.load import FINISHED, Frame, Study
+from analysis.study.load import FINISHED, Column, Frame, Study
 from analysis.words import lr_text, plural, power
 
 EXACT = 1e-9  # in float64: rounding of sums over all connections stays far below, mHC's gap far above
@@ -81,11 +81,10 @@ def _exact(rows: Frame, series: str) -> Iterator[Claim]:
 
 
 def _drift(rows: Frame, series: str, scheme: str) -> Iterator[Claim]:
-    """Judge whether the product's columns lie further from 1 than single matrices' do; paired by run, the geometric
-    mean over rates of each seed."""
+    """Judge whether the product's columns lie further from 1 than single matrices' do."""
     own = rows[rows["series"] == series]
-    errors = [by_run(own, matrix, "column_sum", "error") for matrix in ("single", "product")]
-    if own.empty or errors[1].empty:
+    single, product = (by_run(own, matrix, "column_sum", "error") for matrix in ("single", "product"))
+    if own.empty or product.empty:
         return
     statement = (
         "Finite Sinkhorn iterations leave mHC's column sums off 1, and composed across layers they drift further "
@@ -93,23 +92,20 @@ def _drift(rows: Frame, series: str, scheme: str) -> Iterator[Claim]:
         if scheme == "mhc"
         else ""
     )
-    if errors[1].max() < EXACT:
-        numbers = f"at most {power(errors[1].max())} off 1, {plural(len(errors[1]), 'run')}"
+    if product.max() < EXACT:
+        worst, seeds = power(product.max()), product.index.unique("seed").size
+        numbers = f"at most {worst} off 1, {plural(len(product), 'run')}"
         text = f"The column sums of {series}, single and multiplied through depth, are 1 to rounding ({numbers})."
-        yield Claim(
-            f"drift {series}",
-            "contradicted",
-            text,
-            statement,
-            errors[1].index.unique("seed").size,
-            f"≤ {power(errors[1].max())}",
-        )
-        return
-    ratios = (errors[1] / errors[0]).groupby(level="seed").agg(lambda values: float(np.exp(np.log(values).mean())))
-    spread, worst = (
-        Spread.of(ratios, POSITIVE),
-        [Spread.of(each.groupby(level="seed").median(), EXTREME) for each in errors],
-    )
+        yield Claim(f"drift {series}", "contradicted", text, statement, seeds, f"≤ {worst}")
+    else:
+        yield _drift_by_seed(single, product, series, statement)
+
+
+def _drift_by_seed(single: Column, product: Column, series: str, statement: str) -> Claim:
+    """Judge the drift of columns that are off 1, paired by run: the geometric mean over rates of each seed."""
+    ratios = (product / single).groupby(level="seed").agg(lambda values: float(np.exp(np.log(values).mean())))
+    spread = Spread.of(ratios, POSITIVE)
+    worst = [Spread.of(each.groupby(level="seed").median(), EXTREME) for each in (single, product)]
     known = (
         f"{spread.low:.3g} to {spread.high:.3g}, {'range' if spread.n < 3 else '95 % interval of the geometric mean'}"
         if spread.n > 1
@@ -121,30 +117,16 @@ def _drift(rows: Frame, series: str, scheme: str) -> Iterator[Claim]:
     )
     effect = f"{spread.median:.3g} times as far from 1"
     if spread.n < 2:
-        yield Claim(
-            f"drift {series}",
-            "no claim",
-            f"On column sums of {series} no claim is made with {plural(spread.n, 'seed')} ({numbers}).",
-            statement,
-            spread.n,
-            effect,
-        )
-        return
+        text = f"On column sums of {series} no claim is made with {plural(spread.n, 'seed')} ({numbers})."
+        return Claim(f"drift {series}", "no claim", text, statement, spread.n, effect)
     verdict: Verdict = "holds" if spread.low > 1 else "contradicted" if spread.high < 1 else "undecided"
     said = {
         "holds": "lie further off 1 than",
         "contradicted": "lie nearer to 1 than",
         "undecided": "cannot be told from",
     }[verdict]
-    yield Claim(
-        f"drift {series}",
-        verdict,
-        f"The column sums of {series}'s product {said} those of its single matrices ({numbers}).",
-        statement,
-        spread.n,
-        effect,
-        known,
-    )
+    text = f"The column sums of {series}'s product {said} those of its single matrices ({numbers})."
+    return Claim(f"drift {series}", verdict, text, statement, spread.n, effect, known)
 
 
 def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows]) -> Iterator[Claim]:

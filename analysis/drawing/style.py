@@ -25,7 +25,8 @@ INK, MUTED, GRID = "#1d232b", "#5b6470", "#e3e6ea"
 # Okabe and Ito's palette, told apart with every common colour blindness; the marker says the same once more.
 FIXED = {"sa": ("#0072B2", "o"), "sc": ("#D55E00", "s"), "mix": ("#CC79A7", "D"), "sw": ("#009E73", "^")}
 OTHERS = (
-    ("#E69F00", "v"), ("#56B4E9", "P"), ("#332288", "X"), ("#999933", "<"), ("#882255", ">"), ("#44AA99", "p"), ("#661100", "h"), ("#6B6B6B", "d"),
+    ("#E69F00", "v"), ("#56B4E9", "P"), ("#332288", "X"), ("#999933", "<"),
+    ("#882255", ">"), ("#44AA99", "p"), ("#661100", "h"), ("#6B6B6B", "d"),
 )  # fmt: skip
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (5, 1.5, 1, 1.5)))
 
@@ -75,8 +76,8 @@ class Look:
 
 
 def mechanism_looks(mechanisms: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each mechanism: fixed for sa sc mix sw; for another the slot of its name's checksum, or the
-    next free one."""
+    """Return the colour and marker of each mechanism: fixed for sa sc mix sw; for another the slot of its name's
+    checksum, or the next free one."""
     looks, taken = {}, set()
     for name in sorted(set(mechanisms), key=paper_rank):
         if name in FIXED:

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from analysis.drawing.style import MUTED, fitting_legend, panels_width
 from analysis.drawing.tables import chunks, source
 from analysis.drawing.typeset import Cell, Table
-from analysis.sections.step_figures import shown
+from analysis.sections.spectrum_figures import shown
 from analysis.sections.steps import spectrum_rows
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text

@@ -20,7 +20,7 @@ BOLD = "Bold: the best learning rate of each row."
 
 
 def _parts(runs: Frame, nll: str) -> dict[str, str]:
-    """The columns beside ``nll`` that hold a part of it, by the part's name."""
+    """Return the columns beside ``nll`` that hold a part of it, by the part's name."""
     columns = (str(column) for column in runs.columns)
     return {column.removeprefix(f"{nll}_"): column for column in columns if column.startswith(f"{nll}_")}
 

@@ -7,14 +7,8 @@ from analysis.numbers.step_shares import drawn_phases
 from analysis.sections.block_shares import BLOCKS_CAPTION, block_figures, blocks_table
 from analysis.sections.differences import differences_table
 from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures, typst
-from analysis.sections.step_figures import (
-    DENSITY_CAPTION,
-    PROFILE_CAPTION,
-    STEPS_CAPTION,
-    density_figures,
-    profile_figures,
-    step_figures,
-)
+from analysis.sections.spectrum_figures import DENSITY_CAPTION, PROFILE_CAPTION, density_figures, profile_figures
+from analysis.sections.step_figures import STEPS_CAPTION, step_figures
 from analysis.sections.steps import fallen_tables, sharpness_table
 from analysis.study.load import Study
 

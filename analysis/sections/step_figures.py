@@ -1,9 +1,7 @@
-"""Draw curvature: α_max step by step, the loss along u beside its quadratic model, and the Hessian's spectral
-density."""
+"""Draw α_max step by step."""
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -15,34 +13,19 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import blended_transform_factory
 
-from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, Look, fitting_legend, looks, lr_colors, panels_width
+from analysis.drawing.style import INK, MUTED, Look, fitting_legend, looks, panels_width
 from analysis.drawing.tables import chunks
 from analysis.numbers.step_shares import DIVERGED, counted, phases_and_states, recorded, shown_series
-from analysis.sections.steps import of_trained
 from analysis.study.load import Frame, Study
 from analysis.words import lr_text
 
 LR_COLOR = "#C1121F"  # the training learning rate, red and dashed as in the paper's Figure 6
 TRAINING: dict[str, Any] = {"color": LR_COLOR, "linewidth": 0.9, "linestyle": (0, (4, 2))}
-MODEL: dict[str, Any] = {"color": MUTED, "linewidth": 1.0, "linestyle": (0, (5, 1.5, 1, 1.5))}
-ALPHA_LINE: dict[str, Any] = {"color": "#0072B2", "linewidth": 1.0, "linestyle": (0, (1, 1.2))}
-CRITICAL_LINE: dict[str, Any] = {"color": "#E69F00", "linewidth": 1.2, "linestyle": "-"}
-PANELS_PER_ROW, PROFILE_ROWS = 4, 3
-FLOOR = 0.1  # of one eigenvalue's share 1/n, over the density's top: what lies below is the tail of a bell
+PANELS_PER_ROW = 4
 STEPS_CAPTION = (
     "α_max step by step, {phase}: median over seeds; red dashes: the training LR α (as the paper's Figure 6). ▲: no "
     "positive curvature (∞), ▼: no descent direction (0); the line breaks there. A run that diverged has no such "
     "checkpoint and no line; how many did is said."
-)
-PROFILE_CAPTION = (
-    "Batch loss along the step direction u at the first recorded step, {phase}, first seed measured: the loss itself, "
-    "its quadratic model, α_max where the model comes back to the loss at θ (thin line), the critical LR where the "
-    "loss does, and the training LR. A run that diverged has no such checkpoint; how many did is said above the panel."
-)
-DENSITY_CAPTION = (
-    "Spectral density of the Hessian at the first recorded step, {phase}, by stochastic Lanczos quadrature; nodes "
-    "widened by 1/200 of the range. Mean over the seeds measured; the axis ends at a tenth of what a single eigenvalue "
-    "makes. A run that diverged has no such checkpoint; how many did is said by LR above the panel."
 )
 
 
@@ -79,7 +62,7 @@ def _step_figure(
             _step_panel(ax, part, present, styles, limits)
             ax.axhline(lr, zorder=2, **TRAINING)
             if line == 0:
-                _say_diverged(ax, counts[state][counts[state]["run_lr"] == lr], "series")
+                say_diverged(ax, counts[state][counts[state]["run_lr"] == lr], "series")
                 ax.set_title(f"$\\alpha$ = {lr_text(lr)}", loc="left")
         grid[line, 0].set_ylabel(f"state “{state}”\n$\\alpha_\\mathrm{{max}}$")
     for ax in grid[-1]:
@@ -95,7 +78,7 @@ def _step_figure(
     return figure
 
 
-def _say_diverged(ax: Axes, count: Frame, by: str) -> None:
+def say_diverged(ax: Axes, count: Frame, by: str) -> None:
     """Write above a panel how many runs have no line because they diverged (in every state alike), ``by`` series or
     run_lr: sa 2/3, sw 3/3."""
     told = []
@@ -136,168 +119,3 @@ def _positive_limits(rows: Frame, lrs: Sequence[float]) -> tuple[float, float]:
     values = np.log10(np.concatenate([positive.to_numpy(dtype=float), lrs]))
     room = max(float(values.max() - values.min()), 1.0)
     return 10 ** (float(values.min()) - 0.1 * room), 10 ** (float(values.max()) + 0.1 * room)
-
-
-def profile_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """Draw the loss along u at the first recorded step, with the quadratic model, α_max, the critical LR and the
-    training LR; a column per series (four a figure), a row for the lowest, middle and highest LR measured. The run's
-    own optimizer state where it was measured, and the first seed."""
-    rows = shown(study, "profile", phase)
-    if rows is None:
-        return []
-    count = _counted_beside(study, rows)
-    lost = count[count["outcome"] == DIVERGED]
-    present = [name for name in study.series if name in {*rows["series"], *lost["series"]}]
-    lrs = sorted({*rows["run_lr"], *lost["run_lr"]})
-    chosen = sorted({lrs[0], lrs[len(lrs) // 2], lrs[-1]})[:PROFILE_ROWS]
-    return [_profile_figure(rows, count, part, chosen) for part in chunks(present, PANELS_PER_ROW)]
-
-
-def _counted_beside(study: Study, rows: Frame) -> Frame:
-    """Return what `counted` says of the runs at the phase and state of a spectrum's ``rows``."""
-    return counted(study, str(rows["phase"].iloc[0]), str(rows["state"].iloc[0]))
-
-
-def shown(study: Study, name: str, phase: str) -> Frame | None:
-    """Return one spectrum's rows of a phase, of state “checkpoint” where it is there; None where nothing is."""
-    if name not in study.spectra:
-        return None
-    rows = of_trained(study, study.with_run(study.spectra[name]))
-    rows = rows[rows["phase"] == phase]
-    if rows.empty:
-        return None
-    return rows[rows["state"] == ("checkpoint" if "checkpoint" in set(rows["state"]) else rows["state"].iloc[0])]
-
-
-def _profile_figure(rows: Frame, count: Frame, series: Sequence[str], lrs: Sequence[float]) -> Figure:
-    """Draw one grid of profiles, a row a learning rate and a column a series, each of the lowest seed."""
-    figure = Figure(figsize=(panels_width(len(series)), 0.7 + 1.5 * len(lrs)), layout="constrained")
-    grid = np.atleast_2d(figure.subplots(len(lrs), len(series), squeeze=False))
-    for line, lr in enumerate(lrs):
-        for column, name in enumerate(series):
-            ax = grid[line, column]
-            part = rows[(rows["series"] == name) & (rows["run_lr"] == lr)]
-            runs = count[(count["series"] == name) & (count["run_lr"] == lr)]
-            _profile_panel(ax, part[part["seed"] == part["seed"].min()], lr, bool((runs["outcome"] == DIVERGED).any()))
-            if line == 0:
-                ax.set_title(textwrap.fill(name, 22), loc="left", fontweight="bold")
-            if len(part):
-                _say_diverged(ax, runs, "series")
-        grid[line, 0].set_ylabel(f"$\\alpha$ = {lr_text(lr)}\nloss (nats)")
-    for ax in grid[-1]:
-        ax.set_xlabel("step length along $u$")
-    handles = [
-        Line2D([], [], color=INK, label="loss"),
-        Line2D([], [], label="quadratic model", **MODEL),
-        Line2D([], [], label="$\\alpha_\\mathrm{max}$", **ALPHA_LINE),
-        Line2D([], [], label="critical LR", **CRITICAL_LINE),
-        Line2D([], [], label="training LR $\\alpha$", **TRAINING),
-    ]
-    fitting_legend(figure, handles, 5 if len(series) > 2 else 3, handlelength=2, columnspacing=1.4)
-    return figure
-
-
-def _profile_panel(ax: Axes, part: Frame, lr: float, diverged: bool) -> None:
-    """Draw one run's loss along u beside its quadratic model. ``diverged``: whether runs are missing from ``part``
-    because they did."""
-    ax.xaxis.set_major_locator(MaxNLocator(3))
-    ax.yaxis.set_major_locator(MaxNLocator(4))
-    ax.ticklabel_format(axis="x", style="sci", scilimits=(-2, 2))
-    ax.xaxis.get_offset_text().set_fontsize(7)
-    if part.empty:
-        ax.annotate(
-            "diverged" if diverged else "not measured",
-            (0.5, 0.5),
-            xycoords="axes fraction",
-            ha="center",
-            va="center",
-            color=MUTED,
-            fontsize=8,
-        )
-        return
-    part, first = part.sort_values("alpha"), part.iloc[0]
-    finite = part[np.isfinite(part["loss"])]
-    ax.plot(finite["alpha"], finite["loss"], color=INK, linewidth=1.3, zorder=4)
-    low, high = _loss_limits(finite, float(first["loss_before"]))
-    ax.set_ylim(low, high)
-    ax.set_xlim(float(part["alpha"].min()), float(part["alpha"].max()))
-    dense = np.linspace(*ax.get_xlim(), 400)
-    ax.plot(dense, first["loss_before"] + dense * first["slope"] + dense**2 * first["curvature"] / 2, zorder=3, **MODEL)
-    ax.axhline(first["loss_before"], color=MUTED, linewidth=0.5, zorder=1)
-    for mark, look in ((first["alpha_max"], ALPHA_LINE), (first["critical_lr"], CRITICAL_LINE), (lr, TRAINING)):
-        if math.isfinite(mark) and mark > 0:
-            ax.axvline(mark, zorder=2, **look)
-
-
-def _loss_limits(finite: Frame, here: float) -> tuple[float, float]:
-    """Return the loss axis's limits: the valley, and as much above the loss at θ as the valley is deep (at least a
-    tenth of what was seen): a blow-up beyond is cut."""
-    low, high = float(finite["loss"].min()), float(finite["loss"].max())
-    depth = max(here - low, 0.1 * (high - low), 1e-6 * abs(here))
-    return low - 0.35 * depth, min(high, here + depth) + 0.1 * depth
-
-
-def density_figures(study: Study, phase: str = "terminal") -> list[Figure]:
-    """Draw the Hessian's spectral density, a panel per series (four a figure), a line per LR (mean over seeds), each
-    node of the quadrature widened by a two-hundredth of the eigenvalues' range; empty where it was not measured."""
-    rows = shown(study, "density", phase)
-    if rows is None:
-        return []
-    count = _counted_beside(study, rows)
-    present = [
-        name for name in study.series if name in {*rows["series"], *count.loc[count["outcome"] == DIVERGED, "series"]}
-    ]
-    return [_density_figure(rows, count, part) for part in chunks(present, PANELS_PER_ROW)]
-
-
-def _density_figure(rows: Frame, count: Frame, series: Sequence[str]) -> Figure:
-    """Draw one figure of spectral densities, a panel a series."""
-    columns = min(2, len(series))
-    lines = math.ceil(len(series) / columns)
-    figure = Figure(figsize=(WIDTH_INCHES if columns == 2 else 3.6, 0.75 + 1.6 * lines), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(lines, columns, squeeze=False)).ravel()
-    colors = lr_colors(rows["run_lr"])
-    for ax, name in zip(axes, series, strict=False):
-        runs = count[count["series"] == name]
-        _density_panel(ax, rows[rows["series"] == name], colors, bool((runs["outcome"] == DIVERGED).any()))
-        _say_diverged(ax, runs, "run_lr")
-        ax.set_title(textwrap.fill(name, 40), loc="left", fontweight="bold")
-        ax.set_xlabel("eigenvalue of the Hessian")
-    for ax in axes[len(series) :]:
-        ax.remove()
-    for ax in axes[: len(series) : columns]:
-        ax.set_ylabel("density")
-    handles = [Line2D([], [], color=color, linewidth=1.8, label=lr_text(lr)) for lr, color in colors.items()]
-    fitting_legend(figure, handles, 8, title="learning rate", title_fontsize=8.5, handlelength=1.4, columnspacing=1.3)
-    return figure
-
-
-def _density_panel(ax: Axes, rows: Frame, colors: dict[float, Any], diverged: bool) -> None:
-    """Draw one series' spectral density, a line per LR. ``diverged``: whether runs are missing from ``rows`` because
-    they did."""
-    known = rows[np.isfinite(rows["node"])]
-    if known.empty:
-        why = "diverged" if diverged and rows.empty else "lost to a non-finite loss"
-        ax.annotate(why, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=MUTED, fontsize=8)
-        return
-    low, high = float(known["node"].min()), float(known["node"].max())
-    width = (high - low or abs(high) or 1.0) / 200
-    floor = FLOOR / float(known["num_params"].max())
-    grid, top = np.linspace(low - 4 * width, high + 4 * width, 1200), 0.0
-    for lr, part in known.groupby("run_lr"):
-        curve = smoothed(part, grid, width)
-        top = max(top, float(curve.max()))
-        ax.plot(grid, np.where(curve > floor * curve.max(), curve, np.nan), color=colors[lr], linewidth=1.0)
-    ax.set_yscale("log")
-    ax.set_ylim(floor * top, 3 * top)
-    ax.yaxis.set_major_locator(LogLocator(numticks=5))
-    ax.yaxis.set_minor_locator(NullLocator())
-
-
-def smoothed(rows: Frame, grid: np.ndarray, width: float) -> np.ndarray:
-    """Return the density at ``grid`` of one or more runs' quadratures, each run with equal weight, nodes widened to
-    Gaussians of standard deviation ``width``."""
-    bells = np.exp(-0.5 * ((grid[:, None] - rows["node"].to_numpy(dtype=float)) / width) ** 2) / (
-        width * math.sqrt(2 * math.pi)
-    )
-    return bells @ rows["weight"].to_numpy(dtype=float) / rows["run_id"].nunique()

@@ -16,7 +16,8 @@ def words(study: Study) -> Words:
 
 
 def objective(study: Study) -> str:
-    """``"score_entropy, absorbing graph, geometric noise"``; the names alone where nothing more is to be said."""
+    """Name the objective, ``"score_entropy, absorbing graph, geometric noise"``; the names alone where nothing more is
+    to be said."""
     return words(study).summary or listed(sorted(set(study.runs["objective"]) - {""}))
 
 

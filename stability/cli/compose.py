@@ -67,7 +67,7 @@ def compose(root: str, invocation: Invocation) -> dict[str, Any]:
 
 
 def _own_settings(root: str) -> set[str]:
-    """The keys of what plugins' kinds of samples can be told, which no yaml lists."""
+    """Return the keys of what plugins' kinds of samples can be told, which no yaml lists."""
     registry = Registry("objectives")
     names = {field for plugin in plugins_of("objectives") for field in registry.load(plugin).Sampling.model_fields}
     return {f"{GENERATION_AT[root]}{name}" for name in names} if root in GENERATION_AT else set()

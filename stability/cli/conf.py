@@ -28,7 +28,8 @@ def defaults(config: str) -> dict[str, str]:
     from omegaconf import OmegaConf
 
     found: dict[str, str] = {}
-    for entry in OmegaConf.to_container(OmegaConf.load(conf_dir() / f"{config}.yaml")).get("defaults", []):  # type: ignore[union-attr]
+    values = OmegaConf.to_container(OmegaConf.load(conf_dir() / f"{config}.yaml"))
+    for entry in values.get("defaults", []):  # type: ignore[union-attr]
         if isinstance(entry, dict):
             found |= {key.removeprefix("override /"): choice for key, choice in entry.items()}
         elif entry != "_self_":

@@ -106,8 +106,8 @@ class AshaSpec(Settings):
         return
 
     def rungs(self, steps: int, every_steps: int) -> tuple[int, ...]:
-        """Steps at which runs are compared: the first, a validation's, times powers of the reduction, before the last.
-        Errors: ``ValueError`` where there is none."""
+        """Return the steps at which runs are compared: the first, a validation's, times powers of the reduction, before
+        the last. Errors: ``ValueError`` where there is none."""
         first = self.first_step or -(-steps // self.reduction**2)
         step, found = -(-first // every_steps) * every_steps, []
         while step < steps:
@@ -145,7 +145,7 @@ class PbtSpec(Settings):
         return
 
     def ends(self, steps: int) -> tuple[int, ...]:
-        """The last step of each segment."""
+        """Return the last step of each segment."""
         length = self.every_steps or -(-steps // 10)
         return (*range(length, steps, length), steps)
 
@@ -195,7 +195,7 @@ KINDS: dict[str, type[AnySearch]] = {"optuna": SearchSpec, "asha": AshaSpec, "pb
 
 
 def chosen(value: Any) -> Any:
-    """The search of a name, from plain values. ``search=none`` is no search."""
+    """Return the search that a name stands for, from plain values. ``search=none`` is no search."""
     if not isinstance(value, dict):
         return value
     name = value.get("name")

@@ -31,7 +31,7 @@ class AbstractCorpus:
         raise NotImplementedError
 
     def described(self, positions: int) -> str:
-        """The description, with what becomes of the data where ``positions`` of them are drawn at a time (an
+        """Return the description, with what becomes of the data where ``positions`` of them are drawn at a time (an
         objective's `tokens_needed`)."""
         return self.description
 
@@ -41,7 +41,7 @@ class AbstractCorpus:
         raise NotImplementedError
 
     def batch(self, split: str, num: int, positions: int, generator: Generator) -> Any:
-        """``num`` random training (or held-out) items, which only ``generator`` decides: what the objective's
+        """Return ``num`` random training (or held-out) items, which only ``generator`` decides: what the objective's
         `examples` reads, with a ``split(rows)``."""
         raise NotImplementedError
 
@@ -51,7 +51,7 @@ class AbstractCorpus:
         raise NotImplementedError
 
     def log_frequencies(self) -> Float64[Tensor, " outcomes"]:
-        """log of the training side's frequencies of what is predicted, each count raised by one."""
+        """Return the log of the training side's frequencies of what is predicted, each count raised by one."""
         raise NotImplementedError
 
     def save(self, folder: Path) -> None:

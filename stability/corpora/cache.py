@@ -20,7 +20,8 @@ from stability.runs.leftovers import remove_abandoned
 
 
 def prepare(part: Part, cache_dir: Path) -> Any:
-    """The corpus of a data source, tokenised only where ``cache_dir`` does not have it yet; memory-mapped from there.
+    """Return the corpus of a data source, tokenised only where ``cache_dir`` does not have it yet; memory-mapped from
+    there.
 
     Any number of processes may do so at once. Errors: ``ValueError`` for data that cannot be read (nothing is written
     then) and for a cache that was damaged; ``RuntimeError`` where the cache cannot be written.
@@ -49,8 +50,9 @@ def prepare(part: Part, cache_dir: Path) -> Any:
 
 
 def prepare_for_plan(part: Part, cache_dir: Path) -> tuple[Any, bool]:
-    """(corpus, whether it is the data itself): what a dry run works on. Data that would have to be downloaded stays
-    where it is; random tokens of the same vocabulary stand for it unless ``cache_dir`` has it. Errors: as `prepare`."""
+    """Return what a dry run works on: (corpus, whether it is the data itself). Data that would have to be downloaded
+    stays where it is; random tokens of the same vocabulary stand for it unless ``cache_dir`` has it. Errors: as
+    `prepare`."""
     source = Registry("data").load(part.name)
     stand_in = source.stand_in(part.settings)
     if stand_in is None:
@@ -61,7 +63,8 @@ def prepare_for_plan(part: Part, cache_dir: Path) -> tuple[Any, bool]:
 
 
 def load(cache_dir: Path, fingerprint: str) -> Any:
-    """A corpus that `prepare` left under ``cache_dir``, of the kind (`AbstractCorpus.kind`) that its folder says.
+    """Return a corpus that `prepare` left under ``cache_dir``, of the kind (`AbstractCorpus.kind`) that its folder
+    says.
 
     Errors: ``ValueError`` where there is none, or not an intact one.
     """
@@ -79,7 +82,8 @@ def load(cache_dir: Path, fingerprint: str) -> Any:
 
 
 def _class_of(kind: str, folder: Path) -> type[AbstractCorpus]:
-    """The class of a kind of corpus: the one that a data source prepares. Errors: ``ValueError`` where none does."""
+    """Return the class of a kind of corpus: the one that a data source prepares. Errors: ``ValueError`` where none
+    does."""
     if kind == Corpus.kind:
         return Corpus
     sources = (Registry("data").load(name) for name in Registry("data").names())
@@ -93,8 +97,8 @@ def _class_of(kind: str, folder: Path) -> type[AbstractCorpus]:
 
 
 def _nearest_folder(path: Path) -> Path:
-    """``path``, or the nearest folder above it that exists: unnamed files lie on the same disk, and nothing is created
-    for data that may be bad."""
+    """Return ``path``, or the nearest folder above it that exists: unnamed files lie on the same disk, and nothing is
+    created for data that may be bad."""
     return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
 
 
@@ -103,7 +107,7 @@ def _entry_name(name: str, version: int, key: str) -> str:
 
 
 def _indexed(entry: Path, cache_dir: Path) -> str | None:
-    """The fingerprint behind an index entry; None where the corpus has to be prepared (again)."""
+    """Return the fingerprint behind an index entry; None where the corpus has to be prepared (again)."""
     try:
         fingerprint = entry.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

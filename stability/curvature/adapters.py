@@ -37,14 +37,9 @@ def hf_callback(
     """
     callback_class = _required("transformers").TrainerCallback
 
-    class AlphaMaxCallback(callback_class):
+    class AlphaMaxCallback(_Monitored, callback_class):
         def __init__(self) -> None:
-            self.monitor: AlphaMaxMonitor | None = None
             self._inputs = _TrainerInputs(loss_fn)
-
-        @property
-        def history(self) -> list[MonitorRow]:
-            return [] if self.monitor is None else self.monitor.history
 
         def on_train_begin(
             self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
@@ -59,8 +54,7 @@ def hf_callback(
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self._inputs.close()
-            row = self.monitor.end() if self.monitor is not None else None
-            if row is not None:
+            if (row := self.end_step()) is not None:
                 state.log_history.append({**_named(row), "step": state.global_step})
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -88,14 +82,7 @@ def lightning_callback(
     """
     callback_class = _required("lightning").Callback
 
-    class AlphaMaxCallback(callback_class):
-        def __init__(self) -> None:
-            self.monitor: AlphaMaxMonitor | None = None
-
-        @property
-        def history(self) -> list[MonitorRow]:
-            return [] if self.monitor is None else self.monitor.history
-
+    class AlphaMaxCallback(_Monitored, callback_class):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             if len(trainer.optimizers) != 1:
                 raise ValueError(
@@ -114,12 +101,24 @@ def lightning_callback(
         def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             if (batch_idx + 1) % trainer.accumulate_grad_batches and not trainer.is_last_batch:
                 return
-            row = self.monitor.end() if self.monitor is not None else None
-            if row is not None:
+            if (row := self.end_step()) is not None:
                 numbers = {name: value for name, value in _named(row).items() if isinstance(value, float)}
                 pl_module.log_dict(numbers, on_step=True, on_epoch=False)
 
     return AlphaMaxCallback()
+
+
+class _Monitored:
+    """A callback's monitor, which there is from the beginning of the training on, and its rows."""
+
+    monitor: AlphaMaxMonitor | None = None
+
+    @property
+    def history(self) -> list[MonitorRow]:
+        return [] if self.monitor is None else self.monitor.history
+
+    def end_step(self) -> MonitorRow | None:
+        return None if self.monitor is None else self.monitor.end()
 
 
 class _TrainerInputs:

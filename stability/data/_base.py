@@ -32,8 +32,8 @@ class AbstractDataSource:
 
     @classmethod
     def cache_key(cls, config: Any) -> str | None:
-        """A string that changes whenever `prepare` would give another corpus, found without preparing it. None: prepare
-        every time.
+        """Return a string that changes whenever `prepare` would give another corpus, found without preparing it. None:
+        prepare every time.
 
         Errors: ``ValueError`` as `prepare`, as far as what it looks at is concerned.
         """
@@ -52,6 +52,6 @@ class AbstractDataSource:
 
     @classmethod
     def stand_in(cls, config: Any) -> AbstractCorpus | None:
-        """Random tokens of the vocabulary that `prepare` would give, for a plan: what a source returns that would have
-        to download. None: `prepare`."""
+        """Return random tokens of the vocabulary that `prepare` would give, for a plan: what a source returns that
+        would have to download. None: `prepare`."""
         return None

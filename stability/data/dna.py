@@ -67,8 +67,8 @@ class Dna(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: DnaConfig) -> str:
-        """The sha256 of each file (or the synthetic genome's seed) and the settings: neither where the files lie nor
-        how they are called."""
+        """Return the sha256 of each file (or the synthetic genome's seed) and the settings: neither where the files lie
+        nor how they are called."""
         files = [] if config.path is None else fasta_files(config.path)
         sums = sorted(sha256_of_file(file) for file in files) if files else ["synthetic", synthetic.SEED]
         return json.dumps([VERSION, RECORDS_VERSION, config.hold_out, config.reverse_complement, sums])
@@ -79,13 +79,13 @@ class Dna(AbstractDataSource):
 
     @classmethod
     def remedy(cls, config: DnaConfig, corpus: Corpus) -> str:
-        """Whole records, where the middle of each was held out and there are several."""
+        """Name whole records, where the middle of each was held out and there are several."""
         is_cut = corpus.train_borders is not None and len(corpus.train_borders) - 1 > corpus.num_train_documents
         return ", or data.hold_out=records" if is_cut and corpus.num_train_documents > 1 else ""
 
 
 def fasta_files(path: str) -> list[Path]:
-    """The file, or a folder's files of `SUFFIXES`, sorted. Errors: ``ValueError`` as `find_files`."""
+    """Return the file, or a folder's files of `SUFFIXES`, sorted. Errors: ``ValueError`` as `find_files`."""
     return find_files(path, SUFFIXES, "FASTA file", other=("data=text", TEXT_SUFFIXES))
 
 

@@ -44,7 +44,9 @@ STAND_IN_TOKENS = 1 << 20
 class HuggingFaceConfig(AbstractTokenized):
     """Settings of which rows of which dataset are read, and how they become tokens."""
 
-    tokenizer: Annotated[Literal["bytes", "gpt2", "nucleotides"], Fingerprinted()] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+    tokenizer: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride]
+        Literal["bytes", "gpt2", "nucleotides"], Fingerprinted()
+    ] = Field(
         default="bytes",
         description="bytes: UTF-8; gpt2: GPT-2's byte-pair encoding; nucleotides: the codes of the IUPAC, as data=dna",
     )
@@ -109,7 +111,7 @@ class HuggingFaceDataset(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: HuggingFaceConfig) -> str:
-        """All settings, with the sha256 of a folder's files. A dataset on the hub is taken to be what it was;
+        """Return all settings, with the sha256 of a folder's files. A dataset on the hub is taken to be what it was;
         ``revision`` makes sure."""
         settings = {**config.model_dump(mode="json"), "ranks": None}
         if _is_folder(config):
@@ -126,9 +128,9 @@ class HuggingFaceDataset(AbstractDataSource):
 
     @classmethod
     def stand_in(cls, config: HuggingFaceConfig) -> Corpus | None:
-        """A stand-in for a dataset on the hub, without asking it: which tokens there are follows from the tokenizer
-        alone. Errors: ``ValueError`` for rank files that cannot be read, and for what can only be a folder and is
-        none."""
+        """Return a stand-in for a dataset on the hub, without asking it: which tokens there are follows from the
+        tokenizer alone. Errors: ``ValueError`` for rank files that cannot be read, and for what can only be a folder
+        and is none."""
         if _is_folder(config):
             return None
         _check_id(config)
@@ -161,7 +163,7 @@ def _vocab_size(config: HuggingFaceConfig) -> int:
 
 
 def _texts(config: HuggingFaceConfig) -> Iterator[tuple[int, str]]:
-    """(number of the row, its text); empty ones are no documents."""
+    """Yield (number of the row, its text); empty ones are no documents."""
     for number, row in enumerate(_rows(config), start=1):
         place = f"data.dataset={config.dataset}, row {number}"
         if config.field not in row:

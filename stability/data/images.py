@@ -90,8 +90,8 @@ class Images(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: ImagesConfig) -> str:
-        """Name (for folders with the class) and sha256 of each file, or the synthetic images' seed; and what is held
-        out."""
+        """Return the name (for folders with the class) and sha256 of each file, or the synthetic images' seed; and what
+        is held out."""
         files = ["synthetic", synthetic.SEED] if config.path is None else key_of(find(config.path))
         return json.dumps([VERSION, config.hold_out, files])
 
@@ -130,7 +130,7 @@ def _refuse_hold_out(config: ImagesConfig, who: str) -> None:
 
 
 def _held_out(whole: Side, share: float, origin: str, scratch: Path | None) -> tuple[Side, Side]:
-    """(training side, held-out side), both in the order of their digests."""
+    """Return (training side, held-out side), both in the order of their digests."""
     num = len(whole.labels_M)
     if num < 2:
         raise ValueError(f"data: {origin} holds {num} image; at least 2 are needed, so that one can be held out")

@@ -96,8 +96,8 @@ class Protein(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: ProteinConfig) -> str:
-        """Name and sha256 of each file (or the synthetic chains' seed) and of the annotations, and the settings; not
-        where they lie."""
+        """Return the name and sha256 of each file (or the synthetic chains' seed) and of the annotations, and the
+        settings; not where they lie."""
         annotations = None
         if config.annotations is not None:
             check_annotations(file := Path(config.annotations).expanduser())
@@ -119,7 +119,7 @@ class Protein(AbstractDataSource):
 
 
 def protein_files(path: str) -> list[Path]:
-    """The file, or a folder's files, sorted. Errors: ``ValueError`` as `find_files`."""
+    """Return the file, or a folder's files, sorted. Errors: ``ValueError`` as `find_files`."""
     return find_files(path, (*SUFFIXES, ".npz", *TAR_SUFFIXES), "structure file", other=("data=text", TEXT_SUFFIXES))
 
 
@@ -150,7 +150,7 @@ def _workplace(scratch: Path | None, key: str) -> Iterator[Path]:
 def _chains(
     files: list[Path], folder: Path, config: ProteinConfig, skipped: list[tuple[str, str]]
 ) -> Iterator[ProteinChain]:
-    """The chains of all files; ``skipped`` grows on the way."""
+    """Yield the chains of all files; ``skipped`` grows on the way."""
     ready = [file for file in files if suffix_of(file, (".npz",))]
     structures = [file for file in files if file not in set(ready)]
     made = shards(structures, folder, config.plddt, config.min_residues) if structures else ()

@@ -53,7 +53,7 @@ class StdlibDocstrings(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: StdlibConfig) -> str:
-        """Python's version and build, and name, size and modification time of every file that would be read."""
+        """Return Python's version and build, and name, size and modification time of every file that would be read."""
         root = library_folder()
         digest = hashlib.sha256(
             repr(
@@ -71,8 +71,8 @@ class StdlibDocstrings(AbstractDataSource):
 
 
 def library_folder() -> Path:
-    """The folder of the standard library's source. Errors: ``ValueError`` where there is none (zipped or stripped
-    installations)."""
+    """Return the folder of the standard library's source. Errors: ``ValueError`` where there is none (zipped or
+    stripped installations)."""
     folder = Path(sysconfig.get_path("stdlib"))
     if not (folder / "os.py").is_file() or not (folder / "argparse.py").is_file():
         raise ValueError(
@@ -83,14 +83,14 @@ def library_folder() -> Path:
 
 
 def source_files(root: Path) -> Iterator[Path]:
-    """Every ``.py`` file below ``root`` but for `EXCLUDED_FOLDERS`, in one order on every machine."""
+    """Yield every ``.py`` file below ``root`` but for `EXCLUDED_FOLDERS`, in one order on every machine."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(set(subfolders) - EXCLUDED_FOLDERS)
         yield from (Path(folder, name) for name in sorted(names) if name.endswith(".py"))
 
 
 def documents(file: Path) -> Iterator[str]:
-    """The texts of one source file that are long enough; none where it does not parse."""
+    """Yield the texts of one source file that are long enough; none where it does not parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old escapes in other people's strings
@@ -106,7 +106,7 @@ def documents(file: Path) -> Iterator[str]:
 
 
 def docstrings(tree: ast.Module) -> Iterator[str]:
-    """Every docstring, dedented. Only statements are walked: expressions, most of a tree, define nothing that has
+    """Yield every docstring, dedented. Only statements are walked: expressions, most of a tree, define nothing that has
     one."""
     pending: list[ast.AST] = [tree]
     while pending:
@@ -119,7 +119,7 @@ def docstrings(tree: ast.Module) -> Iterator[str]:
 
 
 def topics(tree: ast.Module) -> Iterator[str]:
-    """The texts of the dictionary ``topics`` that ``pydoc_data.topics`` is."""
+    """Yield the texts of the dictionary ``topics`` that ``pydoc_data.topics`` is."""
     for statement in tree.body:
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Dict):
             yield from (

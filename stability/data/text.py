@@ -72,8 +72,8 @@ class Text(AbstractDataSource):
 
     @classmethod
     def cache_key(cls, config: TextConfig) -> str:
-        """The field, kind and sha256 of each file, and the tokenizer: neither where the files lie nor how they are
-        called."""
+        """Return the field, kind and sha256 of each file, and the tokenizer: neither where the files lie nor how they
+        are called."""
         files = [(suffix_of(file, SUFFIXES), sha256_of_file(file)) for file in text_files(config.path)]
         return json.dumps([VERSION, config.field, sorted(files)]) + config.tokenizer_key()
 

@@ -68,7 +68,7 @@ class Examples(NamedTuple):
     mask_BN: Tensor | None = None
 
     def logits(self, model: nn.Module, params: Mapping[str, Tensor] | None = None, **options: Any) -> Any:
-        """The model's logits (B, N, V) on this batch; ``params`` stand in for its own where they are given.
+        """Return the model's logits (B, N, V) on this batch; ``params`` stand in for its own where they are given.
         ``options``: more for its `forward`."""
         given = {"context_BJ": self.context_BJ, "sigma_B": self.sigma_B, "mask_BN": self.mask_BN, **options}
         given = {name: value for name, value in given.items() if value is not None}
@@ -80,7 +80,8 @@ class Examples(NamedTuple):
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def split(self, rows: int) -> list[Examples]:
-        """Microbatches of ``rows`` rows, the last one shorter where they do not divide the batch; views."""
+        """Cut the batch into microbatches of ``rows`` rows, the last one shorter where they do not divide the batch;
+        views."""
         return [
             self.each(lambda tensor, start=start: tensor[start : start + rows])
             for start in range(0, max(len(self.targets_BN), 1), rows)
@@ -91,9 +92,9 @@ class Examples(NamedTuple):
         return Examples(*parts)
 
     def counted(self) -> tuple[Examples, Tensor]:
-        """Every position that counts as a sequence of length one (R, 1), in order, with its sequence's σ; and which of
-        the B·N they are (R). Inputs that do not stand position by position beside the targets come whole, those of its
-        sequence."""
+        """Return every position that counts as a sequence of length one (R, 1), in order, with its sequence's σ; and
+        which of the B·N they are (R). Inputs that do not stand position by position beside the targets come whole,
+        those of its sequence."""
         counts_BN = self.weights_BN if self.weights_BN.ndim == 2 else self.weights_BN.any(-1)
         index_R = counts_BN.flatten().nonzero().squeeze(-1)
         targets_R1, weights_R1 = (tensor.flatten(0, 1)[index_R, None] for tensor in (self.targets_BN, self.weights_BN))
@@ -153,7 +154,7 @@ class AbstractObjective:
 
     @classmethod
     def any_format(cls, positions: int) -> Any:
-        """A corpus's `format` for a model that is only looked at, where no data is read."""
+        """Return a corpus's `format` for a model that is only looked at, where no data is read."""
         return 8
 
     def embedding(self, width: int, positions: int) -> nn.Module:
@@ -168,18 +169,19 @@ class AbstractObjective:
 
     @classmethod
     def summary(cls, config: Any) -> str:
-        """The objective with those of its settings that a reader of a table must know; "": its name says it all."""
+        """Return the objective with those of its settings that a reader of a table must know; "": its name says it
+        all."""
         return ""
 
     @classmethod
     def num_context(cls, config: Any) -> int:
-        """J, the context tokens of a sequence that a cross mechanism reads; 0 where the objective gives none."""
+        """Return J, the context tokens of a sequence that a cross mechanism reads; 0 where the objective gives none."""
         return 0
 
     @classmethod
     def contexts_of(cls, config: Any) -> tuple[str, ...]:
-        """Names of the contexts that enter once before the blocks, each through a cross mechanism of its own; those
-        that stand position by position beside the model's, first."""
+        """Return the names of the contexts that enter once before the blocks, each through a cross mechanism of its
+        own; those that stand position by position beside the model's, first."""
         return ()
 
     def context_embeddings(self, width: int) -> Sequence[tuple[nn.Module, bool]]:
@@ -198,7 +200,7 @@ class AbstractObjective:
         return corpus
 
     def tokens_needed(self, positions: int) -> int:
-        """Tokens to draw per sequence, so that the model sees ``positions``."""
+        """Return how many tokens to draw per sequence, so that the model sees ``positions``."""
         return positions
 
     def require(self) -> None:
@@ -215,7 +217,8 @@ class AbstractObjective:
         raise NotImplementedError
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
-        """(weighted sum of the loss in nats, the count that makes a mean of it), both scalars in float32 or wider.
+        """Return (weighted sum of the loss in nats, the count that makes a mean of it), both scalars in float32 or
+        wider.
 
         A sum over positions, in which each depends on its own row of the logits and on the examples there.
         """
@@ -228,8 +231,8 @@ class AbstractObjective:
     def loss(
         self, model: nn.Module, examples: Examples, params: Mapping[str, Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`loss_sum` of the model on a batch; ``params`` stand in for its own. With ``loss_chunk`` the logits of the
-        batch never exist at once."""
+        """Return `loss_sum` of the model on a batch; ``params`` stand in for its own. With ``loss_chunk`` the logits of
+        the batch never exist at once."""
         if self.config.loss_chunk is None:
             return self.loss_sum(examples.logits(model, params), examples)
         read = partial(chunked_sum, self.loss_sum, examples, self.config.loss_chunk)
@@ -237,17 +240,17 @@ class AbstractObjective:
         return total, self.count(examples, total.dtype)
 
     def validate(self, model: nn.Module, examples: Examples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """`loss`, and by name the sums of what else is validated, each to be divided by the same count; a name is that
-        of a column of ``metrics.jsonl``."""
+        """Return `loss`, and by name the sums of what else is validated, each to be divided by the same count; a name
+        is that of a column of ``metrics.jsonl``."""
         return *self.loss(model, examples), {}
 
     def component_sums(self, logits_BNV: Tensor, examples: Examples) -> Tensor:
-        """The parts of `loss_sum`, one for each of `components`."""
+        """Return the parts of `loss_sum`, one for each of `components`."""
         raise NotImplementedError
 
     def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
-        """The logits (B, N, V) of the best model that reads nothing of its input but what a corrupted position itself
-        says: tokens by their frequencies."""
+        """Return the logits (B, N, V) of the best model that reads nothing of its input but what a corrupted position
+        itself says: tokens by their frequencies."""
         return log_frequencies_V.expand(*examples.targets_BN.shape, -1)
 
     def clean_probs(self, model: nn.Module, tokens_BN: Tensor) -> Tensor:
@@ -269,7 +272,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def weighted_cross_entropy(logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
-    """Cross entropy in nats, summed with the examples' weights, and the sum of these weights."""
+    """Return the cross entropy in nats, summed with the examples' weights, and the sum of these weights."""
     logits = wide(logits_BNV)
     weights_BN = examples.weights_BN.to(logits.dtype)
     nll = torch.nn.functional.cross_entropy(logits.flatten(0, 1), examples.targets_BN.flatten(), reduction="none")

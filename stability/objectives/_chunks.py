@@ -15,7 +15,7 @@ LossSum = Callable[[Tensor, Any], tuple[Tensor, ...]]
 def chunked_sum(
     loss_sum: LossSum, examples: Any, chunk: int, hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor
 ) -> Tensor:
-    """Σ over positions of ``loss_sum(head(hidden), examples)`` (a scalar, or a vector of several sums), the head
+    """Return Σ over positions of ``loss_sum(head(hidden), examples)`` (a scalar, or a vector of several sums), the head
     applied to ``chunk`` positions after another.
 
     Positions of weight zero are left out: their logits are never computed. The backward pass computes each chunk's

@@ -18,26 +18,26 @@ class Absorbing:
         self.num_states = vocab_size + 1
 
     def corrupt(self, tokens_BN: Tensor, sigma_B: Tensor, generator: torch.Generator) -> Tensor:
-        """Each token becomes M with probability 1 − e^{−σ}."""
+        """Replace each token by M with probability 1 − e^{−σ}."""
         return tokens_BN.masked_fill(_moved(tokens_BN, sigma_B, generator), self.mask_id)
 
     def counts(self, noisy_BN: Tensor) -> Tensor:
-        """(B, N) bool: where there is anything to step back from."""
+        """Return where, (B, N) bool, there is anything to step back from."""
         return noisy_BN == self.mask_id
 
     def log_score(self, logits_BNV: Tensor, noisy_BN: Tensor, sigma_B: Tensor) -> Tensor:
-        """log s (B, N, V + 1): net − log(e^σ − 1) − log V, and 0 at y = x_t. From an unmasked token no state is reached
-        back: what stands there for the other tokens is no ratio of anything, and −∞ stands for M."""
+        """Return log s (B, N, V + 1): net − log(e^σ − 1) − log V, and 0 at y = x_t. From an unmasked token no state is
+        reached back: what stands there for the other tokens is no ratio of anything, and −∞ stands for M."""
         logs = logits_BNV - (log_expm1(sigma_B) + math.log(self.vocab_size))[:, None, None]
         return F.pad(logs, (0, 1), value=-math.inf).masked_fill(_own(noisy_BN, self.num_states), 0.0)
 
     def unigram_logits(self, log_frequencies_V: Tensor, noisy_BN: Tensor, sigma_B: Tensor) -> Tensor:
-        """log V + log p(y): s_y = p(y)/(e^σ − 1), the ratio at a mask whatever stands around it."""
+        """Return log V + log p(y), by which s_y = p(y)/(e^σ − 1), the ratio at a mask whatever stands around it."""
         return (log_frequencies_V + math.log(self.vocab_size)).expand(*noisy_BN.shape, -1)
 
     def loss(self, logits_BNV: Tensor, noisy_BN: Tensor, clean_BN: Tensor, sigma_B: Tensor) -> Tensor:
-        """Σ_{y≠M} s_y − r·log s_{x0} + r(log r − 1) with r = 1/(e^σ − 1), per position (B, N); only that of masked ones
-        means anything.
+        """Return Σ_{y≠M} s_y − r·log s_{x0} + r(log r − 1) with r = 1/(e^σ − 1), per position (B, N); only that of
+        masked ones means anything.
 
         s = r·exp(net)/V turns it into r·(mean_y exp(net_y) − net_{x0} + log V − 1): nothing large is subtracted from
         anything large.
@@ -57,27 +57,28 @@ class Uniform:
         self.vocab_size = self.num_states = vocab_size
 
     def corrupt(self, tokens_BN: Tensor, sigma_B: Tensor, generator: torch.Generator) -> Tensor:
-        """Each token is drawn anew with probability 1 − e^{−σ}."""
+        """Draw each token anew with probability 1 − e^{−σ}."""
         moved_BN = _moved(tokens_BN, sigma_B, generator)
         return torch.where(moved_BN, torch.randint(self.vocab_size, tokens_BN.shape, generator=generator), tokens_BN)
 
     def counts(self, noisy_BN: Tensor) -> Tensor:
-        """(B, N) bool: everywhere."""
+        """Return True everywhere (B, N), bool."""
         return torch.ones_like(noisy_BN, dtype=torch.bool)
 
     def log_score(self, logits_BNV: Tensor, noisy_BN: Tensor, sigma_B: Tensor) -> Tensor:
-        """log s (B, N, V): the network's output, and 0 at y = x_t; ``sigma_B`` is the network's own to use."""
+        """Return log s (B, N, V): the network's output, and 0 at y = x_t; ``sigma_B`` is the network's own to use."""
         return logits_BNV.masked_fill(_own(noisy_BN, self.num_states), 0.0)
 
     def unigram_logits(self, log_frequencies_V: Tensor, noisy_BN: Tensor, sigma_B: Tensor) -> Tensor:
-        """log p_σ(y) − log p_σ(x_t) with p_σ = e^{−σ}p + (1 − e^{−σ})/V, the distribution of a corrupted token."""
+        """Return log p_σ(y) − log p_σ(x_t) with p_σ = e^{−σ}p + (1 − e^{−σ})/V, the distribution of a corrupted
+        token."""
         kept_B1 = (-sigma_B).exp()[:, None]
         log_p_BV = (kept_B1 * log_frequencies_V.exp() + (1 - kept_B1) / self.vocab_size).log()
         return log_p_BV[:, None] - log_p_BV.gather(-1, noisy_BN)[..., None]
 
     def loss(self, logits_BNV: Tensor, noisy_BN: Tensor, clean_BN: Tensor, sigma_B: Tensor) -> Tensor:
-        """(1/V) Σ_{y≠x} [s_y − q_y log s_y + q_y(log q_y − 1)] with q_y = p(y|x0)/p(x|x0), x = x_t, per position (B,
-        N).
+        """Return (1/V) Σ_{y≠x} [s_y − q_y log s_y + q_y(log q_y − 1)] with q_y = p(y|x0)/p(x|x0), x = x_t, per position
+        (B, N).
 
         With a = (e^σ − 1)/(V + e^σ − 1) the ratios are q_y = a where x = x0; else 1/a at y = x0 and 1 at the others.
         """
@@ -97,7 +98,7 @@ Graph = Absorbing | Uniform
 
 
 def log_expm1(sigma: Tensor) -> Tensor:
-    """log(e^σ − 1) for σ > 0, to rounding at both ends and without e^σ, which overflows: σ + log(1 − e^{−σ})."""
+    """Return log(e^σ − 1) for σ > 0, to rounding at both ends and without e^σ, which overflows: σ + log(1 − e^{−σ})."""
     return sigma + (-torch.expm1(-sigma)).log()
 
 
@@ -106,5 +107,5 @@ def _moved(tokens_BN: Tensor, sigma_B: Tensor, generator: torch.Generator) -> Te
 
 
 def _own(noisy_BN: Tensor, num_states: int) -> Tensor:
-    """(B, N, S) bool: True at y = x_t."""
+    """Return whether y = x_t, (B, N, S) bool."""
     return noisy_BN[..., None] == torch.arange(num_states, device=noisy_BN.device)

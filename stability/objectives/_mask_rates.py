@@ -14,7 +14,7 @@ LOWEST, HIGHEST = 0.05, 0.95
 
 
 def mask_rates(schedule: ScheduleName, num: int, generator: torch.Generator, fixed: float = 1.0) -> Tensor:
-    """``num`` rates, float32, in [0.05, 0.95] but for fixed.
+    """Draw ``num`` rates, float32, in [0.05, 0.95] but for fixed.
 
     uniform: u; cosine: sin(πu/2); sqrt: √u; betalinear30: with probability 0.8 from Beta(3, 9), else uniform; fixed:
     ``fixed`` for all (nothing is drawn).
@@ -33,8 +33,8 @@ def mask_rates(schedule: ScheduleName, num: int, generator: torch.Generator, fix
 
 
 def stratified(num: int, generator: torch.Generator) -> Tensor:
-    """Uniform numbers that share one offset and are spread evenly, in random order (Kingma et al. 2021, variational
-    diffusion, I.1).
+    """Draw uniform numbers that share one offset and are spread evenly, in random order (Kingma et al. 2021,
+    variational diffusion, I.1).
 
     Each is U(0, 1); together they cover the range, so that the rates of a small batch add no noise of their own to its
     gradient.
@@ -44,17 +44,18 @@ def stratified(num: int, generator: torch.Generator) -> Tensor:
 
 
 def _beta_3_9(num: int, generator: torch.Generator) -> Tensor:
-    """Beta(3, 9) as the third smallest of 11 uniforms, which needs no sampler without a generator argument."""
+    """Draw from Beta(3, 9) as the third smallest of 11 uniforms, which needs no sampler without a generator
+    argument."""
     return torch.rand(num, 11, generator=generator).sort(dim=1).values[:, 2]
 
 
 def random_mask(rates_B: Tensor, num_positions: int, generator: torch.Generator) -> Tensor:
-    """(B, N) bool: each position with its sequence's rate, and always at least one per sequence."""
+    """Draw a mask (B, N), bool: each position with its sequence's rate, and always at least one per sequence."""
     return masked_among(torch.ones(len(rates_B), num_positions, dtype=torch.bool), rates_B, generator)
 
 
 def masked_among(eligible_BN: Tensor, rates_B: Tensor, generator: torch.Generator) -> Tensor:
-    """(B, N) bool: each eligible position with its sequence's rate, and always at least one of them where there is
-    any."""
+    """Draw a mask (B, N), bool: each eligible position with its sequence's rate, and always at least one of them where
+    there is any."""
     draws_BN = torch.rand(eligible_BN.shape, generator=generator).masked_fill(~eligible_BN, 2.0)
     return eligible_BN & ((draws_BN < rates_B[:, None]) | (draws_BN == draws_BN.min(dim=1, keepdim=True).values))

@@ -23,11 +23,11 @@ class LogLinear:
     epsilon: float
 
     def sigma(self, t: Tensor) -> Tensor:
-        """Total noise σ, same shape; each token is corrupted with probability 1 − e^{−σ}."""
+        """Return the total noise σ, same shape; each token is corrupted with probability 1 − e^{−σ}."""
         return -torch.log1p(-(1 - self.epsilon) * t)
 
     def rate(self, t: Tensor) -> Tensor:
-        """σ′ = dσ/dt."""
+        """Return σ′ = dσ/dt, same shape."""
         return (1 - self.epsilon) / (1 - (1 - self.epsilon) * t)
 
 
@@ -39,11 +39,11 @@ class Geometric:
     sigma_max: float
 
     def sigma(self, t: Tensor) -> Tensor:
-        """Total noise σ, same shape; each token is corrupted with probability 1 − e^{−σ}."""
+        """Return the total noise σ, same shape; each token is corrupted with probability 1 − e^{−σ}."""
         return self.sigma_min * (t * math.log(self.sigma_max / self.sigma_min)).exp()
 
     def rate(self, t: Tensor) -> Tensor:
-        """σ′ = dσ/dt."""
+        """Return σ′ = dσ/dt, same shape."""
         return self.sigma(t) * math.log(self.sigma_max / self.sigma_min)
 
 
@@ -51,6 +51,6 @@ Noise = LogLinear | Geometric
 
 
 def times(num: int, generator: torch.Generator) -> Tensor:
-    """``num`` times, each U(1e-3, 1), float32: one per sequence, spread evenly over the batch as the mask rates are
-    (`stratified`)."""
+    """Draw ``num`` times, each U(1e-3, 1), float32: one per sequence, spread evenly over the batch as the mask rates
+    are (`stratified`)."""
     return EARLIEST + (1 - EARLIEST) * stratified(num, generator)

@@ -58,7 +58,7 @@ class Classification(AbstractObjective):
 
     @classmethod
     def any_format(cls, positions: int) -> dict[str, Any]:
-        """Images of one row, a pixel a patch."""
+        """Return the format of images of one row, a pixel a patch."""
         return ImageFormat(1, positions, 1, 2, (0.0,), (1.0,))._asdict()
 
     def embedding(self, width: int, positions: int) -> nn.Module:
@@ -78,8 +78,8 @@ class Classification(AbstractObjective):
         return mean_over_positions
 
     def augmented(self, batch: Any, generator: torch.Generator) -> Any:
-        """The batch with its images cropped and mirrored; first all rows and columns of the windows are drawn, then who
-        is mirrored."""
+        """Return the batch with its images cropped and mirrored; first all rows and columns of the windows are drawn,
+        then who is mirrored."""
         images_BHWC = batch.images_BHWC
         if self.config.crop:
             images_BHWC = cropped(images_BHWC, self.config.crop, generator)
@@ -89,7 +89,7 @@ class Classification(AbstractObjective):
         return replace(batch, images_BHWC=images_BHWC)
 
     def examples(self, batch: Any, generator: torch.Generator) -> Examples:
-        """Inputs (B, H, W, C) float32, normalised; targets and weights (B, 1)."""
+        """Return the images as inputs (B, H, W, C), float32, normalised, with targets and weights (B, 1)."""
         mean_C, std_C = torch.tensor(self.image.mean), torch.tensor(self.image.std)
         targets_B1 = batch.labels_B[:, None]
         return Examples((batch.images_BHWC.float() - mean_C) / std_C, targets_B1, torch.ones(targets_B1.shape))

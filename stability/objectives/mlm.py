@@ -95,7 +95,7 @@ class MaskedLanguageModel(AbstractObjective):
         return Examples(inputs_BN, tokens_BN, weights_BN, context_BJ if self.config.context else None)
 
     def _spared(self, inputs_BN: Tensor, tokens_BN: Tensor, generator: torch.Generator) -> Tensor:
-        """The inputs but for a tenth that is any token of the vocabulary, and a tenth that keeps its own."""
+        """Return the inputs but for a tenth that is any token of the vocabulary, and a tenth that keeps its own."""
         draws_BN = torch.rand(inputs_BN.shape, generator=generator)
         random_BN = torch.randint(self.num_outputs, inputs_BN.shape, generator=generator)
         return torch.where(draws_BN < 0.1, random_BN, torch.where(draws_BN < 0.2, tokens_BN, inputs_BN))
@@ -105,7 +105,7 @@ class MaskedLanguageModel(AbstractObjective):
 
     @torch.no_grad()
     def clean_probs(self, model: nn.Module, tokens_BN: Tensor) -> Tensor:
-        """Softmax of the logits. A model with cross branches has no context here, and says so."""
+        """Return the softmax of the logits. A model with cross branches has no context here, and says so."""
         return wide(model(tokens_BN)).softmax(-1)
 
 

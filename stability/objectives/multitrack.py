@@ -73,7 +73,7 @@ class MultitrackMaskedModel(AbstractObjective):
         @field_validator("sources", "contexts")
         @classmethod
         def _in_order(cls, value: tuple[str, ...], info: Any) -> tuple[str, ...]:
-            """Whatever the order they are named in, it is the same run."""
+            """Sort tracks, which are the same run in whatever order they are named."""
             if len(set(value)) < len(value):
                 raise ValueError(f"objective.{info.field_name}=[{','.join(value)}] names a track twice")
             return tuple(name for name in (*SOURCES, *CONTEXTS) if name in value)
@@ -142,7 +142,7 @@ class MultitrackMaskedModel(AbstractObjective):
 
     @classmethod
     def any_format(cls, positions: int) -> dict[str, int]:
-        """Vocabularies of a few tokens each."""
+        """Return vocabularies of a few tokens each."""
         return dict.fromkeys((*SOURCES, *CONTEXTS), FIRST + 4)
 
     @classmethod
@@ -157,7 +157,7 @@ class MultitrackMaskedModel(AbstractObjective):
 
     @classmethod
     def reads(cls, config: Config, corpus: Any, pool: Path) -> Any:
-        """The chains, with structure tokens where a tokenizer of the pool is named."""
+        """Return the chains, with structure tokens where a tokenizer of the pool is named."""
         if config.tokenizer is None:
             return corpus
         from stability.structure.tokens import tokenised  # a trained model, which stands above the objectives
@@ -220,7 +220,7 @@ class MultitrackMaskedModel(AbstractObjective):
         return Track(tokens, mask & (shown_BJ if mask.ndim == 2 else shown_BJ[..., None]))
 
     def component_sums(self, logits_BNV: Tensor, examples: Examples) -> Tensor:
-        """Nats of each source track, summed with the examples' weights."""
+        """Return the nats of each source track, summed with the examples' weights."""
         sums = []
         for track, logits in enumerate(logits_BNV.split(self._vocabularies, -1)):
             nll = nn.functional.cross_entropy(
@@ -234,7 +234,7 @@ class MultitrackMaskedModel(AbstractObjective):
         return sums.sum(), self.count(examples, sums.dtype)
 
     def count(self, examples: Examples, dtype: torch.dtype) -> Tensor:
-        """The number of proteins."""
+        """Return the number of proteins."""
         return torch.tensor(len(examples.targets_BN), dtype=dtype, device=examples.targets_BN.device)
 
     def validate(self, model: nn.Module, examples: Examples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -248,8 +248,8 @@ class MultitrackMaskedModel(AbstractObjective):
         return sums.sum(), self.count(examples, sums.dtype), dict(zip(self.score_names, sums, strict=True))
 
     def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
-        """``log_frequencies_V``: of the residues' whole vocabulary, then of the structure tokens where there are any;
-        only content is predicted."""
+        """Return the logits of each track's frequencies. ``log_frequencies_V``: of the residues' whole vocabulary, then
+        of the structure tokens where there are any; only content is predicted."""
         residues, structure = log_frequencies_V.split(
             [self._sizes["sequence"], len(log_frequencies_V) - self._sizes["sequence"]]
         )
@@ -258,8 +258,8 @@ class MultitrackMaskedModel(AbstractObjective):
 
 
 def _source(name: str, batch: Any) -> Tensor:
-    """A source track's tokens (B, N), special ones first: UNK where a residue's content is not known, PAD behind the
-    last residue."""
+    """Return a source track's tokens (B, N), special ones first: UNK where a residue's content is not known, PAD behind
+    the last residue."""
     if name == "sequence":
         return batch.sequence_BN
     known_BN = torch.where(batch.structure_mask_BN, batch.structure_BN + FIRST, UNK)
@@ -267,7 +267,7 @@ def _source(name: str, batch: Any) -> Tensor:
 
 
 def with_contexts(batch: Any, names: Sequence[str]) -> Any:
-    """A `ProteinBatch` of whose contexts only those in ``names`` are known."""
+    """Return a `ProteinBatch` of whose contexts only those in ``names`` are known."""
     hidden = [field for name in CONTEXTS if name not in names for field in _fields(name)]
     return type(batch)(**batch._asdict() | {field: torch.zeros_like(getattr(batch, field)) for field in hidden})
 
@@ -279,8 +279,8 @@ def _fields(name: str) -> tuple[str, str]:
 
 
 def _given(name: str, batch: Any) -> tuple[Tensor, Tensor]:
-    """A context's tokens and mask, (B, J) or (B, J, K); what belongs to residues stands where they stand between BOS
-    and EOS."""
+    """Return a context's tokens and mask, (B, J) or (B, J, K); what belongs to residues stands where they stand between
+    BOS and EOS."""
     tokens, mask = (getattr(batch, field) for field in _fields(name))
     if name not in ALIGNED:
         return tokens, mask
@@ -289,8 +289,8 @@ def _given(name: str, batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def _shares(masked_BN: Tensor) -> Tensor:
-    """Weights of a mean over each row's masked positions, then over the rows that have any, times the number of rows
-    (by which a loss is divided)."""
+    """Return the weights of a mean over each row's masked positions, then over the rows that have any, times the number
+    of rows (by which a loss is divided)."""
     num_B = masked_BN.sum(1)
     num_rows = (num_B > 0).sum().clamp_min(1)
     return masked_BN / num_B.clamp_min(1)[:, None] * (len(num_B) / num_rows)

@@ -91,7 +91,7 @@ class ScoreEntropy(AbstractObjective):
         return f"score_entropy, {config.graph} graph, {config.noise} noise"
 
     def examples(self, tokens_BN: Tensor, generator: torch.Generator) -> Examples:
-        """Inputs x_t, targets x_0, weights σ′(t) where the loss counts, σ(t)."""
+        """Corrupt tokens: inputs x_t, targets x_0, weights σ′(t) where the loss counts, σ(t)."""
         t_B = times(len(tokens_BN), generator)
         sigma_B = self.noise.sigma(t_B)
         noisy_BN = self.graph.corrupt(tokens_BN, sigma_B, generator)
@@ -99,7 +99,7 @@ class ScoreEntropy(AbstractObjective):
         return Examples(noisy_BN, tokens_BN, weights_BN, sigma_B=sigma_B)
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
-        """(Σ σ′·score entropy in nats, the number of tokens)."""
+        """Return (Σ σ′·score entropy in nats, the number of tokens)."""
         logits = wide(logits_BNV)
         assert examples.sigma_B is not None
         losses_BN = self.graph.loss(logits, examples.inputs_BN, examples.targets_BN, examples.sigma_B.to(logits.dtype))
@@ -108,11 +108,11 @@ class ScoreEntropy(AbstractObjective):
         return (counted_BN * examples.weights_BN.to(logits.dtype)).sum(), self.count(examples, logits.dtype)
 
     def count(self, examples: Examples, dtype: torch.dtype) -> Tensor:
-        """The tokens of the batch, corrupted or not."""
+        """Return the tokens of the batch, corrupted or not."""
         return torch.tensor(examples.inputs_BN.numel(), dtype=dtype, device=examples.inputs_BN.device)
 
     def unigram_logits(self, log_frequencies_V: Tensor, examples: Examples) -> Tensor:
-        """The outputs whose score is p_σ(y)/p_σ(x_t) of tokens drawn one by one by their frequencies."""
+        """Return the outputs whose score is p_σ(y)/p_σ(x_t) of tokens drawn one by one by their frequencies."""
         assert examples.sigma_B is not None
         return self.graph.unigram_logits(
             log_frequencies_V, examples.inputs_BN, examples.sigma_B.to(log_frequencies_V.dtype)
@@ -120,8 +120,8 @@ class ScoreEntropy(AbstractObjective):
 
     @torch.no_grad()
     def log_score(self, model: nn.Module, tokens_BN: Tensor, sigma_B: Tensor) -> Tensor:
-        """log s of every state y at every position, the model's estimate of log p_σ(x with y there)/p_σ(x); 0 at y =
-        x_t.
+        """Return log s of every state y at every position, the model's estimate of log p_σ(x with y there)/p_σ(x); 0 at
+        y = x_t.
 
         (B, N, S), float32 or wider; S = V + 1 on the absorbing graph (M = V last; see `Absorbing.log_score` for
         unmasked positions), V on the uniform one.
@@ -132,15 +132,15 @@ class ScoreEntropy(AbstractObjective):
 
     @torch.no_grad()
     def clean_probs(self, model: nn.Module, tokens_BN: Tensor) -> Tensor:
-        """s_y / Σ_{y≠M} s_y. σ is the noise at which the sequence's share of masked positions is the expected one,
-        −log(1 − share), kept within what was trained on, [σ(1e-3), σ(1)]."""
+        """Return s_y / Σ_{y≠M} s_y. σ is the noise at which the sequence's share of masked positions is the expected
+        one, −log(1 − share), kept within what was trained on, [σ(1e-3), σ(1)]."""
         if self.mask_id is None:
             return super().clean_probs(model, tokens_BN)
         sigma_B = self.sigma_of(tokens_BN)
         return wide(model(tokens_BN, sigma_B=sigma_B)).softmax(-1)
 
     def sigma_of(self, tokens_BN: Tensor) -> Tensor:
-        """The noise (B,) that each sequence's share of masks implies, as `clean_probs` uses it."""
+        """Return the noise (B,) that each sequence's share of masks implies, as `clean_probs` uses it."""
         share_B = (tokens_BN == self.mask_id).float().mean(1)
         lowest, highest = self.noise.sigma(torch.tensor([EARLIEST, 1.0], device=tokens_BN.device))
         return (-torch.log1p(-share_B)).clamp(lowest, highest)

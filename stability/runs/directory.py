@@ -149,7 +149,8 @@ class RunDirectory:
         return self.status()["state"] in FINISHED
 
     def checkpoints(self) -> list[Path]:
-        """Complete checkpoints by step; folders still being written have temporary names and are not among them."""
+        """List complete checkpoints by step; folders still being written have temporary names and are not among
+        them."""
         return sorted((self.path / "checkpoints").glob("step_[0-9]*"), key=step_of)
 
 

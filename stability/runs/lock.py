@@ -131,7 +131,7 @@ class RunLock:
         return bool(self._claims()[1])
 
     def _try(self) -> set[Path]:
-        """Claim, look, and hold or withdraw; what else was claimed."""
+        """Claim, look, and hold or withdraw; return what else was claimed."""
         stale = self._claims()[1]
         try:
             claim = self._make_claim()
@@ -177,7 +177,8 @@ class RunLock:
 
     def _listed(self) -> list[Path]:
         try:
-            names = os.listdir(self._folder)  # noqa: PTH208 a launch looks at hundreds of runs each second, and Path objects are slow
+            # a launch looks at hundreds of runs each second, and Path objects are slow
+            names = os.listdir(self._folder)  # noqa: PTH208
         except FileNotFoundError:
             return []
         return [self._folder / name for name in names if name.startswith(CLAIM) and name.endswith(".json")]

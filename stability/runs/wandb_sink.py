@@ -60,7 +60,8 @@ class WandbSink:
         """Return the call's value, or None, with one line printed, where W&B failed."""
         try:
             return call()
-        except Exception as error:  # noqa: BLE001 W&B raises its own errors, OSError when its service died, and classes of private modules
+        # W&B raises its own errors, OSError when its service died, and classes of private modules
+        except Exception as error:  # noqa: BLE001
             message = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
             print(f"{self._arguments['id']}: W&B failed, the run goes on ({message})", flush=True)
             write_atomically(self._failure_file, f"{message}\n".encode())

@@ -49,8 +49,8 @@ class Words:
 
 
 def recorded(record: Mapping[str, Any], objectives: Collection[str]) -> Words:
-    """The words that ``study.json`` holds. Those of a record from before there were any are today's of its objective
-    (`of_older`). ``objectives``: names of those that the study's runs have."""
+    """Return the words that ``study.json`` holds. Those of a record from before there were any are today's of its
+    objective (`of_older`). ``objectives``: names of those that the study's runs have."""
     found = record.get("words")
     if not isinstance(found, dict):
         return of_older(record, next(iter(objectives)) if len(set(objectives)) == 1 else "")
@@ -101,8 +101,8 @@ OLDER_TOKENS = {"dna": "nucleotides", "stdlib": "bytes"}  # of data sources with
 
 
 def of_older(record: Mapping[str, Any], objective: str) -> Words:
-    """The words of a record without any, from the settings in its spec where it has one; ``objective``: of all its
-    runs, "" where these have several."""
+    """Return the words of a record without any, from the settings in its spec where it has one; ``objective``: of all
+    its runs, "" where these have several."""
     asked, data = (_part(record, name) for name in ("objective", "data"))
     kept = f", {data['keep']:,} kept" if data.get("keep") else ""
     tokens = f"{data.get('tokenizer') or OLDER_TOKENS.get(data.get('name', ''), '')}{kept}"

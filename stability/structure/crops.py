@@ -31,13 +31,13 @@ class PaddedCrops:
 
 
 def first_parts(chains: Sequence[ProteinChain], positions: int) -> list[ProteinChain]:
-    """The first ``positions`` residues of each chain, of those in which enough are valid."""
+    """Return the first ``positions`` residues of each chain, of those in which enough are valid."""
     parts = [chain.crop(0, positions) for chain in chains]
     return [part for part in parts if part.mask_N.sum() >= FEWEST_RESIDUES]
 
 
 def random_crops(chains: Sequence[ProteinChain], num: int, positions: int, generator: torch.Generator) -> PaddedCrops:
-    """``num`` chains, each as likely, and of each a contiguous part of ``positions`` residues, or all of it."""
+    """Draw ``num`` chains, each as likely, and of each a contiguous part of ``positions`` residues, or all of it."""
     chosen = torch.randint(len(chains), (num,), generator=generator).tolist()
     places = torch.rand(num, generator=generator, dtype=torch.float64).tolist()
     room = [max(0, len(chains[index]) - positions) for index in chosen]
@@ -46,7 +46,7 @@ def random_crops(chains: Sequence[ProteinChain], num: int, positions: int, gener
 
 
 def padded(chains: Sequence[ProteinChain]) -> PaddedCrops:
-    """Chains of their own lengths side by side."""
+    """Pad chains of their own lengths, to stand side by side."""
     length = max(len(chain) for chain in chains)
 
     def stacked(name: str) -> Tensor:

@@ -9,8 +9,8 @@ from stability.structure.kabsch import centred
 
 
 def in_frame(coords_BNAX: Tensor, mask_BN: Tensor, frame: str) -> Tensor:
-    """Coordinates (B, N, A, 3) around the mean of the valid residues' atoms; 0 where a residue is not valid. float64
-    inside, float32 out.
+    """Return coordinates (B, N, A, 3) around the mean of the valid residues' atoms; 0 where a residue is not valid.
+    float64 inside, float32 out.
 
     ``raw``: orientation as given. ``principal``: the axes are the eigenvectors of the atoms' second moments, largest
     first; the first two point to the chain's later half (positive covariance of projection and residue index), the
@@ -28,7 +28,7 @@ def in_frame(coords_BNAX: Tensor, mask_BN: Tensor, frame: str) -> Tensor:
 
 
 def _principal_axes(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
-    """(B, 3, 3), an axis a column, det +1."""
+    """Return the principal axes (B, 3, 3), an axis a column, det +1."""
     _, vectors_BXX = torch.linalg.eigh(x_BMX.transpose(-1, -2) @ x_BMX)
     first_BX2 = vectors_BXX[..., [2, 1]]
     index_BM = centred(
@@ -41,7 +41,7 @@ def _principal_axes(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
 
 
 def random_rotations(num: int, generator: torch.Generator) -> Tensor:
-    """(num, 3, 3), uniform over the rotations (unit quaternions of normals), float64."""
+    """Draw rotations (num, 3, 3), uniform over the rotations (unit quaternions of normals), float64."""
     w, x, y, z = torch.nn.functional.normalize(
         torch.randn(num, 4, dtype=torch.float64, generator=generator), dim=-1
     ).unbind(-1)
@@ -54,5 +54,5 @@ def random_rotations(num: int, generator: torch.Generator) -> Tensor:
 
 
 def turned(coords_BNAX: Tensor, rotation_BXX: Tensor) -> Tensor:
-    """Every chain by its own rotation, about the origin."""
+    """Turn every chain by its own rotation, about the origin."""
     return torch.einsum("bxy,bnay->bnax", rotation_BXX.to(coords_BNAX.dtype), coords_BNAX)

@@ -38,23 +38,23 @@ class FSQ(nn.Module):
         self.offset_F: Tensor
 
     def bound(self, z: Tensor) -> Tensor:
-        """h·tanh(z + s) − o, inside (−L/2, L/2): h just above (L − 1)/2; o = 1/2 for even L, else 0, and s such that 0
-        stays 0."""
+        """Return h·tanh(z + s) − o, inside (−L/2, L/2): h just above (L − 1)/2; o = 1/2 for even L, else 0, and s such
+        that 0 stays 0."""
         shift_F = torch.atanh(self.offset_F / self.half_F)
         return self.half_F * torch.tanh(z + shift_F) - self.offset_F
 
     def forward(self, z: Tensor) -> Tensor:
-        """Codes (…, F) in [−1, 1], with the straight-through gradient."""
+        """Return the codes (…, F) in [−1, 1], with the straight-through gradient."""
         bounded = self.bound(z)
         return (bounded + (bounded.round() - bounded).detach()) / (self.levels_F // 2)
 
     def indices(self, codes: Tensor) -> Tensor:
-        """(…, F) codes → (…) int64."""
+        """Return the indices, (…) int64, of codes (…, F)."""
         half_F = self.levels_F // 2
         return ((codes * half_F).round().long() + half_F).mul(self.place_F).sum(-1)
 
     def codes(self, indices: Tensor) -> Tensor:
-        """(…) int64 → (…, F) codes. Errors: ``ValueError`` for an index outside the codebook."""
+        """Return the codes (…, F) of indices, (…) int64. Errors: ``ValueError`` for an index outside the codebook."""
         if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < self.num_codes:
             raise ValueError(
                 f"structure tokens lie in 0 … {self.num_codes - 1}; got {int(indices.min())} … {int(indices.max())}"

@@ -25,8 +25,8 @@ class InternalGeometry:
 
 
 def mean_geometry(chains: Sequence[ProteinChain]) -> InternalGeometry:
-    """Arithmetic means of lengths and angles, circular means of torsions (C–N–CA–C φ, N–CA–C–N ψ, CA–C–N–CA ω), over
-    unbroken quadruples of atoms."""
+    """Take the arithmetic means of lengths and angles, circular means of torsions (C–N–CA–C φ, N–CA–C–N ψ, CA–C–N–CA
+    ω), over unbroken quadruples of atoms."""
     sums = np.zeros((PERIOD, 5))  # count, length, angle, cos and sin of the torsion
     for chain in chains:
         atoms_MX = chain.coords_NAX.reshape(-1, 3).astype(np.float64)
@@ -46,8 +46,8 @@ def mean_geometry(chains: Sequence[ProteinChain]) -> InternalGeometry:
 
 
 def ideal_backbone(geometry: InternalGeometry, num_residues: int) -> np.ndarray:
-    """(num_residues, 3, 3) float64 in Å: atom after atom by its internal coordinates (natural extension reference
-    frame, Parsons et al. 2005)."""
+    """Return a backbone (num_residues, 3, 3), float64 in Å: atom after atom by its internal coordinates (natural
+    extension reference frame, Parsons et al. 2005)."""
     lengths_A, angles_A, torsions_A = geometry.lengths_A, geometry.angles_A, geometry.torsions_A
     atoms = [np.zeros(3), np.array([lengths_A[1], 0.0, 0.0])]
     turn = np.pi - angles_A[2]
@@ -64,7 +64,7 @@ def ideal_backbone(geometry: InternalGeometry, num_residues: int) -> np.ndarray:
 
 
 def _angle(four_MKX: np.ndarray) -> np.ndarray:
-    """The angle at the third of four atoms."""
+    """Return the angle at the third of four atoms."""
     back, forth = _unit(four_MKX[:, 1] - four_MKX[:, 2]), _unit(four_MKX[:, 3] - four_MKX[:, 2])
     return np.arccos(np.clip((back * forth).sum(-1), -1, 1))
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def kabsch_rotation(x_BMX: Tensor, y_BMX: Tensor, weight_BM: Tensor) -> Tensor:
-    """The proper rotations R (B, 3, 3), det +1, that minimise Σ_m w_m ‖R x_m − y_m‖² for centred points; float64, no
-    gradient.
+    """Return the proper rotations R (B, 3, 3), det +1, that minimise Σ_m w_m ‖R x_m − y_m‖² for centred points;
+    float64, no gradient.
 
     From the singular value decomposition of Σ w y xᵀ; a reflection that would fit better is refused by turning the
     smallest singular direction. Where the optimum is not unique (points on a line), one of the optima.
@@ -25,7 +25,7 @@ def kabsch_rotation(x_BMX: Tensor, y_BMX: Tensor, weight_BM: Tensor) -> Tensor:
 
 
 def centred(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
-    """Points less their weighted mean; points of weight 0 become 0, whatever they held."""
+    """Return points less their weighted mean; points of weight 0 become 0, whatever they held."""
     x_BMX = torch.where((weight_BM > 0)[..., None], x_BMX, 0.0)
     total_B = weight_BM.sum(-1).clamp_min(torch.finfo(x_BMX.dtype).tiny)
     mean_BX = (weight_BM[..., None] * x_BMX).sum(-2) / total_B[..., None]
@@ -33,8 +33,8 @@ def centred(x_BMX: Tensor, weight_BM: Tensor) -> Tensor:
 
 
 def aligned_squared_error(x_BMX: Tensor, y_BMX: Tensor, mask_BM: Tensor) -> Tensor:
-    """(B,): min over rotations R and shifts t of the mean over valid points of ‖x − R y − t‖², in the unit of x
-    squared; 0 where no point is valid.
+    """Return the minimum (B,) over rotations R and shifts t of the mean over valid points of ‖x − R y − t‖², in the
+    unit of x squared; 0 where no point is valid.
 
     Differentiable in x: R is held fixed at its optimum, and where that is unique this is the exact gradient, since the
     minimised error does not change with R there to first order (envelope theorem). The singular value decomposition is
@@ -49,7 +49,7 @@ def aligned_squared_error(x_BMX: Tensor, y_BMX: Tensor, mask_BM: Tensor) -> Tens
 
 
 def superposed(x_BMX: Tensor, y_BMX: Tensor, mask_BM: Tensor) -> Tensor:
-    """x moved onto y as a rigid body; every point of x moves, the valid ones decide how. The dtype is x's."""
+    """Return x moved onto y as a rigid body; every point of x moves, the valid ones decide how. The dtype is x's."""
     weight_BM = mask_BM.double()
     wide_BMX, goal_BMX = x_BMX.double(), y_BMX.double()
     rotation_BXX = kabsch_rotation(centred(wide_BMX, weight_BM), centred(goal_BMX, weight_BM), weight_BM)

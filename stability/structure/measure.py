@@ -80,7 +80,8 @@ def is_measured(directory: RunDirectory, rotations: int, structures: int) -> boo
 
 
 def summary(tokenizer: StructureTokenizer, chains: Any, codes: np.ndarray) -> dict[str, Any]:
-    """Means over chains; codes over all residues. ``perplexity``: exp of the entropy of the codes' frequencies."""
+    """Summarise a tokenizer's chains: means over chains, codes over all residues. ``perplexity``: exp of the entropy of
+    the codes' frequencies."""
     share = codes[codes > 0] / codes.sum()
     same = float((chains.same_tokens * chains.num_residues).sum() / chains.num_residues.sum())
     return {
@@ -101,8 +102,8 @@ def summary(tokenizer: StructureTokenizer, chains: Any, codes: np.ndarray) -> di
 
 
 def mean_backbone(chains: Sequence[ProteinChain], positions: int) -> Tensor:
-    """(positions, 3, 3) in Å: the mean place of each residue over the chains' first parts, each along its own principal
-    axes; at the centroid where no chain is so long."""
+    """Return the mean place of each residue, (positions, 3, 3) in Å, over the chains' first parts, each along its own
+    principal axes; at the centroid where no chain is so long."""
     sum_NAX, num_N = torch.zeros(positions, BACKBONE, 3), torch.zeros(positions)
     for start in range(0, len(chains), AT_ONCE):
         parts = first_parts([chains[index] for index in range(start, min(start + AT_ONCE, len(chains)))], positions)
@@ -122,7 +123,7 @@ def _measure_batch(
     trivial: dict[str, Tensor],
     rotations: int,
 ) -> tuple[pd.DataFrame, list[np.ndarray], list[np.ndarray]]:
-    """A row a chain, the chains' tokens, and their reconstructed backbones, superposed."""
+    """Return a row a chain, the chains' tokens, and their reconstructed backbones, superposed."""
     coords_BNAX, mask_BN = residues.coords_BNAX, residues.mask_BN
     valid_BM = mask_BN.repeat_interleave(coords_BNAX.shape[2], 1)
     tokens_BN = tokenizer.encode(coords_BNAX, mask_BN)
@@ -151,7 +152,7 @@ def _measure_batch(
 
 
 def _rmsd(x_BMX: Tensor, y_BMX: Tensor, valid_BM: Tensor) -> list[float]:
-    """Å, after superposition, in float64."""
+    """Return the RMSD of each chain in Å, after superposition, in float64."""
     return aligned_squared_error(x_BMX.double(), y_BMX.double(), valid_BM).sqrt().tolist()
 
 
@@ -163,8 +164,8 @@ def same_tokens(
     tokens_BN: Tensor,
     rotations: int,
 ) -> list[float]:
-    """The share of each chain's valid residues whose token stays when the chain is rotated at random and shifted by
-    tens of Å; a mean over rotations.
+    """Return the share of each chain's valid residues whose token stays when the chain is rotated at random and shifted
+    by tens of Å; a mean over rotations.
 
     The draws are a function of the chain's id, so that a chain is moved alike wherever it is measured.
     """
@@ -180,8 +181,9 @@ def same_tokens(
 
 
 def write_structures(tokenizer: StructureTokenizer, part: ProteinChain, folder: Path) -> list[Path]:
-    """``<chain>_original.cif`` and ``<chain>_reconstructed.cif``, superposed: by the stage-2 decoder the heavy atoms
-    whose places the chain has anywhere (the decoder may never have seen another), or the backbone without stage 2."""
+    """Write ``<chain>_original.cif`` and ``<chain>_reconstructed.cif``, superposed: by the stage-2 decoder the heavy
+    atoms whose places the chain has anywhere (the decoder may never have seen another), or the backbone without stage
+    2."""
     residues = padded([part])
     tokens_BN = tokenizer.encode(residues.coords_BNAX, residues.mask_BN)
     has_atoms = tokenizer.atom_decoder is not None

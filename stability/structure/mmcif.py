@@ -7,21 +7,21 @@ import numpy as np
 from stability.corpora.proteins.alphabets import ATOM14, BACKBONE, ONE_TO_THREE, decode
 
 COLUMNS = (
-    "group_PDB", "id", "type_symbol", "label_atom_id", "label_alt_id", "label_comp_id", "label_asym_id", "label_entity_id", "label_seq_id",
-    "pdbx_PDB_ins_code", "Cartn_x", "Cartn_y", "Cartn_z", "occupancy", "B_iso_or_equiv", "auth_seq_id", "auth_comp_id", "auth_asym_id",
-    "auth_atom_id", "pdbx_PDB_model_num",
+    "group_PDB", "id", "type_symbol", "label_atom_id", "label_alt_id", "label_comp_id", "label_asym_id",
+    "label_entity_id", "label_seq_id", "pdbx_PDB_ins_code", "Cartn_x", "Cartn_y", "Cartn_z", "occupancy",
+    "B_iso_or_equiv", "auth_seq_id", "auth_comp_id", "auth_asym_id", "auth_atom_id", "pdbx_PDB_model_num",
 )  # fmt: skip
 UNKNOWN = "UNK"  # mmCIF's name of a residue of no known kind, of which only the backbone is written
 
 
 def atom_names(letter: str) -> tuple[str, ...]:
-    """The heavy atoms of a residue in the order of atom14."""
+    """Return the heavy atoms of a residue in the order of atom14."""
     return ATOM14.get(letter, (*BACKBONE, "O"))
 
 
 def mmcif(name: str, sequence: np.ndarray, atoms_NAX: np.ndarray) -> str:
-    """One chain A as mmCIF text. ``sequence``: tokens (N); ``atoms_NAX``: (N, up to 14, 3) in Å, NaN where an atom is
-    missing, which is left out, as is what a residue of its kind does not have."""
+    """Return one chain A as mmCIF text. ``sequence``: tokens (N); ``atoms_NAX``: (N, up to 14, 3) in Å, NaN where an
+    atom is missing, which is left out, as is what a residue of its kind does not have."""
     block = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name) or "chain"
     rows: list[str] = []
     for number, (letter, atoms_AX) in enumerate(zip(decode(sequence), atoms_NAX, strict=True), 1):

@@ -41,16 +41,17 @@ class StructureTokenizer(nn.Module):
         return self.quantizer.num_codes
 
     def codes(self, coords_BNAX: Tensor, mask_BN: Tensor) -> Tensor:
-        """(B, N, F), with the straight-through gradient: what stage 1 trains."""
+        """Return the codes (B, N, F), with the straight-through gradient: what stage 1 trains."""
         return self.quantizer(self.encoder(in_frame(coords_BNAX, mask_BN, self.spec.frame), mask_BN))
 
     def reconstruct(self, coords_BNAX: Tensor, mask_BN: Tensor) -> Tensor:
-        """Stage 1: backbone (B, N, 3, 3) in Å after the codebook."""
+        """Return stage 1's backbone (B, N, 3, 3) in Å after the codebook."""
         return self.decoder(self.codes(coords_BNAX, mask_BN), mask_BN)
 
     @torch.no_grad()
     def encode(self, coords_BNAX: Tensor, mask_BN: Tensor) -> Tensor:
-        """Tokens (B, N) int64 of N, CA and C in Å, 0 … ``num_tokens`` − 1, and −1 where a residue is not valid.
+        """Return the tokens (B, N), int64, of N, CA and C in Å, 0 … ``num_tokens`` − 1, and −1 where a residue is not
+        valid.
 
         A token says what its residue's place in the whole (part of a) chain is, so a chain must be encoded as it is to
         be read: cut at another residue it has other tokens. Errors: ``ValueError`` for shapes that do not fit and for a
@@ -72,14 +73,14 @@ class StructureTokenizer(nn.Module):
 
     @torch.no_grad()
     def decode(self, tokens_BN: Tensor) -> Tensor:
-        """Backbone (B, N, 3, 3) in Å by the light decoder; NaN where the token is −1."""
+        """Return the backbone (B, N, 3, 3) in Å by the light decoder; NaN where the token is −1."""
         codes_BNF, mask_BN = self._codes_of(tokens_BN)
         return torch.where(mask_BN[..., None, None], self.decoder(codes_BNF, mask_BN), torch.nan)
 
     @torch.no_grad()
     def decode_atoms(self, tokens_BN: Tensor, sequence_BN: Tensor) -> Tensor:
-        """Heavy atoms (B, N, 14, 3) in Å by the stage-2 decoder; NaN where the token is −1. Which of the 14 a residue
-        has is the sequence's affair.
+        """Return the heavy atoms (B, N, 14, 3) in Å by the stage-2 decoder; NaN where the token is −1. Which of the 14
+        a residue has is the sequence's affair.
 
         Errors: ``ValueError`` where the tokenizer was trained without stage 2.
         """
@@ -98,21 +99,21 @@ class StructureTokenizer(nn.Module):
 
 
 def build_tokenizer(spec: TokenizerRunSpec, vocab_size: int) -> StructureTokenizer:
-    """A tokenizer as it is initialised, on the CPU. The same spec gives the same weights, and the global random state
-    is left alone."""
+    """Return a tokenizer as it is initialised, on the CPU. The same spec gives the same weights, and the global random
+    state is left alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)
         return StructureTokenizer(spec, vocab_size)
 
 
 def directory_of(pool: str | Path, identity: str) -> RunDirectory:
-    """``<pool>/tokenizers/<id>``, laid out as a run's folder."""
+    """Return the folder ``<pool>/tokenizers/<id>``, laid out as a run's folder."""
     return RunDirectory(Path(pool) / FOLDER, identity)
 
 
 def load_checkpoint(folder: Path) -> StructureTokenizer:
-    """The tokenizer of a checkpoint, in eval mode on the CPU. ``ValueError`` where the folder is no checkpoint of a
-    tokenizer, or a file is not what its manifest vouches for."""
+    """Return the tokenizer of a checkpoint, in eval mode on the CPU. ``ValueError`` where the folder is no checkpoint
+    of a tokenizer, or a file is not what its manifest vouches for."""
     manifest = checkpoint.verified_manifest(folder)
     tokenizer = build_tokenizer(
         checked(TokenizerRunSpec, filled(manifest["spec"], TokenizerRunSpec)), manifest["vocab_size"]
@@ -127,7 +128,7 @@ def load_checkpoint(folder: Path) -> StructureTokenizer:
 
 
 def load_tokenizer(pool: str | Path, identity: str) -> StructureTokenizer:
-    """A finished tokenizer by its id. ``ValueError`` where there is none, it is not finished or diverged, or its
+    """Return a finished tokenizer by its id. ``ValueError`` where there is none, it is not finished or diverged, or its
     checkpoint is damaged."""
     directory = directory_of(pool, identity)
     if not directory.spec_file.exists():

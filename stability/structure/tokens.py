@@ -20,8 +20,8 @@ VERSION = 1
 
 
 def tokenised(corpus: ProteinCorpus, identity: str, pool: Path) -> ProteinCorpus:
-    """The corpus with the structure tokens of a tokenizer of the pool, read from the pool's cache where this tokenizer
-    has cut these chains before, else computed and kept there.
+    """Return the corpus with the structure tokens of a tokenizer of the pool, read from the pool's cache where this
+    tokenizer has cut these chains before, else computed and kept there.
 
     Errors: ``ValueError`` of one line where there is no such tokenizer (`load_tokenizer`).
     """
@@ -44,7 +44,7 @@ def tokenised(corpus: ProteinCorpus, identity: str, pool: Path) -> ProteinCorpus
 
 
 def structure_tokens(corpus: ProteinCorpus, tokenizer: StructureTokenizer) -> np.ndarray:
-    """A token for each residue of all chains, training side first, int64; −1 where N, CA or C is missing.
+    """Return a token for each residue of all chains, training side first, int64; −1 where N, CA or C is missing.
 
     Each chain is tokenised whole and by itself, whatever length the tokenizer was trained on and whatever part of the
     chain is read later: a token says where its residue stands in its chain.

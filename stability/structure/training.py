@@ -183,7 +183,7 @@ class TokenizerTrainer(Checkpointed):
         return {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "lr": lr}
 
     def batch(self, step: int) -> PaddedCrops:
-        """Crops, each rotated at random; a function of seed and step."""
+        """Draw crops, each rotated at random; a function of seed and step."""
         generator = generator_for(self.spec.seed, "tokenizer", step)
         residues = random_crops(self.train, self.spec.batch, self.spec.positions, generator)
         rotation_BXX = random_rotations(self.spec.batch, generator)
@@ -198,12 +198,12 @@ class TokenizerTrainer(Checkpointed):
         return moved.to(self.device)
 
     def loss(self, residues: PaddedCrops) -> Tensor:
-        """The aligned squared error in Å², a mean over each chain's atoms, then over chains."""
+        """Return the aligned squared error in Å², a mean over each chain's atoms, then over chains."""
         return squared_errors(self.tokenizer, residues, atoms=self.in_stage_2).mean()
 
     @torch.no_grad()
     def rmsd(self, *, atoms: bool = False) -> float:
-        """Mean over the first held-out chains of the RMSD in Å."""
+        """Return the mean over the first held-out chains of the RMSD in Å."""
         parts = self.held_out[: self.spec.chains]
         batches = [padded(parts[start : start + AT_ONCE]).to(self.device) for start in range(0, len(parts), AT_ONCE)]
         return torch.cat([squared_errors(self.tokenizer, batch, atoms=atoms).sqrt() for batch in batches]).mean().item()
@@ -252,8 +252,8 @@ class TokenizerStore(Store):
 
 
 def squared_errors(tokenizer: StructureTokenizer, residues: PaddedCrops, *, atoms: bool) -> Tensor:
-    """(B,) Å²: of the backbone through the light decoder, or of all heavy atoms that are there through the second
-    stage's, codes frozen."""
+    """Return the squared error (B,) in Å²: of the backbone through the light decoder, or of all heavy atoms that are
+    there through the second stage's, codes frozen."""
     if not atoms:
         predicted_BNAX = tokenizer.reconstruct(residues.coords_BNAX, residues.mask_BN)
         valid_BM = residues.mask_BN.repeat_interleave(predicted_BNAX.shape[2], 1)

@@ -55,8 +55,8 @@ def save(
 
 
 def load(folder: str | Path) -> tuple[RunSpec, Backbone]:
-    """(spec, model in eval mode on the CPU). ``ValueError`` where the folder is no checkpoint or a file is not what its
-    manifest vouches for."""
+    """Return (spec, model in eval mode on the CPU). ``ValueError`` where the folder is no checkpoint or a file is not
+    what its manifest vouches for."""
     folder = Path(folder)
     return _model(folder, verified_manifest(folder))
 
@@ -87,20 +87,20 @@ def _model(folder: Path, manifest: dict[str, Any]) -> tuple[RunSpec, Backbone]:
 def _trainer(folder: Path) -> dict[str, Any]:
     try:
         return torch.load(folder / TRAINER, map_location="cpu", weights_only=True)
-    except Exception as error:  # noqa: BLE001 torch raises pickle, zip and runtime errors here alike; all mean the same to the reader
+    except Exception as error:  # noqa: BLE001 pickle's, zip's and torch's errors mean the same to the reader
         raise ValueError(
             f"{folder / TRAINER} is no trainer state that can be read safely: {str(error).splitlines()[0]}"
         ) from None
 
 
 def _described(data_format: Any) -> dict[str, Any]:
-    """The corpus's `format` in a manifest: under a name of its own for tokens, as it was before there was anything
-    else."""
+    """Return the corpus's `format` in a manifest: under a name of its own for tokens, as it was before there was
+    anything else."""
     return {"vocab_size" if isinstance(data_format, int) else "format": data_format}
 
 
 def verified_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest, after every file in it was hashed and found unchanged."""
+    """Return the manifest, after every file in it was hashed and found unchanged."""
     if not folder.is_dir():
         raise ValueError(f"no checkpoint at {folder}; give a folder like runs/<run_id>/checkpoints/step_000200")
     try:

@@ -35,8 +35,8 @@ class Validation:
 
     @torch.no_grad()
     def measure(self, model: nn.Module, spread: Spread = map) -> dict[str, float]:
-        """``val_nll``, nats per counted position, and what the objective validates beside it, by its name. ``spread``:
-        what calls a function with each of a list of examples, and gives what it returns in their order."""
+        """Return ``val_nll``, nats per counted position, and what the objective validates beside it, by its name.
+        ``spread``: what calls a function with each of a list of examples, and gives what it returns in their order."""
         sums = [0.0] * (2 + len(self._objective.score_names))
         for parts in spread(partial(self._sums, model), self._chunks):
             sums = [total + part for total, part in zip(sums, parts, strict=True)]
@@ -46,13 +46,13 @@ class Validation:
         }
 
     def _sums(self, model: nn.Module, examples: Examples) -> Sums:
-        """The count, and what is divided by it."""
+        """Return the count, and the sums that are divided by it."""
         with computing_in(self._precision, self._device):
             total, count, others = self._objective.validate(model, examples)
         return float(count), float(total), *(float(others[name]) for name in self._objective.score_names)
 
     def unigram_nll(self, log_frequencies_V: Tensor) -> float:
-        """The NLL of a model that knows the tokens' frequencies and nothing else, on the same examples: what a
+        """Return the NLL of a model that knows the tokens' frequencies and nothing else, on the same examples: what a
         mechanism has to beat.
 
         Not the entropy of these frequencies: the loss of a few hundred sequences scatters around its mean (by some per
@@ -63,7 +63,7 @@ class Validation:
         )[0]
 
     def unigram_scores(self, log_frequencies_V: Tensor) -> dict[str, float]:
-        """``unigram_nll_<name>`` of each part that the loss is a sum of; nothing where it is none."""
+        """Return ``unigram_nll_<name>`` of each part that the loss is a sum of; nothing where it is none."""
         names = self._objective.components
         if not names:
             return {}
@@ -76,7 +76,7 @@ class Validation:
     def _of_frequencies(
         self, log_frequencies_V: Tensor, sums_of: Callable[[Tensor, Examples], Sequence[float]]
     ) -> list[float]:
-        """Means of what ``sums_of`` makes of the logits of these frequencies, in the order of its sums."""
+        """Return the means of what ``sums_of`` makes of the logits of these frequencies, in the order of its sums."""
         parts, count = [], 0.0
         for examples in self._chunks:
             count += float(self._objective.count(examples, torch.float64))

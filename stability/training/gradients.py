@@ -26,14 +26,14 @@ class BlockStatistics:
         return bool(self._every) and step % self._every == 0
 
     def norms(self, tensors: list[Tensor]) -> dict[str, float]:
-        """The Euclidean norm of each block; ``tensors``: one for each parameter, in the model's order."""
+        """Return the Euclidean norm of each block; ``tensors``: one for each parameter, in the model's order."""
         return {
             block: self._norm([tensors[index] for index in indices]).item() for block, indices in self._blocks.items()
         }
 
     def gradient(self, parameters: list[nn.Parameter]) -> dict[str, float]:
-        """The norms of the gradients as they stand, to be taken before they are clipped. A parameter without a gradient
-        counts as 0."""
+        """Return the norms of the gradients as they stand, to be taken before they are clipped. A parameter without a
+        gradient counts as 0."""
         return self.norms(
             [torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters]
         )
@@ -41,9 +41,9 @@ class BlockStatistics:
     def rows(
         self, step: int, gradient: dict[str, float], before: list[Tensor], moved: list[Tensor]
     ) -> list[dict[str, Any]]:
-        """A row a block: the gradient's norm before clipping, its share of the squared norm of the whole gradient (they
-        add up to 1), and the norm of the step over that of the parameters before it. None where a number is not finite
-        or is a quotient by 0."""
+        """Return a row a block: the gradient's norm before clipping, its share of the squared norm of the whole
+        gradient (they add up to 1), and the norm of the step over that of the parameters before it. None where a number
+        is not finite or is a quotient by 0."""
         weights, steps = self.norms(before), self.norms(moved)
         total = math.fsum(norm**2 for norm in gradient.values())
         return [

@@ -61,7 +61,7 @@ class Guard:
         return "restore"
 
     def account(self, reason: str) -> str:
-        """The reason of a divergence, and why the guards did not prevent it."""
+        """Return the reason of a divergence, and why the guards did not prevent it."""
         if self.spec.on_nonfinite == "stop":
             return reason
         if self.skipped_steps + self.restores < self.spec.retries:
@@ -84,7 +84,8 @@ class Guard:
         self.untried.append(step)
 
     def candidates(self) -> list[int]:
-        """Checkpoints to go back to, newest first. What the run stood at failed at once, even if it had held before."""
+        """Return the checkpoints to go back to, newest first. What the run stood at failed at once, even if it had held
+        before."""
         self.good = [step for step in self.good if step not in self.untried]
         return self.good[::-1]
 
@@ -104,7 +105,7 @@ class Guard:
 
 
 def first_non_finite(values: dict[str, Any], step: int) -> str | None:
-    """``"loss is nan at step 37"`` for the first value that is not finite, else None."""
+    """Return ``"loss is nan at step 37"`` for the first value that is not finite, else None."""
     for name, value in values.items():
         if value is not None and not math.isfinite(value):
             return f"{name.replace('_', ' ')} is {value} at step {step}"

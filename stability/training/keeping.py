@@ -36,11 +36,12 @@ class Keeper:
         return step in (self._first, self._last) or self._is_extra(step) or step in self.best_steps
 
     def may_be_due(self, step: int) -> bool:
-        """The same before it is known what this step's validation gives: whether the step must be sound."""
+        """Return whether a checkpoint may be written at this step, before it is known what its validation gives:
+        whether the step must be sound."""
         return step in (self._first, self._last) or self._is_extra(step)
 
     def kept(self, step: int) -> set[int]:
-        """Steps of the checkpoints that stand once this step's is written."""
+        """Return the steps of the checkpoints that stand once this step's is written."""
         return {each for each in (self._first, self._last, *self._extra(step), *self.best_steps) if each <= step}
 
     def state(self) -> list[tuple[float, int]]:

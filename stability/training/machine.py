@@ -52,7 +52,7 @@ def return_freed_memory(device: torch.device) -> None:
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Peak of the CUDA allocator, or of this process's resident memory."""
+    """Return the peak of the CUDA allocator, or of this process's resident memory, in MB."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

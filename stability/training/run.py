@@ -51,7 +51,7 @@ def train(
 
 
 def _devices_of(spec: RunSpec, cache_dir: Path, first: torch.device, num: int, shard: bool) -> Devices:
-    """The run's devices, with the processes of all but the first started."""
+    """Return the run's devices, the processes of all but the first started."""
     if shard:
         return ShardedDevices.start(spec, cache_dir, first, num)
     return SharedDevices(spec, cache_dir, first, num) if num > 1 else OneDevice(first)

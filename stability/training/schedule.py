@@ -8,7 +8,7 @@ from stability.config.training import ScheduleSpec
 
 
 def lr_factor(schedule: ScheduleSpec, step: int, num_steps: int) -> float:
-    """Learning rate of the ``step``-th update (counted from 1) over its peak; always positive."""
+    """Return the learning rate of the ``step``-th update (counted from 1) over its peak; always positive."""
     if step <= schedule.warmup_steps:
         return step / (schedule.warmup_steps + 1)
     progress = (step - 1 - schedule.warmup_steps) / max(1, num_steps - schedule.warmup_steps)

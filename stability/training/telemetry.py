@@ -28,7 +28,7 @@ class Telemetry:
             self._nvml, self._handle = _opened(device)
 
     def sample(self) -> dict[str, float]:
-        """``gpu_power_w``, ``gpu_utilisation_percent``, ``gpu_memory_mb``, ``gpu_temperature_c``; {} between two
+        """Return ``gpu_power_w``, ``gpu_utilisation_percent``, ``gpu_memory_mb``, ``gpu_temperature_c``; {} between two
         samples."""
         if self._nvml is None or self._clock() < self._next_s:
             return {}
@@ -56,8 +56,8 @@ class Telemetry:
 
 
 def _opened(device: torch.device) -> tuple[Any, Any]:
-    """NVML and its handle of the device, by its UUID: NVML counts devices that CUDA_VISIBLE_DEVICES hides. (None, None)
-    where either is missing."""
+    """Return NVML and its handle of the device, by its UUID: NVML counts devices that CUDA_VISIBLE_DEVICES hides.
+    (None, None) where either is missing."""
     try:
         import pynvml
     except ImportError:

@@ -49,7 +49,7 @@ class Trainer(Replica, Checkpointed):
 
     def restore(self, parameters: dict[str, Tensor], state: dict[str, Any]) -> None:
         self.put(parameters=parameters, state=state["optimizer"])
-        self.watch.restore(state["watch"])
+        self.watch.resume(state["watch"])
         self.step, self.init_nll, self.val_nll = state["step"], state["init_nll"], state["val_nll"]
         self.scores = state.get("scores", {})
         # else the checkpoint is older than guards, or of the run that this one goes on from: its guards are its own

@@ -75,7 +75,7 @@ class SpikeWatch:
     def state(self) -> dict[str, Any]:
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "spec"}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def resume(self, state: dict[str, Any]) -> None:
         for key, value in state.items():
             setattr(self, key, value)
 
@@ -90,7 +90,7 @@ def _share_of_variance(rate: float, num_updates: int) -> float:
 def judge(
     val_nll: float, init_nll: float, unigram_nll: float, watch: SpikeWatch, baseline: str = "token frequencies"
 ) -> tuple[str, str]:
-    """(verdict, reason) of a run that reached its last step with finite numbers.
+    """Return (verdict, reason) of a run that reached its last step with finite numbers.
 
     ``baseline``: what ``unigram_nll`` is the NLL of. ``plateaued``: it learned nothing beyond token (or class)
     frequencies; ``spiked``: its smoothed loss rose by more than the margin (the spec's, or its batch noise's), whether

@@ -6,8 +6,8 @@ import pytest
 
 from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
-from sweeps.progress import TAIL_BYTES, Progress, tail, variants
-from sweeps.trial import several_of
+from sweeps.progress import TAIL_BYTES, Progress, tail
+from sweeps.trial import several_of, variants
 from sweeps.view.board import left_text, run_table
 from sweeps.view.study_view import StudyView
 from tests.sweeps import fakes

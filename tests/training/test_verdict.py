@@ -96,7 +96,7 @@ def test_a_rise_within_the_margin_is_stable():
 def test_the_watch_goes_on_from_its_saved_state():
     whole, first = watched([3, 2, 4, 2]), watched([3, 2])
     second = watched([])
-    second.restore(first.state())
+    second.resume(first.state())
     second.update(3, 4)
     second.update(4, 2)
     assert second.state() == whole.state()

@@ -37,14 +37,14 @@ LAYOUTS = {
 
 
 def layout_of(names: set[str]) -> str | None:
-    """The data set of which at least two files are among ``names``; None: there is none."""
+    """Return the data set of which at least two files are among ``names``; None where there is none."""
     return next(
         (name for name, layout in LAYOUTS.items() if len(names & {*layout.train, layout.test, layout.meta}) > 1), None
     )
 
 
 def archive_files(path: Path) -> dict[str, bytes]:
-    """The contents of a tar archive by their names without folders; only files that a `Layout` names. Errors:
+    """Return the contents of a tar archive by their names without folders; only files that a `Layout` names. Errors:
     ``ValueError`` where it is damaged."""
     wanted = {name for layout in LAYOUTS.values() for name in (*layout.train, layout.test, layout.meta)}
     try:
@@ -52,7 +52,10 @@ def archive_files(path: Path) -> dict[str, bytes]:
             packing = "r:gz" if stream.read(len(GZIP)) == GZIP else "r:"
         with tarfile.open(path, packing) as archive:
             members = [member for member in archive if member.isfile() and Path(member.name).name in wanted]
-            return {Path(member.name).name: archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
+            return {
+                Path(member.name).name: archive.extractfile(member).read()  # type: ignore[union-attr]
+                for member in members
+            }
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise ValueError(
             f"data.path: {path} is cut short or no tar archive, plain or packed by gzip ({error}); fetch it again"
@@ -62,8 +65,8 @@ def archive_files(path: Path) -> dict[str, bytes]:
 def read_batches(
     files: Mapping[str, Callable[[], bytes]], root: str
 ) -> tuple[str, Iterator[tuple[str, np.ndarray, int]], tuple[str, ...]]:
-    """(data set, ("train" or "val", pixels, class) of each image, class names). ``files``: how to read each by its
-    name; ``root``: what to call them.
+    """Return (data set, ("train" or "val", pixels, class) of each image, class names). ``files``: how to read each by
+    its name; ``root``: what to call them.
 
     Errors: ``ValueError`` of one line for a batch that is missing, cut short, of another form, or that holds code.
     """
@@ -86,8 +89,8 @@ def _images(
 
 
 def batch_of(content: bytes, place: str, label_key: bytes) -> tuple[np.ndarray, list[int]]:
-    """(M, 32, 32, 3) and the labels of one pickled batch, whose rows hold a plane a channel. Errors: ``ValueError`` at
-    ``place``."""
+    """Return the pixels (M, 32, 32, 3) and the labels of one pickled batch, whose rows hold a plane a channel. Errors:
+    ``ValueError`` at ``place``."""
     found = unpickled(content, place)
     data, labels = (found.get(b"data"), found.get(label_key)) if isinstance(found, dict) else (None, None)
     if (
@@ -123,8 +126,8 @@ def _class_names(files: Mapping[str, Callable[[], bytes]], layout: Layout, root:
 
 
 def unpickled(content: bytes, place: str) -> Any:
-    """The plain values and numpy arrays of a pickle. Errors: ``ValueError`` at ``place`` where it is cut short, or
-    names anything else to be called."""
+    """Return the plain values and numpy arrays of a pickle. Errors: ``ValueError`` at ``place`` where it is cut short,
+    or names anything else to be called."""
     try:
         return _Harmless(io.BytesIO(content), encoding="bytes").load()
     except _Code as error:
@@ -162,7 +165,7 @@ def _empty_array(kind: Any, shape: Any, typecode: Any) -> np.ndarray:
 
 
 def _latin_1(text: Any, encoding: Any = "latin1") -> bytes:
-    """Bytes as Python 3 pickles them for Python 2: text and the name of this one codec."""
+    """Return bytes that Python 3 pickled for Python 2, which reach here as text and the name of this one codec."""
     if encoding not in ("latin1", b"latin1"):
         raise _Code(f"the codec {encoding!r}")
     return text if isinstance(text, bytes) else text.encode("latin1")

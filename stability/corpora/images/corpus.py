@@ -42,7 +42,7 @@ class ImageBatch:
         return len(self.labels_B)
 
     def split(self, rows: int) -> list[ImageBatch]:
-        """Parts of ``rows`` images, the last one shorter; views."""
+        """Cut the batch into parts of ``rows`` images, the last one shorter; views."""
         return [ImageBatch(*part) for part in zip(self.images_BHWC.split(rows), self.labels_B.split(rows), strict=True)]
 
 
@@ -74,8 +74,8 @@ class ImageCorpus(AbstractCorpus):
 
     @classmethod
     def of(cls, train: Side, val: Side, class_names: tuple[str, ...], origin: str) -> ImageCorpus:
-        """``origin``: what was read, for the description. Errors: ``ValueError`` for an empty side, fewer than two
-        classes, sizes that differ."""
+        """Return a corpus of two sides, with the moments and digests that it is kept with. ``origin``: what was read,
+        for the description. Errors: ``ValueError`` for an empty side, fewer than two classes, sizes that differ."""
         for side, which in ((train, "training"), (val, "held-out")):
             if not len(side.labels_M):
                 raise ValueError(f"data: {origin}: the {which} side holds no image")
@@ -119,13 +119,13 @@ class ImageCorpus(AbstractCorpus):
         self.image.patch_side(positions)
 
     def log_frequencies(self) -> Float64[Tensor, " classes"]:
-        """log of the training images' class frequencies, each count raised by one."""
+        """Return the log of the training images' class frequencies, each count raised by one."""
         counts = np.bincount(self.train.labels_M, minlength=self.image.classes) + 1
         return torch.from_numpy(np.log(counts / counts.sum()))
 
     def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> ImageBatch:
-        """``num`` random images of ``split`` ("train" or "val"), each equally likely, with replacement, as windows of
-        text are drawn."""
+        """Draw ``num`` random images of ``split`` ("train" or "val"), each equally likely, with replacement, as windows
+        of text are drawn."""
         side = self._side(split)
         return _gathered(
             side, torch.randint(len(side.labels_M), (num,), generator=generator, device=generator.device).cpu().numpy()
@@ -167,8 +167,8 @@ class ImageCorpus(AbstractCorpus):
 
 
 def moments(images_MHWC: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, from 0 to 255, from sums in float64, which hold integers exactly; 1
-    for the deviation of a channel that is constant."""
+    """Return the mean and the standard deviation of each channel, from 0 to 255, from sums in float64, which hold
+    integers exactly; 1 for the deviation of a channel that is constant."""
     total, squares, num_pixels = np.zeros(images_MHWC.shape[-1]), np.zeros(images_MHWC.shape[-1]), 0
     for start in range(0, len(images_MHWC), IMAGES_PER_CHUNK):
         pixels = images_MHWC[start : start + IMAGES_PER_CHUNK].reshape(-1, images_MHWC.shape[-1]).astype(np.float64)
@@ -186,7 +186,7 @@ def _gathered(side: Side, indices: np.ndarray) -> ImageBatch:
 
 
 def _arrays(train: Side, val: Side) -> dict[str, np.ndarray]:
-    """Every array one-dimensional, by the name that it is kept under."""
+    """Return every array, one-dimensional, by the name that it is kept under."""
     flat = {f"{name}_images": side.images_MHWC.reshape(-1) for name, side in (("train", train), ("val", val))}
     return flat | {f"{name}_labels": side.labels_M for name, side in (("train", train), ("val", val))}
 

@@ -12,7 +12,8 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".gif", ".tif", ".
 
 
 def decoded(source: bytes | Path, place: str) -> np.ndarray:
-    """RGB pixels (H, W, 3), uint8; grey ones three times, transparency left out. ``place``: what to call the picture.
+    """Decode a picture to RGB pixels (H, W, 3), uint8; grey ones three times, transparency left out. ``place``: what to
+    call the picture.
 
     Errors: ``ValueError`` where it cannot be decoded; ``RuntimeError`` without Pillow.
     """

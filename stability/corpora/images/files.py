@@ -32,8 +32,8 @@ class Found(NamedTuple):
 
 
 def find(path: str) -> Found:
-    """The images of ``path``; nothing is decoded before ``items`` is read. Errors: ``ValueError`` of one line for a
-    path that holds none."""
+    """Return the images of ``path``; nothing is decoded before ``items`` is read. Errors: ``ValueError`` of one line
+    for a path that holds none."""
     root = Path(path).expanduser()
     if not root.exists():
         raise ValueError(f"data.path={path}: no such file or folder; give {LAYOUTS}")
@@ -61,7 +61,8 @@ def find(path: str) -> Found:
 
 
 def _npz(file: Path) -> Found:
-    """One file, or a pair: ``…train….npz`` brings the ``…test….npz`` beside it as the held-out side."""
+    """Return the images of one file, or of a pair: ``…train….npz`` brings the ``…test….npz`` beside it as the held-out
+    side."""
     files = {"train": file}
     partner = file.with_name(file.name.replace("train", "test"))
     if partner != file and partner.is_file():
@@ -98,7 +99,7 @@ def _opened(file: Path) -> Any:
 
 
 def _array(archive: Any, file: Path, *names: str) -> np.ndarray | None:
-    """The first of the arrays that the file has."""
+    """Return the first of the arrays that the file has."""
     name = next((name for name in names if name in archive.files), None)
     try:
         return None if name is None else archive[name]
@@ -109,7 +110,7 @@ def _array(archive: Any, file: Path, *names: str) -> np.ndarray | None:
 
 
 def _class_names(file: Path) -> tuple[str, ...]:
-    """The classes as the file names them, else as many as its labels say: "0", "1", …"""
+    """Return the classes as the file names them, else as many as its labels say: "0", "1", …"""
     archive = _opened(file)
     names, labels = _array(archive, file, "classes"), _labels(archive, file)
     if names is not None and names.ndim != 1:
@@ -210,5 +211,5 @@ def _folders(root: Path, path: str) -> Found:
 
 
 def key_of(found: Found) -> list[tuple[str, str]]:
-    """Name and sha256 of each file, which say what will be read; not where they lie."""
+    """Return the name and sha256 of each file, which say what will be read; not where they lie."""
     return [(name, sha256_of_file(file)) for name, file in sorted(found.files.items())]

@@ -23,8 +23,8 @@ class Picture(NamedTuple):
 
 
 def find(root: Path, path: str, layouts: str) -> tuple[tuple[str, ...], list[Picture]]:
-    """(class names, pictures): classes sorted, of a class all pictures below its folder however deep, folder by folder
-    in the order of their paths.
+    """Return (class names, pictures): classes sorted, of a class all pictures below its folder however deep, folder by
+    folder in the order of their paths.
 
     Hidden files and folders are passed over. ``path``: what to call ``root``; ``layouts``: what else might be given,
     for errors, which are ``ValueError`` of one line: no pictures, a class of the held-out side that the other one
@@ -66,7 +66,7 @@ def _refuse_sides_by_other_names(root: Path, names: tuple[str, ...], path: str) 
 
 
 def _classes(folder: Path) -> tuple[str, ...]:
-    """Names of the subfolders that hold pictures, sorted."""
+    """Return the names of the subfolders that hold pictures, sorted."""
     return tuple(
         sorted(
             each.name

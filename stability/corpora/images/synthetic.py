@@ -27,7 +27,7 @@ CLASS_NAMES = tuple(f"direction {x},{y} period {period}" for x, y in DIRECTIONS 
 
 
 def images(num: int, seed: int) -> Iterator[tuple[np.ndarray, int]]:
-    """(uint8 pixels, class) of ``num`` images."""
+    """Yield (uint8 pixels, class) of ``num`` images."""
     draws = Draws(seed)
     rows, columns = np.mgrid[:SIDE, :SIDE]
     for index in range(num):

@@ -15,7 +15,7 @@ BYTES_PER_WRITE = 1 << 20
 
 
 def token_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
-    """uint16 where every token of the vocabulary fits, else uint32."""
+    """Return uint16 where every token of the vocabulary fits, else uint32."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
@@ -27,7 +27,8 @@ class TokenFile:
 
     def __init__(self, dtype: type[np.generic], folder: Path | None):
         self.dtype = np.dtype(dtype)
-        self._stream = tempfile.TemporaryFile(dir=folder, buffering=BYTES_PER_WRITE)  # noqa: SIM115 lives as long as this object
+        # lives as long as this object
+        self._stream = tempfile.TemporaryFile(dir=folder, buffering=BYTES_PER_WRITE)  # noqa: SIM115
         self._num_tokens = 0
 
     def __len__(self) -> int:
@@ -39,7 +40,7 @@ class TokenFile:
         self._num_tokens += len(tokens)
 
     def array(self) -> np.ndarray:
-        """All tokens so far, mapped read-only; the map keeps the file."""
+        """Return all tokens so far, mapped read-only; the map keeps the file."""
         self._stream.flush()
         if not self._num_tokens:
             return np.empty(0, dtype=self.dtype)
@@ -47,7 +48,7 @@ class TokenFile:
 
 
 def chunks(tokens: np.ndarray) -> Iterator[np.ndarray]:
-    """The array in pieces of 4 M tokens; of a mapped one, never more than a piece stands in memory."""
+    """Yield the array in pieces of 4 M tokens; of a mapped one, never more than a piece stands in memory."""
     for start in range(0, len(tokens), TOKENS_PER_CHUNK):
         yield np.asarray(tokens[start : start + TOKENS_PER_CHUNK])
         forget(tokens)
@@ -61,7 +62,7 @@ def forget(tokens: np.ndarray) -> None:
 
 
 def sha256(array: np.ndarray) -> str:
-    """sha256 of the elements, little-endian."""
+    """Return the sha256 of the elements, little-endian."""
     digest = hashlib.sha256()
     for chunk in chunks(array):
         digest.update(_little_endian(chunk))

@@ -46,7 +46,7 @@ def write_array(file: Path, array: np.ndarray) -> None:
 
 
 def read_array(file: Path, expected_sha256: str) -> np.ndarray:
-    """A 1-D array, memory-mapped read-only and checked. Errors: ``ValueError`` naming the file."""
+    """Return a 1-D array, memory-mapped read-only and checked. Errors: ``ValueError`` naming the file."""
     try:
         array = np.load(file, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
@@ -93,7 +93,7 @@ def verified_meta(folder: Path) -> dict[str, Any]:
 
 
 def read_meta(folder: Path, required: set[str], optional: set[str]) -> dict[str, Any]:
-    """`verified_meta` of one kind. Errors: ``ValueError`` also where it has other keys."""
+    """Return `verified_meta` of a folder whose keys are these. Errors: ``ValueError`` also where it has other keys."""
     meta = verified_meta(folder)
     if not required <= set(meta) <= required | optional:
         raise damaged(folder / META, "another version of this program wrote it")

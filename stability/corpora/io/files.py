@@ -19,7 +19,8 @@ PACKED = {".gz": "gzip", ".zst": "zstd"}
 
 
 def find_files(path: str, suffixes: tuple[str, ...], noun: str, other: tuple[str, tuple[str, ...]]) -> list[Path]:
-    """The file, or a folder's files with one of ``suffixes``, sorted; hidden ones are left out, links are followed.
+    """Return the file, or a folder's files with one of ``suffixes``, sorted; hidden ones are left out, links are
+    followed.
 
     Errors: ``ValueError`` for a path that is missing (with a near miss beside it), of another kind, unreadable, or a
     folder without any ``noun``.
@@ -86,13 +87,13 @@ def suffix_of(file: Path, suffixes: tuple[str, ...]) -> str:
 
 
 def origin_of(path: str, files: list[Path], what: str) -> str:
-    """``text of books.jsonl``, ``text of my_folder (3 files)``: names only, never where they lie."""
+    """Return ``text of books.jsonl``, ``text of my_folder (3 files)``: names only, never where they lie."""
     root = Path(path).expanduser().resolve()
     return f"{what} of {root.name}" + (f" ({len(files):,} files)" if root.is_dir() else "")
 
 
 def total_bytes(files: list[Path]) -> int:
-    """Size on disk, packed as they are."""
+    """Return the size of the files on disk in bytes, packed as they are."""
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
@@ -140,7 +141,7 @@ def opened(file: Path, key: str = "data.path") -> Iterator[BufferedIOBase]:
 
 
 def packing(file: Path) -> str:
-    """ "gzip", "zstd", or nothing, by the name."""
+    """Return how a file is packed, "gzip", "zstd" or "" for not at all, by its name."""
     return next((kind for suffix, kind in PACKED.items() if file.name.lower().endswith(suffix)), "")
 
 

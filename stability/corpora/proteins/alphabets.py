@@ -59,7 +59,7 @@ ONE_TO_THREE = {letter: name for name, letter in THREE_TO_ONE.items()}
 
 
 def encode(letters: str) -> np.ndarray:
-    """Token of each letter, uint8; `UNK` for whatever is no residue's letter. Either case."""
+    """Return the token of each letter, uint8; `UNK` for whatever is no residue's letter. Either case."""
     table = np.full(256, UNK, dtype=np.uint8)
     for number, letter in enumerate(LETTERS, start=len(SPECIALS)):
         table[ord(letter)] = table[ord(letter.lower())] = number
@@ -67,26 +67,27 @@ def encode(letters: str) -> np.ndarray:
 
 
 def decode(tokens: np.ndarray) -> str:
-    """One letter a token; X for `UNK`, - for the other special tokens."""
+    """Return one letter a token; X for `UNK`, - for the other special tokens."""
     return "".join(
         PIECES[token] if token >= len(SPECIALS) else ("X" if token == UNK else "-") for token in tokens.tolist()
     )
 
 
 def encode_ss(letters: str) -> np.ndarray:
-    """Number in `SS_CLASSES` of each of DSSP's letters, uint8; a blank is coil, - (and any other letter) is `NO_SS`."""
+    """Return the number in `SS_CLASSES` of each of DSSP's letters, uint8; a blank is coil, - (and any other letter) is
+    `NO_SS`."""
     numbers = [0 if letter == " " else SS_CLASSES.find(letter) for letter in letters]
     return np.array([NO_SS if number < 0 else number for number in numbers], dtype=np.uint8)
 
 
 def sasa_bins(sasa_N: np.ndarray) -> np.ndarray:
-    """Bin 0 … 15 of areas in Å², int64; −1 where the area is not known (NaN). An area on an edge belongs to the lower
-    bin."""
+    """Return the bin, 0 … 15, of areas in Å², int64; −1 where the area is not known (NaN). An area on an edge belongs
+    to the lower bin."""
     return np.where(np.isnan(sasa_N), -1, np.searchsorted(np.array(SASA_EDGES), sasa_N, side="left"))
 
 
 def plddt_bins(plddt_N: np.ndarray) -> np.ndarray:
-    """Bin 0 … 49 of pLDDT 0 … 100, each 2 wide, int64; −1 where there is none (NaN)."""
+    """Return the bin, 0 … 49, of pLDDT 0 … 100, each 2 wide, int64; −1 where there is none (NaN)."""
     known_N = np.nan_to_num(plddt_N, nan=0.0)
     bins_N = np.clip(np.floor(known_N * NUM_PLDDT_BINS / 100), 0, NUM_PLDDT_BINS - 1).astype(np.int64)
     return np.where(np.isnan(plddt_N), -1, bins_N)

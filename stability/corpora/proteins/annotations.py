@@ -37,8 +37,8 @@ class Annotation(NamedTuple):
 
 
 def read_annotations(file: Path) -> dict[str, Annotation]:
-    """The annotations by accession, secondary ones included (of several entries that name one, the first). Errors:
-    ``ValueError`` naming file and line."""
+    """Return the annotations by accession, secondary ones included (of several entries that name one, the first).
+    Errors: ``ValueError`` naming file and line."""
     check_annotations(file)
     with opened(file, KEY) as stream:
         lines = _text_lines(stream, file)
@@ -137,8 +137,8 @@ def _add(found: dict[str, Annotation], entry: list[str]) -> None:
 
 
 def _domains(entry: Iterable[str]) -> Iterator[tuple[str, int, int]]:
-    """Features of `DOMAIN_FEATURES` with both ends known; the name is the note without its number, or the kind of
-    feature."""
+    """Yield (name, start, end) of the features of `DOMAIN_FEATURES` with both ends known; the name is the note without
+    its number, or the kind of feature."""
     features: list[list[str]] = []
     for line in entry:
         if line.startswith("FT   ") and line[5:13].strip():

@@ -45,7 +45,7 @@ class ProteinBatch(NamedTuple):
         return len(self.ids)
 
     def split(self, rows: int) -> list[ProteinBatch]:
-        """Parts of ``rows`` chains, the last one shorter; views."""
+        """Cut the batch into parts of ``rows`` chains, the last one shorter; views."""
         parts = zip(*(tensor.split(rows) for tensor in self[1:]), strict=True)
         return [
             ProteinBatch(self.ids[start : start + rows], *part)
@@ -54,7 +54,8 @@ class ProteinBatch(NamedTuple):
 
 
 def batch_of(chains: Sequence[ProteinChain], length: int | None = None) -> ProteinBatch:
-    """``length``: N; None: the longest chain's. Errors: ``AssertionError`` for none, or a longer one."""
+    """Return the chains as one batch, padded to N residues. ``length``: N; None: the longest chain's. Errors:
+    ``AssertionError`` for none, or a longer one."""
     num = length or max(map(len, chains))
     assert chains and num >= max(map(len, chains)), "chains are cropped before they are padded"
     residues_BN = np.arange(num) < np.array([len(chain) for chain in chains])[:, None]
@@ -81,7 +82,8 @@ def _words(chains: Sequence[ProteinChain], name: str) -> np.ndarray:
 
 
 def _padded(rows: Sequence[np.ndarray], shape: tuple[int, ...], fill: float | int) -> np.ndarray:
-    """One array of the rows, ``fill`` where a row is shorter than ``shape`` (in any of its axes); int64 stays int64."""
+    """Return one array of the rows, ``fill`` where a row is shorter than ``shape`` (in any of its axes); int64 stays
+    int64."""
     padded = np.full((len(rows), *shape), fill, dtype=np.int64 if isinstance(fill, int) else np.float32)
     for target, row in zip(padded, rows, strict=True):
         if row.size:

@@ -83,8 +83,8 @@ class ProteinChain:
         return decode(self.sequence)
 
     def crop(self, start: int, length: int) -> ProteinChain:
-        """Residues ``start`` to ``start + length`` (or the end); descriptions and orthologous groups are the whole
-        chain's, and structure tokens remain what they are in the whole chain."""
+        """Return the residues ``start`` to ``start + length`` (or the end); descriptions and orthologous groups are the
+        whole chain's, and structure tokens remain what they are in the whole chain."""
         stop = slice(start, start + length)
         per_residue = ("sequence", "atoms14_NAX", "ss_N", "sasa_N", "plddt_N", "numbers_N", "structure_N")
         domains_NK = self.domains_NK[stop] if len(self.domains_NK) else self.domains_NK

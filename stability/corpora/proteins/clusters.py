@@ -49,8 +49,8 @@ def clusters(sequences: Sequence[np.ndarray], groups: Sequence[str]) -> np.ndarr
 
 
 def identity(first: bytes, other: bytes) -> float:
-    """Longest common subsequence over the shorter one's known residues; unknown residues match nothing. 0 where none is
-    known.
+    """Return the longest common subsequence of two chains over the shorter one's known residues; unknown residues match
+    nothing. 0 where none is known.
 
     Bit-parallel (Hyyrö 2004): the row of the dynamic programme is one integer.
     """
@@ -74,8 +74,8 @@ def _equals(keys: Sequence[str] | Sequence[bytes]) -> list[tuple[int, int]]:
 
 
 def _candidates(sequences: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Pairs (i < j) that share as many 5-mers as `SHARED` asks for, a k-mer that occurs n times in a chain counting n
-    times."""
+    """Return the pairs (i < j) that share as many 5-mers as `SHARED` asks for, a k-mer that occurs n times in a chain
+    counting n times."""
     features = [_kmers(np.frombuffer(sequence, dtype=np.uint8)) for sequence in sequences]
     if not sum(map(len, features)):
         return []
@@ -100,7 +100,7 @@ def _candidates(sequences: Sequence[bytes]) -> list[tuple[int, int]]:
 
 
 def _kmers(tokens_N: np.ndarray) -> np.ndarray:
-    """A number for each 5-mer of known residues: its residues, and which occurrence of it in the chain it is."""
+    """Return a number for each 5-mer of known residues: its residues, and which occurrence of it in the chain it is."""
     if len(tokens_N) < K:
         return np.empty(0, dtype=np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(tokens_N, K)

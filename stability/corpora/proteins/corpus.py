@@ -3,8 +3,7 @@ them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +17,6 @@ from stability.corpora.base import AbstractCorpus
 from stability.corpora.io import disk
 from stability.corpora.io.arrays import sha256
 from stability.corpora.proteins.alphabets import (
-    NUM_ATOMS,
     NUM_PLDDT_BINS,
     NUM_SASA_BINS,
     SPECIALS,
@@ -26,41 +24,15 @@ from stability.corpora.proteins.alphabets import (
     VOCAB_SIZE,
 )
 from stability.corpora.proteins.batch import ProteinBatch, batch_of
-from stability.corpora.proteins.chain import ProteinChain
+from stability.corpora.proteins.stored_chains import STRUCTURE, Chains, Tables
 
 VERSION = 1  # raised when the same chains, split alike, would be laid out differently; part of every fingerprint
 KIND = "proteins"
-# one row a residue, chain after chain; floats and signed numbers are kept as the bits of a uint32
-BITS = {"atoms14": np.float32, "sasa": np.float32, "plddt": np.float32, "numbers": np.int32}
 ARRAYS = ("offsets", "sequence", "atoms14", "ss", "sasa", "plddt", "numbers", "domain_offsets", "domains")
 WORDS = ("description_offsets", "descriptions", "ortholog_offsets", "orthologs")
 TABLES = "tables.json"
 PLAIN = ("fingerprint", "description", "num_train_chains", "tables")
-STRUCTURE = "structure"  # tokens of a tokenised corpus, uint32, raised by one: 0 where a residue has none
 TOKENISED = ("base", "tokenizer", "num_codes")
-
-
-@dataclass(frozen=True)
-class Tables:
-    """The words that belong to chains by their place (``ids``, ``groups``, ``accessions``, ``clusters``), names of the
-    annotations' tokens (`SPECIALS` come first), and ``skipped``: (file or chain, reason) of what could not be used."""
-
-    ids: tuple[str, ...]
-    groups: tuple[str, ...]
-    accessions: tuple[str, ...]
-    clusters: tuple[int, ...]
-    domains: tuple[str, ...]
-    descriptions: tuple[str, ...]
-    orthologs: tuple[str, ...]
-    skipped: tuple[tuple[str, str], ...]
-
-    def to_json(self) -> str:
-        return json.dumps(self.__dict__, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Tables:
-        values: dict[str, Any] = {name: tuple(items) for name, items in json.loads(text).items()}
-        return cls(**{**values, "skipped": tuple((name, reason) for name, reason in values["skipped"])})
 
 
 @dataclass(frozen=True)
@@ -93,8 +65,8 @@ class ProteinCorpus(AbstractCorpus):
     def of(
         cls, arrays: Mapping[str, np.ndarray], tables: Tables, num_train_chains: int, description: str
     ) -> ProteinCorpus:
-        """``arrays`` in their kept form. The fingerprint covers all of them, the names and the split; not what was
-        skipped, nor where the files lay."""
+        """Return a corpus of ``arrays`` in their kept form. The fingerprint covers all of them, the names and the
+        split; not what was skipped, nor where the files lay."""
         sums = {name: sha256(arrays[name]) for name in (*ARRAYS, *WORDS)}
         return cls(arrays, tables, num_train_chains, _fingerprint(sums, tables, num_train_chains), description, sums)
 
@@ -108,8 +80,8 @@ class ProteinCorpus(AbstractCorpus):
         return {"sequence": VOCAB_SIZE, **classes, **words, **structure}
 
     def with_structure(self, tokenizer: str, num_codes: int, tokens: np.ndarray) -> ProteinCorpus:
-        """The same chains with a structure token for each residue, those of the training side first, −1 where there is
-        none."""
+        """Return the same chains with a structure token for each residue, those of the training side first, −1 where
+        there is none."""
         assert self.tokenised is None and tokens.shape == self.arrays["sequence"].shape
         assert tokens.min() >= -1 and tokens.max() < num_codes
         return self._with(Tokenised(self.fingerprint, tokenizer, num_codes), (tokens + 1).astype(np.uint32), None)
@@ -141,14 +113,15 @@ class ProteinCorpus(AbstractCorpus):
             )
 
     def described(self, positions: int) -> str:
-        """The description, with how many chains are longer than the ``positions`` residues that are drawn of each."""
+        """Return the description, with how many chains are longer than the ``positions`` residues that are drawn of
+        each."""
         lengths = np.diff(self.arrays["offsets"])
         longer = int((lengths > positions).sum())
         return self.description + (f"; {longer:,} longer than {positions:,} residues, cropped" if longer else "")
 
     def log_frequencies(self) -> Float64[Tensor, " vocabulary"]:
-        """log of the training residues' frequencies, each token's count raised by one; then of the structure tokens',
-        where there are any."""
+        """Return the log of the training residues' frequencies, each token's count raised by one; then of the structure
+        tokens', where there are any."""
         stop = int(self.arrays["offsets"][self.num_train_chains])
         counts = [np.bincount(self.arrays["sequence"][:stop], minlength=VOCAB_SIZE) + 1]
         if self.tokenised is not None:
@@ -156,17 +129,17 @@ class ProteinCorpus(AbstractCorpus):
         return torch.from_numpy(np.concatenate([np.log(each / each.sum()) for each in counts]))
 
     def chains(self, split: str) -> Chains:
-        """All chains of "train" or "val", whole, read as they are asked for. Errors: ``ValueError`` for another
+        """Return all chains of "train" or "val", whole, read as they are asked for. Errors: ``ValueError`` for another
         split."""
         if split not in ("train", "val"):
             raise ValueError(f"no split '{split}'; choices: train, val")
         numbers = (
             range(self.num_train_chains) if split == "train" else range(self.num_train_chains, len(self.tables.ids))
         )
-        return Chains(self, numbers)
+        return Chains(self.arrays, self.tables, numbers)
 
     def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> ProteinBatch:
-        """``num`` chains drawn with replacement, each equally likely; of one longer than ``positions`` a random
+        """Draw ``num`` chains with replacement, each equally likely; of one longer than ``positions`` a random
         contiguous crop, every start equally likely. Only ``generator`` decides, by two draws whatever the chains
         are."""
         chains = self.chains(split)
@@ -214,8 +187,8 @@ class ProteinCorpus(AbstractCorpus):
 
     @classmethod
     def load(cls, folder: Path) -> ProteinCorpus:
-        """The corpus in a folder, as `AbstractCorpus.load` has it; a tokenised one reads its chains from the folder of
-        their fingerprint beside its own."""
+        """Return the corpus in a folder, as `AbstractCorpus.load` has it; a tokenised one reads its chains from the
+        folder of their fingerprint beside its own."""
         if "base" in disk.verified_meta(folder):
             return cls._load_tokenised(folder)
         meta = disk.read_meta(folder, {"kind", *PLAIN, *ARRAYS, *WORDS}, set())
@@ -241,64 +214,6 @@ class ProteinCorpus(AbstractCorpus):
         if corpus.fingerprint != meta["fingerprint"]:
             raise disk.damaged(folder / disk.META, "its fingerprint is not that of its tokens")
         return corpus
-
-
-class Chains(Sequence[ProteinChain]):
-    """Chains of one side, each read when it is asked for."""
-
-    def __init__(self, corpus: ProteinCorpus, numbers: range):
-        self._corpus, self._numbers = corpus, numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[at] for at in range(*index.indices(len(self)))]
-        return self.part(range(len(self))[index], 0, self.length(range(len(self))[index]))
-
-    def length(self, index: int) -> int:
-        """Residues of a chain."""
-        start, stop = self._corpus.arrays["offsets"][self._numbers[index] : self._numbers[index] + 2]
-        return int(stop - start)
-
-    def part(self, index: int, first: int, length: int) -> ProteinChain:
-        """Read at most ``length`` residues of a chain from ``first`` on; nothing else of it is read."""
-        arrays, tables, number = self._corpus.arrays, self._corpus.tables, self._numbers[index]
-        start = int(arrays["offsets"][number]) + first
-        stop = min(start + length, int(arrays["offsets"][number + 1]))
-        tracks = {
-            name: np.array(arrays[name][start:stop].view(BITS.get(name, arrays[name].dtype)))
-            for name in ("ss", "sasa", "plddt", "numbers")
-        }
-        atoms = np.array(arrays["atoms14"][start * NUM_ATOMS * 3 : stop * NUM_ATOMS * 3].view(np.float32))
-        return ProteinChain(
-            id=tables.ids[number],
-            group=tables.groups[number],
-            sequence=arrays["sequence"][start:stop].astype(np.int64),
-            atoms14_NAX=atoms.reshape(stop - start, NUM_ATOMS, 3),
-            **{f"{name}_N": values for name, values in tracks.items()},
-            accession=tables.accessions[number],
-            domains_NK=_domains(arrays["domain_offsets"][start : stop + 1], arrays["domains"]),
-            descriptions=_word_list(arrays, "description", number),
-            orthologs=_word_list(arrays, "ortholog", number),
-            structure_N=arrays[STRUCTURE][start:stop].astype(np.int64) - 1
-            if STRUCTURE in arrays
-            else np.empty(0, dtype=np.int64),
-        )
-
-
-def _domains(offsets: np.ndarray, values: np.ndarray) -> np.ndarray:
-    counts = np.diff(offsets)
-    domains_NK = np.full((len(counts), int(counts.max(initial=0))), -1, dtype=np.int64)
-    for row in np.flatnonzero(counts):
-        domains_NK[row, : counts[row]] = values[offsets[row] : offsets[row + 1]]
-    return domains_NK
-
-
-def _word_list(arrays: Mapping[str, np.ndarray], name: str, number: int) -> np.ndarray:
-    start, stop = arrays[f"{name}_offsets"][number : number + 2]
-    return arrays[f"{name}s"][start:stop].astype(np.int64)
 
 
 def _sha256_of_text(text: str) -> str:

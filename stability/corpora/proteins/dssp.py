@@ -22,7 +22,7 @@ COMPLETE = 4  # N, CA, C, O
 
 
 def assign(atoms_NAX: np.ndarray, is_proline_N: np.ndarray) -> np.ndarray:
-    """Number in `SS_CLASSES` of each residue, uint8; `NO_SS` where N, CA, C or O is missing (NaN).
+    """Return the number in `SS_CLASSES` of each residue, uint8; `NO_SS` where N, CA, C or O is missing (NaN).
 
     ``atoms_NAX``: Å, the first four atoms of a residue in the order N, CA, C, O. ``is_proline_N``: it has no hydrogen
     to give.
@@ -50,7 +50,7 @@ def _letters(atoms_NAX: np.ndarray, is_proline_N: np.ndarray) -> list[str]:
 
 
 def hydrogen_bonds(atoms_NAX: np.ndarray, is_proline_N: np.ndarray, piece_N: np.ndarray) -> set[tuple[int, int]]:
-    """(donor of N–H, acceptor of C=O) of each bond below −0.5 kcal/mol; of a donor's only the two strongest."""
+    """Return (donor of N–H, acceptor of C=O) of each bond below −0.5 kcal/mol; of a donor's only the two strongest."""
     hydrogen_NX = _hydrogens(atoms_NAX, piece_N)
     gives_N = ~is_proline_N & np.isfinite(hydrogen_NX).all(axis=1)
     pairs = KDTree(atoms_NAX[:, 1]).query_pairs(CA_WITHIN, output_type="ndarray").astype(np.int64)
@@ -66,7 +66,7 @@ def hydrogen_bonds(atoms_NAX: np.ndarray, is_proline_N: np.ndarray, piece_N: np.
 
 
 def bond_energies(n_PX: np.ndarray, h_PX: np.ndarray, c_PX: np.ndarray, o_PX: np.ndarray) -> np.ndarray:
-    """Electrostatic energy in kcal/mol, to three decimals as DSSP keeps it."""
+    """Return the electrostatic energy of each pair in kcal/mol, to three decimals as DSSP keeps it."""
     ho, hc, nc, no = (
         np.linalg.norm(first - second, axis=1)
         for first, second in ((h_PX, o_PX), (h_PX, c_PX), (n_PX, c_PX), (n_PX, o_PX))
@@ -78,7 +78,7 @@ def bond_energies(n_PX: np.ndarray, h_PX: np.ndarray, c_PX: np.ndarray, o_PX: np
 
 
 def _hydrogens(atoms_NAX: np.ndarray, piece_N: np.ndarray) -> np.ndarray:
-    """1 Å from N, opposite to the C=O before it; NaN at the start of a piece."""
+    """Place each residue's hydrogen 1 Å from N, opposite to the C=O before it; NaN at the start of a piece."""
     hydrogen_NX = np.full((len(atoms_NAX), 3), np.nan)
     carbonyl_MX = atoms_NAX[:-1, 2] - atoms_NAX[:-1, 3]
     length_M = np.linalg.norm(carbonyl_MX, axis=1)
@@ -132,7 +132,7 @@ def bends(ca_NX: np.ndarray, piece_N: np.ndarray) -> np.ndarray:
 def torsions(
     n_NX: np.ndarray, ca_NX: np.ndarray, c_NX: np.ndarray, piece_N: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(φ, ψ) in degrees, NaN where a chain begins, ends or breaks."""
+    """Return (φ, ψ) in degrees, NaN where a chain begins, ends or breaks."""
     phi_N, psi_N = np.full(len(ca_NX), np.nan), np.full(len(ca_NX), np.nan)
     joined = piece_N[1:] == piece_N[:-1]
     phi_N[1:] = np.where(joined, dihedrals(c_NX[:-1], n_NX[1:], ca_NX[1:], c_NX[1:]), np.nan)
@@ -141,7 +141,7 @@ def torsions(
 
 
 def dihedrals(a_PX: np.ndarray, b_PX: np.ndarray, c_PX: np.ndarray, d_PX: np.ndarray) -> np.ndarray:
-    """Torsion in degrees about b–c, −180 … 180 (IUPAC: clockwise is positive)."""
+    """Return the torsion in degrees about b–c, −180 … 180 (IUPAC: clockwise is positive)."""
     axis = c_PX - b_PX
     first, second = np.cross(b_PX - a_PX, axis), np.cross(axis, d_PX - c_PX)
     sine = (np.cross(first, second) * axis).sum(axis=1) / np.maximum(np.linalg.norm(axis, axis=1), 1e-12)

@@ -17,7 +17,7 @@ class _Ladder:
 
 
 def strands(num: int, bonds: set[tuple[int, int]], piece_N: np.ndarray) -> list[str]:
-    """A letter a residue: E in a ladder of two bridges or more, B in a lone bridge, else C."""
+    """Return a letter a residue: E in a ladder of two bridges or more, B in a lone bridge, else C."""
     letters = ["C"] * num
     for ladder in _joined_across_bulges(_ladders(_bridges(num, bonds, piece_N)), piece_N):
         letter = "E" if len(ladder.first) > 1 else "B"
@@ -29,7 +29,7 @@ def strands(num: int, bonds: set[tuple[int, int]], piece_N: np.ndarray) -> list[
 
 
 def _bridges(num: int, bonds: set[tuple[int, int]], piece_N: np.ndarray) -> list[tuple[int, int, bool]]:
-    """(i, j, whether parallel), i < j, sorted; each is found from one of its hydrogen bonds."""
+    """Return (i, j, whether parallel), i < j, sorted; each is found from one of its hydrogen bonds."""
     found: dict[tuple[int, int], bool] = {}
     for donor, acceptor in bonds:
         # (i, j, the other bond, kind): bond i+1 → j with j → i−1; i+1 → j−1 with j+1 → i−1; i → j with j → i

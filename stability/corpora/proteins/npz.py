@@ -74,10 +74,9 @@ def write_shard(file: Path, chains: Sequence[ProteinChain], skipped: Iterable[tu
 
 
 def read_npz(file: Path, min_residues: int = 0) -> tuple[list[ProteinChain], list[tuple[str, str]]]:
-    """(chains, files and chains left out and why) of any of the layouts; a chain of fewer than ``min_residues``
+    """Return (chains, files and chains left out and why) of any of the layouts; a chain of fewer than ``min_residues``
     residues with coordinates, or with impossible ones, is left out. Errors: ``ValueError`` naming the file and what is
-    wrong.
-    """
+    wrong."""
     try:
         with np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
@@ -174,7 +173,8 @@ def _shard_chains(arrays: dict[str, np.ndarray]) -> Iterator[ProteinChain]:
 
 
 def _plain(file: Path, arrays: dict[str, np.ndarray]) -> Iterator[ProteinChain]:
-    """Chains of a collection of backbones or CA traces: a quantity that the file does not have is not known."""
+    """Yield the chains of a collection of backbones or CA traces: a quantity that the file does not have is not
+    known."""
     shape = arrays["coords"].shape[1:] if "coords" in arrays else arrays["ca"].shape[1:]
     if shape not in ((5, 3), (3,)):
         raise ValueError(

@@ -40,8 +40,8 @@ class Entry(NamedTuple):
 
 
 def parse(name: str, content: bytes, plddt: str, min_residues: int) -> tuple[list[ProteinChain], list[str]]:
-    """(chains, why others were left out). ``plddt``: "auto": the B-factor is pLDDT where the file says that it is a
-    model; "always"; "never".
+    """Return (chains, why others were left out). ``plddt``: "auto": the B-factor is pLDDT where the file says that it
+    is a model; "always"; "never".
 
     Errors: ``ValueError``: nothing of the file can be used, and why, in a few words. ``ImportError`` without biotite.
     """
@@ -82,7 +82,7 @@ def _read_cif(content: bytes) -> Entry:
 
 
 def _cif_sequences(block: Any, atoms: Any) -> dict[str, list[str]]:
-    """Three-letter codes of each chain (by ``label_asym_id``), residues without coordinates included."""
+    """Return the three-letter codes of each chain (by ``label_asym_id``), residues without coordinates included."""
     if "entity_poly_seq" not in block:
         return {}
     table = block["entity_poly_seq"]
@@ -101,8 +101,8 @@ def _cif_sequences(block: Any, atoms: Any) -> dict[str, list[str]]:
 
 
 def _cif_references(block: Any) -> dict[str, Reference]:
-    """The references by the author's chain name: the accession, and where in its sequence the chain's first residue
-    lies."""
+    """Return the references by the author's chain name: the accession, and where in its sequence the chain's first
+    residue lies."""
     if "struct_ref" not in block or "struct_ref_seq" not in block:
         return {}
     rows, accessions = block["struct_ref_seq"], block["struct_ref"]
@@ -146,8 +146,8 @@ def _read_pdb(content: bytes) -> Entry:
 
 
 def _pdb_references(lines: list[str]) -> dict[str, Reference]:
-    """The references by chain. Accessions of ten letters stand in DBREF1 and DBREF2; AlphaFold's models write them into
-    DBREF, which moves what follows them."""
+    """Return the references by chain. Accessions of ten letters stand in DBREF1 and DBREF2; AlphaFold's models write
+    them into DBREF, which moves what follows them."""
     found: dict[str, Reference] = {}
     begins: dict[str, int] = {}
     for line in lines:
@@ -216,14 +216,15 @@ def _chain(
 
 
 def areas(residues: LaidOutChain) -> np.ndarray:
-    """Solvent-accessible area of each residue in Å², float32, by biotite (Shrake–Rupley, 1,000 points, probe 1.4 Å,
-    ProtOr radii) on this chain alone.
+    """Return the solvent-accessible area of each residue in Å², float32, by biotite (Shrake–Rupley, 1,000 points, probe
+    1.4 Å, ProtOr radii) on this chain alone.
 
     NaN where a residue has no coordinates.
     """
     from biotite import structure
 
-    area_P = np.nan_to_num(structure.sasa(residues.atoms))  # pyright: ignore[reportAttributeAccessIssue] compiled; hydrogens have none of their own
+    # compiled, which a type checker does not see; hydrogens have no area of their own
+    area_P = np.nan_to_num(structure.sasa(residues.atoms))  # pyright: ignore[reportAttributeAccessIssue]
     num = len(residues.names)
     seen_N = np.bincount(residues.row_of_atom, minlength=num) > 0
     return np.where(seen_N, np.bincount(residues.row_of_atom, weights=area_P, minlength=num), np.nan).astype(np.float32)

@@ -34,7 +34,7 @@ class LaidOutChain(NamedTuple):
 
 
 def laid_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: Reference | None) -> list[LaidOutChain]:
-    """The rows of a chain, or of its pieces where it turns out to be several.
+    """Return the rows of a chain, or of its pieces where it turns out to be several.
 
     With a ``sequence`` (three-letter codes) its places are the rows: mmCIF numbers them; in a PDB file the residues are
     found in SEQRES by their numbers up to one constant, else piece after piece as early as they fit. Without one (or
@@ -66,8 +66,8 @@ def laid_out(atoms: Any, sequence: list[str] | None, numbered: bool, reference: 
 
 
 def _residues(atoms: Any, numbered: bool) -> tuple[np.ndarray, np.ndarray, list[str], np.ndarray]:
-    """(first atom, atom after the last, name, number) of each residue; of several at one place (an alternate residue)
-    the first."""
+    """Return (first atom, atom after the last, name, number) of each residue; of several at one place (an alternate
+    residue) the first."""
     from biotite.structure import get_residue_starts
 
     bounds = get_residue_starts(atoms, add_exclusive_stop=True)
@@ -92,7 +92,7 @@ def _residues(atoms: Any, numbered: bool) -> tuple[np.ndarray, np.ndarray, list[
 
 
 def _place(atoms: Any, starts: np.ndarray, stops: np.ndarray, name: str) -> np.ndarray:
-    """(num, 3) coordinates of one atom of each residue, NaN where missing."""
+    """Return the coordinates (num, 3) of one atom of each residue, NaN where missing."""
     place = np.full((len(starts), 3), np.nan)
     for row, (start, stop) in enumerate(zip(starts, stops, strict=True)):
         found = np.flatnonzero(atoms.atom_name[start:stop] == name)
@@ -115,12 +115,13 @@ def _bonded(atoms: Any, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
 
 
 def _polymer(atoms: Any, starts: np.ndarray, bonded: np.ndarray) -> np.ndarray:
-    """A HETATM residue is part of the chain only where it hangs on a neighbour: free amino acids are ligands."""
+    """Return which residues are part of the chain: a HETATM one only where it hangs on a neighbour, as free amino acids
+    are ligands."""
     return ~atoms.hetero[starts] | bonded | np.append(bonded[1:], False)
 
 
 def _rows_in(sequence: list[str], names: list[str], numbers: np.ndarray, bonded: np.ndarray) -> np.ndarray | None:
-    """The place of each residue in SEQRES; None where SEQRES does not hold them in this order."""
+    """Return the place of each residue in SEQRES; None where SEQRES does not hold them in this order."""
     places: dict[int, None] = {}
     for at, name in enumerate(sequence):
         if name == names[0]:
@@ -152,8 +153,8 @@ def _earliest(sequence: list[str], names: list[str], bonded: np.ndarray) -> np.n
 
 
 def _interpolated(rows: np.ndarray, numbers: np.ndarray, num: int) -> np.ndarray:
-    """The numbers of all rows: those between two residues go on from the one before, those at the start lead up to the
-    first."""
+    """Return the numbers of all rows: those between two residues go on from the one before, those at the start lead up
+    to the first."""
     before = np.clip(np.searchsorted(rows, np.arange(num), side="right") - 1, 0, None)
     return numbers[before] + np.arange(num) - rows[before]
 
@@ -200,8 +201,8 @@ def _assembled(
 
 
 def sequence_of(names: list[str]) -> str:
-    """One letter a residue; a modified one has its parent's by the chemical component dictionary, what has none is
-    X."""
+    """Return one letter a residue; a modified one has its parent's by the chemical component dictionary, what has none
+    is X."""
     table = {name: THREE_TO_ONE.get(name) or AMBIGUOUS.get(name) or _parent(name) for name in set(names)}
     return "".join(table[name] for name in names)
 
@@ -214,8 +215,8 @@ def _parent(name: str) -> str:
 
 
 def atoms14(residues: LaidOutChain, sequence: np.ndarray) -> np.ndarray:
-    """(N, 14, 3) float32 in Å, NaN where missing; of a residue without an order of its own (`ATOM14`) N, CA, C, O and
-    CB."""
+    """Return the places of a chain's heavy atoms (N, 14, 3), float32 in Å, NaN where missing; of a residue without an
+    order of its own (`ATOM14`) N, CA, C, O and CB."""
     atoms_NAX = np.full((len(residues.names), NUM_ATOMS, 3), np.nan, dtype=np.float32)
     orders = {token: ATOM14.get(PIECES[token], (*ATOM14["A"],)) for token in set(sequence.tolist())}
     slots = {token: {atom: slot for slot, atom in enumerate(order)} for token, order in orders.items()}

@@ -47,8 +47,8 @@ def require_biotite() -> None:
 
 
 def shards(files: Sequence[Path], folder: Path, plddt: str, min_residues: int) -> Iterator[Path]:
-    """One shard for every 32 structure files, in their order; ``folder`` keeps them. What is there already is not made
-    again.
+    """Yield one shard for every 32 structure files, in their order; ``folder`` keeps them. What is there already is not
+    made again.
 
     Errors: ``ValueError`` for a tar archive that is cut short or without any structure file; ``RuntimeError`` where a
     worker was killed.
@@ -154,7 +154,7 @@ def _unpacked(member: Member) -> bytes:
 
 
 def _units(files: Sequence[Path], folder: Path) -> Iterator[tuple[Path, list[Member]]]:
-    """(shard, its members); no members where the shard is whole already."""
+    """Yield (shard, its members); no members where the shard is whole already."""
     held: list[Member] = []
     number = count = 0
     for file in files:
@@ -176,7 +176,8 @@ def is_whole(shard: Path) -> bool:
 
 
 def _sources(file: Path) -> Iterator[tuple[str, Callable[[], Path | bytes]]]:
-    """(name, what gives the path or the bytes) of a structure file, or of each in an archive, in the archive's order.
+    """Yield (name, what gives the path or the bytes) of a structure file, or of each in an archive, in the archive's
+    order.
 
     Errors: ``ValueError`` for an archive that cannot be read or holds none.
     """

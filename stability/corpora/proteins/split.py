@@ -15,7 +15,8 @@ from stability.corpora.proteins.alphabets import NUM_ATOMS, SPECIALS, UNK
 from stability.corpora.proteins.annotations import Annotation
 from stability.corpora.proteins.chain import ProteinChain
 from stability.corpora.proteins.clusters import clusters
-from stability.corpora.proteins.corpus import ProteinCorpus, Tables
+from stability.corpora.proteins.corpus import ProteinCorpus
+from stability.corpora.proteins.stored_chains import Tables
 
 _TRACKS = {
     "sequence": np.uint8,
@@ -71,7 +72,7 @@ class CollectedChains:
         self.chains.append(_Named(chain.id, chain.group, chain.accession, digest, rows["sequence"]))
 
     def arranged(self, order: Sequence[int], scratch: Path | None) -> dict[str, np.ndarray]:
-        """The tracks with the chains in another order."""
+        """Return the tracks with the chains in another order."""
         starts = np.cumsum([0, *(len(chain.sequence) for chain in self.chains)])
         arranged = {}
         for name, dtype in _TRACKS.items():
@@ -148,8 +149,8 @@ def _held_out(numbers: np.ndarray, digests: Sequence[bytes], share: float) -> np
 
 
 def _known(chains: Sequence[_Named], annotations: Mapping[str, Annotation] | None) -> dict[int, Annotation]:
-    """The annotations of each chain, by its place: those of its accession, or else of its entry, a four-letter code in
-    either case.
+    """Return the annotations of each chain, by its place: those of its accession, or else of its entry, a four-letter
+    code in either case.
 
     Errors: ``ValueError`` where annotations are given and none is of a chain: they would change nothing.
     """
@@ -174,7 +175,7 @@ def _known(chains: Sequence[_Named], annotations: Mapping[str, Annotation] | Non
 def _annotated(
     known: Sequence[Annotation], num_train: int, arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], tuple[Names, Names, Names]]:
-    """(domains of each residue, descriptions and orthologous groups of each chain as tokens and offsets; their
+    """Return (domains of each residue, descriptions and orthologous groups of each chain as tokens and offsets; their
     vocabularies).
 
     A vocabulary holds the special tokens and the names that occur on the training side, sorted; any other name is
@@ -202,8 +203,8 @@ def _vocabulary(names: Iterable[str]) -> Names:
 def _domains(
     known: Sequence[Annotation], arrays: Mapping[str, np.ndarray], tokens: Mapping[str, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(offsets over all residues, tokens): a residue lies in a domain where its number in the database is between the
-    domain's ends."""
+    """Return (offsets over all residues, tokens): a residue lies in a domain where its number in the database is
+    between the domain's ends."""
     counts, values = [], []
     for number, annotation in enumerate(known):
         place = slice(arrays["offsets"][number], arrays["offsets"][number + 1])

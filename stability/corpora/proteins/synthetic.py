@@ -54,7 +54,7 @@ N_CA_C, CA_C_N, C_N_CA, CA_C_O, N_C_CA_CB, C_CA_CB = 111.0, 117.2, 121.7, 120.1,
 
 
 def chains() -> Iterator[ProteinChain]:
-    """Each with SASA by biotite. Errors: ``RuntimeError`` where biotite is not installed."""
+    """Yield the chains, each with SASA by biotite. Errors: ``RuntimeError`` where biotite is not installed."""
     from stability.corpora.proteins.shards import require_biotite
 
     require_biotite()
@@ -69,7 +69,7 @@ def chains() -> Iterator[ProteinChain]:
 
 
 def _segments(draws: Draws) -> tuple[str, list[Angles]]:
-    """(kind of each residue, its φ and ψ in degrees)."""
+    """Return (kind of each residue, its φ and ψ in degrees)."""
     target = SHORTEST + draws.one_below(LONGEST - SHORTEST + 1)
     kinds, torsions, atoms = "", [], []
     while len(kinds) < target:
@@ -98,7 +98,7 @@ def _clashes(ca_NX: np.ndarray, num_before: int) -> bool:
 
 
 def backbone(torsions: list[Angles]) -> np.ndarray:
-    """(N, 5, 3): N, CA, C, O, CB in Å from φ and ψ in degrees, ω = 180°."""
+    """Return N, CA, C, O, CB (N, 5, 3) in Å from φ and ψ in degrees, ω = 180°."""
     atoms = _grown([], torsions)
     residues = list(zip(atoms[::3], atoms[1::3], atoms[2::3], strict=True))
     oxygen = [
@@ -109,8 +109,8 @@ def backbone(torsions: list[Angles]) -> np.ndarray:
 
 
 def _grown(atoms: list[Point], torsions: list[Angles]) -> list[Point]:
-    """N, CA, C of each residue: ``atoms`` and those of all but the first of ``torsions``, whose residue is the last of
-    ``atoms`` (or stands at the origin).
+    """Return N, CA, C of each residue: ``atoms`` and those of all but the first of ``torsions``, whose residue is the
+    last of ``atoms`` (or stands at the origin).
 
     One atom after the other (NeRF: Parsons et al. 2005).
     """
@@ -127,8 +127,8 @@ def _grown(atoms: list[Point], torsions: list[Angles]) -> list[Point]:
 
 
 def _placed(a: Point, b: Point, c: Point, length: float, bend: float, torsion: float) -> Point:
-    """The point at ``length`` from c, ``bend`` degrees at c to b, ``torsion`` degrees about b–c from a. Plain floats:
-    arrays of three are slower."""
+    """Return the point at ``length`` from c, ``bend`` degrees at c to b, ``torsion`` degrees about b–c from a. Plain
+    floats: arrays of three are slower."""
     bend, torsion = math.radians(bend), math.radians(torsion)
     forward = _unit((c[0] - b[0], c[1] - b[1], c[2] - b[2]))
     normal = _unit(_cross((b[0] - a[0], b[1] - a[1], b[2] - a[2]), forward))

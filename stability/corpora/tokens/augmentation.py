@@ -37,7 +37,8 @@ class AbstractAugmentation:
     def augmented(
         self, tokens_BN: Tensor, vocabulary: Vocabulary | None, stretch_B: np.ndarray, generator: Generator
     ) -> Tensor:
-        """Training windows as they are trained on; ``stretch_B``: the number of the stretch that each lies in."""
+        """Return training windows as they are trained on; ``stretch_B``: the number of the stretch that each lies
+        in."""
         raise NotImplementedError
 
 
@@ -78,5 +79,6 @@ ARRAY_NAMES = tuple(name for each in AUGMENTATIONS for name in each.array_names)
 
 
 def kept_in(meta: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> AbstractAugmentation | None:
-    """The augmentation that a corpus's folder holds, from its description and those of `ARRAY_NAMES` that lie there."""
+    """Return the augmentation that a corpus's folder holds, from its description and those of `ARRAY_NAMES` that lie
+    there."""
     return next((each(**arrays) for each in AUGMENTATIONS if meta.get(each.name)), None)

@@ -3,7 +3,6 @@ drawn from it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,8 @@ from torch import Tensor
 
 from stability.corpora.base import AbstractCorpus
 from stability.corpora.io import disk
-from stability.corpora.io.arrays import sha256, sha256_and_counts
+from stability.corpora.io.arrays import sha256
+from stability.corpora.tokens import frequencies
 from stability.corpora.tokens import windows as starts_of_windows
 from stability.corpora.tokens.augmentation import ARRAY_NAMES, NAMES, AbstractAugmentation, kept_in
 from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
@@ -27,7 +27,6 @@ SPLIT_VERSION = 1
 HELD_OUT_PERCENT = 1
 SPLITS = ("train", "val")
 FEWEST_POSITIONS = 2  # of a model
-_COUNTED = 1 << 24  # tokens counted at a time
 _ARRAYS = {"train_tokens": "train.npy", "val_tokens": "val.npy"}
 _BORDERS = {"train_borders": "train_borders.npy", "val_borders": "val_borders.npy"}
 _OF_AUGMENTATION = {name: f"{name}.npy" for name in ARRAY_NAMES}
@@ -89,15 +88,15 @@ class Corpus(AbstractCorpus):
         borders: tuple[np.ndarray, np.ndarray] | None = None,
         augmentation: AbstractAugmentation | None = None,
     ) -> Corpus:
-        """A corpus from two 1-D arrays, both uint16 or both uint32; ``borders`` of training and held-out tokens, for
-        both or none.
+        """Return a corpus from two 1-D arrays, both uint16 or both uint32; ``borders`` of training and held-out tokens,
+        for both or none.
 
         Errors: ``ValueError`` where a side is empty or a token reaches ``vocab_size``.
         """
         assert vocabulary is None or len(vocabulary.pieces) == vocab_size, (
             f"{vocab_size} tokens with a vocabulary of another size"
         )
-        sums, counts = _summary(train, val, vocab_size)
+        sums, counts = frequencies.counted(train, val, vocab_size)
         vocabulary = None if vocabulary == BYTES else vocabulary
         bounds = dict(zip(_BORDERS, borders, strict=True)) if borders else {}
         kept = {}
@@ -117,7 +116,7 @@ class Corpus(AbstractCorpus):
             description,
             num_train_documents,
             num_val_documents,
-            _cross_entropy(*counts),
+            frequencies.cross_entropy(*counts),
             vocabulary=vocabulary,
             augmentation=augmentation,
             sums={**sums, **extra},
@@ -145,7 +144,7 @@ class Corpus(AbstractCorpus):
                 )
 
     def _shorter(self, more: int) -> str:
-        """The most positions that `require` accepts, as advice; nothing where no model has so few."""
+        """Return the most positions that `require` accepts, as advice; nothing where no model has so few."""
         most = (
             min(starts_of_windows.longest_pair(len(tokens), borders) for tokens, borders in map(self._side, SPLITS))
             - more
@@ -153,7 +152,7 @@ class Corpus(AbstractCorpus):
         return f", or model.positions={most} or less" if most >= FEWEST_POSITIONS else ""
 
     def described(self, positions: int) -> str:
-        """The description, with what windows of ``positions`` tokens leave out: stretches that are shorter."""
+        """Return the description, with what windows of ``positions`` tokens leave out: stretches that are shorter."""
         if self.train_borders is None or self.val_borders is None:
             return self.description
         found = [starts_of_windows.too_short(borders, positions) for borders in (self.train_borders, self.val_borders)]
@@ -164,20 +163,13 @@ class Corpus(AbstractCorpus):
         )
 
     def log_frequencies(self) -> Float64[Tensor, " vocabulary"]:
-        """log of the training tokens' frequencies, each count raised by one, by which `unigram_nats` is taken. Reads
-        the training side once."""
-        pieces = (self.train_tokens[start : start + _COUNTED] for start in range(0, len(self.train_tokens), _COUNTED))
-        counts = (
-            sum(
-                (np.bincount(piece, minlength=self.vocab_size) for piece in pieces), np.zeros(self.vocab_size, np.int64)
-            )
-            + 1
-        )
-        return torch.from_numpy(np.log(counts / counts.sum()))
+        """Return the log of the training tokens' frequencies, each count raised by one, by which `unigram_nats` is
+        taken. Reads the training side once."""
+        return frequencies.log_frequencies(self.train_tokens, self.vocab_size)
 
     def batch(self, split: str, num: int, positions: int, generator: torch.Generator) -> Int64[Tensor, "num positions"]:
-        """``num`` random windows of ``positions`` tokens of ``split`` ("train" or "val"), every start equally likely,
-        none across a border.
+        """Draw ``num`` random windows of ``positions`` tokens of ``split`` ("train" or "val"), every start equally
+        likely, none across a border.
 
         Only ``generator`` decides which (and what chance makes of them): with one seeded by (seed, purpose, index),
         as training does, the order of the data is a function of the step, and a resumed run goes on with the windows
@@ -202,8 +194,8 @@ class Corpus(AbstractCorpus):
         return _gather(tokens, starts_of_windows.spread(len(tokens), borders, positions, num), positions)
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """The text (or nucleotides) of some tokens. Errors: ``ValueError`` for a token outside of the vocabulary, and
-        where there is none."""
+        """Return the text (or nucleotides) of some tokens. Errors: ``ValueError`` for a token outside of the
+        vocabulary, and where there is none."""
         vocabulary = self.vocabulary or (BYTES if self.vocab_size == len(BYTES.pieces) else None)
         if vocabulary is None:
             raise ValueError(
@@ -257,32 +249,6 @@ class Corpus(AbstractCorpus):
             parts["vocabulary"] = Vocabulary.from_json(disk.read_text(folder / _VOCABULARY, meta["vocabulary"]))
         augmentation = kept_in(meta, {name: parts.pop(name) for name in ARRAY_NAMES if name in parts})
         return cls(**{key: meta[key] for key in _PLAIN}, **parts, augmentation=augmentation, sums={**sums, **extra})
-
-
-def _summary(
-    train: np.ndarray, val: np.ndarray, vocab_size: int
-) -> tuple[dict[str, str], tuple[np.ndarray, np.ndarray]]:
-    """Return both sides' sha256 sums and how often each token occurs; ``ValueError`` where one is empty or has a token
-    beyond the vocabulary."""
-    sums, counts = {}, []
-    for (name, side), tokens in zip(
-        {"train_tokens": "training", "val_tokens": "held-out"}.items(), (train, val), strict=True
-    ):
-        assert tokens.ndim == 1 and tokens.dtype in (np.uint16, np.uint32), (
-            f"{side} tokens: 1-D uint16 or uint32, got {tokens.ndim}-D {tokens.dtype}"
-        )
-        if not tokens.size:
-            raise ValueError(f"data: the {side} side holds no token")
-        sums[name], occurrences = sha256_and_counts(tokens, vocab_size)
-        if len(occurrences) > vocab_size:
-            raise ValueError(f"data: token {len(occurrences) - 1} on the {side} side; the vocabulary has {vocab_size}")
-        counts.append(occurrences)
-    return sums, (counts[0], counts[1])
-
-
-def _cross_entropy(train_counts: np.ndarray, val_counts: np.ndarray) -> float:
-    log_probability = np.log(train_counts + 1) - math.log(train_counts.sum() + len(train_counts))
-    return float(-(val_counts @ log_probability) / val_counts.sum())
 
 
 def _gather(tokens: np.ndarray, starts: np.ndarray, positions: int) -> Tensor:

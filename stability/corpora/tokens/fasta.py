@@ -16,8 +16,8 @@ BLANK = b" \t\r\n"
 
 
 def records(file: Path) -> Iterator[tuple[str, bytes]]:
-    """(name, tokens) of each record; the name is the header's first word. Errors: ``ValueError`` naming file, record,
-    line and character."""
+    """Yield (name, tokens) of each record; the name is the header's first word. Errors: ``ValueError`` naming file,
+    record, line and character."""
     with opened(file) as stream:
         yield from _Reader(file).records(stream)
 
@@ -106,8 +106,8 @@ class _Reader:
 
 
 def batches(stream: BufferedIOBase, reached: Callable[[], str]) -> Iterator[list[bytes]]:
-    """An `opened` file's lines, about a megabyte at a time; those before an error are given first, so that ``reached``
-    knows of them."""
+    """Yield an `opened` file's lines, about a megabyte at a time; those before an error are given first, so that
+    ``reached`` knows of them."""
     lines: list[bytes] = []
     num_bytes = 0
     try:
@@ -127,5 +127,5 @@ def batches(stream: BufferedIOBase, reached: Callable[[], str]) -> Iterator[list
 
 
 def encode_lines(lines: list[bytes]) -> bytes:
-    """Tokens of sequence lines; blanks at their ends are left out."""
+    """Return the tokens of sequence lines; blanks at their ends are left out."""
     return encode(b"".join([line.rstrip(BLANK) for line in lines]))

@@ -46,12 +46,12 @@ class Gpt2Tokenizer(AbstractTokenizer):
         self.label = f"GPT-2 BPE, {size:,} tokens" if size == GPT2_SIZE + 1 else f"BPE of {ranks}, {size:,} tokens"
 
     def encode(self, text: str) -> np.ndarray:
-        """``text`` → 1-D uint32 array."""
+        """Return the tokens of ``text``, a 1-D uint32 array."""
         return self._encoding.encode_to_numpy(text, disallowed_special=())
 
 
 def read_ranks(folder: Path) -> dict[bytes, int]:
-    """Each token's bytes and number, in the order of merging: the 256 bytes, then a merge a line of vocab.bpe;
+    """Return each token's bytes and number, in the order of merging: the 256 bytes, then a merge a line of vocab.bpe;
     encoder.json must say the same.
 
     Errors: ``ValueError`` naming the file and the place.
@@ -72,8 +72,8 @@ def read_ranks(folder: Path) -> dict[bytes, int]:
 
 
 def sha256_of_ranks(ranks: str | None) -> str | None:
-    """sha256 over the two files; None for tiktoken's own, which it checks itself. Errors: ``ValueError`` where one is
-    missing."""
+    """Return the sha256 over the two files; None for tiktoken's own, which it checks itself. Errors: ``ValueError``
+    where one is missing."""
     if ranks is None:
         return None
     digest = hashlib.sha256()
@@ -101,8 +101,8 @@ def _check_numbers(ranks: dict[bytes, int], file: Path, byte_of: dict[str, int])
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The characters that these files write bytes as, in rank order: printable ones of Latin-1 for themselves, U+0100…
-    for the rest."""
+    """Return the characters that these files write bytes as, in rank order: printable ones of Latin-1 for themselves,
+    U+0100… for the rest."""
     printable = [byte for byte in range(256) if chr(byte).isprintable() and chr(byte) != " "]
     others = [byte for byte in range(256) if byte not in printable]
     return {**{chr(byte): byte for byte in printable}, **{chr(256 + index): byte for index, byte in enumerate(others)}}
@@ -157,7 +157,7 @@ def _check_reach() -> None:
 
 
 def _cache_folder() -> Path:
-    """The folder in which tiktoken keeps what it fetched."""
+    """Return the folder in which tiktoken keeps what it fetched."""
     own = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
     return Path(own) if own is not None else Path(tempfile.gettempdir(), "data-gym-cache")
 

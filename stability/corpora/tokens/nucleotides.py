@@ -33,18 +33,18 @@ AS_DNA = bytes(T if token == U else token for token in range(256))
 
 
 def encode(letters: bytes) -> bytes:
-    """One byte a nucleotide, its token (0…16); `INVALID` for what is none. Upper and lower case are one."""
+    """Return one byte a nucleotide, its token (0…16); `INVALID` for what is none. Upper and lower case are one."""
     return letters.translate(TABLE)
 
 
 def reverse_complement(tokens: bytes) -> bytes:
-    """The other strand, read in its own direction."""
+    """Return the other strand, read in its own direction."""
     return tokens.translate(COMPLEMENT)[::-1]
 
 
 def either_strand(tokens: bytes) -> bytes:
-    """The same bytes for a sequence, its reverse complement and its transcript: of both strands, with T for U, what
-    comes first in the alphabet."""
+    """Return the same bytes for a sequence, its reverse complement and its transcript: of both strands, with T for U,
+    what comes first in the alphabet."""
     as_dna = tokens.translate(AS_DNA)
     return min(as_dna, reverse_complement(as_dna))
 
@@ -60,12 +60,12 @@ def are_rna(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.nda
 
 
 def in_rna(complement: Tensor) -> Tensor:
-    """The complement of tokens of RNA, from what `Vocabulary.complement` gives: U where it has T."""
+    """Return the complement of tokens of RNA, from what `Vocabulary.complement` gives: U where it has T."""
     return complement.masked_fill(complement == T, U)
 
 
 def gc_share(counts: np.ndarray) -> float:
-    """Share of G, C and S (either) among the nucleotides that are certain as to that (A, C, G, T, U, S, W), from counts
-    by token; 0 where there is none."""
+    """Return the share of G, C and S (either) among the nucleotides that are certain as to that (A, C, G, T, U, S, W),
+    from counts by token; 0 where there is none."""
     strong, weak = (sum(int(counts[CODES.index(code)]) for code in group) for group in ("GCS", "ATUW"))
     return strong / max(strong + weak, 1)

@@ -33,8 +33,8 @@ def split_records(
     either_strand: bool,
     scratch: Path | None = None,
 ) -> Corpus:
-    """(name, tokens) of each record → `Corpus` of nucleotides; a record, its reverse complement and the transcript of
-    either (U for T) are one, which counts once.
+    """Make a `Corpus` of nucleotides from (name, tokens) of each record; a record, its reverse complement and the
+    transcript of either (U for T) are one, which counts once.
 
     ``hold_out``: "records": in order of the sha256 of their content (with T for U; or of its reverse complement,
     whichever comes first in the alphabet), records are held out until they make up 1 % of the nucleotides, those above
@@ -94,7 +94,7 @@ def _by_regions(found: Sorted) -> tuple[Sorted, Sorted]:
 
 
 def _are_rna(found: Sorted, train: Sorted) -> np.ndarray | None:
-    """1 for each training stretch whose record is RNA, else 0; None where none is."""
+    """Return 1 for each training stretch whose record is RNA, else 0; None where none is."""
     if not any((chunk == U).any() for chunk in chunks(found.tokens)):
         return None
     order = np.argsort(found.starts)  # as the records lie in the file
@@ -104,7 +104,7 @@ def _are_rna(found: Sorted, train: Sorted) -> np.ndarray | None:
 
 
 def _stretches(items: Sorted, scratch: Path | None) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens one stretch after the other, their borders)."""
+    """Return (tokens one stretch after the other, their borders)."""
     joined = TokenFile(np.uint16, scratch)
     for chunk in pieces(items, None):
         joined.append(chunk)

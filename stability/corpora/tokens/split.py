@@ -36,7 +36,7 @@ class CollectedDocuments:
         self._sizes.append(size)
 
     def sorted(self) -> Sorted:
-        """The distinct items by digest; of equal ones the first that came."""
+        """Return the distinct items by digest; of equal ones the first that came."""
         words = np.frombuffer(self._digests, dtype=">u8").reshape(len(self._sizes), 4)
         order = np.lexsort(words.T[::-1])
         distinct = np.ones(len(order), dtype=bool)
@@ -68,7 +68,7 @@ def split_documents(
     keep: int | None = None,
     scratch: Path | None = None,
 ) -> Corpus:
-    """Documents → `Corpus`, in bytes or another tokenizer's tokens.
+    """Make a `Corpus` of documents, in bytes or another tokenizer's tokens.
 
     Distinct documents are sorted by sha256 of their UTF-8; the first 1 % (rounded up) are held out, the rest trained
     on; within each side they stand in that order, a separator between them. ``keep``: as `kept_tokens`. ``origin``:
@@ -106,7 +106,8 @@ def split_documents(
 def kept_tokens(
     sides: tuple[Sorted, Sorted], vocabulary: Vocabulary, keep: int
 ) -> tuple[Vocabulary, np.ndarray, tuple[float, float]]:
-    """(smaller vocabulary, new number of each old token, shares of unknown tokens in training and held-out documents).
+    """Return (smaller vocabulary, new number of each old token, shares of unknown tokens in training and held-out
+    documents).
 
     Kept are the separator and the ``keep − 1`` tokens that occur most often in the training documents, ties by number;
     they keep their order, and one more token, the last, stands for all others: the size is ``keep + 1`` whatever the
@@ -155,7 +156,8 @@ def _joined(
 
 
 def pieces(items: Sorted, separator: int | None) -> Iterator[np.ndarray]:
-    """The items' tokens one after the other, a separator (None: nothing) between two, in arrays of about 4 M tokens."""
+    """Yield the items' tokens one after the other, a separator (None: nothing) between two, in arrays of about 4 M
+    tokens."""
     tokens, between = (
         np.asarray(items.tokens),
         np.array([] if separator is None else [separator], dtype=items.tokens.dtype),

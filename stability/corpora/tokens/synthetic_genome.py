@@ -40,7 +40,7 @@ STRAND = bytes.maketrans(b"ACGT", b"TGCA")
 
 
 def chromosomes() -> Iterator[tuple[str, bytes]]:
-    """(name, letters A, C, G, T) of each."""
+    """Yield (name, letters A, C, G, T) of each chromosome."""
     draws = Draws(SEED)
     elements = [_letters(draws, 800 + draws.one_below(501), 500) for _ in range(NUM_ELEMENTS)]
     for number in range(NUM_CHROMOSOMES):
@@ -58,7 +58,7 @@ class Draws:
         return int(self.below(bound, 1)[0])
 
     def below(self, bound: int, num: int) -> np.ndarray:
-        """``num`` integers in [0, bound), int64. The bias of taking a remainder is below 2⁻³²."""
+        """Draw ``num`` integers in [0, bound), int64. The bias of taking a remainder is below 2⁻³²."""
         z = np.arange(self._counter + 1, self._counter + 1 + num, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         self._counter += num
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -79,7 +79,7 @@ def _chromosome(draws: Draws, elements: list[bytes]) -> bytes:
 
 
 def local_gc(position: int) -> int:
-    """Per mille, at a position of a chromosome."""
+    """Return the share of G and C in per mille at a position of a chromosome."""
     phase = position % PERIOD
     return LOWEST_GC + (HIGHEST_GC - LOWEST_GC) * min(phase, PERIOD - phase) // (PERIOD // 2)
 
@@ -96,7 +96,7 @@ def _gene(draws: Draws, gc: int) -> bytes:
 
 
 def codon_weights(gc: int) -> np.ndarray:
-    """Integer weight of each of `CODONS`, 0 for a stop."""
+    """Return the integer weight of each of `CODONS`, 0 for a stop."""
     shares = [gc if codon[2:] in b"GC" else 1000 - gc for codon in CODONS]
     total = {acid: sum(share for share, other in zip(shares, CODE, strict=True) if other == acid) for acid in PER_MILLE}
     return np.array(

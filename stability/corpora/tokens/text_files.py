@@ -22,13 +22,13 @@ NOT_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def text_files(path: str) -> list[Path]:
-    """The file, or a folder's files of `SUFFIXES`, sorted. Errors: ``ValueError`` as `find_files`."""
+    """Return the file, or a folder's files of `SUFFIXES`, sorted. Errors: ``ValueError`` as `find_files`."""
     return find_files(path, SUFFIXES, "text file", other=("data=dna", FASTA_SUFFIXES))
 
 
 def documents(file: Path, field: str) -> Iterator[str]:
-    """The documents of one file, never more of it in memory than one of them. Errors: ``ValueError`` naming file and
-    place."""
+    """Yield the documents of one file, never more of it in memory than one of them. Errors: ``ValueError`` naming file
+    and place."""
     num_documents = 0
     with opened(file) as stream:
         kind = suffix_of(file, SUFFIXES)
@@ -44,7 +44,7 @@ def documents(file: Path, field: str) -> Iterator[str]:
 
 
 def records(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
-    """The field's text of each line of JSON; lines that are blank and texts that are empty are no documents."""
+    """Yield the field's text of each line of JSON; lines that are blank and texts that are empty are no documents."""
     offset = 0
     for number, line in lines(stream):
         try:
@@ -61,7 +61,7 @@ def records(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
 
 
 def lines(stream: BufferedIOBase) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, line) of an `opened` file."""
+    """Yield (number from 1, line) of an `opened` file."""
     number = 0
     with located(lambda: f"{number:,} whole lines were read"):
         for line in stream:
@@ -93,7 +93,7 @@ def _record(line: str, place: str, field: str) -> str:
 
 
 def checked_text(text: Any, place: str, field: str) -> str:
-    """``text``, if it is one. Errors: ``ValueError`` naming the place and the key."""
+    """Return ``text``, if it is one. Errors: ``ValueError`` naming the place and the key."""
     if not isinstance(text, str):
         raise ValueError(
             f"{place}: '{field}' holds {type(text).__name__}, not text; name another key with data.field=KEY"
@@ -106,7 +106,7 @@ def checked_text(text: Any, place: str, field: str) -> str:
 
 
 def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
-    """The field's text of each row of a Parquet file; empty ones are no documents."""
+    """Yield the field's text of each row of a Parquet file; empty ones are no documents."""
     import pyarrow
     from pyarrow import parquet
 
@@ -133,7 +133,7 @@ def rows(stream: BufferedIOBase, file: Path, field: str) -> Iterator[str]:
 
 
 def characters(stream: BufferedIOBase, file: Path) -> Iterator[str]:
-    """The decoded file in pieces of at most about a million characters, without a byte order mark."""
+    """Yield the decoded file in pieces of at most about a million characters, without a byte order mark."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, num_lines = 0, 0
     while True:

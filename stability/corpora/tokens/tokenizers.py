@@ -18,7 +18,7 @@ class AbstractTokenizer:
     label: str | None
 
     def encode(self, text: str) -> np.ndarray:
-        """1-D array of the text's tokens, unsigned."""
+        """Return the text's tokens, a 1-D array of unsigned integers."""
         raise NotImplementedError
 
 
@@ -32,11 +32,11 @@ class ByteTokenizer(AbstractTokenizer):
     separator = 0
 
     def encode(self, text: str) -> np.ndarray:
-        """``text`` → 1-D uint16 array of its UTF-8 bytes. Errors: ``UnicodeEncodeError`` for a lone surrogate, which
-        has no UTF-8 form."""
+        """Return the UTF-8 bytes of ``text``, a 1-D uint16 array. Errors: ``UnicodeEncodeError`` for a lone surrogate,
+        which has no UTF-8 form."""
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.uint16)
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """The inverse of `encode`; bytes that are no UTF-8 (a model may emit any) become U+FFFD. Errors: ``ValueError``
-        for a token above 255."""
+        """Return the text of tokens, the inverse of `encode`; bytes that are no UTF-8 (a model may emit any) become
+        U+FFFD. Errors: ``ValueError`` for a token above 255."""
         return BYTES.decode(tokens)

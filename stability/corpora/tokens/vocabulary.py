@@ -32,8 +32,8 @@ class Vocabulary:
         return len(self.pieces) - 1 if self.pieces[-1] == REPLACEMENT else None
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
-        """Text of the tokens; bytes that are no UTF-8 become U+FFFD. Errors: ``ValueError`` for a token outside of the
-        vocabulary (a mask, say)."""
+        """Return the text of the tokens; bytes that are no UTF-8 become U+FFFD. Errors: ``ValueError`` for a token
+        outside of the vocabulary (a mask, say)."""
         numbers = [int(token) for token in tokens]
         outside = next((number for number in numbers if not 0 <= number < len(self.pieces)), None)
         if outside is not None:
@@ -43,7 +43,7 @@ class Vocabulary:
         return b"".join(self.pieces[number] for number in numbers).decode("utf-8", errors="replace")
 
     def to_json(self) -> str:
-        """One line that `from_json` reads."""
+        """Return one line that `from_json` reads."""
         pieces = [piece.decode("latin-1") for piece in self.pieces]  # any byte is one character there
         return json.dumps(
             {"name": self.name, "pieces": pieces, "separator": self.separator, "complement": self.complement}

@@ -14,7 +14,8 @@ def capacity(num_tokens: int, borders: np.ndarray | None, positions: int) -> int
 
 
 def longest_pair(num_tokens: int, borders: np.ndarray | None) -> int:
-    """The most positions of which two windows fit: both in the longest stretch, or one in each of the two longest."""
+    """Return the most positions of which two windows fit: both in the longest stretch, or one in each of the two
+    longest."""
     longest = np.sort(_lengths(num_tokens, borders))[::-1]
     return max(int(longest[0]) // 2, int(longest[1]) if len(longest) > 1 else 0)
 
@@ -22,8 +23,8 @@ def longest_pair(num_tokens: int, borders: np.ndarray | None) -> int:
 def drawn(
     num_tokens: int, borders: np.ndarray | None, positions: int, num: int, generator: torch.Generator
 ) -> np.ndarray:
-    """``num`` starts, each one that leaves the window inside of its stretch equally likely. At least one window must
-    fit."""
+    """Draw ``num`` starts of windows, each one that leaves the window inside of its stretch equally likely. At least
+    one window must fit."""
     starts_of_stretch = np.maximum(_lengths(num_tokens, borders) - positions + 1, 0)
     ends = np.cumsum(starts_of_stretch)
     numbers = torch.randint(int(ends[-1]), (num,), generator=generator, device=generator.device).cpu().numpy()
@@ -34,12 +35,12 @@ def drawn(
 
 
 def stretches(borders: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """The stretch that each start lies in."""
+    """Return the stretch that each start lies in."""
     return np.searchsorted(borders, starts, side="right") - 1
 
 
 def spread(num_tokens: int, borders: np.ndarray | None, positions: int, at_most: int) -> np.ndarray:
-    """Up to ``at_most`` starts of windows that do not overlap, evenly spaced from the first to the last."""
+    """Return up to ``at_most`` starts of windows that do not overlap, evenly spaced from the first to the last."""
     count = min(at_most, capacity(num_tokens, borders, positions))
     steps, last = np.arange(count), max(count - 1, 1)
     if borders is None:
@@ -52,7 +53,7 @@ def spread(num_tokens: int, borders: np.ndarray | None, positions: int, at_most:
 
 
 def too_short(borders: np.ndarray, positions: int) -> tuple[int, int]:
-    """(stretches that no window fits in, their tokens)."""
+    """Return (stretches that no window fits in, their tokens)."""
     lengths = np.diff(borders)
     short = lengths < positions
     return int(short.sum()), int(lengths[short].sum())

@@ -69,8 +69,8 @@ def measure(
 def measure_checkpoint(
     folder: Path, phase: str, curvature: CurvatureSpec, *, cache_dir: Path, device: str = "auto"
 ) -> Iterator[None]:
-    """One checkpoint folder, wherever it stands in its run, under a phase's name of its own, whether or not it was
-    measured before."""
+    """Measure one checkpoint folder, wherever it stands in its run, under a phase's name of its own, whether or not it
+    was measured before."""
     directory, loaded = RunDirectory.at(folder.parent.parent), Loaded.read(folder, cache_dir)
     states = curvature.state if _has_steps(curvature) else ()
     names = tuple(name for name in SPECTRA if name in curvature.measure)

@@ -82,8 +82,8 @@ class Descent:
         self._worst = DOUBTFUL  # relative error of the last step that was computed in float64
 
     def rows(self, state: str, own_state: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any] | None]:
-        """A row for each recorded step, None for each warm-up step; ``state``: "paper" (m and v are means, 5.2.1),
-        "checkpoint" (``own_state``) or "plain".
+        """Yield a row for each recorded step, None for each warm-up step; ``state``: "paper" (m and v are means,
+        5.2.1), "checkpoint" (``own_state``) or "plain".
 
         A step whose gradient is not finite ends the descent: it and those after it are rows of method "none" without
         numbers, so that the share of stable steps keeps its denominator. A step that is zero, or along which the loss
@@ -138,8 +138,8 @@ class Descent:
             group["lr"] = lr
 
     def _recorded_step(self, first: int, number: int, slope_of: str) -> dict[str, Any]:
-        """Gradient, step and the curvature along it on batch ``first + number``. A gradient that is not finite allows
-        no step: then only whence it came."""
+        """Measure gradient, step and the curvature along it on batch ``first + number``. A gradient that is not finite
+        allows no step: then only whence it came is returned."""
         loss, batches = self._objective(first + number)
         held = GradientWithGraph(loss, self.params, batches, method=self.curvature.method, check=number == 0 or None)
         gradient = held.gradient()
@@ -180,8 +180,8 @@ class Descent:
         return taken if undecayed is None else undecayed
 
     def _judged(self, step: Step, index: int) -> dict[str, float]:
-        """The curvature in float64, where differences contradict it more than in any step before; {} elsewhere, and
-        where the model has no float64."""
+        """Return the curvature in float64, where differences contradict it more than in any step before; {} elsewhere,
+        and where the model has no float64."""
         error = step.result.rel_error
         if error is None or not error > self._worst or step.result.method not in EXACT or self.loss_in_double is None:
             return {}
@@ -192,8 +192,8 @@ class Descent:
         return {} if found is None else {"float64_curvature": found}
 
     def _objective(self, index: int) -> tuple[Callable[..., Any], list[Examples] | None]:
-        """The loss of batch ``index`` as `directional` takes it: one scalar, or (sum, count) of one microbatch after
-        another."""
+        """Return the loss of batch ``index`` as `directional` takes it: one scalar, or (sum, count) of one microbatch
+        after another."""
         examples, rows = self.examples(index), self.curvature.microbatch
         if rows is not None:
             return self.loss, examples.split(rows)
@@ -213,7 +213,7 @@ class Descent:
         return {name: param.grad for name, param in self.params.items() if param.grad is not None}
 
     def _set_gradient(self, gradient: Tensors) -> float:
-        """The optimizer's gradient, clipped in place as in training; the share of it that clipping left."""
+        """Set the optimizer's gradient, clipped in place as in training; return the share of it that clipping left."""
         for name, tensor in gradient.items():
             self.params[name].grad = tensor
         norm = torch.nn.utils.clip_grad_norm_(list(self.params.values()), self.clip_norm)
@@ -228,22 +228,22 @@ class Descent:
 
 
 def by_the_papers_difference(step: Step, slope: float) -> dict[str, float]:
-    """uᵀHu of the step by the paper's central difference of gradients, raw ε = 1e-4 (Eq. 20), and α_max from it and the
-    row's own ``slope``."""
+    """Return uᵀHu of the step by the paper's central difference of gradients, raw ε = 1e-4 (Eq. 20), and α_max from it
+    and the row's own ``slope``."""
     found = directional(step.loss, step.params, step.direction, "parity", batches=step.batches)
     return {"parity_curvature": found.curvature, "parity_alpha_max": with_slope(found, slope).alpha_max}
 
 
 def with_slope(result: Directional, slope: float) -> Directional:
-    """The same curvature with another gradient's slope, and Eq. 18 from both."""
+    """Return the same curvature with another gradient's slope, and Eq. 18 from both."""
     # NaN: the loss itself was not finite
     ratio = math.nan if math.isnan(result.alpha_max) else alpha_max(slope, result.curvature)
     return replace(result, slope=slope, alpha_max=ratio)
 
 
 def in_double(step: Step, loss: LossSum, batches: list[Examples]) -> float | None:
-    """uᵀHu of the step once more, by the same method in float64, at the same θ and u; None where the model does not
-    compute in float64.
+    """Return uᵀHu of the step once more, by the same method in float64, at the same θ and u; None where the model does
+    not compute in float64.
 
     It tells which erred where the curvature and central differences, both in float32, do not agree: float64's own error
     is far below either's.

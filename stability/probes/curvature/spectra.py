@@ -70,7 +70,8 @@ class StoredTable(Stored):
         super().__init__(path, protocol_of(_first_step(curvature), READS[name]), SPECTRA_COLUMNS[name])
 
     def decisive(self, protocol: str) -> dict[str, Any] | None:
-        """All settings but whose slope enters the α_max of the recorded steps, for a table is of the loss itself."""
+        """Return all settings but whose slope enters the α_max of the recorded steps, for a table is of the loss
+        itself."""
         spec = spec_of(protocol)
         if spec is None:
             return None
@@ -78,7 +79,7 @@ class StoredTable(Stored):
 
 
 def missing_tables(directory: RunDirectory, curvature: CurvatureSpec) -> list[tuple[str, tuple[str, ...]]]:
-    """(phase, tables) that `measure` asks for and that are not on disk under the same protocol."""
+    """Return (phase, tables) that `measure` asks for and that are not on disk under the same protocol."""
 
     def lacking(phase: str) -> tuple[str, ...]:
         asked = (name for name in SPECTRA if name in curvature.measure)
@@ -122,7 +123,7 @@ def measure(
 def _collector(
     probe: Probe, tables: dict[str, list[dict[str, Any]]], labels: dict[str, Any]
 ) -> Callable[[Step], dict[str, Any]]:
-    """An ``observe`` that fills the tables and adds nothing to the step's own row."""
+    """Return an ``observe`` that fills the tables and adds nothing to the step's own row."""
     rows_of = {"profile": _profile, "sharpness": _sharpness, "density": _density, "blocks": _blocks}
 
     def collect(step: Step) -> dict[str, Any]:
@@ -134,8 +135,8 @@ def _collector(
 
 
 def _profile(probe: Probe, step: Step) -> list[dict[str, Any]]:
-    """The loss along u, densely up to α_max and evenly beyond the critical learning rate, with what a quadratic model
-    needs beside it."""
+    """Return the loss along u, densely up to α_max and evenly beyond the critical learning rate, with what a quadratic
+    model needs beside it."""
     result, points = step.result, probe.curvature.spectra.profile_points
     critical = _critical(step, probe.curvature.spectra).value
     marks = [mark for mark in (result.alpha_max, critical) if 0 < mark < math.inf] or [2 * probe.descent.lr]
@@ -153,7 +154,8 @@ def _profile(probe: Probe, step: Step) -> list[dict[str, Any]]:
 
 
 def _sharpness(probe: Probe, step: Step) -> list[dict[str, Any]]:
-    """One row: largest eigenvalues, trace, Gauss–Newton share along u, gradient noise scale in sequences, attention."""
+    """Return one row: largest eigenvalues, trace, Gauss–Newton share along u, gradient noise scale in sequences,
+    attention."""
     spectra = probe.curvature.spectra
     options: dict[str, Any] = {"batches": step.batches, "seed": probe.curvature.seed}
     options |= {"tolerance": spectra.eigenvalue_tolerance, "iterations": spectra.eigenvalue_products}
@@ -180,7 +182,7 @@ def _sharpness(probe: Probe, step: Step) -> list[dict[str, Any]]:
 
 
 def _gauss_newton_share(probe: Probe, step: Step) -> float:
-    """NaN where an operation of the model has no forward mode."""
+    """Return Gauss–Newton's share of the curvature along u; NaN where an operation of the model has no forward mode."""
     try:
         found = gauss_newton(
             lambda params, batch: batch.logits(probe.model, params),
@@ -227,7 +229,7 @@ def _attention(probe: Probe, step: Step) -> dict[str, float]:
 
 
 def _density(probe: Probe, step: Step) -> list[dict[str, Any]]:
-    """A row a node of the quadrature."""
+    """Return a row a node of the quadrature."""
     spectra = probe.curvature.spectra
     options: dict[str, Any] = {
         "probes": spectra.density_probes,
@@ -243,8 +245,8 @@ def _density(probe: Probe, step: Step) -> list[dict[str, Any]]:
 
 
 def _blocks(probe: Probe, step: Step) -> list[dict[str, Any]]:
-    """A row a block of parameters: its u_b·(Hu)_b, which add up to the curvature, and its own u_b·H u_b without the
-    coupling to the others."""
+    """Return a row a block of parameters: its u_b·(Hu)_b, which add up to the curvature, and its own u_b·H u_b without
+    the coupling to the others."""
     shares = block_shares(step.loss, step.params, step.direction, batches=step.batches, block=block_of)
     return [
         {"block": name, "share": share, "own": _own(step, name), "curvature": step.result.curvature}
@@ -253,6 +255,6 @@ def _blocks(probe: Probe, step: Step) -> list[dict[str, Any]]:
 
 
 def _own(step: Step, block: str) -> float:
-    """The curvature of the block's part of u alone, by the method that the step itself was measured by."""
+    """Return the curvature of the block's part of u alone, by the method that the step itself was measured by."""
     alone = {name: part if block_of(name) == block else torch.zeros_like(part) for name, part in step.direction.items()}
     return directional(step.loss, step.params, alone, step.result.method, batches=step.batches).curvature

@@ -30,8 +30,8 @@ from stability.training.machine import prepare_torch
 
 
 def missing_phases(directory: RunDirectory, spec: GenerationSpec, phase: str = "terminal") -> list[str]:
-    """The phases asked for (terminal, earliest, last, all) that have a checkpoint, and lack samples or their scores
-    under the same settings."""
+    """Return the phases asked for (terminal, earliest, last, all) that have a checkpoint, and lack samples or their
+    scores under the same settings."""
     return [name for name, folder in phases(directory, phase).items() if not is_done(directory, folder, name, spec)]
 
 
@@ -141,8 +141,8 @@ def _scored_by(folder: Path, spec: GenerationSpec) -> str:
 
 
 def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
-    """The sampler of a run. Errors: ``ValueError`` where the run's objective has no use for the one that was asked for,
-    or for another setting."""
+    """Return the sampler of a run. Errors: ``ValueError`` where the run's objective has no use for the one that was
+    asked for, or for another setting."""
     family = Registry("objectives").load(run.objective.name)
     fitting = build_objective(run, family.any_format(run.model.positions)).samplers
     if not fitting:
@@ -199,8 +199,8 @@ def generate(
 def generate_checkpoint(
     directory: RunDirectory, folder: Path, phase: str, spec: GenerationSpec, *, cache_dir: Path, device: str = "auto"
 ) -> Iterator[None]:
-    """One checkpoint folder under a phase's name. Samples are written whole or not at all, then their scores; what is
-    there already is not made again."""
+    """Sample and score one checkpoint folder under a phase's name. Samples are written whole or not at all, then their
+    scores; what is there already is not made again."""
     run, model = checkpoint.load(folder)
     corpus, kind = corpus_of(run, cache_dir), kind_of(run)
     # before an hour of sampling, not after it

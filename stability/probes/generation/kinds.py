@@ -19,8 +19,8 @@ class Source(Protocol):
     """A model as a sampler sees it."""
 
     def draw(self, indices: Sequence[int]) -> Generator[None, None, list[Any]]:
-        """The samples of these numbers, yielding after every step. Sample i comes from its own random numbers: seed, i.
-        Errors: `NonFinite`."""
+        """Draw the samples of these numbers, yielding after every step. Sample i comes from its own random numbers:
+        seed, i. Errors: `NonFinite`."""
         ...
 
 
@@ -34,11 +34,11 @@ class Kind(Protocol):
         ...
 
     def made_by(self, spec: GenerationSpec) -> dict[str, Any]:
-        """Settings that samples depend on beside those of every kind."""
+        """Return the settings that samples depend on beside those of every kind."""
         ...
 
     def scored_by(self, spec: GenerationSpec) -> dict[str, Any]:
-        """Settings that scores depend on beside the samples and the oracle."""
+        """Return the settings that scores depend on beside the samples and the oracle."""
         ...
 
     def num_steps(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> int:
@@ -59,7 +59,7 @@ class Kind(Protocol):
         sampler: str,
         device: torch.device,
     ) -> Source:
-        """``model`` lies on ``device`` already."""
+        """Return what draws a run's samples. ``model`` lies on ``device`` already."""
         ...
 
     def write(
@@ -95,12 +95,12 @@ class Kind(Protocol):
     def scores(
         self, oracle: Any, samples: Sequence[Any], corpus: Any, spec: GenerationSpec
     ) -> Iterator[list[dict[str, Any]]]:
-        """Rows of the table of scores as far as they are the oracle's, in the samples' order, some at a time."""
+        """Yield rows of the table of scores as far as they are the oracle's, in the samples' order, some at a time."""
         ...
 
 
 def kind_of(run: RunSpec) -> Kind:
-    """The kind of what a run's objective generates (`AbstractObjective.samples`)."""
+    """Return the kind of what a run's objective generates (`AbstractObjective.samples`)."""
     samples = Registry("objectives").load(run.objective.name).samples
     if isinstance(samples, str):
         samples = import_module(f"{__package__}.{samples}").EXPORT

@@ -55,7 +55,7 @@ class ProteinOracle:
     device: torch.device
 
     def scores(self, samples: Sequence[ProteinSample]) -> Iterator[dict[str, Any]]:
-        """A row a sample."""
+        """Yield a row a sample."""
         for index, sample in enumerate(samples):
             nats = dict(zip(self.objective.components, self._nats(index, sample), strict=True))
             parts = {f"nll_{name}": nats.get(name, math.nan) for name in ("sequence", "structure")}
@@ -82,8 +82,8 @@ class ProteinOracle:
 
 
 def with_tracks(batch: ProteinBatch, sample: ProteinSample) -> ProteinBatch:
-    """A batch of one protein with the sample's letters and structure tokens in place of its own; a track that the
-    sample lacks is unknown."""
+    """Return a batch of one protein with the sample's letters and structure tokens in place of its own; a track that
+    the sample lacks is unknown."""
     num = batch.residues_BN.shape[1]
     letters = (
         torch.full((1, num), PAD)
@@ -104,13 +104,14 @@ def with_tracks(batch: ProteinBatch, sample: ProteinSample) -> ProteinBatch:
 
 
 def _repeated(batch: ProteinBatch, num: int) -> ProteinBatch:
-    """``num`` copies of a batch of one protein."""
+    """Return ``num`` copies of a batch of one protein."""
     return ProteinBatch(batch.ids * num, *(tensor.repeat_interleave(num, 0) for tensor in batch[1:]))
 
 
 def load_protein_oracle(run: RunSpec, spec: GenerationSpec, corpus: ProteinCorpus, device: str) -> ProteinOracle:
-    """The oracle that ``ckpt:…`` names, for samples of ``run``. Errors: ``ValueError`` of one or two lines where there
-    is none, or it does not predict the same tracks of proteins as long, or the words of its contexts are others."""
+    """Return the oracle that ``ckpt:…`` names, for samples of ``run``. Errors: ``ValueError`` of one or two lines where
+    there is none, or it does not predict the same tracks of proteins as long, or the words of its contexts are
+    others."""
     assert spec.oracle is not None
     kind, _, place = spec.oracle.partition(":")
     if kind != "ckpt":

@@ -65,7 +65,7 @@ class Decoding:
         )
 
     def mmcif(self, sample: ProteinSample, name: str) -> str:
-        """The text of a file. A residue without a letter is named UNK."""
+        """Return the text of a file. A residue without a letter is named UNK."""
         assert sample.structure is not None
         device = self.tokenizer.decoder.to_atoms.weight.device
         tokens_BN = torch.tensor([sample.structure], device=device)
@@ -77,9 +77,9 @@ class Decoding:
 
 
 def atoms_in_training(tokenizer: StructureTokenizer, cache_dir: Path) -> np.ndarray | None:
-    """(14) bool: the atom places that any of the tokenizer's training chains has filled (at most 200 of them are looked
-    at, evenly spaced). What stage 2 gives for another is no more than its initialisation. None where these chains are
-    no longer prepared under ``cache_dir``."""
+    """Return which of the 14 atom places, (14) bool, any of the tokenizer's training chains has filled (at most 200 of
+    them are looked at, evenly spaced). What stage 2 gives for another is no more than its initialisation. None where
+    these chains are no longer prepared under ``cache_dir``."""
     if not (cache_dir / tokenizer.spec.data_fingerprint).is_dir():
         return None
     chains = load(cache_dir, tokenizer.spec.data_fingerprint).chains("train")
@@ -88,7 +88,7 @@ def atoms_in_training(tokenizer: StructureTokenizer, cache_dir: Path) -> np.ndar
 
 
 def write_structures(decoding: Decoding, samples: Sequence[ProteinSample], name: str, folder: Path) -> Iterator[None]:
-    """``folder/sample_<i>.cif``, yielding after each; the folder is whole, or as it was."""
+    """Write ``folder/sample_<i>.cif``, yielding after each; the folder is whole, or as it was."""
     aside = temporary(folder)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)

@@ -39,14 +39,14 @@ class Draws:
         self.generators, self.device = generators, device
 
     def uniforms(self, *shape: int) -> Tensor:
-        """(B, *shape) float64 in [0, 1)."""
+        """Draw uniform numbers (B, *shape), float64 in [0, 1)."""
         return torch.stack(
             [torch.rand(shape, generator=generator, dtype=torch.float64) for generator in self.generators]
         ).to(self.device)
 
 
 def categorical(weights_V: Tensor, uniforms: Tensor) -> Tensor:
-    """Indices drawn in proportion to the weights (…, V) by the inverse of their cumulative sum at ``uniforms`` (…); one
+    """Draw indices in proportion to the weights (…, V) by the inverse of their cumulative sum at ``uniforms`` (…); one
     of weight 0 is never drawn."""
     cumulative = weights_V.double().cumsum(-1)
     if not bool((torch.isfinite(cumulative[..., -1]) & (cumulative[..., -1] > 0)).all()):
@@ -56,8 +56,8 @@ def categorical(weights_V: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def tempered(weights_V: Tensor, temperature: float) -> Tensor:
-    """Weights (…, V) to the power 1/temperature, the largest scaled to 1, in float64; at temperature 0 the largest
-    alone (the first of equals)."""
+    """Return weights (…, V) to the power 1/temperature, the largest scaled to 1, in float64; at temperature 0 the
+    largest alone (the first of equals)."""
     weights = weights_V.double()
     if temperature == 0:
         return torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1.0)
@@ -110,8 +110,8 @@ def unmask_tracks(
     order: Literal["top_prob", "random"],
     temperature: float,
 ) -> Iterator[None]:
-    """`unmask` of several tracks at once: fill one masked place, a position of one track, of every sequence a step,
-    until none has a mask.
+    """Unmask several tracks at once, as `unmask` does one: fill one masked place, a position of one track, of every
+    sequence a step, until none has a mask.
 
     ``tracks``: tokens (B, N) of each, changed in place; a sequence with fewer masks than others is left alone once it
     has none. ``clean_probs(tracks)`` → of each track (B, N, V) over its content, the tokens from ``first_id`` on: no
@@ -140,8 +140,8 @@ def unmask_tracks(
 
 
 def _most_certain(top_BN: Tensor, masked_BN: Tensor) -> Tensor:
-    """The first of the masked positions where ``top_BN``, the largest probability of a token, is largest; 0 where
-    nothing is masked."""
+    """Return the first of the masked positions where ``top_BN``, the largest probability of a token, is largest; 0
+    where nothing is masked."""
     if not bool(torch.isfinite(top_BN).all()):
         raise NonFinite("the model's probabilities are not finite")
     top_BN = top_BN.where(masked_BN, -1.0)
@@ -228,7 +228,7 @@ def reverse_diffusion(
 
 
 def _moved(probs_BNS: Tensor, tokens_BN: Tensor, draws: Draws, temperature: float) -> Tensor:
-    """Each token's next one: it stays with its own probability, else it goes where the tempered others send it."""
+    """Draw each token's next one: it stays with its own probability, else it goes where the tempered others send it."""
     stay_BN = probs_BNS.gather(-1, tokens_BN[..., None]).squeeze(-1)
     if not bool(torch.isfinite(stay_BN).all()):
         raise NonFinite("the model's scores are not finite")

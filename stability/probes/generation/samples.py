@@ -48,8 +48,8 @@ def has_text(corpus: Corpus) -> bool:
 def write(
     directory: RunDirectory, phase: str, samples: Sequence[Sample], made_by: dict[str, Any], *, fasta: bool
 ) -> Path:
-    """The samples, then the file that vouches for them: where the second is missing, there are no samples. ``made_by``:
-    plain values."""
+    """Write the samples, then the file that vouches for them: where the second is missing, there are no samples.
+    ``made_by``: plain values."""
     rows = ({"text": sample.text, "tokens": sample.tokens} for sample in samples)
     return vouch(
         directory, phase, ".fasta" if fasta else ".jsonl", fasta_of(samples, made_by) if fasta else jsonl(rows), made_by
@@ -91,7 +91,7 @@ def read(directory: RunDirectory, phase: str, corpus: Corpus) -> list[Sample]:
 
 
 def lines_beside(directory: RunDirectory, phase: str) -> list[str]:
-    """A line for each thing that belongs to the samples beside their file: where it is, and what."""
+    """Return a line for each thing that belongs to the samples beside their file: where it is, and what."""
     beside = read_json(meta_file(directory, phase)).get("beside", {})
     return [f"{meta_file(directory, phase).with_name(name)}: {what}" for name, what in beside.items()]
 
@@ -112,7 +112,8 @@ def stored(directory: RunDirectory, phase: str) -> dict[str, Any] | None:
 
 
 def jsonl(rows: Iterable[dict[str, Any]]) -> str:
-    """A line a sample, numbered. ASCII: a text may hold any character that some reader takes for a line's end."""
+    """Return a line a sample, numbered. ASCII: a text may hold any character that some reader takes for a line's
+    end."""
     return "".join(json.dumps({"sample": index, **row}) + "\n" for index, row in enumerate(rows))
 
 

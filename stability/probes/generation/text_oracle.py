@@ -62,7 +62,7 @@ class Oracle:
     logits: Callable[[nn.Module, Tensor], Tensor]
 
     def score(self, samples: Sequence[Sample], batch: int) -> Iterator[list[Score]]:
-        """The samples' scores, at most ``batch`` samples at a time, in order."""
+        """Yield the samples' scores, at most ``batch`` samples at a time, in order."""
         for some in _parts(samples, batch):
             tokens = [self.encode(sample) for sample in some]
             nats = self._nats(tokens, batch)
@@ -85,8 +85,8 @@ class Oracle:
 
     @torch.no_grad()
     def _stretch_nats(self, stretches: list[list[int]]) -> list[float]:
-        """Nats of each stretch after its first token. Padding stands to the right, where a causal model's answers
-        before it do not see it."""
+        """Return the nats of each stretch after its first token. Padding stands to the right, where a causal model's
+        answers before it do not see it."""
         tokens_BN = torch.zeros(len(stretches), max(map(len, stretches)), dtype=torch.int64)
         for row, stretch in enumerate(stretches):
             tokens_BN[row, : len(stretch)] = torch.tensor(stretch)
@@ -104,8 +104,8 @@ def _parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def load_oracle(given: str, corpus: Corpus, device: str = "auto") -> Oracle:
-    """The oracle that ``hf:…`` or ``ckpt:…`` names, for samples of the vocabulary of ``corpus``. The last one loaded is
-    kept for the next run of a study.
+    """Return the oracle that ``hf:…`` or ``ckpt:…`` names, for samples of the vocabulary of ``corpus``. The last one
+    loaded is kept for the next run of a study.
 
     Errors: ``ValueError`` of two lines where there is none, it is no causal language model, or it reads another
     vocabulary.
@@ -152,7 +152,7 @@ def weights_sha256(folder: Path) -> str:
 
 
 def oracle_checkpoint(place: str) -> Path:
-    """The checkpoint folder behind ``ckpt:…``: itself, or the last of a run, or of a study's only run."""
+    """Return the checkpoint folder behind ``ckpt:…``: itself, or the last of a run, or of a study's only run."""
     folder = Path(place).expanduser().resolve()
     if (folder / "study.json").exists():
         folder = _only_run(place, folder)
@@ -253,7 +253,7 @@ def _of_hugging_face(name: str, device: str) -> Oracle:
 
 
 def _bytes_of(name: str) -> tuple[Callable[[Sample], list[int]], Callable[[list[int]], int]]:
-    """UTF-8 bytes as tokens, for a model without a tokenizer, which is right only if it was trained on bytes."""
+    """Return UTF-8 bytes as tokens, for a model without a tokenizer, which is right only if it was trained on bytes."""
     return lambda sample: list((sample.text or "").encode()), len
 
 

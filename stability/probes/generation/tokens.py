@@ -49,8 +49,8 @@ class Source:
         return [stored_samples.decoded(self.corpus, row) for row in tokens_BN.tolist()]
 
     def start(self, indices: Sequence[int]) -> Tensor:
-        """Sequences of noise (B, N): masks; or, for a uniform graph, any tokens. For ar zeros after the first token,
-        which is a token of the training text."""
+        """Draw sequences of noise (B, N): masks; or, for a uniform graph, any tokens. For ar zeros after the first
+        token, which is a token of the training text."""
         self.draws = Draws([generator_for(self.spec.seed, "generate", index) for index in indices], self.device)
         self.context = self._context(indices)
         shape = (len(indices), self.run.model.positions)
@@ -129,7 +129,8 @@ class TokenKind:
         return math.ceil(spec.num / spec.batch) * (per_batch + (spec.oracle is not None))
 
     def equal_samples(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> str:
-        """All masks to begin with, always the surest position and its likeliest token, and no context."""
+        """Say where all samples are equal: all masks to begin with, always the surest position and its likeliest token,
+        and no context."""
         chance = spec.temperature > 0 or sampler != "top_prob"
         return (
             ""
@@ -184,7 +185,7 @@ class TokenKind:
 
 
 def score_row(nats: float, num_tokens: int, num_bytes: int) -> dict[str, Any]:
-    """``num_bytes`` 0: not known, and neither are the nats per byte."""
+    """Return a sample's row of the table of scores. ``num_bytes`` 0: not known, and neither are the nats per byte."""
     nll = nats / num_tokens if num_tokens else math.nan
     return {
         "nll": nll,

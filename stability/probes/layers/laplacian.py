@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -234,7 +235,8 @@ def _assembled(low: np.ndarray, high: np.ndarray, weight_PKK: np.ndarray, num_no
 
 def _extreme(operator, start_n: np.ndarray) -> float:
     """Return the eigenvalue of largest modulus of a symmetric operator (ARPACK)."""
-    return float(eigsh(operator, k=1, which="LM", tol=TOLERANCE, v0=start_n, return_eigenvectors=False)[0])  # type: ignore[arg-type]
+    tolerance: Any = TOLERANCE  # scipy's stubs ask for an int
+    return float(eigsh(operator, k=1, which="LM", tol=tolerance, v0=start_n, return_eigenvectors=False)[0])
 
 
 def _flat(nodes: np.ndarray, width: int) -> np.ndarray:

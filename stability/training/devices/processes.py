@@ -102,8 +102,8 @@ class Helpers:
             process.stdin.flush()
 
     def last_words(self, wait_s: float = LAST_WORDS_S) -> str | None:
-        """A line about the helper that died first, as far as can be told; None where all live. Those that lose touch
-        with it die after it and are not to blame."""
+        """Return a line about the helper that died first, as far as can be told; None where all live. Those that lose
+        touch with it die after it and are not to blame."""
         deadline = time.monotonic() + wait_s
         while all(process.poll() is None for process in self._processes):
             if time.monotonic() > deadline:
@@ -145,7 +145,7 @@ class Helpers:
 
 
 def device_of(settings: dict[str, Any]) -> torch.device:
-    """The device of a helper, chosen by its rank; on a GPU it is made the current one."""
+    """Return the device of a helper, chosen by its rank; on a GPU it is made the current one."""
     device = torch.device("cuda", settings["rank"]) if settings["device"] == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -47,7 +47,7 @@ class ShardedDevices(Devices):
 
     @classmethod
     def start(cls, spec: RunSpec, cache_dir: Path, device: torch.device, size: int) -> ShardedDevices:
-        """The share of the run's own process, whose helpers are started with it. Errors: as `Helpers`."""
+        """Start the helpers, and return the share of the run's own process. Errors: as `Helpers`."""
         return cls(device, 0, size, Helpers(spec, cache_dir, device, size, shard=True))
 
     def end(self, error: BaseException | None) -> None:
@@ -62,7 +62,7 @@ class ShardedDevices(Devices):
             self._helpers.tell(method, *numbers)
 
     def build(self, make: Callable[[], Backbone]) -> Backbone:
-        """Whole in the run's own process only, on the CPU, until it is handed out."""
+        """Build the model whole in the run's own process only, on the CPU, until it is handed out."""
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
         # of in-place changes to the model's output, which is a view of the head's; nothing here makes any
@@ -82,7 +82,7 @@ class ShardedDevices(Devices):
         return model
 
     def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """Each process goes through its own rows of the batch."""
+        """Go through this process's own rows of the batch; the others go through theirs."""
         own = len(examples.targets_BN) // self._size
         share = examples.each(lambda tensor: tensor[self._rank * own : (self._rank + 1) * own])
         return torch.stack(self._all(torch.stack([add(part) for part in share.split(rows)]).sum())).sum()
@@ -107,8 +107,8 @@ class ShardedDevices(Devices):
         return all(bool(flag) for flag in self._all(torch.tensor(is_so, device=self._device)))
 
     def spread(self, function: Callable[[Any], tuple[float, ...]], items: Sequence[Any]) -> Iterator[tuple[float, ...]]:
-        """Shared out in turn; in the last round, all go through the model, whether there is an item left for each or
-        not."""
+        """Share the items out in turn; in the last round, all go through the model, whether there is an item left for
+        each or not."""
         results = []
         for start in range(0, len(items), self._size):
             own = torch.tensor(
@@ -119,7 +119,7 @@ class ShardedDevices(Devices):
         return iter([tuple(parts.tolist()) for parts in results])
 
     def put(self, model: nn.Module, optimizer: Optimizer, parameters: Tensors | None, state: State | None) -> None:
-        """``parameters`` and ``state`` count in the run's own process only."""
+        """Hand out parameters and state, which count in the run's own process only."""
         self._put_parameters(parameters)
         if (frame := self._same(None if state is None else tree_map(_frame, state))) is not None:
             optimizer.load_state_dict(self._received(optimizer, frame, state))
@@ -130,8 +130,8 @@ class ShardedDevices(Devices):
                 own.copy_(self._handed_out(own, None if parameters is None else parameters[name]))
 
     def _received(self, optimizer: Optimizer, frame: dict[str, Any], state: dict[str, Any] | None) -> dict[str, Any]:
-        """The optimizer's state with slices for the tensors of a parameter's shape, which in ``frame`` are without
-        content."""
+        """Return the optimizer's state with slices for the tensors of a parameter's shape, which in ``frame`` are
+        without content."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         slices = {
             index: {
@@ -156,7 +156,7 @@ class ShardedDevices(Devices):
         return distribute_tensor(given, self._mesh, like.placements)
 
     def gathered(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
-        """The whole model and the optimizer's whole state, gathered on the CPU one tensor after another; in the helpers
+        """Gather the whole model and the optimizer's whole state on the CPU, one tensor after another; in the helpers
         the tensors are empty."""
         parameters, state = tree_map(self._gathered, (dict(model.state_dict()), optimizer.state_dict()))
         with torch.device("meta"):
@@ -179,7 +179,7 @@ class ShardedDevices(Devices):
         return found
 
     def _same(self, value: Any) -> Any:
-        """The own process's value, everywhere."""
+        """Return the value that the run's own process has, in every process."""
         values = [value]
         dist.broadcast_object_list(values, src=0, device=self._device)
         return values[0]
@@ -199,7 +199,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _frame(value: Any) -> Any:
-    """A tensor without its content; scalars (step counts) keep it."""
+    """Return a tensor without its content; scalars (step counts) keep it."""
     return value.to("meta") if isinstance(value, Tensor) and value.ndim else value
 
 

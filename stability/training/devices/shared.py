@@ -113,7 +113,7 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _parts(flat: Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[Tensor]:
-    """Views of a flat tensor in the parameters' shapes; what is left over at its end is left out."""
+    """Yield views of a flat tensor in the parameters' shapes; what is left over at its end is left out."""
     start = 0
     for parameter in parameters:
         yield flat[start : start + parameter.numel()].view_as(parameter)
