@@ -107,6 +107,7 @@ class SweepSpec(AbstractRecipe):
 
     @model_validator(mode="after")
     def _devices_have_work(self) -> SweepSpec:
+        """Refuse what the launcher does not read, more devices than parts, and what cannot be sharded."""
         if self.shard_parameters and self.compile:
             raise ValueError("compile=true does not go together with shard_parameters=true; leave one of the two out")
         check_launcher(self.launcher, {"ray": self.ray, "slurm": self.slurm}, self.cpus_per_trial, self.gpus_per_trial)
