@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -67,12 +67,19 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
         initialise(
             model,
             spec.model.layers * _branches(spec) + len(contexts_of(spec.objective)),
-            spec.model.qk_bias,
             spec.model.embedding_std,
         )
-        if isinstance(embedding, Conditioned):
-            embedding.start_local(spec.model.qk_bias)
+        if spec.model.qk_bias:
+            _start_local(model, embedding, spec.model.qk_bias)
     return model
+
+
+def _start_local(model: Backbone, embedding: nn.Module, bias: float) -> None:
+    """Let the mixers begin with what is near, and the cross mechanisms of what stands beside the sources."""
+    for block in model.blocks:
+        cast(Any, block).mixer.start_local(bias)
+    if isinstance(embedding, Conditioned):
+        embedding.start_local(bias)
 
 
 def count_parameters(spec: RunSpec, data_format: Any) -> int:

@@ -34,6 +34,12 @@ class AbstractSoftmaxAttention(AbstractAttention):
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)
 
+    @torch.no_grad()
+    def start_local(self, bias: float) -> None:
+        """Set equal biases of q and k: under RoPE they give every pair the score b²·Σ_k cos θ_k(i − j) / √K, which
+        falls off with distance."""
+        self.qkv.bias[: 2 * self.qkv.in_features] = bias
+
     @classmethod
     def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
         """Return how many pairs (query, key) of a sequence are computed; a masked diagonal is computed like the
