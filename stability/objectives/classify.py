@@ -51,6 +51,7 @@ class Classification(AbstractObjective):
     score_names = ("val_accuracy",)
     direction = "bidirectional"
     embeds_positions = True
+    embeds_tokens = False
 
     def __init__(self, config: Config, image: Any):
         self.config, self.image = config, ImageFormat.of(image)

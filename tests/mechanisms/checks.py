@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from stability.linears import drop_biases
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.models.init import OwnInit, initialise
 from tests.mechanisms.oracles import block_operator
@@ -125,6 +126,22 @@ def check_own_init_stays(build: Build) -> None:
     mixer.start_local(2.0)
     changed = [name for name, value in claimed.items() if not torch.equal(value, before[name])]
     assert not changed, f"{', '.join(changed)}: not as the constructor left them"
+
+
+def check_biases_may_go(build: Build) -> None:
+    """`model.mixer_bias`: without the biases of its linear maps a mechanism does what it does with biases of zero."""
+    for kept in ("out", "none"):
+        zero, without = build_seeded(build).double(), build_seeded(build).double()
+        drop_biases(without, kept)
+        left = dict(without.named_parameters())
+        with torch.no_grad():
+            for name, value in zero.named_parameters():
+                if name not in left:
+                    value.zero_()
+        assert kept == "out" or len(left) < len(list(zero.parameters())), "no linear map has a bias to lose"
+        assert torch.allclose(zero(inputs()), without(inputs()), rtol=0, atol=1e-13), (
+            f"mixer_bias={kept}: another output"
+        )
 
 
 def check_second_derivatives(module: nn.Module) -> None:

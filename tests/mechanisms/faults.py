@@ -95,6 +95,17 @@ class StartsLocalOverItsOwn(GatedMean):
         nn.init.constant_(self.gate.bias, bias)
 
 
+class AddsABiasItself(Mean):
+    """Takes a linear map's bias for granted: without one it does something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def finish(self, y_BND: Tensor) -> Tensor:
+        return self.inner(y_BND) + (1.0 if self.inner.bias is None else self.inner.bias)
+
+
 class ForgetsCurvature(Mean):
     """A right gradient whose own derivative is cut."""
 

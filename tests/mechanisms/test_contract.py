@@ -33,7 +33,12 @@ OF_A_MODULE = (
     checks.check_second_derivatives,
     checks.check_degenerate_inputs,
 )
-OF_A_BUILDER = (checks.check_deterministic, checks.check_save_load, checks.check_own_init_stays)
+OF_A_BUILDER = (
+    checks.check_deterministic,
+    checks.check_save_load,
+    checks.check_own_init_stays,
+    checks.check_biases_may_go,
+)
 PLANTED = (
     (checks.check_future_is_unseen, lambda: faults.LeaksFuture(causal=True)),
     (checks.check_future_is_unseen, lambda: faults.LeaksFutureByItsScale(causal=True)),
@@ -155,6 +160,7 @@ def test_check_catches_planted_fault(check, fault):
         (checks.check_deterministic, faults.RedrawsAtEveryCall),
         (checks.check_save_load, faults.KeepsStateOutside),
         (checks.check_own_init_stays, faults.StartsLocalOverItsOwn),
+        (checks.check_biases_may_go, faults.AddsABiasItself),
     ],
 )
 def test_check_of_a_builder_catches_planted_fault(check_and_fault):
