@@ -20,6 +20,7 @@ from stability.mechanisms import MixerShape
 from stability.models.backbone import Backbone, HeadShape, num_parameters
 from stability.models.block import Block, CrossBranch
 from stability.models.condition import Modulation
+from stability.models.embedding import FactorisedEmbedding
 from stability.models.init import initialise
 from stability.models.tracks import Conditioned
 from stability.objectives import AbstractObjective
@@ -53,7 +54,7 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
         blocks = [_block(spec, objective, layer) for layer in range(spec.model.layers)]
         final_norm = _norm(spec, spec.model.width)
         context_norm = _norm(spec, spec.model.width) if _crosses_in_blocks(spec) else None
-        table = objective.embedding(spec.model.width, spec.model.positions)
+        table = _table(spec, objective)
         embedding = _embedding(spec, objective, table)
         model = Backbone(
             embedding,
@@ -65,10 +66,11 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
             objective.condition,
             objective.pool,
             _head(spec, objective, embedding, table),
+            spec.model.loops,
         )
         initialise(
             model,
-            spec.model.layers * _branches(spec) + len(contexts_of(spec.objective)),
+            spec.model.loops * spec.model.layers * _branches(spec) + len(contexts_of(spec.objective)),
             spec.model.embedding_std,
             spec.model.init,
         )
@@ -104,6 +106,14 @@ def count_parameters(spec: RunSpec, data_format: Any) -> int:
     whatever its size."""
     with torch.device("meta"):
         return num_parameters(build_model(spec, data_format))
+
+
+def _table(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
+    """Return what embeds the inputs themselves, at the model's width."""
+    inner_width, width = spec.model.embedding_width, spec.model.width
+    if inner_width is None:
+        return objective.embedding(width, spec.model.positions)
+    return FactorisedEmbedding(objective.embedding(inner_width, spec.model.positions), inner_width, width)
 
 
 def _embedding(spec: RunSpec, objective: AbstractObjective, table: nn.Module) -> nn.Module:

@@ -54,6 +54,15 @@ class ModelSpec(Settings):
         default=False, description="whether the head's weight is the embedding's: the model holds that matrix once"
     )
     head_bias: Annotated[bool, Since(True)] = Field(default=True, description="whether the head adds a bias")
+    embedding_width: Annotated[int | None, Since(None)] = Field(
+        default=None,
+        ge=1,
+        le=2**20,
+        description="width of the tokens' table, from which a linear map leads to the model's; null: the model's own",
+    )
+    loops: Annotated[int, Since(1)] = Field(
+        default=1, ge=1, le=10_000, description="how often the blocks are passed in a row, with the same weights"
+    )
     mixer_bias: Annotated[Literal["all", "out", "none"], Since("all")] = Field(
         default="all",
         description="linear maps of mixers that add a bias: all, the last one of each alone, none",
@@ -138,11 +147,14 @@ class AbstractRecipe(Settings):
 
     @model_validator(mode="after")
     def _head_can_be_tied(self) -> AbstractRecipe:
-        """Refuse a tied head where the embedding is no table of the predicted tokens, or would start at zero."""
-        objective = Registry("objectives").load(self.objective.name)
-        if self.model.tied and not objective.embeds_tokens:
+        """Refuse a tied head, or a table of another width, where the embedding is no table of the predicted tokens; and
+        a tied head that would start at zero."""
+        objective, size = Registry("objectives").load(self.objective.name), self.model
+        factorised = size.embedding_width is not None
+        if (size.tied or factorised) and not objective.embeds_tokens:
+            setting = f"embedding_width={size.embedding_width}" if factorised else "tied=true"
             raise ValueError(
-                f"model.tied=true needs an objective that predicts the tokens that it embeds, and "
+                f"model.{setting} needs an objective that predicts the tokens that it embeds, and "
                 f"objective={self.objective.name} does not; choose mlm or ar"
             )
         if self.model.tied and objective(self.objective.settings, objective.any_format(2)).condition is not None:

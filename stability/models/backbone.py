@@ -52,6 +52,7 @@ class Backbone(OwnInit):
     With cross branches in the blocks, context tokens (B, J) are embedded by the same embedding and normed once: every
     block reads the same context, on the scale of the normed source that it is compared with. ``condition``: the model
     reads a noise level (B,), which modulates its blocks (built for it) and its final norm; its head starts at zero.
+    ``loops``: how often the state passes the blocks, one after another, with the same weights.
     """
 
     def __init__(
@@ -65,10 +66,11 @@ class Backbone(OwnInit):
         condition: ConditionShape | None = None,
         pool: Pool | None = None,
         head: HeadShape = HeadShape(),
+        loops: int = 1,
     ):
         super().__init__()
         self.embedding, self.pool, self.tied_to = embedding, pool, head.tied_to
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks, self.loops = nn.ModuleList(blocks), loops
         self.final_norm = final_norm
         tied = head.tied_to is not None
         self.head = TiedHead(num_outputs, head.bias) if tied else nn.Linear(width, num_outputs, head.bias)
@@ -110,7 +112,7 @@ class Backbone(OwnInit):
             self._check(inputs)
         residual: Any = cast(Block, self.blocks[0]).mixer_residual
         state = residual.enter(self.embedding(tokens_BN))
-        for block in self.blocks:
+        for block in self.passed():
             state = block(state, mask_BN, context, inputs, condition_BC)
         hidden_BND = residual.leave(state, self.final_norm)
         if self.final_modulation is not None:
@@ -120,6 +122,10 @@ class Backbone(OwnInit):
         if readout is None and isinstance(self.head, nn.Linear):
             return self.head(hidden_BND)
         return (readout or nn.functional.linear)(hidden_BND, self._head_weight(), self.head.bias)
+
+    def passed(self) -> list[Block]:
+        """Return the blocks in the order that the state passes them: all of them, ``loops`` times."""
+        return cast(list[Block], [*self.blocks]) * self.loops
 
     def _head_weight(self) -> Tensor:
         """Return the weight (V, D) of the head, of a tied one the first V rows of the embedding's matrix."""

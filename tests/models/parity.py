@@ -1,16 +1,22 @@
-"""A model of ours and a public one get the same weights by their names."""
+"""Models of one seed and any settings, and their weights by other models' names."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from stability.build import build_model, count_parameters
 from stability.config.base import checked
+from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from tests.identity.golden_ids import BASE
+
+SIZE = {"name": "tiny", "layers": 2, "width": 16, "heads": 2, "positions": 8}
+TOKENS = torch.randint(29, (3, 8), generator=torch.Generator().manual_seed(0))
 
 
 def spec_of(**changes: Any) -> RunSpec:
@@ -43,3 +49,14 @@ def shaken(model: nn.Module, size: float = 0.3) -> nn.Module:
         for parameter in model.parameters():
             parameter.add_(size * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
     return model
+
+
+def model_of(objective="mlm", **model):
+    return ours(29, model=SIZE | model, objective=objective)
+
+
+def refused(message, **changes):
+    with pytest.raises(ValueError) as caught:
+        parse_run(json.loads(spec_of().model_dump_json()) | changes)
+    assert message in str(caught.value)
+    assert str(caught.value).count("\n") == 0

@@ -3,142 +3,17 @@ of how it is done."""
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
-from torch.func import functional_call, grad, jvp
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from stability.build import build_model, build_objective, build_optimizer
 from stability.config.identity import run_id
-from stability.config.parse import parse_run
-from stability.curvature.products import directional, hvp
+from stability.probes.layers.measuring import held_out, layer_inputs
+from stability.probes.layers.streams import stream_statistics
 from stability.training.checkpoint import load
-from tests.models.parity import ours, shaken, spec_of
-
-SIZE = {"name": "tiny", "layers": 2, "width": 16, "heads": 2, "positions": 8}
-TOKENS = torch.randint(29, (3, 8), generator=torch.Generator().manual_seed(0))
-
-
-def model_of(objective="mlm", **model):
-    return ours(29, model=SIZE | model, objective=objective)
-
-
-def refused(message, **changes):
-    with pytest.raises(ValueError) as caught:
-        parse_run(json.loads(spec_of().model_dump_json()) | changes)
-    assert message in str(caught.value)
-    assert str(caught.value).count("\n") == 0
-
-
-# --- tied ---------------------------------------------------------------------------------------------------------
-
-
-def untied_twin(tied):
-    """A model of two matrices that begin alike, in which the head's is the embedding's first rows."""
-    twin = model_of().double()
-    state = tied.state_dict()
-    state["head.weight"] = state["embedding.weight"][:29].clone()
-    twin.load_state_dict(state)
-    return twin
-
-
-def test_a_tied_head_reads_with_the_embeddings_rows():
-    tied = shaken(model_of(tied=True))
-    twin = untied_twin(tied)
-    assert set(dict(twin.named_parameters())) - set(dict(tied.named_parameters())) == {"head.weight"}
-    torch.testing.assert_close(tied(TOKENS), twin(TOKENS), rtol=0, atol=1e-12)
-
-
-def loss_of(model, params):
-    logits = functional_call(model, params, (TOKENS,))
-    return nn.functional.cross_entropy(logits.flatten(0, 1), TOKENS.flatten())
-
-
-def test_gradient_and_curvature_of_the_one_matrix_are_those_of_both_added_up():
-    """By the chain rule: with w → (w, w) the gradient is the sum of two blocks, and H v that of H (v, v)."""
-    tied = shaken(model_of(tied=True))
-    twin = untied_twin(tied)
-    generator = torch.Generator().manual_seed(1)
-
-    def derivatives(model, v):
-        params = {name: value.detach() for name, value in model.named_parameters()}
-        with sdpa_kernel(SDPBackend.MATH):
-            along = {name: v[name] for name in params}
-            return jvp(grad(lambda given: loss_of(model, given)), (params,), (along,))
-
-    v = {name: torch.randn(value.shape, generator=generator).double() for name, value in tied.named_parameters()}
-    gradient, product = derivatives(tied, v)
-    of_both = derivatives(twin, v | {"head.weight": v["embedding.weight"][:29]})
-    for found, expected in zip((gradient, product), of_both, strict=True):
-        expected["embedding.weight"][:29] += expected.pop("head.weight")
-        assert expected["embedding.weight"].abs().max() > 1e-4
-        for name, value in found.items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12)
-
-
-def test_the_projects_own_hessian_sees_the_matrix_once():
-    tied = shaken(model_of(tied=True))
-    params = {name: value.detach() for name, value in tied.named_parameters()}
-    v = {name: torch.ones_like(value) for name, value in params.items()}
-    with sdpa_kernel(SDPBackend.MATH):
-        _, expected = jvp(grad(lambda given: loss_of(tied, given)), (params,), (v,))
-        found = hvp(lambda given: loss_of(tied, given), params, v)
-        along = directional(lambda given: loss_of(tied, given), params, v, method="taylor")
-    assert set(found) == set(params)
-    for name in params:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-8, atol=1e-11)
-    assert along.curvature == pytest.approx(float(sum((v[name] * expected[name]).sum() for name in params)), rel=1e-9)
-
-
-@pytest.mark.parametrize("position", ["rope", "learned"])
-def test_a_tied_model_is_trained_saved_and_read_again(lab, position):
-    size = {"name": "tiny", "layers": 2, "width": 16, "heads": 2, "positions": 16, "tied": True}
-    directory = lab.train(lab.spec(model=size, position=position))
-    (last,) = sorted(directory.path.glob("checkpoints/step_*"))[-1:]
-    spec, model = load(last)
-    held = load_file(last / "model.safetensors")
-    assert spec.model.tied
-    assert set(held) == set(dict(model.named_parameters()))
-    (table,) = [name for name, value in held.items() if value.shape == (257, 16)]
-    assert not [name for name, value in held.items() if value.shape == (256, 16)]
-    assert all(torch.equal(value, held[name]) for name, value in model.named_parameters())
-    assert not torch.equal(held[table], build_model(spec, 256).state_dict()[table])
-
-
-def test_an_optimizer_has_it_once_and_a_loss_in_chunks_is_the_same():
-    spec = spec_of(model=SIZE | {"tied": True, "head_bias": False}, objective={"name": "ar"})
-    model = build_model(spec, 29)
-    groups = build_optimizer(spec, model).param_groups
-    held = [id(parameter) for group in groups for parameter in group["params"]]
-    assert len(held) == len(set(held)) == len(list(model.parameters()))
-    assert sum(id(model.embedding.weight) == each for each in held) == 1
-    losses = []
-    for chunk in (None, 3):
-        objective = build_objective(spec_of(objective={"name": "ar", "loss_chunk": chunk}), 29)
-        examples = objective.examples(
-            torch.randint(29, (3, 9), generator=torch.Generator().manual_seed(0)), torch.Generator().manual_seed(1)
-        )
-        total, _ = objective.loss(model, examples)
-        losses.append((total, *torch.autograd.grad(total, list(model.parameters()))))
-    for whole, chunked in zip(*losses, strict=True):
-        torch.testing.assert_close(whole, chunked, rtol=1e-5, atol=1e-5)
-
-
-def test_what_cannot_be_tied_is_refused():
-    refused(
-        "model.tied=true needs an objective that predicts the tokens",
-        objective="classify",
-        data="images",
-        model=SIZE | {"positions": 64, "tied": True},
-    )
-    refused("the head starts at zero", objective="score_entropy", model=SIZE | {"tied": True})
-    refused("model.init=sedd starts the head at zero", model=SIZE | {"tied": True, "init": "sedd"})
-
+from tests.models.parity import SIZE, TOKENS, model_of, ours, refused, shaken, spec_of
 
 # --- biases -------------------------------------------------------------------------------------------------------
 
@@ -195,9 +70,131 @@ def test_a_size_that_a_rule_does_not_read_is_refused():
         refused("model.embedding_std=0.5 belongs to model.init=ours", model=SIZE | {"embedding_std": 0.5, "init": rule})
 
 
+# --- factorised embedding -----------------------------------------------------------------------------------------
+
+
+def untangled(model, inner, **own):
+    """A model of one plain table that holds what the two factors make: row by row, and with b in each."""
+    plain = model_of(**own).double()
+    state = {name: value for name, value in model.state_dict().items() if not name.startswith("embedding.")}
+    factors = model.embedding
+    rows = [factors.projection(factors.table.weight[token]) for token in range(30)]
+    plain.load_state_dict(state | {"embedding.weight": torch.stack(rows).detach()})
+    return plain
+
+
+def test_a_factorised_embedding_is_the_table_of_its_products():
+    model = shaken(model_of(embedding_width=4))
+    assert model.embedding.table.weight.shape == (30, 4)
+    assert model.embedding.projection.weight.shape == (16, 4)
+    torch.testing.assert_close(model(TOKENS), untangled(model, 4)(TOKENS), rtol=0, atol=1e-12)
+
+
+def test_a_head_that_is_tied_to_it_reads_with_both_factors():
+    """h·(P e_v) + c for every token v, by a loop."""
+    model = shaken(model_of(embedding_width=4, tied=True))
+    hidden = model(TOKENS, readout=lambda hidden_BND, weight, bias: hidden_BND)
+    factors = model.embedding
+    logits = [hidden @ (factors.projection.weight @ factors.table.weight[v]) + model.head.bias[v] for v in range(29)]
+    torch.testing.assert_close(model(TOKENS), torch.stack(logits, -1), rtol=0, atol=1e-12)
+    assert model.head.bias.shape == (29,)
+
+
+def test_its_parameters_are_as_many_as_it_promises():
+    """V·E + E·D + D where there were V·D."""
+    plain, model = (sum(p.numel() for p in m.parameters()) for m in (model_of(), model_of(embedding_width=4)))
+    assert plain - model == 30 * 16 - (30 * 4 + 4 * 16 + 16)
+
+
+def test_what_embeds_no_tokens_is_not_factorised():
+    refused(
+        "model.embedding_width=4 needs an objective that predicts the tokens that it embeds",
+        objective="classify",
+        data="images",
+        model=SIZE | {"positions": 64, "embedding_width": 4},
+    )
+
+
+# --- loops --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("residual", ["identity", "hc", "mhc_lite"])
+def test_a_looped_stack_is_a_deeper_one_whose_blocks_hold_the_same_weights(residual):
+    looped = shaken(ours(29, model=SIZE | {"loops": 3}, residual=residual))
+    deep = ours(29, model=SIZE | {"layers": 6}, residual=residual).double()
+    state = looped.state_dict()
+    for name in [name for name in state if name.startswith("blocks.")]:
+        for loop in (1, 2):
+            _, layer, rest = name.split(".", 2)
+            state[f"blocks.{int(layer) + 2 * loop}.{rest}"] = state[name]
+    deep.load_state_dict(state)
+    torch.testing.assert_close(looped(TOKENS), deep(TOKENS), rtol=0, atol=1e-12)
+    assert len(looped.blocks) == 2
+
+
+def test_gradients_of_the_loops_add_up():
+    looped = shaken(model_of(loops=2))
+    deep = model_of(layers=4).double()
+    state = looped.state_dict()
+    state |= {
+        f"blocks.{int(name.split('.')[1]) + 2}.{name.split('.', 2)[2]}": value
+        for name, value in state.items()
+        if name.startswith("blocks.")
+    }
+    deep.load_state_dict(state)
+
+    def gradients(model):
+        nn.functional.cross_entropy(model(TOKENS).flatten(0, 1), TOKENS.flatten()).backward()
+        return {name: value.grad for name, value in model.named_parameters()}
+
+    of_deep = gradients(deep)
+    for name, found in gradients(looped).items():
+        expected = of_deep[name]
+        if name.startswith("blocks."):
+            _, layer, rest = name.split(".", 2)
+            expected = expected + of_deep[f"blocks.{int(layer) + 2}.{rest}"]
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_branches_start_scaled_by_the_depth_that_the_state_passes():
+    wide = SIZE | {"width": 64}
+    once, thrice = (ours(29, model=wide | {"loops": loops}) for loops in (1, 3))
+    for one, three in zip(once.blocks, thrice.blocks, strict=True):
+        torch.testing.assert_close(three.mixer.out.weight, one.mixer.out.weight / math.sqrt(3))
+        assert torch.equal(three.mixer.qkv.weight, one.mixer.qkv.weight)
+
+
+def test_a_looped_model_is_trained_saved_and_probed_by_passes(lab):
+    size = {"name": "tiny", "layers": 2, "width": 16, "heads": 2, "positions": 16, "loops": 3}
+    spec = lab.spec(model=size, residual="mhc")
+    directory = lab.train(spec)
+    _, model = load(sorted(directory.path.glob("checkpoints/step_*"))[-1])
+    assert {name.split(".")[1] for name, _ in model.named_parameters() if name.startswith("blocks.")} == {"0", "1"}
+    examples = held_out(spec, lab.cache, 2)
+    inputs = layer_inputs(model, examples)
+    assert len(inputs) == 6
+    state = model.blocks[0].mixer_residual.enter(model.embedding(examples.inputs_BN))
+    for number, given in enumerate(inputs):
+        block = model.blocks[number % 2]
+        pre_BNS = block.mixer_residual.coefficients(state).pre_BNS
+        torch.testing.assert_close(block.mixer_norm((pre_BNS[..., None] * state).sum(2)), given, rtol=1e-4, atol=1e-5)
+        state = block(state, None)
+    rows = list(stream_statistics(model, examples.split(1)))[-1]
+    assert {row["connection"] for row in rows} == {None, *range(12)}
+    depth = [row["value"] for row in rows if (row["matrix"], row["quantity"]) == ("product", "forward_gain")]
+    assert all(math.isfinite(value) for value in depth)
+
+
 # --- ids ----------------------------------------------------------------------------------------------------------
 
-OTHERS = {"init": "nanogpt", "tied": True, "head_bias": False, "mixer_bias": "none"}
+OTHERS = {
+    "init": "nanogpt",
+    "tied": True,
+    "head_bias": False,
+    "mixer_bias": "none",
+    "embedding_width": 4,
+    "loops": 2,
+}
 
 
 @pytest.mark.parametrize("field", OTHERS)
