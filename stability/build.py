@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -15,11 +15,12 @@ from stability.config.parts import Part
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.tokenizer import TokenizerRunSpec
 from stability.corpora.base import AbstractCorpus
-from stability.linears import replace_linears
+from stability.linears import drop_biases, replace_linears
 from stability.mechanisms import MixerShape
-from stability.models.backbone import Backbone, num_parameters
+from stability.models.backbone import Backbone, HeadShape, num_parameters
 from stability.models.block import Block, CrossBranch
 from stability.models.condition import Modulation
+from stability.models.embedding import FactorisedEmbedding
 from stability.models.init import initialise
 from stability.models.tracks import Conditioned
 from stability.objectives import AbstractObjective
@@ -53,7 +54,8 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
         blocks = [_block(spec, objective, layer) for layer in range(spec.model.layers)]
         final_norm = _norm(spec, spec.model.width)
         context_norm = _norm(spec, spec.model.width) if _crosses_in_blocks(spec) else None
-        embedding = _embedding(spec, objective)
+        table = _table(spec, objective)
+        embedding = _embedding(spec, objective, table)
         model = Backbone(
             embedding,
             objective.num_outputs,
@@ -63,16 +65,40 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
             context_norm,
             objective.condition,
             objective.pool,
+            _head(spec, objective, embedding, table),
+            spec.model.loops,
         )
         initialise(
             model,
-            spec.model.layers * _branches(spec) + len(contexts_of(spec.objective)),
-            spec.model.qk_bias,
+            spec.model.loops * spec.model.layers * _branches(spec) + len(contexts_of(spec.objective)),
             spec.model.embedding_std,
+            spec.model.init,
         )
-        if isinstance(embedding, Conditioned):
-            embedding.start_local(spec.model.qk_bias)
+        if spec.model.qk_bias:
+            _start_local(model, embedding, spec.model.qk_bias)
     return model
+
+
+def _head(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module, table: nn.Module) -> HeadShape:
+    """Return what the head is. ``table``: what embeds tokens within ``embedding``, to which it may be tied. Errors:
+    ``ValueError`` where it has fewer rows than the head has outputs."""
+    tied_to = None
+    if spec.model.tied:
+        if len(getattr(table, "weight", ())) < objective.num_outputs:
+            raise ValueError(
+                f"model.tied=true: objective={spec.objective.name} embeds by no table of the "
+                f"{objective.num_outputs:,} tokens that it predicts"
+            )
+        tied_to = next(name for name, module in embedding.named_modules() if module is table)
+    return HeadShape(spec.model.head_bias, spec.model.init == "sedd", tied_to)
+
+
+def _start_local(model: Backbone, embedding: nn.Module, bias: float) -> None:
+    """Let the mixers begin with what is near, and the cross mechanisms of what stands beside the sources."""
+    for block in model.blocks:
+        cast(Any, block).mixer.start_local(bias)
+    if isinstance(embedding, Conditioned):
+        embedding.start_local(bias)
 
 
 def count_parameters(spec: RunSpec, data_format: Any) -> int:
@@ -82,10 +108,18 @@ def count_parameters(spec: RunSpec, data_format: Any) -> int:
         return num_parameters(build_model(spec, data_format))
 
 
-def _embedding(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
-    """Return the module that reads the inputs; contexts that enter before the blocks do so here, each through a cross
-    mechanism of its own on a plain residual connection."""
-    embedding = _placed(spec, objective, objective.embedding(spec.model.width, spec.model.positions))
+def _table(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
+    """Return what embeds the inputs themselves, at the model's width."""
+    inner_width, width = spec.model.embedding_width, spec.model.width
+    if inner_width is None:
+        return objective.embedding(width, spec.model.positions)
+    return FactorisedEmbedding(objective.embedding(inner_width, spec.model.positions), inner_width, width)
+
+
+def _embedding(spec: RunSpec, objective: AbstractObjective, table: nn.Module) -> nn.Module:
+    """Return the module that reads the inputs, of which ``table`` embeds the sources; contexts that enter before the
+    blocks do so here, each through a cross mechanism of its own on a plain residual connection."""
+    embedding = _placed(spec, objective, table)
     contexts = [
         (_placed(spec, objective, embed) if is_aligned else embed, is_aligned)
         for embed, is_aligned in objective.context_embeddings(spec.model.width)
@@ -98,7 +132,7 @@ def _embedding(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
     for _, is_aligned in contexts:
         settings = spec.cross.settings if is_aligned else cross.for_words(spec.cross.settings)
         connection = identity(identity.Config(), width=shape.width, layer=0)
-        mechanism = _with_linears(spec, cross.build(settings, shape))
+        mechanism = _mixer(spec, cross.build(settings, shape))
         branches.append(CrossBranch(mechanism, _norm(spec, shape.width), connection))
         norms.append(_norm(spec, shape.width))
     return Conditioned(embedding, contexts, norms, branches)
@@ -118,6 +152,12 @@ def _placed(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module) -
 def _shape(spec: RunSpec, objective: AbstractObjective, layer: int = 0, num_layers: int = 1) -> MixerShape:
     rope = Registry("positions").load(spec.position.name).rope(spec.position.settings)
     return MixerShape(spec.model.width, spec.model.heads, objective.direction, layer, num_layers, rope)
+
+
+def _mixer(spec: RunSpec, module: nn.Module) -> nn.Module:
+    """Return a mixer with the biases and the kind of linear maps that the run has."""
+    drop_biases(module, spec.model.mixer_bias)
+    return _with_linears(spec, module)
 
 
 def _with_linears(spec: RunSpec, module: nn.Module) -> nn.Module:
@@ -148,7 +188,7 @@ def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
     ffn = Registry("ffns").load(spec.ffn.name).build(spec.ffn.settings, size.width, size.ffn_multiple)
     residual, num = Registry("residuals").load(spec.residual.name), _branches(spec)
     return Block(
-        _with_linears(spec, mixer),
+        _mixer(spec, mixer),
         _with_linears(spec, ffn),
         norms=(_norm(spec, size.width), _norm(spec, size.width)),
         residuals=tuple(
@@ -165,7 +205,7 @@ def _cross(spec: RunSpec, shape: MixerShape) -> CrossBranch | None:
         return None
     residual = Registry("residuals").load(spec.residual.name)
     return CrossBranch(
-        _with_linears(spec, Registry("mechanisms").load(spec.cross.name).build(spec.cross.settings, shape)),
+        _mixer(spec, Registry("mechanisms").load(spec.cross.name).build(spec.cross.settings, shape)),
         _norm(spec, shape.width),
         residual(spec.residual.settings, width=shape.width, layer=_branches(spec) * shape.layer + 1),
     )

@@ -96,7 +96,7 @@ def _steps_of_a_phase(run: RunSpec, spec: ProbeSpec) -> int:
     """Return the number of steps that one phase of this measurement takes, for the progress bar."""
     if spec.what == "streams":
         return spec.sequences + 1
-    return run.model.layers * (1 if spec.what == "qk" else spec.sequences)
+    return run.model.layers * (1 if spec.what == "qk" else run.model.loops * spec.sequences)
 
 
 def _publish(study: StudyFolder, spec: ProbeSpec) -> int:

@@ -144,6 +144,7 @@ def _mixing(run: RunSpec, direction: str) -> float:
 
     size, mechanism = run.model, Registry("mechanisms").load(run.mechanism.name)
     shapes = [MixerShape(size.width, size.heads, direction, layer, size.layers) for layer in range(size.layers)]
+    shapes *= size.loops
     mixing = sum(mechanism.cost(run.mechanism.settings, shape, size.positions) for shape in shapes)
     if run.cross is not None:
         cross, objective = Registry("mechanisms").load(run.cross.name), Registry("objectives").load(run.objective.name)

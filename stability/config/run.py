@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
@@ -45,12 +45,52 @@ class ModelSpec(Settings):
         description="where attention's query and key biases start; equal ones make the first pattern local (RoPE)",
     )
     embedding_std: Annotated[float, Since(1.0)] = Field(
-        default=1.0, gt=0, description="standard deviation that token embeddings start with"
+        default=1.0, gt=0, description="standard deviation that token embeddings start with (model.init=ours)"
+    )
+    init: Annotated[Literal["ours", "torch", "nanogpt", "sedd"], Since("ours")] = Field(
+        default="ours",
+        description="rule that weights start by: this project's, torch's own, or that of nanoGPT's or SEDD's code",
+    )
+    tied: Annotated[bool, Since(False)] = Field(
+        default=False, description="whether the head's weight is the embedding's: the model holds that matrix once"
+    )
+    head_bias: Annotated[bool, Since(True)] = Field(default=True, description="whether the head adds a bias")
+    embedding_width: Annotated[int | None, Since(None)] = Field(
+        default=None,
+        ge=1,
+        le=2**20,
+        description="width of the tokens' table, from which a linear map leads to the model's; null: the model's own",
+    )
+    loops: Annotated[int, Since(1)] = Field(
+        default=1, ge=1, le=10_000, description="how often the blocks are passed in a row, with the same weights"
+    )
+    mixer_bias: Annotated[Literal["all", "out", "none"], Since("all")] = Field(
+        default="all",
+        description="linear maps of mixers that add a bias: all, the last one of each alone, none",
     )
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> ModelSpec:
         check_heads(self.heads, self.width, "model.")
+        return self
+
+    @model_validator(mode="after")
+    def _starts_are_read(self) -> ModelSpec:
+        """Refuse what a rule of initialisation, or a model without the parameters, would pass by."""
+        if self.embedding_std != 1 and self.init != "ours":
+            raise ValueError(
+                f"model.embedding_std={self.embedding_std:g} belongs to model.init=ours, and model.init={self.init} "
+                "says itself how embeddings start; leave it out"
+            )
+        if self.qk_bias and self.mixer_bias != "all":
+            raise ValueError(
+                f"model.qk_bias={self.qk_bias:g} is where biases start that model.mixer_bias={self.mixer_bias} takes "
+                "away; give model.qk_bias=0"
+            )
+        if self.tied and self.init == "sedd":
+            raise ValueError(
+                "model.init=sedd starts the head at zero, which model.tied=true makes the embedding, too; choose one"
+            )
         return self
 
 
@@ -107,6 +147,25 @@ class AbstractRecipe(Settings):
             raise ValueError(
                 f"objective={self.objective.name} adds a learned vector of each position itself, and so does "
                 f"position={self.position.name}; choose position=none for it alone, or position=rope"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _head_can_be_tied(self) -> AbstractRecipe:
+        """Refuse a tied head, or a table of another width, where the embedding is no table of the predicted tokens; and
+        a tied head that would start at zero."""
+        objective, size = Registry("objectives").load(self.objective.name), self.model
+        factorised = size.embedding_width is not None
+        if (size.tied or factorised) and not objective.embeds_tokens:
+            setting = f"embedding_width={size.embedding_width}" if factorised else "tied=true"
+            raise ValueError(
+                f"model.{setting} needs an objective that predicts the tokens that it embeds, and "
+                f"objective={self.objective.name} does not; choose mlm or ar"
+            )
+        if self.model.tied and objective(self.objective.settings, objective.any_format(2)).condition is not None:
+            raise ValueError(
+                f"model.tied=true, but with objective={self.objective.name} the head starts at zero, and the embedding "
+                "must not; choose mlm or ar"
             )
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,6 +16,7 @@ def _squared_relu(x: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
     "relu": F.relu,
     "relu2": _squared_relu,

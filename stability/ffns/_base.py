@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from stability.config import Settings
+from stability.models.init import OwnInit
 
 
-class AbstractFeedForward(nn.Module):
+class AbstractFeedForward(OwnInit):
     """Base of every feed-forward network, (B, N, D) → (B, N, D). A subclass is constructed as ``cls(config, width,
     multiple)``, with its own settings, the model's width D and the model's ``ffn_multiple``, which counts unless the
     settings have a multiple of their own.
 
-    The last projection is called ``out``: the initialisation scales it by the number of branches.
+    The last projection is called ``out``: the initialisation scales it by the number of branches. What the constructor
+    starts in a way of its own, it names in `own_init`.
     """
 
     family: ClassVar[str] = "ffns"

@@ -19,8 +19,9 @@ class MultilayerPerceptron(AbstractFeedForward):
     class Config(Settings):
         """Settings of the hidden layer."""
 
-        activation: Annotated[Literal["gelu", "silu", "relu2", "relu"], Since("gelu")] = Field(
-            default="gelu", description="what stands between the two maps; relu2: the square of relu"
+        activation: Annotated[Literal["gelu", "silu", "relu2", "relu", "gelu_tanh"], Since("gelu")] = Field(
+            default="gelu",
+            description="what stands between the two maps; relu2: the square of relu; gelu_tanh: gelu by a tanh",
         )
         multiple: Annotated[float | None, Since(None)] = Field(
             default=None, gt=0, le=1024, description="hidden width as a multiple of d; null: model.ffn_multiple"

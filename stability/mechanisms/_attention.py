@@ -18,13 +18,16 @@ class AbstractSoftmaxAttention(AbstractAttention):
     """Attention with A = softmax(`logits`) over the keys that a position sees; ``qkv`` gives queries, keys and values.
 
     ``gamma``: γ of the discrepancy v − γAv where the heads pass that on; 1 where they pass on Av. ``mask_diagonal``:
-    whether no position sees itself. A subclass implements `forward` by torch's own attention, and `visible` where it is
-    another than j ≤ i (causal) or all; `weights` writes the same softmax out, N² numbers a head.
+    whether no position sees itself. ``log_temperature``: t, where the products q·k have a learned factor e^t in the
+    place of 1/√K (Lee et al. 2021, arXiv:2112.13492, 3.2); None: they have not. A subclass implements `forward` by
+    torch's own attention, and `visible` where it is another than j ≤ i (causal) or all; `weights` writes the same
+    softmax out, N² numbers a head.
     """
 
     rows_sum_to_one = True
     gamma: float = 1.0
     mask_diagonal: bool = False
+    log_temperature: nn.Parameter | None
 
     def __init__(self, config: Any, shape: MixerShape):
         super().__init__()
@@ -33,6 +36,23 @@ class AbstractSoftmaxAttention(AbstractAttention):
         self.rope, self.heads, self.causal = shape.rope, shape.heads, shape.direction == CAUSAL
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)
+        self.log_temperature = None
+
+    def learn_temperature(self) -> None:
+        """Let the factor of the products q·k be learned, one for all heads, from 1/√K on."""
+        head_width = self.out.in_features // self.heads
+        self.log_temperature = nn.Parameter(torch.full((1,), -0.5 * math.log(head_width)))
+
+    @property
+    def own_decay(self) -> dict[str, bool]:
+        """The learned factor is kept from weight decay, which would draw it to 1."""
+        return {} if self.log_temperature is None else {"log_temperature": False}
+
+    @torch.no_grad()
+    def start_local(self, bias: float) -> None:
+        """Set equal biases of q and k: under RoPE they give every pair the score b²·Σ_k cos θ_k(i − j) / √K, which
+        falls off with distance."""
+        self.qkv.bias[: 2 * self.qkv.in_features] = bias
 
     @classmethod
     def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
@@ -53,15 +73,17 @@ class AbstractSoftmaxAttention(AbstractAttention):
 
     def split(self, qkv_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys, rotated where the run's positions are rotations, and values, (B, H, N, K) each, from
-        what ``qkv`` gives."""
+        what ``qkv`` gives; queries times √K·e^t where the temperature is learned: `logits` has the factor 1/√K."""
         qkv_BNTHK = qkv_BND.unflatten(-1, (3, self.heads, -1))
         qk_BNTHK = qkv_BNTHK[:, :, :2]
         turned = qk_BNTHK if self.rope is None else self.rope(qk_BNTHK, position_dim=1)
         q_BHNK, k_BHNK = (part.transpose(1, 2) for part in turned.unbind(2))
+        if self.log_temperature is not None:
+            q_BHNK = q_BHNK * (self.log_temperature.exp() * math.sqrt(q_BHNK.shape[-1]))
         return q_BHNK, k_BHNK, qkv_BNTHK[:, :, 2].transpose(1, 2)
 
     def logits(self, q_BHNK: Tensor, k_BHNK: Tensor) -> Float[Tensor, "... N N"]:
-        """Return q̃_i·k̃_j / √K of all pairs, seen or not."""
+        """Return q̃_i·k̃_j / √K of all pairs, seen or not, of queries and keys as `split` gives them."""
         return q_BHNK @ k_BHNK.mT / math.sqrt(q_BHNK.shape[-1])
 
     def weights(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Float[Tensor, "B H N N"]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stability.config import Settings
+from stability.models.init import OwnInit
 from stability.models.position import Rope
 
 BIDIRECTIONAL, CAUSAL = "bidirectional", "causal"
@@ -88,9 +89,9 @@ def require_context(x_BND: Tensor, context_BJD: Tensor) -> None:
         )
 
 
-class AbstractMechanism(nn.Module):
+class AbstractMechanism(OwnInit):
     """Base of every mechanism. A subclass holds its `Config`, says which `directions` it can do, and implements
-    `forward`.
+    `forward`. What its constructor starts in a way of its own, it names in `own_init`.
 
     ``trainable``: False for a mechanism that only stands in for another one in a model that is trained, e.g. one that
     skips what hardly counts; runs and tokenizers refuse it, and say what it is ``used_for``.
@@ -143,6 +144,10 @@ class AbstractMechanism(nn.Module):
         them; False where it takes their weights itself."""
         return True
 
+    def start_local(self, bias: float) -> None:
+        """Begin with each position looking at its neighbours, the more so the larger ``bias`` is (`model.qk_bias`,
+        called where it is not 0). Nothing where the mechanism has no such start."""
+
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
         """Return the multiply-adds of one forward pass over one sequence of ``num_positions``, projections included."""
@@ -153,7 +158,7 @@ class AbstractMechanism(nn.Module):
         raise NotImplementedError
 
 
-class AbstractCrossMechanism(nn.Module):
+class AbstractCrossMechanism(OwnInit):
     """Base of every mechanism that adds to a source what it reads in a context. It stands beside a self mechanism
     (``cross=ca``), never alone.
 

@@ -123,7 +123,9 @@ class EdgeNetwork(nn.Module):
 
     def per_head(self, projection: nn.Linear, x_BND: Tensor) -> Tensor:
         """Split the projected signal into heads, (H, K, B, N)."""
-        u_DM = projection.weight @ x_BND.flatten(0, 1).t() + projection.bias[:, None]
+        u_DM = projection.weight @ x_BND.flatten(0, 1).t()
+        if projection.bias is not None:
+            u_DM = u_DM + projection.bias[:, None]
         return u_DM.unflatten(0, (self.heads, -1)).unflatten(-1, x_BND.shape[:2])
 
     def joined(self, projection: nn.Linear, u_HKBN: Tensor) -> Tensor:

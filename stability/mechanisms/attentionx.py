@@ -3,12 +3,15 @@ Heusdens), with rotary positions."""
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
 from stability.config import Settings
+from stability.config.identity import Since
 from stability.mechanisms._attention import AbstractSoftmaxAttention, attended, visible_pairs
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, without_padding
 
@@ -37,6 +40,9 @@ class AttentionX(AbstractSoftmaxAttention):
             default=None,
             description="whether no position sees itself; null: masked where bidirectional, seen where causal",
         )
+        temperature: Annotated[Literal["fixed", "learned"], Since("fixed")] = Field(
+            default="fixed", description="factor of q·k: 1/√K, or one that is learned for all heads and begins there"
+        )
 
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
 
@@ -46,6 +52,8 @@ class AttentionX(AbstractSoftmaxAttention):
         self.gamma = (
             config.gamma if config.gamma is not None else GAMMA_WITHOUT if self.mask_diagonal else GAMMA_WITH_DIAGONAL
         )
+        if config.temperature == "learned":
+            self.learn_temperature()
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         x_BND = without_padding(x_BND, mask_BN)

@@ -43,8 +43,8 @@ class CrossAttention(AbstractCrossMechanism):
 
     @torch.no_grad()
     def start_local(self, bias: float) -> None:
-        """Set equal biases of q and k, which give each pair a score that falls off with its distance under RoPE
-        (`models/init.py`)."""
+        """Set equal biases of q and k, which give each pair a score that falls off with its distance under RoPE, as
+        self-attention's do (`AbstractSoftmaxAttention.start_local`)."""
         self.q.bias.fill_(bias)
         self.kv.bias[: self.q.out_features] = bias
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,12 +32,17 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
             default=False,
             description="whether no position sees itself, as in attentionx's image models and in their baseline",
         )
+        temperature: Annotated[Literal["fixed", "learned"], Since("fixed")] = Field(
+            default="fixed", description="factor of q·k: 1/√K, or one that is learned for all heads and begins there"
+        )
 
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)
         self.mask_diagonal = config.mask_diagonal
+        if config.temperature == "learned":
+            self.learn_temperature()
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         x_BND = without_padding(x_BND, mask_BN)

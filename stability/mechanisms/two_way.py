@@ -59,7 +59,7 @@ class TwoWay(AbstractMechanism):
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__()
         self.shared = config.weights == "shared"
-        self.mixers = nn.ModuleList(
+        self.mixers: Any = nn.ModuleList(
             load(config.of.name).build(config.of.settings, _causal(shape)) for _ in range(1 if self.shared else 2)
         )
 
@@ -87,6 +87,10 @@ class TwoWay(AbstractMechanism):
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
         """Return the multiply-adds of both directions."""
         return 2 * load(config.of.name).cost(config.of.settings, _causal(shape), num_positions)
+
+    def start_local(self, bias: float) -> None:
+        for mixer in self.mixers:
+            mixer.start_local(bias)
 
     def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
         ahead, back = self.mixers[0], self.mixers[-1]

@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from stability.models.block import Block, Context
 from stability.models.condition import ConditionShape, FinalModulation, NoiseLevel
+from stability.models.init import OwnInit
 from stability.models.precision import at_least_float32
 
-Readout = Callable[[Tensor, Tensor, Tensor], Any]
+Readout = Callable[[Tensor, Tensor, Tensor | None], Any]
 Pool = Callable[[Tensor, Tensor | None], Tensor]
 
 
-class Backbone(nn.Module):
+@dataclass(frozen=True)
+class HeadShape:
+    """The linear map at a model's end: whether it has a bias, and whether all of it starts at zero.
+
+    ``tied_to``: the name within the embedding of the module (`nn.Embedding`, or what has such a ``weight``) whose first
+    rows are the head's weight; the model then holds that matrix once. None: the head has a weight of its own.
+    """
+
+    bias: bool = True
+    zero: bool = False
+    tied_to: str | None = None
+
+
+class TiedHead(nn.Module):
+    """The head of a model whose embedding is the weight: it holds a bias, or nothing."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, num_outputs: int, bias: bool):
+        super().__init__()
+        self.num_outputs = num_outputs
+        self.register_parameter("bias", nn.Parameter(torch.zeros(num_outputs)) if bias else None)
+
+
+class Backbone(OwnInit):
     """Tokens (B, N) → logits (B, N, V): embedding, blocks, final norm, linear head. Positions enter
     inside the mixers (RoPE) or with the embedding.
 
@@ -26,6 +53,7 @@ class Backbone(nn.Module):
     With cross branches in the blocks, context tokens (B, J) are embedded by the same embedding and normed once: every
     block reads the same context, on the scale of the normed source that it is compared with. ``condition``: the model
     reads a noise level (B,), which modulates its blocks (built for it) and its final norm; its head starts at zero.
+    ``loops``: how often the state passes the blocks, one after another, with the same weights.
     """
 
     def __init__(
@@ -38,18 +66,27 @@ class Backbone(nn.Module):
         context_norm: nn.Module | None = None,
         condition: ConditionShape | None = None,
         pool: Pool | None = None,
+        head: HeadShape = HeadShape(),
+        loops: int = 1,
     ):
         super().__init__()
-        self.embedding, self.pool = embedding, pool
-        self.blocks = nn.ModuleList(blocks)
+        self.embedding, self.pool, self.tied_to = embedding, pool, head.tied_to
+        self.blocks, self.loops = nn.ModuleList(blocks), loops
         self.final_norm = final_norm
-        self.head = nn.Linear(width, num_outputs)
+        tied = head.tied_to is not None
+        self.head = TiedHead(num_outputs, head.bias) if tied else nn.Linear(width, num_outputs, head.bias)
         self.context_norm = context_norm
         self.noise_level = None if condition is None else NoiseLevel(condition)
         self.final_modulation = None if condition is None else FinalModulation(condition.width, width)
-        if condition is not None:
-            # with the modulations' zeros, an untrained model says log s = −log(e^σ − 1) − log V: every token alike
-            nn.init.zeros_(self.head.weight)
+        # with the modulations' zeros, an untrained model says log s = −log(e^σ − 1) − log V: every token alike
+        self.starts_at_zero = head.zero or condition is not None
+        if self.starts_at_zero:
+            for parameter in self.head.parameters():
+                nn.init.zeros_(parameter)
+
+    @property
+    def own_init(self) -> frozenset[str]:
+        return frozenset(f"head.{name}" for name, _ in self.head.named_parameters() if self.starts_at_zero)
 
     def forward(
         self,
@@ -65,8 +102,8 @@ class Backbone(nn.Module):
         """Return the logits (B, N, V), or what ``readout`` makes of their inputs. ``tokens_BN``: what the embedding
         reads. ``context_BJ``: context tokens, needed exactly where there are cross branches; masks: True where a token
         is valid. ``sigma_B``: each sequence's noise level, needed exactly where the model is conditioned. ``readout``:
-        called as ``readout(hidden_BND, weight_VD, bias_V)`` with what the head would read and the head's parameters;
-        its result stands for the logits (a loss that never makes them all).
+        called as ``readout(hidden_BND, weight_VD, bias_V)`` with what the head would read and the head's parameters
+        (bias None where it has none); its result stands for the logits (a loss that never makes them all).
 
         ``inputs``: what mixers take besides, e.g. ``edges=`` for ``sc`` with ``graph=given``. Errors: ``ValueError``
         for a context or a noise level that is missing or that nothing reads, and for an input that no mixer takes.
@@ -76,14 +113,27 @@ class Backbone(nn.Module):
             self._check(inputs)
         residual: Any = cast(Block, self.blocks[0]).mixer_residual
         state = residual.enter(at_least_float32(self.embedding(tokens_BN)))
-        for block in self.blocks:
+        for block in self.passed():
             state = block(state, mask_BN, context, inputs, condition_BC)
         hidden_BND = residual.leave(state, self.final_norm)
         if self.final_modulation is not None:
             hidden_BND = self.final_modulation(condition_BC).moved(hidden_BND)
         if self.pool is not None:
             hidden_BND = self.pool(hidden_BND, mask_BN)
-        return self.head(hidden_BND) if readout is None else readout(hidden_BND, self.head.weight, self.head.bias)
+        if readout is None and isinstance(self.head, nn.Linear):
+            return self.head(hidden_BND)
+        return (readout or nn.functional.linear)(hidden_BND, self._head_weight(), self.head.bias)
+
+    def passed(self) -> list[Block]:
+        """Return the blocks in the order that the state passes them: all of them, ``loops`` times."""
+        return cast(list[Block], [*self.blocks]) * self.loops
+
+    def _head_weight(self) -> Tensor:
+        """Return the weight (V, D) of the head, of a tied one the first V rows of the embedding's matrix."""
+        if isinstance(self.head, nn.Linear):
+            return self.head.weight
+        weight: Any = self.embedding.get_submodule(cast(str, self.tied_to)).weight
+        return weight if len(weight) == self.head.num_outputs else weight[: self.head.num_outputs]
 
     def _condition(self, sigma_B: Tensor | None) -> Tensor | None:
         if self.noise_level is None:

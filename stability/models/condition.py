@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stability.models.init import OwnInit
+
 LONGEST_PERIOD = 10_000.0
 
 
@@ -63,7 +65,7 @@ class Modulated(NamedTuple):
 UNMODULATED = (Modulated(), Modulated())
 
 
-class Modulation(nn.Module):
+class Modulation(OwnInit):
     """Shift, scale and gate of a block's two branches, linear in the condition; all zero at the start, so that a block
     begins as the identity."""
 
@@ -71,17 +73,25 @@ class Modulation(nn.Module):
         super().__init__()
         self.chunks = _zero_linear(condition_width, 6 * width)
 
+    @property
+    def own_init(self) -> frozenset[str]:
+        return frozenset({"chunks.weight", "chunks.bias"})
+
     def forward(self, condition_BC: Tensor) -> tuple[Modulated, Modulated]:
         chunks = self.chunks(condition_BC)[:, None].chunk(6, dim=-1)
         return Modulated(*chunks[:3]), Modulated(*chunks[3:])
 
 
-class FinalModulation(nn.Module):
+class FinalModulation(OwnInit):
     """Shift and scale after the final norm; zero at the start."""
 
     def __init__(self, condition_width: int, width: int):
         super().__init__()
         self.chunks = _zero_linear(condition_width, 2 * width)
+
+    @property
+    def own_init(self) -> frozenset[str]:
+        return frozenset({"chunks.weight", "chunks.bias"})
 
     def forward(self, condition_BC: Tensor) -> Modulated:
         return Modulated(*self.chunks(condition_BC)[:, None].chunk(2, dim=-1))

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 POSITION_STD = 0.02  # Dosovitskiy et al. 2021
+# Pixels that are added (0, an image's mean colour) or cut (below 0): left, right, top, bottom.
+SHIFTS = ((1, -1, 0, 0), (-1, 1, 0, 0), (0, 0, 1, -1), (0, 0, -1, 1))
 
 
 class ImageFormat(NamedTuple):
@@ -55,23 +57,52 @@ class ImageFormat(NamedTuple):
 
 class PatchEmbedding(nn.Module):
     """Images (B, H, W, C) → (B, N, D): each of N square patches through one linear layer, plus a learned vector of its
-    position (Dosovitskiy et al. 2021, Eq. 1, without a class token), drawn from N(0, 0.02²). Patches stand row by row,
-    and so do a patch's pixels, the channels innermost.
+    position (Dosovitskiy et al. 2021, Eq. 1), drawn from N(0, std²). Patches stand row by row, and so do a patch's
+    pixels, the channels innermost.
+
+    ``shifted``: the four copies of the image that are moved by one pixel, to the right, left, down and up, are further
+    channels, and all of a patch is normed before the layer (shifted patch tokenisation of Lee et al. 2021,
+    arXiv:2112.13492, 3.1, as github.com/aanna0701/SPT_LSA_ViT and its copies move it: by a pixel, not half a patch).
+    ``class_token``: a learned vector, drawn like the positions, stands before the patches: (B, N + 1, D).
 
     The mixers' own RoPE counts the same positions along that one line; what is above and below, the learned vectors
     tell.
     """
 
-    def __init__(self, image: ImageFormat, width: int, positions: int):
+    def __init__(
+        self,
+        image: ImageFormat,
+        width: int,
+        positions: int,
+        *,
+        shifted: bool = False,
+        class_token: bool = False,
+        std: float = POSITION_STD,
+    ):
         super().__init__()
-        self.side = image.patch_side(positions)
-        self.patches = nn.Linear(self.side**2 * image.channels, width)
-        self.positions_ND = nn.Parameter(POSITION_STD * torch.randn(positions, width))
+        self.side, self.shifted = image.patch_side(positions), shifted
+        numbers = self.side**2 * image.channels * (1 + len(SHIFTS) if shifted else 1)
+        self.norm = nn.LayerNorm(numbers) if shifted else nn.Identity()
+        self.patches = nn.Linear(numbers, width)
+        self.positions_ND = nn.Parameter(std * torch.randn(positions + class_token, width))
+        self.class_D = nn.Parameter(std * torch.randn(width)) if class_token else None
 
     def forward(self, images_BHWC: Tensor) -> Tensor:
+        images_BHWC = images_BHWC.to(self.patches.weight.dtype)
+        if self.shifted:
+            moved = [nn.functional.pad(images_BHWC, (0, 0, *shift)) for shift in SHIFTS]
+            images_BHWC = torch.cat([images_BHWC, *moved], -1)
         # B, rows, side, columns, side, C
-        rows = images_BHWC.to(self.patches.weight.dtype).unflatten(1, (-1, self.side)).unflatten(3, (-1, self.side))
-        return self.patches(rows.transpose(2, 3).flatten(3).flatten(1, 2)) + self.positions_ND
+        rows = images_BHWC.unflatten(1, (-1, self.side)).unflatten(3, (-1, self.side))
+        x_BND = self.patches(self.norm(rows.transpose(2, 3).flatten(3).flatten(1, 2)))
+        if self.class_D is not None:
+            x_BND = torch.cat([self.class_D.expand(len(x_BND), 1, -1), x_BND], 1)
+        return x_BND + self.positions_ND
+
+
+def first_position(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
+    """Return the first position, a class token, (B, 1, D)."""
+    return hidden_BND[:, :1]
 
 
 def mean_over_positions(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:

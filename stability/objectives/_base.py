@@ -120,7 +120,8 @@ class AbstractObjective:
     ``corpus_kind``: the kind of prepared data that it reads (`AbstractCorpus.kind`); ``words``: what tables, captions
       and the board call things; ``score_names``: what is validated beside the NLL (`validate`). ``components``: names
       of the parts that the loss is a sum of, where it is one (`component_sums`).
-    ``embeds_positions``: whether its embedding adds a vector of each position itself.
+    ``embeds_positions``: whether its embedding adds a vector of each position itself. ``embeds_tokens``: whether it is
+      a table of tokens, of which the head predicts the first ones, in their order.
 
     ``samples``: the kind of what generation makes: a class as `stability.probes.generation.kinds.Kind` has it, or the
       name of one of ours (a file of that folder).
@@ -141,6 +142,7 @@ class AbstractObjective:
     Config: ClassVar[type[ObjectiveSettings]]
     direction: ClassVar[str]
     embeds_positions: ClassVar[bool] = False
+    embeds_tokens: ClassVar[bool] = True
     condition: ConditionShape | None = None
     config: Any
     num_inputs: int

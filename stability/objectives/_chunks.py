@@ -13,7 +13,7 @@ LossSum = Callable[[Tensor, Any], tuple[Tensor, ...]]
 
 
 def chunked_sum(
-    loss_sum: LossSum, examples: Any, chunk: int, hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor
+    loss_sum: LossSum, examples: Any, chunk: int, hidden_BND: Tensor, weight_VD: Tensor, bias_V: Tensor | None
 ) -> Tensor:
     """Return Σ over positions of ``loss_sum(head(hidden), examples)`` (a scalar, or a vector of several sums), the head
     applied to ``chunk`` positions after another.
@@ -26,7 +26,7 @@ def chunked_sum(
     rows, index_R = examples.counted()
     hidden_RD = hidden_BND.flatten(0, 1).index_select(0, index_R)
 
-    def part(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor, piece: Any) -> Tensor:
+    def part(hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, piece: Any) -> Tensor:
         return loss_sum(nn.functional.linear(hidden_CD[:, None], weight_VD, bias_V), piece)[0]
 
     # type() rather than isinstance: a subclass that carries derivatives itself, as taylor's does, records no graph

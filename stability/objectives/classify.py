@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from stability.config.identity import Since
 from stability.models.backbone import Pool
-from stability.models.images import ImageFormat, PatchEmbedding, mean_over_positions
+from stability.models.images import POSITION_STD, ImageFormat, PatchEmbedding, first_position, mean_over_positions
 from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, weighted_cross_entropy
 from stability.runs.words import Words
 
@@ -19,7 +20,7 @@ class Classification(AbstractObjective):
     """Mean cross entropy of an image's class, and the accuracy beside it.
 
     The image is cut into ``model.positions`` square patches (`PatchEmbedding`); the head reads the mean of all
-    positions after the final norm. A class token in its place would be one end of the line of positions, which a
+    positions after the final norm, or a class token there. That stands at one end of the line of positions, which a
     mechanism that reaches its neighbours only (sc, sw) connects to two patches. Pixels are normalised by the training
     images' mean and standard deviation of each channel. In training only, each image is cropped out of itself with a
     black border of ``crop`` pixels around it, then mirrored with probability one half.
@@ -36,6 +37,18 @@ class Classification(AbstractObjective):
         flip: bool = Field(
             default=True, description="whether training images are mirrored left to right with probability one half"
         )
+        pool: Annotated[Literal["mean", "cls"], Since("mean")] = Field(
+            default="mean", description="what the head reads: the mean of all positions, or a class token before them"
+        )
+        patches: Annotated[Literal["plain", "shifted"], Since("plain")] = Field(
+            default="plain",
+            description="what a patch is embedded from: its pixels, or also those of four copies moved by one, normed",
+        )
+        position_std: Annotated[float, Since(POSITION_STD)] = Field(
+            default=POSITION_STD,
+            gt=0,
+            description="standard deviation that the positions' vectors, and a class token's, start with",
+        )
 
     corpus_kind = "images"
     words = Words(
@@ -51,6 +64,7 @@ class Classification(AbstractObjective):
     score_names = ("val_accuracy",)
     direction = "bidirectional"
     embeds_positions = True
+    embeds_tokens = False
 
     def __init__(self, config: Config, image: Any):
         self.config, self.image = config, ImageFormat.of(image)
@@ -62,7 +76,14 @@ class Classification(AbstractObjective):
         return ImageFormat(1, positions, 1, 2, (0.0,), (1.0,))._asdict()
 
     def embedding(self, width: int, positions: int) -> nn.Module:
-        return PatchEmbedding(self.image, width, positions)
+        return PatchEmbedding(
+            self.image,
+            width,
+            positions,
+            shifted=self.config.patches == "shifted",
+            class_token=self.config.pool == "cls",
+            std=self.config.position_std,
+        )
 
     def require(self) -> None:
         side = min(self.image.height, self.image.width)
@@ -75,7 +96,7 @@ class Classification(AbstractObjective):
 
     @property
     def pool(self) -> Pool:
-        return mean_over_positions
+        return first_position if self.config.pool == "cls" else mean_over_positions
 
     def augmented(self, batch: Any, generator: torch.Generator) -> Any:
         """Return the batch with its images cropped and mirrored; first all rows and columns of the windows are drawn,

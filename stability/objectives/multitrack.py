@@ -130,6 +130,7 @@ class MultitrackMaskedModel(AbstractObjective):
         ),
     )
     direction = "bidirectional"
+    embeds_tokens = False
     samples = "proteins"
     samplers = ("top_prob", "random")
 

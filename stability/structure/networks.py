@@ -85,7 +85,7 @@ class Encoder(nn.Module):
         )
         self.stack = Stack(spec, spec.encoder)
         self.to_code = _mlp(width, width, len(spec.levels))
-        initialise(self, NUM_CONVOLUTIONS + 2 * spec.encoder.layers, 0.0)
+        initialise(self, NUM_CONVOLUTIONS + 2 * spec.encoder.layers)
 
     def forward(self, coords_BNAX: Tensor, mask_BN: Tensor) -> Tensor:
         x_BND = self.embed(without_padding(coords_BNAX.flatten(2), mask_BN) / ANGSTROM_PER_UNIT)
@@ -113,7 +113,7 @@ class Decoder(nn.Module):
             ConvolutionBlock(size.width, spec.kernel, spec.norm) for _ in range(NUM_CONVOLUTIONS)
         )
         self.to_atoms = nn.Linear(size.width, 3 * num_atoms)
-        initialise(self, NUM_CONVOLUTIONS + (2 if cross is None else 3) * size.layers, 0.0)
+        initialise(self, NUM_CONVOLUTIONS + (2 if cross is None else 3) * size.layers)
 
     def forward(self, codes_BNF: Tensor, mask_BN: Tensor, sequence_BN: Tensor | None = None) -> Tensor:
         context = None

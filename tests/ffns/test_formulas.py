@@ -16,6 +16,7 @@ from tests.reading import read_spec
 
 ACTIVATIONS = {
     "gelu": lambda x: x * 0.5 * (1 + math.erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "silu": lambda x: x / (1 + math.exp(-x)),
     "relu": lambda x: max(x, 0.0),
     "relu2": lambda x: max(x, 0.0) ** 2,

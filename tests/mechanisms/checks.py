@@ -4,17 +4,20 @@ each of them bites."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from stability.linears import drop_biases
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
+from stability.models.init import OwnInit, initialise
 from tests.mechanisms.oracles import block_operator
 
 BATCH, NUM_POSITIONS, WIDTH, HEADS = 3, 9, 16, 2
-Build = Callable[[], nn.Module]
+Build = Callable[[], Any]
 
 
 def build_seeded(build: Build, seed: int = 0) -> nn.Module:
@@ -107,6 +110,38 @@ def check_save_load(build: Build) -> None:
     assert not torch.equal(first(inputs()), second(inputs())), "two seeds give the same outputs"
     second.load_state_dict(first.state_dict(), strict=True)
     assert torch.equal(first(inputs()), second(inputs())), "the state dict does not hold the module"
+
+
+def check_own_init_stays(build: Build) -> None:
+    """What a mechanism says it starts itself is as its constructor left it after the whole model's initialisation."""
+    mixer = build_seeded(build)
+    claimed = {
+        f"{name}.{key}".strip("."): module.get_parameter(key)
+        for name, module in mixer.named_modules()
+        if isinstance(module, OwnInit)
+        for key in module.own_init
+    }
+    before = {name: value.detach().clone() for name, value in claimed.items()}
+    initialise(nn.ModuleDict({"blocks": nn.ModuleList([nn.ModuleDict({"mixer": mixer})])}), 4, 0.5)
+    mixer.start_local(2.0)
+    changed = [name for name, value in claimed.items() if not torch.equal(value, before[name])]
+    assert not changed, f"{', '.join(changed)}: not as the constructor left them"
+
+
+def check_biases_may_go(build: Build) -> None:
+    """`model.mixer_bias`: without the biases of its linear maps a mechanism does what it does with biases of zero."""
+    for kept in ("out", "none"):
+        zero, without = build_seeded(build).double(), build_seeded(build).double()
+        drop_biases(without, kept)
+        left = dict(without.named_parameters())
+        with torch.no_grad():
+            for name, value in zero.named_parameters():
+                if name not in left:
+                    value.zero_()
+        assert kept == "out" or len(left) < len(list(zero.parameters())), "no linear map has a bias to lose"
+        assert torch.allclose(zero(inputs()), without(inputs()), rtol=0, atol=1e-13), (
+            f"mixer_bias={kept}: another output"
+        )
 
 
 def check_second_derivatives(module: nn.Module) -> None:

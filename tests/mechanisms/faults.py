@@ -13,6 +13,7 @@ from stability.mechanisms._base import MixerShape
 from stability.mechanisms.attentionx import AttentionX
 from stability.mechanisms.sc import SelfConsensus
 from tests.mechanisms.checks import HEADS, WIDTH, padding
+from tests.mechanisms.plugins.gated import GatedMean
 from tests.mechanisms.plugins.sigmoid_seen import SeenSigmoid
 
 
@@ -82,6 +83,27 @@ class KeepsStateOutside(Mean):
 
     def finish(self, y_BND: Tensor) -> Tensor:
         return y_BND * self.scale
+
+
+class StartsLocalOverItsOwn(GatedMean):
+    """Says that the gate's bias is its own, and then takes the model's."""
+
+    def __init__(self):
+        super().__init__(None, MixerShape(WIDTH, HEADS, "causal"))
+
+    def start_local(self, bias: float) -> None:
+        nn.init.constant_(self.gate.bias, bias)
+
+
+class AddsABiasItself(Mean):
+    """Takes a linear map's bias for granted: without one it does something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def finish(self, y_BND: Tensor) -> Tensor:
+        return self.inner(y_BND) + (1.0 if self.inner.bias is None else self.inner.bias)
 
 
 class ForgetsCurvature(Mean):

@@ -12,6 +12,7 @@ from stability.mechanisms._base import MixerShape
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.registry import Registry
 from tests.mechanisms import checks, faults
+from tests.mechanisms.plugins.gated import GatedMean
 from tests.mechanisms.plugins.sigmoid_seen import SeenSigmoid
 
 REGISTRY = Registry("mechanisms")
@@ -32,7 +33,12 @@ OF_A_MODULE = (
     checks.check_second_derivatives,
     checks.check_degenerate_inputs,
 )
-OF_A_BUILDER = (checks.check_deterministic, checks.check_save_load)
+OF_A_BUILDER = (
+    checks.check_deterministic,
+    checks.check_save_load,
+    checks.check_own_init_stays,
+    checks.check_biases_may_go,
+)
 PLANTED = (
     (checks.check_future_is_unseen, lambda: faults.LeaksFuture(causal=True)),
     (checks.check_future_is_unseen, lambda: faults.LeaksFutureByItsScale(causal=True)),
@@ -150,7 +156,12 @@ def test_check_catches_planted_fault(check, fault):
 
 @pytest.mark.parametrize(
     "check_and_fault",
-    [(checks.check_deterministic, faults.RedrawsAtEveryCall), (checks.check_save_load, faults.KeepsStateOutside)],
+    [
+        (checks.check_deterministic, faults.RedrawsAtEveryCall),
+        (checks.check_save_load, faults.KeepsStateOutside),
+        (checks.check_own_init_stays, faults.StartsLocalOverItsOwn),
+        (checks.check_biases_may_go, faults.AddsABiasItself),
+    ],
 )
 def test_check_of_a_builder_catches_planted_fault(check_and_fault):
     check, fault = check_and_fault
@@ -164,8 +175,20 @@ def test_the_sound_mechanism_behind_the_faults_passes(causal):
     for check in OF_A_MODULE:
         check(module)
     (checks.check_future_is_unseen if causal else checks.check_both_sides_are_seen)(module)
-    for check in OF_A_BUILDER:
+    for check in (checks.check_deterministic, checks.check_save_load):
         check(lambda: faults.Mean(causal))
+
+
+def test_the_sound_mechanism_that_starts_parameters_itself_keeps_the_contract():
+    def made():
+        return GatedMean(None, MixerShape(checks.WIDTH, checks.HEADS, "causal"))
+
+    for check in OF_A_MODULE:
+        check(checks.build_seeded(made))
+    checks.check_future_is_unseen(checks.build_seeded(made))
+    for check in OF_A_BUILDER:
+        check(made)
+    assert checks.build_seeded(made).own_init, "there is nothing to look at"
 
 
 def test_the_sound_mechanisms_behind_the_faults_of_what_is_exposed_pass():

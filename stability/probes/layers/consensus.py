@@ -123,7 +123,8 @@ def _energy_of(
 def _updated(layer: AbstractConsensus, x_BND: Tensor) -> Tensor:
     """Return u′: the layer's output with W_o = I and b_o = 0."""
     identity = torch.eye(len(layer.out.weight), dtype=x_BND.dtype, device=x_BND.device)
-    return functional_call(layer, {"out.weight": identity, "out.bias": torch.zeros_like(layer.out.bias)}, (x_BND,))
+    biases = {f"out.{key}": torch.zeros_like(value) for key, value in layer.out.named_parameters() if key == "bias"}
+    return functional_call(layer, {"out.weight": identity, **biases}, (x_BND,))
 
 
 def _by_head(u_BND: Tensor, heads: int) -> Tensor:

@@ -103,7 +103,8 @@ def _on_held_out(
         return
     for sequence, example in enumerate(held_out(spec, cache_dir, probe.sequences).split(1)):
         inputs = layer_inputs(model, example.to(device))
-        for layer, (mixer, x_BND) in enumerate(zip(mixers(model), inputs, strict=True)):
+        passed = [block.mixer for block in model.passed()]
+        for layer, (mixer, x_BND) in enumerate(zip(passed, inputs, strict=True)):
             where = labels | {"layer": layer, "mixer": stem(mixer), "sequence": sequence}
             if probe.what == "pdmm":
                 _add_discrepancy(mixer, x_BND, where, rows)
@@ -173,20 +174,21 @@ def _qk(model: Backbone, labels: dict[str, Any], rows: Rows) -> Iterator[None]:
 
 
 def layer_inputs(model: Backbone, examples: Examples) -> list[Tensor]:
-    """Return what each block's mixer is given, (B, N, D), by one forward pass."""
-    seen: dict[int, Tensor] = {}
+    """Return what each block's mixer is given, (B, N, D), by one forward pass, in the order of `Backbone.passed`: a
+    block that the state passes several times (`model.loops`) counts as a layer each time."""
+    seen: list[Tensor] = []
 
-    def keep(layer: int):
-        return lambda module, args: seen.__setitem__(layer, args[0].detach())
+    def keep(mixer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen.append(args[0].detach())
 
-    handles = [mixer.register_forward_pre_hook(keep(layer)) for layer, mixer in enumerate(mixers(model))]
+    handles = [mixer.register_forward_pre_hook(keep) for mixer in mixers(model)]
     try:
         with torch.no_grad():
             examples.logits(model)
     finally:
         for handle in handles:
             handle.remove()
-    return [seen[layer] for layer in range(len(seen))]
+    return seen
 
 
 def held_out(spec: RunSpec, cache_dir: Path, sequences: int) -> Examples:

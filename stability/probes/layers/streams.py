@@ -4,14 +4,13 @@ arXiv:2601.05732, 4.3)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from stability.models.backbone import Backbone
-from stability.models.block import Block
 from stability.objectives import Examples
 from stability.residuals import AbstractResidual, AbstractSinkhornStreams, AbstractStreams
 
@@ -34,9 +33,9 @@ def connections(model: Backbone) -> list[Connection]:
 
 def residuals(model: Backbone) -> list[tuple[str, AbstractResidual]]:
     """Return every residual connection of a model behind the name of its branch, in the order that the state passes
-    them."""
+    them: those of blocks that it passes several times (`model.loops`) as often."""
     found: list[Any] = []
-    for block in (cast(Block, block) for block in model.blocks):
+    for block in model.passed():
         cross = [] if block.cross is None else [("cross", block.cross.residual)]
         found += [("mixer", block.mixer_residual), *cross, ("ffn", block.ffn_residual)]
     return found
@@ -105,7 +104,8 @@ def _measured(chain: list[Connection], model: Backbone, example: Examples, outli
 def _states(chain: list[Connection], model: Backbone, example: Examples) -> list[Tensor]:
     """Return what each connection is given, (B, N, S, D), by one forward pass."""
     states: list[Tensor] = []
-    handles = [each.module.register_forward_pre_hook(lambda module, args: states.append(args[0])) for each in chain]
+    modules = dict.fromkeys(each.module for each in chain)
+    handles = [module.register_forward_pre_hook(lambda _, args: states.append(args[0])) for module in modules]
     try:
         example.logits(model)
     finally:

@@ -1,0 +1,205 @@
+"""Fields of the model: each changes what it says and nothing else, against sums, derivatives and files that know nothing
+of how it is done."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from stability.config.identity import run_id
+from stability.probes.layers.measuring import held_out, layer_inputs
+from stability.probes.layers.streams import stream_statistics
+from stability.training.checkpoint import load
+from tests.models.parity import SIZE, TOKENS, model_of, ours, refused, shaken, spec_of
+
+# --- biases -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mechanism", ["sa", "sc", "sw", "attentionx", {"name": "two_way", "of": "sa"}])
+@pytest.mark.parametrize(("which", "left"), [("all", ("inner", "out")), ("out", ("out",)), ("none", ())])
+def test_mixers_have_the_biases_that_are_asked_for(mechanism, which, left):
+    model = ours(29, model=SIZE | {"mixer_bias": which}, mechanism=mechanism)
+    maps = [(name, m) for name, m in model.blocks.named_modules() if isinstance(m, nn.Linear) and ".mixer." in name]
+    assert {"out" if name.endswith("out") else "inner" for name, m in maps if m.bias is not None} == set(left)
+    assert all(m.bias is not None for name, m in model.blocks.named_modules() if name.endswith(("ffn.out", "hidden")))
+    assert model(TOKENS).isfinite().all()
+
+
+def test_cross_mechanisms_lose_theirs_too():
+    model = ours(
+        29, model=SIZE | {"mixer_bias": "none"}, cross="auto", objective={"name": "mlm", "context": 4}, mechanism="sc"
+    )
+    assert not [name for name, _ in model.named_parameters() if ".cross.mechanism." in name and name.endswith(".bias")]
+    assert [name for name, _ in model.named_parameters() if ".cross.mechanism." in name]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_without_a_bias_is_one_whose_bias_is_zero(tied):
+    plain, without = shaken(model_of(tied=tied)), model_of(tied=tied, head_bias=False).double()
+    with torch.no_grad():
+        plain.head.bias.zero_()
+    without.load_state_dict({name: value for name, value in plain.state_dict().items() if name != "head.bias"})
+    assert torch.equal(plain(TOKENS), without(TOKENS))
+    assert sum(value.numel() for value in plain.parameters()) == 29 + sum(v.numel() for v in without.parameters())
+
+
+def test_biases_that_are_not_there_cannot_start_anywhere():
+    refused("model.qk_bias=2 is where biases start", model=SIZE | {"qk_bias": 2.0, "mixer_bias": "out"})
+
+
+# --- init ---------------------------------------------------------------------------------------------------------
+
+
+def test_torchs_own_start_is_what_the_constructors_drew():
+    """U(±1/√inputs) for weights and biases alike, N(0, 1) for the table."""
+    model = ours(200, model=SIZE | {"width": 64, "init": "torch", "layers": 1})
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            bound = 1 / math.sqrt(module.in_features)
+            for value in (module.weight, module.bias):
+                assert value.abs().max() <= bound, name
+                assert value.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.15), name
+    assert model.embedding.weight.std().item() == pytest.approx(1, rel=0.05)
+
+
+def test_a_size_that_a_rule_does_not_read_is_refused():
+    for rule in ("torch", "nanogpt", "sedd"):
+        refused("model.embedding_std=0.5 belongs to model.init=ours", model=SIZE | {"embedding_std": 0.5, "init": rule})
+
+
+# --- factorised embedding -----------------------------------------------------------------------------------------
+
+
+def untangled(model, inner, **own):
+    """A model of one plain table that holds what the two factors make: row by row, and with b in each."""
+    plain = model_of(**own).double()
+    state = {name: value for name, value in model.state_dict().items() if not name.startswith("embedding.")}
+    factors = model.embedding
+    rows = [factors.projection(factors.table.weight[token]) for token in range(30)]
+    plain.load_state_dict(state | {"embedding.weight": torch.stack(rows).detach()})
+    return plain
+
+
+def test_a_factorised_embedding_is_the_table_of_its_products():
+    model = shaken(model_of(embedding_width=4))
+    assert model.embedding.table.weight.shape == (30, 4)
+    assert model.embedding.projection.weight.shape == (16, 4)
+    torch.testing.assert_close(model(TOKENS), untangled(model, 4)(TOKENS), rtol=0, atol=1e-12)
+
+
+def test_a_head_that_is_tied_to_it_reads_with_both_factors():
+    """h·(P e_v) + c for every token v, by a loop."""
+    model = shaken(model_of(embedding_width=4, tied=True))
+    hidden = model(TOKENS, readout=lambda hidden_BND, weight, bias: hidden_BND)
+    factors = model.embedding
+    logits = [hidden @ (factors.projection.weight @ factors.table.weight[v]) + model.head.bias[v] for v in range(29)]
+    torch.testing.assert_close(model(TOKENS), torch.stack(logits, -1), rtol=0, atol=1e-12)
+    assert model.head.bias.shape == (29,)
+
+
+def test_its_parameters_are_as_many_as_it_promises():
+    """V·E + E·D + D where there were V·D."""
+    plain, model = (sum(p.numel() for p in m.parameters()) for m in (model_of(), model_of(embedding_width=4)))
+    assert plain - model == 30 * 16 - (30 * 4 + 4 * 16 + 16)
+
+
+def test_what_embeds_no_tokens_is_not_factorised():
+    refused(
+        "model.embedding_width=4 needs an objective that predicts the tokens that it embeds",
+        objective="classify",
+        data="images",
+        model=SIZE | {"positions": 64, "embedding_width": 4},
+    )
+
+
+# --- loops --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("residual", ["identity", "hc", "mhc_lite"])
+def test_a_looped_stack_is_a_deeper_one_whose_blocks_hold_the_same_weights(residual):
+    looped = shaken(ours(29, model=SIZE | {"loops": 3}, residual=residual))
+    deep = ours(29, model=SIZE | {"layers": 6}, residual=residual).double()
+    state = looped.state_dict()
+    for name in [name for name in state if name.startswith("blocks.")]:
+        for loop in (1, 2):
+            _, layer, rest = name.split(".", 2)
+            state[f"blocks.{int(layer) + 2 * loop}.{rest}"] = state[name]
+    deep.load_state_dict(state)
+    torch.testing.assert_close(looped(TOKENS), deep(TOKENS), rtol=0, atol=1e-12)
+    assert len(looped.blocks) == 2
+
+
+def test_gradients_of_the_loops_add_up():
+    looped = shaken(model_of(loops=2))
+    deep = model_of(layers=4).double()
+    state = looped.state_dict()
+    state |= {
+        f"blocks.{int(name.split('.')[1]) + 2}.{name.split('.', 2)[2]}": value
+        for name, value in state.items()
+        if name.startswith("blocks.")
+    }
+    deep.load_state_dict(state)
+
+    def gradients(model):
+        nn.functional.cross_entropy(model(TOKENS).flatten(0, 1), TOKENS.flatten()).backward()
+        return {name: value.grad for name, value in model.named_parameters()}
+
+    of_deep = gradients(deep)
+    for name, found in gradients(looped).items():
+        expected = of_deep[name]
+        if name.startswith("blocks."):
+            _, layer, rest = name.split(".", 2)
+            expected = expected + of_deep[f"blocks.{int(layer) + 2}.{rest}"]
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_branches_start_scaled_by_the_depth_that_the_state_passes():
+    wide = SIZE | {"width": 64}
+    once, thrice = (ours(29, model=wide | {"loops": loops}) for loops in (1, 3))
+    for one, three in zip(once.blocks, thrice.blocks, strict=True):
+        torch.testing.assert_close(three.mixer.out.weight, one.mixer.out.weight / math.sqrt(3))
+        assert torch.equal(three.mixer.qkv.weight, one.mixer.qkv.weight)
+
+
+def test_a_looped_model_is_trained_saved_and_probed_by_passes(lab):
+    size = {"name": "tiny", "layers": 2, "width": 16, "heads": 2, "positions": 16, "loops": 3}
+    spec = lab.spec(model=size, residual="mhc")
+    directory = lab.train(spec)
+    _, model = load(sorted(directory.path.glob("checkpoints/step_*"))[-1])
+    assert {name.split(".")[1] for name, _ in model.named_parameters() if name.startswith("blocks.")} == {"0", "1"}
+    examples = held_out(spec, lab.cache, 2)
+    inputs = layer_inputs(model, examples)
+    assert len(inputs) == 6
+    state = model.blocks[0].mixer_residual.enter(model.embedding(examples.inputs_BN))
+    for number, given in enumerate(inputs):
+        block = model.blocks[number % 2]
+        pre_BNS = block.mixer_residual.coefficients(state).pre_BNS
+        torch.testing.assert_close(block.mixer_norm((pre_BNS[..., None] * state).sum(2)), given, rtol=1e-4, atol=1e-5)
+        state = block(state, None)
+    rows = list(stream_statistics(model, examples.split(1)))[-1]
+    assert {row["connection"] for row in rows} == {None, *range(12)}
+    depth = [row["value"] for row in rows if (row["matrix"], row["quantity"]) == ("product", "forward_gain")]
+    assert all(math.isfinite(value) for value in depth)
+
+
+# --- ids ----------------------------------------------------------------------------------------------------------
+
+OTHERS = {
+    "init": "nanogpt",
+    "tied": True,
+    "head_bias": False,
+    "mixer_bias": "none",
+    "embedding_width": 4,
+    "loops": 2,
+}
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_a_field_left_alone_is_in_no_id_and_any_other_value_is(field):
+    plain = spec_of(model=SIZE)
+    neutral = getattr(plain.model, field)
+    assert run_id(spec_of(model=SIZE | {field: neutral})) == run_id(plain)
+    assert run_id(spec_of(model=SIZE | {field: OTHERS[field]})) != run_id(plain)
