@@ -39,6 +39,15 @@ class ModelSpec(Settings):
         le=1024,
         description="hidden width of the MLP as a multiple of d, where ffn.multiple is null",
     )
+    dropout: Annotated[float, Since(0.0)] = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description=(
+            "share of numbers that a training step drops after the embedding, of attention's weights and of each "
+            "branch's output, the rest scaled by 1/(1 − share); 0: none"
+        ),
+    )
     qk_bias: float = Field(
         default=0.0,
         description="where attention's query and key biases start; equal ones make the first pattern local (RoPE)",

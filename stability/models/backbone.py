@@ -25,6 +25,8 @@ class Backbone(nn.Module):
     With cross branches in the blocks, context tokens (B, J) are embedded by the same embedding and normed once: every
     block reads the same context, on the scale of the normed source that it is compared with. ``condition``: the model
     reads a noise level (B,), which modulates its blocks (built for it) and its final norm; its head starts at zero.
+    ``dropout``: the share of what enters the first block that is dropped in training mode, after the embedding and its
+    positions (as nanoGPT does); a context is read whole.
     """
 
     def __init__(
@@ -37,9 +39,11 @@ class Backbone(nn.Module):
         context_norm: nn.Module | None = None,
         condition: ConditionShape | None = None,
         pool: Pool | None = None,
+        dropout: float = 0.0,
     ):
         super().__init__()
         self.embedding, self.pool = embedding, pool
+        self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(blocks)
         self.final_norm = final_norm
         self.head = nn.Linear(width, num_outputs)
@@ -74,7 +78,7 @@ class Backbone(nn.Module):
         if inputs:
             self._check(inputs)
         residual: Any = cast(Block, self.blocks[0]).mixer_residual
-        state = residual.enter(self.embedding(tokens_BN))
+        state = residual.enter(self.dropout(self.embedding(tokens_BN)))
         for block in self.blocks:
             state = block(state, mask_BN, context, inputs, condition_BC)
         hidden_BND = residual.leave(state, self.final_norm)
