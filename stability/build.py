@@ -63,7 +63,7 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
             context_norm,
             objective.condition,
             objective.pool,
-            dropout=spec.model.dropout,
+            dropout=spec.model.dropout_inside,
         )
         initialise(
             model,
@@ -119,7 +119,7 @@ def _placed(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module) -
 def _shape(spec: RunSpec, objective: AbstractObjective, layer: int = 0, num_layers: int = 1) -> MixerShape:
     rope = Registry("positions").load(spec.position.name).rope(spec.position.settings)
     size = spec.model
-    return MixerShape(size.width, size.heads, objective.direction, layer, num_layers, rope, size.dropout)
+    return MixerShape(size.width, size.heads, objective.direction, layer, num_layers, rope, size.dropout_inside)
 
 
 def _with_linears(spec: RunSpec, module: nn.Module) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
@@ -43,9 +43,13 @@ class ModelSpec(Settings):
         default=0.0,
         ge=0,
         lt=1,
+        description="share of numbers that training drops (`dropout_at`), the rest scaled by 1/(1 − share); 0: none",
+    )
+    dropout_at: Annotated[Literal["all", "branches"], Since("all")] = Field(
+        default="all",
         description=(
-            "share of numbers that a training step drops after the embedding, of attention's weights and of each "
-            "branch's output, the rest scaled by 1/(1 − share); 0: none"
+            "where: after the embedding, at attention's weights and at each branch's output (nanoGPT), or at the "
+            "outputs alone (SEDD)"
         ),
     )
     qk_bias: float = Field(
@@ -55,6 +59,19 @@ class ModelSpec(Settings):
     embedding_std: Annotated[float, Since(1.0)] = Field(
         default=1.0, gt=0, description="standard deviation that token embeddings start with"
     )
+
+    @property
+    def dropout_inside(self) -> float:
+        """The share that is dropped elsewhere than at the branches' outputs."""
+        return self.dropout if self.dropout_at == "all" else 0.0
+
+    @model_validator(mode="after")
+    def _something_is_dropped(self) -> ModelSpec:
+        if self.dropout_at != "all" and not self.dropout:
+            raise ValueError(
+                f"model.dropout_at={self.dropout_at} changes nothing where model.dropout=0; give a share, e.g. 0.1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> ModelSpec:

@@ -31,6 +31,11 @@ def generator_for(seed: int, purpose: str, index: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(_number(seed, purpose, index))
 
 
+def drops(model: nn.Module) -> bool:
+    """Return whether training mode drops anything in a model: whether one of its `nn.Dropout` modules has a share."""
+    return any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
+
+
 @contextmanager
 def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Put a model into training or evaluation mode, and each of its modules back into its own, whatever happens within.
