@@ -67,6 +67,7 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
             objective.pool,
             _head(spec, objective, embedding, table),
             spec.model.loops,
+            dropout=spec.model.dropout_inside,
         )
         initialise(
             model,
@@ -133,7 +134,7 @@ def _embedding(spec: RunSpec, objective: AbstractObjective, table: nn.Module) ->
         settings = spec.cross.settings if is_aligned else cross.for_words(spec.cross.settings)
         connection = identity(identity.Config(), width=shape.width, layer=0)
         mechanism = _mixer(spec, cross.build(settings, shape))
-        branches.append(CrossBranch(mechanism, _norm(spec, shape.width), connection))
+        branches.append(CrossBranch(mechanism, _norm(spec, shape.width), connection, spec.model.dropout))
         norms.append(_norm(spec, shape.width))
     return Conditioned(embedding, contexts, norms, branches)
 
@@ -151,7 +152,8 @@ def _placed(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module) -
 
 def _shape(spec: RunSpec, objective: AbstractObjective, layer: int = 0, num_layers: int = 1) -> MixerShape:
     rope = Registry("positions").load(spec.position.name).rope(spec.position.settings)
-    return MixerShape(spec.model.width, spec.model.heads, objective.direction, layer, num_layers, rope)
+    size = spec.model
+    return MixerShape(size.width, size.heads, objective.direction, layer, num_layers, rope, size.dropout_inside)
 
 
 def _mixer(spec: RunSpec, module: nn.Module) -> nn.Module:
@@ -197,6 +199,7 @@ def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
         ),
         cross=_cross(spec, shape),
         modulation=None if objective.condition is None else Modulation(objective.condition.width, size.width),
+        dropout=size.dropout,
     )
 
 
@@ -208,6 +211,7 @@ def _cross(spec: RunSpec, shape: MixerShape) -> CrossBranch | None:
         _mixer(spec, Registry("mechanisms").load(spec.cross.name).build(spec.cross.settings, shape)),
         _norm(spec, shape.width),
         residual(spec.residual.settings, width=shape.width, layer=_branches(spec) * shape.layer + 1),
+        spec.model.dropout,
     )
 
 

@@ -40,6 +40,19 @@ class ModelSpec(Settings):
         le=1024,
         description="hidden width of the MLP as a multiple of d, where ffn.multiple is null",
     )
+    dropout: Annotated[float, Since(0.0)] = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of numbers that training drops (`dropout_at`), the rest scaled by 1/(1 − share); 0: none",
+    )
+    dropout_at: Annotated[Literal["all", "branches"], Since("all")] = Field(
+        default="all",
+        description=(
+            "where: after the embedding, at attention's weights and at each branch's output (nanoGPT), or at the "
+            "outputs alone (SEDD)"
+        ),
+    )
     qk_bias: float = Field(
         default=0.0,
         description="where attention's query and key biases start; equal ones make the first pattern local (RoPE)",
@@ -68,6 +81,19 @@ class ModelSpec(Settings):
         default="all",
         description="linear maps of mixers that add a bias: all, the last one of each alone, none",
     )
+
+    @property
+    def dropout_inside(self) -> float:
+        """The share that is dropped elsewhere than at the branches' outputs."""
+        return self.dropout if self.dropout_at == "all" else 0.0
+
+    @model_validator(mode="after")
+    def _something_is_dropped(self) -> ModelSpec:
+        if self.dropout_at != "all" and not self.dropout:
+            raise ValueError(
+                f"model.dropout_at={self.dropout_at} changes nothing where model.dropout=0; give a share, e.g. 0.1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> ModelSpec:

@@ -21,7 +21,7 @@ class AbstractSoftmaxAttention(AbstractAttention):
     whether no position sees itself. ``log_temperature``: t, where the products q·k have a learned factor e^t in the
     place of 1/√K (Lee et al. 2021, arXiv:2112.13492, 3.2); None: they have not. A subclass implements `forward` by
     torch's own attention, and `visible` where it is another than j ≤ i (causal) or all; `weights` writes the same
-    softmax out, N² numbers a head.
+    softmax out, N² numbers a head. In training mode a share of A is dropped, `dropped`, which `weights` leaves out.
     """
 
     rows_sum_to_one = True
@@ -34,6 +34,7 @@ class AbstractSoftmaxAttention(AbstractAttention):
         if shape.rope is not None:
             shape.require_pairs()
         self.rope, self.heads, self.causal = shape.rope, shape.heads, shape.direction == CAUSAL
+        self.dropout = shape.dropout
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)
         self.log_temperature = None
@@ -53,6 +54,11 @@ class AbstractSoftmaxAttention(AbstractAttention):
         """Set equal biases of q and k: under RoPE they give every pair the score b²·Σ_k cos θ_k(i − j) / √K, which
         falls off with distance."""
         self.qkv.bias[: 2 * self.qkv.in_features] = bias
+
+    @property
+    def dropped(self) -> float:
+        """The share of attention weights that a forward pass drops now: none outside of training mode."""
+        return self.dropout if self.training else 0.0
 
     @classmethod
     def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
@@ -109,10 +115,12 @@ def visible_pairs(
     return visible_NN[None, None] if mask_BN is None else visible_NN & mask_BN[:, None, None]
 
 
-def attended(q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, visible: Tensor) -> Float[Tensor, "B H N K"]:
+def attended(
+    q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, visible: Tensor, dropped: float = 0.0
+) -> Float[Tensor, "B H N K"]:
     """Return softmax(q̃k̃ᵀ/√K) v over the visible keys by torch's scaled_dot_product_attention, and zero, the empty
-    sum, in rows that see nothing."""
+    sum, in rows that see nothing. ``dropped``: the share of the softmax's weights that is dropped."""
     empty = ~visible.any(-1, keepdim=True)
     # Softmaxes that are not torch's give NaN for an empty row: it sees everything, and what comes of it is dropped.
-    attended_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=visible | empty)
+    attended_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, attn_mask=visible | empty, dropout_p=dropped)
     return attended_BHNK.masked_fill(empty, 0.0)

@@ -22,7 +22,8 @@ class MixerShape:
 
     ``direction``: "bidirectional" or "causal"; ``layer`` of ``num_layers``, counted from 0 (patterns such as `mix`
     choose by it). ``rope``: the rotation by which the mixer tells positions apart; None: it turns nothing, whatever its
-    own settings say, since positions are told elsewhere or not at all.
+    own settings say, since positions are told elsewhere or not at all. ``dropout``: the share of its weights that an
+    attention drops in training mode; a mixer without such weights leaves it alone, and its output is dropped anyway.
     """
 
     width: int
@@ -31,6 +32,7 @@ class MixerShape:
     layer: int = 0
     num_layers: int = 1
     rope: Rope | None = Rope()
+    dropout: float = 0.0
 
     def __post_init__(self):
         for name, value in (("width", self.width), ("heads", self.heads)):

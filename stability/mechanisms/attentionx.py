@@ -67,11 +67,11 @@ class AttentionX(AbstractSoftmaxAttention):
     def _attended(self, q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, mask_BN: Tensor | None) -> Tensor:
         """Return softmax(q̃k̃ᵀ/√K) v, zero in rows that see nothing."""
         if mask_BN is None and not self.mask_diagonal:
-            return F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, is_causal=self.causal)
+            return F.scaled_dot_product_attention(q_BHNK, k_BHNK, v_BHNK, is_causal=self.causal, dropout_p=self.dropped)
         visible = visible_pairs(
             q_BHNK.shape[2], mask_BN, causal=self.causal, mask_diagonal=self.mask_diagonal, device=q_BHNK.device
         )
-        return attended(q_BHNK, k_BHNK, v_BHNK, visible)
+        return attended(q_BHNK, k_BHNK, v_BHNK, visible, self.dropped)
 
 
 EXPORT = AttentionX

@@ -36,7 +36,7 @@ class CrossAttention(AbstractCrossMechanism):
         self.rope = shape.rope if config.rope == "absolute" else None
         if self.rope is not None:
             shape.require_pairs()
-        self.heads = shape.heads
+        self.heads, self.dropout = shape.heads, shape.dropout
         self.q = nn.Linear(shape.width, shape.width)
         self.kv = nn.Linear(shape.width, 2 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)
@@ -76,7 +76,8 @@ class CrossAttention(AbstractCrossMechanism):
         visible = None
         if context_mask_BJ is not None:
             visible = (context_mask_BJ | ~context_mask_BJ.any(-1, keepdim=True))[:, None, None]
-        y_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHJK, v_BHJK, attn_mask=visible)
+        dropped = self.dropout if self.training else 0.0
+        y_BHNK = F.scaled_dot_product_attention(q_BHNK, k_BHJK, v_BHJK, attn_mask=visible, dropout_p=dropped)
         y_BND = self.out(y_BHNK.transpose(1, 2).flatten(2))
         if context_mask_BJ is None:
             return y_BND if context_BJD.shape[1] else torch.zeros_like(y_BND)

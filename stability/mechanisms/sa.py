@@ -57,10 +57,11 @@ class SoftmaxAttention(AbstractSoftmaxAttention):
                 k_BHNK,
                 v_BHNK,
                 visible_pairs(q_BHNK.shape[2], mask_BN, causal=self.causal, mask_diagonal=True, device=q_BHNK.device),
+                self.dropped,
             )
         visible = None if mask_BN is None else self._visible(mask_BN)
         return F.scaled_dot_product_attention(
-            q_BHNK, k_BHNK, v_BHNK, attn_mask=visible, is_causal=self.causal and visible is None
+            q_BHNK, k_BHNK, v_BHNK, attn_mask=visible, is_causal=self.causal and visible is None, dropout_p=self.dropped
         )
 
     def _visible(self, mask_BN: Tensor) -> Tensor:

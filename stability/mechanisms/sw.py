@@ -56,7 +56,11 @@ class SlidingWindowAttention(AbstractSoftmaxAttention):
         blocks_of_q = F.pad(q_BHNK, (0, 0, 0, fill)).unflatten(2, (num_blocks, block))
         visible = self._visible(num_positions, num_blocks, block, mask_BN, x_BND.device)
         y = F.scaled_dot_product_attention(
-            blocks_of_q, self._seen(k_BHNK, block, fill), self._seen(v_BHNK, block, fill), attn_mask=visible
+            blocks_of_q,
+            self._seen(k_BHNK, block, fill),
+            self._seen(v_BHNK, block, fill),
+            attn_mask=visible,
+            dropout_p=self.dropped,
         )
         return self.joined(y.flatten(2, 3)[:, :, :num_positions], x_BND)
 

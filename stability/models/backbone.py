@@ -53,7 +53,9 @@ class Backbone(OwnInit):
     With cross branches in the blocks, context tokens (B, J) are embedded by the same embedding and normed once: every
     block reads the same context, on the scale of the normed source that it is compared with. ``condition``: the model
     reads a noise level (B,), which modulates its blocks (built for it) and its final norm; its head starts at zero.
-    ``loops``: how often the state passes the blocks, one after another, with the same weights.
+    ``loops``: how often the state passes the blocks, one after another, with the same weights. ``dropout``: the share
+    of what enters the first block that is dropped in training mode, after the embedding and its positions (as nanoGPT
+    does); a context is read whole.
     """
 
     def __init__(
@@ -68,9 +70,11 @@ class Backbone(OwnInit):
         pool: Pool | None = None,
         head: HeadShape = HeadShape(),
         loops: int = 1,
+        dropout: float = 0.0,
     ):
         super().__init__()
         self.embedding, self.pool, self.tied_to = embedding, pool, head.tied_to
+        self.dropout = nn.Dropout(dropout)
         self.blocks, self.loops = nn.ModuleList(blocks), loops
         self.final_norm = final_norm
         tied = head.tied_to is not None
@@ -112,7 +116,7 @@ class Backbone(OwnInit):
         if inputs:
             self._check(inputs)
         residual: Any = cast(Block, self.blocks[0]).mixer_residual
-        state = residual.enter(at_least_float32(self.embedding(tokens_BN)))
+        state = residual.enter(self.dropout(at_least_float32(self.embedding(tokens_BN))))
         for block in self.passed():
             state = block(state, mask_BN, context, inputs, condition_BC)
         hidden_BND = residual.leave(state, self.final_norm)

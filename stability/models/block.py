@@ -19,11 +19,12 @@ class Context(NamedTuple):
 
 
 class CrossBranch(nn.Module):
-    """A cross mechanism with its own norm of the source and its own residual connection."""
+    """A cross mechanism with its own norm of the source and its own residual connection. ``dropout``: as in `Block`."""
 
-    def __init__(self, mechanism: nn.Module, norm: nn.Module, residual: nn.Module):
+    def __init__(self, mechanism: nn.Module, norm: nn.Module, residual: nn.Module, dropout: float = 0.0):
         super().__init__()
         self.mechanism, self.norm, self.residual = mechanism, norm, residual
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, state: Tensor, context: Context, mask_BN: Tensor | None) -> Tensor:
         """Return the state with what it reads in the context; rows of the batch whose context is wholly padded keep
@@ -31,7 +32,7 @@ class CrossBranch(nn.Module):
         x_BJD, mask_BJ = context
 
         def branch(x_BND: Tensor) -> Tensor:
-            return self.mechanism(self.norm(x_BND), x_BJD, mask_BN=mask_BN, context_mask_BJ=mask_BJ)
+            return self.dropout(self.mechanism(self.norm(x_BND), x_BJD, mask_BN=mask_BN, context_mask_BJ=mask_BJ))
 
         if mask_BJ is None:
             return self.residual(state, branch)
@@ -42,7 +43,8 @@ class CrossBranch(nn.Module):
 class Block(nn.Module):
     """Mixer branch, cross branch where there is one, feed-forward branch. ``residuals``: the connections of the first
     and the last, each called as ``residual(state, branch)``. ``modulation``: what a condition does to the first and the
-    last (adaLN-zero), None in a model without one."""
+    last (adaLN-zero), None in a model without one. ``dropout``: the share of each branch's output that is dropped in
+    training mode, before the condition gates it (as nanoGPT and SEDD do)."""
 
     def __init__(
         self,
@@ -52,8 +54,10 @@ class Block(nn.Module):
         residuals: tuple[nn.Module, nn.Module],
         cross: CrossBranch | None = None,
         modulation: Modulation | None = None,
+        dropout: float = 0.0,
     ):
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         self.mixer, self.ffn, self.cross, self.modulation = mixer, ffn, cross, modulation
         self.mixer_norm, self.ffn_norm = norms
         self.mixer_residual, self.ffn_residual = residuals
@@ -72,10 +76,15 @@ class Block(nn.Module):
         there is one."""
         own = {name: value for name, value in (inputs or {}).items() if name in self.mixer_inputs}
         of_mixer, of_ffn = UNMODULATED if self.modulation is None else self.modulation(condition_BC)
-        state = self.mixer_residual(
-            state,
-            lambda x_BND: of_mixer.gated(self.mixer(of_mixer.moved(self.mixer_norm(x_BND)), mask_BN=mask_BN, **own)),
-        )
+
+        def mixed(x_BND: Tensor) -> Tensor:
+            y_BND = self.mixer(of_mixer.moved(self.mixer_norm(x_BND)), mask_BN=mask_BN, **own)
+            return of_mixer.gated(self.dropout(y_BND))
+
+        def fed_forward(x_BND: Tensor) -> Tensor:
+            return of_ffn.gated(self.dropout(self.ffn(of_ffn.moved(self.ffn_norm(x_BND)))))
+
+        state = self.mixer_residual(state, mixed)
         if self.cross is not None and context is not None:
             state = self.cross(state, context, mask_BN)
-        return self.ffn_residual(state, lambda x_BND: of_ffn.gated(self.ffn(of_ffn.moved(self.ffn_norm(x_BND)))))
+        return self.ffn_residual(state, fed_forward)

@@ -12,7 +12,7 @@ from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.models.precision import computing_in
 from stability.objectives import AbstractObjective, Examples
-from stability.training.draws import generator_for
+from stability.training.draws import generator_for, in_mode
 
 VALIDATION_SEED = 0
 CHUNK = 64
@@ -35,11 +35,13 @@ class Validation:
 
     @torch.no_grad()
     def measure(self, model: nn.Module, spread: Spread = map) -> dict[str, float]:
-        """Return ``val_nll``, nats per counted position, and what the objective validates beside it, by its name.
-        ``spread``: what calls a function with each of a list of examples, and gives what it returns in their order."""
+        """Return ``val_nll``, nats per counted position, and what the objective validates beside it, by its name;
+        nothing is dropped. ``spread``: what calls a function with each of a list of examples, and gives what it returns
+        in their order."""
         sums = [0.0] * (2 + len(self._objective.score_names))
-        for parts in spread(partial(self._sums, model), self._chunks):
-            sums = [total + part for total, part in zip(sums, parts, strict=True)]
+        with in_mode(model, training=False):
+            for parts in spread(partial(self._sums, model), self._chunks):
+                sums = [total + part for total, part in zip(sums, parts, strict=True)]
         count, *totals = sums
         return {
             name: total / count for name, total in zip(("val_nll", *self._objective.score_names), totals, strict=True)

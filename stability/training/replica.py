@@ -18,7 +18,7 @@ from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.training.devices.base import Devices, together
 from stability.training.devices.one import OneDevice
-from stability.training.draws import training_examples
+from stability.training.draws import dropping, training_examples
 from stability.training.evaluate import Validation
 from stability.training.gradients import BlockStatistics
 from stability.training.guards import Guard, first_non_finite
@@ -86,7 +86,7 @@ class Replica:
             spec, self.corpus, self.objective, "train", step, seed=spec.seed, batch=spec.batch
         ).to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._backward(examples)
+        loss = self._backward(examples, step)
         self.gradient_rows, is_due = [], self.statistics.is_due(step)
         gradient = self.statistics.gradient(self.parameters) if is_due else {}
         grad_norm = self.devices.clip(self.parameters, spec.clip_norm)
@@ -104,13 +104,14 @@ class Replica:
             self.gradient_rows = self.statistics.rows(step, gradient, before, moved)
         return row
 
-    def _backward(self, examples: Examples) -> Tensor:
+    def _backward(self, examples: Examples, step: int) -> Tensor:
         """Add the gradient of the batch's mean loss to the parameters'; return that loss. Microbatch by microbatch,
         each of them over the count of the whole batch: one of few masked tokens weighs no more than they do."""
-        count = self.objective.count(examples, torch.float32)
+        count, seed = self.objective.count(examples, torch.float32), self.spec.seed
 
-        def add(microbatch: Examples) -> Tensor:
-            with computing_in(self.spec.precision, self.device):
+        def add(microbatch: Examples, first_row: int) -> Tensor:
+            where = dropping(self.model, self.device, seed, "train", step, first_row)
+            with where, computing_in(self.spec.precision, self.device):
                 total, _ = self.objective.loss(self.forward, microbatch)
             (total / count).backward()
             return total.detach()

@@ -1,4 +1,8 @@
-"""The protocol of 5.2.1 is taken to a checkpoint of ours: its model, its optimizer, its data."""
+"""The protocol of 5.2.1 is taken to a checkpoint of ours: its model, its optimizer, its data.
+
+Of a run that drops something in training (`model.dropout`), u is the step that the optimizer really takes, by the
+gradient with something dropped; what is measured along it is the loss with nothing dropped, as validation has it.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,13 @@ from torch import Tensor, nn
 from stability.build import build_objective, build_optimizer
 from stability.config.curvature import CurvatureSpec
 from stability.config.training import Precision
+from stability.curvature import GradientWithGraph
 from stability.curvature.alpha_max import has_paper_state
 from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.descent import Descent, LossSum, Step
-from stability.training.draws import training_examples
+from stability.training.draws import dropping, drops, training_examples
 from stability.training.machine import prepare_torch
 from stability.training.schedule import lr_factor
 
@@ -42,6 +47,8 @@ class Probe:
         params: dict[str, Tensor] = dict(self.model.named_parameters())
         lr = spec.lr_peak * lr_factor(spec.schedule, self._trainer["step"], spec.steps)
         options: dict[str, Any] = {"observe": observe, "loss_in_double": self._loss_in_double}
+        if drops(self.model):
+            options["stepped_by"] = self._gradient_of_training
         self.descent = Descent(
             params, self.optimizer, self._loss_sum, self._batch, curvature, lr=lr, clip_norm=spec.clip_norm, **options
         )
@@ -60,6 +67,20 @@ class Probe:
         return training_examples(
             self.spec, self.corpus, self.objective, "curvature", index, seed=self.curvature.seed, batch=size
         ).to(self.device)
+
+    def _gradient_of_training(self, index: int) -> dict[str, Tensor]:
+        """Return the mean loss's gradient on batch ``index`` with what a training step drops, by draws of (the
+        protocol's seed, index, first row of each microbatch)."""
+        examples = self._batch(index)
+        rows = self.curvature.microbatch or len(examples.targets_BN)
+        parts = [(rows * number, part) for number, part in enumerate(examples.split(rows))]
+
+        def dropped(params: Mapping[str, Tensor], part: tuple[int, Examples]) -> tuple[Tensor, Tensor]:
+            first_row, microbatch = part
+            with dropping(self.model, self.device, self.curvature.seed, "curvature", index, first_row):
+                return self._loss_sum(params, microbatch)
+
+        return GradientWithGraph(dropped, self.descent.params, parts, method="taylor").gradient()
 
     def _loss_sum(self, params: Mapping[str, Tensor], examples: Examples) -> tuple[Tensor, Tensor]:
         with computing_in(self._precision, self.device):

@@ -54,7 +54,9 @@ class Descent:
     optimizer's gradient is clipped to. ``observe``: called with each recorded `Step` before the parameters are used
     again; what it returns joins the row. ``loss_in_double()``: the same loss for parameters and examples in float64, by
     which the worst of the curvatures that central differences contradict is computed once more (`in_double`); None:
-    none is.
+    none is. ``stepped_by(index)``: what the optimizer is given as the gradient of batch ``index`` where that is not the
+    gradient of ``loss``, since training drops something that ``loss`` does not: u is then a step of that gradient, and
+    loss, slope and curvature along it are those of ``loss``, the clipped slope, too (clipped by ``loss``'s own norm).
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Descent:
         clip_norm: float,
         observe: Callable[[Step], dict[str, Any]] | None = None,
         loss_in_double: Callable[[], LossSum] | None = None,
+        stepped_by: Callable[[int], Tensors] | None = None,
     ):
         self.params, self.optimizer, self.loss, self.examples, self.curvature = (
             params,
@@ -78,7 +81,7 @@ class Descent:
             curvature,
         )
         self.lr, self.clip_norm = lr, curvature.clip_norm or clip_norm
-        self.observe, self.loss_in_double = observe, loss_in_double
+        self.observe, self.loss_in_double, self.stepped_by = observe, loss_in_double, stepped_by
         self._worst = DOUBTFUL  # relative error of the last step that was computed in float64
 
     def rows(self, state: str, own_state: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any] | None]:
@@ -143,9 +146,14 @@ class Descent:
         loss, batches = self._objective(first + number)
         held = GradientWithGraph(loss, self.params, batches, method=self.curvature.method, check=number == 0 or None)
         gradient = held.gradient()
-        if not all(tensor.isfinite().all() for tensor in gradient.values()):
+        if not _is_finite(gradient):
             return {"note": held.nonfinite()}
         kept = self._set_gradient(gradient)
+        if self.stepped_by is not None:
+            stepped_by = self.stepped_by(first + number)
+            if not _is_finite(stepped_by):
+                return {"note": "the gradient is not finite where something is dropped"}
+            self._set_gradient(stepped_by)
         direction = self._step()
         if not any(tensor.any() for tensor in direction.values()):
             return {
@@ -205,6 +213,9 @@ class Descent:
         return mean, None
 
     def _gradient(self, index: int) -> Tensors:
+        """Return what the optimizer is given as the gradient of batch ``index``."""
+        if self.stepped_by is not None:
+            return self.stepped_by(index)
         loss, batches = self._objective(index)
         return GradientWithGraph(loss, self.params, batches, method="taylor").gradient()
 
@@ -225,6 +236,10 @@ class Descent:
                 return loss(self.params).item()
             terms = [loss(self.params, batch) for batch in batches]
             return sum(total.item() for total, _ in terms) / sum(float(count) for _, count in terms)
+
+
+def _is_finite(tensors: Tensors) -> bool:
+    return all(bool(tensor.isfinite().all()) for tensor in tensors.values())
 
 
 def by_the_papers_difference(step: Step, slope: float) -> dict[str, float]:

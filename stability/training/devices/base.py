@@ -16,7 +16,8 @@ from stability.objectives import Examples
 
 Tensors = dict[str, Tensor]  # whole parameters, by their names
 State = dict[str, Any]  # of an optimizer, whole
-Add = Callable[[Examples], Tensor]  # adds the gradient of a microbatch to the parameters'; its loss sum
+# adds the gradient of a microbatch, which begins at this row of the batch, to the parameters'; its loss sum
+Add = Callable[[Examples, int], Tensor]
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 

@@ -42,7 +42,7 @@ class OneDevice(Devices):
         return model, optimizer.state_dict()
 
     def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Tensor:
-        return torch.stack([add(part) for part in examples.split(rows)]).sum()
+        return torch.stack([add(part, rows * index) for index, part in enumerate(examples.split(rows))]).sum()
 
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensor.detach() for tensor in tensors]

@@ -84,8 +84,10 @@ class ShardedDevices(Devices):
     def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Go through this process's own rows of the batch; the others go through theirs."""
         own = len(examples.targets_BN) // self._size
-        share = examples.each(lambda tensor: tensor[self._rank * own : (self._rank + 1) * own])
-        return torch.stack(self._all(torch.stack([add(part) for part in share.split(rows)]).sum())).sum()
+        first = self._rank * own
+        share = examples.each(lambda tensor: tensor[first : first + own])
+        totals = [add(part, first + rows * index) for index, part in enumerate(share.split(rows))]
+        return torch.stack(self._all(torch.stack(totals).sum())).sum()
 
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [_local(tensor) for tensor in tensors]

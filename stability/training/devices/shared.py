@@ -26,7 +26,7 @@ from stability.objectives import Examples
 from stability.training.devices.base import Add
 from stability.training.devices.one import OneDevice
 from stability.training.devices.processes import Helpers
-from stability.training.draws import training_examples
+from stability.training.draws import dropping, training_examples
 from stability.training.machine import compiled, prepare_torch
 
 
@@ -53,7 +53,7 @@ class SharedDevices(OneDevice):
         """Hand out the parameters, with which the helpers begin; then go through the microbatches in their order."""
         dist.broadcast(_flat([parameter.detach() for parameter in parameters]), src=0)
         totals = [
-            self._received(owner, parameters) if (owner := index % self._size) else add(part)
+            self._received(owner, parameters) if (owner := index % self._size) else add(part, rows * index)
             for index, part in enumerate(examples.split(rows))
         ]
         return torch.stack(totals).sum()
@@ -93,10 +93,11 @@ class Microbatches:
         examples = training_examples(
             spec, self._corpus, self._objective, "train", step, seed=spec.seed, batch=spec.batch
         ).to(self._device)
-        count = self._objective.count(examples, torch.float32)
-        for microbatch in examples.split(spec.microbatch or spec.batch)[self._rank :: self._size]:
+        count, rows = self._objective.count(examples, torch.float32), spec.microbatch or spec.batch
+        for index, microbatch in list(enumerate(examples.split(rows)))[self._rank :: self._size]:
             self._model.zero_grad(set_to_none=True)
-            with computing_in(spec.precision, self._device):
+            where = dropping(self._model, self._device, spec.seed, "train", step, rows * index)
+            with where, computing_in(spec.precision, self._device):
                 total, _ = self._objective.loss(self._forward, microbatch)
             (total / count).backward()
             gradients = [
