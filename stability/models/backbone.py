@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
@@ -26,6 +26,16 @@ class Backbone(nn.Module):
     block reads the same context, on the scale of the normed source that it is compared with. ``condition``: the model
     reads a noise level (B,), which modulates its blocks (built for it) and its final norm; its head starts at zero.
     """
+
+    # what is built in here plays these roles (`stability.config.groups`), as far as it says no other of its own parts
+    own_roles: ClassVar = {
+        "embedding": "embedding",
+        "final_norm": "norm",
+        "context_norm": "norm",
+        "head": "head",
+        "noise_level": "condition",
+        "final_modulation": "condition",
+    }
 
     def __init__(
         self,

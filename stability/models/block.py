@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ class Context(NamedTuple):
 
 class CrossBranch(nn.Module):
     """A cross mechanism with its own norm of the source and its own residual connection."""
+
+    own_roles: ClassVar = {"mechanism": "cross", "norm": "norm", "residual": "residual"}
 
     def __init__(self, mechanism: nn.Module, norm: nn.Module, residual: nn.Module):
         super().__init__()
@@ -43,6 +45,16 @@ class Block(nn.Module):
     """Mixer branch, cross branch where there is one, feed-forward branch. ``residuals``: the connections of the first
     and the last, each called as ``residual(state, branch)``. ``modulation``: what a condition does to the first and the
     last (adaLN-zero), None in a model without one."""
+
+    own_roles: ClassVar = {
+        "mixer": "mixer",
+        "ffn": "ffn",
+        "modulation": "condition",
+        "mixer_norm": "norm",
+        "ffn_norm": "norm",
+        "mixer_residual": "residual",
+        "ffn_residual": "residual",
+    }
 
     def __init__(
         self,
