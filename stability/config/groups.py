@@ -63,7 +63,8 @@ def _group(optimizer: Any, name: str, config: Settings, role: str, values: Any) 
             raise ValueError(f"{path}.{key}: {name} has no such setting; {near_misses(key, (LR_SCALE, *fields))}")
     scale = {LR_SCALE: given.pop(LR_SCALE)} if LR_SCALE in given else {}
     own = checked(type(config), {**config.model_dump(), **given}, path)
-    group = checked(Group, {"role": role, **scale, "settings": tuple((key, getattr(own, key)) for key in given)}, path)
+    settings = tuple((key, getattr(own, key)) for key in fields if key in given)
+    group = checked(Group, {"role": role, **scale, "settings": settings}, path)
     for key, value in group.settings:
         changed = config.model_copy(update={key: value})
         if changed != config and optimizer.by_group(changed) == optimizer.by_group(config):

@@ -154,7 +154,7 @@ def test_what_says_nothing_is_the_run_without_it_and_all_else_another_run(lab):
     turned = {"norm": {"lr_scale": 2}, "embedding": {"beta1": 0.5, "beta2": 0.5}}
     again = {"embedding": {"beta2": 0.5, "beta1": 0.5}, "norm": {"lr_scale": 2.0}}
     one, other = (lab.spec(optimizer={"name": "adamw", "groups": each}) for each in (turned, again))
-    assert run_id(one) == run_id(other)
+    assert run_id(one) == run_id(other) and one == other, "the optimizer's groups stand in the order of the roles"
 
 
 def test_the_command_line_gives_a_group_to_every_optimizer_of_the_sweep():
@@ -204,14 +204,20 @@ def test_what_cannot_be_is_refused_in_one_line(words, message):
 
 
 def test_a_role_that_the_model_does_not_have_is_refused_before_anything_runs(entered, lab):
-    words = ["data=text", f"data.path={lab.text}", f"runs_dir={lab.pool}", "dry_run=true", "launcher=serial"]
+    words = ["data=text", f"data.path={lab.text}", f"runs_dir={lab.pool}", "launcher=serial", "steps=2"]
     result = entered("stability.sweep", *words, "residual=[hc,identity]", "optimizer.groups.residual.lr_scale=0.5")
     assert result.returncode == 2
     (line,) = result.stderr.strip().splitlines()
     assert "optimizer.groups.residual: no parameter of this model plays that role; choices: embedding, norm" in line
     varied = entered("stability.sweep", *words, "ablate.adamw.groups.residual.lr_scale=[0.5,1]")
     assert varied.returncode == 2 and "optimizer.groups.residual: no parameter" in varied.stderr
-    assert entered("stability.sweep", *words, "residual=hc", "optimizer.groups.residual.lr_scale=0.5").returncode == 0
+    assert (
+        entered(
+            "stability.sweep", *words, "residual=hc", "optimizer.groups.residual.lr_scale=0.5", "dry_run=true"
+        ).returncode
+        == 0
+    )
+    assert {path.name for path in lab.pool.iterdir()} <= {"cache"}, "nothing was begun"
     spec = lab.spec(optimizer={"name": "adamw", "groups": {"position": {"lr_scale": 2}}})
     with pytest.raises(ValueError, match=r"optimizer.groups.position: no parameter .* choices: embedding, norm"):
         build_optimizer(spec, build_model(spec, 256))
