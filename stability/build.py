@@ -3,7 +3,6 @@ line."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +23,7 @@ from stability.models.embedding import FactorisedEmbedding
 from stability.models.init import initialise
 from stability.models.tracks import Conditioned
 from stability.objectives import AbstractObjective
-from stability.optimizers import parameter_groups
+from stability.optimizers import check_roles, optimizer_of
 from stability.registry import Registry
 
 
@@ -218,10 +217,19 @@ def _cross(spec: RunSpec, shape: MixerShape) -> CrossBranch | None:
 def build_optimizer(spec: RunSpec | TokenizerRunSpec, model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer of a run, or of a tokenizer's stage, over the parameters of ``model`` in its order.
 
-    One parameter group; two where weight decay does not reach every parameter (`stability.optimizers._groups`).
+    One parameter group; two where weight decay does not reach every parameter; further ones for roles with settings of
+    their own (`stability.optimizers.optimizer_of`).
     """
-    optimizer, settings = Registry("optimizers").load(spec.optimizer.name), spec.optimizer.settings
-    return optimizer.build(settings, parameter_groups(model, partial(optimizer.decays, settings)), spec.lr_peak)
+    part = spec.optimizer
+    return optimizer_of(Registry("optimizers").load(part.name), part.settings, part.groups, model, spec.lr_peak)
+
+
+def require_roles(spec: RunSpec, data_format: Any) -> None:
+    """Raise a ``ValueError`` of one line where an optimizer's settings are for a role that no parameter of the run's
+    model plays. Nothing is allocated."""
+    if spec.optimizer.groups:
+        with torch.device("meta"):
+            check_roles(spec.optimizer.groups, build_model(spec, data_format))
 
 
 def resolve_device(name: str) -> torch.device:

@@ -94,6 +94,7 @@ def _sweep(spec: SweepSpec) -> int:
     corpus = as_read(corpus, spec.objective, pool)
     objective = Registry("objectives").load(spec.objective.name)(spec.objective.settings, corpus.format)
     _require_fit(spec, corpus, objective)
+    _require_roles(spec, corpus)
     if is_read and (short := _short_validation(spec, corpus, objective)):
         print(short)
     trials = trials_of(spec, spec.points(corpus.fingerprint))
@@ -116,6 +117,15 @@ def _require_fit(spec: SweepSpec, corpus: AbstractCorpus, objective: AbstractObj
     more = objective.tokens_needed(spec.model.positions) - spec.model.positions
     remedy = Registry("data").load(spec.data.name).remedy(spec.data.settings, corpus)
     corpus.require(spec.model.positions, more, remedy)
+
+
+def _require_roles(spec: SweepSpec, corpus: AbstractCorpus) -> None:
+    """Refuse settings of an optimizer for a role that the parameters of one of the sweep's models do not play."""
+    from stability.build import require_roles
+
+    runs = (run for _, run in spec.points(corpus.fingerprint) if run.optimizer.groups)
+    for run in dict.fromkeys(run.model_copy(update={"lr_peak": 1.0, "seed": 0}) for run in runs):
+        require_roles(run, corpus.format)
 
 
 def _short_validation(spec: SweepSpec, corpus: AbstractCorpus, objective: AbstractObjective) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, field_validator
 
 from stability.config.base import Settings, parts_listed
+from stability.config.groups import GROUPS, written_out
 from stability.registry import near_misses
 
 Build = Callable[[dict[str, Any]], Any]
@@ -56,10 +57,10 @@ class Ablation(Settings):
         setting, a value that is not valid, one that stands twice.
         """
         prefix = "" if axis == "mechanism" else f"{self.part}."
-        own = self._holder(base.model_dump(mode="json"))[self._key]
+        own = self._holder(axis, base.model_dump(mode="json"))[self._key]
         found: list[Variant] = []
         for value in self.values:
-            part = self._built(base, value, build)
+            part = self._built(axis, base, value, build)
             variant = Variant(value, "" if part == base else f"{prefix}{self.setting}={value_text(value)}", part)
             if any(part == other.part or variant.label == other.label for other in found):
                 raise ValueError(
@@ -71,9 +72,9 @@ class Ablation(Settings):
             found.insert(_place(own, self.values), Variant(own, "", base))
         return found
 
-    def _built(self, base: Any, value: Any, build: Build) -> Any:
+    def _built(self, axis: str, base: Any, value: Any, build: Build) -> Any:
         flat = base.model_dump(mode="json")
-        self._holder(flat)[self._key] = value
+        self._holder(axis, flat)[self._key] = value
         try:
             return build(flat)
         except ValueError as error:
@@ -83,10 +84,12 @@ class Ablation(Settings):
     def _key(self) -> str:
         return self.setting.rsplit(".", 1)[-1]
 
-    def _holder(self, flat: dict[str, Any]) -> dict[str, Any]:
+    def _holder(self, axis: str, flat: dict[str, Any]) -> dict[str, Any]:
         """Return the dict within a part's flat one that holds the setting."""
-        held, path = flat, f"ablate.{self.part}"
-        for step in self.setting.split(".")[:-1]:
+        held, path, steps = flat, f"ablate.{self.part}", self.setting.split(".")[:-1]
+        if steps[:1] == [GROUPS] and axis == "optimizer":
+            flat |= written_out(flat)
+        for step in steps:
             inner = {key: item for key, item in held.items() if isinstance(item, dict)} | parts_listed(held)
             if step not in inner:
                 raise ValueError(

@@ -40,11 +40,12 @@ class Settings(BaseModel):
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
-def checked(model: type[AnySettings], values: dict[str, Any]) -> AnySettings:
+def checked(model: type[AnySettings], values: dict[str, Any], path: str = "") -> AnySettings:
+    """Validate. ``path``: where the values are written. Errors: ``ValueError``, as `explain` says them."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise ValueError(explain(error, model)) from None
+        raise ValueError(explain(error, model, path)) from None
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, ValidationInfo, model_serializer
 
 from stability.config.base import Settings, explain
+from stability.config.groups import GROUPS, Group, given_to_each, groups_of
 from stability.registry import Registry
 
 # families of which a sweep takes several: there a setting's key holds its part's name
@@ -22,10 +23,14 @@ class Part(Settings):
 
     name: str = Field(description="the stem of the part's file")
     settings: SerializeAsAny[Settings] = Field(description="the part's own Config")
+    groups: tuple[Group, ...] = Field(
+        default=(), description="of an optimizer: what is different for the parameters of a role"
+    )
 
     @model_serializer(mode="plain")
     def _flat(self) -> dict[str, Any]:
-        return {"name": self.name, **self.settings.model_dump(mode="json")}
+        flat = {"name": self.name, **self.settings.model_dump(mode="json")}
+        return flat | {GROUPS: {group.role: group.written() for group in self.groups}} if self.groups else flat
 
 
 def part(family: str, value: Any) -> Part:
@@ -38,7 +43,11 @@ def part(family: str, value: Any) -> Part:
     name, settings = name_and_settings(family, value)
     if family == "mechanisms" and Registry(family).load(name, **_TRAINED).cross:
         raise ValueError(f"mechanism={name} is a cross mechanism, it needs a context: cross={name}")
-    return Part(name=name, settings=settings_of(family, name, settings))
+    by_role = settings.pop(GROUPS, {}) if family == "optimizers" else {}
+    own = settings_of(family, name, settings)
+    if not by_role:
+        return Part(name=name, settings=own)
+    return Part(name=name, settings=own, groups=groups_of(Registry(family).load(name), name, own, by_role))
 
 
 def name_and_settings(family: str, value: Any) -> tuple[str, dict[str, Any]]:
@@ -125,10 +134,15 @@ def some_parts(family: str) -> Any:
 
     def read(value: Any) -> Any:
         if isinstance(value, dict):  # as Hydra composes an axis: {"sa": {…}, "sc": {…}}
-            value = [named(family, name, settings) for name, settings in value.items()]
+            value = [named(family, name, settings) for name, settings in axis_of(family, value).items()]
         return agreeing(family, tuple(part(family, item) for item in value))
 
     return _PartsOf(read, family=family)
+
+
+def axis_of(family: str, value: dict[str, Any]) -> dict[str, Any]:
+    """Return the parts of an axis as Hydra composes them, by name; of optimizers each with the groups of all."""
+    return given_to_each(value) if family == "optimizers" and GROUPS in value else value
 
 
 def agreeing(family: str, parts: tuple[Part, ...]) -> tuple[Part, ...]:

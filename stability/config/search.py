@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from stability.config.base import Settings, explain, parts_listed
+from stability.config.groups import GROUPS, written_out
 from stability.registry import near_misses
 
 NO_RECIPE = ("seed", "behaviour")  # numbers of a run that are no choice of its recipe
@@ -241,7 +242,7 @@ def applies(path: str, recipe: Mapping[str, Any]) -> bool:
 def current(path: str, recipe: Mapping[str, Any]) -> int | float:
     """Return what a recipe has at a path. Errors: ``ValueError`` of one line where there is no such field or no number
     in it."""
-    holder, key = _holder(path, recipe)
+    holder, key = _holder(path, copy.deepcopy(dict(recipe)))
     value = holder[key]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(
@@ -261,10 +262,13 @@ def changed(recipe: Mapping[str, Any], values: Mapping[str, float]) -> dict[str,
 
 
 def _holder(path: str, recipe: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the dict within a recipe that holds the field, and the field's key there."""
+    """Return the dict within a recipe that holds the field, and the field's key there; the groups of an optimizer are
+    written out in the recipe where the field is among them."""
     *steps, key = path.split(".")
     held: Any = recipe
     for step in steps:
+        if step == GROUPS and steps[0] == "optimizer":
+            held |= written_out(held)
         inner = {name: item for name, item in held.items() if isinstance(item, dict)} | parts_listed(held)
         if held.get("name") == step:  # mechanism.sc: the part that stands under mechanism
             continue

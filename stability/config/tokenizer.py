@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from stability.config.base import Settings, check_heads, checked
 from stability.config.cross import CrossOfEach, cross_choice, lengths_fit
 from stability.config.identity import Bare, Family, Fingerprinted, Place, Since
-from stability.config.parts import Part, named, one_part, part, require_trainable
+from stability.config.parts import Part, axis_of, named, one_part, part, require_trainable
 from stability.registry import Registry
 
 # Raised when the same recipe would train a different tokenizer.
@@ -27,6 +27,7 @@ def _single(family: str) -> Any:
     def read(value: Any) -> Part:
         if not isinstance(value, dict) or "name" in value:
             return part(family, value)
+        value = axis_of(family, value)
         if len(value) != 1:
             noun = Registry(family).noun
             raise ValueError(
@@ -127,6 +128,16 @@ class AbstractTokenizerRecipe(Settings):
                 )
         mechanism.check_positions(settings, self.positions)
         return self
+
+    @field_validator("optimizer")
+    @classmethod
+    def _takes_all_parameters_alike(cls, value: Part) -> Part:
+        if value.groups:
+            raise ValueError(
+                f"optimizer.groups.{value.groups[0].role}: a tokenizer's optimizer takes all parameters alike; leave "
+                "optimizer.groups out"
+            )
+        return value
 
     @field_validator("levels")
     @classmethod

@@ -75,22 +75,27 @@ def preconditioned_sharpness(
     tolerance: float = 1e-2,
     iterations: int = 64,
     seed: int = 0,
+    lr: float | None = None,
 ) -> PreconditionedSharpness:
     """Compute λ_max(P^{-1/2} H P^{-1/2}) by Lanczos, P from the optimizer's state, beside the threshold of its lr and
     β₁ (Cohen et al. 2022).
 
     ``held``: the optimizer's own tensors by name, where ``params`` are other ones (copies from before the step); they
-    and the state are only read. lr and β₁ are those of the first group. Weight decay is not part of H. Errors: those of
-    `adam_preconditioner` and `directional`.
+    and the state are only read. ``lr``: the rate that the threshold is of; None: that of the first group. A group whose
+    own rate is s times it counts with P/s. Threshold and ratio are NaN where the groups differ in β₁: there is no such
+    threshold then. Weight decay is not part of H. Errors: those of `adam_preconditioner` and `directional`.
     """
+    tensors = params if held is None else held
+    rate = float(optimizer.param_groups[0]["lr"]) if lr is None else lr
+    rates = {id(tensor): float(group["lr"]) for group in optimizer.param_groups for tensor in group["params"]}
     factors = {
-        name: tensor.rsqrt()
-        for name, tensor in adam_preconditioner(optimizer, params if held is None else held).items()
+        name: tensor.rsqrt() * math.sqrt(rates[id(tensors[name])] / rate)
+        for name, tensor in adam_preconditioner(optimizer, tensors).items()
     }
     checked = check_params(params)
     found = largest(hessian_operator(loss_fn, checked, batches, factors), checked, tolerance, iterations, seed)
-    group = optimizer.param_groups[0]
-    threshold = adam_threshold(float(group["lr"]), float(group["betas"][0]))
+    first, *others = {float(group["betas"][0]) for group in optimizer.param_groups}
+    threshold = math.nan if others else adam_threshold(rate, first)
     return PreconditionedSharpness(
         found.value, found.residual, threshold, found.value / threshold, found.products, found.converged
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,16 @@ class Backbone(OwnInit):
     of what enters the first block that is dropped in training mode, after the embedding and its positions (as nanoGPT
     does); a context is read whole.
     """
+
+    # what is built in here plays these roles (`stability.config.groups`), as far as it says no other of its own parts
+    own_roles: ClassVar = {
+        "embedding": "embedding",
+        "final_norm": "norm",
+        "context_norm": "norm",
+        "head": "head",
+        "noise_level": "condition",
+        "final_modulation": "condition",
+    }
 
     def __init__(
         self,

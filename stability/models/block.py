@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,8 @@ class Context(NamedTuple):
 
 class CrossBranch(nn.Module):
     """A cross mechanism with its own norm of the source and its own residual connection. ``dropout``: as in `Block`."""
+
+    own_roles: ClassVar = {"mechanism": "cross", "norm": "norm", "residual": "residual"}
 
     def __init__(self, mechanism: nn.Module, norm: nn.Module, residual: nn.Module, dropout: float = 0.0):
         super().__init__()
@@ -45,6 +47,16 @@ class Block(nn.Module):
     and the last, each called as ``residual(state, branch)``. ``modulation``: what a condition does to the first and the
     last (adaLN-zero), None in a model without one. ``dropout``: the share of each branch's output that is dropped in
     training mode, before the condition gates it (as nanoGPT and SEDD do)."""
+
+    own_roles: ClassVar = {
+        "mixer": "mixer",
+        "ffn": "ffn",
+        "modulation": "condition",
+        "mixer_norm": "norm",
+        "ffn_norm": "norm",
+        "mixer_residual": "residual",
+        "ffn_residual": "residual",
+    }
 
     def __init__(
         self,

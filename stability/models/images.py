@@ -4,7 +4,7 @@ head."""
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,8 @@ class PatchEmbedding(nn.Module):
     The mixers' own RoPE counts the same positions along that one line; what is above and below, the learned vectors
     tell.
     """
+
+    own_roles: ClassVar = {"positions_ND": "position", "norm": "norm"}
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ the blocks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,8 @@ class Conditioned(nn.Module):
     ``branches``: cross branches with a plain residual connection, which leave a row of the batch as it is where that
     row's context has no entry that may be read. ``contexts``: what embeds each, and whether it stands position by
     position beside the sources."""
+
+    own_roles: ClassVar = {"norms": "norm"}
 
     def __init__(
         self,

@@ -33,3 +33,14 @@ class AbstractOptimizer:
     def decays(cls, config: Any, parameter: nn.Parameter) -> bool:
         """Return whether weight decay reaches a parameter about which its module says nothing (``own_decay``)."""
         return True
+
+    @classmethod
+    def by_group(cls, config: Any) -> str:
+        """Describe what becomes of a matrix and of a vector: equal texts for settings that no group of parameters can
+        have to itself."""
+        found = []
+        for toy in (nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2))):
+            groups = cls.build(config, [toy], 1.0).param_groups
+            held = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+            found.append((cls.decays(config, toy), held))
+        return repr(found)

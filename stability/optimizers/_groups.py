@@ -1,24 +1,112 @@
-"""Divide the parameters into those that weight decay reaches and the others."""
+"""Divide the parameters into those that weight decay reaches and the others, and by the roles that have settings of
+their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
-from stability.optimizers._base import Parameters
+from stability.config.groups import LR_SCALE, ROLES, Group
+from stability.optimizers._base import AbstractOptimizer, Parameters
+from stability.registry import near_misses
 
 
-def parameter_groups(model: nn.Module, decays: Callable[[nn.Parameter], bool]) -> Parameters:
+def optimizer_of(
+    part: type[AbstractOptimizer], config: Any, groups: Sequence[Group], model: nn.Module, lr: float
+) -> torch.optim.Optimizer:
+    """Return a part's optimizer over the parameters of a model in its order.
+
+    Without ``groups`` as `parameter_groups` has them. With groups, the parameters of roles without one come first, as
+    there, then those of each group, which are built by its own settings and bear its name; ``lr`` and every rate that
+    `set_lr` sets is scaled in them. Errors: as `check_roles`.
+    """
+    if not groups:
+        return part.build(config, parameter_groups(model, partial(part.decays, config)), lr)
+    played = check_roles(groups, model)
+    own = {group.role for group in groups}
+    rest = [name for name, role in played.items() if role not in own]
+    whole = _built(part, config, model, rest, lr) if rest else None
+    for group in groups:
+        names = [name for name, role in played.items() if role == group.role]
+        single = _built(part, group.of(config), model, names, lr)
+        for each in single.param_groups:
+            each |= {"name": " ".join(filter(None, (group.role, each.get("name")))), LR_SCALE: group.lr_scale}
+        whole = single if whole is None else _joined(whole, single)
+    assert whole is not None, "there is a group"
+    set_lr(whole, lr)
+    return whole
+
+
+def check_roles(groups: Sequence[Group], model: nn.Module) -> dict[str, str]:
+    """Return `roles` of a model. Errors: ``ValueError`` of one line where there are settings for a role that no
+    parameter plays."""
+    played = roles(model)
+    choices = tuple(role for role in ROLES if role in played.values())
+    for group in groups:
+        if group.role not in choices:
+            raise ValueError(
+                f"optimizer.groups.{group.role}: no parameter of this model plays that role; "
+                f"{near_misses(group.role, choices)}"
+            )
+    return played
+
+
+def _built(
+    part: type[AbstractOptimizer], config: Any, model: nn.Module, names: Sequence[str], lr: float
+) -> torch.optim.Optimizer:
+    return part.build(config, parameter_groups(model, partial(part.decays, config), names), lr)
+
+
+def _joined(whole: torch.optim.Optimizer, single: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return the first optimizer with the groups of the second, whose settings are all in them."""
+    for group in single.param_groups:
+        whole.add_param_group(group)
+    whole.state.update(single.state)  # some make it before their first step
+    return whole
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of every group, ``lr`` times the group's own scale where it has one."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get(LR_SCALE, 1.0)
+
+
+def roles(model: nn.Module) -> dict[str, str]:
+    """Return the role of each parameter by its name, one of `stability.config.groups.ROLES`.
+
+    A module says of its parts and parameters which roles they play (``own_roles``: name → role), as the backbone and
+    its blocks do; what says nothing plays the role of what it is built into. Errors: ``AssertionError`` that names a
+    parameter without a role.
+    """
+    found = {name: _role(model, name) for name, _ in model.named_parameters()}
+    for name, role in found.items():
+        assert role in ROLES, f"{name} plays {'no role' if role is None else role}: own_roles of a module that holds it"
+    return {name: str(role) for name, role in found.items()}
+
+
+def _role(model: nn.Module, name: str) -> str | None:
+    held, role = model, None
+    for step in name.split("."):
+        role = getattr(held, "own_roles", {}).get(step, role)
+        held = getattr(held, step)
+    return role
+
+
+def parameter_groups(
+    model: nn.Module, decays: Callable[[nn.Parameter], bool], names: Iterable[str] | None = None
+) -> Parameters:
     """Return the parameters as an optimizer takes them: in the model's order, or where some are not decayed as two
-    groups with ``name`` decayed and undecayed, each in that order.
+    groups with ``name`` decayed and undecayed, each in that order. ``names``: which of them; None: all.
 
     A module may say of its own parameters whether they are (``own_decay``: name → bool, as residual schemes have it);
     of the others ``decays`` does.
     """
     own = {id(parameter): decayed for module in model.modules() for parameter, decayed in _told(module)}
-    parameters = list(model.parameters())
+    parameters = list(model.parameters()) if names is None else [model.get_parameter(name) for name in names]
     reached = [own.get(id(parameter), decays(parameter)) for parameter in parameters]
     if all(reached):
         return parameters

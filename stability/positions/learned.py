@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -14,6 +14,8 @@ from stability.positions._base import AbstractPosition
 
 class Placed(nn.Module):
     """The embedding plus row p of a table at position p = 0, 1, …: (B, N, D)."""
+
+    own_roles: ClassVar = {"positions_ND": "position"}
 
     def __init__(self, embedding: nn.Module, width: int, num_positions: int, std: float):
         super().__init__()

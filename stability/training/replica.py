@@ -16,6 +16,7 @@ from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.models.precision import computing_in
 from stability.objectives import Examples
+from stability.optimizers import set_lr
 from stability.training.devices.base import Devices, together
 from stability.training.devices.one import OneDevice
 from stability.training.draws import dropping, training_examples
@@ -80,8 +81,7 @@ class Replica:
         where loss or gradient is not finite."""
         spec = self.spec
         lr = spec.lr_peak * lr_factor(spec.schedule, step, spec.steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        set_lr(self.optimizer, lr)
         examples = training_examples(
             spec, self.corpus, self.objective, "train", step, seed=spec.seed, batch=spec.batch
         ).to(self.device)

@@ -25,6 +25,7 @@ from stability.curvature import (
     step_without_decay,
 )
 from stability.objectives import Examples
+from stability.optimizers import set_lr
 
 Tensors = dict[str, Tensor]
 LossSum = Callable[[Mapping[str, Tensor], Examples], tuple[Tensor, Tensor]]
@@ -50,7 +51,8 @@ class Descent:
     """Takes optimizer steps on ``params`` (which move) and measures those that are recorded.
 
     ``loss(params, examples)``: (sum, count) in nats and weights. ``examples(index)``: batch number ``index`` of the
-    protocol, B rows on every tensor. ``lr``: the rate of every step, 1/lr being the unit of u. ``clip_norm``: what the
+    protocol, B rows on every tensor. ``lr``: the base rate of every step, 1/lr being the unit of u; a group of the
+    optimizer may scale it (`stability.optimizers.set_lr`), and α_max is a base rate, too. ``clip_norm``: what the
     optimizer's gradient is clipped to. ``observe``: called with each recorded `Step` before the parameters are used
     again; what it returns joins the row. ``loss_in_double()``: the same loss for parameters and examples in float64, by
     which the worst of the curvatures that central differences contradict is computed once more (`in_double`); None:
@@ -126,19 +128,15 @@ class Descent:
             )
         else:
             self._warm_up_in_place()
-        self._set_lr(self.lr)
+        set_lr(self.optimizer, self.lr)
 
     def _warm_up_in_place(self) -> None:
         """Warm up the optimizer's own averages and its own bias correction over the warm-up batches, θ left where it is
         (steps at rate 0)."""
-        self._set_lr(0.0)
+        set_lr(self.optimizer, 0.0)
         for index in range(self.curvature.warmup_batches):
             self._set_gradient(self._gradient(index))
             self.optimizer.step()
-
-    def _set_lr(self, lr: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
 
     def _recorded_step(self, first: int, number: int, slope_of: str) -> dict[str, Any]:
         """Measure gradient, step and the curvature along it on batch ``first + number``. A gradient that is not finite

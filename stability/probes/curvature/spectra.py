@@ -163,7 +163,8 @@ def _sharpness(probe: Probe, step: Step) -> list[dict[str, Any]]:
     row: dict[str, Any] = {"loss": step.result.loss, "sharpness": top.value, "sharpness_residual": top.residual}
     if has_paper_state(probe.optimizer):
         # P as this step used it: v already holds the step's own gradient.
-        adam = preconditioned_sharpness(step.loss, step.params, probe.optimizer, held=probe.descent.params, **options)
+        held, lr = probe.descent.params, probe.descent.lr
+        adam = preconditioned_sharpness(step.loss, step.params, probe.optimizer, held=held, lr=lr, **options)
         row |= {
             "adam_sharpness": adam.value,
             "adam_residual": adam.residual,

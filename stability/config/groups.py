@@ -1,0 +1,104 @@
+"""An optimizer's settings may differ by the role that a parameter plays in the model:
+``optimizer.groups.mixer.lr_scale=0.5``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from stability.config.base import Settings, checked
+from stability.registry import near_misses
+
+GROUPS = "groups"  # of an optimizer's plain values, beside its own settings
+LR_SCALE = "lr_scale"
+# What a parameter may be of a model; modules say it of what is built into them (`own_roles`).
+ROLES = ("embedding", "position", "norm", "mixer", "cross", "residual", "ffn", "condition", "head")
+
+
+class Group(Settings):
+    """The settings that the parameters of one role have to themselves."""
+
+    role: str = Field(description="the role, one of ROLES")
+    lr_scale: float = Field(
+        default=1.0, ge=0, description="learning rate of these parameters over the run's; 0: they stay where they start"
+    )
+    settings: tuple[tuple[str, Any], ...] = Field(
+        default=(), description="settings of the optimizer's own that are others for these parameters"
+    )
+
+    def written(self) -> dict[str, Any]:
+        """Return the settings as plain JSON values, without those that say nothing."""
+        own: dict[str, Any] = dict(self.model_dump(mode="json")["settings"])
+        return ({} if self.lr_scale == 1.0 else {LR_SCALE: self.lr_scale}) | own
+
+    def of(self, config: Settings) -> Settings:
+        """Return the optimizer's settings for this role, from those of all."""
+        return type(config).model_validate({**config.model_dump(), **dict(self.settings)})
+
+
+def groups_of(optimizer: Any, name: str, config: Settings, values: Any) -> tuple[Group, ...]:
+    """Return what ``optimizer.groups`` holds, in the order of `ROLES`, without roles of which it says nothing.
+
+    ``optimizer``: the part's class, ``name`` its name, ``config`` its settings for all parameters. ``values``:
+    ``{role: {setting: value}}``; null stands for what all parameters have. Errors: ``ValueError`` of one line for
+    anything that is no such dict, a role that no model has, and a setting that the optimizer does not have, or has for
+    all parameters only.
+    """
+    given = _dict(values, f"optimizer.{GROUPS}", "ROLE.lr_scale=0.5")
+    for role in given:
+        if role not in ROLES:
+            raise ValueError(f"optimizer.{GROUPS}.{role}: no such role of a parameter; {near_misses(role, ROLES)}")
+    groups = (_group(optimizer, name, config, role, given[role]) for role in ROLES if role in given)
+    return tuple(group for group in groups if group.written())
+
+
+def _group(optimizer: Any, name: str, config: Settings, role: str, values: Any) -> Group:
+    """Return one role's group, validated by the optimizer's own Config; errors as `groups_of`."""
+    path, fields = f"optimizer.{GROUPS}.{role}", type(config).model_fields
+    given = {key: value for key, value in _dict(values, path, "lr_scale=0.5").items() if value is not None}
+    for key in given:
+        if key not in (LR_SCALE, *fields):
+            raise ValueError(f"{path}.{key}: {name} has no such setting; {near_misses(key, (LR_SCALE, *fields))}")
+    scale = {LR_SCALE: given.pop(LR_SCALE)} if LR_SCALE in given else {}
+    own = checked(type(config), {**config.model_dump(), **given}, path)
+    settings = tuple((key, getattr(own, key)) for key in fields if key in given)
+    group = checked(Group, {"role": role, **scale, "settings": settings}, path)
+    for key, value in group.settings:
+        changed = config.model_copy(update={key: value})
+        if changed != config and optimizer.by_group(changed) == optimizer.by_group(config):
+            raise ValueError(f"{path}.{key}: {name} has one {key} for all parameters; write optimizer.{name}.{key}=…")
+    return group
+
+
+def _dict(values: Any, path: str, example: str) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{path}={values!r}: holds settings and is no value itself, e.g. {path}.{example}")
+    return {str(key): value for key, value in values.items()}
+
+
+def given_to_each(axis: dict[str, Any]) -> dict[str, Any]:
+    """Return the optimizers of a sweep as Hydra composes them, ``{"adamw": {…}, "groups": {…}}``, with these groups in
+    each of them; what an optimizer says of a role itself stays."""
+    shared = _dict(axis[GROUPS], f"optimizer.{GROUPS}", "ROLE.lr_scale=0.5")
+
+    def joined(settings: Any) -> Any:
+        if not isinstance(settings or {}, dict):
+            return settings  # refused as such
+        own = (settings or {}).get(GROUPS, {})
+        roles = {role: _merged(shared.get(role), own.get(role)) for role in {**shared, **own}}
+        return {**(settings or {}), GROUPS: roles}
+
+    return {name: joined(settings) for name, settings in axis.items() if name != GROUPS}
+
+
+def _merged(shared: Any, own: Any) -> Any:
+    return {**shared, **own} if isinstance(shared, dict) and isinstance(own, dict) else shared if own is None else own
+
+
+def written_out(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's plain values with every role and setting in its groups, those of which nothing is said at
+    what all parameters have (null, and a scale of 1): where a path into them can be looked up."""
+    neutral = {LR_SCALE: 1.0} | {key: None for key in values if key not in ("name", GROUPS)}
+    return {**values, GROUPS: {role: {**neutral, **values.get(GROUPS, {}).get(role, {})} for role in ROLES}}
