@@ -82,6 +82,12 @@ def count_parameters(spec: RunSpec, data_format: Any) -> int:
         return num_parameters(build_model(spec, data_format))
 
 
+def shapes(spec: RunSpec, data_format: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of a model's state, by name, allocating nothing as `count_parameters` does."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in build_model(spec, data_format).state_dict().items()}
+
+
 def _embedding(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
     """Return the module that reads the inputs; contexts that enter before the blocks do so here, each through a cross
     mechanism of its own on a plain residual connection."""

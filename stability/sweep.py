@@ -94,6 +94,7 @@ def _sweep(spec: SweepSpec) -> int:
     corpus = as_read(corpus, spec.objective, pool)
     objective = Registry("objectives").load(spec.objective.name)(spec.objective.settings, corpus.format)
     _require_fit(spec, corpus, objective)
+    spec = _with_weights(spec, corpus, cache)
     if is_read and (short := _short_validation(spec, corpus, objective)):
         print(short)
     trials = trials_of(spec, spec.points(corpus.fingerprint))
@@ -116,6 +117,30 @@ def _require_fit(spec: SweepSpec, corpus: AbstractCorpus, objective: AbstractObj
     more = objective.tokens_needed(spec.model.positions) - spec.model.positions
     remedy = Registry("data").load(spec.data.name).remedy(spec.data.settings, corpus)
     corpus.require(spec.model.positions, more, remedy)
+
+
+def _with_weights(spec: SweepSpec, corpus: AbstractCorpus, cache_dir: Path) -> SweepSpec:
+    """Return the spec with what its ``init`` was found to hold, kept where runs look for it; a line says which tensors
+    each kind of run takes. A plan keeps nothing.
+
+    Errors: ``ValueError`` of one or two lines where there are no such weights, or where they fit not every kind.
+    """
+    if spec.init is None:
+        return spec
+    from stability.build import shapes
+    from stability.training.weights import Weights, described
+    from sweeps.costs import timed_as
+
+    weights = Weights.found(spec.init)
+    spec = spec.model_copy(update={"init": weights.spec})
+    kinds = {timed_as(run, variant): run for variant, run in spec.points(corpus.fingerprint)}
+    fits = {kind: weights.fit(shapes(run, corpus.format)) for kind, run in kinds.items()}
+    for kind, fit in fits.items():
+        fit.require(weights.spec, kind)
+    if not spec.dry_run:
+        weights.keep(cache_dir)
+    print(described(weights.spec, fits))
+    return spec
 
 
 def _short_validation(spec: SweepSpec, corpus: AbstractCorpus, objective: AbstractObjective) -> str:

@@ -248,17 +248,20 @@ def _with_series(runs: Frame) -> Frame:
         f"{m}+{cross}" if cross and "cross" not in varying else m
         for m, cross in zip(runs["mechanism"], runs["cross"], strict=True)
     ]
-    labels = (
-        [[value[:12] or "none" for value in row] for row in runs[varying].itertuples(index=False)]
-        if varying
-        else [[]] * len(runs)
-    )
+    shown = [[_axis_text(axis, value) for value in runs[axis]] for axis in varying]
+    labels = list(zip(*shown, strict=True)) if varying else [()] * len(runs)
     runs["base"] = [" ".join([m, *label]) for m, label in zip(named, labels, strict=True)]
     runs["setting"] = [
         " ".join([*label, variant]).strip() for label, variant in zip(labels, runs["variant"], strict=True)
     ]
     runs["series"] = [f"{m} {s}".strip() for m, s in zip(named, runs["setting"], strict=True)]
     return runs
+
+
+def _axis_text(axis: str, value: str) -> str:
+    """Return what stands for a run's value on an axis in its series: all of a name, or runs whose names begin alike
+    would be pooled; of a fingerprint its first digits."""
+    return (value[:12] if axis == "data_fingerprint" else value) or "none"
 
 
 def _setting_rank(setting: str) -> tuple[bool, Any]:

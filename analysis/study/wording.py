@@ -37,7 +37,18 @@ def generative_unit(study: Study) -> str:
 
 def facts(study: Study) -> list[tuple[str, str]]:
     """Return the rows of "What was run"."""
-    return [("Objective", objective(study) or "not recorded"), ("Model", _model(study)), ("Training", _training(study))]
+    rows = [("Objective", objective(study)), ("Model", _model(study)), ("Training", _training(study))]
+    start = [("Initialisation", weights(study))] if weights(study) else []
+    return [(name, said or "not recorded") for name, said in rows] + start
+
+
+def weights(study: Study) -> str:
+    """Say whose weights the runs of the study start from; "" where each draws its own from its seed."""
+    asked = _part(study, "init")
+    if not asked:
+        return ""
+    how = ", as far as name and shape of a tensor match" if asked["partial"] else ""
+    return f"starts from the weights of {asked['label']} (sha256 {asked['sha256'][:12]}){how}"
 
 
 def _model(study: Study) -> str:
