@@ -53,15 +53,17 @@ def weights(study: Study) -> str:
 
 def _model(study: Study) -> str:
     known, parameters = _part(study, "model"), f"{count_range(study.runs['num_params'])} parameters"
+    # with what of the backbone is not the usual
+    names = listed(sorted(set(study.runs["model"]) - {""}))
     if not known:
-        return f"{listed(sorted(set(study.runs['model']) - {''})) or 'size not recorded'}; {parameters}"
+        return f"{names or 'size not recorded'}; {parameters}"
     counts = [
         plural(known["layers"], "layer"),
         f"width {known['width']}",
         plural(known["heads"], "head"),
         f"{known['positions']} positions",
     ]
-    return f"{known['name']}: {', '.join(counts)}; {parameters}"
+    return f"{names or known['name']}: {', '.join(counts)}; {parameters}"
 
 
 def _training(study: Study) -> str:

@@ -182,6 +182,12 @@ def test_a_partial_match_takes_what_fits_and_says_what_is_new(lab, source):
     assert account["label"] == f"{source.run_id} at step 12"
     alone = lab.train(lab.spec(mechanism={"name": "sc", "edge_hidden": 4}))
     assert run.status()["result"]["init_nll"] != alone.status()["result"]["init_nll"]
+    narrow = build_model(lab.spec(ffn={"name": "mlp", "multiple": 3.0}), vocab_size).state_dict()
+    own = [name for name in narrow if narrow[name].shape != given[name].shape]
+    assert len(own) == 6 and equal(
+        Weights.kept(spec.weights, lab.cache).state(narrow),
+        {name: narrow[name] if name in own else given[name] for name in narrow},
+    )
     with pytest.raises(ValueError, match="init.partial=true: none of its 29 tensors has the name and the shape of one"):
         Weights.kept(spec.weights, lab.cache).state({"head.weight": torch.zeros(3)})
 
