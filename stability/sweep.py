@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from stability.cli.compose import composed
@@ -48,6 +49,7 @@ Without arguments: the preset quickstart. The same command again trains only wha
   curvature.phase=all                  earliest and last checkpoints, too   device=auto | cpu | cuda
   cross=auto objective.context=32      a cross mechanism in every block (ca, cc) reads the 32 tokens before each sequence
   ablate.sc.window=[2,4,8]             settings one at a time around the base; study=ablation_consensus is the paper's Table 9
+  init=ckpt:FOLDER                     every run starts from a finished run's weights, at step 0; init.partial=true: from those tensors that match
   log.gradients=20                     norms of each block's gradient       checkpoint.every_steps=50 checkpoint.keep_last=2 checkpoint.keep_best=1
   guards.on_nonfinite=skip_step guards.retries=3   (or restore_last_good) off by default: they hide divergence; tables mark what they did
 
@@ -128,19 +130,26 @@ def _with_weights(spec: SweepSpec, corpus: AbstractCorpus, cache_dir: Path) -> S
     if spec.init is None:
         return spec
     from stability.build import shapes
+    from stability.training import hugging_face
     from stability.training.weights import Weights, described
     from sweeps.costs import timed_as
 
-    weights = Weights.found(spec.init)
-    spec = spec.model_copy(update={"init": weights.spec})
-    kinds = {timed_as(run, variant): run for variant, run in spec.points(corpus.fingerprint)}
-    fits = {kind: weights.fit(shapes(run, corpus.format)) for kind, run in kinds.items()}
-    for kind, fit in fits.items():
-        fit.require(weights.spec, kind)
-    if not spec.dry_run:
-        weights.keep(cache_dir)
+    points = spec.model_copy(update={"init": None}).points(corpus.fingerprint)
+    kinds = {timed_as(run, variant): run for variant, run in points}
+    tensors = {kind: shapes(run, corpus.format) for kind, run in kinds.items()}
+    if spec.init.source.startswith("hf:"):
+        config = hugging_face.read_config(spec.init.place)
+        for run in () if spec.init.partial else kinds.values():
+            hugging_face.require(config, run, f"init={spec.init.source}")
+    with TemporaryDirectory() as scratch:
+        weights = Weights.found(spec.init, next(iter(tensors.values())), Path(scratch))
+        fits = {kind: weights.fit(own) for kind, own in tensors.items()}
+        for kind, fit in fits.items():
+            fit.require(weights.spec, kind)
+        if not spec.dry_run:
+            weights.keep(cache_dir)
     print(described(weights.spec, fits))
-    return spec
+    return spec.model_copy(update={"init": weights.spec})
 
 
 def _short_validation(spec: SweepSpec, corpus: AbstractCorpus, objective: AbstractObjective) -> str:

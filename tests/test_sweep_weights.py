@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_refused_before_any_run(lab, words, entered):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("init=runs/x", "init=runs/x: must be ckpt:FOLDER, a run's folder or a checkpoint's, e.g. init=ckpt:runs/"),
+        ("init=runs/x", "init=runs/x: must be ckpt:FOLDER, a run's folder or a checkpoint's (init=ckpt:runs/"),
         ("init=ckpt:", "init=ckpt:: must be ckpt:FOLDER"),
         ("init.partial=true", "init.partial is about the weights of init=ckpt:FOLDER, and there is no init; add it"),
         ("init.sha256=abc", "init.sha256 is about the weights of init=ckpt:FOLDER, and there is no init; add it"),

@@ -37,7 +37,10 @@ class WeightsSpec(Settings):
     part of the run's id (``sha256``), where they came from is not."""
 
     source: Annotated[str, Place()] = Field(
-        description="ckpt:FOLDER, a run's folder (its last checkpoint) or a checkpoint's; written init=ckpt:FOLDER"
+        description=(
+            "ckpt:FOLDER, a run's folder (its last checkpoint) or a checkpoint's, or hf:FOLDER, a GPT-2 of Hugging "
+            "Face; written init=ckpt:FOLDER"
+        )
     )
     partial: bool = Field(
         default=False,
@@ -59,9 +62,10 @@ class WeightsSpec(Settings):
     @classmethod
     def _known_kind(cls, value: str) -> str:
         kind, _, place = value.partition(":")
-        if kind != "ckpt" or not place:
+        if kind not in ("ckpt", "hf") or not place:
             raise ValueError(
-                f"init={value}: must be ckpt:FOLDER, a run's folder or a checkpoint's, e.g. init=ckpt:runs/0123456789ab"
+                f"init={value}: must be ckpt:FOLDER, a run's folder or a checkpoint's (init=ckpt:runs/0123456789ab), "
+                "or hf:FOLDER, a GPT-2 of Hugging Face"
             )
         return value
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from stability.config.training import WeightsSpec
@@ -18,6 +18,7 @@ from stability.runs.directory import RunDirectory, fsync, step_of
 from stability.runs.found import run_or_checkpoint
 from stability.runs.leftovers import remove_abandoned, temporary
 from stability.runs.phases import TERMINAL, phases
+from stability.training import hugging_face
 from stability.training.checkpoint import MODEL, sha256_of, verified_manifest
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -89,27 +90,37 @@ class Weights:
     file: Path
 
     @classmethod
-    def found(cls, asked: WeightsSpec) -> Weights:
+    def found(cls, asked: WeightsSpec, own: Shapes, scratch: Path) -> Weights:
         """Return the weights that a sweep's ``init`` names, with their sha256 and what tables call them filled in.
 
-        Errors: ``ValueError`` of one or two lines where the folder holds no finished run nor an intact checkpoint, or
-        the weights are others than it asks for.
+        ``own``: the tensors of a model that is to take them; ``scratch``: a folder that stays while they are looked at,
+        for those of another format. Errors: ``ValueError`` of one or two lines where the folder holds neither a
+        finished run nor an intact checkpoint nor a GPT-2, or the weights are others than it asks for.
         """
+        if asked.source.startswith("hf:"):
+            file = scratch / MODEL
+            save_file(hugging_face.tensors(asked.place, own), file)
+            folder = Path(asked.place).expanduser().resolve()
+            return cls._known(asked, f"hf:{folder}", folder.name, sha256_of(file), file)
         folder = _checkpoint(asked)
         try:
             manifest = verified_manifest(folder)
         except ValueError as error:
             raise ValueError(f"init={asked.source}: {error}") from None
-        sha256 = manifest["sha256"][MODEL]
+        run = folder.parent.parent
+        name = run.name if (run / "spec.json").exists() else folder.name
+        label = f"{name} at step {manifest['step']}"
+        return cls._known(asked, f"ckpt:{folder}", label, manifest["sha256"][MODEL], folder / MODEL)
+
+    @classmethod
+    def _known(cls, asked: WeightsSpec, source: str, label: str, sha256: str, file: Path) -> Weights:
+        """Return the weights of a file with what is known of them now. ``ValueError`` where others were asked for."""
         if asked.sha256 not in (None, sha256):
             raise ValueError(
                 f"init={asked.source}: its weights have the sha256 {sha256}, and init.sha256 asks for\n{asked.sha256}"
             )
-        run = folder.parent.parent
-        name = run.name if (run / "spec.json").exists() else folder.name
-        label = asked.label or f"{name} at step {manifest['step']}"
-        source = f"ckpt:{folder}"
-        return cls(asked.model_copy(update={"source": source, "sha256": sha256, "label": label}), folder / MODEL)
+        known = {"source": source, "sha256": sha256, "label": asked.label or label}
+        return cls(asked.model_copy(update=known), file)
 
     @classmethod
     def kept(cls, spec: WeightsSpec, cache_dir: Path) -> Weights:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,9 +32,13 @@ def source(lab):
     return lab.train(lab.spec(lr_peak=1e-2))
 
 
+def found(**asked):
+    return Weights.found(WeightsSpec(**asked), {}, Path("unused"))
+
+
 def starting(lab, folder, partial=False, **changes):
     """The spec of a run that starts from the weights in a folder, which are kept for it."""
-    weights = Weights.found(WeightsSpec(source=f"ckpt:{folder}", partial=partial)).keep(lab.cache)
+    weights = found(source=f"ckpt:{folder}", partial=partial).keep(lab.cache)
     return lab.spec(weights=weights.spec.model_dump(mode="json"), **changes)
 
 
@@ -68,8 +74,8 @@ def test_the_steps_are_a_fresh_adams_from_those_weights(lab, source):
         (total / count).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), spec.clip_norm)
         optimizer.step()
-    found, truth = tensors(lab.train(spec)), model.state_dict()
-    assert max((found[name] - truth[name]).abs().max().item() for name in truth) < 1e-5
+    trained, truth = tensors(lab.train(spec)), model.state_dict()
+    assert max((trained[name] - truth[name]).abs().max().item() for name in truth) < 1e-5
     trainer = checkpoint.load_trainer(lab.directory(spec).checkpoints()[-1])
     assert {int(state["step"]) for state in trainer["optimizer"]["state"].values()} == {12}
 
@@ -104,7 +110,7 @@ def test_a_run_that_was_left_ends_as_one_that_was_not(lab, source, tmp_path, is_
     shutil.rmtree(source.path)
     directory = RunDirectory(tmp_path / "cut", whole.run_id)
     for number, steps in enumerate((3, None)):
-        generator = train(spec, directory, cache_dir=lab.cache, device="cpu")
+        generator: Any = train(spec, directory, cache_dir=lab.cache, device="cpu")
         for step, _ in enumerate(generator, 1):
             if step == steps:
                 generator.close()
@@ -142,7 +148,7 @@ def test_several_devices_start_from_the_same_weights(lab, source, tmp_path, how)
 
 def test_what_does_not_fit_is_named(lab, source):
     def refusal(**changes):
-        weights = Weights.found(WeightsSpec(source=f"ckpt:{source.path}"))
+        weights = found(source=f"ckpt:{source.path}")
         own = shapes(lab.spec(**changes), load(lab.cache, lab.spec().data_fingerprint).vocab_size)
         with pytest.raises(ValueError) as caught:
             weights.fit(own).require(weights.spec, "sc")
@@ -229,12 +235,12 @@ def test_a_source_that_is_no_finished_run_is_refused_by_its_key(lab, source, tmp
         altered: "is missing, truncated or altered",
     }.items():
         with pytest.raises(ValueError) as caught:
-            Weights.found(WeightsSpec(source=f"ckpt:{folder}"))
+            found(source=f"ckpt:{folder}")
         assert str(caught.value).startswith(f"init=ckpt:{folder}") and message in str(caught.value)
     study.write([source.run_id])
-    assert Weights.found(WeightsSpec(source=f"ckpt:{study.path}")).spec.label == f"{source.run_id} at step 12"
+    assert found(source=f"ckpt:{study.path}").spec.label == f"{source.run_id} at step 12"
     with pytest.raises(ValueError, match=f"and init.sha256 asks for\n{'0' * 64}"):
-        Weights.found(WeightsSpec(source=f"ckpt:{source.path}", sha256="0" * 64))
+        found(source=f"ckpt:{source.path}", sha256="0" * 64)
 
 
 def test_runs_with_other_weights_are_never_pooled(lab, source):
@@ -251,9 +257,9 @@ def test_runs_with_other_weights_are_never_pooled(lab, source):
     study = StudyFolder.of(lab.pool, "mixed")
     study.write([run.run_id for run in runs])
     write(collect(study.path), study.results)
-    found = load_study(study.path)
+    loaded = load_study(study.path)
     hashes = [each["weights"]["sha256"][:12] for each in beginnings[1:]]
-    assert {series: list(found.of(series)["run_id"]) for series in found.series} == {
+    assert {series: list(loaded.of(series)["run_id"]) for series in loaded.series} == {
         "sa tiny": [run.run_id for run in runs[:2]],
         f"sa tiny init={hashes[0]}": [run.run_id for run in runs[2:4]],
         f"sa tiny init={hashes[1]}": [run.run_id for run in runs[4:]],
