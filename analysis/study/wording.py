@@ -52,8 +52,9 @@ def weights(study: Study) -> str:
 
 
 def _model(study: Study) -> str:
+    """Return the model's name with the parts of its backbone that are not the usual ones, its size and the number of
+    its parameters, e.g. ``"nano ffn=glu: 2 layers, …"``."""
     known, parameters = _part(study, "model"), f"{count_range(study.runs['num_params'])} parameters"
-    # with what of the backbone is not the usual
     names = listed(sorted(set(study.runs["model"]) - {""}))
     if not known:
         return f"{names or 'size not recorded'}; {parameters}"

@@ -129,6 +129,8 @@ def tensors(place: str, own: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]
 
 
 def _renamed(given: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor under our name, matrices as a Linear holds them; neither a head that is the embedding's matrix
+    nor masks. ``LookupError`` holds the name of one that no GPT-2 has."""
     whole = {"wte.weight": "embedding.embedding.weight", "wpe.weight": "embedding.positions_ND"}
     whole |= {"ln_f.weight": "final_norm.weight", "ln_f.bias": "final_norm.bias"}
     is_tied = "lm_head.weight" not in given or torch.equal(given["lm_head.weight"], given["wte.weight"])
