@@ -82,12 +82,6 @@ def count_parameters(spec: RunSpec, data_format: Any) -> int:
         return num_parameters(build_model(spec, data_format))
 
 
-def shapes(spec: RunSpec, data_format: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor of a model's state, by name, allocating nothing as `count_parameters` does."""
-    with torch.device("meta"):
-        return {name: tuple(tensor.shape) for name, tensor in build_model(spec, data_format).state_dict().items()}
-
-
 def _embedding(spec: RunSpec, objective: AbstractObjective) -> nn.Module:
     """Return the module that reads the inputs; contexts that enter before the blocks do so here, each through a cross
     mechanism of its own on a plain residual connection."""
@@ -192,3 +186,9 @@ def resolve_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("device=cuda, but torch sees no CUDA device; use device=cpu or device=auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def shapes(spec: RunSpec, data_format: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of a model's state, by name, allocating nothing as `count_parameters` does."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in build_model(spec, data_format).state_dict().items()}
