@@ -238,3 +238,9 @@ def resolve_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("device=cuda, but torch sees no CUDA device; use device=cpu or device=auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def shapes(spec: RunSpec, data_format: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of a model's state, by name, allocating nothing as `count_parameters` does."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in build_model(spec, data_format).state_dict().items()}

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from stability.cli.compose import composed
@@ -48,6 +49,7 @@ Without arguments: the preset quickstart. The same command again trains only wha
   curvature.phase=all                  earliest and last checkpoints, too   device=auto | cpu | cuda
   cross=auto objective.context=32      a cross mechanism in every block (ca, cc) reads the 32 tokens before each sequence
   ablate.sc.window=[2,4,8]             settings one at a time around the base; study=ablation_consensus is the paper's Table 9
+  init=ckpt:FOLDER                     every run starts from a finished run's weights, at step 0; init.partial=true: from those tensors that match
   log.gradients=20                     norms of each block's gradient       checkpoint.every_steps=50 checkpoint.keep_last=2 checkpoint.keep_best=1
   guards.on_nonfinite=skip_step guards.retries=3   (or restore_last_good) off by default: they hide divergence; tables mark what they did
 
@@ -95,6 +97,7 @@ def _sweep(spec: SweepSpec) -> int:
     objective = Registry("objectives").load(spec.objective.name)(spec.objective.settings, corpus.format)
     _require_fit(spec, corpus, objective)
     _require_roles(spec, corpus)
+    spec = _with_weights(spec, corpus, cache)
     if is_read and (short := _short_validation(spec, corpus, objective)):
         print(short)
     trials = trials_of(spec, spec.points(corpus.fingerprint))
@@ -126,6 +129,37 @@ def _require_roles(spec: SweepSpec, corpus: AbstractCorpus) -> None:
     runs = (run for _, run in spec.points(corpus.fingerprint) if run.optimizer.groups)
     for run in dict.fromkeys(run.model_copy(update={"lr_peak": 1.0, "seed": 0}) for run in runs):
         require_roles(run, corpus.format)
+
+
+def _with_weights(spec: SweepSpec, corpus: AbstractCorpus, cache_dir: Path) -> SweepSpec:
+    """Return the spec with what its ``init`` was found to hold, kept where runs look for it; a line says which tensors
+    each kind of run takes. A plan keeps nothing.
+
+    Errors: ``ValueError`` of one or two lines where there are no such weights, or where they fit not every kind.
+    """
+    if spec.init is None:
+        return spec
+    from stability.build import shapes
+    from stability.training import hugging_face
+    from stability.training.weights import Weights, described
+    from sweeps.costs import timed_as
+
+    points = spec.model_copy(update={"init": None}).points(corpus.fingerprint)
+    kinds = {timed_as(run, variant): run for variant, run in points}
+    tensors = {kind: shapes(run, corpus.format) for kind, run in kinds.items()}
+    if spec.init.source.startswith("hf:"):
+        config = hugging_face.read_config(spec.init.place)
+        for run in () if spec.init.partial else kinds.values():
+            hugging_face.require(config, run, f"init={spec.init.source}")
+    with TemporaryDirectory() as scratch:
+        weights = Weights.found(spec.init, next(iter(tensors.values())), Path(scratch))
+        fits = {kind: weights.fit(own) for kind, own in tensors.items()}
+        for kind, fit in fits.items():
+            fit.require(weights.spec, kind)
+        if not spec.dry_run:
+            weights.keep(cache_dir)
+    print(described(weights.spec, fits))
+    return spec.model_copy(update={"init": weights.spec})
 
 
 def _short_validation(spec: SweepSpec, corpus: AbstractCorpus, objective: AbstractObjective) -> str:

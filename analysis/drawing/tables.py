@@ -25,10 +25,12 @@ def source(study: Study) -> str:
     description = str(study.study.get("provenance", {}).get("data_description") or "")
     origin = description.partition(":")[0]  # what was read; counts follow
     named, objective = "; ".join(filter(None, (origin, wording.tokens(study)))), wording.objective(study)
-    return (
+    text = (
         "Data fingerprint "
         f"{study.fingerprint}{f' ({named})' if named else ''}.{f' Objective: {objective}.' if objective else ''}"
     )
+    weights = wording.weights(study)
+    return f"{text} Every run {weights}." if weights else text
 
 
 def ended_badly(runs: Frame) -> list[str]:

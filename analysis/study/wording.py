@@ -38,20 +38,34 @@ def generative_unit(study: Study) -> str:
 
 def facts(study: Study) -> list[tuple[str, str]]:
     """Return the rows of "What was run"."""
-    return [("Objective", objective(study) or "not recorded"), ("Model", _model(study)), ("Training", _training(study))]
+    rows = [("Objective", objective(study)), ("Model", _model(study)), ("Training", _training(study))]
+    start = [("Initialisation", weights(study))] if weights(study) else []
+    return [(name, said or "not recorded") for name, said in rows] + start
+
+
+def weights(study: Study) -> str:
+    """Say whose weights the runs of the study start from; "" where each draws its own from its seed."""
+    asked = _part(study, "init")
+    if not asked:
+        return ""
+    how = ", as far as name and shape of a tensor match" if asked["partial"] else ""
+    return f"starts from the weights of {asked['label']} (sha256 {asked['sha256'][:12]}){how}"
 
 
 def _model(study: Study) -> str:
+    """Return the model's name with the parts of its backbone that are not the usual ones, its size and the number of
+    its parameters, e.g. ``"nano ffn=glu: 2 layers, …"``."""
     known, parameters = _part(study, "model"), f"{count_range(study.runs['num_params'])} parameters"
+    names = listed(sorted(set(study.runs["model"]) - {""}))
     if not known:
-        return f"{listed(sorted(set(study.runs['model']) - {''})) or 'size not recorded'}; {parameters}"
+        return f"{names or 'size not recorded'}; {parameters}"
     counts = [
         plural(known["layers"], "layer"),
         f"width {known['width']}",
         plural(known["heads"], "head"),
         f"{known['positions']} positions",
     ]
-    return f"{known['name']}: {', '.join(counts)}; {parameters}"
+    return f"{names or known['name']}: {', '.join(counts)}; {parameters}"
 
 
 def _training(study: Study) -> str:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from stability.cli.places import places_in
-from stability.cli.words import CHOICES, Invocation
+from stability.cli.words import CHOICES, SHORT, Invocation
 
 # keys that change where or how a sweep runs, not what it is: they never enter its name
 LABELS = (
@@ -37,7 +37,7 @@ def study_name(invocation: Invocation) -> str:
 
 
 def _word(key: str, value: str) -> str:
-    is_place = places_in(key) is not None
+    is_place = places_in(SHORT.get(key, key)) is not None
     value = Path(value).name.split(".")[0] if is_place else value
     value = re.sub(r"[^A-Za-z0-9._+-]+", "", value.replace(",", "+"))
     return value if key in CHOICES or is_place else f"{key}{value}"

@@ -13,6 +13,7 @@ from stability.config.run import ModelSpec
 OF_EVERY_MODEL = tuple(f"model.{key}" for key, field in ModelSpec.model_fields.items() if not field.is_required())
 CHOICES = (*AXES, "model", "ffn", "position", "linear", "objective", "data", "schedule", "lr", "search")
 ADDED = ("ablate.", "search.space.", "optimizer.groups.")  # how keys begin that no yaml lists
+SHORT = {"init": "init.source"}  # a group whose one word is its main setting
 A_RATE = re.compile(r"^([\[\d.+-]|nan$|inf$)")  # how a number or a list of them begins
 
 
@@ -46,9 +47,9 @@ class Word:
     def for_hydra(self) -> tuple[Word, ...]:
         """Return the words that Hydra gets for this word.
 
-        ``lr=1e-3`` and ``lr=[…]`` choose conf/lr/values.yaml, paths are quoted, ``ablate.…``, ``search.space.…``,
-        ``optimizer.groups.…`` and what a model's yaml may leave to its default are added; everything else passes
-        unchanged.
+        ``lr=1e-3`` and ``lr=[…]`` choose conf/lr/values.yaml, ``init=…`` sets ``init.source``, paths are quoted,
+        ``ablate.…``, ``search.space.…``, ``optimizer.groups.…`` and what a model's yaml may leave to its default are
+        added; everything else passes unchanged.
         """
         if self.value is None:
             return (self,)
@@ -56,6 +57,8 @@ class Word:
             if self.key == "lr" and A_RATE.match(self.value):
                 rates = self.value if self.value.startswith("[") else f"[{self.value}]"
                 return Word("", "lr", "values"), Word("", "lr.values", rates)
+            if self.key in SHORT:
+                return Word("", SHORT[self.key], self.value).for_hydra()
             # the parts' own, which no root yaml can list; or in few of conf/model
             if self.key.startswith(ADDED) or self.key in OF_EVERY_MODEL:
                 return (Word("++", self.key, self.value),)

@@ -19,6 +19,7 @@ from stability.config.training import (
     Precision,
     ScheduleSpec,
     VerdictSpec,
+    WeightsSpec,
 )
 from stability.registry import Registry
 
@@ -243,6 +244,9 @@ class RunSpec(AbstractRecipe):
     init: Annotated[InitSpec | None, Since(None)] = Field(
         default=None, description="checkpoint of another run that this one goes on from; null: it begins anew"
     )
+    weights: Annotated[WeightsSpec | None, Since(None)] = Field(
+        default=None, description="weights that it starts from at step 0, a sweep's init; null: those of its seed"
+    )
     behaviour: int = Field(default=BEHAVIOUR_VERSION, description="version of the training code's behaviour")
 
     @field_validator("cross", mode="before")
@@ -296,6 +300,13 @@ class RunSpec(AbstractRecipe):
         if self.init is not None and self.init.step >= self.steps:
             raise ValueError(f"init.step={self.init.step} must be below steps={self.steps}")
         return self
+
+    @field_validator("weights")
+    @classmethod
+    def _weights_are_known_by_their_content(cls, value: WeightsSpec | None) -> WeightsSpec | None:
+        if value is not None and value.sha256 is None:
+            raise ValueError(f"weights.sha256: a value is missing; what {value.source} holds makes the run's id")
+        return value
 
     @model_validator(mode="after")
     def _linear_maps_are_called(self) -> RunSpec:

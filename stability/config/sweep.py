@@ -21,7 +21,7 @@ from stability.config.parts import Part, part, require_trainable, some_parts
 from stability.config.rates import LearningRates
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.search import AnySearch, HalvingSpec, check_search, chosen, halving_asked_for
-from stability.config.training import Precision
+from stability.config.training import Precision, WeightsSpec, weights_asked_for
 from stability.registry import Registry
 
 # axes whose parts' settings can vary, and their families
@@ -55,6 +55,9 @@ class SweepSpec(AbstractRecipe):
     )
     halving: Annotated[HalvingSpec | None, BeforeValidator(halving_asked_for)] = Field(
         default=None, description="runs left early; reduction=null: none"
+    )
+    init: Annotated[WeightsSpec | None, BeforeValidator(weights_asked_for)] = Field(
+        default=None, description="finished run whose weights every run starts from; init.source=null: none"
     )
     seeds: int = Field(ge=1, le=1000, description="number of seeds, counted from 0")
     ablate: Annotated[tuple[Ablation, ...], BeforeValidator(read_ablations)] = Field(
@@ -170,6 +173,7 @@ class SweepSpec(AbstractRecipe):
         shared = {name: getattr(self, name) for name in AbstractRecipe.model_fields} | {
             "cross": self.cross,
             "data_fingerprint": data_fingerprint,
+            "weights": self.init,
         }
         curves, center = self.curves(), None if self.search is None else self.search.center_lr
         each = rates if rates is not None else [self.lr.rates() if center is None else (center,)] * len(curves)

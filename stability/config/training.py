@@ -3,12 +3,12 @@ logs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from stability.config.base import Settings
-from stability.config.identity import Since
+from stability.config.identity import Label, Place, Since
 
 Precision = Literal["float32", "tf32", "bf16"]
 
@@ -32,6 +32,61 @@ class InitSpec(Settings):
 
     run: str = Field(pattern=r"^[0-9a-f]{12}$", description="id of the run that left it")
     step: int = Field(ge=1, description="its step, which the first step that is taken follows")
+
+
+class WeightsSpec(Settings):
+    """The weights that a run starts from at step 0, with a fresh optimizer: those of a finished run. What they are is
+    part of the run's id (``sha256``), where they came from is not."""
+
+    source: Annotated[str, Place()] = Field(
+        description=(
+            "ckpt:FOLDER, a run's folder (its last checkpoint) or a checkpoint's, or hf:FOLDER, a GPT-2 of Hugging "
+            "Face; written init=ckpt:FOLDER"
+        )
+    )
+    partial: bool = Field(
+        default=False,
+        description=(
+            "false: all tensors match by name and shape; true: those that do are taken, all others are initialised as "
+            "without init"
+        ),
+    )
+    sha256: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="sha256 of the weights' file; null: of the one that lies there when the sweep begins",
+    )
+    label: Annotated[str, Label()] = Field(
+        default="", description="what tables call them; empty: the run that left them and its step"
+    )
+
+    @field_validator("source")
+    @classmethod
+    def _known_kind(cls, value: str) -> str:
+        kind, _, place = value.partition(":")
+        if kind not in ("ckpt", "hf") or not place:
+            raise ValueError(
+                f"init={value}: must be ckpt:FOLDER, a run's folder or a checkpoint's (init=ckpt:runs/0123456789ab), "
+                "or hf:FOLDER, a GPT-2 of Hugging Face"
+            )
+        return value
+
+    @property
+    def place(self) -> str:
+        """The folder that ``source`` names."""
+        return self.source.partition(":")[2]
+
+
+def weights_asked_for(value: Any) -> Any:
+    """Return a sweep's field ``init`` as it is composed, or None where it names no source. Errors: ``ValueError`` where
+    another of its settings is given without one."""
+    fields = WeightsSpec.model_fields
+    if not isinstance(value, dict) or value.get("source") is not None or value.keys() - fields.keys():
+        return value
+    given = [key for key, item in value.items() if key != "source" and item != fields[key].default]
+    if given:
+        raise ValueError(f"init.{given[0]} is about the weights of init=ckpt:FOLDER, and there is no init; add it")
+    return None
 
 
 class EvaluationSpec(Settings):

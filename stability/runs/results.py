@@ -195,10 +195,12 @@ def _part_name(part: Any) -> str:
 
 
 def _model_name(spec: dict[str, Any]) -> str:
-    """Return the size's name and what of the backbone and its precision is not the usual, e.g. ``"nano ffn=glu"``: runs
-    that differ in one are told apart by it."""
+    """Return the size's name, what of the backbone and its precision is not the usual, and the weights that it starts
+    from, e.g. ``"nano ffn=glu init=6eba02b4304b"``: runs that differ in one are told apart by it."""
     names = {key: _part_name(spec[key]) for key in USUAL if key in spec}  # none in older runs
-    return " ".join([spec["model"]["name"], *(f"{key}={name}" for key, name in names.items() if name != USUAL[key])])
+    others = [f"{key}={name}" for key, name in names.items() if name != USUAL[key]]
+    weights = spec.get("weights")
+    return " ".join([spec["model"]["name"], *others, *([f"init={weights['sha256'][:12]}"] if weights else [])])
 
 
 def step_tables(directory: RunDirectory) -> list[Path]:

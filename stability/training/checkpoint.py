@@ -40,7 +40,7 @@ def save(
             {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, aside / MODEL
         )
         torch.save(trainer, aside / TRAINER)
-        files = {name: _sha256(aside / name) for name in (MODEL, TRAINER)}
+        files = {name: sha256_of(aside / name) for name in (MODEL, TRAINER)}
         manifest = {"step": step, **_described(data_format), "sha256": files, "spec": spec.model_dump(mode="json")}
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True))
         for path in (*aside.iterdir(), aside):
@@ -113,7 +113,7 @@ def verified_manifest(folder: Path) -> dict[str, Any]:
         ) from None
     for name in (MODEL, TRAINER):
         path = folder / name
-        if not path.is_file() or _sha256(path) != files.get(name):
+        if not path.is_file() or sha256_of(path) != files.get(name):
             raise ValueError(
                 f"{path} is missing, truncated or altered (its sha256 is not the manifest's); use another checkpoint"
             )
@@ -127,6 +127,7 @@ def remove(folder: Path) -> None:
     shutil.rmtree(doomed)
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file, as hex digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stability.build import described, resolve_device
+from stability.build import described, resolve_device, shapes
 from stability.config.run import RunSpec
 from stability.corpora.cache import load
 from stability.runs.directory import RunDirectory
@@ -17,6 +17,7 @@ from stability.training.devices.one import OneDevice
 from stability.training.devices.sharded import ShardedDevices
 from stability.training.devices.shared import SharedDevices
 from stability.training.trainer import Trainer
+from stability.training.weights import Weights
 
 
 def train(
@@ -42,11 +43,14 @@ def train(
     if directory.finished:
         return
     corpus, first = load(cache_dir, spec.data_fingerprint), resolve_device(device)
+    weights = None if spec.weights is None else Weights.kept(spec.weights, cache_dir)
     with _devices_of(spec, cache_dir, first, devices, shard) as taken:
-        trainer = Trainer(spec, directory, corpus, first, taken)
+        trainer = Trainer(spec, directory, corpus, first, taken, weights)
         directory.write_spec(spec.model_dump(mode="json"))
-        data = {"description": described(spec, corpus), "fingerprint": corpus.fingerprint}
-        trainer.open(command, wandb, data=data)
+        known: dict[str, Any] = {"data": {"description": described(spec, corpus), "fingerprint": corpus.fingerprint}}
+        if weights is not None:
+            known["weights"] = weights.account(shapes(spec, corpus.format))
+        trainer.open(command, wandb, **known)
         yield from trainer.steps(stop_at)
 
 

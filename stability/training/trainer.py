@@ -21,6 +21,7 @@ from stability.training.replica import Replica
 from stability.training.store import RunStore
 from stability.training.telemetry import Telemetry
 from stability.training.verdict import SpikeWatch, judge
+from stability.training.weights import Weights
 
 
 class Trainer(Replica, Checkpointed):
@@ -36,11 +37,19 @@ class Trainer(Replica, Checkpointed):
         corpus: AbstractCorpus,
         device: torch.device,
         devices: Devices | None = None,
+        weights: Weights | None = None,
     ):
         Replica.__init__(self, spec, corpus, device, devices)
         Checkpointed.__init__(self, directory, RunStore(spec, directory, corpus.format, self.keeper), spec.steps)
         self.watch, self.telemetry = SpikeWatch(spec.verdict), Telemetry(device)
-        self.init_nll = math.nan
+        self.init_nll, self._weights = math.nan, weights
+        if weights is not None:  # until a checkpoint of the run itself is restored
+            self.put(parameters=self._beginning())
+
+    def _beginning(self) -> dict[str, Tensor]:
+        """Return the parameters before any step: drawn from the seed, or those of the run's weights."""
+        drawn = build_model(self.spec, self.corpus.format).state_dict()
+        return drawn if self._weights is None else self._weights.state(drawn)
 
     def first_row(self) -> dict[str, Any]:
         measured = self.measure()
@@ -68,7 +77,7 @@ class Trainer(Replica, Checkpointed):
         none yet; its step. One that an interruption left is never among them, or a resumed run would go on from
         elsewhere than an undisturbed one."""
         found = self.store.first_of(self.guard.candidates())
-        parameters, state = found or (build_model(self.spec, self.corpus.format).state_dict(), {})
+        parameters, state = found or (self._beginning(), {})
         self.put(parameters=parameters, state=state.get("optimizer"))
         step = state.get("step", 0)
         self.guard.restored(step)

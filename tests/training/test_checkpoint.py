@@ -56,7 +56,7 @@ def test_code_in_a_checkpoint_is_refused_not_run(folder, tmp_path):
 
     (folder / "trainer.pt").write_bytes(pickle.dumps(Evil()))
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["sha256"]["trainer.pt"] = checkpoint._sha256(folder / "trainer.pt")
+    manifest["sha256"]["trainer.pt"] = checkpoint.sha256_of(folder / "trainer.pt")
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="no trainer state that can be read safely"):
         checkpoint.load_trainer(folder)

@@ -27,7 +27,7 @@ from stability.probes.checkpoints import corpus_of
 from stability.probes.generation.samples import Sample, has_text
 from stability.probes.pretrained.loading import load_model, load_tokenizer
 from stability.runs.directory import RunDirectory, read_json
-from stability.runs.study import StudyFolder
+from stability.runs.found import run_or_checkpoint
 from stability.training import checkpoint
 
 POSITIONS = 1024  # tokens at a time of an oracle that does not say how many it reads
@@ -153,25 +153,13 @@ def weights_sha256(folder: Path) -> str:
 
 def oracle_checkpoint(place: str) -> Path:
     """Return the checkpoint folder behind ``ckpt:…``: itself, or the last of a run, or of a study's only run."""
-    folder = Path(place).expanduser().resolve()
-    if (folder / "study.json").exists():
-        folder = _only_run(place, folder)
+    folder = run_or_checkpoint(place, f"oracle=ckpt:{place}", "an oracle is one run")
     if not (folder / "spec.json").exists():
         return folder
     found = RunDirectory.at(folder).checkpoints()
     if not found:
         raise ValueError(f"oracle=ckpt:{place}: this run has no checkpoint;\ngive one that has trained")
     return found[-1]
-
-
-def _only_run(place: str, study: Path) -> Path:
-    runs = StudyFolder(study).runs()
-    if len(runs) != 1:
-        raise ValueError(
-            f"oracle=ckpt:{place} is a study of {len(runs)} runs, and an oracle is one run;\n"
-            f"give one of them: {', '.join(f'ckpt:{run.path}' for run in runs[:3])}{', …' if len(runs) > 3 else ''}"
-        )
-    return runs[0].path
 
 
 def vocabulary_of(corpus: Corpus) -> Vocabulary | None:

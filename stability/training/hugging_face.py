@@ -1,0 +1,151 @@
+"""A GPT-2 in the files of Hugging Face as weights of this project's transformer: the same function under our names.
+
+Read are ``config.json`` and ``model.safetensors`` of a folder that ``save_pretrained`` wrote; transformers is not
+needed. GPT-2 is sa, learned positions, LayerNorm before each branch, an mlp and a tied head (Radford et al. 2019). A
+model of ours with a head of its own starts it with the embedding's matrix and no bias: the same function until the
+first step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from stability.config.run import RunSpec
+from stability.runs.directory import read_json
+
+# what comes after h.<layer>. there, and after blocks.<layer>. here
+OF_A_BLOCK = {
+    "ln_1": "mixer_norm",
+    "attn.c_attn": "mixer.qkv",
+    "attn.c_proj": "mixer.out",
+    "ln_2": "ffn_norm",
+    "mlp.c_fc": "ffn.hidden",
+    "mlp.c_proj": "ffn.out",
+}
+# whose matrix is (in, out); a Linear's is (out, in)
+CONV1D = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+# ours by the config's names; the others are called the same
+ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+MASKS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # buffers in older files
+CONFIG, MODEL = "config.json", "model.safetensors"
+
+
+def read_config(place: str) -> dict[str, Any]:
+    """Return the ``config.json`` of a folder. Errors: ``ValueError`` of one line where it holds no GPT-2."""
+    folder, word = Path(place).expanduser(), f"init=hf:{place}"
+    for name in (CONFIG, MODEL):
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"{word}: no {name} there; give a folder that save_pretrained wrote, in one safetensors file"
+            )
+    config = read_json(folder / CONFIG)
+    if config.get("model_type") != "gpt2":
+        raise ValueError(f"{word} holds a model of the type {config.get('model_type')}; gpt2 is the one that is known")
+    scaled_otherwise = config.get("scale_attn_by_inverse_layer_idx") or not config.get("scale_attn_weights", True)
+    if scaled_otherwise or config.get("add_cross_attention"):
+        raise ValueError(f"{word}: its attention is scaled otherwise than GPT-2's, or reads a second sequence")
+    return config
+
+
+def require(config: Mapping[str, Any], run: RunSpec, word: str) -> None:
+    """Raise a ``ValueError`` of two lines that says what a run must be told so that it computes what GPT-2 does, as far
+    as no tensor's shape says it."""
+    activation = str(config.get("activation_function", "gelu_new"))
+    wanted = {
+        "objective": "ar",
+        "mechanism": "sa",
+        "position": "learned",
+        "norm": "layernorm",
+        "ffn": "mlp",
+        "residual": "identity",
+        "linear": "dense",
+        "cross": "none",
+        "mechanism.sa.mask_diagonal": "false",
+        "norm.layernorm.epsilon": f"{config.get('layer_norm_epsilon', 1e-5):g}",
+        "ffn.activation": ACTIVATIONS.get(activation, activation),
+        "model.heads": str(config["n_head"]),
+        "model.loops": "1",
+    }
+    given = _told(run)
+    differing = [f"{key}={value}" for key, value in wanted.items() if given.get(key, value) != value]
+    if differing:
+        raise ValueError(
+            f"{word} is a GPT-2, and this run would compute something else with its weights;\n"
+            f"add {' '.join(differing)} (or init.partial=true, which asks for names and shapes alone)"
+        )
+
+
+def _told(run: RunSpec) -> dict[str, str]:
+    """Return what a run says of those keys that it has, as the command line writes them."""
+    axes = ("objective", "mechanism", "position", "norm", "ffn", "residual", "linear", "cross")
+    parts = {axis: getattr(run, axis) for axis in axes}
+    told = {axis: "none" if part is None else part.name for axis, part in parts.items()}
+    settings = {
+        "mechanism.sa": parts["mechanism"].settings,
+        "norm.layernorm": parts["norm"].settings,
+        "ffn": parts["ffn"].settings,
+        "model": run.model,
+    }
+    for prefix, each in settings.items():
+        for key, value in each.model_dump(mode="json").items():
+            told[f"{prefix}.{key}"] = str(value).lower() if isinstance(value, bool) else _number(value)
+    return told
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def tensors(place: str, own: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Return a GPT-2's tensors in float32 under the names of a model of ours, whose tensors' shapes are ``own``.
+
+    Rows of the table of positions beyond the model's own are left out. Errors: ``ValueError`` of one line where the
+    file is damaged or holds a tensor that no GPT-2 has.
+    """
+    file = Path(place).expanduser() / MODEL
+    try:
+        given = {name.removeprefix("transformer."): tensor.float() for name, tensor in load_file(file).items()}
+    except SafetensorError as error:
+        raise ValueError(f"init=hf:{place}: {file} cannot be read ({error})") from None
+    try:
+        found = dict(_renamed(given))
+    except LookupError as error:
+        raise ValueError(f"init=hf:{place}: {error.args[0]} is no tensor of a GPT-2") from None
+    if (rows := own.get("embedding.positions_ND")) is not None and "embedding.positions_ND" in found:
+        found["embedding.positions_ND"] = found["embedding.positions_ND"][: rows[0]].contiguous()
+    if "head.weight" in own and "head.weight" not in found:
+        found["head.weight"] = found["embedding.embedding.weight"].clone()
+    if "head.bias" in own:
+        found["head.bias"] = torch.zeros(len(found["embedding.embedding.weight"]))
+    return found
+
+
+def _renamed(given: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor under our name, matrices as a Linear holds them; neither a head that is the embedding's matrix
+    nor masks. ``LookupError`` holds the name of one that no GPT-2 has."""
+    whole = {"wte.weight": "embedding.embedding.weight", "wpe.weight": "embedding.positions_ND"}
+    whole |= {"ln_f.weight": "final_norm.weight", "ln_f.bias": "final_norm.bias"}
+    is_tied = "lm_head.weight" not in given or torch.equal(given["lm_head.weight"], given["wte.weight"])
+    for name, tensor in given.items():
+        if name in whole:
+            yield whole[name], tensor
+        elif name == "lm_head.weight":
+            if not is_tied:
+                yield "head.weight", tensor
+        elif not MASKS.fullmatch(name):
+            match = re.fullmatch(r"h\.(\d+)\.(.+)\.(weight|bias)", name)
+            if match is None or match[2] not in OF_A_BLOCK:
+                raise LookupError(name)
+            is_transposed = match[2] in CONV1D and match[3] == "weight"
+            yield (
+                f"blocks.{match[1]}.{OF_A_BLOCK[match[2]]}.{match[3]}",
+                tensor.T.contiguous() if is_transposed else tensor,
+            )

@@ -1,0 +1,216 @@
+"""Weights that a run starts from: found in a finished run, kept beside the prepared data under their sha256, and
+matched with the tensors of the model that takes them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from stability.config.training import WeightsSpec
+from stability.runs.directory import RunDirectory, fsync, step_of
+from stability.runs.found import run_or_checkpoint
+from stability.runs.leftovers import remove_abandoned, temporary
+from stability.runs.phases import TERMINAL, phases
+from stability.training import hugging_face
+from stability.training.checkpoint import MODEL, sha256_of, verified_manifest
+
+Shapes = Mapping[str, tuple[int, ...]]
+SHOWN = 3  # tensors of a kind that a message names
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The tensors of a file and of a model, by name in the model's order: ``taken`` where both have one of the same
+    shape, ``missing`` in the file, ``unread`` by the model, ``reshaped`` where the two have other shapes."""
+
+    taken: tuple[str, ...]
+    missing: tuple[str, ...]
+    unread: tuple[str, ...]
+    reshaped: tuple[str, ...]
+    given: Shapes
+    own: Shapes
+
+    @classmethod
+    def of(cls, given: Shapes, own: Shapes) -> Fit:
+        """Return how the tensors of a file (``given``) and of a model (``own``) match."""
+        both = [name for name in own if name in given]
+        return cls(
+            taken=tuple(name for name in both if own[name] == given[name]),
+            missing=tuple(name for name in own if name not in given),
+            unread=tuple(name for name in given if name not in own),
+            reshaped=tuple(name for name in both if own[name] != given[name]),
+            given=given,
+            own=own,
+        )
+
+    @property
+    def fresh(self) -> tuple[str, ...]:
+        """The model's tensors that are initialised as without weights, in the model's order."""
+        return tuple(name for name in self.own if name not in self.taken)
+
+    def require(self, spec: WeightsSpec, whose: str = "the model") -> None:
+        """Raise a ``ValueError`` of two lines that names the first tensors that differ, unless those that match are
+        enough."""
+        if not (self.missing or self.unread or self.reshaped) or (spec.partial and self.taken):
+            return
+        if spec.partial:
+            raise ValueError(
+                f"init={spec.source} init.partial=true: none of its {len(self.given)} tensors has the name and the "
+                f"shape of one of {whose}"
+            )
+        reshaped = [f"{name} ({_shape(self.given[name])}, here {_shape(self.own[name])})" for name in self.reshaped]
+        parts = {"missing": self.missing, "unexpected": self.unread, "of another shape": reshaped}
+        told = "; ".join(f"{kind}: {_first(names)}" for kind, names in parts.items() if names)
+        raise ValueError(
+            f"init={spec.source} does not fit {whose}: {told}\nall tensors must match by name and shape; "
+            "init.partial=true takes those that do, and initialises the others as without init"
+        )
+
+    def described(self) -> str:
+        """Say in a few words which tensors are taken, which are initialised anew, and which are not read."""
+        if not self.fresh:
+            told = f"all {len(self.own)} tensors"
+        else:
+            told = f"{len(self.taken)} of {len(self.own)} tensors; initialised anew: {_first(self.fresh)}"
+        return told + (f"; not read: {_first(self.unread)}" if self.unread else "")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A file of weights that is what its spec says (``spec.sha256``)."""
+
+    spec: WeightsSpec
+    file: Path
+
+    @classmethod
+    def found(cls, asked: WeightsSpec, own: Shapes, scratch: Path) -> Weights:
+        """Return the weights that a sweep's ``init`` names, with their sha256 and what tables call them filled in.
+
+        ``own``: the tensors of a model that is to take them; ``scratch``: a folder that stays while they are looked at,
+        for those of another format. Errors: ``ValueError`` of one or two lines where the folder holds neither a
+        finished run nor an intact checkpoint nor a GPT-2, or the weights are others than it asks for.
+        """
+        if asked.source.startswith("hf:"):
+            file = scratch / MODEL
+            save_file(hugging_face.tensors(asked.place, own), file)
+            folder = Path(asked.place).expanduser().resolve()
+            return cls._known(asked, f"hf:{folder}", folder.name, sha256_of(file), file)
+        folder = _checkpoint(asked)
+        try:
+            manifest = verified_manifest(folder)
+        except ValueError as error:
+            raise ValueError(f"init={asked.source}: {error}") from None
+        run = folder.parent.parent
+        name = run.name if (run / "spec.json").exists() else folder.name
+        label = f"{name} at step {manifest['step']}"
+        return cls._known(asked, f"ckpt:{folder}", label, manifest["sha256"][MODEL], folder / MODEL)
+
+    @classmethod
+    def _known(cls, asked: WeightsSpec, source: str, label: str, sha256: str, file: Path) -> Weights:
+        """Return the weights of a file with what is known of them now. ``ValueError`` where others were asked for."""
+        if asked.sha256 not in (None, sha256):
+            raise ValueError(
+                f"init={asked.source}: its weights have the sha256 {sha256}, and init.sha256 asks for\n{asked.sha256}"
+            )
+        known = {"source": source, "sha256": sha256, "label": asked.label or label}
+        return cls(asked.model_copy(update=known), file)
+
+    @classmethod
+    def kept(cls, spec: WeightsSpec, cache_dir: Path) -> Weights:
+        """Return the weights of a run, from where its sweep kept them. ``ValueError`` of one line where they are gone
+        or altered."""
+        file = _place(spec, cache_dir)
+        again = "the sweep's command keeps them there again, as long as it finds their run"
+        if not file.is_file():
+            raise ValueError(f"{file}, the weights that this run starts from ({spec.label}), is gone; {again}")
+        if sha256_of(file) != spec.sha256:
+            raise ValueError(f"{file}, the weights that this run starts from ({spec.label}), was altered; {again}")
+        return cls(spec, file)
+
+    def keep(self, cache_dir: Path) -> Weights:
+        """Copy the weights to where runs look for them, unless they lie there intact: whole or not at all."""
+        target = _place(self.spec, cache_dir)
+        if not target.is_file() or sha256_of(target) != self.spec.sha256:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(target.parent)
+            aside = temporary(target)
+            try:
+                shutil.copyfile(self.file, aside)
+                fsync(aside)
+                if sha256_of(aside) != self.spec.sha256:
+                    raise RuntimeError(f"{self.file} changed while it was copied; run again when nothing writes there")
+                aside.replace(target)
+            finally:
+                aside.unlink(missing_ok=True)
+            fsync(target.parent)
+        return Weights(self.spec, target)
+
+    def fit(self, own: Shapes) -> Fit:
+        """Return how these weights match a model's tensors."""
+        with safe_open(self.file, framework="pt") as file:
+            given = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 no mapping
+        return Fit.of(given, own)
+
+    def state(self, drawn: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what a model starts with: its tensors as they were ``drawn`` from its seed, those that match taken
+        from these weights instead. Errors: as `Fit.require`."""
+        fit = self.fit({name: tuple(tensor.shape) for name, tensor in drawn.items()})
+        fit.require(self.spec)
+        given = load_file(self.file)
+        return drawn | {name: given[name] for name in fit.taken}
+
+    def account(self, own: Shapes) -> dict[str, Any]:
+        """Return for a run's provenance whose weights they are, and which of the model's tensors are not theirs."""
+        fit = self.fit(own)
+        where = {"from": self.spec.source, "label": self.spec.label, "sha256": self.spec.sha256}
+        return {**where, "num_taken": len(fit.taken), "initialised": list(fit.fresh), "not_read": list(fit.unread)}
+
+
+def described(spec: WeightsSpec, fits: Mapping[str, Fit]) -> str:
+    """Return what a sweep says of its runs' weights: whose they are, then a line for each way in which kinds of runs
+    (the names of ``fits``) take them."""
+    kinds: dict[str, list[str]] = {}
+    for kind, fit in fits.items():
+        kinds.setdefault(fit.described(), []).append(kind)
+    lines = [f"init: every run starts from the weights of {spec.label} (sha256 {str(spec.sha256)[:12]})"]
+    for told, whose in kinds.items():
+        lines.append(f"  {told}" + (f" ({', '.join(whose)})" if len(kinds) > 1 else ""))
+    return "\n".join(lines)
+
+
+def _place(spec: WeightsSpec, cache_dir: Path) -> Path:
+    return cache_dir / "weights" / f"{spec.sha256}.safetensors"
+
+
+def _checkpoint(asked: WeightsSpec) -> Path:
+    """Return the folder of the checkpoint that a source names: of a run its last planned step's."""
+    word = f"init={asked.source}"
+    folder = run_or_checkpoint(asked.place, word, "a run starts from one run's weights")
+    if not (folder / "spec.json").exists():
+        return folder
+    directory = RunDirectory.at(folder)
+    if (terminal := phases(directory, TERMINAL).get(TERMINAL)) is not None:
+        return terminal
+    status, left = directory.status(), directory.checkpoints()
+    remedy = (
+        f"name the checkpoint that is meant, e.g. init=ckpt:{left[-1]} (step {step_of(left[-1])})"
+        if left
+        else "it left no checkpoint; name a run that has ended"
+    )
+    raise ValueError(f"{word}: this run is {status['state']} and has not come to its last step;\n{remedy}")
+
+
+def _first(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) or "a number"
