@@ -79,7 +79,7 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--launchers", nargs="+", default=["serial", "ray", "tune"])
+    parser.add_argument("--launchers", nargs="+", default=["serial", "ray"])
     parser.add_argument("--runs", type=int, default=24, help="a multiple of 4 and of twice the workers")
     parser.add_argument("--seconds", type=float, default=5.0, help="of training each")
     parser.add_argument("--repeats", type=int, default=3, help="of it all; the median ratio counts")

@@ -57,7 +57,7 @@ def words(folder: Path, pool: str, num_runs: int, steps: int, launcher: str = "r
         "hessian=false",
         "report=false",
         f"launcher={launcher}",
-        *(["cpus_per_trial=1"] if launcher in ("ray", "tune") else []),
+        *(["cpus_per_trial=1"] if launcher == "ray" else []),
     ]
 
 

@@ -13,7 +13,6 @@ from stability.cli.compose import composed
 from stability.cli.entry import check_writable, run_entry
 from stability.cli.publish import publish
 from stability.cli.words import Invocation
-from stability.config.launchers import ON_RAY
 from stability.config.parse import parse
 from stability.config.sweep import SweepSpec
 from stability.registry import Registry
@@ -43,7 +42,7 @@ Without arguments: the preset quickstart. The same command again trains only wha
                                        attentionx_vit, attentionx_gpt, attentionx_vit_mini, attentionx_gpt_mini, protein_mini, protein_35m, _133m, _320m
                                        a preset; what it sets of data, objective, … applies while you choose no other data=, objective=, …
   data=protein data.path=STRUCTURES    objective=multitrack objective.tokenizer=ID cross=auto; objective.sources=[sequence] objective.contexts=[ss,sasa]
-  name=NAME runs_dir=DIR               launcher=ray | tune | serial | slurm logger=files | wandb
+  name=NAME runs_dir=DIR               launcher=ray | serial | slurm logger=files | wandb
   hessian=false                        leave α_max out                      dry_run=true            print plan and cost only
   generate.num=32                      samples of each run                  generate.oracle=ckpt:FOLDER | hf:NAME   who scores them
   curvature.phase=all                  earliest and last checkpoints, too   device=auto | cpu | cuda
@@ -67,7 +66,7 @@ def ray_begun_early(values: dict[str, Any]) -> AbstractContextManager[None]:
     """Start Ray on this machine while torch is imported, where as far as the study's folder tells it will be needed.
     ``values``: a sweep's, which are not validated yet."""
     num_threads, settings = values.get("threads"), values.get("ray")
-    is_plan = values.get("launcher") not in ON_RAY or values.get("dry_run")
+    is_plan = values.get("launcher") != "ray" or values.get("dry_run")
     if is_plan or not isinstance(num_threads, int) or not isinstance(settings, dict):
         return nullcontext()
     if settings.get("address") is not None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from stability.config.launchers import ON_RAY
 from stability.config.search import AshaSpec
 from stability.config.sweep import SweepSpec
 from stability.runs.leftovers import remove_abandoned
@@ -27,7 +26,7 @@ from sweeps.view.board import print_line
 from sweeps.view.live import LiveView
 
 if TYPE_CHECKING:
-    from sweeps.launchers.tune.asha import Asha
+    from sweeps.launchers.ray.asha import Asha
 
 STOPPING = "stopping: the steps under way end and are saved; Ctrl-C again stops at once"
 HINT = "interrupted: run the same command again, it goes on where this one stopped"
@@ -97,7 +96,7 @@ def run(
     if pending:
         ids = {trial.run_id for trial in missing}
         ended = [*earlier, *(trial for trial in unique if trial.run_id not in ids)]
-        opening = "starting Ray's workers" if spec.launcher in ON_RAY else ""
+        opening = "starting Ray's workers" if spec.launcher == "ray" else ""
         view = LiveView(
             pending,
             num_skipped=num_skipped,
@@ -156,7 +155,7 @@ def _work(
 def require(spec: SweepSpec) -> None:
     """Raise a ``RuntimeError`` where a trial of the sweep finds no room on this machine, or no Ray cluster answers at
     ``ray.address``."""
-    if spec.launcher in ON_RAY:
+    if spec.launcher == "ray":
         from sweeps.launchers.ray import cluster
         from sweeps.launchers.ray.share import Share
 
@@ -190,21 +189,23 @@ def _launcher(spec: SweepSpec, say: Callable[[str], None], everything: Sequence[
         from sweeps.launchers.slurm import launcher as slurm_launcher
 
         return partial(slurm_launcher.launch, slurm=spec.slurm, folder=_folder(spec), say=say)
-    how = {"cpus_per_trial": cpus_per_trial(spec), "gpus_per_trial": spec.gpus_per_trial, "say": say}
-    how |= {"address": spec.ray.address, "node_retries": spec.ray.node_retries}
-    if spec.launcher == "tune":
-        from sweeps.launchers.tune import launcher as tune_launcher
-
-        scheduler = partial(_asha, spec, everything) if isinstance(spec.search, AshaSpec) else None
-        return partial(tune_launcher.launch, folder=_folder(spec), scheduler=scheduler, **how)
     from sweeps.launchers.ray import launcher as ray_launcher
 
-    return partial(ray_launcher.launch, **how)
+    return partial(
+        ray_launcher.launch,
+        folder=_folder(spec),
+        cpus_per_trial=cpus_per_trial(spec),
+        gpus_per_trial=spec.gpus_per_trial,
+        address=spec.ray.address,
+        node_retries=spec.ray.node_retries,
+        scheduler=partial(_asha, spec, everything) if isinstance(spec.search, AshaSpec) else None,
+        say=say,
+    )
 
 
 def _asha(spec: SweepSpec, everything: Sequence[Trial]) -> Asha:
     """Return the scheduler of `search=asha`, which starts from what the ledger holds of the sweep."""
-    from sweeps.launchers.tune.asha import Asha
+    from sweeps.launchers.ray.asha import Asha
 
     assert isinstance(spec.search, AshaSpec)
     return Asha(everything, spec.search.rungs(spec.steps, spec.evaluation.every_steps), spec.search.reduction)

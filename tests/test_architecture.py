@@ -214,7 +214,6 @@ def test_every_choice_of_every_group_composes_and_parses():
                 "hf": ["data.dataset=a/b"],
                 "values": ["lr.values=[1e-3]"],
                 "ar": ["mechanism=sa"],
-                "asha": ["launcher=tune"],
                 "classify": ["data=images"],
                 "images": ["objective=classify"],
                 "multitrack": ["data=protein", "cross=auto", "objective.sources=[sequence]"],

@@ -66,11 +66,8 @@ def check_devices(devices: int, batch: int, parts: int, gpus: int) -> None:
         raise ValueError(f"slurm.gpus={gpus} must be at least devices_per_trial={devices}, or 0 for CPUs")
 
 
-ON_RAY = ("ray", "tune")  # launchers that stand on Ray
-
-
 class RaySpec(Settings):
-    """`launcher=ray` and `launcher=tune`."""
+    """The settings of `launcher=ray`."""
 
     address: str | None = Field(
         default=None,
@@ -80,8 +77,8 @@ class RaySpec(Settings):
     node_retries: int = Field(
         default=2,
         ge=0,
-        description="how often a run goes on on another node after its own has died (tune: after its worker has), "
-        "before it is failed",
+        description="how often a run goes on, on another node or in another process, after its own has died, before it "
+        "is failed",
     )
 
     @field_validator("address")
@@ -157,23 +154,12 @@ def check_launcher(
             for name in fields
             if getattr(settings, name) != fields[name].default
         ]
-        if given and launcher != owner and not (owner == "ray" and launcher in ON_RAY):
+        if given and launcher != owner:
             raise ValueError(
                 f"{given[0]} is read by launcher={owner} only, and this is launcher={launcher}; add "
                 f"launcher={owner}, or leave it out"
             )
-    if launcher in ON_RAY:
-        ray = own["ray"]
-        assert isinstance(ray, RaySpec)
-        if (
-            launcher == "ray"
-            and ray.address is None
-            and ray.node_retries != RaySpec.model_fields["node_retries"].default
-        ):
-            raise ValueError(
-                f"ray.node_retries={ray.node_retries} is about the nodes of a cluster; give ray.address=auto, or "
-                "leave it out"
-            )
+    if launcher == "ray":
         return
     instead = {"slurm": "give slurm.{0}s=…", "serial": "add launcher=ray"}[launcher]
     for name, value, default in (("cpu", cpus_per_trial, None), ("gpu", gpus_per_trial, "auto")):

@@ -223,9 +223,9 @@ def check_search(search: AnySearch, launcher: str, schedule: str, rates: int) ->
         )
     if not isinstance(search, SearchSpec) and rates < 2:
         raise ValueError(f"search={search.name} compares learning rates, and there is one; give several: lr=range")
-    if isinstance(search, AshaSpec) and launcher != "tune":
+    if isinstance(search, AshaSpec) and launcher != "ray":
         raise ValueError(
-            f"search=asha is Ray Tune's, and this is launcher={launcher}; add launcher=tune, or take "
+            f"search=asha is Ray Tune's, and this is launcher={launcher}; add launcher=ray, or take "
             f"halving.reduction={search.reduction}, which any launcher runs"
         )
     if isinstance(search, PbtSpec) and schedule != "constant":

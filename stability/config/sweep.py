@@ -72,16 +72,16 @@ class SweepSpec(AbstractRecipe):
     )
     name: str = Field(pattern=STUDY_NAME, max_length=100, description="the study's name, a folder under runs/studies")
     runs_dir: Annotated[str, Place()] = Field(min_length=1, description="folder of the pool of runs")
-    launcher: Literal["serial", "ray", "tune", "slurm"] = Field(description="what the runs are handed to")
+    launcher: Literal["serial", "ray", "slurm"] = Field(description="what the runs are handed to")
     retry: Literal["failed", "none"] = Field(
         default="failed", description="failed: the same command tries failed runs again; none: leaves them"
     )
     cpus_per_trial: float | None = Field(
-        default=None, gt=0, description="CPUs that one trial holds (ray, tune); null: as many as it has threads"
+        default=None, gt=0, description="CPUs that one trial holds (ray); null: as many as it has threads"
     )
     gpus_per_trial: GpuShare = Field(
         default="auto",
-        description="share of a GPU that one trial holds (ray, tune); auto: as many as fit, by their measured memory",
+        description="share of a GPU that one trial holds (ray); auto: as many as fit, by their measured memory",
     )
     devices_per_trial: int = Field(
         default=1,
@@ -92,7 +92,7 @@ class SweepSpec(AbstractRecipe):
         default=False,
         description="whether they share its parameters and its batch instead; the same run up to rounding",
     )
-    ray: RaySpec = Field(default=RaySpec(), description="launcher=ray, launcher=tune")
+    ray: RaySpec = Field(default=RaySpec(), description="launcher=ray")
     slurm: SlurmSpec = Field(default=SlurmSpec(), description="launcher=slurm")
     logger: Literal["files", "wandb"] = Field(description="where metrics go beside the run's files")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: cuda where there is one")

@@ -1,6 +1,6 @@
 """`search=asha`: a grid of which Ray Tune stops runs early; what was stopped, and why, from the ledger.
 
-The decisions are `sweeps.launchers.tune.asha`'s, as the runs come by; a run that was stopped says so in its status and
+The decisions are `sweeps.launchers.ray.asha`'s, as the runs come by; a run that was stopped says so in its status and
 counts as ended for this search. Any other sweep goes on with it.
 """
 

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from stability.config.launchers import ON_RAY
 from stability.config.search import AshaSpec, PbtSpec
 from stability.config.sweep import SweepSpec
 from sweeps import launch
@@ -143,7 +142,7 @@ def run_rounds(
 
 
 def _cluster(spec: SweepSpec) -> AbstractContextManager[Any]:
-    if spec.launcher not in ON_RAY:
+    if spec.launcher != "ray":
         return nullcontext(True)
     from sweeps.launchers.ray.cluster import cluster
 

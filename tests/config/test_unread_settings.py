@@ -51,10 +51,6 @@ NONE_READS = "read by launcher={} only, and this is launcher={}; "
             "cpus_per_trial=1 is " + NONE_READS.format("ray", "slurm") + "give slurm.cpus=…, or leave it out",
         ),
         (
-            ["ray.node_retries=3"],
-            "ray.node_retries=3 is about the nodes of a cluster; give ray.address=auto, or leave it out",
-        ),
-        (
             ["halving.first_step=10"],
             "halving.first_step=10 is the first rung of halving.reduction=…, which is null; add halving.reduction=3",
         ),
@@ -70,6 +66,7 @@ def test_what_the_chosen_launcher_does_not_read_is_refused_in_a_line(words, mess
     "words",
     [
         [],
+        ["ray.node_retries=3"],
         ["launcher=serial", "devices_per_trial=2", "microbatch=1"],
         [
             "ray.address=auto",

@@ -4,8 +4,9 @@ each launcher; one table.
 Each drill starts the sweep's command on small real runs, strikes once two of them are in the middle, and waits. The
 table says after how many seconds the command had ended and with which exit code and last words, how many of its
 processes lived on ten seconds later, how many times the same command was needed until every run was done, and whether
-every ``metrics.jsonl`` is byte for byte that of ``launcher=serial`` left in peace. Linux; ``disk`` mounts a small file
-system and needs root.
+every ``metrics.jsonl`` is byte for byte that of ``launcher=serial`` left in peace. ``gcs_joined`` kills the head of a
+cluster that the sweep has joined; the command is then repeated without it. Linux; ``disk`` mounts a small file system
+and needs root.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stability.runs.directory import RunDirectory
@@ -45,14 +47,33 @@ class Sweep:
     words: list[str]
     pool: Path
     process: subprocess.Popen[bytes] | None = None
+    of_cluster: list[int] = field(default_factory=list)
 
-    def start(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: str(self.folder)}
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", MARK: str(self.folder)}
+
+    def start(self, *more: str) -> None:
         self.log = (self.folder / "log.txt").open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "stability.sweep", *self.words],
-            env=environment, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
+            [sys.executable, "-W", "ignore", "-m", "stability.sweep", *self.words, *more],
+            env=self.environment, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
+
+    def cluster(self) -> str:
+        """Start a Ray cluster of this machine and return the word by which a sweep joins it."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        host, _, port = address.partition(":")
+        scratch = Path(tempfile.mkdtemp(prefix="drill-ray-", dir="/tmp"))
+        subprocess.run(
+            [Path(sys.executable).with_name("ray"), "start", "--head", f"--node-ip-address={host}", f"--port={port}",
+             "--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={scratch}"],
+            env=self.environment | {"RAY_AUTH_MODE": "disabled"}, check=True, capture_output=True,
+        )  # fmt: skip
+        self.of_cluster = self.processes()
+        return f"ray.address={address}"
 
     def wait(self, timeout_s: float) -> int | None:
         assert self.process is not None
@@ -145,7 +166,7 @@ def disk(sweep: Sweep) -> None:
 
 DRILLS: dict[str, Callable[[Sweep], None]] = {
     "ctrl_c": ctrl_c, "ctrl_c_twice": ctrl_c_twice, "driver": driver, "worker": worker, "workers": workers,
-    "gcs": gcs, "raylet": raylet, "head": head, "disk": disk,
+    "gcs": gcs, "gcs_joined": gcs, "raylet": raylet, "head": head, "disk": disk,
 }  # fmt: skip
 
 
@@ -171,7 +192,8 @@ def run(name: str, launcher: str, options: argparse.Namespace, folder: Path, cal
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(pool)], check=True)
     sweep = Sweep(own, words(folder, pool, launcher, options.runs, options.steps), pool)
     try:
-        return {"launcher": launcher, "drill": name, **_struck(sweep, DRILLS[name], options.patience, calm)}
+        more = [sweep.cluster()] if name == "gcs_joined" else []
+        return {"launcher": launcher, "drill": name, **_struck(sweep, DRILLS[name], options.patience, calm, more)}
     finally:
         for pid in sweep.processes():
             with suppress(ProcessLookupError):
@@ -180,8 +202,10 @@ def run(name: str, launcher: str, options: argparse.Namespace, folder: Path, cal
             subprocess.run(["umount", "-l", str(pool)], check=False)
 
 
-def _struck(sweep: Sweep, strike: Callable[[Sweep], None], patience_s: float, calm: dict[str, bytes]) -> dict[str, str]:
-    sweep.start()
+def _struck(
+    sweep: Sweep, strike: Callable[[Sweep], None], patience_s: float, calm: dict[str, bytes], more: Sequence[str]
+) -> dict[str, str]:
+    sweep.start(*more)
     deadline = time.monotonic() + 120
     while len(sweep.working(10)) < 2 and time.monotonic() < deadline and sweep.wait(0.1) is None:
         pass
@@ -194,6 +218,9 @@ def _struck(sweep: Sweep, strike: Callable[[Sweep], None], patience_s: float, ca
     if code is None:
         driver(sweep)
         sweep.wait(10)
+    for pid in sweep.of_cluster:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + ORPHANS_S
     while sweep.processes() and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -217,7 +244,7 @@ def metrics(pool: Path) -> dict[str, bytes]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--launchers", nargs="+", default=["ray", "tune"])
+    parser.add_argument("--launchers", nargs="+", default=["ray"])
     parser.add_argument("--drills", nargs="+", choices=DRILLS, default=list(DRILLS))
     parser.add_argument("--runs", type=int, default=6, help="an even number")
     parser.add_argument("--steps", type=int, default=300)

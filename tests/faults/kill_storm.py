@@ -36,7 +36,7 @@ ORPHANS_S = 60.0
 MOST_LAUNCHES = 5  # without a kill; one suffices, but for failed runs
 # between kills, in shares of the undisturbed sweep, so that some runs finish among those that are killed, go back to a
 # checkpoint, or fail
-PAUSES = {"driver": 2.5, "worker": 3.5}
+PAUSES = {"driver": 2.5, "worker": 1.5}
 STARTUP_SHARE = 0.2  # of the kills at random times: while the driver is starting
 
 
@@ -262,7 +262,7 @@ class Storm:
                 self._fault(f"{other.run_id} is {states[1]}, undisturbed {states[0]}")
         pool = Path(trials[0].pool)
         own = [
-            path for path in pool.rglob(".*") if "tune" not in path.relative_to(pool).parts
+            path for path in pool.rglob(".*") if "ray" not in path.relative_to(pool).parts
         ]  # Tune's files are its own
         if hidden := [str(path.relative_to(pool)) for path in own]:
             self._fault(f"left behind: {', '.join(hidden[:5])}")
@@ -317,7 +317,7 @@ def _of_storm(folder: Path, sessions: set[int]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--launcher", choices=["serial", "ray", "tune"], default="ray")
+    parser.add_argument("--launcher", choices=["serial", "ray"], default="ray")
     parser.add_argument(
         "--victim", choices=["driver", "worker"], default="driver", help="worker: not with --launcher serial"
     )

@@ -3,6 +3,8 @@ Ray's workers find them."""
 
 from __future__ import annotations
 
+import errno
+import importlib
 import json
 import math
 import os
@@ -13,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from stability.runs.directory import RunDirectory
+from stability.runs.processes import Process
+from sweeps.environment import environment, of_driver
 from sweeps.trial import Trial, run_trial
 
 
@@ -27,6 +31,20 @@ def make_trial(
     }
     spec = {**parts, "lr_peak": 0.01, "seed": index, "steps": steps, "threads": 1, **more}
     return Trial(run_id=f"{index:012x}", spec=spec, pool=str(pool), curvature=curvature, device="cpu", wandb=None)
+
+
+def imported(name: str) -> Any:
+    """A module that imports Ray, which reads its environment only then: set as the launcher sets it."""
+    with environment(of_driver()):
+        return importlib.import_module(name)
+
+
+def worker(trial: Trial, run: Any, folder: Path, driver: Process) -> Any:
+    """The actor of `launcher=ray` without Ray, about to work on a trial."""
+    trainable = imported("sweeps.launchers.ray.trainable")
+    made = object.__new__(trainable.RunTrainable)
+    made.setup({"run": {"id": trial.run_id}}, trainable.Job({trial.run_id: trial}, run, str(folder), driver))
+    return made
 
 
 def run_fake(trial: Trial, *, step_s: float = 0.0, verdict: str = "stable") -> Iterator[None]:
@@ -118,6 +136,29 @@ def run_and_die_once(trial: Trial) -> Iterator[None]:
             saved.write_text("2")
             os.kill(os.getpid(), signal.SIGKILL)
         yield
+
+
+def run_on_a_full_disk(trial: Trial) -> Iterator[None]:
+    """Seed 1 raises after a step, as `run_trial` does where it cannot even write the failure down; the others run."""
+    steps = run_counted(trial)
+    for count, _ in enumerate(steps):
+        yield
+        if trial.spec["seed"] == 1 and count == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+class Unknown:
+    """A `RunTrial` that no worker can read, as where a node has another version of the code."""
+
+    def __call__(self, trial: Trial) -> Iterator[None]:
+        yield
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _missing, ()
+
+
+def _missing() -> None:
+    raise AttributeError("only another version has it")
 
 
 def run_valley(trial: Trial) -> Iterator[None]:

@@ -109,5 +109,5 @@ def test_what_does_not_go_with_it_is_refused(tmp_path, words, text):
 
 
 def test_asha_asks_for_tune(tmp_path):
-    with pytest.raises(ValueError, match="search=asha is Ray Tune's, and this is launcher=serial; add launcher=tune"):
+    with pytest.raises(ValueError, match="search=asha is Ray Tune's, and this is launcher=serial; add launcher=ray"):
         Sweep(tmp_path, "search=asha", "lr=range")

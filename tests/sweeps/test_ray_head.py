@@ -100,13 +100,14 @@ def test_a_sweep_whose_ray_is_killed_ends_with_a_word_and_goes_on_later(tmp_path
             found.process.send_signal(signal.SIGKILL)
             found.process.wait()
 
+    folder = tmp_path / "studies/study/ray"
     with Interrupt() as interrupt, pytest.raises(RuntimeError, match="was ended from outside"):
-        ray_launcher.launch(trials, on_tick=kill_once, interrupt=interrupt, run=fakes.run_slowly)
+        ray_launcher.launch(trials, on_tick=kill_once, interrupt=interrupt, run=fakes.run_slowly, folder=folder)
     assert not ray_cluster._session
     while any(trial.lock.owner() for trial in trials):
         time.sleep(0.1)
     with Interrupt() as interrupt:
-        ray_launcher.launch(trials, on_tick=lambda: None, interrupt=interrupt, run=fakes.run_fake)
+        ray_launcher.launch(trials, on_tick=lambda: None, interrupt=interrupt, run=fakes.run_fake, folder=folder)
     assert [trial.directory.status()["state"] for trial in trials] == ["stable"] * 2
 
 

@@ -1,5 +1,6 @@
 """The Ray launcher, on one small cluster for all tests of this file."""
 
+import errno
 import io
 import json
 import os
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from rich.console import Console
 from torch.func import functional_call
 
 from stability.curvature import AlphaMaxMonitor, parallel_directional
+from stability.runs.processes import Process
 from sweeps import launch as launching
 from sweeps.interrupt import Interrupt
 from sweeps.launchers import serial as serial_launcher
@@ -41,8 +43,9 @@ def cluster():
 
 
 def launch(trials, on_tick=lambda: None, **more):
+    folder = Path(trials[0].pool) / "studies/study/ray"
     with Interrupt() as interrupt:
-        ray_launcher.launch(trials, on_tick=on_tick, interrupt=interrupt, **more)
+        ray_launcher.launch(trials, on_tick=on_tick, interrupt=interrupt, folder=folder, **more)
     return interrupt
 
 
@@ -56,7 +59,7 @@ def worker_of(trial):
 
 def test_a_dead_worker_fails_its_own_trial_only(cluster, tmp_path, capfd):
     trials = [fakes.make_trial(tmp_path, index) for index in range(6)]
-    assert not launch(trials, run=fakes.run_and_die).requested
+    assert not launch(trials, run=fakes.run_and_die, node_retries=0).requested
     assert states(trials) == ["stable", "failed", *["stable"] * 4]
     status = trials[1].directory.status()
     assert (status["step"], status["num_steps"]) == (2, 4)
@@ -69,6 +72,52 @@ def test_a_dead_worker_fails_its_own_trial_only(cluster, tmp_path, capfd):
     assert {worker["cwd"] for worker in workers} == {str(Path.cwd())}
     printed = capfd.readouterr()
     assert printed.out + printed.err == ""
+
+
+def test_a_run_whose_worker_dies_goes_on_in_another_where_it_stopped(cluster, tmp_path):
+    trials, said = [fakes.make_trial(tmp_path, index, steps=6) for index in range(5)], []
+    launch(trials, run=fakes.run_and_die_once, say=said.append)
+    assert states(trials) == ["stable"] * 5
+    begun = (trials[1].directory.path / "begun.txt").read_text().split()
+    assert len(begun) == len(set(begun)) == 2  # another process went on …
+    steps = [json.loads(line)["step"] for line in trials[1].directory.metrics_file.read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 5, 6]  # … where the first had stopped
+    assert said == ["a worker process died under sa lr=0.01 seed=1 (000000000001), which goes on in another"]
+
+
+@pytest.mark.parametrize("where", ["the worker", "the driver, too"])
+def test_an_error_that_cannot_be_written_down_is_not_tried_again(cluster, tmp_path, monkeypatch, where):
+    trials = [fakes.make_trial(tmp_path, index) for index in range(3)]
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if where == "the worker":
+        launch(trials, run=fakes.run_on_a_full_disk)
+        assert states(trials) == ["stable", "failed", "stable"]
+        assert trials[1].directory.status()["reason"] == "OSError: [Errno 28] No space left on device"
+        assert "in run_on_a_full_disk" in trials[1].directory.traceback_file.read_text()
+    else:
+        monkeypatch.setattr(fakes.imported("sweeps.launchers.ray.board"), "mark_failed", full)
+        with pytest.raises(OSError, match="No space left on device"):
+            launch(trials, run=fakes.run_on_a_full_disk)
+    assert len((trials[1].directory.path / "begun.txt").read_text().split()) == 1
+
+
+def test_workers_that_cannot_start_end_the_sweep_with_a_word_and_fail_no_run(cluster, tmp_path):
+    trials = [fakes.make_trial(tmp_path, index) for index in range(3)]
+    with pytest.raises(
+        RuntimeError, match="^no worker starts on a node of the Ray cluster: .*: only another version has it$"
+    ):
+        launch(trials, run=fakes.Unknown())
+    assert states(trials) == ["queued"] * 3
+
+
+def test_a_worker_that_does_not_see_the_runs_folder_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(fakes.imported("sweeps.launchers.ray.trainable"), "ARRIVAL_S", 0.1)
+    folder = tmp_path / "elsewhere"
+    with pytest.raises(RuntimeError, match=f"^node .* does not see {folder}; every node must see it under the same"):
+        fakes.worker(fakes.make_trial(tmp_path), fakes.run_fake, folder, Process.current())
 
 
 def test_an_interrupt_saves_what_runs_and_starts_nothing_more(cluster, tmp_path):
@@ -118,6 +167,27 @@ def test_every_launcher_leaves_the_same_ledger_byte_for_byte(cluster, serial_led
     assert len(owners) == 2 and os.getpid() not in owners
 
 
+def tables(folder):
+    """The last row of each of Tune's own tables, by the run's id."""
+    return {path.parent.name: json.loads(path.open().readlines()[-1]) for path in folder.glob("*/*/result.json")}
+
+
+def test_what_is_finished_is_not_handed_to_tune_and_tunes_own_tables_say_what_the_ledger_does(
+    cluster, serial_ledger, tmp_path
+):
+    spec, serial = make_sweep(serial_ledger[0], "lr=1e-2", pool="serial")
+    spec, trials = make_sweep(tmp_path, "lr=1e-2", "launcher=ray", "name=study")
+    shutil.copytree(serial[0].directory.path, trials[0].directory.path)
+    before = trials[0].directory.metrics_file.stat().st_mtime_ns
+    outcome = sweep(spec, trials)
+    assert (outcome.num_skipped, outcome.num_trained, outcome.num_failed) == (1, 1, 0)
+    assert trials[0].directory.metrics_file.stat().st_mtime_ns == before
+    rows, status = tables(tmp_path / "runs/studies/study/ray"), trials[1].directory.status()
+    assert list(rows) == [trials[1].run_id]
+    assert rows[trials[1].run_id]["state"] == status["state"]
+    assert rows[trials[1].run_id]["val_nll"] == status["result"]["val_nll"]
+
+
 def run_and_leave_a_mess(trial):
     """A trial after which everything global is another than before."""
     yield from run_trial(trial)
@@ -127,14 +197,15 @@ def run_and_leave_a_mess(trial):
     np.random.seed(trial.spec["seed"] + 17)
 
 
-def test_a_worker_runs_the_same_spec_first_and_tenth_with_the_same_bits(cluster, tmp_path):
-    _, others = make_sweep(tmp_path, "seeds=2")
-    pools = [make_sweep(tmp_path, pool=name)[1] for name in ("first", "tenth")]
-    trials = [pools[0][2], *others, pools[1][2]]
-    assert len(trials) == 10 and trials[0].run_id == trials[-1].run_id
+def test_a_worker_runs_the_same_spec_first_and_last_with_the_same_bits(cluster, tmp_path):
+    first, *others = make_sweep(tmp_path, "seeds=2")[1]
+    last = replace(first, run_id="0" * 12)
+    trials = [first, *others, last]
+    assert len(trials) == 9
     launch(trials, cpus_per_trial=2, run=run_and_leave_a_mess)
     assert len({trial.directory.status()["owner"]["pid"] for trial in trials}) == 1
-    assert ledger(trials[:1]) == ledger(trials[-1:])
+    one, other = ({Path(name).parts[1:]: file for name, file in ledger([trial]).items()} for trial in (first, last))
+    assert one == other
 
 
 def test_ray_and_serial_write_the_same_curvature_bit_for_bit(cluster, tmp_path):
@@ -220,7 +291,9 @@ def test_the_head_of_a_cluster_is_one_that_can_be_joined_and_another_of_its_port
 
 def test_without_ray_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RuntimeError, match="launcher=ray needs Ray .*: pip install ray, or choose launcher=serial"):
+    with pytest.raises(
+        RuntimeError, match=r"launcher=ray needs Ray .*: pip install 'ray\[tune\]', or choose launcher=serial"
+    ):
         launch([fakes.make_trial(tmp_path)])
 
 

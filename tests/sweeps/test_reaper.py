@@ -6,12 +6,10 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from stability.runs.processes import Process, started
-from sweeps.launchers.ray.workers import Worker
 from tests.sweeps import fakes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,14 +61,12 @@ def test_the_session_of_a_driver_ends_with_it_and_nothing_else_does(tmp_path, en
 
 
 def test_a_worker_whose_driver_is_gone_saves_its_trial_and_ends(tmp_path, monkeypatch):
-    monkeypatch.setitem(
-        sys.modules, "ray", SimpleNamespace(get_runtime_context=lambda: SimpleNamespace(is_canceled=lambda: False))
-    )
     monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(fakes.imported("sweeps.launchers.ray.trainable"), "LOOK_S", 0.0)
     trial = fakes.make_trial(tmp_path, steps=5)
     with pytest.raises(SystemExit):
-        Worker(replace(Process.current(), started="1")).run(trial, fakes.run_fake)
+        fakes.worker(trial, fakes.run_fake, tmp_path, replace(Process.current(), started="1")).step()
     assert (trial.directory.path / "saved.json").read_text() == "1"
     for driver in (Process.current(), replace(Process.current(), machine="ffffffff")):
-        Worker(driver).run(trial, fakes.run_fake)
+        fakes.worker(trial, fakes.run_fake, tmp_path, driver).step()
     assert trial.directory.status()["state"] == "stable"

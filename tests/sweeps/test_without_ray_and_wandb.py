@@ -47,5 +47,5 @@ def test_a_serial_sweep_with_files_needs_neither_and_the_others_say_what_they_ne
     assert sweep.returncode == 0, sweep.stderr
     lines = sweep.stdout.splitlines()
     assert "ended 4 runs" in sweep.stdout
-    assert "launcher=ray needs Ray (ray is not here): pip install ray, or choose launcher=serial" in lines
+    assert "launcher=ray needs Ray (ray is not here): pip install 'ray[tune]', or choose launcher=serial" in lines
     assert lines[-1] == "logger=wandb needs Weights & Biases: pip install wandb, or choose logger=files"

@@ -1,4 +1,4 @@
-"""Ray as one driver has it, started on this machine or joined: what every launcher that stands on Ray shares."""
+"""Ray as one driver has it: started on this machine, or joined."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sweeps.environment import environment, of_driver, of_workers
 from sweeps.gpu_memory import Peak, kinds, probe
@@ -26,18 +26,13 @@ from sweeps.trial import Trial
 TICK_S = 0.2
 
 
-class Closable(Protocol):
-    def close(self) -> None: ...
-
-
 @dataclass
 class Session:
-    """Ray as it runs within `cluster`. ``head``: of a Ray of its own; ``held``: what a launch leaves to those that
-    follow, e.g. its workers; ``peaks``: measured GPU memory, by the kinds of runs."""
+    """Ray as it runs within `cluster`. ``head``: of a Ray of its own; ``peaks``: measured GPU memory, by the kinds of
+    runs."""
 
     head: Head | None
     watch: Watch
-    held: Closable | None = None
     peaks: dict[frozenset[str], Peak] = field(default_factory=dict)
 
     def require(self) -> None:
@@ -45,12 +40,6 @@ class Session:
         if self.head is not None:
             self.head.require()
         self.watch.require()
-
-    def let_go(self) -> None:
-        """End what the launch before left."""
-        if self.held is not None:
-            self.held.close()
-            self.held = None
 
 
 _session: Session | None = None
@@ -68,7 +57,7 @@ def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | Non
     left running.
 
     Workers inherit this process's import path, so that a checkout that is not installed works from any folder, and
-    ``threads`` for OpenMP. Several launches within one ``with`` share its workers.
+    ``threads`` for OpenMP. Several launches within one ``with`` share it.
     """
     global _session
     if _session is not None:
@@ -80,9 +69,7 @@ def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | Non
         try:
             yield head and head.scratch
         finally:
-            closing, _session = _session, None
-            if not watch.lost:  # there is nobody left to end it with
-                closing.let_go()
+            _session = None
 
 
 @contextmanager
@@ -157,7 +144,6 @@ def gpus_of(
         return float(trials[0].devices)
     own, key = session(), frozenset(kinds(trials))
     if key not in own.peaks:
-        own.let_go()  # of shares of the GPU that the probe takes whole
         peak = _measured(trials, on_tick, interrupt)
         if peak is None:
             return 0.0
@@ -193,7 +179,9 @@ def import_ray(name: str = "ray") -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise RuntimeError(f"launcher=ray needs Ray ({error}): pip install ray, or choose launcher=serial") from None
+        raise RuntimeError(
+            f"launcher=ray needs Ray ({error}): pip install 'ray[tune]', or choose launcher=serial"
+        ) from None
 
 
 def _join(ray: Any, address: str | None, head: Head | None) -> None:

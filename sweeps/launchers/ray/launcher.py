@@ -1,23 +1,45 @@
-"""Trials side by side: one actor of Ray for each share of the machine, or of a cluster, reused from trial to trial.
+"""Trials as those of Ray Tune: one Tune trial a run, the ledger beneath it.
 
-Plain actors, dispatched here; `sweeps.launchers.tune` hands the same trials to Ray Tune.
+Tune decides where and in which order runs are worked on, tries those again whose worker or node died, shows them in
+Ray's dashboard and in result files of its own. What has been done stands in the run directories alone: Tune is given
+what is missing, never asked to restore anything.
 """
 
 from __future__ import annotations
 
+import logging
+import secrets
+import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from stability.runs.processes import Process
+from sweeps.environment import environment, of_driver
 from sweeps.interrupt import Interrupt
-from sweeps.launchers.ray.cluster import admit, cluster, gpus_of, session
-from sweeps.launchers.ray.dispatch import Dispatch
-from sweeps.launchers.ray.share import Share
-from sweeps.launchers.ray.workers import Workers
+from sweeps.launchers.ray.cluster import TICK_S, admit, alive, cluster, gpus_of, import_ray, session
+from sweeps.launchers.ray.share import Share, require_room
 from sweeps.launchers.serial import RunTrial
 from sweeps.trial import Trial, run_trial
 
+if TYPE_CHECKING:
+    from sweeps.launchers.ray.asha import Asha
+    from sweeps.launchers.ray.trainable import Job
+
 NODE_RETRIES = 2
+SETTLE_S = 10.0  # the last workers end a moment after their Tuner
+MORE = 8  # trials that a cluster is asked for beyond those that it holds: what makes it grow
+SETTINGS = {
+    "RAY_AIR_NEW_OUTPUT": "0",  # our live table is the progress report
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # TensorBoard's writes more than the runs do
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a result between two validations has no NLL
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "TUNE_WARN_THRESHOLD_S": "60",
+    "RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE": "0",
+}
 
 
 def launch(
@@ -25,49 +47,108 @@ def launch(
     *,
     on_tick: Callable[[], None],
     interrupt: Interrupt,
+    folder: Path,
     cpus_per_trial: float = 1.0,
     gpus_per_trial: float | Literal["auto"] = 0.0,
     address: str | None = None,
     node_retries: int = NODE_RETRIES,
+    scheduler: Callable[[], Asha] | None = None,
     say: Callable[[str], None] = lambda line: None,
     run: RunTrial = run_trial,
 ) -> None:
-    """Run every trial on this machine's cores (or on the Ray cluster at ``address``), each holding its share of CPUs
-    and GPUs.
+    """Run every trial by a Tuner on this machine's cores (or on the Ray cluster at ``address``), each holding its share
+    of CPUs and GPUs. Tune's own files go to a new folder in ``folder``.
 
-    ``gpus_per_trial="auto"``: as many trials on a GPU as their measured memory allows. A trial whose worker dies is set
-    ``failed``, with Ray's account of it as traceback; one whose node dies goes on on another, up to ``node_retries``
-    times; the others go on. Once an interrupt is requested, steps under way end, their trials are closed, which saves
-    them, and this returns. Ray that runs already is used and left running. Errors: ``RuntimeError`` where Ray is
-    missing, a trial asks for more than there is, or a node does not see the runs' folder.
+    ``gpus_per_trial="auto"``: as many trials on a GPU as their measured memory allows. A trial whose worker or node
+    dies is begun again, ``node_retries`` times, and goes on at its last checkpoint; after that it is set ``failed``,
+    with Ray's account of it as traceback. An error of its own is never tried again. Once an interrupt is requested,
+    steps under way end, their trials are closed, which saves them, and this returns. ``scheduler`` makes what may stop
+    runs early. Ray that runs already is used and left running. Errors: ``RuntimeError`` where Ray is missing, a trial
+    asks for more than there is, a node does not see the runs' folder, or Ray dies; ``OSError`` where not even a failure
+    can be written down.
     """
     if not trials:
         return
-    with cluster(threads=int(trials[0].spec["threads"]), address=address):
+    with ExitStack() as stack:
+        stack.enter_context(environment(SETTINGS | of_driver()))
+        import_ray("ray.tune")  # while Ray starts
+        stack.enter_context(cluster(threads=int(trials[0].spec["threads"]), address=address))
+        tick = partial(_tick, on_tick)
         if not interrupt.requested:
-            gpus = gpus_of(trials, on_tick, interrupt, say) if gpus_per_trial == "auto" else gpus_per_trial
-        if not interrupt.requested:
-            workers = _workers(Share(cpus_per_trial, gpus), trials[0].pool)
-            Dispatch(
-                trials,
-                run,
-                workers,
-                node_retries=node_retries,
-                on_tick=partial(_tick, on_tick),
-                interrupt=interrupt,
-                say=say,
-            ).work()
+            gpus = gpus_of(trials, tick, interrupt, say) if gpus_per_trial == "auto" else gpus_per_trial
+        if interrupt.requested:
+            return
+        share, nodes = Share(cpus_per_trial, gpus), alive()
+        require_room(share, [node["Resources"] for node in nodes])
+        admit(trials[0].pool, nodes)
+        slots = sum(share.fits(node["Resources"]) for node in nodes)
+        stack.enter_context(environment({"TUNE_MAX_PENDING_TRIALS_PG": str(slots + (MORE if address else 0))}))
+        from sweeps.launchers.ray.trainable import Job
+
+        own = folder / f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(2)}"
+        own.mkdir(parents=True)
+        rules = None if scheduler is None else scheduler()
+        milestones = frozenset() if rules is None else frozenset(rules.milestones)
+        job = Job({trial.run_id: trial for trial in trials}, run, str(own), Process.current(), milestones)
+        _fit(job, share, node_retries, rules, tick, interrupt, say)
 
 
-def _workers(share: Share, pool: str) -> Workers:
-    """Return the workers, opened on nodes that see the pool: those of the launch before, where they hold the same
-    share."""
-    own = session()
-    if not isinstance(own.held, Workers) or own.held.share != share:
-        own.let_go()
-        own.held = Workers(share, partial(admit, pool))
-    own.held.open()
-    return own.held
+def _fit(
+    job: Job,
+    share: Share,
+    node_retries: int,
+    scheduler: Asha | None,
+    tick: Callable[[], None],
+    interrupt: Interrupt,
+    say: Callable[[str], None],
+) -> None:
+    """Have a Tuner work through the job, then wait up to `SETTLE_S` for the last workers to leave runs that
+    ``scheduler`` stopped. Errors: ``RuntimeError`` where the Tuner itself fails."""
+    from ray import tune
+    from ray.tune.error import TuneError
+    from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
+
+    from sweeps.launchers.ray.board import Board, Stopping
+    from sweeps.launchers.ray.trainable import RUN, RunTrainable
+
+    settle = (lambda: True) if scheduler is None else scheduler.settle
+    board = Board(job, share, node_retries, on_tick=tick, settle=settle, interrupt=interrupt, say=say)
+    trainable = tune.with_resources(tune.with_parameters(RunTrainable, job=job), {"cpu": share.cpus, "gpu": share.gpus})
+    tuner = tune.Tuner(
+        trainable,
+        param_space={RUN: tune.grid_search([described(trial) for trial in job.trials.values()])},
+        tune_config=tune.TuneConfig(
+            reuse_actors=True,
+            scheduler=scheduler,
+            trial_name_creator=lambda found: found.config[RUN]["id"],
+            trial_dirname_creator=lambda found: found.config[RUN]["id"],
+        ),
+        run_config=tune.RunConfig(
+            name=Path(job.folder).name,
+            storage_path=str(Path(job.folder).parent),
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # a run saves itself
+            failure_config=tune.FailureConfig(max_failures=node_retries),
+            stop=Stopping(board),
+            callbacks=[board, CSVLoggerCallback(), JsonLoggerCallback()],
+            verbose=0,
+        ),
+    )
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
+    try:
+        tuner.fit()
+    except TuneError as error:  # what is not its trials' fault: e.g. a full disk, where Tune writes
+        reason = str(error).strip().splitlines()[-1]
+        raise RuntimeError(
+            f"Ray Tune ended the sweep ({reason}); the same command goes on where this one stopped"
+        ) from None
+    deadline = time.monotonic() + SETTLE_S
+    while not settle() and time.monotonic() < deadline:
+        time.sleep(TICK_S)
+
+
+def described(trial: Trial) -> dict[str, Any]:
+    """Return a run's row in Tune's tables: its id and what the sweep varies most."""
+    return {"id": trial.run_id, "label": trial.label, "lr": trial.spec["lr_peak"], "seed": trial.spec["seed"]}
 
 
 def _tick(on_tick: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
 from stability.runs.directory import read_jsonl
-from sweeps.launchers.tune.trainable import RUN
+from sweeps.launchers.ray.trainable import RUN
 from sweeps.trial import Trial, mark_stopped
 
 WORST = 1e9  # the NLL of a run that diverged, at the rungs that it did not reach

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import os
 import time
+import traceback
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from stability.runs.directory import tail
 from stability.runs.processes import Process
 from stability.startup import uncollected
 from sweeps.gpu_memory import release
+from sweeps.launchers.ray.shared_folder import ARRIVAL_S, RULE
 from sweeps.launchers.serial import RunTrial, steps_of
 from sweeps.trial import Trial
 
@@ -25,6 +27,7 @@ LOOK_S = 0.2  # between two looks at whether the sweep is to stop
 LAST_BREATH_S = 10.0  # a worker reported dead may still write, until it finds out that it is alone
 STOP = "stop"
 RUN = "run"  # the key of a trial's configuration that holds the run's id
+ACCOUNT = "traceback"  # the key of a result that tells of an error which the run's own folder could not be told
 
 
 @dataclass(frozen=True)
@@ -49,21 +52,34 @@ class RunTrainable(tune.Trainable):
     another node, finds its own last checkpoint. From run to run it keeps the imported modules only."""
 
     def setup(self, config: dict[str, Any], job: Job) -> None:
-        self._job, self._steps = job, None
-        if not Path(job.folder).is_dir():
-            raise RuntimeError(f"{os.uname().nodename} does not see {job.folder}; put runs_dir on a shared file system")
+        self._job, self._steps, self._next = job, None, config[RUN]["id"]
+        deadline = time.monotonic() + ARRIVAL_S
+        while not Path(job.folder).is_dir():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"node {os.uname().nodename} does not see {job.folder}; {RULE}")
+            time.sleep(LOOK_S)
         with uncollected():
             importlib.import_module("stability.training.run")
-        self._begin(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Close the run and begin the next one, in the same process."""
-        self._close()
-        self._begin(new_config)
+        """Take another run, in the same process."""
+        self._next = new_config[RUN]["id"]
         return True
 
     def step(self) -> dict[str, Any]:
-        """Work on the run until there is something to tell: a step that the scheduler waits for, a second gone by, its
+        """Work on the run until there is something to tell. Only the death of a worker is for Tune to try again: an
+        error that could not be written down (a full disk) ends the run and is told as its result."""
+        try:
+            if self._next:
+                self._close()
+                self._begin(self._next)
+            return self._work()
+        except Exception:  # noqa: BLE001 whatever it is, the driver is told
+            account, self._steps = traceback.format_exc(), None
+            return {"state": "failed", ACCOUNT: account, "done": True}
+
+    def _work(self) -> dict[str, Any]:
+        """Return what there is to tell next: of a step that the scheduler waits for, of a second gone by, of the run's
         end. Asked to stop, or with the driver gone, it saves first."""
         assert self._steps is not None
         told_at = looked_at = time.monotonic()
@@ -87,8 +103,10 @@ class RunTrainable(tune.Trainable):
     def cleanup(self) -> None:
         self._close()
 
-    def _begin(self, config: Mapping[str, Any]) -> None:
-        trial = self._trial = self._job.trials[config[RUN]["id"]]
+    def _begin(self, run_id: str) -> None:
+        """Begin a run, once the worker that had it before and died has let go of it."""
+        trial, self._next = self._job.trials[run_id], ""
+        self._trial = trial
         deadline = time.monotonic() + LAST_BREATH_S
         while (owner := trial.lock.owner()) and owner.launch == trial.launch and time.monotonic() < deadline:
             time.sleep(LOOK_S)

@@ -1,0 +1,65 @@
+"""`search=asha`, by Ray Tune's scheduler over the ledger, on one small cluster for all tests of this file."""
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from sweeps import launch as launching
+from sweeps.launchers.ray.cluster import cluster as open_cluster
+from sweeps.trial import trials_of
+from tests.reading import read_spec
+from tests.sweeps import fakes
+from tests.sweeps.searching import Sweep
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with open_cluster(num_cpus=2) as scratch:
+        yield scratch
+
+
+def states(trials):
+    return [trial.directory.status()["state"] for trial in trials]
+
+
+ASHA = ("launcher=ray", "search=asha", "lr=[1e-3,3e-3,1e-2,3e-2,1e-1,3e-1]", "steps=18", "evaluation.every_steps=1")
+
+
+def test_asha_stops_and_marks_what_is_not_among_the_best_and_another_sweep_goes_on_with_it(cluster, tmp_path):
+    sweep = Sweep(tmp_path, *ASHA, "name=asha")
+    outcome = sweep.run(fakes.run_valley)
+    runs = [trial.directory for trial in trials_of(sweep.spec, sweep.spec.points("f" * 64))]
+    statuses = {run.run_id: run.status() for run in runs}
+    stopped = {run_id: status for run_id, status in statuses.items() if status["state"] == "stopped"}
+    assert outcome.num_failed == 0 and outcome.num_trained == 12 and 2 <= len(stopped) <= 10
+    assert {status["by"] for status in stopped.values()} == {"asha 3 at 2 6"}
+    assert {status["step"] for status in stopped.values()} <= {2, 6}
+    assert all(status["state"] == "stable" for run_id, status in statuses.items() if run_id not in stopped)
+    best = {run.run_id for run in runs if json.loads(run.spec_file.read_text())["lr_peak"] == 3e-3}
+    assert len(best) == 2 and not best & stopped.keys()  # the best goes on, whatever came before it
+    assert sweep.study.read()["stopped"] == {run_id: status["reason"] for run_id, status in stopped.items()}
+    again = Sweep(tmp_path, *ASHA, "name=asha")
+    assert (again.run(fakes.run_valley).num_trained, again.study.read()) == (0, sweep.study.read())
+    spec = read_spec("sweep", [*(word for word in sweep.words if word not in ASHA[:2]), "launcher=serial"])
+    trials = trials_of(spec, spec.points("f" * 64))
+    assert launching.run(spec, trials, console=Console(file=io.StringIO()), run=fakes.run_valley).num_trained == len(
+        stopped
+    )
+    assert states(trials) == ["stable"] * 12
+
+
+def test_asha_begun_again_knows_the_rungs_that_the_ledger_holds(tmp_path):
+    Asha = fakes.imported("sweeps.launchers.ray.asha").Asha
+    trials = [fakes.make_trial(tmp_path, index, seed=0, lr_peak=0.1 * index, steps=18) for index in range(1, 5)]
+    for trial, nll in zip(trials, (2.0, 2.1, 3.0, None), strict=True):
+        fakes.log_step(trial.directory, 2, wall_s=0.1, val_nll=nll)
+    trials[3].directory.set_status("diverged", step=2, num_steps=18)
+    fresh = fakes.make_trial(tmp_path, 9, seed=0, lr_peak=0.9, steps=18)
+    for nll, decision in ((2.15, "STOP"), (2.08, "CONTINUE")):  # 2.067 were the limit without the divergence
+        rules = Asha([*trials, fresh], (2, 6), 3)
+        newcomer = SimpleNamespace(config={"run": {"id": fresh.run_id}})
+        assert rules.on_trial_result(None, newcomer, {"step": 2, "val_nll": nll}) == decision
+        assert rules.on_trial_result(None, newcomer, {"step": 3, "val_nll": 9.0}) == "CONTINUE"

@@ -1,0 +1,142 @@
+"""What becomes of runs whose worker or node dies, as the Tuner's loop tells it; no Ray is started."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from stability.runs.processes import Process
+from sweeps.interrupt import Interrupt
+from sweeps.launchers.ray.share import Share
+from tests.sweeps import fakes
+
+# as Ray words them
+NODE = "The actor died unexpectedly before finishing this task.\n\tclass_name: RunTrainable\nThe actor died because its node has died. Node Id: 8a2f"
+DRAINED = (
+    "The actor died unexpectedly before finishing this task.\n\tthe actor's node was terminated expectedly: drained"
+)
+WORKER = "The actor died unexpectedly before finishing this task.\nWorker exit type: SYSTEM_ERROR Worker exit detail: End of file."
+CREATION = "The actor died because of an error raised in its creation task, ray::RunTrainable.__init__() (pid=1)\nImportError: no sweeps here"
+
+
+class Loop:
+    """A Tuner's loop over three runs of which the second loses its workers. ``said``: the lines for the user."""
+
+    def __init__(self, folder, monkeypatch, node_retries=2):
+        self.module, self.said, self.folder, self.nodes = fakes.imported("sweeps.launchers.ray.board"), [], folder, [{}]
+        monkeypatch.setattr(self.module, "alive", lambda: [{"Resources": each} for each in self.nodes])
+        monkeypatch.setattr(self.module, "LOOK_S", 0.0)
+        self.trials = [fakes.make_trial(folder, index) for index in range(3)]
+        job = fakes.imported("sweeps.launchers.ray.trainable").Job(
+            {trial.run_id: trial for trial in self.trials}, fakes.run_fake, str(folder), Process.current()
+        )
+        self.board = self.module.Board(
+            job,
+            Share(1, 0),
+            node_retries,
+            on_tick=lambda: None,
+            settle=lambda: True,
+            interrupt=Interrupt(),
+            say=self.said.append,
+        )
+
+    def lose(self, account, *, is_last=False):
+        """Tell that Tune has lost a worker of the second run, the last time or not."""
+        file = self.folder / "error.txt"
+        with file.open("a") as error:
+            error.write(f"Failure # of many\n{account}\n")
+        trial = SimpleNamespace(config={"run": {"id": self.trials[1].run_id}}, error_file=str(file))
+        (self.board.on_trial_error if is_last else self.board.on_trial_recover)(0, [], trial)
+
+    def step(self, status="PENDING"):
+        self.board.on_step_begin(0, [SimpleNamespace(status=status)])
+
+    def status(self):
+        return self.trials[1].directory.status()
+
+
+@pytest.fixture
+def loop(tmp_path, monkeypatch):
+    return lambda **how: Loop(tmp_path, monkeypatch, **how)
+
+
+LABEL = "sa lr=0.01 seed=1 (000000000001)"
+
+
+@pytest.mark.parametrize(
+    ("account", "line"),
+    [
+        (NODE, f"a node died under {LABEL}, which goes on on another"),
+        (DRAINED, f"a node died under {LABEL}, which goes on on another"),
+        (WORKER, f"a worker process died under {LABEL}, which goes on in another"),
+    ],
+)
+def test_a_run_whose_node_or_worker_dies_goes_on_and_is_not_failed(loop, account, line):
+    one = loop()
+    one.lose(account)
+    one.lose(account)
+    one.step()
+    assert one.said == [line] * 2
+    assert one.status()["state"] == "queued"
+
+
+@pytest.mark.parametrize(
+    ("account", "retries", "reason"),
+    [
+        (NODE, 2, "the node it ran on died, 3 times in all"),
+        (NODE, 0, "the node it ran on died"),
+        (WORKER, 2, "its worker process died, 3 times in all: killed, out of memory, or a crash in native code"),
+        (WORKER, 0, "its worker process died: killed, out of memory, or a crash in native code"),
+    ],
+)
+def test_a_run_under_which_worker_after_worker_dies_is_failed_after_its_retries(loop, account, retries, reason):
+    one = loop(node_retries=retries)
+    for _ in range(retries):
+        one.lose(account)
+        assert one.status()["state"] == "queued"
+    one.lose(account, is_last=True)
+    assert (one.status()["state"], one.status()["reason"]) == ("failed", reason)
+    assert one.trials[1].directory.traceback_file.read_text().count(account) == retries + 1
+
+
+def test_what_died_last_is_told_and_not_what_died_before(loop):
+    one = loop(node_retries=1)
+    one.lose(NODE)
+    one.lose(WORKER, is_last=True)
+    assert one.status()["reason"].startswith("its worker process died, 2 times in all")
+
+
+def test_a_run_that_tune_gives_up_too_early_is_left_for_the_sweep_to_hand_out_again(loop):
+    one = loop()
+    one.lose(WORKER, is_last=True)  # as where a worker dies between two runs
+    assert one.status()["state"] == "queued"
+    assert len(one.said) == 1
+
+
+def test_a_worker_that_cannot_start_ends_the_sweep_and_fails_nothing(loop):
+    one = loop()
+    one.lose(CREATION)
+    with pytest.raises(
+        RuntimeError, match="^no worker starts on a node of the Ray cluster: ImportError: no sweeps here$"
+    ):
+        one.step()
+    assert one.status()["state"] == "queued"
+
+
+def test_when_the_last_node_has_died_the_sweep_ends_and_says_so(loop, monkeypatch):
+    one = loop()
+    monkeypatch.setattr(one.module, "NO_NODE_S", 0.0)
+    with pytest.raises(
+        RuntimeError, match="no node of the Ray cluster that has room for a trial is left; the same command goes on"
+    ):
+        one.step()
+
+
+@pytest.mark.parametrize(("resources", "status"), [({"CPU": 1.0}, "PENDING"), ({}, "RUNNING")])
+def test_a_node_with_room_or_a_run_that_is_worked_on_keeps_the_sweep_waiting(loop, resources, status):
+    one = loop()
+    one.nodes = [resources]
+    one.board._had_room_at -= one.module.NO_NODE_S + 1
+    one.step(status)
+    assert one.board.num_running == (status == "RUNNING")
