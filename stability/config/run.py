@@ -203,7 +203,7 @@ class AbstractRecipe(Settings):
 
     @model_validator(mode="after")
     def _can_be_compiled(self) -> AbstractRecipe:
-        if self.compile and self.objective.settings.loss_chunk is not None:
+        if self.compile and getattr(self.objective.settings, "loss_chunk", None) is not None:
             raise ValueError(
                 "compile=true does not go together with objective.loss_chunk, whose chunks are computed again in the "
                 "backward pass; leave one of the two out"

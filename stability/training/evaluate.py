@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stability.config.run import RunSpec
+from stability.config.training import Precision
 from stability.corpora.base import AbstractCorpus
 from stability.models.precision import computing_in
 from stability.objectives import AbstractObjective, Examples
@@ -31,7 +32,8 @@ class Validation:
         self._chunks: list[Examples] = [
             objective.examples(chunk, generator_for(VALIDATION_SEED, "validation", i)).to(device) for i, chunk in chunks
         ]
-        self._objective, self._precision, self._device = objective, spec.precision, device
+        self._objective, self._device = objective, device
+        self._precision: Precision = spec.precision
 
     @torch.no_grad()
     def measure(self, model: nn.Module, spread: Spread = map) -> dict[str, float]:
