@@ -37,6 +37,14 @@ OLD = [
     ("70dc967acccd", {"objective": "ar"}),
     ("8f3cc7ff8f53", {"objective": {"name": "mlm", "mask_rate": "cosine"}, "seed": 3}),
 ]
+MODELS = (
+    *({"init": rule} for rule in ("torch", "nanogpt", "sedd")),
+    {"tied": True},
+    {"head_bias": False},
+    *({"mixer_bias": kept} for kept in ("out", "none")),
+    *({"embedding_width": width} for width in (16, 64)),
+    *({"loops": loops} for loops in (2, 3)),
+)
 
 
 def id_of(**changes) -> str:
@@ -86,6 +94,14 @@ def test_every_other_value_of_a_younger_setting_is_another_run():
         ),
         *(id_of(guards={"on_nonfinite": "restore_last_good", "retries": number}) for number in (1, 2)),
         id_of(log={"gradients": 10}),
+        *(id_of(model={**BASE["model"], **changed}) for changed in MODELS),
+        id_of(mechanism={"name": "sa", "temperature": "learned"}),
+        id_of(mechanism="attentionx"),
+        id_of(mechanism={"name": "attentionx", "temperature": "learned"}),
+        *(
+            id_of(model={**BASE["model"], "positions": 64}, data="images", objective={"name": "classify", **changed})
+            for changed in ({}, {"pool": "cls"}, {"patches": "shifted"}, {"position_std": 1.0})
+        ),
         id_of(optimizer={"name": "adamw", "decay": "matrices"}),
         id_of(**context, cross="ca"),
         id_of(objective={"name": "mlm", "context": 17}, cross="ca"),
