@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from torch import Tensor, nn
 
+from stability.models.auxiliary import joined, parted
 from stability.models.block import Block, Context
 from stability.models.condition import ConditionShape, FinalModulation, NoiseLevel
 
@@ -26,8 +27,11 @@ class Backbone(nn.Module):
     block reads the same context, on the scale of the normed source that it is compared with. ``condition``: the model
     reads a noise level (B,), which modulates its blocks (built for it) and its final norm; its head starts at zero.
     ``dropout``: the share of what enters the first block that is dropped in training mode, after the embedding and its
-    positions (as nanoGPT does); a context is read whole.
+    positions (as nanoGPT does); a context is read whole. ``gives_losses``: whether `forward` can be asked for the
+    blocks' own losses.
     """
+
+    gives_losses: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -63,13 +67,15 @@ class Backbone(nn.Module):
         context_mask_BJ: Tensor | None = None,
         sigma_B: Tensor | None = None,
         readout: Readout | None = None,
+        losses: bool = False,
         **inputs: Any,
     ) -> Any:
         """Return the logits (B, N, V), or what ``readout`` makes of their inputs. ``tokens_BN``: what the embedding
         reads. ``context_BJ``: context tokens, needed exactly where there are cross branches; masks: True where a token
         is valid. ``sigma_B``: each sequence's noise level, needed exactly where the model is conditioned. ``readout``:
         called as ``readout(hidden_BND, weight_VD, bias_V)`` with what the head would read and the head's parameters;
-        its result stands for the logits (a loss that never makes them all).
+        its result stands for the logits (a loss that never makes them all). ``losses``: whether the result comes with
+        the sum of the losses that parts of the blocks have of their own (`WithLoss`), where any has one.
 
         ``inputs``: what mixers take besides, e.g. ``edges=`` for ``sc`` with ``graph=given``. Errors: ``ValueError``
         for a context or a noise level that is missing or that nothing reads, and for an input that no mixer takes.
@@ -78,15 +84,16 @@ class Backbone(nn.Module):
         if inputs:
             self._check(inputs)
         residual: Any = cast(Block, self.blocks[0]).mixer_residual
-        state = residual.enter(self.dropout(self.embedding(tokens_BN)))
+        state, own = residual.enter(self.dropout(self.embedding(tokens_BN))), []
         for block in self.blocks:
-            state = block(state, mask_BN, context, inputs, condition_BC)
+            state = parted(block(state, mask_BN, context, inputs, condition_BC), own)
         hidden_BND = residual.leave(state, self.final_norm)
         if self.final_modulation is not None:
             hidden_BND = self.final_modulation(condition_BC).moved(hidden_BND)
         if self.pool is not None:
             hidden_BND = self.pool(hidden_BND, mask_BN)
-        return self.head(hidden_BND) if readout is None else readout(hidden_BND, self.head.weight, self.head.bias)
+        result = self.head(hidden_BND) if readout is None else readout(hidden_BND, self.head.weight, self.head.bias)
+        return joined(result, own) if losses else result
 
     def _condition(self, sigma_B: Tensor | None) -> Tensor | None:
         if self.noise_level is None:
