@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 class WithLoss(NamedTuple):
-    """What a mixer or a feed-forward network returns in place of its output where it has a loss of its own; a block and
-    a model pass it on so.
+    """The output of a mixer or a feed-forward network, with a loss that the part has of its own; blocks and models pass
+    it on so.
 
     ``loss_B``: for each sequence, in nats, what is added to that sequence's share of the training loss. It may depend
     on that sequence alone, or microbatches would not add up to the batch.

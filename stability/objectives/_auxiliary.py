@@ -13,7 +13,7 @@ from stability.models.auxiliary import added, parted
 
 
 class TrainingLoss(NamedTuple):
-    """What training minimises is ``total / count``: the sum of the loss in nats, with that of the auxiliary losses in
+    """A loss as training minimises it, ``total / count``. ``total``: the sum of the loss in nats, with that of the auxiliary losses in
     it. ``auxiliary``: the latter alone, each sequence's weighted by its part of ``count``; None where no part of the
     model has any."""
 
