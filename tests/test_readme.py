@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -149,7 +150,7 @@ def test_every_command_is_one_that_its_entry_takes(tmp_path, monkeypatch):
 
 
 ENTRIES = ("sweep", "hessian", "probe", "generate", "report", "status", "train_tokenizer")
-OWN = ("mean", "signum", "denoise", "csv_column", "scalenorm", "bilinear")
+OWN = ("mean", "signum", "denoise", "csv_column", "scalenorm", "bilinear", "mixture")
 
 
 @pytest.fixture
@@ -235,6 +236,22 @@ def test_the_feed_forward_network_of_the_docs_is_swept_and_measured(own_part, tm
     usual = swept(tmp_path / "usual", *known)
     assert usual.runs["num_params"].item() not in sizes.values() and len(usual.curvature) == 6
     assert [run["model"].item() for run in (usual.runs, runs["0.5"])] == ["nano", "nano ffn=bilinear"]
+
+
+def test_the_mixture_of_the_docs_is_trained_and_measured_with_its_own_loss(own_part, tmp_path):
+    words = [*own_part("mixture"), "ffn=mixture", "ffn.experts=3"]
+    rows, losses = {}, {}
+    for balance in ("0.0", "0.5"):
+        results = swept(tmp_path / balance, *words, f"ffn.balance={balance}")
+        run = tmp_path / balance / "runs" / results.runs["run_id"].item()
+        rows[balance] = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        losses[balance] = results.curvature["loss_before"]
+        assert len(results.curvature) == 6 and set(results.curvature["method"]) == {"taylor"}
+    assert rows["0.5"][0]["val_nll"] == rows["0.0"][0]["val_nll"]
+    first, plain = rows["0.5"][1], rows["0.0"][1]
+    assert 0.5 <= first["auxiliary_loss"] < 0.75 and plain["auxiliary_loss"] == 0
+    assert first["loss"] == pytest.approx(plain["loss"] + first["auxiliary_loss"], rel=1e-6)
+    assert (losses["0.5"] > losses["0.0"] + 0.4).all(), "of the loss that α_max looks at"
 
 
 def test_the_objective_of_the_docs_is_swept_and_measured(own_part, tmp_path):

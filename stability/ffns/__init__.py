@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from stability.ffns._base import AbstractFeedForward
+from stability.models.auxiliary import WithLoss
 
-__all__ = ["AbstractFeedForward", "build"]
+__all__ = ["AbstractFeedForward", "WithLoss", "build"]
 
 
 def build(name: str, *, width: int, ffn_multiple: float = 4.0, **settings: Any):

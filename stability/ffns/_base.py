@@ -26,5 +26,6 @@ class AbstractFeedForward(OwnInit):
     def build(cls, config: Any, width: int, multiple: float) -> AbstractFeedForward:
         return cls(config, width, multiple)
 
-    def forward(self, x_BND: Tensor) -> Tensor:
+    def forward(self, x_BND: Tensor) -> Any:
+        """Return (B, N, D). One that has a loss of its own (a router's) returns a `WithLoss`, whose output that is."""
         raise NotImplementedError

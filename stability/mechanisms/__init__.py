@@ -7,6 +7,7 @@ from typing import Any
 from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._base import AbstractCrossMechanism, AbstractMechanism, MixerShape, without_padding
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
+from stability.models.auxiliary import WithLoss
 
 __all__ = [
     "AbstractAttention",
@@ -15,6 +16,7 @@ __all__ = [
     "AbstractMechanism",
     "AbstractSoftmaxAttention",
     "MixerShape",
+    "WithLoss",
     "build",
     "without_padding",
 ]

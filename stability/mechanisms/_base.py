@@ -156,7 +156,8 @@ class AbstractMechanism(OwnInit):
         raise NotImplementedError
 
     def forward(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
-        """Mix positions. ``mask_BN``: True where a position is valid; what the others hold changes no valid output."""
+        """Mix positions. ``mask_BN``: True where a position is valid; what the others hold changes no valid output. One
+        that has a loss of its own returns a `WithLoss`, whose output that is."""
         raise NotImplementedError
 
 

@@ -15,6 +15,7 @@ from stability.config.identity import Family
 from stability.config.parts import Part
 from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, AbstractMechanism, MixerShape
 from stability.mechanisms._inner import inner_part, load, told
+from stability.models.auxiliary import joined, parted
 from stability.registry import Registry, near_misses
 
 
@@ -92,14 +93,17 @@ class TwoWay(AbstractMechanism):
         for mixer in self.mixers:
             mixer.start_local(bias)
 
-    def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Float[Tensor, "B N D"]:
+    def forward(self, x_BND: Float[Tensor, "B N D"], *, mask_BN: Tensor | None = None) -> Any:
+        """Return the sum of both directions, with that of their losses where they have any of their own."""
         ahead, back = self.mixers[0], self.mixers[-1]
+        losses: list[Tensor] = []
         if mask_BN is None:
-            return ahead(x_BND) + back(x_BND.flip(1)).flip(1)
+            y_BND = parted(ahead(x_BND), losses) + parted(back(x_BND.flip(1)), losses).flip(1)
+            return joined(y_BND, losses)
         places_BN = reversal(mask_BN)
         index_BND = places_BN[..., None].expand_as(x_BND)
-        y_BND = back(x_BND.gather(1, index_BND), mask_BN=mask_BN.gather(1, places_BN))
-        return ahead(x_BND, mask_BN=mask_BN) + y_BND.gather(1, index_BND)
+        y_BND = parted(back(x_BND.gather(1, index_BND), mask_BN=mask_BN.gather(1, places_BN)), losses)
+        return joined(parted(ahead(x_BND, mask_BN=mask_BN), losses) + y_BND.gather(1, index_BND), losses)
 
 
 def reversal(mask_BN: Tensor) -> Int64[Tensor, "B N"]:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from stability.models.auxiliary import joined, parted
 from stability.models.block import Block, Context
 from stability.models.condition import ConditionShape, FinalModulation, NoiseLevel
 from stability.models.init import OwnInit
@@ -55,7 +56,7 @@ class Backbone(OwnInit):
     reads a noise level (B,), which modulates its blocks (built for it) and its final norm; its head starts at zero.
     ``loops``: how often the state passes the blocks, one after another, with the same weights. ``dropout``: the share
     of what enters the first block that is dropped in training mode, after the embedding and its positions (as nanoGPT
-    does); a context is read whole.
+    does); a context is read whole. ``gives_losses``: whether `forward` can be asked for the blocks' own losses.
     """
 
     # what is built in here plays these roles (`stability.config.groups`), as far as it says no other of its own parts
@@ -67,6 +68,7 @@ class Backbone(OwnInit):
         "noise_level": "condition",
         "final_modulation": "condition",
     }
+    gives_losses: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -111,13 +113,16 @@ class Backbone(OwnInit):
         context_mask_BJ: Tensor | None = None,
         sigma_B: Tensor | None = None,
         readout: Readout | None = None,
+        losses: bool = False,
         **inputs: Any,
     ) -> Any:
         """Return the logits (B, N, V), or what ``readout`` makes of their inputs. ``tokens_BN``: what the embedding
         reads. ``context_BJ``: context tokens, needed exactly where there are cross branches; masks: True where a token
         is valid. ``sigma_B``: each sequence's noise level, needed exactly where the model is conditioned. ``readout``:
         called as ``readout(hidden_BND, weight_VD, bias_V)`` with what the head would read and the head's parameters
-        (bias None where it has none); its result stands for the logits (a loss that never makes them all).
+        (bias None where it has none); its result stands for the logits (a loss that never makes them all). ``losses``:
+        whether the result comes with the sum of the losses that parts of the blocks have of their own (`WithLoss`),
+        where any has one.
 
         ``inputs``: what mixers take besides, e.g. ``edges=`` for ``sc`` with ``graph=given``. Errors: ``ValueError``
         for a context or a noise level that is missing or that nothing reads, and for an input that no mixer takes.
@@ -126,14 +131,18 @@ class Backbone(OwnInit):
         if inputs:
             self._check(inputs)
         residual: Any = cast(Block, self.blocks[0]).mixer_residual
-        state = residual.enter(self.dropout(at_least_float32(self.embedding(tokens_BN))))
+        state, own = residual.enter(self.dropout(at_least_float32(self.embedding(tokens_BN)))), []
         for block in self.passed():
-            state = block(state, mask_BN, context, inputs, condition_BC)
+            state = parted(block(state, mask_BN, context, inputs, condition_BC), own)
         hidden_BND = residual.leave(state, self.final_norm)
         if self.final_modulation is not None:
             hidden_BND = self.final_modulation(condition_BC).moved(hidden_BND)
         if self.pool is not None:
             hidden_BND = self.pool(hidden_BND, mask_BN)
+        result = self._read(hidden_BND, readout)
+        return joined(result, own) if losses else result
+
+    def _read(self, hidden_BND: Tensor, readout: Readout | None) -> Any:
         if readout is None and isinstance(self.head, nn.Linear):
             return self.head(hidden_BND)
         return (readout or nn.functional.linear)(hidden_BND, self._head_weight(), self.head.bias)

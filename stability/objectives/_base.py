@@ -17,6 +17,7 @@ from stability.config import Settings
 from stability.config.identity import Since
 from stability.models.backbone import Pool
 from stability.models.condition import ConditionShape
+from stability.objectives._auxiliary import TrainingLoss, with_auxiliary
 from stability.objectives._chunks import chunked_sum
 from stability.runs.words import Words
 
@@ -240,6 +241,13 @@ class AbstractObjective:
         read = partial(chunked_sum, self.loss_sum, examples, self.config.loss_chunk)
         total = examples.logits(model, params, readout=read)
         return total, self.count(examples, total.dtype)
+
+    def training_loss(
+        self, model: nn.Module, examples: Examples, params: Mapping[str, Tensor] | None = None
+    ) -> TrainingLoss:
+        """Return `loss` with the losses that parts of the model have of their own: what training minimises and α_max
+        looks at, while validation has `loss` alone."""
+        return with_auxiliary(self, model, examples, params)
 
     def validate(self, model: nn.Module, examples: Examples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return `loss`, and by name the sums of what else is validated, each to be divided by the same count; a name

@@ -17,7 +17,7 @@ from stability.corpora.base import AbstractCorpus
 from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.optimizers import set_lr
-from stability.training.devices.base import Devices, together
+from stability.training.devices.base import Devices, Sums, together
 from stability.training.devices.one import OneDevice
 from stability.training.draws import dropping, training_examples
 from stability.training.evaluate import Validation
@@ -86,11 +86,13 @@ class Replica:
             spec, self.corpus, self.objective, "train", step, seed=spec.seed, batch=spec.batch
         ).to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._backward(examples, step)
+        loss, *auxiliary = self._backward(examples, step)
         self.gradient_rows, is_due = [], self.statistics.is_due(step)
         gradient = self.statistics.gradient(self.parameters) if is_due else {}
         grad_norm = self.devices.clip(self.parameters, spec.clip_norm)
         row = {"step": step, "loss": loss.item(), "grad_norm": grad_norm.item(), "update_norm": 0.0, "lr": lr}
+        if auxiliary:
+            row["auxiliary_loss"] = auxiliary[0].item()
         if spec.guards.post_clip_norm is not None:
             row["clipped_norm"] = self.devices.norm(
                 [parameter.grad for parameter in self.parameters if parameter.grad is not None]
@@ -104,19 +106,21 @@ class Replica:
             self.gradient_rows = self.statistics.rows(step, gradient, before, moved)
         return row
 
-    def _backward(self, examples: Examples, step: int) -> Tensor:
-        """Add the gradient of the batch's mean loss to the parameters'; return that loss. Microbatch by microbatch,
-        each of them over the count of the whole batch: one of few masked tokens weighs no more than they do."""
+    def _backward(self, examples: Examples, step: int) -> list[Tensor]:
+        """Add the gradient of the batch's mean loss to the parameters'; return that loss, and after it what auxiliary
+        losses contribute to it, where there are any. Microbatch by microbatch, each of them over the count of the whole
+        batch: one of few masked tokens weighs no more than they do."""
         count, seed = self.objective.count(examples, torch.float32), self.spec.seed
 
-        def add(microbatch: Examples, first_row: int) -> Tensor:
+        def add(microbatch: Examples, first_row: int) -> Sums:
             where = dropping(self.model, self.device, seed, "train", step, first_row)
             with where, computing_in(self.spec.precision, self.device):
-                total, _ = self.objective.loss(self.forward, microbatch)
-            (total / count).backward()
-            return total.detach()
+                found = self.objective.training_loss(self.forward, microbatch)
+            (found.total / count).backward()
+            return found.sums()
 
-        return self.devices.backward(add, examples, self.spec.microbatch or self.spec.batch, self.parameters) / count
+        rows = self.spec.microbatch or self.spec.batch
+        return [total / count for total in self.devices.backward(add, examples, rows, self.parameters)]
 
     def _looks_at(self, step: int) -> bool:
         """Return whether this step is looked at for numbers that are not finite: as often as the guards are told to,

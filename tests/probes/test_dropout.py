@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -141,7 +142,8 @@ def test_a_gradient_that_is_not_finite_only_where_something_is_dropped_allows_no
 
 def test_samples_are_those_of_a_model_without_dropout_and_the_same_twice(trained):
     lab, spec, directory, _ = trained
-    corpus, (_, model) = corpus_of(spec, lab.cache), checkpoint.load(directory.checkpoints()[-1])
+    corpus: Any = corpus_of(spec, lab.cache)
+    _, model = checkpoint.load(directory.checkpoints()[-1])
     plain = build_model(lab.spec(), corpus.format)
     plain.load_state_dict(model.state_dict())
     drawn = []

@@ -30,7 +30,7 @@ def test_gradient_and_loss_are_the_whole_batch_s(lab, tmp_path, objective, micro
     )
     total, count = made.objective.loss_sum(examples.logits(made.model), examples)
     whole = torch.autograd.grad(total / count, made.parameters)
-    loss = made._backward(examples, step=1)
+    (loss,) = made._backward(examples, step=1)
     # the count of sequences' weights is a float32
     torch.testing.assert_close(loss, (total / count).detach(), rtol=1e-6, atol=0)
     for parameter, expected in zip(made.parameters, whole, strict=True):

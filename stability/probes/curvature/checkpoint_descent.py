@@ -2,6 +2,7 @@
 
 Of a run that drops something in training (`model.dropout`), u is the step that the optimizer really takes, by the
 gradient with something dropped; what is measured along it is the loss with nothing dropped, as validation has it.
+Losses that parts of the model have of their own (`stability.models.auxiliary`) belong to what is measured.
 """
 
 from __future__ import annotations
@@ -84,9 +85,9 @@ class Probe:
 
     def _loss_sum(self, params: Mapping[str, Tensor], examples: Examples) -> tuple[Tensor, Tensor]:
         with computing_in(self._precision, self.device):
-            return self.objective.loss(self.model, examples, params)
+            return self.objective.training_loss(self.model, examples, params)[:2]
 
     def _loss_in_double(self) -> LossSum:
         """Return the same on a copy of the model, whose buffers are float64 then, too."""
         model = copy.deepcopy(self.model).double()
-        return lambda params, examples: self.objective.loss(model, examples, params)
+        return lambda params, examples: self.objective.training_loss(model, examples, params)[:2]

@@ -8,6 +8,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -16,8 +17,9 @@ from stability.objectives import Examples
 
 Tensors = dict[str, Tensor]  # whole parameters, by their names
 State = dict[str, Any]  # of an optimizer, whole
-# adds the gradient of a microbatch, which begins at this row of the batch, to the parameters'; its loss sum
-Add = Callable[[Examples, int], Tensor]
+Sums = tuple[Tensor, ...]  # scalars that add up over microbatches, the loss first, as many for each of them
+# adds the gradient of a microbatch, which begins at this row of the batch, to the parameters'; its sums
+Add = Callable[[Examples, int], Sums]
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -61,8 +63,8 @@ class Devices(ABC):
         """Return the model and the optimizer's state as one device would have them: what a checkpoint holds."""
 
     @abstractmethod
-    def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """Add the gradient of a batch to the parameters'; return its loss sum. ``rows``: of a microbatch, at most."""
+    def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Sums:
+        """Add the gradient of a batch to the parameters'; return its sums. ``rows``: of a microbatch, at most."""
 
     @abstractmethod
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -84,6 +86,11 @@ class Devices(ABC):
     @abstractmethod
     def spread(self, function: Callable[[Any], tuple[float, ...]], items: Sequence[Any]) -> Iterator[tuple[float, ...]]:
         """Yield ``function`` of each item, in their order, without gradients."""
+
+
+def summed(parts: Sequence[Sums]) -> Sums:
+    """Return the sums of all microbatches."""
+    return tuple(torch.stack(column).sum() for column in zip(*parts, strict=True))
 
 
 def together(methods: dict[str, Callable[..., Any]]) -> Callable[[Method], Method]:

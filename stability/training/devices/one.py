@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from stability.models.backbone import Backbone
 from stability.objectives import Examples
-from stability.training.devices.base import Add, Devices, State, Tensors
+from stability.training.devices.base import Add, Devices, State, Sums, Tensors, summed
 
 
 class OneDevice(Devices):
@@ -41,8 +41,8 @@ class OneDevice(Devices):
     def gathered(self, model: Backbone, optimizer: Optimizer) -> tuple[nn.Module, State]:
         return model, optimizer.state_dict()
 
-    def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Tensor:
-        return torch.stack([add(part, rows * index) for index, part in enumerate(examples.split(rows))]).sum()
+    def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Sums:
+        return summed([add(part, rows * index) for index, part in enumerate(examples.split(rows))])
 
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [tensor.detach() for tensor in tensors]

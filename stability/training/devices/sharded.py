@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_map
 from stability.config.run import RunSpec
 from stability.models.backbone import Backbone
 from stability.objectives import Examples
-from stability.training.devices.base import Add, Devices, State, Tensors
+from stability.training.devices.base import Add, Devices, State, Sums, Tensors, summed
 from stability.training.devices.processes import Helpers
 from stability.training.machine import return_freed_memory
 
@@ -81,13 +81,13 @@ class ShardedDevices(Devices):
         self._put_parameters(make().state_dict() if self._rank == 0 else None)
         return model
 
-    def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Tensor:
+    def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Sums:
         """Go through this process's own rows of the batch; the others go through theirs."""
         own = len(examples.targets_BN) // self._size
         first = self._rank * own
         share = examples.each(lambda tensor: tensor[first : first + own])
-        totals = [add(part, first + rows * index) for index, part in enumerate(share.split(rows))]
-        return torch.stack(self._all(torch.stack(totals).sum())).sum()
+        own_sums = summed([add(part, first + rows * index) for index, part in enumerate(share.split(rows))])
+        return tuple(torch.stack(self._all(total)).sum() for total in own_sums)
 
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         return [_local(tensor) for tensor in tensors]

@@ -23,7 +23,7 @@ from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.models.precision import computing_in
 from stability.objectives import Examples
-from stability.training.devices.base import Add
+from stability.training.devices.base import Add, Sums, summed
 from stability.training.devices.one import OneDevice
 from stability.training.devices.processes import Helpers
 from stability.training.draws import dropping, training_examples
@@ -49,24 +49,25 @@ class SharedDevices(OneDevice):
         if method in Microbatches.TOGETHER:
             self._helpers.tell(method, *numbers)
 
-    def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Tensor:
+    def backward(self, add: Add, examples: Examples, rows: int, parameters: Sequence[nn.Parameter]) -> Sums:
         """Hand out the parameters, with which the helpers begin; then go through the microbatches in their order."""
         dist.broadcast(_flat([parameter.detach() for parameter in parameters]), src=0)
-        totals = [
-            self._received(owner, parameters) if (owner := index % self._size) else add(part, rows * index)
-            for index, part in enumerate(examples.split(rows))
-        ]
-        return torch.stack(totals).sum()
+        parts: list[Sums] = []
+        for index, part in enumerate(examples.split(rows)):
+            owner = index % self._size
+            # the first is the run's own, and has as many sums as the others
+            parts.append(self._received(owner, parameters, len(parts[0])) if owner else add(part, rows * index))
+        return summed(parts)
 
-    def _received(self, owner: int, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """Add a helper's gradient of its next microbatch to the parameters'; its loss sum is returned."""
-        received = torch.empty(sum(parameter.numel() for parameter in parameters) + 1, device=self._device)
+    def _received(self, owner: int, parameters: Sequence[nn.Parameter], num_sums: int) -> Sums:
+        """Add a helper's gradient of its next microbatch to the parameters'; its sums are returned."""
+        received = torch.empty(sum(parameter.numel() for parameter in parameters) + num_sums, device=self._device)
         dist.recv(received, src=owner)
         for parameter, part in zip(parameters, _parts(received, parameters), strict=True):
             # the run's own microbatch, the first one, gave every parameter that is used its gradient
             if parameter.grad is not None:
                 parameter.grad.add_(part)
-        return received[-1].clone()  # else all of it would stay
+        return received[-num_sums:].clone().unbind()  # else all of it would stay
 
 
 class Microbatches:
@@ -98,13 +99,13 @@ class Microbatches:
             self._model.zero_grad(set_to_none=True)
             where = dropping(self._model, self._device, spec.seed, "train", step, rows * index)
             with where, computing_in(spec.precision, self._device):
-                total, _ = self._objective.loss(self._forward, microbatch)
-            (total / count).backward()
+                found = self._objective.training_loss(self._forward, microbatch)
+            (found.total / count).backward()
             gradients = [
                 torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 for parameter in self._parameters
             ]
-            dist.send(_flat([*gradients, total.detach().reshape(1)]), dst=0)
+            dist.send(_flat([*gradients, *found.sums()]), dst=0)
 
     TOGETHER: ClassVar[dict[str, Callable[..., Any]]] = {update.__name__: update}
 
