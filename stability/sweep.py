@@ -3,6 +3,7 @@ tables, write the PDF."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -191,9 +192,11 @@ def _check_generation(spec: SweepSpec, corpus: AbstractCorpus, trials: Sequence[
 
 def _run(spec: SweepSpec, trials: Sequence[Trial], corpus: AbstractCorpus) -> int:
     """Run a grid's ``trials`` all at once, or a search's round by round; record and publish the study."""
+    from sweeps.alpha_share import alpha_share
     from sweeps.launch import run
     from sweeps.record import StudyRecord
     from sweeps.search.rounds import run_rounds, search_of
+    from sweeps.slots import slots
 
     record = StudyRecord.begun(spec, corpus)
     if search := search_of(spec, corpus.fingerprint, record.before):
@@ -204,7 +207,10 @@ def _run(spec: SweepSpec, trials: Sequence[Trial], corpus: AbstractCorpus) -> in
     record.close(trials, search.record() if search else None, has_worked=has_worked)
     if outcome.interrupted:
         return 130
+    ended = time.time()
     publish(record.study, spec.reports_dir if spec.report else None, unless_same=True)
+    if share := alpha_share([trial.directory for trial in trials], record.started, ended, slots(spec)):
+        print(share)
     return 1 if outcome.num_failed else 0
 
 

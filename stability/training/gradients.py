@@ -39,12 +39,11 @@ class BlockStatistics:
         )
 
     def rows(
-        self, step: int, gradient: dict[str, float], before: list[Tensor], moved: list[Tensor]
+        self, step: int, gradient: dict[str, float], weights: dict[str, float], steps: dict[str, float]
     ) -> list[dict[str, Any]]:
-        """Return a row a block: the gradient's norm before clipping, its share of the squared norm of the whole
-        gradient (they add up to 1), and the norm of the step over that of the parameters before it. None where a number
-        is not finite or is a quotient by 0."""
-        weights, steps = self.norms(before), self.norms(moved)
+        """Return a row a block, from `norms` of the gradient, of the parameters before the step, and of the step: the
+        gradient's norm before clipping, its share of the squared norm of the whole gradient (they add up to 1), and the
+        norm of the step over that of the parameters. None where a number is not finite or is a quotient by 0."""
         total = math.fsum(norm**2 for norm in gradient.values())
         return [
             {

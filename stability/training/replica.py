@@ -48,6 +48,7 @@ class Replica:
         self.validation = Validation(spec, corpus, self.objective, device)
         self.guard, self.keeper = Guard(spec.guards), Keeper(spec)
         self.statistics, self.gradient_rows = BlockStatistics(self.model, spec.log.gradients, self.devices.norm), []
+        self._copy: list[Tensor] | None = None
         self.val_nll = math.nan
         self.scores: dict[str, float] = {}  # what else is validated, at the last validation
 
@@ -97,14 +98,24 @@ class Replica:
             row["clipped_norm"] = self.devices.norm(
                 [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             ).item()
-        before = [part.clone() for part in self.devices.local(self.parameters)]
+        own = self.devices.local(self.parameters)
+        moved = self._copied(own)
+        weights = self.statistics.norms(moved) if is_due else {}
         if self._fault(row) is None:
             self.optimizer.step()
-        moved = [after - start for after, start in zip(self.devices.local(self.parameters), before, strict=True)]
+        torch._foreach_sub_(moved, own)  # θ − θ⁺, in the copy's place: of every norm of θ⁺ − θ these are the very bits
         row["update_norm"] = self.devices.norm(moved).item()
         if is_due:
-            self.gradient_rows = self.statistics.rows(step, gradient, before, moved)
+            self.gradient_rows = self.statistics.rows(step, gradient, weights, self.statistics.norms(moved))
         return row
+
+    def _copied(self, parameters: list[Tensor]) -> list[Tensor]:
+        """Return a copy of the parameters, in memory that is kept: to allocate as much at every step costs more than
+        to copy it."""
+        if self._copy is None:
+            self._copy = [torch.empty_like(part) for part in parameters]
+        torch._foreach_copy_(self._copy, parameters)
+        return self._copy
 
     def _backward(self, examples: Examples, step: int) -> list[Tensor]:
         """Add the gradient of the batch's mean loss to the parameters'; return that loss, and after it what auxiliary

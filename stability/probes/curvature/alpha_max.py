@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from stability.probes.checkpoints import Loaded
 from stability.probes.curvature import spectra
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.probes.curvature.protocol import StoredSteps
-from stability.runs.directory import RunDirectory, step_of
+from stability.runs.directory import RunDirectory, read_jsonl, step_of, write_atomically
 from stability.runs.phases import file_of, phases, wanted
 from stability.runs.schema import SPECTRA
 
@@ -63,7 +65,23 @@ def measure(
         if missing or names:
             folder = phases(directory, phase).get(phase)
             loaded = None if folder is None else Loaded.read(folder, cache_dir)
-            yield from _measure(directory, loaded, phase, missing, names, curvature, device)
+            yield from _clocked(_measure(directory, loaded, phase, missing, names, curvature, device), directory, phase)
+
+
+def _clocked(steps: Iterator[None], directory: RunDirectory, phase: str) -> Iterator[None]:
+    """Go through the steps of a measurement; add a row to ``curvature/timing.jsonl`` with the seconds that they took,
+    not counting those between them, and when they ended (seconds since 1970), done or not."""
+    spent_s, started = 0.0, time.perf_counter()
+    try:
+        for step in steps:
+            spent_s += time.perf_counter() - started
+            yield step
+            started = time.perf_counter()
+        spent_s += time.perf_counter() - started
+    finally:
+        file = directory.curvature_timing_file
+        rows = [*read_jsonl(file), {"phase": phase, "wall_s": spent_s, "ended": time.time()}]
+        write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 def measure_checkpoint(

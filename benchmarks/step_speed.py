@@ -1,0 +1,174 @@
+"""Measure what a step of the training loop costs beside a bare PyTorch loop: ``python -m benchmarks.step_speed``.
+
+For each size two models are trained side by side in one process, by the same optimizer on the same batches:
+
+* bare: draw the batch, forward, backward, `clip_grad_norm_`, the optimizer's step. Nothing is looked at or logged;
+* ours: `Trainer.advance` as a run goes through it: the same, with the norm of the update, the guards' looks at loss
+  and gradient, a row of metrics.jsonl and one of timing.jsonl. No validation and no checkpoint falls into the steps
+  that are measured.
+
+They take turns of a few steps, and a ratio is of the same turn, bare over ours: tokens per second of ours over those of
+bare. On a CPU the seconds are those that the process computed, so that a machine that others use may be timed on. The
+parts that ours has beside bare are measured alone after that, as shares of a bare step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from benchmarks._machine import machine
+from stability.build import build_model, build_objective, build_optimizer
+from stability.cli.compose import read
+from stability.cli.words import Invocation
+from stability.config.identity import run_id
+from stability.config.run import RunSpec
+from stability.config.sweep import SweepSpec
+from stability.corpora.base import AbstractCorpus
+from stability.corpora.cache import prepare
+from stability.models.backbone import num_parameters
+from stability.runs.directory import RunDirectory
+from stability.training.draws import training_examples
+from stability.training.trainer import Trainer
+
+LEAST = 0.95
+
+
+class Size(NamedTuple):
+    """Layers, width and heads of a model; positions and sequences of its batch; steps of a turn."""
+
+    layers: int
+    width: int
+    heads: int
+    positions: int
+    batch: int
+    steps: int
+
+
+SIZES = {
+    "nano": Size(4, 64, 4, 64, 8, 10),  # conf/model/nano.yaml, and the sweep's own batch
+    "1M": Size(5, 128, 4, 64, 8, 5),
+    "20M": Size(6, 512, 8, 64, 8, 1),
+}
+
+
+def words(size: Size, folder: Path, device: str) -> list[str]:
+    """Return the command line whose only run is measured."""
+    model = {"name": "measured", **dict(zip(("layers", "width", "heads", "positions"), size, strict=False))}
+    how = ["evaluation.every_steps=1000000", "evaluation.sequences=1", f"device={device}", f"runs_dir={folder}"]
+    what = ["mechanism=sa", "objective=ar", "lr=[1e-3]", "seeds=1", "steps=1000000", f"batch={size.batch}"]
+    return [*what, *how, *(f"model.{key}={value}" for key, value in model.items())]
+
+
+def bare(spec: RunSpec, corpus: AbstractCorpus, device: torch.device) -> Callable[[], None]:
+    """Return one step of a plain loop; each call takes the next one."""
+    model, objective = build_model(spec, corpus.format).to(device), build_objective(spec, corpus.format)
+    optimizer, number = build_optimizer(spec, model), 0
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        nonlocal number
+        number += 1
+        examples = training_examples(spec, corpus, objective, "train", number, seed=spec.seed, batch=spec.batch)
+        total, count = objective.loss(model, examples.to(device))
+        optimizer.zero_grad(set_to_none=True)
+        (total / count).backward()
+        nn.utils.clip_grad_norm_(parameters, spec.clip_norm)
+        optimizer.step()
+
+    return step
+
+
+def timed(step: Callable[[], object], times: int, device: torch.device) -> float:
+    """Return the seconds of some calls: by the clock on a GPU, on a CPU those that this process computed."""
+    now = time.perf_counter if device.type == "cuda" else time.process_time
+    started = now()
+    for _ in range(times):
+        step()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return now() - started
+
+
+def parts(trainer: Trainer) -> dict[str, Callable[[], object]]:
+    """Return what ours has beside bare, each alone."""
+    own = [part.detach() for part in trainer.parameters]
+    before = [part.clone() for part in own]
+    row = {"step": 1, "loss": 1.2345678901234567, "grad_norm": 0.12345678901234567, "update_norm": 0.1, "lr": 1e-3}
+
+    def log() -> None:
+        trainer.log.metrics(row)
+        trainer.log.timing({"step": 1, "wall_s": 1.234567890, "tokens_per_s": 12345.67890, "memory_mb": 123.456})
+
+    def difference() -> None:
+        torch._foreach_copy_(before, own)
+        torch._foreach_sub_(before, own)
+
+    return {
+        "copy of the parameters and difference": difference,
+        "norm of the update": lambda: trainer.devices.norm(before),
+        "two rows of logs": log,
+    }
+
+
+def measure(name: str, size: Size, repeats: int, device: torch.device) -> float:
+    """Print one size's row and its parts; return the median ratio."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        sweep = read(SweepSpec, Invocation.of(words(size, folder, device.type)))
+        corpus = prepare(sweep.data, folder / "cache")
+        spec = sweep.points(corpus.fingerprint)[0][1]
+        trainer = Trainer(spec, RunDirectory(folder, run_id(spec)), corpus, device)
+        trainer.directory.write_spec(spec.model_dump(mode="json"))
+        trainer.open()
+        loops = {"bare": bare(spec, corpus, device), "ours": trainer.advance}
+        seconds: dict[str, list[float]] = {loop: [] for loop in loops}
+        for turn in range(-2, repeats):
+            for loop in sorted(loops, reverse=turn % 2 == 0):
+                spent = timed(loops[loop], size.steps, device) / size.steps
+                if turn >= 0:
+                    seconds[loop].append(spent)
+        ratios = [plain / own for plain, own in zip(seconds["bare"], seconds["ours"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        best, own = min(seconds["bare"]), min(seconds["ours"])
+        tokens, num = size.batch * size.positions, num_parameters(trainer.model)
+        bare_ms, ours_ms = (1e3 * statistics.median(seconds[loop]) for loop in ("bare", "ours"))
+        print(
+            f"{name:<6}{num:>12,}{tokens:>8,}{bare_ms:>10.2f}{ours_ms:>10.2f}{middle:>9.3f}{f'{low:.3f}-{high:.3f}':>14}"
+            f"{best / own:>9.3f}   {'met' if middle >= LEAST else 'MISSED'}",
+            flush=True,
+        )
+        alone = {part: min(timed(call, 5, device) / 5 for _ in range(5)) for part, call in parts(trainer).items()}
+        print("      " + "; ".join(f"{part} {100 * spent / best:.2f} %" for part, spent in alone.items()), flush=True)
+        trainer.log.close()
+        trainer.telemetry.close()
+    return middle
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=40, help="turns per size (default 40)")
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    arguments = parser.parse_args()
+    device = torch.device(arguments.device)
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "1 thread, seconds that the process computed"
+    print(f"{where}; {machine()}")
+    print(
+        f"{'size':<6}{'parameters':>12}{'tokens':>8}{'bare ms':>10}{'ours ms':>10}{'ratio':>9}{'quartiles':>14}"
+        f"{'of best':>9}   at least {LEAST:g}"
+    )
+    for name in arguments.sizes:
+        measure(name, SIZES[name], arguments.repeats, device)
+
+
+if __name__ == "__main__":
+    main()
