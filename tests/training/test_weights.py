@@ -121,6 +121,16 @@ def test_a_run_that_was_left_ends_as_one_that_was_not(lab, source, tmp_path, is_
     assert equal(tensors(directory), tensors(whole))
 
 
+def test_a_segment_goes_on_from_another_runs_checkpoint_whatever_the_first_began_with(lab, source):
+    """As population based training has it: the weights stay part of what each segment is, and are not taken again."""
+    weights = {"weights": starting(lab, source.path).weights.model_dump(mode="json")}
+    whole, first = lab.spec(steps=12, **weights), lab.spec(steps=5, **weights)
+    second = lab.spec(steps=12, init={"run": run_id(first), "step": 5}, **weights)
+    lines = [lab.train(spec).metrics_file.read_text().splitlines() for spec in (whole, first, second)]
+    assert lines[2] == lines[0][6:] and len(lines[2]) == 7
+    assert len({run_id(spec) for spec in (whole, second, lab.spec(steps=12, init=second.init.model_dump()))}) == 3
+
+
 def test_what_a_guard_brings_back_before_the_first_checkpoint_are_those_weights(lab, source, monkeypatch):
     real = loop.Trainer._backward
 
