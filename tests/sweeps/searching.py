@@ -39,22 +39,27 @@ class Sweep:
 
     def train(self, trial):
         self.trained.append(trial.run_id)
-        yield
-        verdict, nll = outcome(trial.spec)
-        steps, last = trial.spec["steps"], trial.stop_at or trial.spec["steps"]
-        for step in range(trial.directory.status()["step"] + 1, last + 1):
-            if verdict != "diverged" or step < steps / 2:
-                fakes.log_step(trial.directory, step, wall_s=0.1, val_nll=(nll or 9.0) + 1 / step)
-        if last < steps and (verdict != "diverged" or last < steps / 2):
-            trial.directory.set_status("stopped", step=last, reason="left", num_steps=steps)
-        else:
-            trial.directory.set_status(
-                verdict, step=last, num_steps=steps, result={"val_nll": nll, "init_nll": 5.5, "unigram_nll": 3.0}
-            )
+        yield from along_a_valley(trial)
 
     @property
     def printed(self):
         return self.console.file.getvalue()
+
+
+def along_a_valley(trial):
+    """All of a run at once: what `outcome` makes of its spec, or a diverged one's first half."""
+    yield
+    verdict, nll = outcome(trial.spec)
+    steps, last = trial.spec["steps"], trial.stop_at or trial.spec["steps"]
+    for step in range(trial.directory.status()["step"] + 1, last + 1):
+        if verdict != "diverged" or step < steps / 2:
+            fakes.log_step(trial.directory, step, wall_s=0.1, val_nll=(nll or 9.0) + 1 / step)
+    if last < steps and (verdict != "diverged" or last < steps / 2):
+        trial.directory.set_status("stopped", step=last, reason="left", num_steps=steps)
+    else:
+        trial.directory.set_status(
+            verdict, step=last, num_steps=steps, result={"val_nll": nll, "init_nll": 5.5, "unigram_nll": 3.0}
+        )
 
 
 def outcome(spec):

@@ -42,6 +42,10 @@ SETTINGS = {
 }
 
 
+class Lost(BaseException):
+    """Ray is gone. Raised past Tune, which after any `Exception` cleans up first, and would wait for it for minutes."""
+
+
 def launch(
     trials: Sequence[Trial],
     *,
@@ -112,7 +116,9 @@ def _fit(
     from sweeps.launchers.ray.trainable import RUN, RunTrainable
 
     settle = (lambda: True) if scheduler is None else scheduler.settle
-    board = Board(job, share, node_retries, on_tick=tick, settle=settle, interrupt=interrupt, say=say)
+    board = Board(
+        job, share, node_retries, on_tick=partial(_past_tune, tick), settle=settle, interrupt=interrupt, say=say
+    )
     trainable = tune.with_resources(tune.with_parameters(RunTrainable, job=job), {"cpu": share.cpus, "gpu": share.gpus})
     tuner = tune.Tuner(
         trainable,
@@ -136,6 +142,8 @@ def _fit(
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     try:
         tuner.fit()
+    except Lost as lost:
+        raise RuntimeError(str(lost)) from None
     except TuneError as error:  # what is not its trials' fault: e.g. a full disk, where Tune writes
         reason = str(error).strip().splitlines()[-1]
         raise RuntimeError(
@@ -155,3 +163,11 @@ def _tick(on_tick: Callable[[], None]) -> None:
     """Refresh the live table. Errors: ``RuntimeError`` where Ray has died."""
     session().require()
     on_tick()
+
+
+def _past_tune(tick: Callable[[], None]) -> None:
+    """Refresh the live table from within a Tuner. Errors: `Lost` where Ray has died."""
+    try:
+        tick()
+    except RuntimeError as error:
+        raise Lost(str(error)) from None
