@@ -96,8 +96,8 @@ def _sweep(spec: SweepSpec) -> int:
     corpus = as_read(corpus, spec.objective, pool)
     objective = Registry("objectives").load(spec.objective.name)(spec.objective.settings, corpus.format)
     _require_fit(spec, corpus, objective)
-    _require_roles(spec, corpus)
     spec = _with_weights(spec, corpus, cache)
+    _require_roles(spec, corpus)
     if is_read and (short := _short_validation(spec, corpus, objective)):
         print(short)
     trials = trials_of(spec, spec.points(corpus.fingerprint))

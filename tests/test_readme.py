@@ -57,7 +57,7 @@ def test_the_mechanism_of_the_docs_passes_the_contract_as_its_author_runs_it(tmp
     monkeypatch.setattr("stability.registry._plugins", {})
     names: dict[str, Any] = {}
     exec(block("python", "# test_mean.py"), names)
-    assert len(names["OF_A_MODULE"]) == 6 and len(names["OF_A_BUILDER"]) == 2
+    assert len(names["OF_A_MODULE"]) == 6 and len(names["OF_A_BUILDER"]) == 4
     for check in names["OF_A_MODULE"]:
         names["test_mean_keeps"](check)
     for check in names["OF_A_BUILDER"]:
@@ -315,7 +315,7 @@ def test_the_figure_of_the_docs_is_in_the_report(tmp_path, monkeypatch):
 def test_the_yamls_of_the_docs_hold_the_defaults_of_their_files():
     for page in ("optimizer", "norm", "ffn", "objective", "data_source"):
         text = PAGES[f"docs/extending/{page}.md"]
-        (code,), (written,) = (
+        (code, *_), (written,) = (
             re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL) for language in ("python", "yaml")
         )
         names: dict[str, Any] = {}

@@ -13,7 +13,8 @@ from analysis.words import listed, plural
 
 def sentence(protocol: Mapping[str, Any], gradients: Mapping[str, str] | None = None) -> str:
     """Return the protocol in one line, from the fields of `stability.config.curvature.CurvatureSpec`; a null batch or
-    clipping norm reads as the run's own.
+    clipping norm reads as the run's own. ``dropout``, where it is among them, is the share that the run drops in
+    training.
 
     ``gradients``: whose slope entered α_max, by optimizer state, where rows say so; else what the protocol asks for in
     each of its states.
@@ -26,9 +27,11 @@ def sentence(protocol: Mapping[str, Any], gradients: Mapping[str, str] | None = 
     slope = _slope(
         {state: gradient_of(protocol, state) for state in protocol["state"]} if gradients is None else gradients
     )
+    dropout = protocol.get("dropout")
+    dropped = f"; u by gradients with dropout {dropout:g}, the loss along it without" if dropout else ""
     return (
-        f"{', '.join(counted)} of {batch}{parts}; {slope}; weight decay {decay} in u; clipping norm {clip}; method "
-        f"{protocol['method']}{'; in the precision of the run' if protocol.get('precision') == 'run' else ''}"
+        f"{', '.join(counted)} of {batch}{parts}; {slope}; weight decay {decay} in u{dropped}; clipping norm {clip}; "
+        f"method {protocol['method']}{'; in the precision of the run' if protocol.get('precision') == 'run' else ''}"
     )
 
 

@@ -55,4 +55,5 @@ def _stored(table: pa.Table) -> dict[str, Any] | None:
 
 def _in_full(protocol: dict[str, Any], spec: dict[str, Any]) -> str:
     own = {key: spec[key] for key in ("batch", "clip_norm") if protocol.get(key) is None and key in spec}
-    return json.dumps(protocol | own, sort_keys=True)
+    dropout = spec.get("model", {}).get("dropout", 0.0)  # what u, and nothing else, was made with
+    return json.dumps(protocol | own | ({"dropout": dropout} if dropout else {}), sort_keys=True)

@@ -98,7 +98,7 @@ def test_an_interrupted_run_whose_checkpoint_is_damaged_goes_on_from_before_and_
     else:
         path.write_bytes(pickle.dumps(Touch(tmp_path / "ran")))
         manifest = json.loads((folder / checkpoint.MANIFEST).read_text())
-        manifest["sha256"][path.name] = checkpoint._sha256(path)
+        manifest["sha256"][path.name] = checkpoint.sha256_of(path)
         (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest))
     list(run_trial(trial))
     assert "skips a damaged checkpoint" in capsys.readouterr().out

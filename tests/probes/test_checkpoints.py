@@ -23,8 +23,8 @@ def run(directory, lab, curvature):
 
 
 def test_each_file_of_a_checkpoint_is_hashed_once_for_two_states_and_their_tables(lab, monkeypatch):
-    directory, hashed, own = lab.train(lab.spec(checkpoint={"every_steps": 5})), Counter(), checkpoint._sha256
-    monkeypatch.setattr(checkpoint, "_sha256", lambda path: (hashed.update([path]), own(path))[1])
+    directory, hashed, own = lab.train(lab.spec(checkpoint={"every_steps": 5})), Counter(), checkpoint.sha256_of
+    monkeypatch.setattr(checkpoint, "sha256_of", lambda path: (hashed.update([path]), own(path))[1])
     run(directory, lab, EVERYTHING)
     measured = [directory.checkpoints()[0], directory.checkpoints()[-1]]
     assert measured[0] != measured[1]

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from analysis.study.load import load
+from analysis.study.protocol import stated
 from stability.build import build_model
 from stability.config.base import checked
 from stability.config.generation import GenerateSpec
@@ -17,6 +19,8 @@ from stability.curvature import directional
 from stability.probes.checkpoints import Loaded, corpus_of
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.probes.generation.tokens import Source
+from stability.runs.results import collect, write
+from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from tests.conftest import TINY, Lab
 from tests.probes.test_alpha_max import SHORT, ByHand, measured
@@ -154,3 +158,16 @@ def test_samples_are_those_of_a_model_without_dropout_and_the_same_twice(trained
         list(source.steps(tokens))
         drawn.append(tokens)
     assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
+
+
+def test_captions_say_what_the_step_and_what_the_loss_was_made_with(trained):
+    lab, _, directory, _ = trained
+    plain, _ = measured(lab, lab.spec(), SHORT.model_copy(update={"recorded_steps": 1}))
+    lines = []
+    for name, run in (("dropped", directory), ("plain", plain)):
+        study = StudyFolder.of(lab.pool, name)
+        study.write([run.run_id])
+        write(collect(study.path), study.results)
+        lines.append(stated(load(study.path).curvature))
+    said = "; u by gradients with dropout 0.3, the loss along it without; clipping norm 1;"
+    assert said in lines[0] and "dropout" not in lines[1]

@@ -26,13 +26,13 @@ def poison(monkeypatch):
     def at(*steps: int) -> None:
         real = loop.Trainer._backward
 
-        def backward(self, examples):
-            loss = real(self, examples)
+        def backward(self, examples, step):
+            loss = real(self, examples, step)
             if self.step + 1 not in steps:
                 return loss
             for parameter in self.parameters:
                 parameter.grad.fill_(NAN)
-            return loss * NAN
+            return [part * NAN for part in loss]
 
         monkeypatch.setattr(loop.Trainer, "_backward", backward)
 
@@ -132,8 +132,8 @@ def test_a_clipped_gradient_above_the_threshold_is_left_out(lab, monkeypatch):
     is."""
     real = loop.Trainer._backward
 
-    def backward(self, examples):
-        loss = real(self, examples)
+    def backward(self, examples, step):
+        loss = real(self, examples, step)
         norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in self.parameters])
         for parameter in self.parameters:
             parameter.grad *= (0.7 if self.step + 1 in (3, 6) else 0.1) / norm
@@ -252,8 +252,8 @@ def test_a_finite_checkpoint_of_parameters_that_have_blown_up_is_left_behind(lab
     real one overflows depends on how a processor rounds."""
     real = loop.Trainer._backward
 
-    def backward(self, examples):
-        loss, unused = real(self, examples), self.model.embedding.weight
+    def backward(self, examples, step):
+        loss, unused = real(self, examples, step), self.model.embedding.weight
         has_blown_up = unused[0, 0].abs() > 1e5
         for parameter in self.parameters:
             parameter.grad.fill_(NAN if has_blown_up else 0.0)

@@ -32,7 +32,9 @@ class DrawnOneByOne:
 
 def validation(name, *, sequences=4, positions=16, seed=0, **settings):
     objective = Registry("objectives").load(name)(settings_of("objectives", name, settings), V)
-    spec = SimpleNamespace(evaluation=SimpleNamespace(sequences=sequences), model=SimpleNamespace(positions=positions))
+    spec = SimpleNamespace(
+        precision="float32", evaluation=SimpleNamespace(sequences=sequences), model=SimpleNamespace(positions=positions)
+    )
     return Validation(spec, DrawnOneByOne(seed), objective, torch.device("cpu")), objective
 
 
