@@ -82,7 +82,7 @@ class RunDirectory:
         self.provenance_file = self.path / "provenance.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.timing_file = self.path / "timing.jsonl"
-        self.curvature_timing_file = self.path / "curvature" / "timing.jsonl"
+        self.curvature_timing_file = self.path / "curvature_timing.jsonl"
         self.gradients_file = self.path / "gradients.jsonl"
         self.status_file = self.path / "status.json"
         self.traceback_file = self.path / "traceback.txt"

@@ -19,7 +19,7 @@ from sweeps.alpha_share import alpha_share
 def recorded(pool, name: str, training: list[float], measured: list[tuple[float, float]]) -> RunDirectory:
     """Return a run with these clocks of its steps, and (seconds, end) of what was measured."""
     run = RunDirectory(pool, name)
-    run.curvature_timing_file.parent.mkdir(parents=True)
+    run.curvature_timing_file.parent.mkdir(parents=True, exist_ok=True)
     run.timing_file.write_text("".join(json.dumps({"step": 1, "wall_s": each}) + "\n" for each in training))
     rows = [{"phase": "terminal", "wall_s": wall_s, "ended": ended} for wall_s, ended in measured]
     run.curvature_timing_file.write_text("".join(json.dumps(row) + "\n" for row in rows))

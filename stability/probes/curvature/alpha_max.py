@@ -69,7 +69,7 @@ def measure(
 
 
 def _clocked(steps: Iterator[None], directory: RunDirectory, phase: str) -> Iterator[None]:
-    """Go through the steps of a measurement; add a row to ``curvature/timing.jsonl`` with the seconds that they took,
+    """Go through the steps of a measurement; add a row to ``curvature_timing.jsonl`` with the seconds that they took,
     not counting those between them, and when they ended (seconds since 1970), done or not."""
     spent_s, started = 0.0, time.perf_counter()
     try:
