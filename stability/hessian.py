@@ -13,7 +13,7 @@ from stability.cli.publish import publish
 from stability.cli.subjects import Subject, Work, take_steps, tell_skipped
 from stability.cli.words import Invocation
 from stability.config.entries import HessianSpec
-from stability.runs.directory import RunDirectory
+from stability.runs.directory import RunDirectory, read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,7 +136,16 @@ def _print_table(directory: RunDirectory) -> None:
             _print_state(table.query("phase == @phase and state == @state"), phase, state)
     for phase, state in read_undefined(directory):
         print(f"{phase:10} state={state:10} is not defined for this run's optimizer")
+    if scales := _scales(directory):
+        print(f"lr and α_max are the base rate: {scales}")
     print(f"rows: {directory.path / 'curvature'}")
+
+
+def _scales(directory: RunDirectory) -> str:
+    """Return the roles of parameters that train at a multiple of the run's rate, ``"mixer at 0.5 times it"``."""
+    groups = read_json(directory.spec_file)["optimizer"].get("groups", {})
+    scaled = {role: settings["lr_scale"] for role, settings in groups.items() if "lr_scale" in settings}
+    return ", ".join(f"{role} at {scale:g} times it" for role, scale in scaled.items())
 
 
 def _print_state(rows: pd.DataFrame, phase: str, state: str) -> None:

@@ -37,6 +37,7 @@ Without arguments: the preset quickstart. The same command again trains only wha
   halving.reduction=3                  leave all but a third of the learning rates of a grid at each of up to two rungs
   seeds=3 steps=500 batch=16           model=text_54m (Table 10)            objective=mlm | ar | score_entropy | classify | multitrack
   data=text data.path=FILE_OR_FOLDER   txt, jsonl (.gz, .zst), parquet      optimizer=adamw | sgd   norm=layernorm | rmsnorm | dyt | derf   ffn=mlp | glu   position=rope | learned | none   linear=dense | bitnet
+  optimizer.groups.mixer.lr_scale=0.5  settings of the optimizer by role: embedding, position, norm, mixer, cross, residual, ffn, condition, head
   data.tokenizer=gpt2 data.keep=4096   data.ranks=FOLDER: its rank files    data=dna data.path=FASTA   data=hf data.dataset=ID
   data=images data.path=PATH           npz, CIFAR's python batches, train/<class>/*.png; with objective=classify model=vit_nano | vit_small
   study=quickstart | text_mini | dna_mini | curvature | ablation_consensus | text_54m, text_193m, text_385m, text_385m_mix, dna_51m, dna_172m, dna_331m,

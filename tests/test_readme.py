@@ -92,6 +92,23 @@ def test_the_yaml_of_a_page_works_as_it_stands_in_conf(name, words, settings, ow
     assert str(getattr(settings(spec), key)) == other
 
 
+def test_the_preset_of_roles_is_read_as_it_stands_and_its_groups_reach_the_optimizer(tmp_path, monkeypatch, lab):
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    (tmp_path / "conf/study/roles.yaml").write_text(block("yaml", "conf/study/roles.yaml"))
+    for module in ("conf", "compose", "mistakes", "places"):
+        monkeypatch.setattr(f"stability.cli.{module}.conf_dir", lambda: tmp_path / "conf")
+    for words in (["study=roles"], ["study=roles", "optimizer=[adamw,sgd]", "optimizer.groups.mixer.lr_scale=0.5"]):
+        spec = read_spec("sweep", words)
+        assert spec.name == "roles" or len(words) > 1
+        found = {group.role: group.written() for group in spec.optimizer[0].groups}
+        assert found["mixer"] == {"lr_scale": 0.5}
+    assert {group.role: group.written() for group in read_spec("sweep", ["study=roles"]).optimizer[0].groups} == {
+        "mixer": {"lr_scale": 0.5},
+        "norm": {"weight_decay": 0.0},
+        "embedding": {"lr_scale": 0.0},
+    }
+
+
 def test_the_mechanism_of_the_docs_trains(mean, lab):
     spec = lab.spec(plugins=["mean"], mechanism={"name": "mean"})
     assert lab.train(spec).status()["state"] in ("stable", "plateaued")

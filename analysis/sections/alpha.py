@@ -13,7 +13,7 @@ from analysis.sections.alpha_tables import alpha_tables
 from analysis.sections.differences import verification
 from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures, typst
 from analysis.study.load import Study
-from analysis.study.protocol import states_explained, undefined_states
+from analysis.study.protocol import base_rates, states_explained, undefined_states
 from analysis.words import plural
 
 CAPTION = (
@@ -40,7 +40,7 @@ def body(study: Study, drawn: Drawn) -> str:
     if not phases_and_states(study):
         why = "α_max was not measured in this study (hessian=false, or no run left a checkpoint)."
         return head + paragraph(absent or why)
-    explained = paragraph(states_explained(study.curvature) + state_ratio(study))
+    explained = paragraph(states_explained(study.curvature) + state_ratio(study) + base_rates(study))
     explained += paragraph(absent) if absent else ""
     return head + explained + pictures(drawn) + paragraph(verification(study)) + typst(alpha_tables(study))
 

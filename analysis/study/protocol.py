@@ -146,6 +146,26 @@ def asked_protocol(study: Study) -> dict[str, Any]:
     }
 
 
+def base_rates(study: Study) -> str:
+    """Say in a sentence, with a space before it, that LR and α_max are base rates where roles of parameters train at
+    multiples of them; "" where all train at one rate."""
+    spec: dict[str, Any] = study.study.get("spec") or {}
+    optimizers = [each for each in spec.get("optimizer") or [] if isinstance(each, dict)]
+    scales: dict[str, list[float]] = {}
+    for optimizer in optimizers:
+        for role, settings in (optimizer.get("groups") or {}).items():
+            scales.setdefault(role, []).append(settings.get("lr_scale", 1.0))
+    for ablation in spec.get("ablate") or []:
+        kind, _, setting = str(ablation["setting"]).partition(".")
+        if kind == "groups" and setting.endswith(".lr_scale"):
+            scales.setdefault(setting.removesuffix(".lr_scale"), []).extend(ablation["values"])
+    told = {role: sorted(set(each)) for role, each in scales.items() if set(each) != {1.0}}
+    if not told:
+        return ""
+    whose = (f"{role} at {' or '.join(f'{scale:g}' for scale in each)} times it" for role, each in told.items())
+    return f" LR and α_max are the base rate: of the parameters' roles {listed(whose)}."
+
+
 # The project's optimizers that are no Adam: state "paper" is not defined for them. Known here for runs that left no
 # file to say it; a test holds it to them.
 NO_ADAM = ("sgd",)
