@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 
@@ -16,7 +18,8 @@ class FactorisedEmbedding(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The matrix (V, D) of which a token takes its row, without b: what a tied head reads with."""
-        return self.table.get_parameter("weight") @ self.projection.weight.T
+        table: Any = self.table  # its weight is no parameter while others stand in for it (functional_call)
+        return table.weight @ self.projection.weight.T
 
     def forward(self, tokens_BN: Tensor) -> Tensor:
         return self.projection(self.table(tokens_BN))

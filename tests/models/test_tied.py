@@ -58,8 +58,9 @@ def test_gradient_and_curvature_of_the_one_matrix_are_those_of_both_added_up():
             torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12)
 
 
-def test_the_projects_own_hessian_sees_the_matrix_once():
-    tied = shaken(model_of(tied=True))
+@pytest.mark.parametrize("more", [{}, {"embedding_width": 4}, {"loops": 2}, {"head_bias": False}])
+def test_the_projects_own_hessian_sees_the_matrix_once(more):
+    tied = shaken(model_of(tied=True, **more))
     params = {name: value.detach() for name, value in tied.named_parameters()}
     v = {name: torch.ones_like(value) for name, value in params.items()}
     with sdpa_kernel(SDPBackend.MATH):
