@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from stability.config.base import checked
+from stability.config.model import ModelSpec
 from stability.config.parse import parse
 from stability.config.rates import LearningRates
-from stability.config.run import ModelSpec
 from stability.config.sweep import ABLATED, SweepSpec
 from stability.registry import Registry
 from tests.reading import compose

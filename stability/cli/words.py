@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stability.cli.conf import AXES
 from stability.cli.places import quoted
-from stability.config.run import ModelSpec
+from stability.config.model import ModelSpec
 
 OF_EVERY_MODEL = tuple(f"model.{key}" for key, field in ModelSpec.model_fields.items() if not field.is_required())
 CHOICES = (*AXES, "model", "ffn", "position", "linear", "objective", "data", "schedule", "lr", "search")

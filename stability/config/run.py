@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from stability.config.base import Settings, check_heads
+from stability.config.base import Settings
 from stability.config.cross import CrossOfEach, cross_choice, cross_fits, cross_has_context
-from stability.config.identity import Bare, Family, Label, Since
+from stability.config.identity import Bare, Family, Since
+from stability.config.model import ModelSpec
 from stability.config.parts import Part, one_part, read_by, require_trainable
 from stability.config.training import (
     CheckpointSpec,
@@ -25,100 +26,6 @@ from stability.registry import Registry
 
 # raised when the same spec would train differently: old runs then keep their ids and are not taken for new ones
 BEHAVIOUR_VERSION = 1
-
-
-class ModelSpec(Settings):
-    """The size of the transformer."""
-
-    name: Annotated[str, Label()] = Field(description="the size's name in tables, e.g. nano")
-    layers: int = Field(ge=1, le=10_000, description="number of blocks")
-    width: int = Field(ge=2, le=2**20, description="model width d")
-    heads: int = Field(ge=1, description="number of heads H")
-    positions: int = Field(ge=2, le=2**24, description="sequence length N that is trained on")
-    ffn_multiple: float = Field(
-        default=4.0,
-        gt=0,
-        le=1024,
-        description="hidden width of the MLP as a multiple of d, where ffn.multiple is null",
-    )
-    dropout: Annotated[float, Since(0.0)] = Field(
-        default=0.0,
-        ge=0,
-        lt=1,
-        description="share of numbers that training drops (`dropout_at`), the rest scaled by 1/(1 − share); 0: none",
-    )
-    dropout_at: Annotated[Literal["all", "branches"], Since("all")] = Field(
-        default="all",
-        description=(
-            "where: after the embedding, at attention's weights and at each branch's output (nanoGPT), or at the "
-            "outputs alone (SEDD)"
-        ),
-    )
-    qk_bias: float = Field(
-        default=0.0,
-        description="where attention's query and key biases start; equal ones make the first pattern local (RoPE)",
-    )
-    embedding_std: Annotated[float, Since(1.0)] = Field(
-        default=1.0, gt=0, description="standard deviation that token embeddings start with (model.init=ours)"
-    )
-    init: Annotated[Literal["ours", "torch", "nanogpt", "sedd"], Since("ours")] = Field(
-        default="ours",
-        description="rule that weights start by: this project's, torch's own, or that of nanoGPT's or SEDD's code",
-    )
-    tied: Annotated[bool, Since(False)] = Field(
-        default=False, description="whether the head's weight is the embedding's: the model holds that matrix once"
-    )
-    head_bias: Annotated[bool, Since(True)] = Field(default=True, description="whether the head adds a bias")
-    embedding_width: Annotated[int | None, Since(None)] = Field(
-        default=None,
-        ge=1,
-        le=2**20,
-        description="width of the tokens' table, from which a linear map leads to the model's; null: the model's own",
-    )
-    loops: Annotated[int, Since(1)] = Field(
-        default=1, ge=1, le=10_000, description="how often the blocks are passed in a row, with the same weights"
-    )
-    mixer_bias: Annotated[Literal["all", "out", "none"], Since("all")] = Field(
-        default="all",
-        description="linear maps of mixers that add a bias: all, the last one of each alone, none",
-    )
-
-    @property
-    def dropout_inside(self) -> float:
-        """The share that is dropped elsewhere than at the branches' outputs."""
-        return self.dropout if self.dropout_at == "all" else 0.0
-
-    @model_validator(mode="after")
-    def _something_is_dropped(self) -> ModelSpec:
-        if self.dropout_at != "all" and not self.dropout:
-            raise ValueError(
-                f"model.dropout_at={self.dropout_at} changes nothing where model.dropout=0; give a share, e.g. 0.1"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> ModelSpec:
-        check_heads(self.heads, self.width, "model.")
-        return self
-
-    @model_validator(mode="after")
-    def _starts_are_read(self) -> ModelSpec:
-        """Refuse what a rule of initialisation, or a model without the parameters, would pass by."""
-        if self.embedding_std != 1 and self.init != "ours":
-            raise ValueError(
-                f"model.embedding_std={self.embedding_std:g} belongs to model.init=ours, and model.init={self.init} "
-                "says itself how embeddings start; leave it out"
-            )
-        if self.qk_bias and self.mixer_bias != "all":
-            raise ValueError(
-                f"model.qk_bias={self.qk_bias:g} is where biases start that model.mixer_bias={self.mixer_bias} takes "
-                "away; give model.qk_bias=0"
-            )
-        if self.tied and self.init == "sedd":
-            raise ValueError(
-                "model.init=sedd starts the head at zero, which model.tied=true makes the embedding, too; choose one"
-            )
-        return self
 
 
 class AbstractRecipe(Settings):
