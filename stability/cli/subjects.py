@@ -34,7 +34,8 @@ class Subject:
     def of(cls, ckpt: str, *, kept: str) -> Subject:
         """Return the runs of what lies in a folder. ``kept``: what would be kept in a run's folder, e.g. "rows".
 
-        Errors: ``ValueError`` for a folder that holds neither a study nor a run nor an intact checkpoint of a run.
+        A checkpoint's files are verified by what reads them, once. Errors: ``ValueError`` for a folder that holds
+        neither a study nor a run nor a checkpoint of a run.
         """
         folder = _folder(ckpt)
         if (folder / "study.json").exists():
@@ -43,9 +44,9 @@ class Subject:
         if (folder / "spec.json").exists():
             return cls((RunDirectory.at(folder),), folder.parent)
         from stability.runs.phases import phases
-        from stability.training.checkpoint import verified_manifest
+        from stability.training.checkpoint import manifest_of
 
-        verified_manifest(folder)
+        manifest_of(folder)
         directory = RunDirectory.at(folder.parent.parent)
         if not directory.spec_file.exists():
             raise ValueError(

@@ -17,15 +17,16 @@ from stability.mechanisms._observed import AbstractAttention
 class AbstractSoftmaxAttention(AbstractAttention):
     """Attention with A = softmax(`logits`) over the keys that a position sees; ``qkv`` gives queries, keys and values.
 
-    ``gamma``: γ of the discrepancy v − γAv where the heads pass that on; 1 where they pass on Av. ``mask_diagonal``:
-    whether no position sees itself. ``log_temperature``: t, where the products q·k have a learned factor e^t in the
-    place of 1/√K (Lee et al. 2021, arXiv:2112.13492, 3.2); None: they have not. A subclass implements `forward` by
-    torch's own attention, and `visible` where it is another than j ≤ i (causal) or all; `weights` writes the same
-    softmax out, N² numbers a head. In training mode a share of A is dropped, `dropped`, which `weights` leaves out.
+    ``gamma``: γ of the discrepancy v − γAv where the heads pass that on, one number; None: they pass on Av.
+    ``mask_diagonal``: whether no position sees itself. ``log_temperature``: t, where the products q·k have a learned
+    factor e^t in the place of 1/√K (Lee et al. 2021, arXiv:2112.13492, 3.2); None: they have not. A subclass implements
+    `forward` by torch's own attention, and `visible` where it is another than j ≤ i (causal) or all; `weights` writes
+    the same softmax out, N² numbers a head. In training mode a share of A is dropped, `dropped`, which `weights` leaves
+    out. One whose `split`, `logits` or `mixed` is another also says so: in `projections`, in ``gamma``.
     """
 
     rows_sum_to_one = True
-    gamma: float = 1.0
+    gamma: float | Tensor | None
     mask_diagonal: bool = False
     log_temperature: nn.Parameter | None
 
@@ -37,7 +38,8 @@ class AbstractSoftmaxAttention(AbstractAttention):
         self.dropout = shape.dropout
         self.qkv = nn.Linear(shape.width, 3 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)
-        self.log_temperature = None
+        # not of the class: a parameter of that name could not be registered
+        self.gamma = self.log_temperature = None
 
     def learn_temperature(self) -> None:
         """Let the factor of the products q·k be learned, one for all heads, from 1/√K on."""
@@ -76,6 +78,12 @@ class AbstractSoftmaxAttention(AbstractAttention):
         """Return the pairs (N, N), True where query i (first axis) sees key j in a sequence without padding."""
         causal, mask_diagonal = self.causal, self.mask_diagonal
         return visible_pairs(num_positions, None, causal=causal, mask_diagonal=mask_diagonal, device=device)[0, 0]
+
+    def projections(self) -> tuple[Float[Tensor, "H K D"], Float[Tensor, "H K D"]]:
+        """Return each head's W_q and W_k: with neither rotation nor biases the logits are (W_q x)·(W_k x′) times e^t,
+        where that is learned, or 1/√K."""
+        w_q_HKD, w_k_HKD, _ = self.qkv.weight.unflatten(0, (3, self.heads, -1))
+        return w_q_HKD, w_k_HKD
 
     def split(self, qkv_BND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries and keys, rotated where the run's positions are rotations, and values, (B, H, N, K) each, from

@@ -45,6 +45,7 @@ class AttentionX(AbstractSoftmaxAttention):
         )
 
     directions = frozenset({BIDIRECTIONAL, CAUSAL})
+    gamma: float | Tensor
 
     def __init__(self, config: Config, shape: MixerShape):
         super().__init__(config, shape)

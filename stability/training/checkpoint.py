@@ -99,21 +99,27 @@ def _described(data_format: Any) -> dict[str, Any]:
     return {"vocab_size" if isinstance(data_format, int) else "format": data_format}
 
 
-def verified_manifest(folder: Path) -> dict[str, Any]:
-    """Return the manifest, after every file in it was hashed and found unchanged."""
+def manifest_of(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint whose files are yet to be read, and verified then."""
     if not folder.is_dir():
         raise ValueError(f"no checkpoint at {folder}; give a folder like runs/<run_id>/checkpoints/step_000200")
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        files, _ = manifest["sha256"], manifest["spec"]
+        _ = manifest["sha256"], manifest["spec"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(
             f"{folder} has no readable {MANIFEST}; it is no checkpoint, run (runs/<run_id>) or study "
             "(runs/studies/<name>), or it was cut short"
         ) from None
+    return manifest
+
+
+def verified_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest, after every file in it was hashed and found unchanged."""
+    manifest = manifest_of(folder)
     for name in (MODEL, TRAINER):
         path = folder / name
-        if not path.is_file() or sha256_of(path) != files.get(name):
+        if not path.is_file() or sha256_of(path) != manifest["sha256"].get(name):
             raise ValueError(
                 f"{path} is missing, truncated or altered (its sha256 is not the manifest's); use another checkpoint"
             )

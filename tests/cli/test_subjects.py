@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 
 import pytest
 
 from stability.cli.subjects import Subject
 from stability.runs.study import StudyFolder
+from stability.training import checkpoint
 
 KEPT = {"hessian": "rows", "probe": "rows", "generate": "samples"}
 WORDS = {"hessian": [], "probe": ["what=spectra"], "generate": ["num=1"]}
@@ -61,6 +63,43 @@ def test_each_entry_refuses_a_checkpoint_outside_of_a_run_and_says_what_it_would
         assert out.stderr.startswith(
             f"error: {stray} is not inside a run's folder (runs/<run_id>/checkpoints/…), where "
         )
+
+
+SHORT = {
+    "hessian": ["device=cpu", "state=[paper]", "warmup_batches=1", "warmup_steps=1", "recorded_steps=1", "batch=2"],
+    "probe": ["what=spectra", "sequences=1", "device=cpu"],
+    "generate": ["num=1", "device=cpu"],
+}
+
+
+@pytest.mark.parametrize("entry", SHORT)
+def test_each_entry_reads_a_checkpoint_that_it_is_given_once_and_verifies_it(lab, entered, monkeypatch, entry):
+    folder = lab.train(lab.spec()).checkpoints()[-1]
+    hashed, sha256_of = Counter(), checkpoint.sha256_of
+
+    def counted(path):
+        hashed[path.name] += 1
+        return sha256_of(path)
+
+    monkeypatch.setattr(checkpoint, "sha256_of", counted)
+    assert entered(f"stability.{entry}", f"ckpt={folder}", *SHORT[entry]).returncode == 0
+    assert hashed == {checkpoint.MODEL: 1, checkpoint.TRAINER: 1}
+    copy = folder.with_name("step_000099")
+    for name in (checkpoint.TRAINER, checkpoint.MODEL, checkpoint.MANIFEST):
+        shutil.copytree(folder, copy)
+        before = sorted(copy.parents[1].rglob("*"))
+        (copy / name).write_bytes((copy / name).read_bytes()[:-9])
+        out = entered(f"stability.{entry}", f"ckpt={copy}", *SHORT[entry])
+        wrong = (
+            f"{copy} has no readable {name}; it is no checkpoint, run (runs/<run_id>) or study (runs/studies/<name>), "
+            "or it was cut short"
+            if name == checkpoint.MANIFEST
+            else f"{copy / name} is missing, truncated or altered (its sha256 is not the manifest's); use another "
+            "checkpoint"
+        )
+        assert (out.returncode, out.stderr) == (2, f"error: {wrong}\n")
+        assert sorted(copy.parents[1].rglob("*")) == before, "it left something behind"
+        shutil.rmtree(copy)
 
 
 def test_a_name_that_no_file_system_takes_is_refused_by_its_key():

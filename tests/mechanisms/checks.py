@@ -3,6 +3,8 @@ each of them bites."""
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch.func import functional_call, grad, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stability.linears import drop_biases
+from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.models.init import OwnInit, initialise
 from tests.mechanisms.oracles import block_operator
@@ -224,6 +227,50 @@ def check_weights_reproduce_forward(module: AbstractAttention) -> None:
             rows_RHN = a_BHNN.movedim(1, 2)[valid_BN]
             is_one_RH = (rows_RHN.sum(-1) - 1).abs() < 1e-12
             assert (is_one_RH | (rows_RHN == 0).all(-1)).all(), "a row does not sum to 1"
+
+
+def check_softmax_is_as_declared(module: AbstractSoftmaxAttention) -> None:
+    """What a softmax attention says of itself, and probes read beside its weights, is what it computes: queries, keys,
+    values, logits, pairs that see each other, W_q and W_k, a masked diagonal, γ."""
+    x_BND, module = inputs(), module.double()
+    with torch.no_grad():
+        for mask_BN in (None, padding()):
+            given_BND = x_BND if mask_BN is None else x_BND.where(mask_BN[..., None], 0.0)
+            q_BHNK, k_BHNK, v_BHNK = module.split(module.qkv(given_BND))
+            seen = module.visible(NUM_POSITIONS, x_BND.device)
+            if mask_BN is not None:
+                seen = seen & mask_BN[:, None, None]
+            part_BHNN = module.logits(q_BHNK, k_BHNK).exp() * seen
+            expected_BHNN = part_BHNN / part_BHNN.sum(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+            a_BHNN = module.weights(x_BND, mask_BN=mask_BN)
+            assert torch.allclose(a_BHNN, expected_BHNN, rtol=1e-10, atol=1e-14), "weights of other logits or pairs"
+            assert torch.allclose(module.values(given_BND), v_BHNK, rtol=1e-12, atol=1e-14), "other values"
+        a_BHNN, v_BHNK = module.weights(x_BND), module.values(x_BND)
+        diagonal_BHN = a_BHNN.diagonal(dim1=-2, dim2=-1)
+        assert ((diagonal_BHN == 0) == module.mask_diagonal).all(), f"mask_diagonal={module.mask_diagonal}: not so"
+        passed_on_BHNK = torch.einsum("bhij,bhjk->bhik", a_BHNN, v_BHNK)
+        if module.gamma is not None:
+            passed_on_BHNK = v_BHNK - float(module.gamma) * passed_on_BHNK
+        assert torch.allclose(module.mixed(a_BHNN, v_BHNK), passed_on_BHNK, rtol=1e-12, atol=1e-13), (
+            f"gamma={module.gamma}: the heads pass on something else"
+        )
+        _check_projections(module, x_BND)
+
+
+def _check_projections(module: AbstractSoftmaxAttention, x_BND: Tensor) -> None:
+    """Without rotation and biases the logits are the factor times (W_q x)·(W_k x′), by the exposed W_q and W_k."""
+    plain = copy.deepcopy(module)
+    plain.rope = None
+    if plain.qkv.bias is not None:
+        nn.init.zeros_(plain.qkv.bias)
+    q_BHNK, k_BHNK, _ = plain.split(plain.qkv(x_BND))
+    w_q_HKD, w_k_HKD = module.projections()
+    learned = module.log_temperature
+    factor = 1 / math.sqrt(WIDTH // HEADS) if learned is None else math.exp(learned.item())
+    expected_BHNN = factor * torch.einsum("bid,hkd,hke,bje->bhij", x_BND, w_q_HKD, w_k_HKD, x_BND)
+    assert torch.allclose(plain.logits(q_BHNK, k_BHNK), expected_BHNN, rtol=1e-10, atol=1e-12), (
+        "logits of other projections or of another factor"
+    )
 
 
 def check_edges_reproduce_forward(module: AbstractConsensus, **given: Tensor) -> None:

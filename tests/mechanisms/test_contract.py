@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from stability.config.parts import settings_of
 from stability.mechanisms import build
@@ -59,6 +60,7 @@ PLANTED = (
 )
 EXPOSED = (
     (AbstractAttention, checks.check_weights_reproduce_forward),
+    (AbstractSoftmaxAttention, checks.check_softmax_is_as_declared),
     (AbstractConsensus, checks.check_edges_reproduce_forward),
 )
 OTHER_SETTINGS = [
@@ -67,6 +69,8 @@ OTHER_SETTINGS = [
     ("attentionx", {"mask_diagonal": True}, "causal"),
     ("attentionx", {"mask_diagonal": False, "gamma": 0.5}, "bidirectional"),
     ("sw", {"window": 1}, "causal"),
+    ("sa", {"temperature": "learned"}, "causal"),
+    ("attentionx", {"temperature": "learned"}, "bidirectional"),
 ]
 
 
@@ -121,7 +125,11 @@ def test_what_a_mechanism_exposes_reproduces_its_forward(name, direction):
 @pytest.mark.parametrize(("name", "settings", "direction"), OTHER_SETTINGS)
 def test_weights_with_other_settings_reproduce_forward(name, settings, direction):
     shape = {"width": checks.WIDTH, "heads": checks.HEADS, "direction": direction}
-    checks.check_weights_reproduce_forward(checks.build_seeded(lambda: build(name, **shape, **settings)))
+    module = checks.build_seeded(lambda: build(name, **shape, **settings))
+    if module.log_temperature is not None:
+        nn.init.constant_(module.log_temperature, 0.3)  # it begins as the factor that is not learned
+    checks.check_weights_reproduce_forward(module)
+    checks.check_softmax_is_as_declared(module)
 
 
 def test_the_mechanisms_that_probes_observe_are_these():

@@ -14,9 +14,11 @@ from stability.curvature import directional
 from stability.objectives._base import AbstractObjective
 from stability.registry import Registry
 from stability.residuals import build
-from stability.residuals._streams import AbstractStreams, Coefficients
+from stability.residuals._sinkhorn import sinkhorn
+from stability.residuals._streams import AbstractSinkhornStreams, AbstractStreams, Coefficients
 from stability.residuals.hc import HyperConnections
-from tests.residuals.oracles import updated
+from stability.residuals.mhc import ManifoldHyperConnections
+from tests.residuals.oracles import scaled, updated
 
 NAMES = Registry("residuals").names()
 WIDTH = 8
@@ -94,10 +96,14 @@ def test_a_state_of_zeros_has_finite_second_derivatives(name):
     assert curvature_BND.isfinite().all()
 
 
+def state_of(module: AbstractStreams) -> torch.Tensor:
+    shape = (2, 3, module.config.streams, WIDTH)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
 def check_coefficients_reproduce_forward(module: AbstractStreams) -> None:
     """The exposed pre, mix and post give the next state, mixᵀX + post ⊗ F(Σ pre X), token by token in plain floats."""
-    shape = (2, 3, module.config.streams, WIDTH)
-    state = torch.randn(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    state = state_of(module)
     with torch.no_grad():
         found = module.double()(state, lambda u_BND: u_BND.sin()).flatten(0, 1)
         tokens = zip(*(part.flatten(0, 1).tolist() for part in module.coefficients(state)), strict=True)
@@ -107,12 +113,31 @@ def check_coefficients_reproduce_forward(module: AbstractStreams) -> None:
         assert torch.allclose(given, expected_SD, rtol=1e-10, atol=1e-12), "another state"
 
 
+def check_logits_reproduce_the_mix(module: AbstractSinkhornStreams) -> None:
+    """The exposed mixing logits give the exposed mix by the settings' iterations of Sinkhorn and Knopp, in plain
+    floats; and so does the class's own `mixing`."""
+    module, state = module.double(), state_of(module)
+    with torch.no_grad():
+        mix_BNST, logits_BNST = module.coefficients(state).mix_BNST, module.mixing_logits(state)
+        assert torch.allclose(module.mixing(logits_BNST), mix_BNST, rtol=1e-10, atol=1e-14), "another mix"
+    for logits, given_ST in zip(logits_BNST.flatten(0, 1).tolist(), mix_BNST.flatten(0, 1), strict=True):
+        expected_ST = torch.tensor(scaled(logits, module.config.iterations), dtype=torch.float64)
+        assert torch.allclose(given_ST, expected_ST, rtol=1e-10, atol=1e-14), "another mix"
+
+
 STREAMS = [name for name in NAMES if issubclass(Registry("residuals").load(name), AbstractStreams)]
+SINKHORN = [name for name in NAMES if issubclass(Registry("residuals").load(name), AbstractSinkhornStreams)]
 
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_exposed_coefficients_reproduce_forward(name):
     check_coefficients_reproduce_forward(shake(build(name, width=WIDTH, layer=1)))
+
+
+@pytest.mark.parametrize("settings", [{}, {"iterations": 2}, {"streams": 3}])
+def test_exposed_mixing_logits_reproduce_the_mix(settings):
+    assert SINKHORN == ["mhc"], "another scheme with iterations is not tested"
+    check_logits_reproduce_the_mix(shake(build("mhc", width=WIDTH, layer=1, **settings)))
 
 
 def test_the_schemes_that_probes_observe_are_these():
@@ -137,6 +162,28 @@ def test_the_check_of_exposed_coefficients_catches_a_planted_fault():
     fault = shake(ExposesTheTranspose(ExposesTheTranspose.Config(), width=WIDTH, layer=1))
     with pytest.raises(AssertionError, match="another state"):
         check_coefficients_reproduce_forward(fault)
+
+
+class ExposesLouderLogits(ManifoldHyperConnections):
+    """A planted fault: logits seven times as large as those that the mix is made of."""
+
+    def mixing_logits(self, x_BNSD):
+        return 7 * super().mixing_logits(x_BNSD)
+
+
+class SaysFewerIterations(ManifoldHyperConnections):
+    """A planted fault: a mix of 20 iterations, and settings of 2."""
+
+    def mixing(self, logits):
+        return sinkhorn(logits, 20)
+
+
+@pytest.mark.parametrize(("fault", "settings"), [(ExposesLouderLogits, {}), (SaysFewerIterations, {"iterations": 2})])
+def test_the_check_of_exposed_logits_catches_planted_faults(fault, settings):
+    module = shake(fault(fault.Config(**settings), width=WIDTH, layer=1))
+    check_coefficients_reproduce_forward(module)
+    with pytest.raises(AssertionError, match="another mix"):
+        check_logits_reproduce_the_mix(module)
 
 
 def whole_model(lab, name, **changes):

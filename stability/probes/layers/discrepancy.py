@@ -18,10 +18,10 @@ def discrepancies(layer: AbstractSoftmaxAttention, x_BND: Tensor) -> Iterator[di
     V − AV (``unscaled_rms``).
 
     A is the layer's own softmax: causal, windowed, without its diagonal where it is (``diagonal`` 0; a row that then
-    sees nothing is zero, so that Φ = V there). γ is that of `attentionx`; `sa` and `sw` have none and are taken at γ =
-    1, by which their two numbers agree. A causal first position that sees itself alone counts with V − AV = 0.
+    sees nothing is zero, so that Φ = V there). γ is the layer's own; one that has none (`sa`, `sw`) is taken at γ = 1,
+    by which its two numbers agree. A causal first position that sees itself alone counts with V − AV = 0.
     """
-    gamma = float(layer.gamma)
+    gamma = 1.0 if layer.gamma is None else float(layer.gamma)
     with torch.no_grad():
         v_HNK = layer.values(x_BND)[0].double()
         attended_HNK = layer.weights(x_BND)[0].double() @ v_HNK

@@ -35,11 +35,12 @@ def low_pass(layer: AbstractAttention, x_BND: Tensor) -> Iterator[HeadFilter]:
     gain is not.
     """
     with torch.no_grad():
-        a_HNN, v_HNK = layer.weights(x_BND)[0].double(), layer.values(x_BND)[0].double()
-    for a_NN, v_NK in zip(a_HNN, v_HNK, strict=True):
+        a_BHNN, v_BHNK = layer.weights(x_BND).double(), layer.values(x_BND).double()
+        mixed_BHNK = layer.mixed(a_BHNN, v_BHNK)  # all heads at once: one may have a number for each of its heads
+    for a_NN, v_NK, mixed_NK in zip(a_BHNN[0], v_BHNK[0], mixed_BHNK[0], strict=True):
         restricted_NN = _centred(_centred(a_NN).mT).mT
         values = torch.linalg.svdvals(restricted_NN).cpu().numpy()[:-1]
-        before, after = (_centred(part).square().sum() for part in (v_NK, layer.mixed(a_NN, v_NK)))
+        before, after = (_centred(part).square().sum() for part in (v_NK, mixed_NK))
         numbers = {
             "num_positions": len(a_NN),
             "head_width": v_NK.shape[-1],

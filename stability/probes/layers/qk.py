@@ -13,10 +13,11 @@ def qk_singular_values(layer: AbstractSoftmaxAttention) -> Tensor:
     """Return the singular values of each head's W_qᵀW_k (D × D) that its rank allows, (H, K), largest first, float64 on
     the CPU.
 
-    W_q and W_k are the head's K × D rows, so that a logit is xᵀ W_qᵀW_k x′ (biases, RoPE and 1/√K aside). With thin QR
-    W_qᵀ = Q₁R₁, W_kᵀ = Q₂R₂ the product is Q₁ R₁R₂ᵀ Q₂ᵀ and its nonzero singular values are those of the K × K matrix
-    R₁R₂ᵀ: no D × D matrix is made.
+    W_q and W_k are the head's K × D `projections`, so that a logit is xᵀ W_qᵀW_k x′ (biases, RoPE and its factor, 1/√K
+    or learned, aside). With thin QR W_qᵀ = Q₁R₁, W_kᵀ = Q₂R₂ the product is Q₁ R₁R₂ᵀ Q₂ᵀ and its nonzero singular
+    values are those of the K × K matrix R₁R₂ᵀ: no D × D matrix is made.
     """
-    weight_THKD = layer.qkv.weight.detach().double().cpu().unflatten(0, (3, layer.heads, -1))
-    r_THKK = torch.linalg.qr(weight_THKD[:2].mT, mode="r").R
-    return torch.linalg.svdvals(r_THKK[0] @ r_THKK[1].mT)
+    q_HKK, k_HKK = (
+        torch.linalg.qr(weight_HKD.detach().double().cpu().mT, mode="r").R for weight_HKD in layer.projections()
+    )
+    return torch.linalg.svdvals(q_HKK @ k_HKK.mT)
