@@ -17,7 +17,7 @@ from stability.probes.generation import samples as stored
 from stability.probes.generation.text_oracle import oracle_checkpoint, weights_sha256
 from stability.runs.directory import read_json
 from stability.runs.schema import GENERATION_COLUMNS
-from stability.runs.words import Words
+from stability.runs.words import ShareWords, Words
 from stability.training import checkpoint
 from stability.training.draws import generator_for
 
@@ -110,7 +110,7 @@ class NextPlace(AbstractObjective):
     corpus_kind = "walks"
     direction = "causal"
     components = ("even", "odd")
-    score_names = ("val_nll_even", "val_nll_odd", "val_hits")
+    score_names = ("val_nll_even", "val_nll_odd", "val_hits", "val_accuracy")
     samples = WalkKind
     samplers = ("wander",)
     words = Words(
@@ -124,6 +124,8 @@ class NextPlace(AbstractObjective):
         of_oracle="nats per move of {oracle}",
         of_sample="nats per move of the oracle {oracle}",
         is_text=False,
+        held_out="walks",
+        share=ShareWords("val_accuracy", "foresight", "of the held-out moves that are foreseen"),
         parts="nats of moves to even and to odd places",
         baseline="place frequencies",
         baseline_nll="place-frequency NLL",
@@ -151,7 +153,7 @@ class NextPlace(AbstractObjective):
     def validate(self, model: nn.Module, examples: Examples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         logits_BNV = examples.logits(model)
         hits = (logits_BNV.argmax(-1) == examples.targets_BN).sum()
-        scores = [*self.component_sums(logits_BNV, examples), hits]
+        scores = [*self.component_sums(logits_BNV, examples), hits, hits]
         return *self.loss_sum(logits_BNV, examples), dict(zip(self.score_names, scores, strict=True))
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:
