@@ -70,6 +70,17 @@ def test_a_kind_of_ones_own_goes_from_the_command_line_to_the_report(folder, cap
     ]
     assert len(walks) == 3 and all(len(walk) == 16 and walk[0] == 5 and max(walk) < 8 for walk in walks)
 
+    one = [f"ckpt={runs[0].path}", "num=3", "overwrite=true"]
+    assert generate.main([*one, "sampler=leap", "steps=4"]) == 0
+    kept = json.loads((runs[0].path / "samples" / "terminal.json").read_text())
+    assert (kept["sampler"], kept["steps"]) == ("leap", 4)
+    for given, how in {("steps=4",): "auto is wander here, which", ("sampler=wander", "steps=4"): "wander"}.items():
+        message = rf"steps=4 belongs to .*sampler=leap.*; sampler={how} fills one position a step"
+        with pytest.raises(ValueError, match=message):
+            generate.main([*one, *given])
+    assert generate.main([*one, oracle, "start=5", "sampler=wander"]) == 0
+    capsys.readouterr()
+
     said, printed = reported("ring", capsys)
     for text in (said, printed):
         assert "Nats per move at the end of training" in text and "next_place, a step at a time" in text

@@ -135,8 +135,8 @@ def _attention_table(rows: Frame, phase: str, held_out: str, origin: str) -> Tab
     name, matrices = ("Softmax attention", "Softmax matrices") if is_softmax else ("Attention", "Weights")
     caption = (
         f"{matrices} A on held-out {held_out}; medians over heads and sequences, then over seeds. Gain: "
-        "largest singular value on the signals without a mean; second |λ|: largest modulus of an eigenvalue beside the 1 of the "
-        f"constants; variance: of Av (attentionx: of v − γAv) over that of v. {RULE}. {origin}"
+        "largest singular value on the signals without a mean; second |λ|: largest modulus of an eigenvalue beside the "
+        f"1 of the constants; variance: of Av (attentionx: of v − γAv) over that of v. {RULE}. {origin}"
     )
     return _layer_table(f"{name} as a filter, {phase}", caption, rows, ATTENTION_MEASURES)
 
