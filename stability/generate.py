@@ -95,10 +95,12 @@ def _works(subject: Subject, spec: GenerateSpec) -> list[Work]:
 
 
 def _warn_of_equal_samples(runs: Sequence[RunSpec], spec: GenerateSpec) -> None:
-    from stability.probes.generation.generating import equal_samples
+    from stability.probes.generation.generating import equal_samples, resolved_sampler
 
-    for which in sorted({equal_samples(run, spec) for run in runs} - {""}):
-        print(f"warning: sampler=top_prob with temperature=0 leaves nothing to chance: {which} will be equal")
+    for which, sampler in sorted({(equal_samples(run, spec), resolved_sampler(run, spec)) for run in runs}):
+        if which:
+            how = f"sampler={sampler} with temperature={spec.temperature:g}"
+            print(f"warning: {how} leaves nothing to chance: {which} will be equal")
 
 
 def _publish(study: StudyFolder, spec: GenerateSpec) -> int:

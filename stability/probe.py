@@ -13,6 +13,7 @@ from stability.cli.subjects import Subject, Work, spec_of, take_steps, tell_skip
 from stability.cli.words import Invocation
 from stability.config.entries import ProbeSpec
 from stability.config.run import RunSpec
+from stability.registry import Registry
 from stability.runs.directory import RunDirectory
 from stability.runs.study import StudyFolder
 
@@ -126,14 +127,14 @@ def _print_tables(directory: RunDirectory, spec: ProbeSpec) -> None:
     from stability.runs.results import read_probe
 
     run, rows = spec_of(directory), read_probe(directory, TABLES[spec.what][0])
-    mechanism = run.mechanism
+    mechanism, words = run.mechanism, Registry("objectives").load(run.objective.name).words
     if spec.what == "streams":
-        tables = stream_tables.run_tables(rows, run.residual.name)
+        tables = stream_tables.run_tables(rows, run.residual.name, words)
     elif spec.what == "pdmm":
         tables = [*discrepancy.run_tables(rows, mechanism.name), discrepancy.pdmm_table(_graph_frame(spec))]
     else:
         ropes = ropes_of(layers_of(run, spec.what))
-        tables = probe_tables.run_tables(rows, mechanism.name, spec.what, ropes)
+        tables = probe_tables.run_tables(rows, mechanism.name, spec.what, ropes, words.held_out)
     if tables:  # a run of consensus has none of what=qk, which was said
         print("\n\n".join(table.text(details=False) for table in tables))
     if len(rows):

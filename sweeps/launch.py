@@ -104,7 +104,7 @@ def run(
             opening=opening,
             is_done=done,
             console=console,
-            counted=words_of(spec).counted,
+            words=words_of(spec),
         )
         pending, interrupted = _work(spec, pending, view, done, console, run, mode, unique)
     failed = [*left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]

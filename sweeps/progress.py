@@ -14,10 +14,12 @@ from typing import Any
 
 from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED, tail
 from stability.runs.lock import RunLock
+from stability.runs.words import Words
 from sweeps.trial import Trial, variants
 
 TAIL_BYTES = 8192
 CURVATURE, SAMPLES = "curvature", "samples"  # what follows the training
+OF_TEXT = Words()
 STALLED = "stalled"  # its status says running, and no process works on it
 
 
@@ -38,7 +40,7 @@ class Row:
     num_steps: int = 0
     loss: float | None = None
     val_nll: float | None = None
-    val_accuracy: float | None = None
+    val_share: float | None = None
     tokens_per_s: float | None = None
     step_s: float | None = None
     curvature_s: float | None = None
@@ -68,7 +70,7 @@ class Progress:
     """The trials of one launch: what a status file said before it doesn't count, it is of an earlier one.
     ``from_outside``: of a study that some other process works on, or none; then every status counts, and whether a run
     is running or stalled is decided by who holds its lock. ``earlier``: runs of the same sweep that had ended before,
-    which count for what is best. ``counted``: what a run's speed is in, a second."""
+    which count for what is best. ``words``: the objective's."""
 
     def __init__(
         self,
@@ -77,9 +79,9 @@ class Progress:
         *,
         from_outside: bool = False,
         earlier: Sequence[Trial] = (),
-        counted: str = "tokens",
+        words: Words = OF_TEXT,
     ):
-        self._is_done, self._from_outside, self.counted = is_done, from_outside, counted
+        self._is_done, self._from_outside, self.words = is_done, from_outside, words
         named = list(zip([*trials, *earlier], variants([*trials, *earlier]), strict=True))
         self.rows = [Row(trial, variant, num_steps=trial.spec["steps"]) for trial, variant in named[: len(trials)]]
         self._earlier = [_ended_row(trial, variant) for trial, variant in named[len(trials) :]]
@@ -147,11 +149,8 @@ class Progress:
         row.started_at = row.started_at or self._start_of(status)
         if row.state in FINISHED:
             result = status.get("result", {})
-            row.val_nll, row.val_accuracy, row.trained_at = (
-                result.get("val_nll"),
-                result.get("val_accuracy"),
-                status["changed_at"],
-            )
+            row.val_nll, row.trained_at = result.get("val_nll"), status["changed_at"]
+            row.val_share = None if self.words.share is None else result.get(self.words.share.column)
             if row.step_s is None and row.step and result.get("wall_s"):
                 row.step_s = result["wall_s"] / row.step
             if row.trial.measures and not self._is_done(row.trial):

@@ -14,7 +14,9 @@ import pytest
 from pypdf import PdfReader
 
 from analysis.report import write_figures
-from stability import generate, hessian, report, sweep
+from analysis.sections import accuracy
+from analysis.study.load import load
+from stability import generate, hessian, probe, report, sweep
 from stability.config.base import checked
 from stability.config.generation import GenerationSpec
 from stability.runs.directory import read_jsonl
@@ -68,14 +70,18 @@ def test_a_kind_of_ones_own_goes_from_the_command_line_to_the_report(folder, cap
     ]
     assert len(walks) == 3 and all(len(walk) == 16 and walk[0] == 5 and max(walk) < 8 for walk in walks)
 
-    assert report.main(["name=ring"]) == 0
-    said, printed = (
-        " ".join(text.replace("’", "'").split())
-        for text in (
-            capsys.readouterr().out,
-            "".join(page.extract_text() for page in PdfReader("reports/ring.pdf").pages),
-        )
-    )
+    one = [f"ckpt={runs[0].path}", "num=3", "overwrite=true"]
+    assert generate.main([*one, "sampler=leap", "steps=4"]) == 0
+    kept = json.loads((runs[0].path / "samples" / "terminal.json").read_text())
+    assert (kept["sampler"], kept["steps"]) == ("leap", 4)
+    for given, how in {("steps=4",): "auto is wander here, which", ("sampler=wander", "steps=4"): "wander"}.items():
+        message = rf"steps=4 belongs to .*sampler=leap.*; sampler={how} fills one position a step"
+        with pytest.raises(ValueError, match=message):
+            generate.main([*one, *given])
+    assert generate.main([*one, oracle, "start=5", "sampler=wander"]) == 0
+    capsys.readouterr()
+
+    said, printed = reported("ring", capsys)
     for text in (said, printed):
         assert "Nats per move at the end of training" in text and "next_place, a step at a time" in text
         assert "what the training walks' place frequencies reach" in text and "places on a ring" in text
@@ -91,6 +97,43 @@ def test_a_kind_of_ones_own_goes_from_the_command_line_to_the_report(folder, cap
     assert "12 steps of 8 walks" in printed and "Generative NLL in nats per move of the walker" in printed
     drawn = "".join(path.read_text() for path in write_figures(study.path, folder / "figures") if path.suffix == ".svg")
     assert "surprise at the next move (nats)" in drawn and "frequencies" in drawn
+
+
+def test_what_is_said_of_its_score_its_streams_and_its_layers_is_said_in_its_words(folder, capsys):
+    """Its score is called as a classifier's is, and its residual and its probes are those of every kind."""
+    words = ["plugins=[walks,next_place]", "data=walks", "objective=next_place", *TINY]
+    assert sweep.main([*words, "residual=mhc", "name=ring", "hessian=false", "report=false"]) == 0
+    assert " foresight " in capsys.readouterr().out
+    study = StudyFolder.of("runs", "ring")
+    [one, _] = study.runs()
+    for what in ("streams", "spectra"):
+        for place in (f"{one.path}", "runs/studies/ring"):  # of a run alone, then of all
+            assert probe.main([f"what={what}", f"ckpt={place}", "device=cpu"]) == 0
+            found = {"streams": "Of every move on held-out data (32 moves a run)", "spectra": "on held-out walks;"}
+            said = " ".join(capsys.readouterr().out.split())
+            assert found[what] in said and not words_of_others(said), place
+
+    share = pd.DataFrame(read_jsonl(one.metrics_file)).val_accuracy.iloc[-1]
+    for text in reported("ring", capsys):
+        assert "Foresight against learning rate" in text and "Per cent of the held-out moves that are foreseen" in text
+        assert f"{100 * share:.1f}" in text and "accuracy" not in text and not words_of_others(text)
+    drawn = {name: each.caption for name, each in accuracy.figures(load(study.path)).items()}
+    assert list(drawn) == ["accuracy"] and drawn["accuracy"].startswith(
+        "Share of the held-out moves that are foreseen,"
+    )
+    assert "judged on the surprise at the next move, not on this" in drawn["accuracy"]
+
+
+def words_of_others(text: str) -> list[str]:
+    """Find the words of kinds of data that the package knows."""
+    return re.findall(r"\b(?:tokens?|images?|text|class|patch|patches|residues?)\b", text, re.IGNORECASE)
+
+
+def reported(name: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return what the report of a study prints and what its PDF holds, each in one line."""
+    assert report.main([f"name={name}"]) == 0
+    pages = "".join(page.extract_text() for page in PdfReader(f"reports/{name}.pdf").pages)
+    return [" ".join(text.replace("’", "'").split()) for text in (capsys.readouterr().out, pages)]
 
 
 def test_a_setting_of_its_samples_is_written_and_refused_like_one_of_ours(folder):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from analysis.study import wording
 from analysis.study.load import SETTING_AXES, Frame, Study
 from analysis.study.masks import sees_itself
 
@@ -12,8 +14,26 @@ UNKNOWN = "(The study's record does not say whether both have the same mask.) "
 PLAIN = "identity"
 RIVALS = {"attentionx": "sa"}  # mechanisms, and what their papers compare them with
 FURTHER = {"mhc_lite": ("mhc", "hc")}  # residual schemes, and what their papers compare them with beside the plain one
-# column, which way is better, word, digits
-COMPARED = {"best NLL": ("val_nll", -1, "NLL", ".3f"), "best accuracy": ("val_accuracy", 1, "accuracy", ".4f")}
+
+
+class Measure(NamedTuple):
+    """A number by which a pair's best runs are compared. ``better``: 1 where more is, −1 where less is; ``limit``: no
+    two of them can lie further apart."""
+
+    column: str
+    better: int
+    word: str
+    digits: str
+    limit: float = math.inf
+
+
+def compared(study: Study) -> list[Measure]:
+    """Return what the runs of a study can be compared by: the NLL, and the share that the objective validates beside
+    it."""
+    share = wording.words(study).share
+    measures = [Measure("val_nll", -1, "NLL", ".3f")]
+    measures += [] if share is None else [Measure(share.column, 1, share.name, ".4f", limit=1.0)]
+    return [each for each in measures if each.column in study.runs and study.runs[each.column].notna().any()]
 
 
 class Pair(NamedTuple):

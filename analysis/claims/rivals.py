@@ -12,11 +12,12 @@ import numpy as np
 from analysis.claims import residuals as residual_claims
 from analysis.claims.claim import Claim, Verdict
 from analysis.claims.pairs import (
-    COMPARED,
     FURTHER,
     RIVALS,
+    Measure,
     Pair,
     alike,
+    compared,
     compares_mechanisms,
     compares_residuals,
     pairs_of,
@@ -86,9 +87,8 @@ def _about(
         text = f"{pair.other} is not compared with {pair.plain}: {listed(lacking)} learned too little."
         yield Claim(f"trained {named}", "not judged", text)
         return
-    for subject, (column, *_) in COMPARED.items():
-        if study.runs[column].notna().any():
-            yield _best(study, f"{subject} {named}", subject, pair)
+    for measure in compared(study):
+        yield _best(study, f"best {measure.word} {named}", measure, pair)
     verdict, text = _window(study, found[pair.other], found[pair.plain])
     yield Claim(
         f"window {named}",
@@ -136,10 +136,10 @@ def _beyond_loss(study: Study, found: Mapping[str, SeriesWindows]) -> Iterator[C
             yield from mixing_claims(study, schemes, dict(found))
 
 
-def _best(study: Study, about: str, subject: str, pair: Pair) -> Claim:
+def _best(study: Study, about: str, measure: Measure, pair: Pair) -> Claim:
     """Judge a pair on each seed's best over the rates that both were trained at; a seed whose runs all diverged has an
     infinitely bad one."""
-    column, better, word, digits = COMPARED[subject]
+    column, better, word, digits, limit = measure
     other, plain, statement = pair.other, pair.plain, STATEMENTS.get((*pair.names, word), "") if pair.states else ""
     tables = [_outcomes(study.of(name), column, -better * math.inf) for name in (other, plain)]
     rates, seeds = (
@@ -166,8 +166,7 @@ def _best(study: Study, about: str, subject: str, pair: Pair) -> Claim:
         return Claim(about, "no claim", pair.remark + text, statement, len(pairs), effect)
     direction, (low, high) = decide(differences, differences)
     # a difference of shares: what lies beyond cannot be, and leaving it out takes nothing from the interval's coverage
-    if word == "accuracy":
-        low, high = max(low, -1.0), min(high, 1.0)
+    low, high = max(low, -limit), min(high, limit)
     known = " to ".join(f"{bound:+{digits}}".replace("-", "−") for bound in (low, high))
     numbers += (
         f"; paired difference {known}, "

@@ -12,11 +12,12 @@ from analysis.numbers.spread import EXTREME, POSITIVE, Spread, interval
 from analysis.numbers.stream_mixing import NAME as STREAMS
 from analysis.numbers.stream_mixing import by_run, ordered, thresholds
 from analysis.numbers.windows import SeriesWindows
+from analysis.study import wording
 from analysis.study.load import FINISHED, Column, Frame, Study
 from analysis.words import lr_text, plural, power
 
 EXACT = 1e-9  # in float64: rounding of sums over all connections stays far below, mHC's gap far above
-NEGLIGIBLE_SHARE = 1e-3  # of tokens; the paper's word is "non-negligible", its number is not in the text at hand
+NEGLIGIBLE_SHARE = 1e-3  # of positions; the paper's word is "non-negligible", its number is not in the text at hand
 OUTLIER_LOG_RANGE = 30.0  # the authors'
 
 
@@ -44,7 +45,7 @@ def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, Series
         if scheme in schemes:
             yield from _drift(rows, schemes[scheme], scheme)
     if "mhc" in schemes:
-        yield from _outliers(rows, schemes["mhc"], found)
+        yield from _outliers(rows, schemes["mhc"], found, wording.words(study).position[1])
         yield _depth(rows, schemes["mhc"])
 
 
@@ -129,8 +130,9 @@ def _drift_by_seed(single: Column, product: Column, series: str, statement: str)
     return Claim(f"drift {series}", verdict, text, statement, spread.n, effect, known)
 
 
-def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows]) -> Iterator[Claim]:
-    """Judge the share of outliers at the series' best rate (the paper has one rate a size)."""
+def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows], positions: str) -> Iterator[Claim]:
+    """Judge the share of outliers among ``positions`` (their word) at the series' best rate (the paper has one rate a
+    size)."""
     median = found[series].median if series in found else None
     own = rows[(rows["series"] == series) & (rows["run_lr"] == (median.best_lr if median else math.nan))]
     if own.empty:
@@ -149,7 +151,7 @@ def _outliers(rows: Frame, series: str, found: dict[str, SeriesWindows]) -> Iter
         return
     shares = by_run(own, "single", "beyond", "share")
     low, high = interval(shares, EXTREME)
-    effect = f"{100 * float(np.median(shares)):.3g} % of tokens"
+    effect = f"{100 * float(np.median(shares)):.3g} % of {positions}"
     known = f"{100 * low:.3g} % to {100 * high:.3g} %, range over seeds"
     numbers = f"{effect} and connections at LR {lr_text(float(own['run_lr'].iloc[0]))}, {known}, n={len(shares)}"
     if len(shares) < 2:

@@ -1,5 +1,5 @@
-"""Show the second validation number of classifiers: accuracy against learning rate, as a table and a figure; nothing
-where no run has it."""
+"""Show the share that an objective validates beside its loss, e.g. a classifier's accuracy, against learning rate, as a
+table and a figure; nothing where no run has it."""
 
 from __future__ import annotations
 
@@ -16,73 +16,86 @@ from analysis.drawing.typeset import Cell, Table, heading
 from analysis.numbers.spread import INTERVAL_RULES, SHARE, Spread
 from analysis.sections.nll import NLL_COLUMNS
 from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
+from analysis.study import wording
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import lr_text
+from stability.runs.words import ShareWords
 
-NAME = "accuracy"
-COLUMN = "val_accuracy"
 CAPTION = (
-    "Share of the held-out images whose class is told right, at the end of training, against learning rate. Points: "
-    "seeds; line: the median of those that finished. The stable windows are judged on the cross entropy, not on "
-    "this."
+    "Share {of}, at the end of training, against learning rate. Points: seeds; line: the median of those that "
+    "finished. The stable windows are judged on the {nll}, not on this."
 )
 
 
-def finished(runs: Frame) -> Frame:
-    """Return the runs that ended with an accuracy."""
-    return runs[runs["status"].isin(FINISHED) & np.isfinite(runs[COLUMN])]
+def validated(study: Study) -> ShareWords | None:
+    """Return the words of the share, None where no run ended with one."""
+    share = wording.words(study).share
+    return share if share is not None and len(finished(study.runs, share.column)) else None
+
+
+def finished(runs: Frame, column: str) -> Frame:
+    """Return the runs that ended with a number in ``column``."""
+    return runs[runs["status"].isin(FINISHED) & np.isfinite(runs[column])] if column in runs else runs.iloc[:0]
 
 
 def accuracy_tables(study: Study) -> list[Table]:
-    """Return tables, learning rate × mechanism, of median accuracy in per cent, its interval and n."""
-    return [_table(study, series) for series in chunks(study.series, NLL_COLUMNS)] if len(finished(study.runs)) else []
+    """Return tables, learning rate × mechanism, of the median share in per cent, its interval and n."""
+    share = validated(study)
+    return [] if share is None else [_table(study, series, share) for series in chunks(study.series, NLL_COLUMNS)]
 
 
-def _table(study: Study, series: tuple[str, ...]) -> Table:
+def _table(study: Study, series: tuple[str, ...], share: ShareWords) -> Table:
+    column = share.column
     lrs = sorted(set(study.runs.loc[study.runs["series"].isin(series), "lr"]))
-    medians = {name: finished(study.of(name)).groupby("lr")[COLUMN].median() for name in series}
+    medians = {name: finished(study.of(name), column).groupby("lr")[column].median() for name in series}
     best = {name: line.idxmax() for name, line in medians.items() if len(line)}
-    rows = [(Cell(lr_text(lr)), *(_cell(study.of(name), lr, best.get(name) == lr) for name in series)) for lr in lrs]
+    rows = [
+        (Cell(lr_text(lr)), *(_cell(study.of(name), column, lr, best.get(name) == lr) for name in series)) for lr in lrs
+    ]
     caption = (
-        "Per cent of the held-out images whose class is told right, at the end of training; median over the seeds "
-        f"that finished. {INTERVAL_RULES[SHARE]}; below it the runs that ended badly. Bold: the best learning rate "
-        f"of each column. {source(study)}"
+        f"Per cent {share.of}, at the end of training; median over the seeds that finished. {INTERVAL_RULES[SHARE]}; "
+        f"below it the runs that ended badly. Bold: the best learning rate of each column. {source(study)}"
     )
-    return Table("Accuracy against learning rate", caption, ("LR", *series), tuple(rows))
+    return Table(f"{share.name.capitalize()} against learning rate", caption, ("LR", *series), tuple(rows))
 
 
-def _cell(runs: Frame, lr: float, bold: bool) -> Cell:
+def _cell(runs: Frame, column: str, lr: float, bold: bool) -> Cell:
     runs = runs[runs["lr"] == lr]
     if runs.empty:
         return Cell("--")
-    spread, troubles = Spread.of(finished(runs)[COLUMN], SHARE), ended_badly(runs)
+    spread, troubles = Spread.of(finished(runs, column)[column], SHARE), ended_badly(runs)
     if spread.n == 0:
         return Cell(troubles[0] if troubles else "--", "\n".join(troubles[1:]))
     return Cell(_percent(spread.median), "\n".join([spread.detail(_percent), *troubles]), bold)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f}"
 
 
 def figures(study: Study) -> Figures:
-    """Draw the figure, where runs ended with an accuracy at several learning rates."""
-    runs = finished(study.runs)
-    return {NAME: sourced(study, _figure(study, runs), CAPTION)} if runs["lr"].nunique() > 1 else {}
+    """Draw the figure, where runs ended with a share at several learning rates; its name is the column's."""
+    share = validated(study)
+    if share is None:
+        return {}
+    runs = finished(study.runs, share.column)
+    caption = CAPTION.format(of=share.of, nll=wording.words(study).nll)
+    drawn = {share.column.removeprefix("val_"): sourced(study, _figure(study, runs, share), caption)}
+    return drawn if runs["lr"].nunique() > 1 else {}
 
 
-def _figure(study: Study, runs: Frame) -> Figure:
-    """Draw accuracy against learning rate: a line of medians for each series, and a point for each run."""
+def _figure(study: Study, runs: Frame, share: ShareWords) -> Figure:
+    """Draw the share against learning rate: a line of medians for each series, and a point for each run."""
     styles = looks(study)
     figure = Figure(figsize=(WIDTH_INCHES, 2.4), layout="constrained")
     ax = figure.subplots()
     for name, style in styles.items():
         own = runs[runs["series"] == name]
-        line = own.groupby("lr")[COLUMN].median().sort_index()
+        line = own.groupby("lr")[share.column].median().sort_index()
         ax.plot(line.index, line, color=style.color, linestyle=style.dashes, zorder=3)
         ax.plot(
             own["lr"],
-            own[COLUMN],
+            own[share.column],
             style.marker,
             color=style.color,
             markersize=4.2,
@@ -93,13 +106,13 @@ def _figure(study: Study, runs: Frame) -> Figure:
     lr_axis(ax, study.runs["lr"])
     ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     ax.set_xlabel("learning rate")
-    ax.set_ylabel("validation accuracy")
+    ax.set_ylabel(f"validation {share.name}")
     mechanism_legend(figure, styles)
     return figure
 
 
 def applies(study: Study) -> bool:
-    return is_of_rates(study) and len(finished(study.runs)) > 0
+    return is_of_rates(study) and validated(study) is not None
 
 
 def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
@@ -107,7 +120,9 @@ def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
 
 
 def body(study: Study, drawn: Drawn) -> str:
-    return heading("Accuracy") + pictures(drawn) + typst(accuracy_tables(study))
+    share = validated(study)
+    assert share is not None, "it applies"
+    return heading(share.name.capitalize()) + pictures(drawn) + typst(accuracy_tables(study))
 
 
 SECTION = Section(body, applies, figures, tables)

@@ -11,8 +11,10 @@ from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, SHARE, Scale, Spread
 from analysis.numbers.step_shares import PHASES
+from analysis.study import wording
 from analysis.study.load import Column, Frame, Study, phase_rank
 from analysis.words import lr_text, power
+from stability.runs.words import Words
 
 CONSENSUS, ATTENTION = "consensus", "attention"
 Measure = tuple[str, Callable[[Frame], Column], Callable[[float], str], Scale]
@@ -47,31 +49,34 @@ def study_tables(study: Study, what: str) -> list[Table]:
         return []
     rows = study.with_run(study.probes[what])
     order = {name: place for place, name in enumerate(study.series)}
-    return _tables(rows.assign(order=rows["series"].map(order)), what, source(study))
+    return _tables(rows.assign(order=rows["series"].map(order)), what, wording.words(study).held_out, source(study))
 
 
-def run_tables(frame: Frame, mechanism: str, what: str, ropes: Collection[str] = ()) -> list[Table]:
-    """Return the same tables as `study_tables` of one run's own rows."""
-    return _tables(frame.assign(series=mechanism, run_lr=frame["lr"], seed=0, order=0), what, "One run.", ropes)
+def run_tables(
+    frame: Frame, mechanism: str, what: str, ropes: Collection[str] = (), held_out: str = Words.held_out
+) -> list[Table]:
+    """Return the same tables as `study_tables` of one run's own rows. ``held_out``: what its data are called."""
+    rows = frame.assign(series=mechanism, run_lr=frame["lr"], seed=0, order=0)
+    return _tables(rows, what, held_out, "One run.", ropes)
 
 
-def _tables(rows: Frame, what: str, origin: str, ropes: Collection[str] = ()) -> list[Table]:
+def _tables(rows: Frame, what: str, held_out: str, origin: str, ropes: Collection[str] = ()) -> list[Table]:
     phases: list[str] = sorted(set(rows["phase"]), key=phase_rank)
     made = [
         table
         for phase in phases
-        for table in _of_phase(rows[rows["phase"] == phase], PHASES.get(phase, phase), what, origin, ropes)
+        for table in _of_phase(rows[rows["phase"] == phase], PHASES.get(phase, phase), what, held_out, origin, ropes)
     ]
     return [table for table in made if table.rows]
 
 
-def _of_phase(rows: Frame, phase: str, what: str, origin: str, ropes: Collection[str]) -> list[Table]:
+def _of_phase(rows: Frame, phase: str, what: str, held_out: str, origin: str, ropes: Collection[str]) -> list[Table]:
     if what == "qk":
         return [_qk_table(rows, phase, origin)]
     kinds = family_of_layers(rows)
     return [
-        _consensus_table(rows[kinds == CONSENSUS], phase, origin, ropes),
-        _attention_table(rows[kinds == ATTENTION], phase, origin),
+        _consensus_table(rows[kinds == CONSENSUS], phase, held_out, origin, ropes),
+        _attention_table(rows[kinds == ATTENTION], phase, held_out, origin),
     ]
 
 
@@ -98,12 +103,12 @@ def layer_and_filter(ropes: Collection[str]) -> str:
     return f"The filter is the graph's alone: {clauses}{rotated}."
 
 
-def _consensus_table(rows: Frame, phase: str, origin: str, ropes: Collection[str]) -> Table:
+def _consensus_table(rows: Frame, phase: str, held_out: str, origin: str, ropes: Collection[str]) -> Table:
     """Return the table of one phase's consensus layers: spectrum of L̄, filter, and energy and variance after over
     before."""
     caption = (
-        "L̄ = ½(D_out + D_in − W − Wᵀ) on held-out text; medians over heads and sequences, then over seeds. Filter: "
-        "1 − 2ηλ over the spectrum of L̄, over T iterations their product Π(1 − 2η_tλ); η = "
+        f"L̄ = ½(D_out + D_in − W − Wᵀ) on held-out {held_out}; medians over heads and sequences, then over seeds. "
+        "Filter: 1 − 2ηλ over the spectrum of L̄, over T iterations their product Π(1 − 2η_tλ); η = "
         f"{_range(rows['step_size'])} (the largest of T). No factor oscillates where η ≤ 1/(2λ_max); 1−2ηλ ≥ 0: the "
         f"share of the spectrum where none does. {layer_and_filter(ropes)} Fiedler: smallest eigenvalue beyond the "
         "constants, between λ_1 of the unweighted graph times the smallest and the largest eigenvalue of any "
@@ -123,15 +128,15 @@ def _range(values: Column) -> str:
     return " … ".join(ends)
 
 
-def _attention_table(rows: Frame, phase: str, origin: str) -> Table:
+def _attention_table(rows: Frame, phase: str, held_out: str, origin: str) -> Table:
     """Return the table of one phase's attention layers. Weights whose rows do not sum to 1 have no second eigenvalue:
     where a mechanism has none, not all is softmax."""
     is_softmax = bool(rows.groupby("mixer")["second_eigenvalue"].count().all())
     name, matrices = ("Softmax attention", "Softmax matrices") if is_softmax else ("Attention", "Weights")
     caption = (
-        f"{matrices} A on held-out text; medians over heads and sequences, then over seeds. Gain: largest singular "
-        "value on the signals without a mean; second |λ|: largest modulus of an eigenvalue beside the 1 of the "
-        f"constants; variance: of Av (attentionx: of v − γAv) over that of v. {RULE}. {origin}"
+        f"{matrices} A on held-out {held_out}; medians over heads and sequences, then over seeds. Gain: "
+        "largest singular value on the signals without a mean; second |λ|: largest modulus of an eigenvalue beside the "
+        f"1 of the constants; variance: of Av (attentionx: of v − γAv) over that of v. {RULE}. {origin}"
     )
     return _layer_table(f"{name} as a filter, {phase}", caption, rows, ATTENTION_MEASURES)
 

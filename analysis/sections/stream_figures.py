@@ -23,12 +23,14 @@ from analysis.sections.streams import (
     PRECISION,
     example_text,
     iteration_count,
+    position_count,
     study_tables,
     threshold_text,
-    token_count,
 )
+from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
 from analysis.words import lr_text, power
+from stability.runs.words import Words
 
 SERIES_PER_FIGURE = 4
 BAND = (0.05, 0.95)
@@ -41,12 +43,12 @@ PANELS = (
     ("gain forward, backward", ("product", "forward_gain"), ("rest", "backward_gain")),
 )
 CAPTION = (
-    "Mixing matrices A of residual streams (X' = AᵀX + …) by connection l, {phase}, over every token of held-out "
-    "sequences ({tokens}). First three columns, the first as mHC-lite's Figure 4, the others as its Figure 3: "
+    "Mixing matrices A of residual streams (X' = AᵀX + …) by connection l, {phase}, over every {position} of held-out "
+    "sequences ({count}). First three columns, the first as mHC-lite's Figure 4, the others as its Figure 3: "
     "median (solid), 90 % of the values (shade), smallest and largest (dotted), over the seeds of a rate. ν: "
     "smallest over largest entry of what Sinkhorn's iterations are given{iterations}; grey line: ln 1/ν = "
-    "{threshold}, above which a token counts as an outlier. Last: the most that mixing alone multiplies the largest "
-    "entry of a signal by up to connection l (solid), and of its gradient from the head back to it (dashed). "
+    "{threshold}, above which a {position} counts as an outlier. Last: the most that mixing alone multiplies the "
+    "largest entry of a signal by up to connection l (solid), and of its gradient from the head back to it (dashed). "
     "{precision}"
 )
 
@@ -63,18 +65,20 @@ def figures(study: Study) -> Figures:
     rows, made = ordered(study), {}
     for phase in phases_of(rows):
         shown = rows[rows["phase"] == phase]
+        caption = _caption(shown, phase, wording.words(study))
         part = shown[shown["connection"].notna()]
         present = [name for name in study.series if name in set(part["series"])]
         for index, names in enumerate(chunks(present, SERIES_PER_FIGURE)):
-            made[f"{NAME}-{phase}-{index}"] = sourced(study, _figure(part, names), _caption(shown, phase))
+            made[f"{NAME}-{phase}-{index}"] = sourced(study, _figure(part, names), caption)
     return made
 
 
-def _caption(shown: Frame, phase: str) -> str:
+def _caption(shown: Frame, phase: str, words: Words) -> str:
     """Return the figures' caption. ``shown``: the rows of the phase, those of no single connection among them."""
     return CAPTION.format(
         phase=PHASES.get(phase, phase),
-        tokens=token_count(shown),
+        position=words.position[0],
+        count=position_count(shown, words),
         iterations=iteration_count(shown),
         threshold=threshold_text(shown),
         precision=PRECISION,

@@ -7,8 +7,10 @@ from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import EXTREME, INTERVAL_RULES, Spread
 from analysis.numbers.step_shares import PHASES, phases_of
 from analysis.numbers.stream_mixing import NAME, by_run, example, iterations_of, ordered, thresholds
+from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
 from analysis.words import listed, lr_text, plural, power
+from stability.runs.words import Words
 
 # heading, matrix, quantity, whether of the last product through all depth, what stands for a run
 COLUMNS: tuple[tuple[str, str, str, str], ...] = (
@@ -24,10 +26,10 @@ COLUMNS: tuple[tuple[str, str, str, str], ...] = (
 )
 GROUPS = (("", 2), ("before Sinkhorn", 2), ("A, sums off by", 2), ("A_1 ⋯ A_L, off by", 2), ("norm", 1), ("gain", 2))
 CAPTION = (
-    "Of every token on held-out data ({tokens}), the worst; then the median over seeds. A: the mixing matrix of a "
+    "Of every {position} on held-out data ({count}), the worst; then the median over seeds. A: the mixing matrix of a "
     "connection, X' = AᵀX + …, over all connections; A_1 ⋯ A_L: their product through the depth. ν: the smallest "
     "over the largest entry before Sinkhorn's iterations{iterations}, ln 1/ν the logarithm of its inverse; "
-    "outliers: the share of tokens and connections where that exceeds {threshold}. Off by: largest distance of a "
+    "outliers: the share of {positions} and connections where that exceeds {threshold}. Off by: largest distance of a "
     "column's or row's sum from 1. Norm: largest spectral norm of the product. Gain: by how much mixing alone may "
     "multiply the largest entry of a signal through all connections (forward, at most the column sums) or of its "
     "gradient (backward, the row sums). {precision}"
@@ -42,19 +44,19 @@ def study_tables(study: Study) -> list[Table]:
     """Return a table for each phase; [] where no run was probed."""
     if NAME not in study.probes:
         return []
-    return _tables(ordered(study), source(study))
+    return _tables(ordered(study), wording.words(study), source(study))
 
 
-def run_tables(frame: Frame, residual: str) -> list[Table]:
-    """Return the same table as `study_tables` of one run's own rows."""
-    return _tables(frame.assign(series=residual, run_lr=frame["lr"], seed=0, order=0), "One run.")
+def run_tables(frame: Frame, residual: str, words: Words) -> list[Table]:
+    """Return the same table as `study_tables` of one run's own rows. ``words``: its objective's."""
+    return _tables(frame.assign(series=residual, run_lr=frame["lr"], seed=0, order=0), words, "One run.")
 
 
-def _tables(rows: Frame, origin: str) -> list[Table]:
-    return [_table(rows[rows["phase"] == phase], PHASES.get(phase, phase), origin) for phase in phases_of(rows)]
+def _tables(rows: Frame, words: Words, origin: str) -> list[Table]:
+    return [_table(rows[rows["phase"] == phase], PHASES.get(phase, phase), words, origin) for phase in phases_of(rows)]
 
 
-def _table(rows: Frame, phase: str, origin: str) -> Table:
+def _table(rows: Frame, phase: str, words: Words, origin: str) -> Table:
     """Return the table of one phase: how far the mixing matrices and their products are from doubly stochastic, a row a
     series and learning rate."""
     columns = [by_run(rows, matrix, quantity, which) for _, matrix, quantity, which in COLUMNS]
@@ -69,7 +71,12 @@ def _table(rows: Frame, phase: str, origin: str) -> Table:
         body.append((Cell(str(key.series)), Cell(lr_text(key.run_lr)), *cells))
     header = ("mechanism", "LR", *(heading for heading, _, _, _ in COLUMNS))
     caption = CAPTION.format(
-        tokens=token_count(rows), iterations=iteration_count(rows), threshold=threshold_text(rows), precision=PRECISION
+        position=words.position[0],
+        positions=words.position[1],
+        count=position_count(rows, words),
+        iterations=iteration_count(rows),
+        threshold=threshold_text(rows),
+        precision=PRECISION,
     )
     return Table(
         f"Mixing of residual streams, {phase}",
@@ -80,10 +87,11 @@ def _table(rows: Frame, phase: str, origin: str) -> Table:
     )
 
 
-def token_count(rows: Frame) -> str:
-    """Return the number of tokens of a run as text; a connection has one spectral norm a token."""
+def position_count(rows: Frame, words: Words) -> str:
+    """Return the number of positions of a run as text, ``"64 tokens a run"``; a connection has one spectral norm a
+    position."""
     counts = rows.loc[(rows["quantity"] == "spectral_norm") & rows["connection"].notna(), "num_values"]
-    return f"{listed(f'{count:,.0f}' for count in sorted(set(counts)))} tokens a run"
+    return f"{listed(f'{count:,.0f}' for count in sorted(set(counts)))} {words.position[1]} a run"
 
 
 def iteration_count(rows: Frame) -> str:

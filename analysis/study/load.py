@@ -1,7 +1,7 @@
 """Read one study's files into one frozen object: this is the only place of `analysis` that touches a study's folder.
 
 It imports the files' columns from `stability.runs.schema`, which imports nothing. That, and the words of
-`stability.runs.words`, is all of `stability` that `analysis` knows.
+`stability.runs.recorded_words`, is all of `stability` that `analysis` knows.
 """
 
 from __future__ import annotations

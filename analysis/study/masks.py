@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.study.load import Study
-from stability.runs.words import recorded
+from stability.runs.recorded_words import recorded
 
 SETTING = "mask_diagonal"
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from analysis.study.load import Study
 from analysis.words import count_range, listed, plural
-from stability.runs.words import Words, recorded
+from stability.runs.recorded_words import recorded
+from stability.runs.words import Words
 
 
 def words(study: Study) -> Words:

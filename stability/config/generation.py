@@ -15,7 +15,6 @@ from stability.config.base import Settings
 from stability.config.identity import Place
 from stability.registry import Registry
 
-STEPPED = ("euler", "analytic")
 ORACLES = (
     "oracle=hf:gpt2-large (any Hugging Face causal LM by name or folder) or oracle=ckpt:runs/<run_id> (one of ours, "
     "of an objective that gives samples their likelihood, e.g. ar)"
@@ -97,15 +96,6 @@ class GenerationSpec(Settings):
         if value is not None and (kind not in ("hf", "ckpt") or not place):
             raise ValueError(f"oracle={value}: neither hf:NAME_OR_FOLDER nor ckpt:FOLDER;\ngive {ORACLES}")
         return value
-
-    @model_validator(mode="after")
-    def _steps_are_read(self) -> GenerationSpec:
-        if self.steps is not None and self.sampler not in (*STEPPED, "auto"):  # what auto stands for depends on the run
-            raise ValueError(
-                f"steps={self.steps} belongs to sampler=euler and sampler=analytic; sampler={self.sampler} fills one "
-                "position a step"
-            )
-        return self
 
     def absolute(self) -> GenerationSpec:
         """Return the same settings with an oracle's folder given from the root: a sweep's workers stand in folders of

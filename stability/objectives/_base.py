@@ -23,7 +23,11 @@ from stability.runs.words import Words
 
 
 class ObjectiveSettings(Settings):
-    """The settings that every objective has."""
+    """The settings that every objective has.
+
+    The names of objectives in `Since` are those that there were when a setting came: a record of the past, so that
+    their runs' ids stay. A new objective is never added to them.
+    """
 
     loss_chunk: Annotated[int | None, Since(None, of=("mlm", "ar"))] = Field(
         default=None,
@@ -129,7 +133,8 @@ class AbstractObjective:
     ``Sampling``: what that kind can be told beside `stability.config.generation.GenerationSpec`.
     ``samplers``: names of the samplers that generation may take, its default first; () where nothing can be sampled. Of
       tokens, "ar" reads the logits of the next one, "top_prob" and "random" `clean_probs`, "analytic" and "euler"
-      ``log_score`` and ``noise``.
+      ``log_score`` and ``noise``. ``stepped``: those of them that take ``steps``; each of the others fills one position
+      a step.
     """
 
     family: ClassVar[str] = "objectives"
@@ -140,6 +145,7 @@ class AbstractObjective:
     samples: ClassVar[str | type] = "tokens"
     Sampling: ClassVar[type[Settings]] = Settings
     samplers: tuple[str, ...] = ()
+    stepped: ClassVar[tuple[str, ...]] = ()
     Config: ClassVar[type[ObjectiveSettings]]
     direction: ClassVar[str]
     embeds_positions: ClassVar[bool] = False

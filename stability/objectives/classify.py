@@ -13,7 +13,7 @@ from stability.config.identity import Since
 from stability.models.backbone import Pool
 from stability.models.images import POSITION_STD, ImageFormat, PatchEmbedding, first_position, mean_over_positions
 from stability.objectives._base import AbstractObjective, Examples, ObjectiveSettings, weighted_cross_entropy
-from stability.runs.words import Words
+from stability.runs.words import ShareWords, Words
 
 
 class Classification(AbstractObjective):
@@ -57,6 +57,8 @@ class Classification(AbstractObjective):
         example="image",
         nll="cross entropy",
         unit="cross entropy, nats per image",
+        held_out="images",
+        share=ShareWords("val_accuracy", "accuracy", "of the held-out images whose class is told right"),
         baseline="class frequencies",
         baseline_nll="class-frequency NLL",
         baseline_source="training images' class frequencies",

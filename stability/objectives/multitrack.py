@@ -120,6 +120,7 @@ class MultitrackMaskedModel(AbstractObjective):
         ),
         of_oracle="nats per residue by the masked NLL of {oracle}",
         is_text=False,
+        held_out="proteins",
         parts=(
             "nats per masked residue (sequence) and per masked structure token (structure), each averaged within a "
             "protein, then over proteins"

@@ -72,6 +72,7 @@ class ScoreEntropy(AbstractObjective):
 
     direction = "bidirectional"
     words = Words(unit="upper bound, nats per token")
+    stepped = ("euler", "analytic")
     graph: Graph
     noise: Noise
 

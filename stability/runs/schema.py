@@ -30,9 +30,9 @@ RUNS_COLUMNS = [
     "val_nll",
     "init_nll",
     "unigram_nll",
-    "val_accuracy",  # of a classifier, else missing
-    # the parts that one objective's NLL is a sum of, and what frequencies reach: every file has these, whatever its
-    # objective, since there were no others at first (`OWN_PREFIXES`)
+    # what one objective validates beside its NLL, the parts that another's is a sum of, and what frequencies reach:
+    # every file has these, whatever its objective, since there were no others at first (`OWN_PREFIXES`)
+    "val_accuracy",
     "val_nll_sequence",
     "val_nll_structure",
     "unigram_nll_sequence",

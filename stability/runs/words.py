@@ -3,9 +3,21 @@ sweep writes into ``study.json``. Nothing is imported here, so that what only re
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class ShareWords:
+    """The words of a share, 0 to 1 and the more the better, that an objective validates beside its loss (one of its
+    ``score_names``): tables, a figure, claims and the board then show it.
+
+    ``column``: its name in ``metrics.jsonl``, which begins with ``val_``; ``name``: what it is called; ``of``: what it
+    is a share of, as a caption goes on after "Share" or "Per cent".
+    """
+
+    column: str
+    name: str
+    of: str
 
 
 @dataclass(frozen=True)
@@ -18,6 +30,8 @@ class Words:
       an oracle makes of samples; ``score``: the same as a caption says it, ``{draws}`` for how often each was measured;
       ``of_oracle``: the same of an ``{oracle}`` by name; ``of_sample``: the same beside a sample; ``is_text``: whether
       samples are text, which has bytes.
+    ``held_out``: what the data are called in "on held-out …"; ``share``: what is validated beside the loss as a share,
+      None: nothing is.
     ``parts``: what the parts of the loss are measured in, where it is a sum; ``scored_parts``: the same of an oracle.
     ``baseline``: what knows the targets' frequencies and nothing else; ``baseline_nll``: what it reaches;
       ``baseline_source``: whose frequencies these are.
@@ -38,6 +52,8 @@ class Words:
     of_oracle: str = "nats per token of {oracle}"
     of_sample: str = "nats per token of the oracle {oracle}"
     is_text: bool = True
+    held_out: str = "text"
+    share: ShareWords | None = None
     parts: str = "nats of each part"
     scored_parts: str = "Its NLL of the terminal checkpoints' samples: each part averaged over samples"
     baseline: str = "token frequencies"
@@ -46,83 +62,3 @@ class Words:
     summary: str = field(default="", kw_only=True)
     tokens: str = field(default="", kw_only=True)
     direction: str = field(default="", kw_only=True)
-
-
-def recorded(record: Mapping[str, Any], objectives: Collection[str]) -> Words:
-    """Return the words that ``study.json`` holds. Those of a record from before there were any are today's of its
-    objective (`of_older`). ``objectives``: names of those that the study's runs have."""
-    found = record.get("words")
-    if not isinstance(found, dict):
-        return of_older(record, next(iter(objectives)) if len(set(objectives)) == 1 else "")
-    known: dict[str, Any] = {each.name: found[each.name] for each in fields(Words) if each.name in found}
-    return replace(
-        Words(), **{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
-    )
-
-
-# Of studies older than `words` in their record, which must be reported as they were: the objectives that there were at
-# the time. None is ever added; a test holds these to what the objectives themselves say.
-OLDER = {
-    "ar": Words(direction="causal"),
-    "mlm": Words(direction="bidirectional"),
-    "score_entropy": Words(unit="upper bound, nats per token", direction="bidirectional"),
-    "classify": Words(
-        position=("patch", "patches"),
-        counted="patches",
-        example="image",
-        nll="cross entropy",
-        unit="cross entropy, nats per image",
-        baseline="class frequencies",
-        baseline_nll="class-frequency NLL",
-        baseline_source="training images' class frequencies",
-        direction="bidirectional",
-    ),
-    "multitrack": Words(
-        position=("residue", "residues"),
-        unit="nats per masked position, its parts added up",
-        generative_unit="nats per residue by the oracle's masked NLL",
-        score=(
-            "Its masked NLL in nats per residue, a sample's tracks added up, each averaged over {draws} draws of masks"
-        ),
-        of_oracle="nats per residue by the masked NLL of {oracle}",
-        is_text=False,
-        parts=(
-            "nats per masked residue (sequence) and per masked structure token (structure), each averaged within a "
-            "protein, then over proteins"
-        ),
-        scored_parts=(
-            "Its masked NLL of the terminal checkpoints' samples, by its own mask schedules and in the units of the "
-            "validation NLL: each part averaged over drawn masks, then over samples"
-        ),
-        direction="bidirectional",
-    ),
-}
-OLDER_TOKENS = {"dna": "nucleotides", "stdlib": "bytes"}  # of data sources without a tokenizer
-
-
-def of_older(record: Mapping[str, Any], objective: str) -> Words:
-    """Return the words of a record without any, from the settings in its spec where it has one; ``objective``: of all
-    its runs, "" where these have several."""
-    asked, data = (_part(record, name) for name in ("objective", "data"))
-    kept = f", {data['keep']:,} kept" if data.get("keep") else ""
-    tokens = f"{data.get('tokenizer') or OLDER_TOKENS.get(data.get('name', ''), '')}{kept}"
-    return replace(OLDER.get(objective, Words()), summary=_older_summary(asked), tokens=tokens)
-
-
-def _older_summary(asked: Mapping[str, Any]) -> str:
-    if asked.get("name") == "score_entropy":
-        return f"score_entropy, {asked['graph']} graph, {asked['noise']} noise"
-    if asked.get("name") == "mlm":
-        rate = f"fixed at {asked['fixed_rate']:g}" if asked["mask_rate"] == "fixed" else asked["mask_rate"]
-        return f"mlm, mask rate {rate}{', corruption bert' if asked.get('corruption') == 'bert' else ''}"
-    if asked.get("name") == "multitrack":
-        given = f"given {', '.join(asked['contexts'])}" if asked["contexts"] else "nothing given"
-        by = f" (tokenizer {asked['tokenizer']})" if asked.get("tokenizer") else ""
-        return f"multitrack, {' and '.join(asked['sources'])}{by} masked, {given}"
-    return ""
-
-
-def _part(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    spec = record.get("spec")
-    part = spec.get(key) if isinstance(spec, dict) else None
-    return part if isinstance(part, dict) else {}

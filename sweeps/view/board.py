@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stability.runs.directory import FINISHED, INTERRUPTED, STOPPED
+from stability.runs.words import ShareWords
 from sweeps.progress import STALLED, Progress, Row
 
 STYLES = {
@@ -106,7 +107,7 @@ def run_table(progress: Progress, rows: Sequence[Row]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in COLUMNS:
         table.add_column(
-            f"{progress.counted}/s" if name == SPEED else name,
+            f"{progress.words.counted}/s" if name == SPEED else name,
             justify="left" if name in ("mechanism", "state") else "right",
             no_wrap=True,
         )
@@ -164,7 +165,7 @@ class Lines:
                 self._unless_skipped(f"start  {row.trial.label} ({row.trial.run_id})")
             if row.ended and self._told[row.trial.run_id] != "ended":
                 self._told[row.trial.run_id] = "ended"
-                self._unless_skipped(self._end(row, len(progress.rows)))
+                self._unless_skipped(self._end(row, len(progress.rows), progress.words.share))
         if self._skips:
             self._skips, self._ended_then = False, self._num_ended
         self._tell_the_whole(progress)
@@ -177,9 +178,9 @@ class Lines:
     def _num_ended(self) -> int:
         return sum(state == "ended" for state in self._told.values())
 
-    def _end(self, row: Row, num_runs: int) -> str:
+    def _end(self, row: Row, num_runs: int, share: ShareWords | None) -> str:
         result = f" val NLL {row.val_nll:.3f}" if row.val_nll is not None else ""
-        result += f" accuracy {row.val_accuracy:.1%}" if row.val_accuracy is not None else ""
+        result += f" {share.name} {row.val_share:.1%}" if share and row.val_share is not None else ""
         seconds = f" in {row.seconds:.1f} s" if row.seconds is not None else ""
         return f"{row.state:6} {row.trial.label} ({row.trial.run_id}){result}{seconds} [{self._num_ended}/{num_runs}]"
 

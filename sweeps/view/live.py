@@ -11,7 +11,8 @@ from types import TracebackType
 from rich.console import Console, Group
 from rich.live import Live
 
-from sweeps.progress import Progress
+from stability.runs.words import Words
+from sweeps.progress import OF_TEXT, Progress
 from sweeps.trial import Trial
 from sweeps.view.board import Lines, best_line, board, counts_line, duration, left_text, runs, verdicts_text
 
@@ -25,7 +26,7 @@ class LiveView:
 
     ``is_done(trial)``: whether a trained trial's α_max is measured. ``opening`` stands above the table until the first
       trial runs, ``note`` (e.g. that the sweep is stopping) from when it is set. ``earlier``: runs of the sweep that
-      had ended before, for what is best so far; ``counted``: what their speed is in, a second.
+      had ended before, for what is best so far; ``words``: the objective's.
     """
 
     def __init__(
@@ -37,10 +38,10 @@ class LiveView:
         opening: str = "",
         is_done: Callable[[Trial], bool] = lambda trial: True,
         console: Console | None = None,
-        counted: str = "tokens",
+        words: Words = OF_TEXT,
     ):
         self.console = console or Console()
-        self.progress = Progress(trials, is_done, earlier=earlier, counted=counted)
+        self.progress = Progress(trials, is_done, earlier=earlier, words=words)
         self.note = ""
         self._opening = opening
         self._num_skipped = num_skipped

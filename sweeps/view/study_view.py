@@ -9,8 +9,8 @@ from typing import Any
 
 from stability.runs.directory import INTERRUPTED, RunDirectory, read_json
 from stability.runs.phases import TERMINAL, file_of, phases, wanted
+from stability.runs.recorded_words import recorded
 from stability.runs.study import StudyFolder
-from stability.runs.words import recorded
 from sweeps.progress import STALLED, Progress, Row
 from sweeps.trial import Trial, several_of
 from sweeps.view.board import best_line, counts_line, left_text, run_table, runs
@@ -53,8 +53,8 @@ class StudyView:
                 trials.append(Trial(run_id, spec, variant=record.get("variants", {}).get(run_id, ""), **common))
             except ValueError as error:
                 unreadable.append((run_id, str(error)))
-        counted = recorded(record, {trial.spec.get("objective", {}).get("name") for trial in trials}).counted
-        progress = Progress(trials, is_complete, from_outside=True, counted=counted)
+        words = recorded(record, {trial.spec.get("objective", {}).get("name") for trial in trials})
+        progress = Progress(trials, is_complete, from_outside=True, words=words)
         return cls(study, record, progress, tuple(unreadable), curvature is not None)
 
     def renewed(self) -> StudyView:

@@ -19,8 +19,8 @@ from analysis.sections.throughput import throughput_table
 from analysis.study.load import load
 from stability.registry import Registry
 from stability.runs import results
+from stability.runs.older_words import OLDER
 from stability.runs.parquet import write_parquet
-from stability.runs.words import OLDER
 from tests.analysis.synthetic import write_study
 
 LRS = (1e-3, 1e-2, 1e-1)
@@ -42,6 +42,7 @@ def study_of(tmp_path, gain, mechanisms=("sa", "attentionx"), accuracy=None, see
     )
     if accuracy is not None:
         runs["val_accuracy"] = runs["mechanism"].map(accuracy) - 1e-3 * runs["seed"]
+        runs["objective"] = "classify"
     write_parquet(runs, path, {"schema_version": str(results.SCHEMA_VERSION)})
     return folder
 
@@ -110,6 +111,7 @@ def of_masks(tmp_path, objective="mlm", variants=("", "mask_diagonal=true"), acc
             accuracy[mechanism + variant[:1]] + 1e-4 * seed
             for mechanism, variant, seed in zip(runs["mechanism"], runs["variant"], runs["seed"], strict=True)
         ]
+        runs["objective"] = "classify"
     write_parquet(runs, path, {"schema_version": str(results.SCHEMA_VERSION)})
     manifest = json.loads((folder / "study.json").read_text())
     if spec:

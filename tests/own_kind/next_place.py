@@ -17,24 +17,27 @@ from stability.probes.generation import samples as stored
 from stability.probes.generation.text_oracle import oracle_checkpoint, weights_sha256
 from stability.runs.directory import read_json
 from stability.runs.schema import GENERATION_COLUMNS
-from stability.runs.words import Words
+from stability.runs.words import ShareWords, Words
 from stability.training import checkpoint
 from stability.training.draws import generator_for
 
 
 class WalkSource:
-    """Walks from ``start`` on, each step drawn from the model's probabilities."""
+    """Walks from ``start`` on, each step drawn from the model's probabilities. ``sampler``: "wander" draws a place a
+    step, "leap" as many at once, from where it stands, as make ``steps`` of the whole."""
 
-    def __init__(self, model: nn.Module, positions: int, spec: Any):
+    def __init__(self, model: nn.Module, positions: int, spec: Any, sampler: str):
         self.model, self.positions, self.spec = model, positions, spec
+        steps = (spec.steps or positions) if sampler == "leap" else positions
+        self.at_once = -(-positions // steps)
 
     @torch.no_grad()
     def draw(self, indices: Sequence[int]) -> Generator[None, None, list[list[int]]]:
         generators = [generator_for(self.spec.seed, "generate", index) for index in indices]
         walks_BN = torch.full((len(indices), 1), self.spec.own.start)
-        for _ in range(self.positions - 1):
-            probs_BV = self.model(walks_BN)[:, -1].softmax(-1)
-            drawn = [row.multinomial(1, generator=g) for row, g in zip(probs_BV, generators, strict=True)]
+        while (left := self.positions - walks_BN.shape[1]) > 0:
+            probs_BV, num = self.model(walks_BN)[:, -1].softmax(-1), min(left, self.at_once)
+            drawn = [row.multinomial(num, True, generator=g) for row, g in zip(probs_BV, generators, strict=True)]
             walks_BN = torch.cat([walks_BN, torch.stack(drawn)], 1)
             yield
         return walks_BN.tolist()
@@ -74,7 +77,7 @@ class WalkKind:
     def source(
         self, directory: Any, run: Any, model: nn.Module, corpus: Any, spec: Any, sampler: str, device: torch.device
     ) -> WalkSource:
-        return WalkSource(model, run.model.positions, spec)
+        return WalkSource(model, run.model.positions, spec, sampler)
 
     def write(
         self, directory: Any, phase: str, samples: Sequence[list[int]], made_by: dict[str, Any], **_: Any
@@ -110,9 +113,10 @@ class NextPlace(AbstractObjective):
     corpus_kind = "walks"
     direction = "causal"
     components = ("even", "odd")
-    score_names = ("val_nll_even", "val_nll_odd", "val_hits")
+    score_names = ("val_nll_even", "val_nll_odd", "val_hits", "val_accuracy")
     samples = WalkKind
-    samplers = ("wander",)
+    samplers = ("wander", "leap")
+    stepped = ("leap",)
     words = Words(
         position=("move", "moves"),
         counted="moves",
@@ -124,6 +128,8 @@ class NextPlace(AbstractObjective):
         of_oracle="nats per move of {oracle}",
         of_sample="nats per move of the oracle {oracle}",
         is_text=False,
+        held_out="walks",
+        share=ShareWords("val_accuracy", "foresight", "of the held-out moves that are foreseen"),
         parts="nats of moves to even and to odd places",
         baseline="place frequencies",
         baseline_nll="place-frequency NLL",
@@ -151,7 +157,7 @@ class NextPlace(AbstractObjective):
     def validate(self, model: nn.Module, examples: Examples) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         logits_BNV = examples.logits(model)
         hits = (logits_BNV.argmax(-1) == examples.targets_BN).sum()
-        scores = [*self.component_sums(logits_BNV, examples), hits]
+        scores = [*self.component_sums(logits_BNV, examples), hits, hits]
         return *self.loss_sum(logits_BNV, examples), dict(zip(self.score_names, scores, strict=True))
 
     def loss_sum(self, logits_BNV: Tensor, examples: Examples) -> tuple[Tensor, Tensor]:

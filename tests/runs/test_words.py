@@ -8,7 +8,9 @@ from dataclasses import asdict, fields, replace
 import pytest
 
 from stability.registry import Registry
-from stability.runs.words import OLDER, Words, recorded
+from stability.runs.older_words import OLDER
+from stability.runs.recorded_words import recorded
+from stability.runs.words import Words
 from sweeps.record import words_of
 from tests.reading import read_spec
 

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from analysis import words
+from stability.registry import Registry
 from sweeps.view.board import duration
 from sweeps.view.live import LiveView
 from tests.sweeps import fakes
@@ -54,7 +55,7 @@ def test_without_a_terminal_a_trial_gives_a_line_at_its_start_and_one_at_its_end
 
 def test_the_line_of_a_classifier_gives_its_accuracy(tmp_path):
     trial, console = fakes.make_trial(tmp_path), plain_console()
-    with LiveView([trial], console=console) as view:
+    with LiveView([trial], console=console, words=Registry("objectives").load("classify").words) as view:
         running(trial)
         view._refresh()
         trial.directory.set_status(

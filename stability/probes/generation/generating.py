@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stability.build import build_objective, resolve_device
-from stability.config.generation import STEPPED, GenerationSpec
+from stability.config.generation import GenerationSpec
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
 from stability.probes.checkpoints import corpus_of
@@ -111,7 +111,7 @@ def _made_by(folder: Path, spec: GenerationSpec) -> dict[str, Any]:
     for."""
     run = parse_run(read_json(folder / checkpoint.MANIFEST)["spec"])
     sampler = resolved_sampler(run, spec)
-    steps = {"steps": spec.steps or run.model.positions} if sampler in STEPPED else {}
+    steps = {"steps": spec.steps or run.model.positions} if sampler in _stepped(run) else {}
     values = {
         "num": spec.num,
         "sampler": sampler,
@@ -152,18 +152,25 @@ def resolved_sampler(run: RunSpec, spec: GenerationSpec) -> str:
         )
     _refuse_unread(run, spec)
     kind_of(run).check(run, spec)
-    if spec.sampler == "auto":
-        if spec.steps is not None and fitting[0] not in STEPPED:
-            raise ValueError(
-                f"steps={spec.steps} belongs to sampler=euler and sampler=analytic; sampler=auto is {fitting[0]} "
-                "here, which fills one position a step"
-            )
-        return fitting[0]
-    if spec.sampler not in fitting:
+    if spec.sampler not in ("auto", *fitting):
         raise ValueError(
             f"sampler={spec.sampler} does not fit objective={run.objective.name}; these do: {', '.join(fitting)}"
         )
-    return spec.sampler
+    sampler = fitting[0] if spec.sampler == "auto" else spec.sampler
+    if spec.steps is not None and sampler not in _stepped(run):
+        registry = Registry("objectives")
+        owners = dict.fromkeys(name for each in registry.names() for name in registry.load(each).stepped)
+        how = f"auto is {sampler} here, which" if spec.sampler == "auto" else sampler
+        raise ValueError(
+            f"steps={spec.steps} belongs to {' and '.join(f'sampler={name}' for name in owners)}; sampler={how} fills "
+            "one position a step"
+        )
+    return sampler
+
+
+def _stepped(run: RunSpec) -> tuple[str, ...]:
+    """Return the samplers of a run's objective that take ``steps``."""
+    return Registry("objectives").load(run.objective.name).stepped
 
 
 def _refuse_unread(run: RunSpec, spec: GenerationSpec) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from stability.build import build_objective
 from stability.config.cross import num_context_of
-from stability.config.generation import STEPPED, GenerationSpec
+from stability.config.generation import GenerationSpec
 from stability.config.run import RunSpec
 from stability.corpora.tokens.corpus import Corpus
 from stability.probes.generation import samples as stored_samples
@@ -125,7 +125,8 @@ class TokenKind:
 
     def num_steps(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> int:
         per_batch = {"ar": run.model.positions - 1}.get(sampler, run.model.positions)
-        per_batch = (spec.steps or run.model.positions) + 1 if sampler in STEPPED else per_batch
+        stepped = Registry("objectives").load(run.objective.name).stepped
+        per_batch = (spec.steps or run.model.positions) + 1 if sampler in stepped else per_batch
         return math.ceil(spec.num / spec.batch) * (per_batch + (spec.oracle is not None))
 
     def equal_samples(self, run: RunSpec, spec: GenerationSpec, sampler: str) -> str:
