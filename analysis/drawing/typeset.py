@@ -165,6 +165,7 @@ def paragraph(text: str) -> str:
 
 
 def heading(text: str) -> str:
+    """Return the typst source of a section's heading."""
     return f"#heading(level: 1)[{prose(text)}]\n"
 
 

@@ -1,6 +1,36 @@
-"""Optimizers, one file each."""
+"""Optimizers, one file each. ``build("adamw", model, lr=1e-3)`` makes one over a model's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn, optim
 
 from stability.optimizers._base import AbstractOptimizer
 from stability.optimizers._groups import check_roles, optimizer_of, parameter_groups, roles, set_lr
 
-__all__ = ["AbstractOptimizer", "check_roles", "optimizer_of", "parameter_groups", "roles", "set_lr"]
+__all__ = ["AbstractOptimizer", "build", "check_roles", "optimizer_of", "parameter_groups", "roles", "set_lr"]
+
+
+def build(name: str, of: nn.Module | Iterable[tuple[str, nn.Parameter]], *, lr: float, **settings: Any):
+    """Return one optimizer as a ``torch.optim.Optimizer``, its parameters grouped by weight decay as a run groups them.
+
+    ``of``: a model, or its ``named_parameters()``. What a model's modules say of the decay of their own parameters is
+    heard of a model only; of a list each parameter is judged alone. ``settings``: the fields of the optimizer's Config.
+    """
+    from stability.config.parts import settings_of
+    from stability.registry import Registry
+
+    config = settings_of("optimizers", name, settings)
+    model = of if isinstance(of, nn.Module) else _holding(parameter for _, parameter in of)
+    built: optim.Optimizer = optimizer_of(Registry("optimizers").load(name), config, (), model, lr)
+    return built
+
+
+def _holding(parameters: Iterable[nn.Parameter]) -> nn.Module:
+    """Return a module that holds parameters in their order and says nothing of them."""
+    held = nn.Module()
+    for number, parameter in enumerate(parameters):
+        held.register_parameter(str(number), parameter)
+    return held

@@ -8,6 +8,7 @@ import torch
 
 from stability.build import build_model, build_optimizer
 from stability.corpora.cache import load
+from stability.optimizers import build
 from stability.training import checkpoint
 from stability.training.schedule import lr_factor
 from stability.training.trainer import Trainer
@@ -91,3 +92,31 @@ def test_every_group_follows_the_schedule(lab):
     assert {group["lr"] for group in trainer.optimizer.param_groups} == {
         spec.lr_peak * lr_factor(spec.schedule, 1, spec.steps)
     }
+
+
+@pytest.mark.parametrize("as_a_list", [False, True])
+def test_what_other_code_builds_takes_the_steps_of_a_run_s_optimizer(lab, as_a_list):
+    spec = lab.spec(residual={"name": "hc"}, optimizer={**ADAMW, "decay": "matrices"}, lr_peak=0.1)
+    run_s, other = build_model(spec, 40), build_model(spec, 40)
+    of = other.named_parameters() if as_a_list else other
+    theirs = build("adamw", of, lr=0.1, weight_decay=0.5, decay="matrices")
+    for model, optimizer in ((run_s, build_optimizer(spec, run_s)), (other, theirs)):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    differing = {
+        name
+        for (name, first), second in zip(run_s.named_parameters(), other.parameters(), strict=True)
+        if not torch.equal(first, second)
+    }
+    # of a list nobody says that the schemes spare a matrix of theirs, so that it is decayed like any other
+    assert differing == ({name for name in differing if name.endswith(STATIC["hc"])} if as_a_list else set())
+    assert bool(differing) == as_a_list
+
+
+def test_what_cannot_be_built_is_refused_in_a_line(lab):
+    model = build_model(lab.spec(), 40)
+    with pytest.raises(ValueError, match="optimizer.adamw.beta3: unknown key"):
+        build("adamw", model, lr=0.1, beta3=0.9)
+    with pytest.raises(ValueError, match="no optimizer called 'adamv'"):
+        build("adamv", model, lr=0.1)
