@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from math import nan
+from pathlib import Path
 
 import matplotlib
 
@@ -53,9 +54,10 @@ def main(figure: str) -> None:
     axes.semilogy(steps, [row.lr for row in monitor.history], "--", label="learning rate")
     axes.set(xlabel="step", ylabel="step length", title="Where the learning rate outgrows the curvature")
     axes.legend(loc="lower right")
+    Path(figure).parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(figure, dpi=150)
     print(figure)
 
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:] or ["alpha_max_in_a_loop.png"]))
+    main(*(sys.argv[1:] or ["reports/alpha_max_in_a_loop.png"]))

