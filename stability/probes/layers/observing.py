@@ -101,16 +101,16 @@ def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
     found = list(observables)
     unknown = _listed(name for each in found for name in each.not_observed)
     without = _listed(each.part for each in found if not each.is_there and not each.not_observed)
-    not_observed = f"not observed: {unknown}; " if unknown else ""
+    named = f"not observed: {unknown}; " if unknown else ""
     if what in ("spectra", "streams") and not any(each.is_there for each in found):
         parts = _listed(each.part for each in found)
         reason = f"{parts} has neither consensus nor softmax-attention layers; " if what == "spectra" else ""
         reason = f"residual={without} has a single stream; " if without else reason
-        raise ValueError(not_observed + reason + _looks_at(what))
+        raise ValueError(named + reason + _looks_at(what))
     if without:
         print(f"leaves out {without}: {LACKING[what]}")
     if unknown:
-        print(not_observed + _looks_at(what))
+        print(named + _looks_at(what))
 
 
 def say_whose_logits_are_unknown(specs: Iterable[RunSpec]) -> None:
