@@ -10,7 +10,7 @@ from stability.cli.compose import read
 from stability.cli.entry import run_entry
 from stability.cli.progress import follow
 from stability.cli.publish import publish
-from stability.cli.subjects import Subject, Work, take_steps, tell_skipped
+from stability.cli.subjects import Subject, Work, spec_of, take_steps, tell_skipped
 from stability.cli.words import Invocation
 from stability.config.entries import HessianSpec
 from stability.runs.directory import RunDirectory, read_json
@@ -67,8 +67,11 @@ def _works(subject: Subject, spec: HessianSpec) -> list[Work]:
     was stopped."""
     from stability.probes.curvature.alpha_max import is_measured, measure, measure_checkpoint, missing_phases
     from stability.probes.curvature.spectra import missing_tables
+    from stability.probes.layers.observing import say_whose_logits_are_unknown
 
     directories, curvature, cache_dir = subject.measurable(), spec.curvature, subject.cache_dir
+    if "sharpness" in curvature.measure:
+        say_whose_logits_are_unknown(spec_of(directory) for directory in directories)
     if (folder := subject.checkpoint) is not None:
         steps = measure_checkpoint(folder, subject.phase, curvature, cache_dir=cache_dir, device=spec.device)
         return [Work(subject.directory, steps, _steps_of_a_phase(spec), folder.name)]

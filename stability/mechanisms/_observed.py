@@ -1,9 +1,10 @@
 """Define what a mechanism lets probes see: the weights by which attention mixes values, the edges along which consensus
 works.
 
-A probe asks with ``isinstance`` for the class that says what it needs, and names the layers that inherit none of them.
-The mechanisms' contract (tests/mechanisms/test_contract.py) rebuilds `forward` from what is exposed here: what a probe
-measures is what the layer computes.
+A probe asks with ``isinstance`` for the class that says what it needs, and names the layers of which it does not know
+what they hold. The mechanisms' contract (tests/mechanisms/checks.py) rebuilds `forward` from what is exposed here, and
+holds what `AbstractSoftmaxAttention` says beside it, which `forward` leaves open. By the class's word alone stand the
+units of values where `joined` is its own, and of η and R, of which `forward` shows the product.
 """
 
 from __future__ import annotations

@@ -8,16 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from stability import registry
+from stability import hessian, registry
 from stability.probe import main
 from stability.probes.layers.attention import attention_statistics
 from stability.probes.layers.measuring import held_out, layer_inputs
+from stability.probes.layers.observing import observable_in, say_whose_logits_are_unknown
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from tests.conftest import Lab
 from tests.mechanisms.plugins.sigmoid import SigmoidAttention
 
 SIGMOID, SEEN = "tests.mechanisms.plugins.sigmoid", "tests.mechanisms.plugins.sigmoid_seen"
+COUNTING = "tests.mechanisms.plugins.counting"
 LANES = "tests.residuals.plugins.two_lanes"
 SMALL = {"spectra": ["sequences=2", "probes=2", "products=4", "device=cpu"], "qk": []}
 SMALL["pdmm"] = ["sequences=2", "iterations=3", "device=cpu"]
@@ -114,6 +116,48 @@ def test_logits_and_entropies_are_of_softmax_attention_alone(trained):
     layers = nn.ModuleList([SigmoidAttention(None, MixerShape(8, 2)), build("sa", width=8, heads=2)])
     x_BND = torch.randn(1, 5, 8)
     assert list(attention_statistics(layers, lambda: [layer(x_BND) for layer in layers])) == ["1"]
+
+
+SHARPNESS = ["measure=[alpha_max,sharpness]", "state=[paper]", "warmup_batches=1", "warmup_steps=1", "recorded_steps=1"]
+SHARPNESS += ["batch=2", "device=cpu", "spectra.trace_products=6", "spectra.noise_batches=2", "spectra.noise_parts=2"]
+
+
+@pytest.mark.parametrize("is_study", [True, False])
+def test_the_largest_logit_is_left_empty_where_a_layer_is_not_observed_which_is_named(trained, capsys, is_study):
+    lab, runs = trained
+    study = study_of(lab, "sharp", runs["mix"], runs["sa"], runs["sigmoid"])
+    place = study.path if is_study else runs["mix"].checkpoints()[-1]
+    assert hessian.main([f"ckpt={place}", *SHARPNESS]) == 0
+    said = capsys.readouterr().out
+    looks = "measure=sharpness looks at attentionx, sa, sw"
+    lacking = "so their runs get no attention_logit_max and no attention_entropy"
+    assert said.startswith(f"not observed: sigmoid, {lacking}; {looks}\n")
+    seen = {"mix": False, "sigmoid": False, "sa": True} if is_study else {"mix": False}
+    for name, is_seen in seen.items():
+        row = pd.read_parquet(runs[name].curvature_file("terminal_sharpness")).iloc[0]
+        assert row[["attention_logit_max", "attention_entropy"]].notna().tolist() == [is_seen, is_seen]
+        assert np.isfinite(row.sharpness)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "unknown"),
+    [
+        ({"name": "sa"}, ()),
+        ({"name": "mix", "pattern": ["sw", "sc"]}, ()),
+        ({"name": "mix", "pattern": ["attentionx", "sigmoid_seen"]}, ("sigmoid_seen",)),
+        ({"name": "two_way", "of": "sa"}, ()),
+        ({"name": "two_way", "of": "counting"}, ("counting",)),
+    ],
+)
+def test_layers_within_others_are_looked_at_for_logits(trained, capsys, mechanism, unknown):
+    registry.add_plugin(COUNTING)
+    registry.add_plugin(SEEN)
+    spec = trained[0].spec(plugins=[COUNTING, SEEN], mechanism=mechanism)
+    assert observable_in(spec, "sharpness").not_observed == unknown
+    say_whose_logits_are_unknown([spec])
+    assert [line.split(",")[0] for line in capsys.readouterr().out.splitlines()] == [
+        f"not observed: {name}" for name in unknown
+    ]
 
 
 def test_a_residual_scheme_that_says_nothing_of_its_streams_is_named(trained):

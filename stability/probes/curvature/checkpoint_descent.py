@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stability.build import build_objective, build_optimizer
 from stability.config.curvature import CurvatureSpec
 from stability.config.training import Precision
 from stability.curvature import GradientWithGraph
 from stability.curvature.alpha_max import has_paper_state
+from stability.models.backbone import Backbone
 from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.probes.checkpoints import Loaded
@@ -42,7 +43,7 @@ class Probe:
         spec, self._trainer = loaded.spec, loaded.trainer
         self._precision: Precision = spec.precision if curvature.precision == "run" else "float32"
         prepare_torch(spec.threads, device, self._precision)
-        self.model: nn.Module = copy.deepcopy(loaded.model).to(device)
+        self.model: Backbone = copy.deepcopy(loaded.model).to(device)
         self.objective = build_objective(spec, loaded.corpus.format)
         self.optimizer = build_optimizer(spec, self.model)
         params: dict[str, Tensor] = dict(self.model.named_parameters())

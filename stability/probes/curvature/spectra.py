@@ -31,6 +31,7 @@ from stability.probes.curvature.checkpoint_descent import Probe
 from stability.probes.curvature.descent import Step
 from stability.probes.curvature.protocol import full_protocol, protocol_of, spec_of
 from stability.probes.layers.attention import attention_statistics
+from stability.probes.layers.observing import layers_in, not_observed
 from stability.probes.stored import Stored
 from stability.runs.directory import RunDirectory
 from stability.runs.phases import file_of, wanted
@@ -217,8 +218,11 @@ def _noise_scale(probe: Probe, step: Step) -> float:
 
 
 def _attention(probe: Probe, step: Step) -> dict[str, float]:
-    """Return the largest logit and the mean entropy in nats over all softmax-attention layers; nothing where there is
-    no such layer."""
+    """Return the largest logit and the mean entropy in nats over all self-attention layers with a softmax; nothing
+    where there is none, or a layer of which it is not known what it holds: the largest of the others would pass for the
+    model's."""
+    if not_observed(layers_in(probe.model, "sharpness"), "sharpness"):
+        return {}
     found = attention_statistics(probe.model, lambda: _examples(probe).logits(probe.model, step.params))
     if not found:
         return {}

@@ -10,7 +10,8 @@ from torch import nn
 
 from stability.build import build_model
 from stability.config.run import RunSpec
-from stability.mechanisms import AbstractAttention, AbstractConsensus, AbstractSoftmaxAttention
+from stability.mechanisms import AbstractAttention, AbstractConsensus, AbstractMechanism, AbstractSoftmaxAttention
+from stability.mechanisms.two_way import TwoWay
 from stability.models.backbone import Backbone
 from stability.probes.layers.streams import residuals
 from stability.registry import Registry
@@ -18,14 +19,21 @@ from stability.residuals import AbstractStreams
 from stability.residuals.identity import Identity
 
 Classes = tuple[type[nn.Module], ...]
-# by `what`: the classes whose layers it measures, and those of which it is known that they have nothing to measure
+# by `what`, or the word of hessian's `measure`: the classes whose layers it measures, and those of which it is known
+# that they have nothing to measure
 OBSERVED: dict[str, Classes] = {
     "spectra": (AbstractConsensus, AbstractAttention),
     "qk": (AbstractSoftmaxAttention,),
     "pdmm": (AbstractSoftmaxAttention,),
     "streams": (AbstractStreams,),
+    "sharpness": (AbstractSoftmaxAttention,),
 }
-WITHOUT: dict[str, Classes] = {"qk": (AbstractConsensus,), "pdmm": (AbstractConsensus,), "streams": (Identity,)}
+WITHOUT: dict[str, Classes] = {
+    "qk": (AbstractConsensus,),
+    "pdmm": (AbstractConsensus,),
+    "streams": (Identity,),
+    "sharpness": (AbstractConsensus, TwoWay),  # what is read both ways is among the layers itself
+}
 LACKING = {
     "qk": "no softmax attention, so no W_q and W_k",
     "pdmm": "no softmax attention, so no attended values",
@@ -44,18 +52,34 @@ class Observable(NamedTuple):
 
 def observable_in(spec: RunSpec, what: str) -> Observable:
     """Return what ``what`` finds in a run's layers, from its spec alone."""
-    layers, known = layers_of(spec, what), (*OBSERVED[what], *WITHOUT.get(what, ()))
-    unknown = dict.fromkeys(stem(layer) for layer in layers if not isinstance(layer, known))
+    layers = layers_of(spec, what)
     part = spec.residual if what == "streams" else spec.mechanism
-    return Observable(part.name, any(isinstance(layer, OBSERVED[what]) for layer in layers), tuple(unknown))
+    is_there = any(isinstance(layer, OBSERVED[what]) for layer in layers)
+    return Observable(part.name, is_there, not_observed(layers, what))
+
+
+def not_observed(layers: Iterable[nn.Module], what: str) -> tuple[str, ...]:
+    """Name the layers of which it is not known what they hold, each once."""
+    known = (*OBSERVED[what], *WITHOUT.get(what, ()))
+    return tuple(dict.fromkeys(stem(layer) for layer in layers if not isinstance(layer, known)))
 
 
 def layers_of(spec: RunSpec, what: str) -> list[nn.Module]:
-    """Return the modules that ``what`` looks at, mixers or residual connections, in a model without memory for its
-    weights."""
+    """Return the modules that ``what`` looks at, in a model without memory for its weights."""
     with torch.device("meta"):
         model = build_model(spec, Registry("objectives").load(spec.objective.name).any_format(spec.model.positions))
-    return [module for _, module in residuals(model)] if what == "streams" else mixers(model)
+    return layers_in(model, what)
+
+
+def layers_in(model: Backbone, what: str) -> list[nn.Module]:
+    """Return a model's modules that ``what`` looks at: residual connections, mixers, or mixers and the mechanisms that
+    they are made of."""
+    if what == "streams":
+        return [module for _, module in residuals(model)]
+    if what == "sharpness":
+        inner = (module for mixer in mixers(model) for module in mixer.modules())
+        return [*mixers(model), *(module for module in inner if isinstance(module, AbstractMechanism))]
+    return mixers(model)
 
 
 def mixers(model: Backbone) -> list[nn.Module]:
@@ -77,23 +101,32 @@ def say_what_is_missing(what: str, observables: Iterable[Observable]) -> None:
     found = list(observables)
     unknown = _listed(name for each in found for name in each.not_observed)
     without = _listed(each.part for each in found if not each.is_there and not each.not_observed)
-    not_observed = f"not observed: {unknown}; " if unknown else ""
+    named = f"not observed: {unknown}; " if unknown else ""
     if what in ("spectra", "streams") and not any(each.is_there for each in found):
         parts = _listed(each.part for each in found)
         reason = f"{parts} has neither consensus nor softmax-attention layers; " if what == "spectra" else ""
         reason = f"residual={without} has a single stream; " if without else reason
-        raise ValueError(not_observed + reason + _looks_at(what))
+        raise ValueError(named + reason + _looks_at(what))
     if without:
         print(f"leaves out {without}: {LACKING[what]}")
     if unknown:
-        print(not_observed + _looks_at(what))
+        print(named + _looks_at(what))
 
 
-def _looks_at(what: str) -> str:
+def say_whose_logits_are_unknown(specs: Iterable[RunSpec]) -> None:
+    """Print which layers measure=sharpness does not observe, so that their models get no largest logit and no entropy;
+    nothing where there are none."""
+    unknown = _listed(name for spec in specs for name in observable_in(spec, "sharpness").not_observed)
+    if unknown:
+        lacking = "so their runs get no attention_logit_max and no attention_entropy"
+        print(f"not observed: {unknown}, {lacking}; {_looks_at('sharpness', 'measure')}")
+
+
+def _looks_at(what: str, key: str = "what") -> str:
     """Name the parts, plugins among them, whose layers ``what`` measures."""
     registry = Registry("residuals" if what == "streams" else "mechanisms")
     names = [name for name in registry.names() if issubclass(registry.load(name), OBSERVED[what])]
-    return f"what={what} looks at {_listed(names)}"
+    return f"{key}={what} looks at {_listed(names)}"
 
 
 def _listed(names: Iterable[str]) -> str:
