@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stability.config.base import checked
+from stability.config.base import AXES, checked
 from stability.config.curvature import CurvatureSpec
 from stability.config.generation import GenerationSpec
 from stability.config.identity import run_id
@@ -23,7 +23,6 @@ from stability.runs.provenance import command_line
 
 IsMeasured = Callable[[RunDirectory, CurvatureSpec], bool]
 Points = Sequence[tuple[str, RunSpec]]  # runs with their variants' labels, as `SweepSpec.points` gives them
-AXES = ("mechanism", "residual", "optimizer", "norm")
 DEATH_S = 10.0  # a worker is reported dead before the system has cleared it away
 
 
@@ -94,7 +93,7 @@ def choice_name(choice: Any) -> str:
 
 def several_of(choices: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
     """Return a trial's ``several``, from what a sweep chooses on each axis."""
-    return tuple(axis for axis in AXES[1:] if len(choices.get(axis, ())) > 1)
+    return tuple(axis for axis in list(AXES)[1:] if len(choices.get(axis, ())) > 1)
 
 
 def variants(trials: Sequence[Trial]) -> list[str]:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from stability.config.base import checked
+from stability.config.base import AXES, checked
 from stability.config.model import ModelSpec
 from stability.config.parse import parse
 from stability.config.rates import LearningRates
-from stability.config.sweep import ABLATED, SweepSpec
+from stability.config.sweep import SweepSpec
 from stability.registry import Registry
 from tests.reading import compose
 
@@ -158,7 +158,7 @@ def test_every_part_has_one_file_and_one_yaml():
 
 def test_every_yaml_holds_the_defaults_of_its_config():
     """A part built in Python and the same part chosen on the command line are the same part."""
-    for group, family in ABLATED.items():
+    for group, family in AXES.items():
         for name in Registry(family).names(**({"cross": False} if family == "mechanisms" else {})):
             composed = parse(SweepSpec, {**compose("sweep", [f"{group}={name}"]), "name": "x"})
             assert getattr(composed, group)[0].settings == Registry(family).load(name).Config(), (group, name)

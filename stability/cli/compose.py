@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from stability.cli.conf import AXES, conf_dir, defaults
+from stability.cli.conf import conf_dir, defaults
 from stability.cli.mistakes import check_words, explained
 from stability.cli.study_name import study_name
 from stability.cli.words import CHOICES, Invocation
-from stability.config.base import AnySettings, Settings
+from stability.config.base import AXES, AnySettings, Settings
 from stability.config.generation import GenerateSpec
 from stability.config.parse import SPECS, parse
 from stability.config.sweep import SweepSpec

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stability.config.base import AXES
 from stability.registry import near_misses
-
-AXES = ("mechanism", "residual", "norm", "optimizer")
 
 
 def conf_dir() -> Path:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from stability.cli.conf import AXES, choices, conf_dir, defaults, unknown_key
+from stability.cli.conf import choices, conf_dir, defaults, unknown_key
 from stability.cli.words import Invocation, Word
+from stability.config.base import AXES
 from stability.registry import near_misses
 
 LONGEST_SHOWN = 80  # characters of a word that are shown

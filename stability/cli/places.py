@@ -9,7 +9,8 @@ from functools import cache
 
 from pydantic import BaseModel
 
-from stability.cli.conf import AXES, conf_dir
+from stability.cli.conf import conf_dir
+from stability.config.base import AXES
 from stability.config.identity import Place, group_of
 from stability.config.parse import SPECS
 from stability.registry import FAMILIES, Registry, plugins_of

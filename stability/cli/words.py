@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stability.cli.conf import AXES
 from stability.cli.places import quoted
+from stability.config.base import AXES
 from stability.config.model import ModelSpec
 
 OF_EVERY_MODEL = tuple(f"model.{key}" for key, field in ModelSpec.model_fields.items() if not field.is_required())

@@ -13,6 +13,9 @@ from stability.registry import near_misses
 STUDY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._=+-]*$"  # a folder under runs/studies, a PDF under reports
 # up to here every reader of JSON has the same number, and sizes made of a few such numbers fit 64 bits
 LARGEST_INTEGER = 2**53
+# The axes of a sweep, which takes several parts of their families at once (a setting is written with its part's name,
+# mechanism.sc.window), and these families.
+AXES = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers", "norm": "norms"}
 LONGEST_INPUT = 80  # characters of a wrong value that are shown
 
 

@@ -8,12 +8,10 @@ from typing import Any
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, ValidationInfo, model_serializer
 
-from stability.config.base import Settings, explain
+from stability.config.base import AXES, Settings, explain
 from stability.config.groups import GROUPS, Group, given_to_each, groups_of
 from stability.registry import Registry
 
-# families of which a sweep takes several: there a setting's key holds its part's name
-AXES = ("mechanisms", "residuals", "optimizers", "norms")
 _TRAINED = {"cross": False, "trainable": True}  # mechanisms that may stand on the axis of a sweep
 
 
@@ -79,7 +77,8 @@ def settings_of(family: str, name: str, settings: dict[str, Any], *, path: str |
         return config.model_validate(settings)
     except ValidationError as error:
         noun = registry.noun.removesuffix(" source")
-        raise ValueError(explain(error, config, path or (f"{noun}.{name}" if family in AXES else noun))) from None
+        key = path or (f"{noun}.{name}" if family in AXES.values() else noun)
+        raise ValueError(explain(error, config, key)) from None
 
 
 def require_trainable(key: str, item: Part) -> None:

@@ -10,13 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from stability.config.base import Settings, explain, parts_listed
+from stability.config.base import AXES, Settings, explain, parts_listed
 from stability.config.groups import GROUPS, written_out
 from stability.registry import near_misses
 
 NO_RECIPE = ("seed", "behaviour")  # numbers of a run that are no choice of its recipe
-# whose parts a sweep may have several of: a setting is written with its part's name
-AXES = ("mechanism", "residual", "optimizer", "norm")
 
 
 class Dimension(Settings):

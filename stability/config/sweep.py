@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from stability.config.ablation import Ablation, Variant, require_swept
 from stability.config.ablation import read as read_ablations
-from stability.config.base import STUDY_NAME, checked
+from stability.config.base import AXES, STUDY_NAME, checked
 from stability.config.cross import CrossOfEach, cross_choice
 from stability.config.curvature import CurvatureSpec
 from stability.config.generation import GenerationSpec, asked_for
@@ -25,7 +25,6 @@ from stability.config.training import Precision, WeightsSpec, weights_asked_for
 from stability.registry import Registry
 
 # axes whose parts' settings can vary, and their families
-ABLATED = {"mechanism": "mechanisms", "residual": "residuals", "optimizer": "optimizers", "norm": "norms"}
 
 
 def _listed(value: Any) -> Any:
@@ -125,8 +124,8 @@ class SweepSpec(AbstractRecipe):
 
     @model_validator(mode="after")
     def _ablations_fit(self) -> SweepSpec:
-        swept = {axis: [item.name for item in getattr(self, axis)] for axis in ABLATED}
-        require_swept(self.ablate, swept, [name for family in ABLATED.values() for name in Registry(family).names()])
+        swept = {axis: [item.name for item in getattr(self, axis)] for axis in AXES}
+        require_swept(self.ablate, swept, [name for family in AXES.values() for name in Registry(family).names()])
         self.ablations()
         return self
 
@@ -152,17 +151,17 @@ class SweepSpec(AbstractRecipe):
         axes = [
             (item, axis, base)
             for item in self.ablate
-            for axis in ABLATED
+            for axis in AXES
             for base in getattr(self, axis)
             if base.name == item.part
         ]
-        return tuple((item, axis, item.variants(axis, base, partial(part, ABLATED[axis]))) for item, axis, base in axes)
+        return tuple((item, axis, item.variants(axis, base, partial(part, AXES[axis]))) for item, axis, base in axes)
 
     def curves(self) -> tuple[tuple[str, dict[str, Any]], ...]:
         """Return every kind of run with its variant's label ("" for the base), variants of a base beside it: what has a
         curve against the learning rate."""
         kinds = itertools.product(self.mechanism, self.residual, self.optimizer, self.norm)
-        bases: list[dict[str, Any]] = [dict(zip(ABLATED, kind, strict=True)) for kind in kinds]
+        bases: list[dict[str, Any]] = [dict(zip(AXES, kind, strict=True)) for kind in kinds]
         return tuple((label, choice) for base in bases for label, choice in self._around(base))
 
     def points(

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from stability.cli.conf import choices, conf_dir
+from stability.config.base import AXES
 from stability.config.parse import SPECS
-from stability.config.parts import AXES
 from stability.config.run import RunSpec
 from stability.registry import FAMILIES, Registry
 from tests.reading import compose
@@ -383,7 +383,7 @@ def keys(entry: str) -> tuple[str, ...]:
     found += [key for model in (SPECS[entry], *([RunSpec] if entry == "sweep" else [])) for key in _of_model(model)]
     if entry in ("sweep", "train_tokenizer"):
         found += [
-            f"{_group(family)}.{name}.{key}" if family in AXES else f"{_group(family)}.{key}"
+            f"{_group(family)}.{name}.{key}" if family in AXES.values() else f"{_group(family)}.{key}"
             for family, name, key in _of_parts()
         ]
     return tuple(sorted(set(found)))
