@@ -13,9 +13,9 @@ from stability.models.auxiliary import added, parted
 
 
 class TrainingLoss(NamedTuple):
-    """A loss as training minimises it, ``total / count``. ``total``: the sum of the loss in nats, with that of the auxiliary losses in
-    it. ``auxiliary``: the latter alone, each sequence's weighted by its part of ``count``; None where no part of the
-    model has any."""
+    """A loss as training minimises it, ``total / count``. ``total``: the sum of the loss in nats, with that of the
+    auxiliary losses in it. ``auxiliary``: the latter alone, each sequence's weighted by its part of ``count``; None
+    where no part of the model has any."""
 
     total: Tensor
     count: Tensor
