@@ -4,7 +4,8 @@ The rule (CONTRIBUTING): a function's first sentence says in the imperative what
 of …", "Draw …"), so that it begins with one of `VERBS`; another verb is added there on purpose. What a module, a class
 or a property is may be a noun phrase ("The number of tokens of one step."), a property also "Whether …": of theirs this
 test knows the openings of sentences that have lost their verb ("Of a block, each with …", "Those of a run, ranks 1 to
-…"). Words that are a noun as well ("Name and sha256 of …") are for the reader to see.
+…"). A class's begins with a capitalised word and has four or more before its first stop, so that it says what the class
+is before it gives a formula or lists fields ("A batch of images, …", not "``images``: uint8" nor "y = Wx"). Words that are a noun as well ("Name and sha256 of …") are for the reader to see.
 
 Names in backticks are ours: those that begin with a module of ours must be found there, so that a move takes them along.
 """
@@ -37,6 +38,8 @@ VERBS = """
     Walk Warm Work Wrap Write Yield
 """
 CLIPPED, IMPERATIVES = frozenset(OPENINGS.split()), frozenset(VERBS.split())
+SHORTEST = 4  # words by which a class's docstring says what the class is
+CAPITALISED = re.compile(r"[A-Z][\w'’-]*,?")
 LONG = 12  # lines from which a function says what it does
 FILES = ("json", "jsonl", "py", "svg", "toml", "yaml")  # what a file's name ends in is no name of ours
 BACKTICKED = re.compile(r"(?<!`)`(\w+(?:\.\w+)*)`(?!`)")
@@ -65,6 +68,12 @@ def begins_well(node: Node, first: str) -> bool:
     return first in IMPERATIVES
 
 
+def says_what_it_is(docstring: str) -> bool:
+    """Return whether a class's docstring opens with words, not with a formula, a field or a mere name."""
+    opening = re.split(r"[.:;](?:\s|$)", " ".join(docstring.split()), maxsplit=1)[0].split()
+    return len(opening) >= SHORTEST and CAPITALISED.fullmatch(opening[0]) is not None
+
+
 def faults(source: str) -> list[str]:
     """Return what is wrong with a file's docstrings, by the names that they stand under."""
     found = []
@@ -76,6 +85,8 @@ def faults(source: str) -> list[str]:
                 found.append(f"{name}: {lines} lines and no docstring")
         elif not begins_well(node, first := docstring.split()[0].rstrip(",:;.")):
             found.append(f"{name}: a docstring begins with {first!r}")
+        elif isinstance(node, ast.ClassDef) and not says_what_it_is(docstring):
+            found.append(f"{name}: a class's docstring says {docstring.splitlines()[0]!r} and not what it is")
     return found
 
 
@@ -173,6 +184,27 @@ def h():
         "share: a docstring begins with 'The'",
         "inner: a docstring begins with '`Block`'",
     ]
+
+
+def test_classes_that_open_with_no_words_about_them_are_seen():
+    bad = [
+        "``x``: what it holds.",
+        "`search=asha`: halving of a grid of runs.",
+        "y = Wx + b for every position alone.",
+        "L(params) = the mean of all batches.",
+        "(B, N, D): the sum of all tracks.",
+        "% stable of two series of runs.",
+        "One step.",
+        "A log's view: a line for each trial.",
+        "No settings.",
+    ]
+    good = [
+        "A loss as a function, L(params).",
+        "Gated streams (`Streams`) whose mix is learned.",
+        "GPT-2's byte-pair encoding as it is.",
+    ]
+    source = "\n".join(f'class C{number}:\n    """{text}"""' for number, text in enumerate([*bad, *good]))
+    assert [each.partition(":")[0] for each in faults(source)] == [f"C{number}" for number in range(len(bad))]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

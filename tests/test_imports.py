@@ -1,12 +1,50 @@
-"""What the graph of imports promises: no circle, and no look into another package's private modules."""
+"""What the graph of imports promises: no circle, no look into another package's private modules, and a home for each
+third party."""
 
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("stability", "sweeps", "analysis", "kernels", "benchmarks")
+
+# Where each third party may be imported, at the head of a file or in a function (CONTRIBUTING): modules, or packages
+# with all that is in them. A new dependency is given its home here.
+HOMES = {
+    "PIL": ("stability.corpora.images",),
+    "biotite": ("stability.corpora.proteins",),
+    "curvlinops": ("benchmarks",),
+    "datasets": ("stability.data.hf",),
+    "huggingface_hub": ("stability.data.hf",),
+    "hydra": ("stability.cli",),
+    "matplotlib": ("analysis", "benchmarks"),
+    "omegaconf": ("stability.cli",),
+    "optuna": ("sweeps.search.optuna",),
+    "pyarrow": ("analysis.study", "stability.corpora.io", "stability.corpora.tokens", "stability.runs"),
+    "pyhessian": ("benchmarks",),
+    "pynvml": ("stability.training.telemetry",),
+    "ray": ("sweeps.launchers.ray",),
+    "rich": ("benchmarks", "stability.cli", "stability.corpora.io.progress", "stability.status", "sweeps"),
+    "safetensors": ("stability.structure.tokenizer", "stability.training"),
+    "scipy": ("analysis.numbers", "stability.corpora.proteins", "stability.probes.layers.laplacian"),
+    "submitit": ("sweeps.launchers.slurm",),
+    "tiktoken": ("stability.corpora.tokens.gpt2",),
+    "tiktoken_ext": ("stability.corpora.tokens.gpt2",),
+    "transformers": ("benchmarks", "stability.probes.pretrained"),
+    "triton": ("kernels",),  # which hold none yet
+    "typst": ("analysis.report",),
+    "wandb": ("stability.runs.wandb_sink",),
+}
+AT_HOME_EVERYWHERE = {
+    "jaxtyping",
+    "numpy",
+    "pandas",
+    "pydantic",
+    "pydantic_core",
+    "torch",
+}  # but for what contracts say
 
 
 def sources():
@@ -66,3 +104,64 @@ def test_no_modules_import_each_other_in_a_circle():
     assert on_circles(imports(sources())) == []
     planted = {"a": "from b import f", "b": "def f():\n    import c", "c": "from a import g", "d": "import a"}
     assert on_circles(imports(planted)) == ["a", "b", "c"]
+
+
+def third_parties(source):
+    """The packages beside ours and Python's own that a source imports, wherever, also by ``import_module("name")``; by a
+    name that is computed (`stability.registry`, the adapters of `stability.curvature`) they are not seen."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(node.module)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            names.update(each.value for each in node.args if isinstance(each, ast.Constant))
+    return {name.partition(".")[0] for name in names} - set(PACKAGES) - set(sys.stdlib_module_names)
+
+
+def is_in(module, home):
+    return f"{module}.".startswith(f"{home}.")
+
+
+def away_from_home(sources):
+    """The pairs (who, whom) in which a module imports a third party that has its home elsewhere, or none."""
+    return [
+        (module, party)
+        for module, source in sources.items()
+        for party in sorted(third_parties(source) - AT_HOME_EVERYWHERE)
+        if not any(is_in(module, home) for home in HOMES.get(party, ()))
+    ]
+
+
+def test_third_parties_are_imported_at_home_only():
+    assert away_from_home(sources()) == []
+    planted = {
+        "stability.runs.directory": "import wandb",
+        "stability.runs.wandb_sink": "import wandb",
+        "stability.objectives.ar": "def f():\n    import wandb.sdk as w",
+        "stability.config.run": "from hydra import compose",
+        "stability.cli.conf": "from hydra.errors import HydraException",
+        "stability.runs.log": "if TYPE_CHECKING:\n    from matplotlib.figure import Figure",
+        "sweeps.plan": "importlib.import_module('ray.tune')",
+        "stability.runs.schema": "import somebody_new, numpy, json, stability.config",
+    }
+    assert away_from_home(planted) == [
+        ("stability.runs.directory", "wandb"),
+        ("stability.objectives.ar", "wandb"),
+        ("stability.config.run", "hydra"),
+        ("stability.runs.log", "matplotlib"),
+        ("sweeps.plan", "ray"),
+        ("stability.runs.schema", "somebody_new"),
+    ]
+
+
+def test_every_home_is_lived_in():
+    importing = {module: third_parties(source) for module, source in sources().items()}
+    empty = {
+        (party, home)
+        for party, homes in HOMES.items()
+        for home in homes
+        if not any(party in found for module, found in importing.items() if is_in(module, home))
+    }
+    assert empty == {("triton", "kernels")}

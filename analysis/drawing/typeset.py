@@ -18,7 +18,8 @@ TERMS = {"α_max": "α#sub[max]", "log10": "log#sub[10]"}
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: a value, below it in small type its interval and n (one line each), and whether it stands out."""
+    """One cell of a table: a value, below it in small type its interval and n (one line each), and whether it stands
+    out."""
 
     text: str
     detail: str = ""

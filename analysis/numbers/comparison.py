@@ -24,8 +24,8 @@ EVERYTHING = (-math.inf, math.inf)
 
 @dataclass(frozen=True)
 class Comparison:
-    """A paired comparison: which of two is greater (+1 the first, -1 the second, 0 undecided), on how many paired
-    seeds, over which scope, and the interval.
+    """A paired comparison of two series: which is greater (+1 the first, -1 the second, 0 undecided), on how many
+    paired seeds, over which scope, and the interval.
 
     ``differences``: by seed, where every one is known exactly; () where only bounds are."""
 

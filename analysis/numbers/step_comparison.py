@@ -18,8 +18,8 @@ HIGHEST_LRS = 2
 
 @dataclass(frozen=True)
 class StepShares:
-    """% stable of two series at the highest LRs that both have results at: means over seeds. ``left_out``: seeds that
-    lack one of the runs; ``diverged``: how many of the first's and of the second's runs there diverged.
+    """The % stable of two series at the highest LRs that both have results at: means over seeds. ``left_out``: seeds
+    that lack one of the runs; ``diverged``: how many of the first's and of the second's runs there diverged.
     ``differences``: by seed, in points."""
 
     lrs: tuple[float, ...]

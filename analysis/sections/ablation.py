@@ -64,7 +64,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Group:
-    """One setting: a column for each value, the base's among them."""
+    """One setting of a part: a column for each value, the base's among them."""
 
     part: str
     setting: str

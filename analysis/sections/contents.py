@@ -1,4 +1,5 @@
-"""List the report's sections: a section is one file beside this one, and one word in `SECTIONS`."""
+"""List the report's sections: a section is one file beside this one, and two words here: its import, and its
+place in `SECTIONS`."""
 
 from analysis.sections import (
     ablation_figure,

@@ -19,7 +19,8 @@ A_RATE = re.compile(r"^([\[\d.+-]|nan$|inf$)")  # how a number or a list of them
 
 @dataclass(frozen=True)
 class Word:
-    """One word: of ``++mechanism.sc.window=4`` the sign ``++``, the key ``mechanism.sc.window`` and the value ``4``.
+    """One word of the command line: of ``++mechanism.sc.window=4`` the sign ``++``, the key ``mechanism.sc.window`` and
+    the value ``4``.
 
     ``str`` gives back what was typed. ``value`` is None where the word has no ``=``, as ``~lr``.
     """

@@ -12,7 +12,8 @@ from stability.registry import Registry, near_misses
 
 
 class CrossOfEach(Settings):
-    """``cross=auto``: beside each self mechanism the cross mechanism of its kind, which its class names."""
+    """The settings of ``cross=auto``, by which beside each self mechanism stands the cross mechanism of its kind, which
+    its class names."""
 
     parts: tuple[Part, ...] = Field(
         default=(), description="cross mechanisms with settings of their own; the others have their defaults"

@@ -70,7 +70,8 @@ def _dimensions(value: Any) -> Any:
 
 
 class SearchSpec(Settings):
-    """`search=optuna`: a tree-structured Parzen estimator looks for the lowest validation NLL of each kind of run."""
+    """The settings of `search=optuna`: a tree-structured Parzen estimator looks for the lowest validation NLL of each
+    kind of run."""
 
     name: Literal["optuna"] = Field(description="how points are chosen")
     num: int = Field(default=40, ge=1, description="points that are tried of each kind of run, each with all seeds")
@@ -90,8 +91,8 @@ class SearchSpec(Settings):
 
 
 class AshaSpec(Settings):
-    """`search=asha`: asynchronous successive halving over a grid, by Ray Tune. At each rung a run goes on if its
-    validation NLL is among the best of those that were there before it; nobody is waited for."""
+    """The settings of `search=asha`: asynchronous successive halving over a grid, by Ray Tune. At each rung a run goes
+    on if its validation NLL is among the best of those that were there before it; nobody is waited for."""
 
     name: Literal["asha"] = Field(description="how points are chosen")
     reduction: int = Field(default=3, ge=2, description="at each rung one in so many goes on; the rungs' ratio, too")
@@ -121,8 +122,9 @@ class AshaSpec(Settings):
 
 
 class PbtSpec(Settings):
-    """`search=pbt`: population based training of the learning rate. The rates of the sweep are a population's first
-    ones; after each segment the worst take over the weights and the rate of the best, and change the rate."""
+    """The settings of `search=pbt`: population based training of the learning rate. The rates of the sweep are a
+    population's first ones; after each segment the worst take over the weights and the rate of the best, and change the
+    rate."""
 
     name: Literal["pbt"] = Field(description="how points are chosen")
     every_steps: int | None = Field(default=None, ge=1, description="steps of a segment; null: a tenth of steps")
@@ -150,8 +152,8 @@ class PbtSpec(Settings):
 
 
 class HalvingSpec(Settings):
-    """`halving.reduction=3` over a grid: at each rung, of the learning rates of each kind of run one in so many goes
-    on, the best by validation NLL."""
+    """The settings of `halving.reduction=3` over a grid: at each rung, of the learning rates of each kind of run one in
+    so many goes on, the best by validation NLL."""
 
     reduction: int = Field(
         ge=2,

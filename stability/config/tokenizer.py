@@ -175,7 +175,7 @@ class AbstractTokenizerRecipe(Settings):
 
 
 class TokenizerRunSpec(AbstractTokenizerRecipe):
-    """One tokenizer, completely: equal specs train equal tokenizers."""
+    """All settings of one tokenizer: equal specs train equal tokenizers."""
 
     cross: Annotated[Part | None, Family("mechanisms")] = Field(
         description="cross mechanism by which the stage-2 decoder reads the sequence"

@@ -20,7 +20,7 @@ _SAFETY = 2.0  # both parts of the bar are estimates; measured errors reached 1.
 
 @dataclass(frozen=True)
 class Slope:
-    """One gradient, projected: loss L, slope ⟨∇L, u⟩, and Σ|g_i u_i|, to which the slope's rounding error is
+    """One gradient, projected on u: loss L, slope ⟨∇L, u⟩, and Σ|g_i u_i|, to which the slope's rounding error is
     proportional."""
 
     loss: float

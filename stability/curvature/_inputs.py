@@ -74,8 +74,8 @@ def check_direction(params: Tensors, direction: Mapping[str, Tensor]) -> Tensors
 
 
 class Objective:
-    """L(params) = Σ sum / Σ count over the microbatches; without ``batches`` one term, loss_fn(params) itself, with
-    count 1."""
+    """The loss as a function of the parameters, L(params) = Σ sum / Σ count over the microbatches; without ``batches``
+    one term, loss_fn(params) itself, with count 1."""
 
     def __init__(self, loss_fn: Callable[..., Any], batches: Iterable[Any] | None = None):
         if not callable(loss_fn):

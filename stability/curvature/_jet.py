@@ -34,8 +34,8 @@ class HeldConstant(NoRule):
 
 
 class Jet(Tensor):
-    """f(t), f′(t) and f″(t) of one tensor at t = 0; a derivative that is None is zero. The derivatives have the shape
-    and dtype of the value."""
+    """A tensor with its derivatives along a line, f(t), f′(t) and f″(t) at t = 0; a derivative that is None is zero.
+    The derivatives have the shape and dtype of the value."""
 
     value: Tensor
     first: Component

@@ -30,7 +30,7 @@ class _Item:
 
 
 class _Loss(nn.Module):
-    """loss_fn as a module around the model, so that functional_call can lend the model other parameters whatever
+    """A module that puts loss_fn around the model, so that functional_call can lend the model other parameters whatever
     loss_fn calls of it."""
 
     def __init__(self, model: nn.Module, loss_fn: Callable[[nn.Module, Any], Any]):

@@ -118,7 +118,7 @@ def _search(line: _Line, start: float, limit: float, resolution: float) -> tuple
 
 
 class _Line:
-    """α ↦ L(θ + αu), each value computed once."""
+    """The loss along a line, α ↦ L(θ + αu), each value computed once."""
 
     def __init__(
         self,

@@ -70,9 +70,9 @@ def hessian_operator(
 
 @dataclass(frozen=True)
 class Krylov:
-    """k steps of the recurrence A Q = Q T + β q eᵏᵀ. ``basis``: the k columns of Q, each (n,). ``values`` (k,)
-    ascending and ``vectors`` (k, k): the eigenpairs of T (Ritz pairs) in float64. ``beta``: the coupling that was left
-    over, 0 where the space is complete."""
+    """The result of k steps of the recurrence A Q = Q T + β q eᵏᵀ. ``basis``: the k columns of Q, each (n,). ``values``
+    (k,) ascending and ``vectors`` (k, k): the eigenpairs of T (Ritz pairs) in float64. ``beta``: the coupling that was
+    left over, 0 where the space is complete."""
 
     basis: tuple[Tensor, ...]
     values: Tensor

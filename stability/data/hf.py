@@ -81,7 +81,7 @@ class HuggingFaceConfig(AbstractTokenized):
 
 
 class HuggingFaceDataset(AbstractDataSource):
-    """Documents: the rows of a streamed dataset. Nucleotides: each row a record, as in FASTA."""
+    """A source whose documents are the rows of a streamed dataset. Nucleotides: each row a record, as in FASTA."""
 
     Config: ClassVar[type[Settings]] = HuggingFaceConfig
 

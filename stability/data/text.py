@@ -39,8 +39,8 @@ class TextConfig(AbstractTokenized):
 
 
 class Text(AbstractDataSource):
-    """Documents: a ``.jsonl`` file's lines, a ``.parquet`` file's rows, a ``.txt`` file's blocks of about 4,096
-    characters (cut at line ends, see `blocks`).
+    """A source of documents: a ``.jsonl`` file's lines, a ``.parquet`` file's rows, a ``.txt`` file's blocks of about
+    4,096 characters (cut at line ends, see `blocks`).
 
     UTF-8, strictly.
     """

@@ -13,7 +13,7 @@ from stability.ffns._base import AbstractFeedForward
 
 
 class GatedLinearUnit(AbstractFeedForward):
-    """y = W_o (a(W_g x + b_g) ⊙ (W_h x + b_h)) + b_o (Eq. 6 with biases where they are asked for).
+    """A gated linear unit, y = W_o (a(W_g x + b_g) ⊙ (W_h x + b_h)) + b_o (Eq. 6 with biases where they are asked for).
 
     The hidden width is multiple·D, by default ⅔ of the model's multiple: three matrices then hold as many weights as
     the two of an `mlp` (section 2). It is rounded to the nearest whole number, at least 1.

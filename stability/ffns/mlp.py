@@ -14,7 +14,8 @@ from stability.ffns._base import AbstractFeedForward
 
 
 class MultilayerPerceptron(AbstractFeedForward):
-    """y = W_o a(W_h x + b_h) + b_o, hidden width multiple·D, to the nearest whole number."""
+    """A perceptron of one hidden layer, y = W_o a(W_h x + b_h) + b_o, hidden width multiple·D, to the nearest whole
+    number."""
 
     class Config(Settings):
         """Settings of the hidden layer."""

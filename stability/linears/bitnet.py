@@ -13,8 +13,8 @@ EPSILON = 1e-5  # of the norm, and the least that is divided by
 
 
 class BitLinear(nn.Linear):
-    """y = W̃x̃ + b, with W̃ = γ·clamp(round(W/γ), −1, 1), γ = mean |W| (Eqs. 1 to 3), and x̃ the normed input rounded to
-    whole multiples of max |x| / (2^(bits−1) − 1), for each position by itself.
+    """A linear map of ternary weights, y = W̃x̃ + b, with W̃ = γ·clamp(round(W/γ), −1, 1), γ = mean |W| (Eqs. 1 to 3),
+    and x̃ the normed input rounded to whole multiples of max |x| / (2^(bits−1) − 1), for each position by itself.
 
     Gradients are those of the straight-through estimator: rounding counts as the identity, W̃ = W + const and x̃ = x +
     const. Second derivatives are those of that surrogate; the loss itself is piecewise constant in W/γ.

@@ -9,10 +9,10 @@ from stability.linears._base import AbstractLinear
 
 
 class Dense(AbstractLinear):
-    """y = Wx + b, `torch.nn.Linear` as it is."""
+    """An ordinary linear map, y = Wx + b, `torch.nn.Linear` as it is."""
 
     class Config(Settings):
-        """No settings."""
+        """This part has no settings."""
 
     is_affine = True
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 
 class WindowedEdges:
-    """i → j for |i − j| ≤ w, j = i among them, where both sides are as long (Eq. 38): offset by offset, by slices
-    alone."""
+    """The edges i → j for |i − j| ≤ w, j = i among them, where both sides are as long (Eq. 38): offset by offset, by
+    slices alone."""
 
     def __init__(self, window: int, num_positions: int):
         reach = min(window, num_positions - 1)

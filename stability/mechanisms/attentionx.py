@@ -19,8 +19,9 @@ GAMMA_WITH_DIAGONAL, GAMMA_WITHOUT = 3.0, 1.0  # the paper's nanoGPT (4.2) and i
 
 
 class AttentionX(AbstractSoftmaxAttention):
-    """y_i = W_o Φ_i + b_o with Φ_i = v_i − γ Σ_j softmax_j(q̃_i·k̃_j / √K) v_j per head (Eqs. 10, 11); RoPE on q and k;
-    j ≤ i where causal, j ≠ i where the diagonal is masked.
+    """Attention whose output is each value less what it attends to: y_i = W_o Φ_i + b_o with Φ_i = v_i − γ Σ_j
+    softmax_j(q̃_i·k̃_j / √K) v_j per head (Eqs. 10, 11); RoPE on q and k; j ≤ i where causal, j ≠ i where the diagonal
+    is masked.
 
     The softmax runs over what is left after masking, so its rows sum to 1. A row with nothing left (the first position
     of a causal sequence with a masked diagonal, one position alone, a row whose other keys are all padding) has the

@@ -15,8 +15,8 @@ from stability.mechanisms._base import AbstractCrossMechanism, MixerShape, requi
 
 
 class CrossAttention(AbstractCrossMechanism):
-    """y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; q from the source x, k and v from the context c,
-    each at its own positions 0, 1, ….
+    """Softmax attention of a source to a context: y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; q from
+    the source x, k and v from the context c, each at its own positions 0, 1, ….
 
     A source whose context is wholly padded, or empty, gets 0, not b_o: there is nothing that could be attended to.
     Attention is torch's own scaled_dot_product_attention: for second derivatives call the model under
@@ -24,7 +24,7 @@ class CrossAttention(AbstractCrossMechanism):
     """
 
     class Config(Settings):
-        """Positions; width and heads come from the model."""
+        """The settings of positions; width and heads come from the model."""
 
         rope: Literal["absolute", "none"] = Field(
             default="absolute",

@@ -34,7 +34,8 @@ class _Sides(NamedTuple):
 
 
 class CrossConsensus(EdgeNetwork, AbstractCrossMechanism):
-    """y_out = W_o u′ + b_o with u = W_s y + b_s, v = W_c c + b_c, u′ = u − η·g and g_i = Σ_j R_ij(u_i − v_j), per head.
+    """The consensus of a source with a context: y_out = W_o u′ + b_o with u = W_s y + b_s, v = W_c c + b_c, u′ = u −
+    η·g and g_i = Σ_j R_ij(u_i − v_j), per head.
 
     R_ij = α I + β Λᵀ Λ is positive definite; α, β > 0 and Λ (r × d_H, rows of norm 1/√r) come from an MLP of [y_i;
     c_j]. With ``rope="absolute"`` g holds ũ_i − ṽ_j, each turned by its own position (C.3). Several iterations repeat u

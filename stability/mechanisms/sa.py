@@ -17,8 +17,8 @@ from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape, withou
 
 
 class SoftmaxAttention(AbstractSoftmaxAttention):
-    """y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; RoPE on q and k; j ≤ i where causal, j ≠ i with a
-    masked diagonal.
+    """Softmax attention of a sequence to itself: y_i = W_o Σ_j softmax_j(q̃_i·k̃_j / √K) v_j + b_o, per head; RoPE on q
+    and k; j ≤ i where causal, j ≠ i with a masked diagonal.
 
     A row that the masked diagonal leaves without a key (the first position of a causal sequence, one position alone, a
     row whose other keys are all padding) has the empty sum, as in `attentionx`: y_i = b_o. Attention is torch's own

@@ -24,8 +24,8 @@ WINDOW_MATTERS = ("window", "cycle", "top_w")
 
 
 class SelfConsensus(EdgeNetwork, AbstractConsensus):
-    """y_out = W_o u′ + b_o with u = W_s y + b_s, u′ = u − η·g and g_i = Σ_j R_ij(u_i − u_j) − Σ_k R_ki(u_k − u_i), per
-    head.
+    """The consensus of a sequence with itself: y_out = W_o u′ + b_o with u = W_s y + b_s, u′ = u − η·g and g_i = Σ_j
+    R_ij(u_i − u_j) − Σ_k R_ki(u_k − u_i), per head.
 
     R_ij = α I + β Λᵀ Λ is positive definite; α, β > 0 and Λ (r × d_H, rows of norm 1/√r) come from an MLP of [y_i;
     y_j]. With ``rope="absolute"`` the disagreements in g are those of the rotated ũ (C.3, read literally: u′ = u −

@@ -20,7 +20,8 @@ from stability.registry import Registry, near_misses
 
 
 class TwoWay(AbstractMechanism):
-    """y = f(x) + R g(R x): f reads a sequence from its beginning, g from its end; R reverses it.
+    """A causal mechanism that is read from both ends, y = f(x) + R g(R x): f reads a sequence from its beginning, g
+    from its end; R reverses it.
 
     The sum of both directions is the bidirectional form of Vim (Zhu et al. 2024, arXiv:2401.09417) and of Caduceus'
     BiMamba (Schiff et al. 2024, arXiv:2403.03234). They have one output projection for both; here each direction has

@@ -22,8 +22,8 @@ class ConditionShape(NamedTuple):
 
 
 class NoiseLevel(nn.Module):
-    """σ (B,) → sinusoids, cos and sin at periods from 2π to nearly 2π·10⁴ → Linear, SiLU, Linear → SiLU: the condition
-    (B, C)."""
+    """The condition that a noise level becomes: σ (B,) → sinusoids, cos and sin at periods from 2π to nearly 2π·10⁴ →
+    Linear, SiLU, Linear → SiLU: the condition (B, C)."""
 
     def __init__(self, shape: ConditionShape):
         super().__init__()

@@ -13,8 +13,8 @@ from stability.models.block import Context
 
 
 class Track(NamedTuple):
-    """A context: int64 tokens (B, J), or (B, J, K) where an entry has up to K of them; the mask, of the same shape, is
-    True where a token may be read."""
+    """A context of a sequence: int64 tokens (B, J), or (B, J, K) where an entry has up to K of them; the mask, of the
+    same shape, is True where a token may be read."""
 
     tokens: Tensor
     mask: Tensor
@@ -34,7 +34,7 @@ class TrackInputs(NamedTuple):
 
 
 class SummedEmbedding(nn.Module):
-    """(B, N, D): the sum of an embedding of each source track."""
+    """An embedding of several source tracks, the sum (B, N, D) of one of each."""
 
     def __init__(self, sizes: Sequence[int], width: int):
         super().__init__()
@@ -49,8 +49,8 @@ class SummedEmbedding(nn.Module):
 
 
 class TrackEmbedding(nn.Module):
-    """(B, J, D) of a context: an entry's embedding, or the mean of those of its tokens that may be read, 0 where there
-    is none."""
+    """An embedding of a context's entries, (B, J, D): an entry's embedding, or the mean of those of its tokens that may
+    be read, 0 where there is none."""
 
     def __init__(self, size: int, width: int):
         super().__init__()

@@ -12,7 +12,8 @@ from stability.norms._base import AbstractNorm
 
 
 class DynamicErf(AbstractNorm):
-    """y = γ ⊙ erf(αx + s) + β with one learned α and one learned s; γ starts at 1, β at 0. No entry reads another."""
+    """A norm by the error function, y = γ ⊙ erf(αx + s) + β with one learned α and one learned s; γ starts at 1, β at
+    0. No entry reads another."""
 
     class Config(Settings):
         """Settings of slope and shift."""

@@ -11,8 +11,8 @@ from stability.norms._base import AbstractNorm
 
 
 class DynamicTanh(AbstractNorm):
-    """y = γ ⊙ tanh(αx) + β with one learned α; γ starts at 1, β at 0. No entry reads another, and nothing is
-    standardised first."""
+    """A norm by the hyperbolic tangent, y = γ ⊙ tanh(αx) + β with one learned α; γ starts at 1, β at 0. No entry reads
+    another, and nothing is standardised first."""
 
     class Config(Settings):
         """Settings of the slope."""

@@ -13,7 +13,7 @@ from stability.norms._base import AbstractNorm
 
 
 class RMSNorm(nn.RMSNorm, AbstractNorm):
-    """y = γ ⊙ x / √(mean x² + ε) over the last axis; γ starts at 1."""
+    """A norm by the root mean square, y = γ ⊙ x / √(mean x² + ε) over the last axis; γ starts at 1."""
 
     class Config(Settings):
         """Settings of the mean square."""

@@ -115,8 +115,8 @@ class Examples(NamedTuple):
 
 
 class AbstractObjective:
-    """``direction``: what it asks of the mechanism. ``num_inputs`` / ``num_outputs``: rows of the embedding, columns of
-      the head.
+    """A training objective says how examples become inputs and targets, and a model's outputs a loss. ``direction``:
+    what it asks of the mechanism. ``num_inputs`` / ``num_outputs``: rows of the embedding, columns of the head.
 
     ``config``: its settings, those of `ObjectiveSettings` among them. ``mask_id``: the id that stands for a hidden
       token, one past the vocabulary; None where nothing is unmasked (ar, a uniform graph). ``condition``: the shape of

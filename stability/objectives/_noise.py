@@ -18,7 +18,7 @@ EARLIEST = 1e-3  # times are drawn from [EARLIEST, 1]: the loss's weight grows a
 
 @dataclass(frozen=True)
 class LogLinear:
-    """σ(t) = −log(1 − (1 − ε)t): a share (1 − ε)t of the tokens is corrupted at time t."""
+    """The noise σ(t) = −log(1 − (1 − ε)t): a share (1 − ε)t of the tokens is corrupted at time t."""
 
     epsilon: float
 
@@ -33,7 +33,7 @@ class LogLinear:
 
 @dataclass(frozen=True)
 class Geometric:
-    """σ(t) = σ_min^{1−t} σ_max^t."""
+    """The noise σ(t) = σ_min^{1−t} σ_max^t."""
 
     sigma_min: float
     sigma_max: float

@@ -17,9 +17,9 @@ from stability.runs.words import Words
 
 
 class ScoreEntropy(AbstractObjective):
-    """σ′(t)·(score entropy of each position at noise σ(t)), summed over positions, per token of the batch; t ~ U(1e-3,
-    1), one per sequence, stratified over the batch (each uniform, together evenly spread: less scatter than independent
-    draws, same mean).
+    """The loss of a model of score ratios: σ′(t)·(score entropy of each position at noise σ(t)), summed over positions,
+    per token of the batch; t ~ U(1e-3, 1), one per sequence, stratified over the batch (each uniform, together evenly
+    spread: less scatter than independent draws, same mean).
 
     In nats it is an upper bound on the NLL per token (in the mean over noise; times below 1e-3 and the noise that
     remains at t = 1 left out). The bound of a batch scatters: with N positions a sequence's relative deviation is about

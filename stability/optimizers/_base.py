@@ -15,7 +15,8 @@ Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
 
 class AbstractOptimizer:
-    """``build`` makes the optimizer; the learning rate of each step is set from outside, through the parameter groups.
+    """An optimizer's settings, and how they become a ``torch.optim.Optimizer``. ``build`` makes it; the learning rate
+    of each step is set from outside, through the parameter groups.
 
     ``elementwise``: the step of each entry depends on that entry's gradients and state alone, so that a slice of a
     tensor takes the steps of the whole.

@@ -14,8 +14,8 @@ from stability.optimizers._base import AbstractOptimizer, Parameters
 
 
 class AdamW(AbstractOptimizer):
-    """``torch.optim.AdamW`` in its fused form; weight decay on every parameter, as the consensus paper's "default
-    weight decay" reads, or as nanoGPT decays."""
+    """Adam with decoupled weight decay, ``torch.optim.AdamW`` in its fused form; weight decay on every parameter, as
+    the consensus paper's "default weight decay" reads, or as nanoGPT decays."""
 
     elementwise = True
 

@@ -10,7 +10,7 @@ from stability.optimizers._base import AbstractOptimizer, Parameters
 
 
 class SGD(AbstractOptimizer):
-    """``torch.optim.SGD``; the case in which α_max reduces to the paper's Eq. 19."""
+    """Stochastic gradient descent, ``torch.optim.SGD``; the case in which α_max reduces to the paper's Eq. 19."""
 
     elementwise = True
 

@@ -10,7 +10,7 @@ class NoPosition(AbstractPosition):
     """The scheme that rotates nothing and adds nothing."""
 
     class Config(Settings):
-        """No settings."""
+        """This part has no settings."""
 
 
 EXPORT = NoPosition

@@ -13,8 +13,8 @@ Branch = Callable[[Tensor], Tensor]
 
 
 class AbstractResidual(nn.Module):
-    """One connection. ``layer``: its number among the model's connections, from 0 (schemes with several streams start
-    from it).
+    """One connection around a branch of a block. ``layer``: its number among the model's connections, from 0 (schemes
+    with several streams start from it).
 
     A branch is a layer of its own, as Zhu et al. (2024) and Xie et al. (2025) count: of block b the mixer's connection
     has number 2b and the feed-forward one 2b + 1; with cross branches they have 3b and 3b + 2, and the cross branch's

@@ -39,9 +39,9 @@ class Coefficients(NamedTuple):
 
 
 class AbstractStreams(AbstractResidual):
-    """n streams per token, X (B, N, S, D): u = Σ_s pre_s X_s, X' = mixᵀX + post ⊗ F(u). At first X is the embedding n
-    times; the head reads the sum of the normed streams. ``static``: the names of the coefficients that do not depend on
-    the token."""
+    """A residual connection of n streams per token, X (B, N, S, D): u = Σ_s pre_s X_s, X' = mixᵀX + post ⊗ F(u). At
+    first X is the embedding n times; the head reads the sum of the normed streams. ``static``: the names of the
+    coefficients that do not depend on the token."""
 
     static: ClassVar[tuple[str, ...]]
 
@@ -79,9 +79,9 @@ class AbstractStreams(AbstractResidual):
 
 
 class AbstractGatedStreams(AbstractStreams):
-    """mHC's coefficients, which mHC-lite shares but for the mixing (mHC-lite's Eqs. 2 and 4): with x̃ = RMSNorm(vec X)
-    ∈ R^{nD}, pre = σ(a_pre·x̃W_pre + b_pre), post = 2σ(a_post·x̃W_post + b_post), mix = `mixing` of a_mix·x̃W_mix +
-    b_mix.
+    """The coefficients of mHC, which mHC-lite shares but for the mixing (mHC-lite's Eqs. 2 and 4): with x̃ =
+    RMSNorm(vec X) ∈ R^{nD}, pre = σ(a_pre·x̃W_pre + b_pre), post = 2σ(a_post·x̃W_post + b_post), mix = `mixing` of
+    a_mix·x̃W_mix + b_mix.
 
     W = [W_pre | W_post | W_mix] starts at 0, a at 0.01, b_pre and b_post at −1 but for 1 at the first stream.
     ``bias_mix``: where b_mix starts.
@@ -125,7 +125,7 @@ class AbstractGatedStreams(AbstractStreams):
 
 
 class AbstractSinkhornStreams(AbstractGatedStreams):
-    """mHC's mixing: exp(`mixing_logits`) after ``config.iterations`` of Sinkhorn and Knopp (mHC-lite's Eq. 2)."""
+    """The mixing of mHC: exp(`mixing_logits`) after ``config.iterations`` of Sinkhorn and Knopp (mHC-lite's Eq. 2)."""
 
     def mixing_logits(self, x_BNSD: Tensor) -> Tensor:
         """Return the logarithms that Sinkhorn and Knopp begin with, (B, N, S, S)."""

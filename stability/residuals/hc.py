@@ -18,8 +18,8 @@ from stability.residuals._streams import (
 
 
 class HyperConnections(AbstractStreams):
-    """[pre | mix] = S_a + a_a·tanh(Xn W_a) and post = S_b + a_b·tanh(Xn w_b), Xn the RMSNorm of each stream; nothing
-    bounds the mixing matrices.
+    """Dynamic hyper-connections with learned coefficients, [pre | mix] = S_a + a_a·tanh(Xn W_a) and post = S_b +
+    a_b·tanh(Xn w_b), Xn the RMSNorm of each stream; nothing bounds the mixing matrices.
 
     At first S_a = [e_j | I], S_b = 1, [W_a | w_b] = 0, a = 0.01: every stream runs through the model as the only one
     does with ``residual=identity``, and what the head reads is exactly n times what it reads there.

@@ -12,7 +12,7 @@ class Identity(AbstractResidual):
     """X' = X + F(X); the state is (B, N, D)."""
 
     class Config(Settings):
-        """No settings."""
+        """This part has no settings."""
 
     def enter(self, x_BND: Tensor) -> Tensor:
         return x_BND

@@ -13,8 +13,8 @@ OFF_DIAGONAL = -8.0
 
 
 class ManifoldHyperConnections(AbstractSinkhornStreams):
-    """`AbstractGatedStreams` whose mixing matrix is exp(logits) after K iterations of Sinkhorn and Knopp (mHC-lite's
-    Eq. 2): rows sum to 1, columns nearly.
+    """Gated streams (`AbstractGatedStreams`) whose mixing matrix is exp(logits) after K iterations of Sinkhorn and
+    Knopp (mHC-lite's Eq. 2): rows sum to 1, columns nearly.
 
     b_mix starts at 0 on the diagonal and −8 off it: mix ≈ I. The gates are σ(±1) and 2σ(±1), not 0 and 1, so that an
     untrained model is not the plain one. How far depends on how large the branches are beside the embedding. After the

@@ -43,12 +43,11 @@ USUAL = {"ffn": "mlp", "position": "rope", "linear": "dense", "precision": "floa
 
 @dataclass(frozen=True)
 class Results:
-    """``runs``: a row a run; ``curvature``: a row a recorded step (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a
-      training step. ``spectra`` and ``probes``: by name the tables of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run
-      has, none of them empty; in ``probes`` also
-    ``generation``: a row a scored sample (`COLLECTED_GENERATION_COLUMNS`), ``samples``: the first of each run
-      (`SAMPLES_COLUMNS`), and ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by name the tables of `SEARCH_COLUMNS`
-      that the study has."""
+    """The results of a study as pandas frames. ``runs``: a row a run; ``curvature``: a row a recorded step
+    (`COLLECTED_CURVATURE_COLUMNS`); ``curves``: a row a training step. ``spectra`` and ``probes``: by name the tables
+    of `SPECTRA_COLUMNS` and `PROBE_COLUMNS` that a run has, none of them empty; in ``probes`` also ``generation``: a
+    row a scored sample (`COLLECTED_GENERATION_COLUMNS`), ``samples``: the first of each run (`SAMPLES_COLUMNS`), and
+    ``gradients`` (`GRADIENT_COLUMNS`). ``searches``: by name the tables of `SEARCH_COLUMNS` that the study has."""
 
     runs: pd.DataFrame
     curvature: pd.DataFrame

@@ -13,8 +13,8 @@ from stability.runs.study import StudyFolder
 
 
 class Published:
-    """The record ``<study>/published.json``: what the last publication was made from, what it wrote, and the tables
-    that it printed.
+    """The record of a publication, ``<study>/published.json``: what the last publication was made from, what it wrote,
+    and the tables that it printed.
 
     Files are told apart by size and time of change, never read; ``code``: the source files that turn runs into tables
     and PDF, which are.

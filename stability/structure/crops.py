@@ -17,8 +17,8 @@ FEWEST_RESIDUES = 4  # valid ones, which a superposition says something about
 
 @dataclass(frozen=True)
 class PaddedCrops:
-    """``coords_BNAX`` (B, N, 3, 3): N, CA, C in Å; ``atoms_BNAX`` (B, N, 14, 3); masks: True where valid; what is not
-    valid holds 0."""
+    """Crops of protein chains, padded to one length: ``coords_BNAX`` (B, N, 3, 3): N, CA, C in Å; ``atoms_BNAX`` (B, N,
+    14, 3); masks: True where valid; what is not valid holds 0."""
 
     coords_BNAX: Tensor
     mask_BN: Tensor

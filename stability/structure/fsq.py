@@ -13,7 +13,8 @@ MARGIN = 1e-3  # the bounds lie so far (relatively) outside the outermost levels
 
 
 class FSQ(nn.Module):
-    """z (…, F) → codes on a grid of L_1 × … × L_F points in [−1, 1]^F, and their indices 0 … ΠL − 1.
+    """A finite scalar quantisation: z (…, F) → codes on a grid of L_1 × … × L_F points in [−1, 1]^F, and their indices
+    0 … ΠL − 1.
 
     Dimension f is bounded by tanh to an interval that holds L_f integers, then rounded; the gradient passes the
     rounding unchanged (straight-through), so it is that of the bound. The index is the mixed-radix number of the

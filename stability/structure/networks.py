@@ -21,7 +21,8 @@ def _norm(norm: Part, width: int) -> nn.Module:
 
 
 class ConvolutionBlock(nn.Module):
-    """x + W·GELU(conv(norm(x))) over ``kernel`` residues; what padding holds enters no convolution."""
+    """A convolution beside the identity, x + W·GELU(conv(norm(x))) over ``kernel`` residues; what padding holds enters
+    no convolution."""
 
     def __init__(self, width: int, kernel: int, norm: Part):
         super().__init__()

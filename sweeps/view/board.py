@@ -145,7 +145,7 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
 
 
 class Lines:
-    """A log's view: a line when a trial starts and one when it ends, and between them how far the whole is.
+    """A view for a log: a line when a trial starts and one when it ends, and between them how far the whole is.
 
     ``known``: whether what has started or ended before the first look is passed over, as for one who comes later.
     """

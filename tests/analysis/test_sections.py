@@ -1,4 +1,4 @@
-"""A section of the report is one file and one word in `contents.SECTIONS`, also one that comes from outside."""
+"""A section of the report is one file and two words in `contents`, also one that comes from outside."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.analysis.test_report import text_of
 def step_table(study):
     counts = study.runs.groupby("lr")["num_steps"].sum()
     rows = tuple((Cell(f"{lr:g}"), Cell(f"{number:g}")) for lr, number in counts.items())
-    return Table("Steps taken", "All runs of a rate.", ("LR", "steps"), rows)
+    return Table("Steps from outside", "All runs of a rate.", ("rate", "steps outside"), rows)
 
 
 def figures(study):
     figure = Figure(figsize=(3, 2))
     figure.subplots().plot(study.runs["lr"], study.runs["num_steps"], "o")
-    return {"steps-taken": sourced(study, figure, "Steps of every run against its rate.")}
+    return {"steps-from-outside": sourced(study, figure, "Steps of every run against its rate.")}
 
 
 def tables(study, phases):
@@ -33,11 +33,11 @@ def tables(study, phases):
 
 
 def body(study, drawn):
-    return heading("How far the runs went") + pictures(drawn) + typst([step_table(study)])
+    return heading("What an outsider saw") + pictures(drawn) + typst([step_table(study)])
 
 
 OUTSIDER = Section(body, figures=figures, tables=tables)
-# ---- and the one word
+# ---- and its word in the list; the other is the import
 
 
 @pytest.fixture
@@ -54,23 +54,28 @@ def study_dir(tmp_path):
 def test_a_section_from_outside_stands_in_the_pdf_among_the_figures_and_in_what_a_sweep_prints(study_dir, tmp_path):
     pdf = text_of(build(study_dir, tmp_path / "reports"))
     captioned = "Steps of every run against its rate. Data fingerprint"
-    for words in ("How far the runs went", captioned, "LR steps 0.001 200 0.01 200"):
+    for words in ("What an outsider saw", captioned, "rate steps outside 0.001 200 0.01 200"):
         assert pdf.count(words) == 1
-    assert "steps-taken.svg" in [path.name for path in write_figures(study_dir, tmp_path / "figures")]
+    assert "steps-from-outside.svg" in [path.name for path in write_figures(study_dir, tmp_path / "figures")]
     printed = summary(study_dir, ("earliest",))
-    in_order = ("Stable windows", "Steps taken", "Nobody waited for the earliest checkpoints.", "The study has no sc")
+    in_order = (
+        "Stable windows",
+        "Steps from outside",
+        "Nobody waited for the earliest checkpoints.",
+        "The study has no sc",
+    )
     places = [printed.index(words) for words in in_order]
     assert places == sorted(places), "the claims stand last"
 
 
 def test_without_it_nothing_of_it_is_there(study_dir, tmp_path):
-    assert "Steps taken" not in summary(study_dir)
-    assert "steps-taken.svg" not in [path.name for path in write_figures(study_dir, tmp_path)]
+    assert "Steps from outside" not in summary(study_dir)
+    assert "steps-from-outside.svg" not in [path.name for path in write_figures(study_dir, tmp_path)]
 
 
 @pytest.mark.usefixtures("with_outsider")
 def test_a_search_whose_runs_have_settings_of_their_own_has_no_section_about_rates(tmp_path):
-    assert "Steps taken" not in summary(with_search(tmp_path))
+    assert "Steps from outside" not in summary(with_search(tmp_path))
 
 
 def test_a_section_that_does_not_apply_is_asked_nothing_else(study_dir, tmp_path, monkeypatch):

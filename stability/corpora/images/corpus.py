@@ -33,7 +33,7 @@ PLAIN = ("fingerprint", "description", "format", "class_names")
 
 @dataclass(frozen=True, eq=False)
 class ImageBatch:
-    """``images_BHWC``: uint8, ``labels_B``: int64."""
+    """A batch of images, ``images_BHWC`` (uint8), with the numbers of their classes, ``labels_B`` (int64)."""
 
     images_BHWC: Tensor
     labels_B: Tensor
@@ -47,7 +47,8 @@ class ImageBatch:
 
 
 class Side(NamedTuple):
-    """``images_MHWC``: uint8; ``labels_M``: uint16, numbers of classes."""
+    """One side of prepared images, ``images_MHWC`` (uint8), with the numbers of their classes, ``labels_M``
+    (uint16)."""
 
     images_MHWC: np.ndarray
     labels_M: np.ndarray

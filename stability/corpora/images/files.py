@@ -22,7 +22,8 @@ NPZ_KEYS = ("uint8 images under 'x' or 'images'", "'jpeg' with 'offsets'", "and 
 
 
 class Found(NamedTuple):
-    """``items``: ("train" or "val", pixels (H, W, C) uint8, class, what to call the image) one after the other;
+    """The images that were found in a file or a folder. ``items``: ("train" or "val", pixels (H, W, C) uint8, class,
+    what to call the image) one after the other;
     ``files``: what is read, each under a name that doesn't depend on where it lies."""
 
     what: str

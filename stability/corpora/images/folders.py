@@ -14,7 +14,8 @@ HELD_OUT = ("val", "test")  # the first of them that there is
 
 
 class Picture(NamedTuple):
-    """``side``: "train" or "val"; ``name``: the file's, with folders below that of its class."""
+    """A picture's file in a folder of images. ``side``: "train" or "val"; ``name``: the file's, with folders below that
+    of its class."""
 
     side: str
     label: int

@@ -28,8 +28,8 @@ PLACED = re.compile(r"^(.+):(\d+)-(\d+)$")
 
 
 class Annotation(NamedTuple):
-    """``domains``: (name, first, last residue), counted from 1 in UniProt's sequence; the others are names, in the
-    file's order."""
+    """The annotation of one protein by UniProt. ``domains``: (name, first, last residue), counted from 1 in UniProt's
+    sequence; the others are names, in the file's order."""
 
     domains: tuple[tuple[str, int, int], ...] = ()
     descriptions: tuple[str, ...] = ()

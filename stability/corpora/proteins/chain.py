@@ -15,8 +15,8 @@ def _empty() -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class ProteinChain:
-    """``N`` residues, those without coordinates included. Axes: N residues, A atoms of a residue, X the three
-    coordinates.
+    """A protein's chain of ``N`` residues, those without coordinates included. Axes: N residues, A atoms of a residue,
+    X the three coordinates.
 
     - ``id``: entry and chain ("1ABC_A").
     - ``group``: what chains of one protein share (a four-letter code, a UniProt accession, else the entry's name).

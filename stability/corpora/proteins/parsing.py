@@ -29,8 +29,8 @@ PROLINE = len(SPECIALS) + LETTERS.index("P")
 
 
 class Entry(NamedTuple):
-    """One file's content: all chains' atoms (a biotite ``AtomArray`` with ``b_factor``), and what the file says of each
-    chain by its name."""
+    """The content of one file: all chains' atoms (a biotite ``AtomArray`` with ``b_factor``), and what the file says of
+    each chain by its name."""
 
     atoms: Any
     sequences: dict[str, list[str]]

@@ -36,8 +36,8 @@ _PLAIN = ("vocab_size", "fingerprint", "description", "num_train_documents", "nu
 
 @dataclass(frozen=True, eq=False)
 class Corpus(AbstractCorpus):
-    """Prepared tokens. Build it with `Corpus.of` (from tokens), `split_documents` or `split_records`, which compute
-    what follows from the tokens.
+    """The prepared tokens of a training and a held-out side. Build it with `Corpus.of` (from tokens), `split_documents`
+    or `split_records`, which compute what follows from the tokens.
 
     ``fingerprint``: sha256 over both arrays, the vocabulary, the borders, the augmentation and the split rule's
       version; where the data lay is not in it.

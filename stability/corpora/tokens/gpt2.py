@@ -30,8 +30,8 @@ GPT2_SIZE = 50_256
 
 
 class Gpt2Tokenizer(AbstractTokenizer):
-    """``encode`` is tiktoken's; ``<|endoftext|>`` in a text is text, and the token of that name stands between
-    documents."""
+    """GPT-2's byte-pair encoding as a tokenizer. ``encode`` is tiktoken's; ``<|endoftext|>`` in a text is text, and the
+    token of that name stands between documents."""
 
     def __init__(self, ranks: str | None):
         tiktoken = _tiktoken()

@@ -11,8 +11,8 @@ from stability.corpora.tokens.vocabulary import BYTES, Vocabulary
 
 
 class AbstractTokenizer:
-    """``vocabulary``: its tokens, with the separator; ``label``: how descriptions name it, None: nothing to say
-    (bytes)."""
+    """A rule by which text becomes tokens. ``vocabulary``: its tokens, with the separator; ``label``: how descriptions
+    name it, None: nothing to say (bytes)."""
 
     vocabulary: Vocabulary
     label: str | None

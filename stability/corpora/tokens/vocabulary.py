@@ -14,8 +14,8 @@ REPLACEMENT = "\ufffd".encode()
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """``name`` of the tokenizer; ``pieces``: the bytes that each token stands for; ``separator``: the token between
-    documents, None: there is none.
+    """The tokens that a tokenizer has. ``name`` of the tokenizer; ``pieces``: the bytes that each token stands for;
+    ``separator``: the token between documents, None: there is none.
 
     ``complement``: of each nucleotide the one that pairs with it (by token); empty where the tokens are no nucleotides.
     """

@@ -36,9 +36,9 @@ DOUBTFUL = 1e-3  # relative error against central differences beyond which float
 
 @dataclass(frozen=True)
 class Step:
-    """One recorded step. ``loss`` and ``batches`` as `stability.curvature.directional` takes them, ``params``: θ before
-    the step, ``direction``: u,
-    ``result``: the loss along u, with its own slope also where the row holds the clipped gradient's."""
+    """One recorded step of an optimizer. ``loss`` and ``batches`` as `stability.curvature.directional` takes them,
+    ``params``: θ before the step, ``direction``: u, ``result``: the loss along u, with its own slope also where the row
+    holds the clipped gradient's."""
 
     loss: Callable[..., Any]
     batches: list[Examples] | None

@@ -25,7 +25,8 @@ class Source(Protocol):
 
 
 class Kind(Protocol):
-    """``columns``: of the table of scores, those of `GENERATION_COLUMNS` first."""
+    """A kind of samples: how an objective's model draws them, scores them and shows them. ``columns``: of the table of
+    scores, those of `GENERATION_COLUMNS` first."""
 
     columns: Sequence[str]
 

@@ -24,8 +24,9 @@ MOST_READ = 200  # training chains in which atoms are looked for
 
 @dataclass(frozen=True, eq=False)
 class Decoding:
-    """``learned_A``: which of a residue's atom places are written. ``is_stage_2``: whether all heavy atoms are decoded
-    from tokens and letters, else the backbone from tokens alone. ``words``: what a reader of the files is told."""
+    """The rule by which tokens become a structure. ``learned_A``: which of a residue's atom places are written.
+    ``is_stage_2``: whether all heavy atoms are decoded from tokens and letters, else the backbone from tokens alone.
+    ``words``: what a reader of the files is told."""
 
     tokenizer: StructureTokenizer
     learned_A: np.ndarray

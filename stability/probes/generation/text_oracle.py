@@ -49,8 +49,8 @@ class Score:
 
 @dataclass(frozen=True, eq=False)
 class Oracle:
-    """``name`` as tables show it; ``sha256`` of its weights; ``logits``: (B, N) tokens → (B, N, V); ``positions``: most
-    tokens at a time."""
+    """A language model that scores samples. ``name`` as tables show it; ``sha256`` of its weights; ``logits``: (B, N)
+    tokens → (B, N, V); ``positions``: most tokens at a time."""
 
     name: str
     sha256: str

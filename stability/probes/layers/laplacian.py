@@ -40,7 +40,8 @@ class Density:
 
 
 class BlockLaplacian:
-    """L̄ = ½(D_out + D_in − W − Wᵀ) of directed edges i → j with symmetric positive definite weights R_ij (K × K).
+    """The Laplacian of a weighted graph, L̄ = ½(D_out + D_in − W − Wᵀ) of directed edges i → j with symmetric positive
+    definite weights R_ij (K × K).
 
     With S_ij = ½(R_ij + R_ji) for each unordered pair (an edge that is not there counts 0), L̄ = Σ_{i,j} (e_i −
     e_j)(e_i − e_j)ᵀ ⊗ S_ij: symmetric, positive semidefinite, zero exactly on the signals that are constant on each

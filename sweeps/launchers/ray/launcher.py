@@ -43,7 +43,8 @@ SETTINGS = {
 
 
 class Lost(BaseException):
-    """Ray is gone. Raised past Tune, which after any `Exception` cleans up first, and would wait for it for minutes."""
+    """The sign that Ray is gone. Raised past Tune, which after any `Exception` cleans up first, and would wait for it
+    for minutes."""
 
 
 def launch(

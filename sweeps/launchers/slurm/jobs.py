@@ -27,7 +27,8 @@ TAIL_CHARACTERS = 4000
 
 @dataclass(frozen=True)
 class Job:
-    """``job_id``: Slurm's, or a process's id; ``started``: tells that process from a later one of the same id;
+    """A job that was submitted to Slurm, or a process in its place. ``job_id``: Slurm's, or a process's id;
+    ``started``: tells that process from a later one of the same id;
     ``asked``: what the trial was to give."""
 
     job_id: str
@@ -36,8 +37,8 @@ class Job:
 
 
 class Record:
-    """``<study>/slurm/jobs.json``: the run of each job that has not ended, so that the same command finds it instead of
-    submitting another."""
+    """The record of a sweep's jobs, ``<study>/slurm/jobs.json``: the run of each job that has not ended, so that the
+    same command finds it instead of submitting another."""
 
     def __init__(self, folder: Path, executor: str):
         self._file, self._executor = folder / f"{executor}.json", executor

@@ -85,7 +85,7 @@ def _import_submitit() -> None:
 
 
 class _Sweep:
-    """One launch: trials that wait to be submitted, and jobs by run."""
+    """One launch of a sweep: trials that wait to be submitted, and jobs by run."""
 
     def __init__(
         self, trials: Sequence[Trial], slurm: SlurmSpec, folder: Path, run: RunTrial, say: Callable[[str], None]
