@@ -20,7 +20,8 @@ from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray.shared_runs import work_through
 from sweeps.launchers.serial import RunTrial
 from sweeps.record import StudyRecord, words_of
-from sweeps.slots import cpus_per_trial, gpus_per_trial
+from sweeps.requirements import require
+from sweeps.slots import cpus_per_trial
 from sweeps.trial import IsMeasured, Trial, is_done, run_trial, tidy
 from sweeps.view.board import print_line
 from sweeps.view.live import LiveView
@@ -80,13 +81,14 @@ def run(
     """
     console = console or Console()
     done = partial(is_done, is_measured=is_measured)
-    unique = _tidied(spec, trials)
+    unique = _handed_out(spec, trials)
     missing = [trial for trial in unique if not done(trial)]
     left = [trial for trial in missing if spec.retry == "none" and trial.directory.status()["state"] == "failed"]
     pending = [trial for trial in missing if trial not in left]
     num_skipped = len(unique) - len(missing)
     if pending:
-        require(spec)
+        require(spec, pending)
+    _tidy(unique)
     if record is not None:
         for trial in trials:
             trial.directory.write_spec(trial.spec)
@@ -114,15 +116,18 @@ def run(
     return outcome
 
 
-def _tidied(spec: SweepSpec, trials: Sequence[Trial]) -> list[Trial]:
-    """Return each trial once, as this launch hands it out; what dead processes left of them is removed."""
+def _handed_out(spec: SweepSpec, trials: Sequence[Trial]) -> list[Trial]:
+    """Return each trial once, as this launch hands it out."""
     how = {"launch": secrets.token_hex(8), "devices": spec.devices_per_trial, "shard": spec.shard_parameters}
-    unique = [replace(trial, **how) for trial in {trial.run_id: trial for trial in trials}.values()]
-    for pool in {trial.pool for trial in unique}:
+    return [replace(trial, **how) for trial in {trial.run_id: trial for trial in trials}.values()]
+
+
+def _tidy(trials: Sequence[Trial]) -> None:
+    """Remove what dead processes left of the trials."""
+    for pool in {trial.pool for trial in trials}:
         remove_abandoned(Path(pool))
-    for trial in unique:
+    for trial in trials:
         tidy(trial)
-    return unique
 
 
 def _work(
@@ -150,16 +155,6 @@ def _work(
             interrupt.requested = True
     say(view.summary())
     return trials, interrupt.requested
-
-
-def require(spec: SweepSpec) -> None:
-    """Raise a ``RuntimeError`` where a trial of the sweep finds no room on this machine, or no Ray cluster answers at
-    ``ray.address``."""
-    if spec.launcher == "ray":
-        from sweeps.launchers.ray import cluster
-        from sweeps.launchers.ray.share import Share
-
-        cluster.require(Share(cpus_per_trial(spec), gpus_per_trial(spec)), spec.ray.address)
 
 
 def _plan(skipped: int, pending: Sequence[Trial], left: Sequence[Trial]) -> str:

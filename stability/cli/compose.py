@@ -9,7 +9,7 @@ from stability.cli.conf import conf_dir, defaults
 from stability.cli.mistakes import check_words, explained
 from stability.cli.study_name import study_name
 from stability.cli.words import CHOICES, Invocation
-from stability.config.base import AXES, AnySettings, Settings
+from stability.config.base import AXES, AnySettings, Settings, check_numbers
 from stability.config.generation import GenerateSpec
 from stability.config.parse import SPECS, parse
 from stability.config.sweep import SweepSpec
@@ -34,6 +34,7 @@ def composed(kind: type[Settings], invocation: Invocation) -> dict[str, Any]:
         values = compose(ROOTS[kind], invocation)
         if kind is SweepSpec and values.get("name") is None:
             values["name"] = study_name(invocation)
+        check_numbers(kind, values)
         return values
 
 

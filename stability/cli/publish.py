@@ -56,8 +56,8 @@ def print_tables(study: StudyFolder, tables: Sequence[Table], nothing: str) -> N
 
 
 def tell_what_draws(study: StudyFolder) -> None:
-    """Print the command that puts what was just measured into the study's PDF."""
-    print("drawn by: python -m stability.report name=" + study.path.name)
+    """Print the command that comes next: it puts what was just measured into the study's PDF."""
+    print("next, to draw this into the study's PDF: python -m stability.report name=" + study.path.name)
 
 
 def _drawing_code() -> list[Path]:

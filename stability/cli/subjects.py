@@ -10,7 +10,7 @@ from pathlib import Path
 from stability.cli.progress import follow
 from stability.config.parse import parse_run
 from stability.config.run import RunSpec
-from stability.registry import add_plugin
+from stability.registry import add_plugin, near_misses
 from stability.runs.directory import RunDirectory, read_json
 from stability.runs.lock import RunLock
 from stability.runs.study import StudyFolder
@@ -43,6 +43,8 @@ class Subject:
             return cls(tuple(study.runs()), study.pool, study=study)
         if (folder / "spec.json").exists():
             return cls((RunDirectory.at(folder),), folder.parent)
+        if not folder.is_dir():
+            raise _nothing_at(folder)
         from stability.runs.phases import phases
         from stability.training.checkpoint import manifest_of
 
@@ -98,6 +100,20 @@ def _folder(ckpt: str) -> Path:
         wanted = "give a study's, a run's or a checkpoint's folder"
         raise ValueError(f"ckpt={ckpt}: {error.strerror}; {wanted}") from None
     return folder
+
+
+def _nothing_at(folder: Path) -> ValueError:
+    """Return the error of a folder that is not there, with the nearest name of the studies beside it or in the pool
+    that it is thought to be in."""
+    for place in (folder.parent, folder.parent / "studies", folder.parent / "runs" / "studies"):
+        if names := tuple(sorted(path.parent.name for path in place.glob("*/study.json"))):
+            return ValueError(
+                f"no checkpoint at {folder}, and no run or study; studies in {place}: {near_misses(folder.name, names)}"
+            )
+    return ValueError(
+        f"no checkpoint at {folder}, and no run or study; give a folder like runs/studies/<name>, runs/<run_id> or "
+        "runs/<run_id>/checkpoints/step_000200"
+    )
 
 
 def add_plugins_of(ckpt: str | None) -> None:

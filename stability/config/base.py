@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from copy import copy
+from typing import Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model, field_validator
 from pydantic_core import PydanticCustomError
 
 from stability.registry import near_misses
@@ -26,10 +27,13 @@ class Settings(BaseModel):
     ``same_for_all``: the fields in which the parts of one sweep's axis must agree, as far as they have them.
     ``written_flat``: the field whose own keys the user writes beside this spec's, without the field's name; errors
     name them so.
+    ``items_written_flat``: the field whose items the user writes in this spec's place, as of ``lr=[1e-4,1e-3]`` the
+    ``values``.
     """
 
     same_for_all: ClassVar[tuple[str, ...]] = ()
     written_flat: ClassVar[str | None] = None
+    items_written_flat: ClassVar[str | None] = None
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     @field_validator("*")
@@ -49,6 +53,24 @@ def checked(model: type[AnySettings], values: dict[str, Any], path: str = "") ->
         return model.model_validate(values)
     except ValidationError as error:
         raise ValueError(explain(error, model, path)) from None
+
+
+def check_numbers(model: type[Settings], values: Mapping[str, Any]) -> None:
+    """Refuse numbers and truth values of a spec that are none or out of their range, before the spec's parts are
+    validated, for which torch is imported. Errors: as `checked`."""
+    known = model.__pydantic_decorators__.field_validators.values()
+    changed = {name for validator in known if validator.info.mode != "after" for name in validator.info.fields}
+    fields: dict[str, Any] = {
+        name: (field.annotation, copy(field))
+        for name, field in model.model_fields.items()
+        if name in values and name not in changed and field.annotation in (int, float, bool)
+    }
+    try:
+        create_model(model.__name__, __base__=Settings, **fields).model_validate(
+            {name: values[name] for name in fields}
+        )
+    except ValidationError as error:
+        raise ValueError(explain(error, model)) from None
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
@@ -76,6 +98,8 @@ def _explain_one(item: Any, model: type[BaseModel], prefix: str) -> str:
     steps = [str(step) for step in item["loc"]]
     if issubclass(model, Settings) and steps[:1] == [model.written_flat] and len(steps) > 1:
         del steps[0]
+    if _is_item_written_flat(model, item["loc"]):
+        del steps[-2:]
     path = ".".join([prefix, *steps] if prefix else steps)
     if item["type"] == "value_error":
         return str(item["ctx"]["error"])
@@ -105,14 +129,26 @@ def check_heads(heads: int, width: int, at: str) -> None:
         )
 
 
+def _is_item_written_flat(model: type[BaseModel], loc: tuple[Any, ...]) -> bool:
+    """Return whether a location is an item of a field whose items are written in its spec's place."""
+    holder = _model_at(model, loc[:-2])
+    return len(loc) > 2 and issubclass(holder, Settings) and loc[-2] == holder.items_written_flat
+
+
 def _fields_at(model: type[BaseModel], loc: tuple[Any, ...]) -> tuple[str, ...]:
     """Return the names of the fields of the nested model at a location."""
+    return tuple(_model_at(model, loc).model_fields)
+
+
+def _model_at(model: type[BaseModel], loc: tuple[Any, ...]) -> type[BaseModel]:
+    """Return the nested model at a location; where a step leads to none, the last that there is."""
     for step in loc:
         field = model.model_fields.get(str(step))
-        nested = field.annotation if field else None
-        if isinstance(nested, type) and issubclass(nested, BaseModel):
-            model = nested
-    return tuple(model.model_fields)
+        for nested in (field.annotation, *get_args(field.annotation)) if field else ():  # X, or X | None
+            if isinstance(nested, type) and issubclass(nested, BaseModel):
+                model = nested
+                break
+    return model
 
 
 def parts_listed(held: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
@@ -34,6 +35,7 @@ class LearningRates(Settings):
     """Either ``values``, or ``num`` rates from ``low`` to ``high`` in equal ratios, rounded to three digits; with
     ``edge`` these are only the first."""
 
+    items_written_flat: ClassVar[str | None] = "values"
     values: tuple[float, ...] | None = Field(
         default=None, min_length=1, max_length=500, description="the rates themselves"
     )

@@ -181,9 +181,10 @@ class RunSpec(AbstractRecipe):
         mechanism, settings = registry.load(self.mechanism.name), self.mechanism.settings
         needed = mechanism.fewest_layers(settings)
         if needed > self.model.layers:
+            depth = f"{self.model.layers} layer{'' if self.model.layers == 1 else 's'}"
             raise ValueError(
-                f"mechanism.{self.mechanism.name}.pattern has {needed} entries for {self.model.layers} layers; give "
-                f"at most {self.model.layers}"
+                f"mechanism.{self.mechanism.name}.pattern has {needed} entries for {depth}; give model.layers={needed} "
+                f"or more, a pattern of at most {self.model.layers}, or mechanisms without one, e.g. mechanism=[sa,sc]"
             )
         if direction not in mechanism.supported_directions(settings):
             choices = registry.names(cross=False, trainable=True)

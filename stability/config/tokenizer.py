@@ -159,8 +159,11 @@ class AbstractTokenizerRecipe(Settings):
                 f"kernel={self.kernel} must be odd, so that a convolution has a middle; e.g. kernel={self.kernel + 1}"
             )
         if self.warmup_steps >= self.steps or (self.atom_steps and self.warmup_steps >= self.atom_steps):
+            stages = f"steps={self.steps}" + (f" and atom_steps={self.atom_steps}" if self.atom_steps else "")
+            most = min(self.steps, self.atom_steps or self.steps) - 1
             raise ValueError(
-                f"warmup_steps={self.warmup_steps} must be below steps={self.steps} and atom_steps={self.atom_steps}"
+                f"warmup_steps={self.warmup_steps} must be below {stages}; give warmup_steps={most}"
+                f"{' or less' if most else ''}, or more steps"
             )
         if self.atom_steps and self.cross is None:
             raise ValueError(

@@ -27,13 +27,18 @@ def in_float32(device: torch.device | str) -> AbstractContextManager[Any]:
     return torch.autocast(torch.device(device).type, enabled=False)
 
 
-def allow_tf32(precision: Precision, device: torch.device) -> None:
-    """Set for this process whether float32 matrix products and convolutions on CUDA may round their factors to TF32 (10
-    bits of mantissa). Errors: ``ValueError`` where tf32 is asked for and the device has none."""
+def require_precision(precision: Precision, device: torch.device) -> None:
+    """Raise a ``ValueError`` where the device does not compute in that precision."""
     if precision == "tf32" and device.type != "cuda":
         raise ValueError(
             "precision=tf32 is a mode of CUDA devices, and this one is a CPU; use precision=float32 or bf16"
         )
+
+
+def allow_tf32(precision: Precision, device: torch.device) -> None:
+    """Set for this process whether float32 matrix products and convolutions on CUDA may round their factors to TF32 (10
+    bits of mantissa). Errors: ``ValueError`` where tf32 is asked for and the device has none."""
+    require_precision(precision, device)
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = precision == "tf32"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import threading
@@ -86,6 +87,14 @@ def _init_wandb(mode: Any, **arguments: Any) -> Any:
     return wandb.init(project="stability", resume="allow", mode=mode, settings=settings, **arguments)
 
 
+def require_wandb() -> Any:
+    """Return the package of W&B. Errors: ``RuntimeError`` where it is not installed."""
+    try:
+        return importlib.import_module("wandb")
+    except ImportError:
+        raise RuntimeError("logger=wandb needs Weights & Biases: pip install wandb, or choose logger=files") from None
+
+
 def probe_wandb(timeout_s: float = 3.0) -> tuple[str, str]:
     """Return (mode, what to tell the user): "online" only where there is a key and the server takes a connection within
     ``timeout_s``.
@@ -94,10 +103,7 @@ def probe_wandb(timeout_s: float = 3.0) -> tuple[str, str]:
     is respected, but ``online`` gives way where no key or no server is found. Errors: ``RuntimeError`` where wandb is
     not installed.
     """
-    try:
-        import wandb
-    except ImportError:
-        raise RuntimeError("logger=wandb needs Weights & Biases: pip install wandb, or choose logger=files") from None
+    wandb = require_wandb()
     os.environ.setdefault("WANDB_SILENT", "true")  # for the workers, too: its own lines would tear the live table
     settings = wandb.setup().settings
     if settings.mode in ("disabled", "offline", "dryrun"):

@@ -30,15 +30,20 @@ def prepare_torch(threads: int, device: torch.device, precision: Precision = "fl
     torch.use_deterministic_algorithms(device.type == "cuda", warn_only=True)
 
 
+def require_compiler() -> None:
+    """Raise a ``ValueError`` where there is no C++ compiler, which `torch.compile` calls on every device."""
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")):
+        raise ValueError("compile=true needs a C++ compiler, g++ or clang++, and there is none; use compile=false")
+
+
 def compiled(model: nn.Module) -> nn.Module:
     """Return a module that shares the parameters of ``model`` and computes what it does by `torch.compile`, one graph
     for each shape of inputs.
 
     ``model`` itself stays as it is, for validation, checkpoints, and α_max: no second derivative goes through a
-    compiled graph. Errors: ``ValueError`` where there is no C++ compiler, which `torch.compile` calls on every device.
+    compiled graph. Errors: as `require_compiler`.
     """
-    if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")):
-        raise ValueError("compile=true needs a C++ compiler, g++ or clang++, and there is none; use compile=false")
+    require_compiler()
     return cast(nn.Module, torch.compile(model, fullgraph=True, dynamic=False))
 
 

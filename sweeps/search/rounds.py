@@ -17,6 +17,7 @@ from sweeps import launch
 from sweeps.launch import Outcome
 from sweeps.launchers.serial import RunTrial
 from sweeps.record import StudyRecord
+from sweeps.requirements import require
 from sweeps.slots import slots
 from sweeps.trial import Points, Trial, is_done, run_trial, trials_of
 
@@ -115,7 +116,7 @@ def run_rounds(
             known |= fresh
             pending = [trial for trial in fresh.values() if not is_done(trial)]
             if pending:
-                launch.require(spec)
+                require(spec, pending)
                 cluster = cluster or stack.enter_context(_cluster(spec))
                 mode = launch.wandb_mode(spec, console) if mode is None else mode
                 console.print(f"round {number}", markup=False, highlight=False)

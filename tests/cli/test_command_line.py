@@ -167,7 +167,10 @@ def test_the_shim_touches_nothing_else():
         (["name=../up"], "name='../up'"),
         (["lr=[1e-3,"], "lr=[1e-3,: this value cannot be read"),
         (["lr=-1e-3"], "must be positive"),
-        (["lr=nan"], "lr.values"),
+        (["lr=nan"], "lr=nan: input should be a finite number"),
+        (["lr=1e-3x"], "error: lr='1e-3x': input should be a valid number"),
+        (["lr=[1e-3,x]"], "error: lr='x': input should be a valid number"),
+        (["model.layers=1"], "mechanism.mix.pattern has 2 entries for 1 layer; give model.layers=2 or more, a pattern"),
         (["lr=[]"], "lr.values"),
         (
             ["reports_dir=/dev/null/x", "dry_run=false"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from collections import Counter
 
@@ -105,3 +106,21 @@ def test_each_entry_reads_a_checkpoint_that_it_is_given_once_and_verifies_it(lab
 def test_a_name_that_no_file_system_takes_is_refused_by_its_key():
     with pytest.raises(ValueError, match=r"^ckpt=9+: File name too long; give a study's, a run's"):
         Subject.of("9" * 5000, kept="rows")
+
+
+@pytest.mark.parametrize("entry", ["hessian", "probe", "generate"])
+def test_the_nearest_study_is_named_where_a_folder_is_not_there(entry, tmp_path, monkeypatch):
+    for name in ("quickstart", "text_mini"):
+        StudyFolder.of(tmp_path / "runs", name).write([])
+    studies, main = tmp_path / "runs" / "studies", importlib.import_module(f"stability.{entry}").main
+    monkeypatch.chdir(tmp_path)
+    typed = {"runs/studies/quickstar": studies / "quickstar", "runs/quickstar": tmp_path / "runs" / "quickstar"}
+    for ckpt, folder in {**typed, "quickstar": tmp_path / "quickstar"}.items():
+        with pytest.raises(ValueError) as caught:
+            main([f"ckpt={ckpt}", *WORDS[entry]])
+        assert str(caught.value) == (
+            f"no checkpoint at {folder}, and no run or study; studies in {studies}: did you mean 'quickstart'? "
+            "(choices: quickstart, text_mini)"
+        )
+    with pytest.raises(ValueError, match=r"^no checkpoint at /nothing/there, and no run or study; give a folder like"):
+        main(["ckpt=/nothing/there", *WORDS[entry]])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from stability.cli.words import Invocation, Word
@@ -72,3 +75,33 @@ def test_what_hessian_was_asked_for_survives_being_written_down():
     spec = read_spec("hessian", ["ckpt=x", "batch=3", "spectra.noise_parts=2", "device=cpu"])
     assert (spec.curvature.batch, spec.curvature.spectra.noise_parts, spec.device) == (3, 2, "cpu")
     assert type(spec).model_validate(spec.model_dump()) == spec
+
+
+WRONG_NUMBERS = {
+    "SweepSpec": ["seeds=three", "steps=0", "threads=many", "clip_norm=-1"],
+    "TokenizerSpec": ["warmup_steps=many"],
+}
+
+
+def test_a_wrong_number_is_refused_before_torch_is_imported():
+    code = f"""
+import sys
+from stability.cli.compose import ROOTS, composed
+from stability.cli.words import Invocation
+for kind in ROOTS:
+    for word in {WRONG_NUMBERS}.get(kind.__name__, ()):
+        try:
+            composed(kind, Invocation.of([word]))
+        except ValueError as error:
+            print(error)
+assert "torch" not in sys.modules
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (out.returncode, out.stderr) == (0, "")
+    assert [line.partition(":")[0] for line in out.stdout.splitlines()] == [
+        "seeds='three'",
+        "steps=0",
+        "threads='many'",
+        "clip_norm=-1",
+        "warmup_steps='many'",
+    ]

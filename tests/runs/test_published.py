@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from stability.cli.publish import tell_what_draws
 from stability.runs.study import StudyFolder
 from stability.runs.up_to_date import Published
 from tests.sweeps import fakes
@@ -82,3 +83,10 @@ def test_what_changes_while_it_is_drawn_is_drawn_next_time(study):
     study.runs()[0].set_status("failed", step=1)
     begun.record("tables\n")
     assert published(study).summary() is None
+
+
+def test_the_command_that_draws_what_was_measured_is_told_as_the_next_step(tmp_path, capsys):
+    tell_what_draws(StudyFolder.of(tmp_path, "wide"))
+    assert capsys.readouterr().out == (
+        "next, to draw this into the study's PDF: python -m stability.report name=wide\n"
+    )

@@ -99,7 +99,14 @@ def test_what_cannot_be_encoded_or_decoded_is_refused_in_words():
         ),
         ({"kernel": 4}, "kernel=4 must be odd"),
         ({"cross": "none"}, "cross=none: the stage-2 decoder reads the sequence"),
-        ({"warmup_steps": 6}, "warmup_steps=6 must be below steps=6"),
+        (
+            {"warmup_steps": 6},
+            r"warmup_steps=6 must be below steps=6 and atom_steps=\d+; give warmup_steps=\d+ or less, or more steps$",
+        ),
+        (
+            {"steps": 1, "atom_steps": 0, "warmup_steps": 1},
+            "^warmup_steps=1 must be below steps=1; give warmup_steps=0, or more steps$",
+        ),
         (
             {"decoder": {"layers": 1, "width": 3, "heads": 1}},
             r"decoder.heads=1 must divide decoder.width=3 .*; decoder.width must be even",

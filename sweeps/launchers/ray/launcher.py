@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stability.runs.processes import Process
 from sweeps.environment import environment, of_driver
 from sweeps.interrupt import Interrupt
+from sweeps.launchers.ray import cluster as ray_cluster
 from sweeps.launchers.ray.cluster import TICK_S, admit, alive, cluster, gpus_of, import_ray, session
 from sweeps.launchers.ray.share import Share, require_room
 from sweeps.launchers.serial import RunTrial
@@ -45,6 +46,14 @@ SETTINGS = {
 class Lost(BaseException):
     """The sign that Ray is gone. Raised past Tune, which after any `Exception` cleans up first, and would wait for it
     for minutes."""
+
+
+def require(share: Share, address: str | None) -> None:
+    """Raise a ``RuntimeError`` where Ray is missing, no cluster is at ``address``, or this machine, where that is None,
+    holds no trial of that share."""
+    with environment(SETTINGS | of_driver()):  # read when Ray is imported
+        import_ray("ray.tune")
+    ray_cluster.require(share, address)
 
 
 def launch(

@@ -66,13 +66,7 @@ class SlurmQueue:
         from submitit import SlurmExecutor
 
         self._folder = folder
-        try:
-            self._executor = SlurmExecutor(folder, max_num_timeout=spec.requeues)
-        except RuntimeError:
-            raise RuntimeError(
-                "launcher=slurm needs Slurm's commands, and there is no srun here; slurm.executor=local runs the "
-                "jobs here"
-            ) from None
+        self._executor = SlurmExecutor(folder, max_num_timeout=spec.requeues)
         self._spec, self._cpus = spec, spec.cpus or threads
 
     def submit(self, callables: Sequence[TrialJob]) -> list[str]:

@@ -4,6 +4,7 @@ the same way."""
 from __future__ import annotations
 
 import importlib
+import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -31,6 +32,7 @@ from sweeps.launchers.slurm.jobs import (
 from sweeps.trial import Trial, mark_failed, run_trial
 
 TICK_S = 0.2
+COMMANDS = ("srun", "sbatch", "squeue", "scancel")
 POLL_S = {"slurm": 5.0, "local": 0.2}  # squeue is asked no more often: it loads a controller that many share
 ARRIVAL_S = {"slurm": 30.0, "local": 0.0}  # a network file system shows another machine's new files only after a while
 GRACE_S = 60.0  # after Ctrl-C the jobs have this long to end their steps and save, before the driver leaves them to it
@@ -75,13 +77,20 @@ def most_at_once(slurm: SlurmSpec, threads: int) -> int:
     return max(1, min(limits))
 
 
-def _import_submitit() -> None:
+def require(slurm: SlurmSpec) -> None:
+    """Raise a ``RuntimeError`` where submitit is missing or, but for jobs of this machine, one of Slurm's commands."""
     try:
         importlib.import_module("submitit")
     except ImportError as error:
         raise RuntimeError(
             f"launcher=slurm needs submitit ({error}): pip install submitit, or choose launcher=ray or serial"
         ) from None
+    missing = [command for command in COMMANDS if shutil.which(command) is None]
+    if slurm.executor == "slurm" and missing:
+        raise RuntimeError(
+            f"launcher=slurm needs Slurm's commands, and there is no {missing[0]} here; slurm.executor=local runs the "
+            "jobs here"
+        )
 
 
 class _Sweep:
@@ -90,7 +99,7 @@ class _Sweep:
     def __init__(
         self, trials: Sequence[Trial], slurm: SlurmSpec, folder: Path, run: RunTrial, say: Callable[[str], None]
     ):
-        _import_submitit()
+        require(slurm)
         folder.mkdir(parents=True, exist_ok=True)
         threads = int(trials[0].spec["threads"]) * trials[0].devices
         self._trials = {trial.run_id: trial for trial in trials}
