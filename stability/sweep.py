@@ -27,34 +27,54 @@ if TYPE_CHECKING:
 HELP = """
 python -m stability.sweep [key=value …]
 
-Train mechanisms across learning rates, measure the largest stable learning rate (α_max), print tables, write reports/<name>.pdf.
-Without arguments: the preset quickstart. The same command again trains only what is missing.
+Train mechanisms across learning rates, measure the largest stable learning rate (α_max), print tables, write
+reports/<name>.pdf. Without arguments: study=quickstart. The same command again trains only what is missing.
 
-  mechanism=sc | mechanism=[sa,sc]     sa, sw, sc, mix, attentionx, yours   mechanism.sc.window=4   a mechanism's setting
-  lr=range | lr=1e-3 | lr=[1e-4,1e-3]  lr.low= lr.high= lr.num=             lr=paper_small          Table 11's rates
-  lr=edge                              the best rate and the largest stable ones to 0.05 decades, in a third of the runs of a grid as fine
-  search=optuna search.num=40          'search.space.mechanism.sc.step_size={low:0.1,high:2,log:true}'   looks for the best of any numbers
-  halving.reduction=3                  leave all but a third of the learning rates of a grid at each of up to two rungs
-  seeds=3 steps=500 batch=16           model=text_54m (Table 10)            objective=mlm | ar | score_entropy | classify | multitrack
-  data=text data.path=FILE_OR_FOLDER   txt, jsonl (.gz, .zst), parquet      optimizer=adamw | sgd   norm=layernorm | rmsnorm | dyt | derf   ffn=mlp | glu   position=rope | learned | none   linear=dense | bitnet
-  optimizer.groups.mixer.lr_scale=0.5  settings of the optimizer by role: embedding, position, norm, mixer, cross, residual, ffn, condition, head
-  data.tokenizer=gpt2 data.keep=4096   data.ranks=FOLDER: its rank files    data=dna data.path=FASTA   data=hf data.dataset=ID
-  data=images data.path=PATH           npz, CIFAR's python batches, train/<class>/*.png; with objective=classify model=vit_nano | vit_small
-  study=quickstart | text_mini | dna_mini | curvature | ablation_consensus | text_54m, text_193m, text_385m, text_385m_mix, dna_51m, dna_172m, dna_331m,
-                                       attentionx_vit, attentionx_gpt, attentionx_vit_mini, attentionx_gpt_mini, protein_mini, protein_35m, _133m, _320m
-                                       a preset; what it sets of data, objective, … applies while you choose no other data=, objective=, …
-  data=protein data.path=STRUCTURES    objective=multitrack objective.tokenizer=ID cross=auto; objective.sources=[sequence] objective.contexts=[ss,sasa]
-  name=NAME runs_dir=DIR               launcher=ray | serial | slurm logger=files | wandb
-  hessian=false                        leave α_max out                      dry_run=true            print plan and cost only
-  generate.num=32                      samples of each run                  generate.oracle=ckpt:FOLDER | hf:NAME   who scores them
-  curvature.phase=all                  earliest and last checkpoints, too   device=auto | cpu | cuda
-  cross=auto objective.context=32      a cross mechanism in every block (ca, cc) reads the 32 tokens before each sequence
-  ablate.sc.window=[2,4,8]             settings one at a time around the base; study=ablation_consensus is the paper's Table 9
-  init=ckpt:FOLDER                     every run starts from a finished run's weights, at step 0; init.partial=true: from those tensors that match
-  log.gradients=20                     norms of each block's gradient       checkpoint.every_steps=50 checkpoint.keep_last=2 checkpoint.keep_best=1
-  guards.on_nonfinite=skip_step guards.retries=3   (or restore_last_good) off by default: they hide divergence; tables mark what they did
+Axes: one choice or several, [a,b]; a sweep is their product. Their settings: mechanism.sc.window=4 norm.dyt.alpha=0.7
+  mechanism=   sa, sw, sc, mix, attentionx, two_way (a causal one read from both ends); or your own: plugins=[my.module]
+  residual=    identity, hc, mhc, mhc_lite        norm=  layernorm, rmsnorm, dyt, derf
+  optimizer=   adamw, sgd        optimizer.groups.ROLE.lr_scale=0.5  weight_decay=…  settings by role: embedding,
+               position, norm, mixer, cross, residual, ffn, condition, head
+  precision=   float32, tf32, bf16                seeds=3        ablate.sc.window=[2,4,8]: one at a time around the base
+  lr=          1e-3 | [1e-4,1e-3] | values | range: lr.low= lr.high= lr.num= | edge: the best rate and the largest
+               stable ones to 0.05 decades | mini_text, mini_dna, mini_protein | Table 11: paper_small, paper_medium,
+               paper_large, paper_text_385m, paper_text_385m_mix
 
-Every key with its default and meaning: conf/sweep.yaml and the folders beside it.
+One choice for all runs
+  model=       nano, nano_2, text_54m, text_193m, text_385m, dna_51m, dna_172m, dna_331m, protein_35m, protein_133m,
+               protein_320m, gpt_s, gpt_m, gpt_l, nanogpt_s, nanogpt_m, nanogpt_l, sedd_small, sedd_medium, vit_nano,
+               vit_small, vit_small_spt; model.layers=6 model.dropout=0.1 model.init=ours|torch|nanogpt|sedd
+  ffn=         mlp, glu          position=  rope, learned, none          linear=  dense, bitnet
+  objective=   mlm, ar, score_entropy, classify (images), multitrack (proteins)
+  cross=       none, auto, ca, cc; with objective.context=32 each block reads the 32 tokens before its sequence
+  data=        stdlib | text data.path=PATH (txt, jsonl, .gz, .zst, parquet) | dna data.path=FASTA |
+               images data.path=PATH | hf data.dataset=ID | protein data.path=STRUCTURES; data.tokenizer=gpt2
+  study=       a preset; what it sets of data, objective, … applies while you choose no other: quickstart, flagship,
+               curvature, ablation_consensus, residuals, residuals_mini, nanogpt, sedd, vit_small, text_mini, text_54m,
+               text_193m, text_385m, text_385m_mix, dna_mini, dna_51m, dna_172m, dna_331m, protein_mini, protein_35m,
+               protein_133m, protein_320m, attentionx_gpt, attentionx_gpt_mini, attentionx_vit, attentionx_vit_mini
+
+Training
+  steps=500 batch=16 microbatch=4 clip_norm=1 compile=true threads=1     schedule=constant|linear|cosine
+  init=ckpt:FOLDER | hf:FOLDER   every run starts from these weights; init.partial=true: from those tensors that match
+  evaluation.every_steps=100     checkpoint.every_steps=50 checkpoint.keep_last=2     log.gradients=20: of each block
+  verdict.spike_nats=0.5         guards.on_nonfinite=skip_step guards.retries=3: off by default, they hide divergence
+
+Fewer runs, or others
+  search=      none | optuna search.num=40 'search.space.mechanism.sc.step_size={low:0.1,high:2,log:true}' |
+               asha: stops worse runs early | pbt: a schedule of the learning rate
+  halving.reduction=3            leaves all but a third of a grid's learning rates at each of up to two rungs
+
+Measured, and written
+  hessian=false: without α_max   curvature.phase=all: earliest checkpoints, too     report=false reports_dir=DIR
+  generate.num=32                samples of each run; generate.oracle=ckpt:FOLDER | hf:NAME scores them
+
+Where it runs
+  name=NAME runs_dir=DIR         dry_run=true: plan and cost only       logger=files|wandb       device=auto|cpu|cuda
+  launcher=ray|serial|slurm      retry=failed|none       ray.address=auto       slurm.partition=NAME slurm.gpus=1
+  cpus_per_trial=1 gpus_per_trial=0.5                     devices_per_trial=2 shard_parameters=true
+
+Every key with its default and meaning: conf/sweep.yaml and the folders beside it; docs/getting_started.md.
 """
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from rich.console import Console
@@ -15,8 +16,11 @@ from stability.cli.compose import store_plugins
 from stability.cli.progress import follow
 from stability.cli.study_name import study_name
 from stability.cli.words import Invocation
+from stability.config.groups import ROLES
 from stability.config.parse import parse
 from stability.config.sweep import SweepSpec
+from stability.config.training import Precision
+from stability.sweep import HELP
 from tests.reading import compose, read_spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -236,6 +240,23 @@ def test_help_is_printed_for_h(module):
     out = entry(f"stability.{module}", "-h")
     assert out.returncode == 0
     assert f"python -m stability.{module}" in out.stdout
+
+
+def test_a_sweeps_help_names_every_key_and_every_choice_on_one_screen():
+    lines = HELP.splitlines()
+    assert len(lines) <= 60 and max(map(len, lines)) <= 120
+    folders = [folder for folder in (ROOT / "conf").iterdir() if folder.is_dir() and folder.name != "curvature"]
+    choices = {folder.name: {file.stem for file in folder.glob("*.yaml")} for folder in folders}
+    choices |= {key: set(get_args(SweepSpec.model_fields[key].annotation)) for key in ("launcher", "logger", "device")}
+    choices["precision"] = set(get_args(Precision))
+    assert len(choices) >= 19
+    for key, names in choices.items():
+        (said,) = re.findall(rf"  {key}=(.*?)(?=  \w+=|\n\n)", HELP, re.DOTALL)
+        assert names <= set(re.findall(r"[\w.]+", said)), key
+    for key in SweepSpec.model_fields:
+        assert re.search(rf"(?<![\w.]){key}[.=]", HELP), key
+    for role in ROLES:
+        assert re.search(rf"\b{role}\b", HELP), role
 
 
 def test_hessian_of_what_is_no_checkpoint_says_what_one_looks_like(tmp_path, entered):
