@@ -10,7 +10,7 @@ import numpy as np
 from analysis.claims.claim import Claim, Verdict
 from analysis.numbers.spread import EXTREME, POSITIVE, Spread, interval
 from analysis.numbers.stream_mixing import NAME as STREAMS
-from analysis.numbers.stream_mixing import by_run, ordered, thresholds
+from analysis.numbers.stream_mixing import by_run, thresholds
 from analysis.numbers.windows import SeriesWindows
 from analysis.study import wording
 from analysis.study.load import FINISHED, Column, Frame, Study
@@ -36,7 +36,7 @@ def mixing_claims(study: Study, schemes: dict[str, str], found: dict[str, Series
             "mHC-lite's mixing matrices and their products are exactly doubly stochastic, HC's and mHC's are not (4.3)",
         )
         return
-    rows, finished = ordered(study), study.runs.loc[study.runs["status"].isin(FINISHED), "run_id"]
+    rows, finished = study.probed(STREAMS), study.runs.loc[study.runs["status"].isin(FINISHED), "run_id"]
     # of a run that stopped early it is not the trained model
     rows = rows[(rows["phase"] == "terminal") & rows["run_id"].isin(finished)]
     if "mhc_lite" in schemes:

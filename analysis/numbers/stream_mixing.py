@@ -8,16 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 
-from analysis.study.load import Column, Frame, Study
+from analysis.study.load import Column, Frame
 
 NAME = "streams"
 RUN = ["order", "series", "run_lr", "seed"]
-
-
-def ordered(study: Study) -> Frame:
-    """Return the probe's rows with their runs' series, in the study's order."""
-    rows = study.with_run(study.probes[NAME])
-    return rows.assign(order=rows["series"].map({name: place for place, name in enumerate(study.series)}))
 
 
 def iterations_of(rows: Frame) -> list[float]:

@@ -81,18 +81,13 @@ def study_tables(study: Study) -> list[Table]:
     out."""
     made = []
     if FIGURE in study.probes:
-        made = _depth_tables(_ordered(study), source(study))
+        made = _depth_tables(study.probed(FIGURE), source(study))
     return made + ([pdmm_table(study.probes[PDMM])] if PDMM in study.probes else [])
 
 
 def run_tables(frame: Frame, mechanism: str) -> list[Table]:
     """Return the same tables as `study_tables` of one run's own rows."""
     return _depth_tables(frame.assign(series=mechanism, run_lr=frame["lr"], seed=0, order=0), "One run.")
-
-
-def _ordered(study: Study) -> Frame:
-    rows = study.with_run(study.probes[FIGURE])
-    return rows.assign(order=rows["series"].map({name: place for place, name in enumerate(study.series)}))
 
 
 def _depth_tables(rows: Frame, origin: str) -> list[Table]:
@@ -156,7 +151,7 @@ def _slope_cell(per_seed: Column) -> Cell:
 
 def depth_figures(study: Study, phase: str) -> list[Figure]:
     """Draw relative discrepancy against layer, a panel a series, a line an LR."""
-    rows = _ordered(study)
+    rows = study.probed(FIGURE)
     rows = rows[rows["phase"] == phase]
     present = [name for name in study.series if name in set(rows["series"])]
     return [_depth_figure(rows, names) for names in chunks(present, PANELS_PER_ROW)] if present else []
@@ -217,7 +212,7 @@ def hypothesis(study: Study) -> str:
     """Set the paper's expectation against the terminal checkpoints, as text; "" where none was measured."""
     if FIGURE not in study.probes:
         return ""
-    rows = _ordered(study)
+    rows = study.probed(FIGURE)
     found = [
         direction(part)
         for _, part in slopes(relative(rows[rows["phase"] == "terminal"], OWN)).groupby(level=["series", "run_lr"])

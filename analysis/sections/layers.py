@@ -47,9 +47,7 @@ def study_tables(study: Study, what: str) -> list[Table]:
     """Return the tables of ``what`` ("spectra", "qk") for every phase that the study has of it; [] without any."""
     if what not in study.probes:
         return []
-    rows = study.with_run(study.probes[what])
-    order = {name: place for place, name in enumerate(study.series)}
-    return _tables(rows.assign(order=rows["series"].map(order)), what, wording.words(study).held_out, source(study))
+    return _tables(study.probed(what), what, wording.words(study).held_out, source(study))
 
 
 def run_tables(

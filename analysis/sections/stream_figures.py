@@ -17,7 +17,7 @@ from analysis.drawing.style import INK, MUTED, WIDTH_INCHES, fitting_legend, lr_
 from analysis.drawing.tables import chunks
 from analysis.drawing.typeset import heading, paragraph
 from analysis.numbers.step_shares import PHASES, phases_of
-from analysis.numbers.stream_mixing import NAME, iterations_of, ordered, thresholds
+from analysis.numbers.stream_mixing import NAME, iterations_of, thresholds
 from analysis.sections.section import Drawn, Figures, Section, is_of_rates, pictures, sourced, typst
 from analysis.sections.streams import (
     PRECISION,
@@ -62,7 +62,7 @@ def figures(study: Study) -> Figures:
     probed."""
     if NAME not in study.probes:
         return {}
-    rows, made = ordered(study), {}
+    rows, made = study.probed(NAME), {}
     for phase in phases_of(rows):
         shown = rows[rows["phase"] == phase]
         caption = _caption(shown, phase, wording.words(study))
@@ -86,7 +86,7 @@ def _caption(shown: Frame, phase: str, words: Words) -> str:
 
 
 def body(study: Study, drawn: Drawn) -> str:
-    said = example_text(iterations_of(ordered(study)))
+    said = example_text(iterations_of(study.probed(NAME)))
     head = heading("How doubly stochastic the mixing of residual streams is")
     return head + pictures(drawn) + (paragraph(said) if said else "") + typst(study_tables(study))
 

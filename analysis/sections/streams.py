@@ -6,7 +6,7 @@ from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.spread import EXTREME, INTERVAL_RULES, Spread
 from analysis.numbers.step_shares import PHASES, phases_of
-from analysis.numbers.stream_mixing import NAME, by_run, example, iterations_of, ordered, thresholds
+from analysis.numbers.stream_mixing import NAME, by_run, example, iterations_of, thresholds
 from analysis.study import wording
 from analysis.study.load import Column, Frame, Study
 from analysis.words import listed, lr_text, plural, power
@@ -44,7 +44,7 @@ def study_tables(study: Study) -> list[Table]:
     """Return a table for each phase; [] where no run was probed."""
     if NAME not in study.probes:
         return []
-    return _tables(ordered(study), wording.words(study), source(study))
+    return _tables(study.probed(NAME), wording.words(study), source(study))
 
 
 def run_tables(frame: Frame, residual: str, words: Words) -> list[Table]:

@@ -98,6 +98,11 @@ class Study:
         keys = self.runs[["run_id", "series", "mechanism", "setting", "seed", "lr"]].rename(columns={"lr": "run_lr"})
         return frame.merge(keys, on="run_id", how="inner")
 
+    def probed(self, name: str) -> Frame:
+        """Return the rows of one of `probes` as `with_run` does, and their series' place among all, ``order``."""
+        rows = self.with_run(self.probes[name])
+        return rows.assign(order=rows["series"].map({series: place for place, series in enumerate(self.series)}))
+
 
 def paper_rank(mechanism: str) -> tuple[int, str]:
     """Sort key: the paper's four mechanisms in a fixed order, then the rest by name."""

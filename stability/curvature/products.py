@@ -95,7 +95,7 @@ def directional(
     params = check_params(params)
     problem = Problem(Objective(loss_fn, batches), params, check_direction(params, direction), RandomState(params))
     evaluate = {"auto": _by_any, "taylor": _by_taylor, "double_backward": _by_double_backward}.get(method)
-    return explained(
+    return with_origin(
         problem, _by_differences(problem, method, bool(check)) if evaluate is None else evaluate(problem, check)
     )
 
@@ -246,7 +246,7 @@ def _by_differences(problem: Problem, method: str, check: bool) -> Directional:
     return checked(problem, _directional(center.loss, center.slope, curvature, method), check)
 
 
-def explained(problem: Problem, result: Directional) -> Directional:
+def with_origin(problem: Problem, result: Directional) -> Directional:
     """Return the result, with the origin of what is not finite in it."""
     if math.isfinite(result.loss) and math.isfinite(result.slope) and math.isfinite(result.curvature):
         return result

@@ -19,7 +19,7 @@ from stability.curvature._graph import (
 from stability.curvature._inputs import Objective, RandomState, Tensors, check_direction, check_params, mean_of
 from stability.curvature._jet import plus
 from stability.curvature._nonfinite import first_nonfinite
-from stability.curvature.products import Directional, Problem, Sums, check_method, checked, directional, explained
+from stability.curvature.products import Directional, Problem, Sums, check_method, checked, directional, with_origin
 
 
 class GradientWithGraph:
@@ -96,7 +96,7 @@ class GradientWithGraph:
         sums = Sums(self.loss, 1.0)
         with torch.enable_grad(), refusals_named():
             sums.add(graph, product_along(graph, self.params, problem.direction), problem.direction)
-        return explained(problem, checked(problem, sums.result("double_backward"), self.check, self._unvouched))
+        return with_origin(problem, checked(problem, sums.result("double_backward"), self.check, self._unvouched))
 
     def nonfinite(self) -> str:
         """Return the origin of a loss or a gradient that is not finite: the first parameter or module that is not, in

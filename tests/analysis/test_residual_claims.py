@@ -10,11 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.claims import rivals
-from analysis.numbers.windows import windows
 from analysis.study.load import load
 from stability.runs import results
 from stability.runs.parquet import write_parquet
+from tests.analysis.judged import claims_of
 from tests.analysis.synthetic import write_study
 
 SCHEMES = ("identity", "hc", "mhc", "mhc_lite")
@@ -51,12 +50,6 @@ def study_of(tmp_path, seeds=3, norms=None, diverged=()):
     write(folder / "results" / "curves.parquet", curves)
     write(folder / "results" / "runs.parquet", runs)
     return folder
-
-
-def claims_of(folder):
-    study = load(folder)
-    found = windows(study)
-    return {claim.subject: claim for claim in rivals.claims(study, found, dict.fromkeys(found, ""))}
 
 
 NORM = "gradient norm sa mhc_lite beside sa mhc"

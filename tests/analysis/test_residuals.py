@@ -175,7 +175,7 @@ def test_the_figure_has_a_row_a_scheme_and_quantiles_by_connection(probed):
     ((name, drawn),) = stream_plots.figures(study).items()
     figure = drawn.figure
     assert name == "streams-terminal-0" and len(figure.axes) == 4
-    rows = stream_tables.ordered(study)
+    rows = study.probed("streams")
     sums = rows[(rows["matrix"] == "product") & (rows["quantity"] == "column_sum") & (rows["run_lr"] == 1e-3)]
     assert stream_plots.quantile(sums, 0.5, "median").to_dict() == {0.0: 1.5 * 0.75, 1.0: 2.5 * 0.75}
     assert stream_plots.quantile(sums, 1.0, "max").to_dict() == {0.0: 1.5, 1.0: 2.5}

@@ -10,10 +10,8 @@ import pandas as pd
 import pypdf
 import pytest
 
-from analysis.claims import rivals
 from analysis.claims.judging import judge
 from analysis.numbers.side_by_side import ratio
-from analysis.numbers.windows import windows
 from analysis.report import build
 from analysis.sections.throughput import throughput_table
 from analysis.study.load import load
@@ -21,6 +19,7 @@ from stability.registry import Registry
 from stability.runs import results
 from stability.runs.older_words import OLDER
 from stability.runs.parquet import write_parquet
+from tests.analysis.judged import claims_of
 from tests.analysis.synthetic import write_study
 
 LRS = (1e-3, 1e-2, 1e-1)
@@ -123,12 +122,6 @@ def of_masks(tmp_path, objective="mlm", variants=("", "mask_diagonal=true"), acc
         }
     (folder / "study.json").write_text(json.dumps(manifest))
     return folder
-
-
-def claims_of(folder):
-    study = load(folder)
-    found = windows(study)
-    return {claim.subject: claim for claim in rivals.claims(study, found, dict.fromkeys(found, ""))}
 
 
 def test_attentionx_is_judged_against_attention_with_its_own_mask(tmp_path):

@@ -123,12 +123,7 @@ def test_a_worker_that_does_not_see_the_runs_folder_says_so(tmp_path, monkeypatc
 def test_an_interrupt_saves_what_runs_and_starts_nothing_more(cluster, tmp_path):
     trials = [fakes.make_trial(tmp_path, index, steps=200) for index in range(5)]
 
-    def interrupt_once():
-        if all(trial.directory.metrics_file.exists() for trial in trials[:2]) and not interrupted:
-            interrupted.append(os.kill(os.getpid(), signal.SIGINT))
-
-    interrupted = []
-    assert launch(trials, on_tick=interrupt_once, run=fakes.run_slowly).requested
+    assert launch(trials, on_tick=fakes.interrupt_once(trials[:2]), run=fakes.run_slowly).requested
     assert states(trials) == ["interrupted"] * 2 + ["queued"] * 3
     saved = [json.loads((trial.directory.path / "saved.json").read_text()) for trial in trials[:2]]
     assert all(0 < step < 200 for step in saved)

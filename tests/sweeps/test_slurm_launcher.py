@@ -72,13 +72,9 @@ def run_die_or_raise(trial):
 
 
 def test_an_interrupt_saves_what_runs_and_submits_nothing_more(tmp_path):
-    trials, interrupted = [fakes.make_trial(tmp_path, index, steps=60) for index in range(3)], []
-
-    def interrupt_once():
-        if all(trial.directory.metrics_file.exists() for trial in trials[:2]) and not interrupted:
-            interrupted.append(os.kill(os.getpid(), signal.SIGINT))
-
-    assert launch(trials, tmp_path / "slurm", on_tick=interrupt_once, run=fakes.run_slowly).requested
+    trials = [fakes.make_trial(tmp_path, index, steps=60) for index in range(3)]
+    on_tick = fakes.interrupt_once(trials[:2])
+    assert launch(trials, tmp_path / "slurm", on_tick=on_tick, run=fakes.run_slowly).requested
     assert states(trials) == ["interrupted", "interrupted", "queued"]
     assert all(0 < json.loads((trial.directory.path / "saved.json").read_text()) < 60 for trial in trials[:2])
     assert recorded(tmp_path / "slurm") == {}

@@ -46,7 +46,7 @@ def tensors(directory):
     return checkpoint.load(directory.checkpoints()[-1])[1].state_dict()
 
 
-def equal(a, b):
+def same_weights(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -118,7 +118,7 @@ def test_a_run_that_was_left_ends_as_one_that_was_not(lab, source, tmp_path, is_
         if not number and not is_kept:
             shutil.rmtree(directory.path / "checkpoints")
     assert directory.metrics_file.read_bytes() == whole.metrics_file.read_bytes()
-    assert equal(tensors(directory), tensors(whole))
+    assert same_weights(tensors(directory), tensors(whole))
 
 
 def test_a_segment_goes_on_from_another_runs_checkpoint_whatever_the_first_began_with(lab, source):
@@ -189,8 +189,8 @@ def test_a_partial_match_takes_what_fits_and_says_what_is_new(lab, source):
     state = Weights.kept(spec.weights, lab.cache).state(drawn)
     fresh = [name for name in drawn if name not in given]
     assert fresh and all(name.startswith(("blocks.0.mixer.", "blocks.1.mixer.")) for name in fresh)
-    assert equal(state, {name: given.get(name, drawn[name]) for name in drawn})
-    assert not equal(state, drawn)
+    assert same_weights(state, {name: given.get(name, drawn[name]) for name in drawn})
+    assert not same_weights(state, drawn)
     run = lab.train(spec)
     account = json.loads(run.provenance_file.read_text())["weights"]
     assert account["initialised"] == fresh and account["num_taken"] == len(drawn) - len(fresh)
@@ -200,7 +200,7 @@ def test_a_partial_match_takes_what_fits_and_says_what_is_new(lab, source):
     assert run.status()["result"]["init_nll"] != alone.status()["result"]["init_nll"]
     narrow = build_model(lab.spec(ffn={"name": "mlp", "multiple": 3.0}), vocab_size).state_dict()
     own = [name for name in narrow if narrow[name].shape != given[name].shape]
-    assert len(own) == 6 and equal(
+    assert len(own) == 6 and same_weights(
         Weights.kept(spec.weights, lab.cache).state(narrow),
         {name: narrow[name] if name in own else given[name] for name in narrow},
     )

@@ -33,10 +33,10 @@ def help_out(settings: dict[str, Any]) -> None:
     else:
         part = Microbatches(spec, corpus, device, rank, size)
         join(settings, device)  # only now: the run notices a helper that dies before, and waits for none after
-    follow(part, told)
+    call_in_turn(part, told)
 
 
-def follow(part: Replica | Microbatches, told: Iterable[Sequence[Any]]) -> None:
+def call_in_turn(part: Replica | Microbatches, told: Iterable[Sequence[Any]]) -> None:
     """Go through the methods that are named, each with the numbers after its name. Errors: ``KeyError`` for a method
     that is not among those of ``part.TOGETHER``."""
     for method, *numbers in told:
