@@ -315,7 +315,7 @@ def test_the_figure_of_the_docs_is_in_the_report(tmp_path, monkeypatch):
 def test_the_yamls_of_the_docs_hold_the_defaults_of_their_files():
     for page in ("optimizer", "norm", "ffn", "objective", "data_source"):
         text = PAGES[f"docs/extending/{page}.md"]
-        (code,), (written,) = (
+        (code, *_), (written,) = (
             re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL) for language in ("python", "yaml")
         )
         names: dict[str, Any] = {}

@@ -58,7 +58,12 @@ def test_a_section_from_outside_stands_in_the_pdf_among_the_figures_and_in_what_
         assert pdf.count(words) == 1
     assert "steps-from-outside.svg" in [path.name for path in write_figures(study_dir, tmp_path / "figures")]
     printed = summary(study_dir, ("earliest",))
-    in_order = ("Stable windows", "Steps from outside", "Nobody waited for the earliest checkpoints.", "The study has no sc")
+    in_order = (
+        "Stable windows",
+        "Steps from outside",
+        "Nobody waited for the earliest checkpoints.",
+        "The study has no sc",
+    )
     places = [printed.index(words) for words in in_order]
     assert places == sorted(places), "the claims stand last"
 
