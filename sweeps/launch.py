@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from sweeps.record import StudyRecord, words_of
 from sweeps.requirements import require
 from sweeps.slots import cpus_per_trial
 from sweeps.trial import IsMeasured, Trial, is_done, run_trial, tidy
+from sweeps.unbegun import put_back_unless_begun
 from sweeps.view.board import print_line
 from sweeps.view.live import LiveView
 
@@ -77,7 +79,8 @@ def run(
     What is skipped is said. Runs that another sweep is at are waited for, not trained again. Ctrl-C leaves runs that
     resume. ``earlier``: runs of the sweep's rounds before. ``mode``: what `wandb_mode` gave, where it was asked
     already. ``record``: the study's, written with each run's spec once it is known that the trials can be handed out;
-    None: they are on record. Errors: ``RuntimeError`` where they cannot be (`require`), with nothing written.
+    None: they are on record. Errors: ``RuntimeError`` or ``ValueError`` where they cannot be (`require`), with nothing
+    written, or where the launcher refuses them, which takes back what was.
     """
     console = console or Console()
     done = partial(is_done, is_measured=is_measured)
@@ -89,26 +92,28 @@ def run(
     if pending:
         require(spec, pending)
     _tidy(unique)
-    if record is not None:
-        for trial in trials:
-            trial.directory.write_spec(trial.spec)
-        record.write(trials)
-    print_line(console, _plan(num_skipped, pending, left))
-    interrupted = False
-    if pending:
-        ids = {trial.run_id for trial in missing}
-        ended = [*earlier, *(trial for trial in unique if trial.run_id not in ids)]
-        opening = "starting Ray's workers" if spec.launcher == "ray" else ""
-        view = LiveView(
-            pending,
-            num_skipped=num_skipped,
-            earlier=ended,
-            opening=opening,
-            is_done=done,
-            console=console,
-            words=words_of(spec),
-        )
-        pending, interrupted = _work(spec, pending, view, done, console, run, mode, unique)
+    with ExitStack() as stack:
+        if record is not None:
+            stack.enter_context(put_back_unless_begun(record.study, pending, folder_of(spec)))
+            for trial in trials:
+                trial.directory.write_spec(trial.spec)
+            record.write(trials)
+        print_line(console, _plan(num_skipped, pending, left))
+        interrupted = False
+        if pending:
+            ids = {trial.run_id for trial in missing}
+            ended = [*earlier, *(trial for trial in unique if trial.run_id not in ids)]
+            opening = "starting Ray's workers" if spec.launcher == "ray" else ""
+            view = LiveView(
+                pending,
+                num_skipped=num_skipped,
+                earlier=ended,
+                opening=opening,
+                is_done=done,
+                console=console,
+                words=words_of(spec),
+            )
+            pending, interrupted = _work(spec, pending, view, done, console, run, mode, unique)
     failed = [*left, *(trial for trial in pending if trial.directory.status()["state"] == "failed")]
     outcome = Outcome(num_skipped, sum(map(done, pending)), tuple(map(Failure.of, failed)), interrupted)
     _report(console, outcome, spec.retry)
@@ -183,12 +188,12 @@ def _launcher(spec: SweepSpec, say: Callable[[str], None], everything: Sequence[
     if spec.launcher == "slurm":
         from sweeps.launchers.slurm import launcher as slurm_launcher
 
-        return partial(slurm_launcher.launch, slurm=spec.slurm, folder=_folder(spec), say=say)
+        return partial(slurm_launcher.launch, slurm=spec.slurm, folder=folder_of(spec), say=say)
     from sweeps.launchers.ray import launcher as ray_launcher
 
     return partial(
         ray_launcher.launch,
-        folder=_folder(spec),
+        folder=folder_of(spec),
         cpus_per_trial=cpus_per_trial(spec),
         gpus_per_trial=spec.gpus_per_trial,
         address=spec.ray.address,
@@ -206,7 +211,7 @@ def _asha(spec: SweepSpec, everything: Sequence[Trial]) -> Asha:
     return Asha(everything, spec.search.rungs(spec.steps, spec.evaluation.every_steps), spec.search.reduction)
 
 
-def _folder(spec: SweepSpec) -> Path:
+def folder_of(spec: SweepSpec) -> Path:
     """Return the folder of the launcher's own files, within the study's."""
     return StudyFolder.of(Path(spec.runs_dir).resolve(), spec.name).path / spec.launcher
 
@@ -217,7 +222,7 @@ def _stop_jobs(
     """Stop the jobs of the sweep, those of an earlier driver, too: their runs are waited for, not handed out."""
     from sweeps.launchers.slurm import launcher as slurm_launcher
 
-    slurm_launcher.stop(trials, slurm=spec.slurm, folder=_folder(spec), on_tick=on_tick, say=say)
+    slurm_launcher.stop(trials, slurm=spec.slurm, folder=folder_of(spec), on_tick=on_tick, say=say)
 
 
 def wandb_mode(spec: SweepSpec, console: Console) -> str:

@@ -20,6 +20,7 @@ from sweeps.record import StudyRecord
 from sweeps.requirements import require
 from sweeps.slots import slots
 from sweeps.trial import Points, Trial, is_done, run_trial, trials_of
+from sweeps.unbegun import put_back_unless_begun
 
 
 class Search(Protocol):
@@ -120,14 +121,14 @@ def run_rounds(
                 cluster = cluster or stack.enter_context(_cluster(spec))
                 mode = launch.wandb_mode(spec, console) if mode is None else mode
                 console.print(f"round {number}", markup=False, highlight=False)
-                for trial in fresh.values():
-                    trial.directory.write_spec(trial.spec)
-                record.write(list(known.values()), search.record())
-            outcomes.append(
-                launch.run(spec, list(fresh.values()), earlier=earlier, mode=mode, console=console, run=run)
-                if pending
-                else Outcome(len(fresh), 0, (), False)
-            )
+                with put_back_unless_begun(record.study, pending, launch.folder_of(spec)):
+                    for trial in fresh.values():
+                        trial.directory.write_spec(trial.spec)
+                    record.write(list(known.values()), search.record())
+                    given = {"earlier": earlier, "mode": mode, "console": console, "run": run}
+                    outcomes.append(launch.run(spec, list(fresh.values()), **given))
+            else:
+                outcomes.append(Outcome(len(fresh), 0, (), False))
             if outcomes[-1].interrupted:
                 break
             search.tell({trial.run_id: trial.directory.status() for trial in trials})

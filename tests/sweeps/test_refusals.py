@@ -10,6 +10,7 @@ from stability import sweep
 from stability.runs.study import StudyFolder
 from stability.training import machine
 from sweeps.launchers.slurm import launcher as slurm_launcher
+from sweeps.trial import run_trial
 
 SMALL = """
     mechanism=sa seeds=1 steps=2 batch=2 evaluation.every_steps=2 evaluation.sequences=4 hessian=false report=false
@@ -102,6 +103,39 @@ def test_what_a_dead_process_left_is_not_cleared_away_by_a_sweep_that_is_refused
     with pytest.raises(ValueError, match="precision=tf32"):
         sweep.main([*trained, "lr=[1e-3,1e-2]", "launcher=serial", "precision=tf32"])
     assert content(lab.pool) == before
+
+
+def with_slurm_that_refuses(monkeypatch, folder):
+    """A machine with a Slurm that knows no partition."""
+    for name in ("srun", "squeue", "scancel", "sbatch"):
+        refuses = "echo 'sbatch: error: invalid partition specified: gpu' >&2; exit 1"
+        (folder / name).write_text(f"#!/bin/sh\n{refuses if name == 'sbatch' else 'exit 0'}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}")
+
+
+@pytest.mark.parametrize("rates", ["lr=[1e-2,1e-1]", "lr=edge"])
+@pytest.mark.parametrize("name", ["small", "other"])
+def test_what_slurm_refuses_is_put_back(trained, lab, tmp_path, monkeypatch, rates, name):
+    before = content(lab.pool)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    with_slurm_that_refuses(monkeypatch, tools)
+    with pytest.raises(RuntimeError, match="^Slurm refuses the jobs: .*invalid partition specified: gpu$"):
+        sweep.main([*trained, rates, f"name={name}", "launcher=slurm", "slurm.partition=gpu"])
+    assert content(lab.pool) == before
+
+
+def test_what_was_begun_stays_on_record(trained, lab, monkeypatch):
+    def break_down(trials, **_):
+        list(run_trial(trials[0]))
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(slurm_launcher, "launch", break_down)
+    with pytest.raises(RuntimeError, match="^planted$"):
+        sweep.main([*trained, "lr=[1e-2,1e-1]", "launcher=slurm", "slurm.executor=local"])
+    runs = StudyFolder.of(lab.pool, "small").runs()
+    assert [run.finished for run in runs] == [True, False] and all(run.spec_file.exists() for run in runs)
 
 
 def machine_word():

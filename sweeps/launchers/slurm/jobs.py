@@ -82,6 +82,10 @@ class SlurmQueue:
                 with self._executor.batch():
                     jobs = [self._executor.submit(item) for item in part]
             except (FailedJobError, subprocess.CalledProcessError) as error:
+                if found:  # of a sweep of several arrays none is left to run that is on no record
+                    subprocess.run(
+                        ["scancel", *sorted({job_id.split("_")[0] for job_id in found})], capture_output=True
+                    )
                 raise RuntimeError(f"Slurm refuses the jobs: {_last_line(error)}") from None
             found += [job.job_id for job in jobs]
         return found
