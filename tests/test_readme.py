@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 from typing import Any
@@ -410,6 +411,32 @@ def test_the_docs_are_finished_and_their_files_exist():
                 or target == "reference/settings.md"
             ), (page, target)
     assert len(README.splitlines()) <= 130
+
+
+EXTRAS = {
+    r"\bhf=(?!FOLDER)|oracle=hf:|\bdata=hf\b|study=text_54m\b|import hf_callback": "hf",
+    r"import lightning_callback": "lightning",
+    r"\bdata=protein\b|study=protein|stability\.train_tokenizer": "protein",
+    r"launcher=slurm": "slurm",
+}
+
+
+def test_a_page_whose_commands_need_more_than_make_sweep_installs_says_what():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    needed = set()
+    for page, text in PAGES.items():
+        assert set(re.findall(r"pip install -e '\.\[(\w+)\]'", text)) <= set(project), page
+        shown = "".join(code for _, code in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL))
+        for commands, extra in EXTRAS.items():
+            if re.search(commands, shown):
+                needed.add((page, extra))
+                assert f"pip install -e '.[{extra}]'" in text, (page, extra)
+    assert len(needed) > 8
+    start = PAGES["docs/getting_started.md"]
+    listed = dict(re.findall(r"^\| `(\w+)` \| ([\w, -]+) \|", start, re.MULTILINE))
+    assert set(project) - set(listed) == {"images", "peers", "dev"}
+    for extra, brings in listed.items():
+        assert brings.split(", ") == [re.split(r"[<>=]", each)[0] for each in project[extra]]
 
 
 def test_what_sweeps_and_examples_write_is_no_change_and_what_reports_keep_is_explained():
