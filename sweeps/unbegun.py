@@ -31,9 +31,12 @@ def put_back_unless_begun(study: StudyFolder, trials: Sequence[Trial], own: Path
 
 @dataclass(frozen=True)
 class _Before:
-    """What there was. ``record``: the bytes of ``study.json``; ``fresh``: trials that had no folder; ``files``: of each
-    other trial, when its files were changed last; ``made``: what lay in the launcher's folder; ``jobs``: what its
-    files said of jobs; ``missing``: folders that were not there, the innermost first."""
+    """A study, its runs and its launcher's folder as they were before the launch.
+
+    ``record``: the bytes of ``study.json``; ``fresh``: trials that had no folder; ``files``: of each other trial, when
+    its files were changed last; ``made``: what lay in the launcher's folder; ``jobs``: what its files said of jobs;
+    ``missing``: folders that were not there, the innermost first.
+    """
 
     study: StudyFolder
     own: Path
@@ -46,6 +49,7 @@ class _Before:
 
     @classmethod
     def of(cls, study: StudyFolder, trials: Sequence[Trial], own: Path) -> _Before:
+        """Return what there is now, before anything of the launch is written."""
         fresh = tuple(trial for trial in trials if not trial.directory.path.exists())
         folders = (trial.directory.path for trial in trials if trial not in fresh)
         return cls(
@@ -68,6 +72,8 @@ class _Before:
         return bool(queued or beyond_specs or any(_changed_at(folder) != files for folder, files in self.files.items()))
 
     def put_back(self) -> None:
+        """Remove what came since and write the record's bytes again. A run stays that another study lists, or that
+        somebody works on."""
         for path in set(self.own.rglob("*")) - self.made:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
