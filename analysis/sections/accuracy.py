@@ -45,6 +45,7 @@ def accuracy_tables(study: Study) -> list[Table]:
 
 
 def _table(study: Study, series: tuple[str, ...], share: ShareWords) -> Table:
+    """Return the table of a share in per cent, a row a learning rate and a column a series."""
     column = share.column
     lrs = sorted(set(study.runs.loc[study.runs["series"].isin(series), "lr"]))
     medians = {name: finished(study.of(name), column).groupby("lr")[column].median() for name in series}
