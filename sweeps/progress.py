@@ -120,7 +120,7 @@ class Progress:
         if status["state"] == "queued":
             return
         self._read_status(row, status)
-        if row.running and row.phase == "training":
+        if row.running and row.phase == "training" or row.state == STOPPED:  # a stopped run has no result but its log
             _read_logs(row)
 
     def _look_from_outside(self, row: Row) -> None:

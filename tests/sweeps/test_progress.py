@@ -49,6 +49,20 @@ def test_a_running_trial_is_followed_by_its_last_rows(tmp_path):
     assert row.seconds is not None
 
 
+def test_a_run_that_a_search_stops_ends_with_its_last_validation(tmp_path):
+    trial = fakes.make_trial(tmp_path, steps=10)
+    progress = Progress([trial])
+    started(trial)
+    fakes.log_step(trial.directory, 1, wall_s=0.1, val_nll=5.5)
+    progress.poll()
+    for step in range(2, 5):  # faster than the next look
+        fakes.log_step(trial.directory, step, wall_s=0.5 * step, val_nll=3.25 if step == 4 else None)
+    trial.directory.set_status("stopped", step=4, num_steps=10)
+    progress.poll()
+    (row,) = progress.rows
+    assert (row.state, row.val_nll, row.step) == ("stopped", 3.25, 4)
+
+
 def test_a_status_of_an_earlier_launch_counts_as_queued(tmp_path):
     trials = [fakes.make_trial(tmp_path, index) for index in range(2)]
     started(trials[0], step=3)
