@@ -202,11 +202,6 @@ def _model_name(spec: dict[str, Any]) -> str:
     return " ".join([spec["model"]["name"], *others, *([f"init={weights['sha256'][:12]}"] if weights else [])])
 
 
-def step_tables(directory: RunDirectory) -> list[Path]:
-    """Return the files of recorded steps, a file a phase, without the spectra beside them."""
-    return _of_steps(parquet_files(directory.curvature_file("").parent))
-
-
 def read_steps(directory: RunDirectory) -> list[pd.DataFrame]:
     """Return one run's recorded steps, a table a phase; a phase without any has none."""
     files = RunFiles.of(directory)
