@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from stability.cli.subjects import locked
+from stability.config.launchers import RaySpec, SlurmSpec
 from stability.config.parts import part
 from stability.runs import lock as lock_module
 from stability.runs.lock import Owner, RunLock
@@ -36,7 +37,15 @@ def sweep(trials, *, work=fakes.run_fake, retry="failed", run=None):
     """Launch the trials serially, locked as real ones are; (outcome, what was printed)."""
     parts = {"objective": part("objectives", "mlm"), "data": part("data", "stdlib")}
     spec = SimpleNamespace(
-        launcher="serial", logger="files", retry=retry, devices_per_trial=1, shard_parameters=False, **parts
+        launcher="serial",
+        logger="files",
+        retry=retry,
+        devices_per_trial=1,
+        shard_parameters=False,
+        device="cpu",
+        slurm=SlurmSpec(),
+        ray=RaySpec(),
+        **parts,
     )
     console = Console(file=io.StringIO(), force_terminal=False, width=200)
     outcome = launch.run(spec, trials, console=console, run=run or partial(run_trial, work=work))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stability.corpora.cache import load
-from stability.training.devices.helper import follow
+from stability.training.devices.helper import call_in_turn
 from stability.training.devices.one import OneDevice
 from stability.training.devices.shared import Microbatches
 from stability.training.replica import Replica
@@ -36,7 +36,7 @@ def test_who_follows_what_is_told_goes_through_the_same_steps(lab):
     assert names.count("update") == spec.steps and {"measure", "gathered"} <= set(names) <= set(Trainer.TOGETHER)
     follower = Replica(spec, corpus, cpu)
     before = [parameter.detach().clone() for parameter in follower.parameters]
-    follow(follower, devices.told)
+    call_in_turn(follower, devices.told)
     assert follower.val_nll == trainer.val_nll
     for parameter, start, own in zip(follower.parameters, before, trainer.parameters, strict=True):
         assert torch.equal(parameter, own)
@@ -48,7 +48,7 @@ def test_a_follower_does_nothing_else_that_it_is_told(lab, name):
     spec = lab.spec()
     follower = Replica(spec, load(lab.cache, spec.data_fingerprint), torch.device("cpu"))
     with pytest.raises(KeyError, match=name):
-        follow(follower, [[name]])
+        call_in_turn(follower, [[name]])
 
 
 def test_what_only_the_own_process_has_is_not_told(lab):
