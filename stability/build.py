@@ -23,7 +23,7 @@ from stability.models.embedding import FactorisedEmbedding
 from stability.models.init import initialise
 from stability.models.tracks import Conditioned
 from stability.objectives import AbstractObjective
-from stability.optimizers import check_roles, optimizer_of
+from stability.optimizers import check_roles, optimizer_of, require_matrices
 from stability.registry import Registry
 
 
@@ -226,10 +226,14 @@ def build_optimizer(spec: RunSpec | TokenizerRunSpec, model: nn.Module) -> torch
 
 def require_roles(spec: RunSpec, data_format: Any) -> None:
     """Raise a ``ValueError`` of one line where an optimizer's settings are for a role that no parameter of the run's
-    model plays. Nothing is allocated."""
-    if spec.optimizer.groups:
+    model plays, or it takes matrices and there is none. Nothing is allocated."""
+    takes_matrices = Registry("optimizers").load(spec.optimizer.name).takes_matrices
+    if spec.optimizer.groups or takes_matrices:
         with torch.device("meta"):
-            check_roles(spec.optimizer.groups, build_model(spec, data_format))
+            model = build_model(spec, data_format)
+            check_roles(spec.optimizer.groups, model)
+            if takes_matrices:
+                require_matrices(model)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -25,6 +25,7 @@ HOMES = {
     "pyarrow": ("analysis.study", "stability.corpora.io", "stability.corpora.tokens", "stability.runs"),
     "pyhessian": ("benchmarks",),
     "pynvml": ("stability.training.telemetry",),
+    "pytorch_optimizer": ("stability.optimizers._library",),
     "ray": ("sweeps.launchers.ray",),
     "rich": ("benchmarks", "stability.cli", "stability.corpora.io.progress", "stability.status", "sweeps"),
     "safetensors": ("stability.structure.tokenizer", "stability.training"),

@@ -15,6 +15,8 @@ GROUPS = "groups"  # of an optimizer's plain values, beside its own settings
 LR_SCALE = "lr_scale"
 # What a parameter may be of a model; modules say it of what is built into them (`own_roles`).
 ROLES = ("embedding", "position", "norm", "mixer", "cross", "residual", "ffn", "condition", "head")
+# roles whose parameters of two axes map one hidden state to another: what an optimizer of matrices takes
+MATRIX_ROLES = ("mixer", "cross", "ffn")
 
 
 class Group(Settings):

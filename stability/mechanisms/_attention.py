@@ -51,6 +51,11 @@ class AbstractSoftmaxAttention(AbstractAttention):
         """The learned factor is kept from weight decay, which would draw it to 1."""
         return {} if self.log_temperature is None else {"log_temperature": False}
 
+    @property
+    def own_splits(self) -> dict[str, tuple[int, ...]]:
+        """``qkv`` holds three matrices, those of queries, keys and values."""
+        return {"qkv": (self.qkv.in_features,) * 3}
+
     @torch.no_grad()
     def start_local(self, bias: float) -> None:
         """Set equal biases of q and k: under RoPE they give every pair the score b²·Σ_k cos θ_k(i − j) / √K, which

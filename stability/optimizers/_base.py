@@ -16,15 +16,29 @@ Parameters = Iterable[nn.Parameter] | Iterable[dict[str, Any]]
 
 class AbstractOptimizer:
     """An optimizer's settings, and how they become a ``torch.optim.Optimizer``. ``build`` makes it; the learning rate
-    of each step is set from outside, through the parameter groups.
+    of each step is set from outside, through the parameter groups. Its state is tensors and plain numbers, so that a
+    checkpoint can hold it.
 
+    ``lr_reference``: the rate that ``lr=scaled`` takes multiples of, about where the optimizer is used.
     ``elementwise``: the step of each entry depends on that entry's gradients and state alone, so that a slice of a
-    tensor takes the steps of the whole.
+    tensor takes the steps of the whole. ``takes_matrices``: it takes the matrices of the model and leaves the rest to
+    AdamW (`stability.optimizers._divided`). ``linear_in_lr``: u = (θ⁺ − θ)/lr does not depend on lr; where it does,
+    α_max is one at the run's own rate only, a multiplier of the step that was taken. ``first_step_zero``: the first
+    step moves nothing. ``is_multiplier``: its rate multiplies one that it finds itself. ``frozen``: what of its state
+    α_max holds where the checkpoint has it, in words; "" where a step uses nothing that it does not renew.
+    ``schedules``: names of the schedules that make sense for it; None: all.
     """
 
     family: ClassVar[str] = "optimizers"
     Config: ClassVar[type[Settings]]
+    lr_reference: ClassVar[float] = 1e-3
     elementwise: ClassVar[bool] = False
+    takes_matrices: ClassVar[bool] = False
+    linear_in_lr: ClassVar[bool] = True
+    first_step_zero: ClassVar[bool] = False
+    is_multiplier: ClassVar[bool] = False
+    frozen: ClassVar[str] = ""
+    schedules: ClassVar[tuple[str, ...] | None] = None
 
     @classmethod
     def build(cls, config: Any, parameters: Parameters, lr: float) -> torch.optim.Optimizer:

@@ -12,6 +12,7 @@ from torch import nn
 
 from stability.config.groups import LR_SCALE, ROLES, Group
 from stability.optimizers._base import AbstractOptimizer, Parameters
+from stability.optimizers._kinds import KIND, MATRICES, REST, SPLITS, kind_of, splits
 from stability.registry import near_misses
 
 
@@ -24,8 +25,10 @@ def optimizer_of(
     there, then those of each group, which are built by its own settings and bear its name; ``lr`` and every rate that
     `set_lr` sets is scaled in them. Errors: as `check_roles`.
     """
+    if part.takes_matrices:
+        require_matrices(model)
     if not groups:
-        return part.build(config, parameter_groups(model, partial(part.decays, config)), lr)
+        return part.build(config, grouped(part, config, model), lr)
     played = check_roles(groups, model)
     own = {group.role for group in groups}
     rest = [name for name, role in played.items() if role not in own]
@@ -34,7 +37,8 @@ def optimizer_of(
         names = [name for name, role in played.items() if role == group.role]
         single = _built(part, group.of(config), model, names, lr)
         for each in single.param_groups:
-            each |= {"name": " ".join(filter(None, (group.role, each.get("name")))), LR_SCALE: group.lr_scale}
+            scale = group.lr_scale * each.get(LR_SCALE, 1.0)
+            each |= {"name": " ".join(filter(None, (group.role, each.get("name")))), LR_SCALE: scale}
         whole = single if whole is None else _joined(whole, single)
     assert whole is not None, "there is a group"
     set_lr(whole, lr)
@@ -58,7 +62,7 @@ def check_roles(groups: Sequence[Group], model: nn.Module) -> dict[str, str]:
 def _built(
     part: type[AbstractOptimizer], config: Any, model: nn.Module, names: Sequence[str], lr: float
 ) -> torch.optim.Optimizer:
-    return part.build(config, parameter_groups(model, partial(part.decays, config), names), lr)
+    return part.build(config, grouped(part, config, model, names), lr)
 
 
 def _joined(whole: torch.optim.Optimizer, single: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -94,6 +98,51 @@ def _role(model: nn.Module, name: str) -> str | None:
         role = getattr(held, "own_roles", {}).get(step, role)
         held = getattr(held, step)
     return role
+
+
+def require_matrices(model: nn.Module) -> None:
+    """Raise a ``ValueError`` of one line where a model has nothing that an optimizer of matrices takes."""
+    if MATRICES not in kinds(model).values():
+        raise ValueError(
+            "the optimizer takes matrices, and this model has none: no parameter of two axes in a mixer or a "
+            "feed-forward network; choose another optimizer, e.g. adamw"
+        )
+
+
+def kinds(model: nn.Module) -> dict[str, str]:
+    """Return of each parameter by its name whether an optimizer of matrices takes it (`MATRICES`) or not (`REST`)."""
+    return {
+        name: kind_of(parameter, _role(model, name), model.get_submodule(name.rpartition(".")[0]))
+        for name, parameter in model.named_parameters()
+    }
+
+
+def grouped(
+    part: type[AbstractOptimizer], config: Any, model: nn.Module, names: Iterable[str] | None = None
+) -> Parameters:
+    """Return the parameters as a part's ``build`` takes them. ``names``: which of them; None: all.
+
+    As `parameter_groups` has them; for a part that ``takes_matrices`` those of the matrices, each with `SPLITS`, the
+    rows of the matrices in each parameter (`splits`), and those of the rest, all of them under their `KIND`.
+    """
+    decays = partial(part.decays, config)
+    if not part.takes_matrices:
+        return parameter_groups(model, decays, names)
+    of_kind, rows = kinds(model), splits(model)
+    wanted, groups = list(of_kind if names is None else names), []
+    for kind in (MATRICES, REST):
+        for each in _named(parameter_groups(model, decays, [name for name in wanted if of_kind[name] == kind])):
+            own = {KIND: kind, "name": " ".join(filter(None, (kind, each.get("name"))))}
+            if kind == MATRICES:
+                own[SPLITS] = [rows.get(id(parameter), (len(parameter),)) for parameter in each["params"]]
+            groups.append(each | own)
+    return groups
+
+
+def _named(parameters: Parameters) -> list[dict[str, Any]]:
+    """Return parameters as groups; none where there are none."""
+    listed: list[Any] = list(parameters)
+    return listed if not listed or isinstance(listed[0], dict) else [{"params": listed}]
 
 
 def parameter_groups(

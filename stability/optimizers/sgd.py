@@ -12,6 +12,7 @@ from stability.optimizers._base import AbstractOptimizer, Parameters
 class SGD(AbstractOptimizer):
     """Stochastic gradient descent, ``torch.optim.SGD``; the case in which α_max reduces to the paper's Eq. 19."""
 
+    lr_reference = 0.1
     elementwise = True
 
     class Config(Settings):

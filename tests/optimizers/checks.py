@@ -6,19 +6,21 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.optimizers import AbstractOptimizer, parameter_groups
+from stability.optimizers import AbstractOptimizer, grouped, set_lr
 
 LR = 1e-2
 Part = type[AbstractOptimizer]
 # θ after the steps of one entry, from its first value, its gradients, and the rates: plain numbers in and out
 Loop = Callable[[Settings, float, list[float], list[float]], float]
+# the same of a tensor
+TensorLoop = Callable[[Settings, np.ndarray, list[np.ndarray], list[float]], np.ndarray]
 
 
 class Toy(nn.Module):
@@ -35,7 +37,7 @@ class Toy(nn.Module):
 
 
 def built(part: Part, config: Any, model: nn.Module, lr: float = LR) -> torch.optim.Optimizer:
-    return part.build(config, parameter_groups(model, partial(part.decays, config)), lr)
+    return part.build(config, grouped(part, config, model), lr)
 
 
 def gradients(model: nn.Module, step: int) -> list[Tensor]:
@@ -61,8 +63,12 @@ def after(part: Part, config: Any, num: int, dtype: torch.dtype = torch.float64)
 
 
 def check_one_step_moves_every_parameter(part: Part, config: Any) -> None:
+    """The first step moves every entry; where it is said to move nothing, it does, and the second one moves all."""
+    if part.first_step_zero:
+        assert all(map(torch.equal, Toy().parameters(), after(part, config, 1))), "the first step moves something"
+    num = 2 if part.first_step_zero else 1
     for dtype in (torch.float32, torch.float64):
-        for before, moved in zip(Toy(dtype).parameters(), after(part, config, 1, dtype), strict=True):
+        for before, moved in zip(Toy(dtype).parameters(), after(part, config, num, dtype), strict=True):
             assert moved.dtype == dtype, f"{dtype} became {moved.dtype}"
             assert moved.isfinite().all(), "a step is not finite"
             assert (moved != before).all(), "an entry with a gradient stays where it was"
@@ -80,8 +86,7 @@ def check_linear_in_lr(part: Part, config: Any) -> None:
         model = Toy()
         optimizer = built(part, config, model)
         steps(optimizer, model, 1, 5)
-        for group in optimizer.param_groups:
-            group["lr"] = factor * LR
+        set_lr(optimizer, factor * LR)
         before = [value.detach().clone() for value in model.parameters()]
         steps(optimizer, model, 6, 6)
         displaced.append(
@@ -161,8 +166,7 @@ def check_follows_the_loop(part: Part, config: Any, loop: Loop) -> None:
     rates = [LR * (1 + step % 3) for step in range(1, 9)]
     optimizer = built(part, config, model)
     for step, rate in enumerate(rates, 1):
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+        set_lr(optimizer, rate)
         steps(optimizer, model, step, step)
     drawn = [[item.flatten().tolist() for item in gradients(model, step)] for step in range(1, 9)]
     for number, value in enumerate(model.parameters()):
@@ -171,6 +175,24 @@ def check_follows_the_loop(part: Part, config: Any, loop: Loop) -> None:
             own = [each[number][entry] for each in drawn]
             expected = loop(settings, start[number][entry], own, rates)
             assert abs(found - expected) <= 1e-12 * max(1.0, abs(expected)), f"{found} and not {expected}"
+
+
+def check_follows_the_tensor_loop(part: Part, config: Any, loop: TensorLoop) -> None:
+    """Eight steps in float64, at rates that change, are those of the formula over whole tensors."""
+    model = Toy()
+    start = [value.detach().numpy().copy() for value in model.parameters()]
+    told = [model.own_decay.get(name, part.decays(config, value)) for name, value in model.named_parameters()]
+    rates = [LR * (1 + step % 3) for step in range(1, 9)]
+    optimizer = built(part, config, model)
+    for step, rate in enumerate(rates, 1):
+        set_lr(optimizer, rate)
+        steps(optimizer, model, step, step)
+    for number, value in enumerate(model.parameters()):
+        settings = config if told[number] else config.model_copy(update={"weight_decay": 0.0})
+        drawn = [gradients(model, step)[number].numpy() for step in range(1, 9)]
+        expected = loop(settings, start[number], drawn, rates)
+        error = float(abs(value.detach().numpy() - expected).max() / abs(expected - start[number]).max())
+        assert error < 1e-6, f"θ differs by {error:.1e} of the way that it went"
 
 
 def check_setting_changes_the_step(part: Part, base: Any, name: str, value: Any) -> None:

@@ -9,13 +9,12 @@ import pytest
 from stability.config.parts import settings_of
 from stability.registry import Registry
 from tests.optimizers import checks, faults
-from tests.optimizers.oracles import LOOPS, sgd
+from tests.optimizers.oracles import LOOPS, TENSOR_LOOPS
+from tests.optimizers.oracles.by_entry import sgd
 from tests.settings import other_value
 
 REGISTRY = Registry("optimizers")
 NAMES = REGISTRY.names()
-# of those whose displacement is not proportional to the learning rate α_max is valid at the run's own rate only
-NOT_LINEAR: frozenset[str] = frozenset()
 ALWAYS = (
     checks.check_one_step_moves_every_parameter,
     checks.check_deterministic,
@@ -51,11 +50,11 @@ def test_optimizer_keeps(name, check):
 @pytest.mark.parametrize("name", NAMES)
 def test_displacement_is_linear_in_the_rate_but_where_it_is_said_not_to_be(name):
     for config in cases(name):
-        if name in NOT_LINEAR:
+        if REGISTRY.load(name).linear_in_lr:
+            checks.check_linear_in_lr(REGISTRY.load(name), config)
+        else:
             with pytest.raises(AssertionError):
                 checks.check_linear_in_lr(REGISTRY.load(name), config)
-        else:
-            checks.check_linear_in_lr(REGISTRY.load(name), config)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "weight_decay" in REGISTRY.load(name).Config.model_fields])
@@ -74,12 +73,13 @@ def test_slices_of_a_tensor_take_the_steps_of_the_whole(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_are_those_of_the_formula(name):
-    if name not in LOOPS:
-        pytest.skip(
-            f"{name}: its steps are compared with no formula; add its loop to LOOPS in tests/optimizers/oracles.py"
-        )
+    if name not in {**LOOPS, **TENSOR_LOOPS}:
+        pytest.skip(f"{name}: its steps are compared with no formula; add its loop to LOOPS in tests/optimizers/oracles")
     for config in cases(name):
-        checks.check_follows_the_loop(REGISTRY.load(name), config, LOOPS[name])
+        if name in LOOPS:
+            checks.check_follows_the_loop(REGISTRY.load(name), config, LOOPS[name])
+        if name in TENSOR_LOOPS:
+            checks.check_follows_the_tensor_loop(REGISTRY.load(name), config, TENSOR_LOOPS[name])
 
 
 @pytest.mark.parametrize(("name", "field"), SETTINGS)
