@@ -11,7 +11,7 @@ from stability.registry import Registry
 from tests.optimizers import checks, faults
 from tests.optimizers.oracles import LOOPS, TENSOR_LOOPS
 from tests.optimizers.oracles.by_entry import sgd
-from tests.settings import other_value
+from tests.optimizers.values import NEEDED, other, others
 
 REGISTRY = Registry("optimizers")
 NAMES = REGISTRY.names()
@@ -37,7 +37,7 @@ SETTINGS = [(name, field) for name in NAMES for field in REGISTRY.load(name).Con
 def cases(name: str) -> list[Any]:
     """An optimizer's defaults, and all its settings at other values."""
     config = REGISTRY.load(name).Config
-    return [config(), config(**{field: other_value(config, field) for field in config.model_fields})]
+    return [config(), config(**others(name))]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -60,9 +60,8 @@ def test_displacement_is_linear_in_the_rate_but_where_it_is_said_not_to_be(name)
 @pytest.mark.parametrize("name", [name for name in NAMES if "weight_decay" in REGISTRY.load(name).Config.model_fields])
 def test_weight_decay_reaches_what_it_says(name):
     part = REGISTRY.load(name)
-    others = {key: other_value(part.Config, key) for key in part.Config.model_fields if key != "weight_decay"}
-    for settings in ({}, others):
-        checks.check_decay_reaches_what_is_told(part, part.Config(**settings, weight_decay=0.3))
+    for settings in ({}, others(name)):
+        checks.check_decay_reaches_what_is_told(part, part.Config(**{**settings, "weight_decay": 0.3}))
 
 
 @pytest.mark.parametrize("name", REGISTRY.names(elementwise=True))
@@ -74,7 +73,9 @@ def test_slices_of_a_tensor_take_the_steps_of_the_whole(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_are_those_of_the_formula(name):
     if name not in {**LOOPS, **TENSOR_LOOPS}:
-        pytest.skip(f"{name}: its steps are compared with no formula; add its loop to LOOPS in tests/optimizers/oracles")
+        pytest.skip(
+            f"{name}: its steps are compared with no formula; add its loop to LOOPS in tests/optimizers/oracles"
+        )
     for config in cases(name):
         if name in LOOPS:
             checks.check_follows_the_loop(REGISTRY.load(name), config, LOOPS[name])
@@ -85,10 +86,10 @@ def test_steps_are_those_of_the_formula(name):
 @pytest.mark.parametrize(("name", "field"), SETTINGS)
 def test_every_setting_changes_the_step(name, field):
     part = REGISTRY.load(name)
-    base = settings_of("optimizers", name, {})
+    base = settings_of("optimizers", name, NEEDED.get((name, field), {}))
     if "weight_decay" in part.Config.model_fields and field != "weight_decay":
         base = base.model_copy(update={"weight_decay": 0.3})
-    checks.check_setting_changes_the_step(part, base, field, other_value(part.Config, field))
+    checks.check_setting_changes_the_step(part, base, field, other(name, field))
 
 
 @pytest.mark.parametrize(("check", "fault"), PLANTED)

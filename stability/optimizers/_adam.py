@@ -1,0 +1,65 @@
+"""AdamW in two parts, for optimizers that change its gradient before or its direction after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stability.optimizers._base import Parameters
+
+Group = dict[str, Any]
+Tensors = list[Tensor]
+
+
+class BaseAdamW(torch.optim.Optimizer):
+    """AdamW (Loshchilov & Hutter 2019, Algorithm 2, the decay times the learning rate), of which a subclass changes
+    `taken`, `move` or both."""
+
+    def __init__(
+        self, parameters: Parameters, lr: float, betas: tuple[float, float], epsilon: float, weight_decay: float
+    ):
+        defaults = {"lr": lr, "betas": betas, "epsilon": epsilon, "weight_decay": weight_decay, "step": 0}
+        super().__init__(parameters, defaults)
+
+    def taken(self, group: Group, params: Tensors, gradients: Tensors) -> Tensors:
+        """Return what the two means are of, one tensor for each gradient."""
+        return gradients
+
+    def move(self, group: Group, params: Tensors, gradients: Tensors, directions: Tensors) -> None:
+        """Perform the step of a group in place. ``directions``: m̂/(√v̂ + ε) of each, which may be changed."""
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(params, directions, alpha=-group["lr"])
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        assert closure is None, "gradients are in the parameters"
+        for group in self.param_groups:
+            group["step"] += 1
+            params = [param for param in group["params"] if param.grad is not None]
+            if params:
+                gradients = [param.grad for param in params]
+                directions = self._directions(group, params, self.taken(group, params, gradients))
+                self.move(group, params, gradients, directions)
+
+    def held(self, params: Tensors, key: str) -> Tensors:
+        """Return a tensor of the state of each parameter, zeros at first."""
+        for param in params:
+            if key not in self.state[param]:
+                self.state[param][key] = torch.zeros_like(param)
+        return [self.state[param][key] for param in params]
+
+    def _directions(self, group: Group, params: Tensors, taken: Tensors) -> Tensors:
+        """Bring the two means up to date, and return m̂/(√v̂ + ε) of each parameter."""
+        (beta1, beta2), step = group["betas"], group["step"]
+        means, squares = self.held(params, "exp_avg"), self.held(params, "exp_avg_sq")
+        torch._foreach_lerp_(means, taken, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, taken, taken, 1 - beta2)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_div_(roots, (1 - beta2**step) ** 0.5)
+        torch._foreach_add_(roots, group["epsilon"])
+        directions = torch._foreach_div(means, 1 - beta1**step)
+        torch._foreach_div_(directions, roots)
+        return list(directions)
