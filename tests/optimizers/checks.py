@@ -76,6 +76,26 @@ def check_one_step_moves_every_parameter(part: Part, config: Any) -> None:
             assert (moved != before).all(), "an entry with a gradient stays where it was"
 
 
+def check_zeros_do_no_harm(part: Part, config: Any) -> None:
+    """Parameters that start at zero move, as biases do; and where a tensor has no gradient, or a row of it, as the row
+    of a token that no batch holds, every step is finite."""
+    model = Toy(torch.float32)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.zero_()
+    optimizer = built(part, config, model)
+    steps(optimizer, model, 1, 2 if part.first_step_zero else 1)
+    assert all((value != 0).all() for value in model.parameters()), "a tensor of zeros stays where it is"
+    model = Toy(torch.float32)
+    optimizer = built(part, config, model)
+    for step, num_rows in enumerate((1000, 1, 1, 0), 1):  # without a gradient
+        for value, gradient in zip(model.parameters(), gradients(model, step), strict=True):
+            value.grad = gradient
+            value.grad[:num_rows] = 0
+        optimizer.step()
+        assert all(value.isfinite().all() for value in model.parameters()), "a step without gradient is not finite"
+
+
 def check_deterministic(part: Part, config: Any) -> None:
     first, second = after(part, config, 4), after(part, config, 4)
     assert all(map(torch.equal, first, second)), "two optimizers with the same gradients differ"
@@ -179,8 +199,9 @@ def check_follows_the_loop(part: Part, config: Any, loop: Loop) -> None:
             assert abs(found - expected) <= 1e-12 * max(1.0, abs(expected)), f"{found} and not {expected}"
 
 
-def check_follows_the_tensor_loop(part: Part, config: Any, loop: TensorLoop) -> None:
-    """Eight steps in float64, at rates that change, are those of the formula over whole tensors."""
+def check_follows_the_tensor_loop(part: Part, config: Any, loop: TensorLoop, within: float = 1e-6) -> None:
+    """Eight steps in float64, at rates that change, are those of the formula over whole tensors, ``within`` a share of
+    the way that they go."""
     model = Toy()
     start = [value.detach().numpy().copy() for value in model.parameters()]
     told = [model.own_decay.get(name, part.decays(config, value)) for name, value in model.named_parameters()]
@@ -194,7 +215,7 @@ def check_follows_the_tensor_loop(part: Part, config: Any, loop: TensorLoop) -> 
         drawn = [gradients(model, step)[number].numpy() for step in range(1, 9)]
         expected = loop(settings, start[number], drawn, rates)
         error = float(abs(value.detach().numpy() - expected).max() / abs(expected - start[number]).max())
-        assert error < 1e-6, f"θ differs by {error:.1e} of the way that it went"
+        assert error < within, f"θ differs by {error:.1e} of the way that it went"
 
 
 def check_setting_changes_the_step(part: Part, base: Any, name: str, value: Any) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from stability.config.parts import settings_of
 from stability.registry import Registry
 from tests.optimizers import checks, faults
-from tests.optimizers.oracles import LOOPS, TENSOR_LOOPS
+from tests.optimizers.oracles import LOOPS, TENSOR_LOOPS, by_tensor_a
 from tests.optimizers.oracles.by_entry import sgd
 from tests.optimizers.values import NEEDED, other, others
 
@@ -17,11 +18,14 @@ REGISTRY = Registry("optimizers")
 NAMES = REGISTRY.names()
 ALWAYS = (
     checks.check_one_step_moves_every_parameter,
+    checks.check_zeros_do_no_harm,
     checks.check_deterministic,
     checks.check_state_survives_a_file,
 )
 PLANTED = (
     (checks.check_one_step_moves_every_parameter, faults.LeavesVectorsAlone),
+    (checks.check_zeros_do_no_harm, faults.StepsByItsNorm),
+    (checks.check_zeros_do_no_harm, faults.DividesByRows),
     (checks.check_deterministic, faults.Random),
     (checks.check_linear_in_lr, faults.CapsItsRate),
     (checks.check_state_survives_a_file, faults.KeepsAnObject),
@@ -80,7 +84,8 @@ def test_steps_are_those_of_the_formula(name):
         if name in LOOPS:
             checks.check_follows_the_loop(REGISTRY.load(name), config, LOOPS[name])
         if name in TENSOR_LOOPS:
-            checks.check_follows_the_tensor_loop(REGISTRY.load(name), config, TENSOR_LOOPS[name])
+            within = 1e-12 if name in by_tensor_a.LOOPS else 1e-6
+            checks.check_follows_the_tensor_loop(REGISTRY.load(name), config, TENSOR_LOOPS[name], within)
 
 
 @pytest.mark.parametrize(("name", "field"), SETTINGS)
@@ -96,6 +101,18 @@ def test_every_setting_changes_the_step(name, field):
 def test_check_catches_planted_fault(check, fault):
     with pytest.raises(AssertionError):
         check(fault, fault.Config())
+
+
+def test_adafactors_floor_is_below_the_gradients_of_float32():
+    """Steps do not depend on the scale of the gradients, which torch's own floor makes them do below 3e-4."""
+    ways = []
+    for scale in (1.0, 1e-5):
+        part, model = REGISTRY.load("adafactor"), checks.Toy(torch.float32)
+        start = [value.detach().clone() for value in model.parameters()]
+        checks.steps(checks.built(part, part.Config(), model), model, 1, 6, scale)
+        ways.append([value.detach() - first for value, first in zip(model.parameters(), start, strict=True)])
+    for one, other_one in zip(*ways, strict=True):
+        torch.testing.assert_close(one, other_one, rtol=1e-3, atol=1e-6)
 
 
 def test_checks_that_take_more_catch_planted_faults():
