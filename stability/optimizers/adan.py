@@ -1,4 +1,4 @@
-"""Adan (Xie et al. 2022), from pytorch_optimizer."""
+"""Adan (Xie et al. 2022)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,34 @@ import torch
 from pydantic import Field
 
 from stability.config import Settings
+from stability.optimizers._adam import ByHand, Group, Tensors
 from stability.optimizers._base import AbstractOptimizer, Parameters
-from stability.optimizers._library import library_class
+
+
+class NesterovMoments(ByHand):
+    """Steps along means of gradients and of their differences, over the root of the mean square of both together."""
+
+    def advance(self, group: Group, params: Tensors, gradients: Tensors) -> None:
+        """Perform Algorithm 1 of the paper, with bias-corrected means."""
+        beta1, beta2, beta3, step = group["beta1"], group["beta2"], group["beta3"], group["step"]
+        keys = ("exp_avg", "exp_avg_diff", "exp_avg_sq", "last_gradient")
+        means, differences, squares, before = (self.held(params, key) for key in keys)
+        changes = torch._foreach_sub(gradients, gradients if step == 1 else before)
+        torch._foreach_lerp_(means, gradients, 1 - beta1)
+        torch._foreach_lerp_(differences, changes, 1 - beta2)
+        ahead = torch._foreach_add(gradients, changes, alpha=beta2)
+        torch._foreach_mul_(squares, beta3)
+        torch._foreach_addcmul_(squares, ahead, ahead, 1 - beta3)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_div_(roots, (1 - beta3**step) ** 0.5)
+        torch._foreach_add_(roots, group["epsilon"])
+        directions = torch._foreach_div(means, 1 - beta1**step)
+        torch._foreach_add_(directions, differences, alpha=beta2 / (1 - beta2**step))
+        torch._foreach_div_(directions, roots)
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(params, directions, alpha=-group["lr"])
+        for last, gradient in zip(before, gradients, strict=True):
+            last.copy_(gradient)  # not by `_foreach_copy_`, which does not know tensors that are split among devices
 
 
 class Adan(AbstractOptimizer):
@@ -26,13 +52,14 @@ class Adan(AbstractOptimizer):
 
     @classmethod
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        return library_class("Adan")(
+        return NesterovMoments(
             parameters,
-            lr=lr,
-            betas=(config.beta1, config.beta2, config.beta3),
-            eps=config.epsilon,
+            lr,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            beta3=config.beta3,
+            epsilon=config.epsilon,
             weight_decay=config.weight_decay,
-            weight_decouple=True,
         )
 
 

@@ -13,23 +13,10 @@ from stability.optimizers._base import AbstractOptimizer, Parameters
 class VarianceReduced(BaseAdamW):
     """AdamW on c = g + γ β₁/(1 − β₁) (g − g₋₁), over its norm where that is above 1."""
 
-    def __init__(
-        self,
-        parameters: Parameters,
-        lr: float,
-        betas: tuple[float, float],
-        epsilon: float,
-        weight_decay: float,
-        gamma: float,
-    ):
-        super().__init__(parameters, lr, betas, epsilon, weight_decay)
-        for group in self.param_groups:
-            group["gamma"] = gamma
-
     def taken(self, group: Group, params: Tensors, gradients: Tensors) -> Tensors:
-        beta1, before = group["betas"][0], self.held(params, "last_gradient")
+        before = self.held(params, "last_gradient")
         corrected = torch._foreach_sub(gradients, before)
-        torch._foreach_mul_(corrected, group["gamma"] * beta1 / (1 - beta1))
+        torch._foreach_mul_(corrected, group["gamma"] * group["beta1"] / (1 - group["beta1"]))
         torch._foreach_add_(corrected, gradients)
         torch._foreach_div_(corrected, [norm.clamp_(min=1.0) for norm in torch._foreach_norm(corrected)])
         torch._foreach_copy_(before, gradients)
@@ -52,8 +39,15 @@ class MarsAdamW(AbstractOptimizer):
 
     @classmethod
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        betas = (config.beta1, config.beta2)
-        return VarianceReduced(parameters, lr, betas, config.epsilon, config.weight_decay, config.gamma)
+        return VarianceReduced(
+            parameters,
+            lr,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            gamma=config.gamma,
+            epsilon=config.epsilon,
+            weight_decay=config.weight_decay,
+        )
 
 
 EXPORT = MarsAdamW
