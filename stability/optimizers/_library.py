@@ -1,5 +1,4 @@
-"""What comes from pytorch_optimizer is imported here, and only where an optimizer is built: the import takes over a
-second."""
+"""Classes of pytorch_optimizer, which is imported only where an optimizer is built: the import takes over a second."""
 
 from __future__ import annotations
 

@@ -103,6 +103,7 @@ def test_every_other_value_of_a_younger_setting_is_another_run():
             for changed in ({}, {"pool": "cls"}, {"patches": "shifted"}, {"position_std": 1.0})
         ),
         id_of(optimizer={"name": "adamw", "decay": "matrices"}),
+        *(id_of(optimizer={"name": "sgd", "momentum": 0.9, **changed}) for changed in ({}, {"nesterov": True})),
         id_of(**context, cross="ca"),
         id_of(objective={"name": "mlm", "context": 17}, cross="ca"),
         id_of(**context, cross={"name": "ca", "rope": "none"}),

@@ -65,6 +65,19 @@ class LeavesVectorsAlone(Sound):
             return velocity if velocity.ndim > 1 else torch.zeros_like(velocity)
 
 
+class StepsByItsNorm(Sound):
+    class optimizer(Descent):
+        def direction(self, velocity: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
+            held = next(value for value, state in self.state.items() if state["velocity"] is velocity)
+            return held.norm() * velocity
+
+
+class DividesByRows(Sound):
+    class optimizer(Descent):
+        def direction(self, velocity: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:
+            return velocity / gradient.norm(dim=-1, keepdim=True)
+
+
 class Random(Sound):
     class optimizer(Descent):
         def direction(self, velocity: Tensor, gradient: Tensor, group: dict[str, Any]) -> Tensor:

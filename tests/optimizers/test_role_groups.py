@@ -297,14 +297,15 @@ def test_a_setting_that_no_group_can_have_to_itself_is_refused(plugged):
 def test_every_role_takes_every_setting_of_every_optimizer(lab):
     """Each in a group of its own is found in that group, and nowhere else."""
     from stability.registry import Registry
-    from tests.settings import other_value
+    from tests.optimizers.values import NEEDED, other
 
     for name in Registry("optimizers").names():
         config = Registry("optimizers").load(name).Config
         for field in (*config.model_fields, "lr_scale"):
-            value = 0.5 if field == "lr_scale" else other_value(config, field)
-            spec = lab.spec(optimizer={"name": name, "groups": {"mixer": {field: value}}})
-            plain = lab.spec(optimizer={"name": name})
+            value = 0.5 if field == "lr_scale" else other(name, field)
+            needed = NEEDED.get((name, field), {})
+            spec = lab.spec(optimizer={"name": name, **needed, "groups": {"mixer": {field: value}}})
+            plain = lab.spec(optimizer={"name": name, **needed})
             assert run_id(spec) != run_id(plain)
             model = build_model(spec, 256)
             rows = {}

@@ -169,7 +169,7 @@ def shapes(value):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", registry.Registry("optimizers").names(elementwise=True))
 def test_a_checkpoint_is_what_one_device_writes_and_either_reads_the_other_s(lab, tmp_path, optimizer):
     spec = lab.spec(optimizer={"name": optimizer} | ({"momentum": 0.9} if optimizer == "sgd" else {}))
     alone, sharded = run(lab, spec, tmp_path / "a", steps=5), run(lab, spec, tmp_path / "b", shards=2, steps=5)

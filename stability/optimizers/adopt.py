@@ -1,0 +1,61 @@
+"""ADOPT (Taniguchi et al. 2024)."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+
+from stability.config import Settings
+from stability.optimizers._adam import ByHand, Group, Tensors
+from stability.optimizers._base import AbstractOptimizer, Parameters
+
+
+class NormalisedFirst(ByHand):
+    """Steps along the mean of gradients, each over the root of the mean square of those before it."""
+
+    def advance(self, group: Group, params: Tensors, gradients: Tensors) -> None:
+        """Perform a step of Algorithm 2, whose t begins at 0: there the mean square is set and nothing else."""
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        means, squares = self.held(params, "exp_avg"), self.held(params, "exp_avg_sq")
+        num_before = group["step"] - 1
+        if not num_before:
+            torch._foreach_addcmul_(squares, gradients, gradients)
+            return
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_clamp_min_(roots, group["epsilon"])
+        ratios, limit = torch._foreach_div(gradients, roots), num_before**0.25
+        torch._foreach_clamp_min_(ratios, -limit)
+        torch._foreach_clamp_max_(ratios, limit)
+        torch._foreach_lerp_(means, ratios, 1 - group["beta1"])
+        torch._foreach_add_(params, means, alpha=-group["lr"])
+        torch._foreach_mul_(squares, group["beta2"])
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - group["beta2"])
+
+
+class Adopt(AbstractOptimizer):
+    """Adam that divides each gradient by the root of the mean square of those before it, clips the ratio, and only then
+    takes its mean (Taniguchi et al. 2024, Algorithm 2): by t^¼ in step t, after a step 0 whose gradient sets the mean
+    square and moves nothing."""
+
+    elementwise = True
+    first_step_zero = True
+
+    class Config(Settings):
+        weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay, times the learning rate")
+        beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean normalised gradient")
+        beta2: float = Field(default=0.9999, ge=0, lt=1, description="decay of the mean squared gradient")
+        epsilon: float = Field(default=1e-6, gt=0, description="least root of the mean squared gradient")
+
+    @classmethod
+    def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
+        return NormalisedFirst(
+            parameters,
+            lr,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            epsilon=config.epsilon,
+            weight_decay=config.weight_decay,
+        )
+
+
+EXPORT = Adopt

@@ -1,0 +1,48 @@
+"""Cautious AdamW (Liang et al. 2024)."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+
+from stability.config import Settings
+from stability.optimizers._adam import BaseAdamW, Group, Tensors
+from stability.optimizers._base import AbstractOptimizer, Parameters
+
+SMALLEST_SHARE = 1e-3  # of the entries that move, by which their steps are divided
+
+
+class Cautious(BaseAdamW):
+    """AdamW without the entries whose step goes against their gradient."""
+
+    def move(self, group: Group, params: Tensors, gradients: Tensors, directions: Tensors) -> None:
+        for direction, gradient in zip(directions, gradients, strict=True):
+            kept = (direction * gradient > 0).to(direction.dtype)
+            direction.mul_(kept.div_(kept.mean().clamp_(min=SMALLEST_SHARE)))
+        super().move(group, params, gradients, directions)
+
+
+class CautiousAdamW(AbstractOptimizer):
+    """AdamW that leaves an entry where it is when its step and its gradient have different signs, and divides the steps
+    of the others by the share of entries that are left in their tensor (Liang et al. 2024, Algorithm 1 around AdamW);
+    that share counts as 1e-3 at least, as in the authors' code."""
+
+    class Config(Settings):
+        weight_decay: float = Field(default=1e-2, ge=0, description="decoupled weight decay, times the learning rate")
+        beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of the mean gradient")
+        beta2: float = Field(default=0.999, ge=0, lt=1, description="decay of the mean squared gradient")
+        epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the mean squared gradient")
+
+    @classmethod
+    def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
+        return Cautious(
+            parameters,
+            lr,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            epsilon=config.epsilon,
+            weight_decay=config.weight_decay,
+        )
+
+
+EXPORT = CautiousAdamW

@@ -1,0 +1,53 @@
+"""MARS-AdamW (Yuan et al. 2024)."""
+
+from __future__ import annotations
+
+import torch
+from pydantic import Field
+
+from stability.config import Settings
+from stability.optimizers._adam import BaseAdamW, Group, Tensors
+from stability.optimizers._base import AbstractOptimizer, Parameters
+
+
+class VarianceReduced(BaseAdamW):
+    """AdamW on c = g + γ β₁/(1 − β₁) (g − g₋₁), over its norm where that is above 1."""
+
+    def taken(self, group: Group, params: Tensors, gradients: Tensors) -> Tensors:
+        before = self.held(params, "last_gradient")
+        corrected = torch._foreach_sub(gradients, before)
+        torch._foreach_mul_(corrected, group["gamma"] * group["beta1"] / (1 - group["beta1"]))
+        torch._foreach_add_(corrected, gradients)
+        torch._foreach_div_(corrected, [norm.clamp_(min=1.0) for norm in torch._foreach_norm(corrected)])
+        torch._foreach_copy_(before, gradients)
+        return list(corrected)
+
+
+class MarsAdamW(AbstractOptimizer):
+    """AdamW on gradients of reduced variance (Yuan et al. 2024, Algorithm 2, with the gradient of the batch before in
+    the place of a second one on the same batch; before the first it is 0, as in the authors' code). They are scaled to
+    a norm of 1 at most, each tensor by itself. Vectors take the same steps as matrices, at the run's rate."""
+
+    lr_reference = 3e-3
+
+    class Config(Settings):
+        weight_decay: float = Field(default=0.0, ge=0, description="decoupled weight decay, times the learning rate")
+        beta1: float = Field(default=0.95, ge=0, lt=1, description="decay of the mean corrected gradient")
+        beta2: float = Field(default=0.99, ge=0, lt=1, description="decay of its mean square")
+        gamma: float = Field(default=0.025, ge=0, description="weight of the correction, times beta1 / (1 − beta1)")
+        epsilon: float = Field(default=1e-8, gt=0, description="added to the root of the mean square")
+
+    @classmethod
+    def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
+        return VarianceReduced(
+            parameters,
+            lr,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            gamma=config.gamma,
+            epsilon=config.epsilon,
+            weight_decay=config.weight_decay,
+        )
+
+
+EXPORT = MarsAdamW
