@@ -31,6 +31,8 @@ def splits(model: nn.Module) -> dict[int, tuple[int, ...]]:
         own: dict[str, Any] = getattr(module, "own_splits", {})
         for name, rows in own.items():
             weight = module.get_parameter(f"{name}.weight")
-            assert sum(rows) == len(weight), f"own_splits of {name}: {rows} are not the {len(weight)} rows of its weight"
+            assert sum(rows) == len(weight), (
+                f"own_splits of {name}: {rows} are not the {len(weight)} rows of its weight"
+            )
             found[id(weight)] = tuple(rows)
     return found

@@ -1,5 +1,4 @@
-"""What comes from pytorch_optimizer is imported here, and only where an optimizer is built: the import takes over a
-second."""
+"""Import what comes from pytorch_optimizer, and only where an optimizer is built: that takes over a second."""
 
 from __future__ import annotations
 
