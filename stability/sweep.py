@@ -144,10 +144,11 @@ def _require_fit(spec: SweepSpec, corpus: AbstractCorpus, objective: AbstractObj
 
 
 def _require_roles(spec: SweepSpec, corpus: AbstractCorpus) -> None:
-    """Refuse settings of an optimizer for a role that the parameters of one of the sweep's models do not play."""
+    """Refuse settings of an optimizer for a role that the parameters of one of the sweep's models do not play, and an
+    optimizer of matrices where one of the models has none."""
     from stability.build import require_roles
 
-    runs = (run for _, run in spec.points(corpus.fingerprint) if run.optimizer.groups)
+    runs = (run for _, run in spec.points(corpus.fingerprint))
     for run in dict.fromkeys(run.model_copy(update={"lr_peak": 1.0, "seed": 0}) for run in runs):
         require_roles(run, corpus.format)
 

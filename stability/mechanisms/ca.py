@@ -41,6 +41,11 @@ class CrossAttention(AbstractCrossMechanism):
         self.kv = nn.Linear(shape.width, 2 * shape.width)
         self.out = nn.Linear(shape.width, shape.width)
 
+    @property
+    def own_splits(self) -> dict[str, tuple[int, ...]]:
+        """``kv`` holds two matrices, those of keys and values."""
+        return {"kv": (self.kv.in_features,) * 2}
+
     @torch.no_grad()
     def start_local(self, bias: float) -> None:
         """Set equal biases of q and k, which give each pair a score that falls off with its distance under RoPE, as

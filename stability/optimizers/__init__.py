@@ -11,23 +11,27 @@ from stability.optimizers._base import AbstractOptimizer
 from stability.optimizers._groups import (
     check_roles,
     grouped,
+    kinds,
     optimizer_of,
     parameter_groups,
     require_matrices,
     roles,
     set_lr,
 )
+from stability.optimizers._state import state_bytes
 
 __all__ = [
     "AbstractOptimizer",
     "build",
     "check_roles",
     "grouped",
+    "kinds",
     "optimizer_of",
     "parameter_groups",
     "require_matrices",
     "roles",
     "set_lr",
+    "state_bytes",
 ]
 
 
@@ -36,13 +40,18 @@ def build(name: str, of: nn.Module | Iterable[tuple[str, nn.Parameter]], *, lr: 
 
     ``of``: a model, or its ``named_parameters()``. What a model's modules say of the decay of their own parameters is
     heard of a model only; of a list each parameter is judged alone. ``settings``: the fields of the optimizer's Config.
+
+    Errors: ``ValueError`` of one line, also for the list of an optimizer that takes matrices: it has to see the modules
+    to know an embedding. Of a model that says no roles it takes all parameters of two axes but an ``nn.Embedding``'s.
     """
     from stability.config.parts import settings_of
     from stability.registry import Registry
 
-    config = settings_of("optimizers", name, settings)
+    config, part = settings_of("optimizers", name, settings), Registry("optimizers").load(name)
+    if part.takes_matrices and not isinstance(of, nn.Module):
+        raise ValueError(f"{name} takes matrices and leaves embeddings alone; give the model, not its parameters")
     model = of if isinstance(of, nn.Module) else _holding(parameter for _, parameter in of)
-    built: optim.Optimizer = optimizer_of(Registry("optimizers").load(name), config, (), model, lr)
+    built: optim.Optimizer = optimizer_of(part, config, (), model, lr)
     return built
 
 

@@ -24,9 +24,9 @@ class AbstractOptimizer:
     tensor takes the steps of the whole. ``takes_matrices``: it takes the matrices of the model and leaves the rest to
     AdamW (`stability.optimizers._divided`). ``linear_in_lr``: u = (θ⁺ − θ)/lr does not depend on lr; where it does,
     α_max is one at the run's own rate only, a multiplier of the step that was taken. ``first_step_zero``: the first
-    step moves nothing but by weight decay. ``is_multiplier``: its rate multiplies one that it finds itself.
-    ``frozen``: what of its state α_max holds where the checkpoint has it, in words; "" where a step uses nothing that
-    it does not renew. ``schedules``: names of the schedules that make sense for it; None: all.
+    step moves nothing, or no matrix where those are taken, but for weight decay. ``is_multiplier``: its rate multiplies
+    one that it finds itself. ``frozen``: what of its state α_max holds where the checkpoint has it, in words; "" where
+    a step uses nothing that it does not renew. ``schedules``: names of the schedules that make sense for it; None: all.
     """
 
     family: ClassVar[str] = "optimizers"

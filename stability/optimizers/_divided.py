@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.config.groups import LR_SCALE
@@ -43,8 +44,8 @@ class AbstractMatrixOptimizer(AbstractOptimizer):
     @classmethod
     @abstractmethod
     def of_matrices(cls, config: Any, groups: Groups) -> torch.optim.Optimizer:
-        """Return the optimizer of the matrices alone. Each of ``groups`` has `SPLITS`: for each parameter the rows of
-        the matrices that it holds."""
+        """Return the optimizer of the matrices alone, which `Divided` gives each matrix by itself and which decays
+        none. All its settings are in its groups, and its state is what they and ``state`` hold."""
 
     @classmethod
     def build(cls, config: Any, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
@@ -57,33 +58,62 @@ class AbstractMatrixOptimizer(AbstractOptimizer):
 
 
 class Divided(torch.optim.Optimizer):
-    """One ``torch.optim.Optimizer`` over the groups of several: each steps those of its `KIND`; state and groups are
-    this one's."""
+    """One ``torch.optim.Optimizer`` over the groups of two: AdamW steps those of `REST`, another those of `MATRICES`.
+
+    State and groups are this one's. The optimizer of matrices is given each matrix as a tensor of its own that shares
+    the parameter's memory, so that a parameter which holds several (`SPLITS`) is several to it, and their state is kept
+    by their numbers: ``state[parameter][number]``. It is given no weight decay either: matrices are decayed here,
+    θ ← (1 − lr·λ)θ before the step, as AdamW does it.
+    """
 
     def __init__(self, groups: Groups, makes: dict[str, Make], lr: float):
         super().__init__(groups, {"lr": lr})
-        self._inner = {kind: _Made(make) for kind, make in makes.items()}
+        self._made = {kind: _Made(make) for kind, make in makes.items()}
         for kind, own in self._by_kind().items():
-            self._inner[kind].over(own, self.state)
+            self._over(kind, own)
         set_lr(self, lr)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         assert closure is None, "gradients are in the parameters"
         for kind, own in self._by_kind().items():
-            self._inner[kind].over(own, self.state).step()
+            if kind == MATRICES:
+                _decay(own)
+            optimizer = self._over(kind, own)
+            optimizer.step()
+            _keep_settings(own, optimizer.param_groups)
 
     def _by_kind(self) -> dict[str, Groups]:
-        """Return the groups that have parameters, by kind."""
+        """Return the groups by kind."""
         found: dict[str, Groups] = {}
         for group in self.param_groups:
             found.setdefault(group[KIND], []).append(group)
         return found
 
+    def _over(self, kind: str, groups: Groups) -> torch.optim.Optimizer:
+        """Return the optimizer of one kind over these groups and their state as they are now; what it has of settings
+        is in the groups then."""
+        if kind == REST:
+            return self._made[kind].over(groups, self.state)
+        apart: Groups = []
+        state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+        for group in groups:
+            held = _matrices(group)
+            apart.append({**group, "params": [matrix for *_, matrix in held], "weight_decay": 0.0})
+            for parameter, number, matrix in held:
+                if matrix.grad is not None:
+                    state[matrix] = self.state[parameter].setdefault(number, {})
+        optimizer = self._made[kind].over(apart, state)
+        _keep_settings(groups, apart)
+        return optimizer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_made": self._made}
+
 
 class _Made:
     """An optimizer that is made when it is first needed, and taken over whatever groups and state there are then. A
-    copy makes its own: torch's optimizers forget their attributes when they are copied."""
+    copy makes its own."""
 
     def __init__(self, make: Make):
         self._make, self._optimizer = make, None
@@ -94,8 +124,33 @@ class _Made:
         self._optimizer.param_groups, self._optimizer.state = groups, state
         return self._optimizer
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Made:
-        return _Made(self._make)
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_make": self._make, "_optimizer": None}
+
+
+def _matrices(group: dict[str, Any]) -> list[tuple[nn.Parameter, int, Tensor]]:
+    """Return each matrix of a group with its parameter and its number in it: rows of the parameter, in its memory, with
+    the same rows of its gradient."""
+    held = []
+    for parameter, rows in zip(group["params"], group[SPLITS], strict=True):
+        gradients = [None] * len(rows) if parameter.grad is None else parameter.grad.split(rows)
+        for number, (matrix, gradient) in enumerate(zip(parameter.detach().split(rows), gradients, strict=True)):
+            matrix.grad = gradient
+            held.append((parameter, number, matrix))
+    return held
+
+
+def _keep_settings(groups: Groups, apart: Groups) -> None:
+    """Write into the groups what an optimizer has added to its own ones, or counted on in them."""
+    for group, own in zip(groups, apart, strict=True):
+        group.update({key: value for key, value in own.items() if key not in ("params", "weight_decay")})
+
+
+def _decay(groups: Groups) -> None:
+    for group in groups:
+        stepped = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if group["weight_decay"] and stepped:
+            torch._foreach_mul_(stepped, 1 - group["lr"] * group["weight_decay"])
 
 
 def _of_kinds(parameters: Parameters) -> Groups:

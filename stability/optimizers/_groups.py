@@ -132,7 +132,7 @@ def grouped(
     wanted, groups = list(of_kind if names is None else names), []
     for kind in (MATRICES, REST):
         for each in _named(parameter_groups(model, decays, [name for name in wanted if of_kind[name] == kind])):
-            own = {KIND: kind, "name": " ".join(filter(None, (kind, each.get("name"))))}
+            own: dict[str, Any] = {KIND: kind, "name": " ".join(filter(None, (kind, each.get("name"))))}
             if kind == MATRICES:
                 own[SPLITS] = [rows.get(id(parameter), (len(parameter),)) for parameter in each["params"]]
             groups.append(each | own)

@@ -1,4 +1,4 @@
-"""Classes of pytorch_optimizer, which is imported only where an optimizer is built: the import takes over a second."""
+"""Import what comes from pytorch_optimizer, and only where an optimizer is built: that takes over a second."""
 
 from __future__ import annotations
 
