@@ -8,9 +8,32 @@ from typing import Any
 from torch import nn, optim
 
 from stability.optimizers._base import AbstractOptimizer
-from stability.optimizers._groups import check_roles, grouped, optimizer_of, parameter_groups, require_matrices, roles, set_lr
+from stability.optimizers._groups import (
+    check_roles,
+    grouped,
+    optimizer_of,
+    parameter_groups,
+    require_matrices,
+    roles,
+    set_lr,
+)
+from stability.optimizers._hooks import Averaging, FindingRate, TakingHessian, evaluated
 
-__all__ = ["AbstractOptimizer", "build", "check_roles", "grouped", "optimizer_of", "parameter_groups", "require_matrices", "roles", "set_lr"]
+__all__ = [
+    "AbstractOptimizer",
+    "Averaging",
+    "FindingRate",
+    "TakingHessian",
+    "build",
+    "check_roles",
+    "evaluated",
+    "grouped",
+    "optimizer_of",
+    "parameter_groups",
+    "require_matrices",
+    "roles",
+    "set_lr",
+]
 
 
 def build(name: str, of: nn.Module | Iterable[tuple[str, nn.Parameter]], *, lr: float, **settings: Any):
