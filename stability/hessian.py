@@ -132,15 +132,19 @@ def _steps_of_a_phase(spec: HessianSpec) -> int:
 
 def _print_table(directory: RunDirectory) -> None:
     """Print median α_max and share of stable steps of one run, a line a phase and state."""
+    from analysis.study.step_terms import explained
     from stability.runs.results import read_steps, read_undefined
 
-    for table in read_steps(directory):
+    tables = read_steps(directory)
+    for table in tables:
         for phase, state in table[["phase", "state"]].drop_duplicates().itertuples(index=False):
             _print_state(table.query("phase == @phase and state == @state"), phase, state)
     for phase, state in read_undefined(directory):
         print(f"{phase:10} state={state:10} is not defined for this run's optimizer")
     if scales := _scales(directory):
         print(f"lr and α_max are the base rate: {scales}")
+    for sentence in explained(text for table in tables for text in table["protocol"].dropna()):
+        print(sentence)
     print(f"rows: {directory.path / 'curvature'}")
 
 
@@ -164,6 +168,8 @@ def _print_state(rows: pd.DataFrame, phase: str, state: str) -> None:
         f"{len(defined)} steps  {', '.join(rows.method.unique())}, checked against differences: "
         f"{error.iloc[0] if len(error) else float('nan'):.1e}"
     )
+    if "rate_found" in rows and (found := rows.rate_found.dropna()).size:
+        print(f"{'':10} rate found, lr times what the optimizer makes of it: median {found.median():.3g}")
     if len(defined) < len(rows):
         print(
             f"{'':10} α_max is not defined in {len(rows) - len(defined)} of {len(rows)} steps: "

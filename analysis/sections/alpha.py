@@ -14,6 +14,7 @@ from analysis.sections.differences import verification
 from analysis.sections.section import Drawn, Figures, Section, by_phase, pictures, typst
 from analysis.study.load import Study
 from analysis.study.protocol import base_rates, states_explained, undefined_states
+from analysis.study.step_terms import step_terms
 from analysis.words import plural
 
 CAPTION = (
@@ -25,7 +26,7 @@ CAPTION = (
 
 def figures(study: Study) -> Figures:
     """Draw one figure for each phase and four series."""
-    return by_phase(study, "alpha", drawn_phases(study), alpha_figures, CAPTION)
+    return by_phase(study, "alpha", drawn_phases(study), alpha_figures, CAPTION + step_terms(study))
 
 
 def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:
@@ -40,7 +41,8 @@ def body(study: Study, drawn: Drawn) -> str:
     if not phases_and_states(study):
         why = "α_max was not measured in this study (hessian=false, or no run left a checkpoint)."
         return head + paragraph(absent or why)
-    explained = paragraph(states_explained(study.curvature) + state_ratio(study) + base_rates(study))
+    told = states_explained(study.curvature) + state_ratio(study) + base_rates(study) + step_terms(study)
+    explained = paragraph(told)
     explained += paragraph(absent) if absent else ""
     return head + explained + pictures(drawn) + paragraph(verification(study)) + typst(alpha_tables(study))
 

@@ -11,13 +11,14 @@ from analysis.sections.spectrum_figures import DENSITY_CAPTION, PROFILE_CAPTION,
 from analysis.sections.step_figures import STEPS_CAPTION, step_figures
 from analysis.sections.steps import fallen_tables, sharpness_table
 from analysis.study.load import Study
+from analysis.study.step_terms import step_terms
 
 
 def figures(study: Study) -> Figures:
-    phases = drawn_phases(study)
+    phases, terms = drawn_phases(study), step_terms(study)
     return {
-        **by_phase(study, "steps", phases, step_figures, STEPS_CAPTION),
-        **by_phase(study, "profile", phases, profile_figures, PROFILE_CAPTION),
+        **by_phase(study, "steps", phases, step_figures, STEPS_CAPTION + terms),
+        **by_phase(study, "profile", phases, profile_figures, PROFILE_CAPTION + terms),
         **by_phase(study, "density", phases, density_figures, DENSITY_CAPTION),
         **by_phase(study, "blocks", phases, block_figures, BLOCKS_CAPTION),
     }

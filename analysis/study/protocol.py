@@ -168,7 +168,7 @@ def base_rates(study: Study) -> str:
 
 # The project's optimizers that are no Adam: state "paper" is not defined for them. Known here for runs that left no
 # file to say it; a test holds it to them.
-NO_ADAM = ("sgd",)
+NO_ADAM = ("prodigy", "schedulefree_adamw", "sgd", "sophia")
 
 
 def lacks_state(study: Study, state: str) -> Column:

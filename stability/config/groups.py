@@ -64,6 +64,8 @@ def _group(optimizer: Any, name: str, config: Settings, role: str, values: Any) 
         if key not in (LR_SCALE, *fields):
             raise ValueError(f"{path}.{key}: {name} has no such setting; {near_misses(key, (LR_SCALE, *fields))}")
     scale = {LR_SCALE: given.pop(LR_SCALE)} if LR_SCALE in given else {}
+    if scale and optimizer.is_multiplier:
+        raise ValueError(f"{path}.{LR_SCALE}: {name} finds one rate for all parameters; leave {LR_SCALE} out")
     own = checked(type(config), {**config.model_dump(), **given}, path)
     settings = tuple((key, getattr(own, key)) for key in fields if key in given)
     group = checked(Group, {"role": role, **scale, "settings": settings}, path)

@@ -139,6 +139,15 @@ class AbstractTokenizerRecipe(Settings):
             )
         return value
 
+    @field_validator("optimizer")
+    @classmethod
+    def _needs_gradients_alone(cls, value: Part) -> Part:
+        optimizer = Registry("optimizers").load(value.name)
+        if optimizer.averages or optimizer.takes_hessian:
+            what = "keeps an average of its weights" if optimizer.averages else "takes Hessian-vector products"
+            raise ValueError(f"optimizer={value.name}: {what}, which training a tokenizer does not; choose adamw")
+        return value
+
     @field_validator("levels")
     @classmethod
     def _codes_can_be_used(cls, value: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from stability.curvature.alpha_max import (
     step_direction,
     step_without_decay,
 )
+from stability.curvature.diagonal import hutchinson_diagonal
 from stability.curvature.monitor import AlphaMaxMonitor, MonitorRow
 from stability.curvature.parallel import parallel_directional
 from stability.curvature.products import METHODS, Directional, directional, hvp
@@ -31,6 +32,7 @@ __all__ = [
     "parallel_directional",
     "alpha_max",
     "directional",
+    "hutchinson_diagonal",
     "hvp",
     "paper_state",
     "step_direction",

@@ -18,12 +18,17 @@ from stability.optimizers._groups import (
     roles,
     set_lr,
 )
+from stability.optimizers._hooks import Averaging, FindingRate, TakingHessian, evaluated
 from stability.optimizers._state import state_bytes
 
 __all__ = [
     "AbstractOptimizer",
+    "Averaging",
+    "FindingRate",
+    "TakingHessian",
     "build",
     "check_roles",
+    "evaluated",
     "grouped",
     "kinds",
     "optimizer_of",

@@ -26,7 +26,9 @@ class AbstractOptimizer:
     α_max is one at the run's own rate only, a multiplier of the step that was taken. ``first_step_zero``: the first
     step moves nothing, or no matrix where those are taken, but for weight decay. ``is_multiplier``: its rate multiplies
     one that it finds itself. ``frozen``: what of its state α_max holds where the checkpoint has it, in words; "" where
-    a step uses nothing that it does not renew. ``schedules``: names of the schedules that make sense for it; None: all.
+    a step uses nothing that it does not renew. ``averages``: what is validated and kept are means of the weights that
+    it moves (`_hooks.Averaging`). ``takes_hessian``: some of its steps need an estimate of the Hessian's diagonal
+    (`_hooks.TakingHessian`). ``schedules``: names of the schedules that make sense for it; None: all.
     """
 
     family: ClassVar[str] = "optimizers"
@@ -38,6 +40,8 @@ class AbstractOptimizer:
     first_step_zero: ClassVar[bool] = False
     is_multiplier: ClassVar[bool] = False
     frozen: ClassVar[str] = ""
+    averages: ClassVar[bool] = False
+    takes_hessian: ClassVar[bool] = False
     schedules: ClassVar[tuple[str, ...] | None] = None
 
     @classmethod

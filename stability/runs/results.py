@@ -98,7 +98,7 @@ def collect(study: str | Path) -> Results:
     runs = [row | ({"reason": stopped[row["run_id"]]} if row["run_id"] in stopped else {}) for row in runs]
     return Results(
         runs=pd.DataFrame(runs, columns=[*RUNS_COLUMNS, *own_columns("runs", [*chain.from_iterable(runs)])]),
-        curvature=joined(chain.from_iterable(map(_steps, files)), COLLECTED_CURVATURE_COLUMNS),
+        curvature=_recorded(list(chain.from_iterable(map(_steps, files)))),
         curves=read_curves(
             [(each.directory.run_id, each.directory.metrics_file) for each in files], CURVES_COLUMNS[1:]
         ),
@@ -229,6 +229,12 @@ def _named(table: str, paths: Sequence[Path]) -> list[Path]:
 
 def _of_steps(paths: Sequence[Path]) -> list[Path]:
     return [path for path in paths if not path.stem.endswith(tuple(f"_{name}" for name in SPECTRA))]
+
+
+def _recorded(tables: Sequence[pa.Table]) -> pd.DataFrame:
+    """Return all recorded steps, with the columns that only some optimizers have where one of these is there."""
+    own = own_columns("curvature", [name for table in tables for name in table.column_names])
+    return joined(tables, [*COLLECTED_CURVATURE_COLUMNS, *own])
 
 
 def _steps(files: RunFiles) -> Iterator[pa.Table]:

@@ -165,11 +165,13 @@ OPTIONAL = {
 
 # By the table's name: how the columns begin that an objective adds under names of its own, all of them numbers. What it
 # validates beside the NLL, the parts that this is a sum of, what frequencies reach of each, parts of an oracle's NLL.
-OWN_PREFIXES = {"runs": ("val_", "unigram_nll_", "gen_nll_"), "generation": ("nll_",)}
+# Of recorded steps what only some optimizers have: `rate_found`, the rate that one found by itself, the run's in it.
+OWN_PREFIXES = {"runs": ("val_", "unigram_nll_", "gen_nll_"), "generation": ("nll_",), "curvature": ("rate_",)}
 
 
 def own_columns(table: str, names: list[str]) -> list[str]:
-    """Return those of ``names``, each once and in their order, that an objective has added to a table's columns."""
+    """Return those of ``names``, each once and in their order, that an objective or an optimizer has added to a table's
+    columns."""
     known = {**REQUIRED, **OPTIONAL["generation"]}.get(table, ())
     own = (name for name in names if name.startswith(OWN_PREFIXES.get(table, ())) and name not in known)
     return list(dict.fromkeys(own))

@@ -13,13 +13,17 @@ from stability.runs.schema import PROTOCOL
 
 # the key of a file's metadata: a JSON list of the states asked for that its run's optimizer does not define
 UNDEFINED = "undefined"
+# likewise, where there is something: a JSON object of what is to be known of the optimizer's step, "name" its name
+OPTIMIZER = "optimizer"
 
 
 def with_protocol(table: pa.Table, spec: dict[str, Any]) -> pa.Table:
     """Return a file of recorded steps with its protocol beside each row; none there where the file is too old to say.
     ``spec``: the run's, as in its file."""
     stored = _stored(table)
-    protocol = None if stored is None else _in_full(stored, spec)
+    told = (table.schema.metadata or {}).get(OPTIMIZER.encode())
+    step = {} if told is None else {OPTIMIZER: json.loads(told)}
+    protocol = None if stored is None else json.dumps(_in_full(stored, spec) | step, sort_keys=True)
     # older than the column: one gradient entered in every state
     if stored is not None and "gradient" not in table.column_names:
         table = table.append_column(
@@ -53,7 +57,7 @@ def _stored(table: pa.Table) -> dict[str, Any] | None:
     return None if text is None else json.loads(text)
 
 
-def _in_full(protocol: dict[str, Any], spec: dict[str, Any]) -> str:
+def _in_full(protocol: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     own = {key: spec[key] for key in ("batch", "clip_norm") if protocol.get(key) is None and key in spec}
     dropout = spec.get("model", {}).get("dropout", 0.0)  # what u, and nothing else, was made with
-    return json.dumps(protocol | own | ({"dropout": dropout} if dropout else {}), sort_keys=True)
+    return protocol | own | ({"dropout": dropout} if dropout else {})

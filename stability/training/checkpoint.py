@@ -21,6 +21,9 @@ from stability.runs.directory import fsync
 from stability.runs.leftovers import temporary
 
 MODEL, TRAINER, MANIFEST = "model.safetensors", "trainer.pt", "manifest.json"
+# Of the trainer's state, where the optimizer averages: the parameters that training moves. The model's file holds those
+# that are evaluated.
+MOVING = "moving_parameters"
 
 
 def save(

@@ -3,8 +3,9 @@ through together."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,12 +15,13 @@ from torch import Tensor, nn
 from stability.build import build_model, build_objective, build_optimizer
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
+from stability.curvature import hutchinson_diagonal
 from stability.models.precision import computing_in
 from stability.objectives import Examples
-from stability.optimizers import set_lr
+from stability.optimizers import TakingHessian, evaluated, set_lr
 from stability.training.devices.base import Devices, Sums, together
 from stability.training.devices.one import OneDevice
-from stability.training.draws import dropping, training_examples
+from stability.training.draws import dropping, generator_for, training_examples
 from stability.training.evaluate import Validation
 from stability.training.gradients import BlockStatistics
 from stability.training.guards import Guard, first_non_finite
@@ -64,6 +66,13 @@ class Replica:
         return self.devices.gathered(self.model, self.optimizer)
 
     @together(TOGETHER)
+    def averaged(self) -> nn.Module:
+        """Return a copy of the whole model with the weights that an optimizer which averages is evaluated by."""
+        with evaluated(self.optimizer):
+            model, _ = self.devices.gathered(self.model, self.optimizer)
+            return copy.deepcopy(model)
+
+    @together(TOGETHER)
     def is_sound(self) -> bool:
         """Return whether every parameter is finite: what guards do not look at after each step may have got in."""
         return self.devices.every(all(bool(part.isfinite().all()) for part in self.devices.local(self.parameters)))
@@ -71,7 +80,8 @@ class Replica:
     @together(TOGETHER)
     def measure(self) -> dict[str, float]:
         """Return the validation numbers as they go into a row, the NLL first."""
-        measured = self.validation.measure(self.model, self.devices.spread)
+        with evaluated(self.optimizer):
+            measured = self.validation.measure(self.model, self.devices.spread)
         self.val_nll = measured["val_nll"]
         self.scores = {name: value for name, value in measured.items() if name != "val_nll"}
         return measured
@@ -102,12 +112,32 @@ class Replica:
         moved = self._copied(own)
         weights = self.statistics.norms(moved) if is_due else {}
         if self._fault(row) is None:
+            if isinstance(self.optimizer, TakingHessian) and self.optimizer.hessian_is_due():
+                self.optimizer.take_hessian(self._hessian_diagonal(examples, step))
             self.optimizer.step()
         torch._foreach_sub_(moved, own)  # θ − θ⁺, in the copy's place: of every norm of θ⁺ − θ these are the very bits
         row["update_norm"] = self.devices.norm(moved).item()
         if is_due:
             self.gradient_rows = self.statistics.rows(step, gradient, weights, self.statistics.norms(moved))
         return row
+
+    def _hessian_diagonal(self, examples: Examples, step: int) -> dict[Tensor, Tensor]:
+        """Estimate the diagonal of the Hessian of the batch's mean loss for each parameter, by draws of (the run's
+        seed, step). The loss is that of the step's gradient, and drops what that dropped; it goes through the model
+        itself, by microbatches, where training goes through a compiled one."""
+        rows, seed = self.spec.microbatch or self.spec.batch, self.spec.seed
+
+        def loss(params: Mapping[str, Tensor], part: tuple[int, Examples]) -> tuple[Tensor, Tensor]:
+            first_row, microbatch = part
+            where = dropping(self.model, self.device, seed, "train", step, first_row)
+            with where, computing_in(self.spec.precision, self.device):
+                return self.objective.training_loss(self.model, microbatch, params)[:2]
+
+        parts = [(rows * index, microbatch) for index, microbatch in enumerate(examples.split(rows))]
+        named = dict(self.model.named_parameters())
+        drawn_by = generator_for(seed, "hessian", step)
+        found = hutchinson_diagonal(loss, named, generator=drawn_by, batches=parts)
+        return {parameter: found[name] for name, parameter in named.items()}
 
     def _copied(self, parameters: list[Tensor]) -> list[Tensor]:
         """Return a copy of the parameters, in memory that is kept: to allocate as much at every step costs more than

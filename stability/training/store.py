@@ -113,13 +113,15 @@ class RunStore(Store):
         if init is None:
             return None
         folder = self._directory.path.parent / init.run / "checkpoints" / checkpoint_name(init.step)
-        spec, model, state = checkpoint.read(folder)
-        if run_id(spec) != init.run:
-            raise ValueError(f"{folder} belongs to run {run_id(spec)}")
-        return model.state_dict(), state
+        return _held(folder, init.run)
 
     def read(self, folder: Path) -> Held:
-        spec, model, state = checkpoint.read(folder)
-        if run_id(spec) != self._directory.run_id:
-            raise ValueError(f"{folder} belongs to run {run_id(spec)}")
-        return model.state_dict(), state
+        return _held(folder, self._directory.run_id)
+
+
+def _held(folder: Path, run: str) -> Held:
+    """Return the parameters that training goes on with, and the trainer's state. Errors: as `Store.read`."""
+    spec, model, state = checkpoint.read(folder)
+    if run_id(spec) != run:
+        raise ValueError(f"{folder} belongs to run {run_id(spec)}")
+    return state.pop(checkpoint.MOVING, None) or model.state_dict(), state

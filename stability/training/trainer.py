@@ -12,7 +12,9 @@ from stability.build import build_model
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.models.backbone import num_parameters
+from stability.optimizers import Averaging
 from stability.runs.directory import RunDirectory
+from stability.training.checkpoint import MOVING
 from stability.training.checkpointed import Checkpointed
 from stability.training.devices.base import Devices
 from stability.training.guards import first_non_finite
@@ -70,7 +72,10 @@ class Trainer(Replica, Checkpointed):
         state = {"step": self.step, "init_nll": self.init_nll, "val_nll": self.val_nll, "watch": self.watch.state()}
         model, optimizer = self.gathered()
         state |= {"guard": self.guard.state(), "best": self.keeper.state(), "optimizer": optimizer}
-        return model, state | ({"scores": self.scores} if self.scores else {})
+        state |= {"scores": self.scores} if self.scores else {}
+        if isinstance(self.optimizer, Averaging):
+            return self.averaged(), state | {MOVING: dict(model.state_dict())}
+        return model, state
 
     def _take_back(self) -> int:
         """Take parameters and optimizer state back to the last good checkpoint, or to the initialisation where there is

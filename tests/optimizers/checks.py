@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.optimizers import AbstractOptimizer, grouped, set_lr
+from stability.optimizers import AbstractOptimizer, TakingHessian, grouped, set_lr
 from tests.optimizers.oracles.by_tensor import rest
 
 LR = 1e-2
@@ -22,6 +22,8 @@ Part = type[AbstractOptimizer]
 Loop = Callable[[Settings, float, list[float], list[float]], float]
 # the same of a tensor
 TensorLoop = Callable[[Settings, np.ndarray, list[np.ndarray], list[float]], np.ndarray]
+# the same of all tensors of a model, each with its settings
+ModelLoop = Callable[[list[Settings], list[np.ndarray], list[list[np.ndarray]], list[float]], list[np.ndarray]]
 
 
 class Toy(nn.Module):
@@ -37,8 +39,13 @@ class Toy(nn.Module):
     own_decay = {"told": True, "spared": False}
 
 
-def built(part: Part, config: Any, model: nn.Module, lr: float = LR) -> torch.optim.Optimizer:
-    return part.build(config, grouped(part, config, model), lr)
+def rate_of(part: Part) -> float:
+    """Return the rate that an optimizer is checked at: of a multiplier the one that multiplies nothing."""
+    return part.lr_reference if part.is_multiplier else LR
+
+
+def built(part: Part, config: Any, model: nn.Module, lr: float | None = None) -> torch.optim.Optimizer:
+    return part.build(config, grouped(part, config, model), lr or rate_of(part))
 
 
 def gradients(model: nn.Module, step: int) -> list[Tensor]:
@@ -53,13 +60,28 @@ def steps(optimizer: torch.optim.Optimizer, model: nn.Module, first: int, last: 
     for step in range(first, last + 1):
         for value, gradient in zip(model.parameters(), gradients(model, step), strict=True):
             value.grad = scale * gradient
+        give_hessian(optimizer, model)
         optimizer.step()
 
 
-def after(part: Part, config: Any, num: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Return the toy's parameters after ``num`` steps."""
+def give_hessian(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Give an optimizer that asks for it a diagonal of the Hessian, made up from the gradients: of both signs, and of a
+    size at which steps are neither all clipped nor all not."""
+    if isinstance(optimizer, TakingHessian) and optimizer.hessian_is_due():
+        own = ((value, value.grad) for value in model.parameters() if value.grad is not None)
+        optimizer.take_hessian({value: 400 * (2 * gradient * gradient - 1) for value, gradient in own})
+
+
+def after(
+    part: Part, config: Any, num: int, dtype: torch.dtype = torch.float64, lr: float | None = None, scale: float = 1.0
+) -> list[Tensor]:
+    """Return the toy's parameters after ``num`` steps, at rates that change from step to step: ``lr`` (None: `rate_of`)
+    and twice and three times it."""
     model = Toy(dtype)
-    steps(built(part, config, model), model, 1, num)
+    optimizer = built(part, config, model)
+    for step in range(1, num + 1):
+        set_lr(optimizer, (lr or rate_of(part)) * (1 + step % 3))
+        steps(optimizer, model, step, step, scale)
     return [value.detach() for value in model.parameters()]
 
 
@@ -71,9 +93,9 @@ def check_one_step_moves_every_parameter(part: Part, config: Any) -> None:
         for before, value in zip(Toy().parameters(), after(part, still, 1), strict=True):
             is_still = value.ndim == 2 or not part.takes_matrices
             assert torch.equal(before, value) == is_still, "the first step moves something, or not the rest"
-    num = 2 if part.first_step_zero else 1
+    num, seen = 2 if part.first_step_zero else 1, rate_of(part) * (100 if part.is_multiplier else 1)  # by a float32
     for dtype in (torch.float32, torch.float64):
-        for before, moved in zip(Toy(dtype).parameters(), after(part, config, num, dtype), strict=True):
+        for before, moved in zip(Toy(dtype).parameters(), after(part, config, num, dtype, seen), strict=True):
             assert moved.dtype == dtype, f"{dtype} became {moved.dtype}"
             assert moved.isfinite().all(), "a step is not finite"
             assert (moved != before).all(), "an entry with a gradient stays where it was"
@@ -110,13 +132,13 @@ def check_linear_in_lr(part: Part, config: Any) -> None:
     for factor in (1.0, 2.0, 30.0, 300.0):
         model = Toy()
         optimizer = built(part, config, model)
-        steps(optimizer, model, 1, 5)
-        set_lr(optimizer, factor * LR)
+        steps(optimizer, model, 1, 20)
+        set_lr(optimizer, factor * rate_of(part))
         before = [value.detach().clone() for value in model.parameters()]
-        steps(optimizer, model, 6, 6)
+        steps(optimizer, model, 21, 21)
         displaced.append(
             torch.cat([(value - old).flatten() for value, old in zip(model.parameters(), before, strict=True)])
-            / (factor * LR)
+            / (factor * rate_of(part))
         )
     for other in displaced[1:]:
         error = float((other - displaced[0]).norm() / displaced[0].norm())
@@ -149,10 +171,15 @@ def check_decay_reaches_what_is_told(part: Part, config: Any) -> None:
     """Without any gradient weight decay alone moves parameters: those of which the module says so, and of the others
     those of which the optimizer does."""
     assert config.weight_decay > 0, "settings that decay are needed"
-    model = Toy()
+    model, undecayed = Toy(), Toy()
     optimizer = built(part, config, model)
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
-    steps(optimizer, model, 1, 1, scale=0.0)
+    # without a gradient a multiplier finds no rate: what it moves otherwise than without decay is told then
+    scale = 1.0 if part.is_multiplier else 0.0
+    steps(optimizer, model, 1, 1, scale)
+    if scale:
+        steps(built(part, config.model_copy(update={"weight_decay": 0.0}), undecayed), undecayed, 1, 1, scale)
+        before = {name: value.detach() for name, value in undecayed.named_parameters()}
     moved = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
     told = {name for name, value in model.named_parameters() if model.own_decay.get(name, part.decays(config, value))}
     assert moved == told, f"weight decay moves {sorted(moved)}, and is to move {sorted(told)}"
@@ -222,7 +249,35 @@ def check_follows_the_tensor_loop(part: Part, config: Any, loop: TensorLoop, wit
         assert error < within, f"θ differs by {error:.1e} of the way that it went"
 
 
+def check_follows_the_model_loop(part: Part, config: Any, loop: ModelLoop) -> None:
+    """Eight steps in float64, at rates that change and by gradients that agree with each other, are those of the formula
+    over all tensors together."""
+    model = Toy()
+    start = [value.detach().numpy().copy() for value in model.parameters()]
+    told = [model.own_decay.get(name, part.decays(config, value)) for name, value in model.named_parameters()]
+    configs = [config if each else config.model_copy(update={"weight_decay": 0.0}) for each in told]
+    rates = [rate_of(part) * (1 + step % 3) for step in range(1, 9)]
+    optimizer = built(part, config, model)
+    drawn = [
+        [steady + noise / 4 for steady, noise in zip(gradients(model, 0), gradients(model, step), strict=True)]
+        for step in range(1, 9)
+    ]
+    for rate, each in zip(rates, drawn, strict=True):
+        set_lr(optimizer, rate)
+        for value, gradient in zip(model.parameters(), each, strict=True):
+            value.grad = gradient.clone()
+        optimizer.step()
+    expected = loop(configs, start, [[gradient.numpy() for gradient in each] for each in drawn], rates)
+    for value, reached, first in zip(model.parameters(), expected, start, strict=True):
+        error = float(abs(value.detach().numpy() - reached).max() / abs(reached - first).max())
+        assert error < 1e-6, f"θ differs by {error:.1e} of the way that it went"
+
+
 def check_setting_changes_the_step(part: Part, base: Any, name: str, value: Any) -> None:
-    """Eight steps are others with another value of a setting."""
+    """Twelve steps at rates that change are others, by gradients of the usual size or by tiny ones."""
     changed = base.model_copy(update={name: value})
-    assert not all(map(torch.equal, after(part, base, 8), after(part, changed, 8))), f"{name}={value} changes nothing"
+    is_same = (
+        all(map(torch.equal, *(after(part, config, 12, scale=scale) for config in (base, changed))))
+        for scale in (1.0, 1e-11)
+    )
+    assert not all(is_same), f"{name}={value} changes nothing"

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from stability.config.parts import settings_of
+from stability.optimizers import Averaging, FindingRate, TakingHessian
 from stability.registry import Registry
 from tests.optimizers import checks, faults
-from tests.optimizers.oracles import LOOPS, TENSOR_LOOPS, by_tensor_a
+from tests.optimizers.oracles import LOOPS, MODEL_LOOPS, TENSOR_LOOPS, by_tensor_a
 from tests.optimizers.oracles.by_entry import sgd
 from tests.optimizers.values import NEEDED, other, others
 
@@ -76,7 +77,7 @@ def test_slices_of_a_tensor_take_the_steps_of_the_whole(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_steps_are_those_of_the_formula(name):
-    if name not in {**LOOPS, **TENSOR_LOOPS}:
+    if name not in {**LOOPS, **TENSOR_LOOPS, **MODEL_LOOPS}:
         pytest.skip(
             f"{name}: its steps are compared with no formula; add its loop to LOOPS in tests/optimizers/oracles"
         )
@@ -86,6 +87,16 @@ def test_steps_are_those_of_the_formula(name):
         if name in TENSOR_LOOPS:
             within = 1e-12 if name in by_tensor_a.LOOPS else 1e-6
             checks.check_follows_the_tensor_loop(REGISTRY.load(name), config, TENSOR_LOOPS[name], within)
+        if name in MODEL_LOOPS:
+            checks.check_follows_the_model_loop(REGISTRY.load(name), config, MODEL_LOOPS[name])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_said_of_an_optimizer_is_what_it_has(name):
+    part = REGISTRY.load(name)
+    made = checks.built(part, part.Config(), checks.Toy())
+    found = [isinstance(made, kind) for kind in (Averaging, TakingHessian, FindingRate)]
+    assert found == [part.averages, part.takes_hessian, part.is_multiplier]
 
 
 @pytest.mark.parametrize(("name", "field"), SETTINGS)

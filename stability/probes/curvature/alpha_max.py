@@ -7,13 +7,16 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from stability.build import resolve_device
 from stability.config.curvature import CurvatureSpec
+from stability.optimizers import AbstractOptimizer
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature import spectra
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.probes.curvature.protocol import StoredSteps
+from stability.registry import Registry
 from stability.runs.directory import RunDirectory, read_jsonl, step_of, write_atomically
 from stability.runs.phases import file_of, phases, wanted
 from stability.runs.schema import SPECTRA
@@ -117,7 +120,7 @@ def _measure_steps(
 ) -> Iterator[None]:
     """Measure a checkpoint in each optimizer state that it defines, and write the rows; yields after every step."""
     observe = spectra.critical_column(curvature.spectra) if "critical_lr" in curvature.measure else None
-    rows, undefined = [], []
+    rows, undefined, terms = [], [], {} if loaded is None else step_terms(loaded.spec.optimizer.name)
     for state in () if loaded is None else curvature.state:
         assert loaded is not None
         probe = Probe(loaded, curvature, resolve_device(device), observe)
@@ -129,4 +132,13 @@ def _measure_steps(
             if row is not None:
                 rows.append({**where, **row})
             yield
-    StoredSteps(directory.curvature_file(phase), curvature).write(rows, undefined=undefined)
+    StoredSteps(directory.curvature_file(phase), curvature).write(rows, undefined=undefined, optimizer=terms)
+
+
+def step_terms(name: str) -> dict[str, Any]:
+    """Return what whoever reads an optimizer's α_max must know of its step, by the names of `AbstractOptimizer`, with
+    its name; {} where the step is the rate times what gradient and state make of it, and nothing is held."""
+    part = Registry("optimizers").load(name)
+    told = {key: getattr(part, key) for key in ("linear_in_lr", "is_multiplier", "first_step_zero", "frozen")}
+    unusual = {key: value for key, value in told.items() if value != getattr(AbstractOptimizer, key)}
+    return {"name": name, **unusual} if unusual else {}

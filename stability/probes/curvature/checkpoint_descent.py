@@ -24,6 +24,7 @@ from stability.models.precision import computing_in
 from stability.objectives import Examples
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.descent import Descent, LossSum, Step
+from stability.training.checkpoint import MOVING
 from stability.training.draws import dropping, drops, training_examples
 from stability.training.machine import prepare_torch
 from stability.training.schedule import lr_factor
@@ -43,7 +44,10 @@ class Probe:
         spec, self._trainer = loaded.spec, loaded.trainer
         self._precision: Precision = spec.precision if curvature.precision == "run" else "float32"
         prepare_torch(spec.threads, device, self._precision)
-        self.model: Backbone = copy.deepcopy(loaded.model).to(device)
+        self.model: Backbone = copy.deepcopy(loaded.model)
+        if MOVING in self._trainer:  # the step is taken from what training moves, not from its average
+            self.model.load_state_dict(self._trainer[MOVING])
+        self.model.to(device)
         self.objective = build_objective(spec, loaded.corpus.format)
         self.optimizer = build_optimizer(spec, self.model)
         params: dict[str, Tensor] = dict(self.model.named_parameters())

@@ -25,7 +25,7 @@ from stability.curvature import (
     step_without_decay,
 )
 from stability.objectives import Examples
-from stability.optimizers import set_lr
+from stability.optimizers import FindingRate, set_lr
 
 Tensors = dict[str, Tensor]
 LossSum = Callable[[Mapping[str, Tensor], Examples], tuple[Tensor, Tensor]]
@@ -152,6 +152,7 @@ class Descent:
             if not _is_finite(stepped_by):
                 return {"note": "the gradient is not finite where something is dropped"}
             self._set_gradient(stepped_by)
+        found = {"rate_found": self.optimizer.rate_found()} if isinstance(self.optimizer, FindingRate) else {}
         direction = self._step()
         if not any(tensor.any() for tensor in direction.values()):
             return {
@@ -161,7 +162,7 @@ class Descent:
                 "loss_after": self._loss_here(loss, batches),
             }
         along = held.along(direction)
-        losses = {"loss_before": along.loss, "loss_after": self._loss_here(loss, batches)}
+        losses = {"loss_before": along.loss, "loss_after": self._loss_here(loss, batches), **found}
         if along.slope == along.curvature == 0:
             return {"method": NOT_DEFINED, "note": NO_CHANGE, **losses}
         step = Step(loss, batches, held.params, direction, along)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from stability.config.base import checked
 from stability.config.curvature import CurvatureSpec, SpectraSpec
 from stability.probes.stored import Stored
 from stability.runs.parquet import holds_columns, read_metadata, write_parquet
-from stability.runs.schema import CURVATURE_COLUMNS, PROTOCOL
-from stability.runs.steps import UNDEFINED
+from stability.runs.schema import CURVATURE_COLUMNS, PROTOCOL, own_columns
+from stability.runs.steps import OPTIMIZER, UNDEFINED
 
 PARITY = "parity_steps"
 BEFORE = {"gradient": "true"}  # where a default is not what was done before there was the field
@@ -89,12 +89,15 @@ class StoredSteps(Stored):
         rows: Sequence[dict[str, Any]],
         columns: Sequence[str] = CURVATURE_COLUMNS,
         undefined: Sequence[str] = (),
+        optimizer: Mapping[str, Any] | None = None,
     ) -> None:
         """Replace the file; rows of other optimizer states that it holds under the same protocol stay. ``undefined``:
-        states in which there is no α_max."""
+        states in which there is no α_max. ``optimizer``: what is to be known of its step (`steps.OPTIMIZER`), if
+        anything."""
         curvature = self.curvature
         others = [state for state in self.states() if state not in curvature.state]
-        table = pd.DataFrame(rows, columns=list(columns))
+        columns = [*columns, *own_columns("curvature", [name for row in rows for name in row])]
+        table = pd.DataFrame(rows, columns=columns)
         if others:
             kept = pd.read_parquet(self.path).query("state in @others").reindex(columns=list(columns))
             # a file may be older than the column
@@ -103,7 +106,9 @@ class StoredSteps(Stored):
             told = json.loads(read_metadata(self.path).get(UNDEFINED, "[]"))
             undefined = [*undefined, *(state for state in told if state in others)]
         whole = StoredSteps(self.path, curvature.model_copy(update={"state": (*others, *curvature.state)}))
-        write_parquet(table, self.path, {PROTOCOL: whole.protocol, UNDEFINED: json.dumps(list(undefined))})
+        known = {PROTOCOL: whole.protocol, UNDEFINED: json.dumps(list(undefined))}
+        known |= {OPTIMIZER: json.dumps(dict(optimizer), sort_keys=True)} if optimizer else {}
+        write_parquet(table, self.path, known)
 
 
 def _alone(curvature: CurvatureSpec, state: str) -> CurvatureSpec:

@@ -8,3 +8,5 @@ from tests.optimizers.oracles import by_entry, by_tensor, by_tensor_a, special
 LOOPS = by_entry.LOOPS | special.LOOPS
 # of a tensor, in float64
 TENSOR_LOOPS = by_tensor.LOOPS | by_tensor_a.LOOPS | special.TENSOR_LOOPS
+# of all tensors of a model together, in float64
+MODEL_LOOPS = special.MODEL_LOOPS

@@ -1,0 +1,44 @@
+"""Say what α_max means for optimizers whose step is not their rate times a direction, or holds something that training
+renews. Files of recorded steps say which these are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from analysis.study.load import Study
+
+OPTIMIZER = "optimizer"  # of a protocol: the flags of `stability.optimizers.AbstractOptimizer` that are not the usual
+
+
+def step_terms(study: Study) -> str:
+    """Say in a sentence for each optimizer of a study, with a space before it, what is to be known of its α_max; ""
+    where that is a learning rate like any other."""
+    return "".join(f" {sentence}" for sentence in explained(study.curvature["protocol"]))
+
+
+def explained(protocols: Iterable[str]) -> list[str]:
+    """Return these sentences from the protocols of recorded steps, optimizers by name."""
+    known = (json.loads(text).get(OPTIMIZER, {}) for text in set(protocols) if text)
+    found = {terms["name"]: terms for terms in known if terms}
+    return [sentence for name in sorted(found) for sentence in _sentences(name, found[name])]
+
+
+def _sentences(name: str, terms: Mapping[str, Any]) -> list[str]:
+    found = []
+    if terms.get("is_multiplier"):
+        found.append(
+            f"The LR of {name} multiplies a rate that it finds by itself, and so does its α_max; α_max over the LR is "
+            "a multiplier of the step that was taken."
+        )
+    elif not terms.get("linear_in_lr", True):
+        found.append(
+            f"The step of {name} is not proportional to its LR: its α_max holds at the run's own LR only, where α_max "
+            "over the LR is a multiplier of the step that was taken."
+        )
+    if terms.get("frozen"):
+        found.append(f"α_max of {name} holds {terms['frozen']} where the checkpoint has it.")
+    if terms.get("first_step_zero"):
+        found.append(f"The first step of {name} moves nothing: its α_max is not defined.")
+    return found
