@@ -117,6 +117,7 @@ def check_zeros_do_no_harm(part: Part, config: Any) -> None:
         for value, gradient in zip(model.parameters(), gradients(model, step), strict=True):
             value.grad = gradient
             value.grad[:num_rows] = 0
+        give_hessian(optimizer, model)
         optimizer.step()
         assert all(value.isfinite().all() for value in model.parameters()), "a step without gradient is not finite"
 
