@@ -8,9 +8,29 @@ from typing import Any
 from torch import nn, optim
 
 from stability.optimizers._base import AbstractOptimizer
-from stability.optimizers._groups import check_roles, grouped, optimizer_of, parameter_groups, require_matrices, roles, set_lr
+from stability.optimizers._groups import (
+    check_roles,
+    grouped,
+    optimizer_of,
+    parameter_groups,
+    require_matrices,
+    roles,
+    set_lr,
+)
+from stability.optimizers._state import state_bytes
 
-__all__ = ["AbstractOptimizer", "build", "check_roles", "grouped", "optimizer_of", "parameter_groups", "require_matrices", "roles", "set_lr"]
+__all__ = [
+    "AbstractOptimizer",
+    "build",
+    "check_roles",
+    "grouped",
+    "optimizer_of",
+    "parameter_groups",
+    "require_matrices",
+    "roles",
+    "set_lr",
+    "state_bytes",
+]
 
 
 def build(name: str, of: nn.Module | Iterable[tuple[str, nn.Parameter]], *, lr: float, **settings: Any):
