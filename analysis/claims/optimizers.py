@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.numbers.comparison import TIE_DECADES, decide
-from analysis.numbers.optimizers import Bounds, Numbers, groups, numbers_of, plain_of
+from analysis.numbers.optimizers import Bounds, Numbers, groups, numbers_of, others_of, plain_of
 from analysis.study.load import Study
-from analysis.words import listed, lr_text, plural
+from analysis.words import listed, plural
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def reading(study: Study) -> list[str]:
     """Return the sentences on each group of optimizers; [] where the study does not compare any."""
     found = groups(study)
     return [
-        (f"{group[0].split(' ')[0]}: " if len(found) > 1 else "") + text
+        (f"{others_of(study, group)}: " if len(found) > 1 else "") + text
         for group in found
         for text in _of_group(numbers_of(study, group))
     ]
@@ -85,7 +85,7 @@ def _divergences(numbers: list[Numbers]) -> str:
     some = sorted((each for each in numbers if each.num_diverged), key=lambda each: -each.num_diverged)
     told = [
         f"{each.name} {each.num_diverged} of {each.num_runs} ("
-        + ", ".join(f"{count}/{of} at {lr_text(rate)}" for rate, (count, of) in each.diverged.items() if count)
+        + ", ".join(f"{count}/{of} at {rate:.3g}" for rate, (count, of) in each.diverged.items() if count)
         + ")"
         for each in some
     ]

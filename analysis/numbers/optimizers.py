@@ -79,6 +79,12 @@ def groups(study: Study) -> list[tuple[str, ...]]:
     return [tuple(name for name in study.series if name in own) for own in found]
 
 
+def others_of(study: Study, group: tuple[str, ...]) -> str:
+    """Name what the series of a group have in common: a series' name without the optimizer's."""
+    runs = study.of(group[0])
+    return " ".join(word for word in group[0].split(" ") if word != runs["optimizer"].iloc[0])
+
+
 def plain_of(numbers: Mapping[str, Numbers]) -> Numbers:
     """Return what the others of a group are compared with: AdamW, or the first where it is not among them."""
     return next((each for each in numbers.values() if each.name == PLAIN), next(iter(numbers.values())))

@@ -9,35 +9,52 @@ from collections.abc import Sequence
 from analysis.claims.optimizers import reading, step_ratio
 from analysis.drawing.tables import guarded_note, source
 from analysis.drawing.typeset import Cell, Table, boxed, heading
-from analysis.numbers.optimizers import Bounds, Numbers, compares_optimizers, groups, numbers_of, plain_of
+from analysis.numbers.optimizers import (
+    Bounds,
+    Numbers,
+    compares_optimizers,
+    groups,
+    numbers_of,
+    others_of,
+    plain_of,
+)
 from analysis.numbers.spread import INTERVAL_RULES, POSITIVE, Spread
-from analysis.sections.optimizer_figures import NAME, optimizer_figure, optimizer_figure_caption
+from analysis.sections.optimizer_figures import (
+    APART,
+    APART_CAPTION,
+    NAME,
+    apart_figure,
+    optimizer_figure,
+    optimizer_figure_caption,
+)
 from analysis.sections.section import Drawn, Figures, Section, numbered, pictures, sourced, typst
 from analysis.study import multiples, wording
 from analysis.study.load import Study
-from analysis.words import lr_text, power
+from analysis.words import power
 
 TITLE = "Optimizers, each at rates of its own"
 
 
 def optimizer_tables(study: Study) -> list[Table]:
     """Return two tables for each group of series that differ in their optimizer alone."""
-    found = []
-    for group in groups(study):
+    found, all_groups = [], groups(study)
+    for group in all_groups:
         numbers = list(numbers_of(study, group).values())
-        found += [_windows_table(study, numbers), _steps_table(study, numbers)]
+        of = f" ({others_of(study, group)})" if len(all_groups) > 1 else ""
+        found += [_windows_table(study, numbers, of), _steps_table(study, numbers, of)]
     return found
 
 
-def _windows_table(study: Study, numbers: list[Numbers]) -> Table:
-    """Return the table of best rates, and of what lies between them and the edges of stability."""
+def _windows_table(study: Study, numbers: list[Numbers], of: str) -> Table:
+    """Return the table of best rates, and of what lies between them and the edges of stability. ``of``: ends the title
+    with what the optimizers have in common, where the study has several such groups."""
     lowest = min((each.nll.median for each in numbers if each.nll.n), default=math.nan)
     rows = tuple(_window_row(each, lowest) for each in numbers)
     told = multiples.references(study.study)
     unit = "its reference rate" if told else "1"
     caption = (
-        f"Best: the learning rate of the lowest median {wording.unit(study)}, over {unit}; all that follows is at that "
-        "rate, or starts from it, so that no rate of one optimizer is held against another's. NLL: median over seeds. "
+        f"Best: the learning rate of the lowest median NLL ({wording.unit(study)}), over {unit}; all that follows is "
+        "at that rate, or starts from it: no rate of one optimizer is held against another's. NLL: median over seeds. "
         f"{INTERVAL_RULES['real']}. Decades to stable: from the best rate to the largest at which every seed ended "
         "stable, and to the next one tried, at which not all did (≥: there was none above). Decades to 5 %: from it to "
         "where the median NLL leaves 5 % of the best, as the stable windows have it. α_max / α: each run's median over "
@@ -47,7 +64,7 @@ def _windows_table(study: Study, numbers: list[Numbers]) -> Table:
     )
     header = ("optimizer", "diverged", "best", "NLL", "to stable", "to 5 %", "α_max / α", "sensitivity")
     groups_ = (("", 4), ("decades from the best rate", 2), ("", 2))
-    return Table("Optimizers: how far each one's learning rate can be pushed", caption, header, rows, groups_)
+    return Table(f"Optimizers: how far each one's learning rate can be pushed{of}", caption, header, rows, groups_)
 
 
 def _window_row(each: Numbers, lowest: float) -> tuple[Cell, ...]:
@@ -56,9 +73,9 @@ def _window_row(each: Numbers, lowest: float) -> tuple[Cell, ...]:
     lost = [f"diverged {at_best[0]}/{at_best[1]}"] if at_best[0] else []
     nll = "\n".join([each.nll.detail(), *lost])
     return (
-        Cell(each.series),
+        Cell(each.name),
         Cell(f"{each.num_diverged}/{each.num_runs}"),
-        Cell(lr_text(float(f"{each.best:.3g}")) if math.isfinite(each.best) else "--"),
+        Cell(f"{each.best:.3g}" if math.isfinite(each.best) else "--"),
         Cell(f"{each.nll.median:.3f}", nll, each.nll.median == lowest) if each.nll.n else Cell("none finite"),
         Cell(bounds_text(each.to_stable)),
         Cell(bounds_text(each.to_near)),
@@ -81,12 +98,12 @@ def _spread_cell(spread: Spread) -> Cell:
     return Cell(power(spread.median), spread.detail(power)) if spread.n else Cell("--")
 
 
-def _steps_table(study: Study, numbers: list[Numbers]) -> Table:
+def _steps_table(study: Study, numbers: list[Numbers], of: str) -> Table:
     """Return the table of what a step is, in units that translate, and of what it takes."""
     plain = plain_of({each.series: each for each in numbers})
     rows = tuple(
         (
-            Cell(each.series),
+            Cell(each.name),
             _spread_cell(each.rms_u),
             _spread_cell(each.rms_step),
             Cell(f"{each.state_bytes:.2f}" if math.isfinite(each.state_bytes) else "--"),
@@ -103,7 +120,7 @@ def _steps_table(study: Study, numbers: list[Numbers]) -> Table:
         f"the machine did at the time is in it. {source(study)}"
     )
     header = ("optimizer", "RMS(u)", "RMS(αu)", "state (bytes)", "time of a step")
-    return Table("Optimizers: what a step is, and costs", caption, header, rows)
+    return Table(f"Optimizers: what a step is, and costs{of}", caption, header, rows)
 
 
 def _time_cell(each: Numbers, plain: Numbers) -> Cell:
@@ -117,13 +134,16 @@ def _time_cell(each: Numbers, plain: Numbers) -> Cell:
 
 
 def figures(study: Study) -> Figures:
-    """Draw a figure for each group that has more than one rate."""
-    drawn = [
-        sourced(study, figure, optimizer_figure_caption(study))
-        for group in groups(study)
-        if (figure := optimizer_figure(study, group)) is not None
-    ]
-    return {numbered(NAME, index): each for index, each in enumerate(drawn)}
+    """Draw for each group that has more than one rate a figure of all its optimizers and, where they are many, one of
+    each beside the one that all are compared with."""
+    drawn = {}
+    for index, group in enumerate(groups(study)):
+        if (together := optimizer_figure(study, group)) is not None:
+            drawn[numbered(NAME, index)] = sourced(study, together, optimizer_figure_caption(study))
+        if (apart := apart_figure(study, group)) is not None:
+            plain = plain_of(numbers_of(study, group)).name
+            drawn[numbered(APART, index)] = sourced(study, apart, APART_CAPTION.format(plain=plain))
+    return drawn
 
 
 def tables(study: Study, phases: Sequence[str]) -> Sequence[Table | str]:

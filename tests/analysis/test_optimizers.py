@@ -14,6 +14,7 @@ from analysis.claims.optimizers import QUANTITIES, difference, reading
 from analysis.drawing.style import RC
 from analysis.numbers.optimizers import groups, numbers_of
 from analysis.report import build, summary, write_figures
+from analysis.sections import optimizer_figures
 from analysis.sections.optimizers import bounds_text, optimizer_tables
 from analysis.study import multiples
 from analysis.study.load import load
@@ -121,8 +122,8 @@ def test_numbers_are_those_worked_out_by_hand(scaled):
 def test_the_reading_counts_divergences_first_and_tells_apart_what_differs_beyond_the_intervals(scaled):
     texts = reading(scaled)
     assert texts[0] == (
-        "Of 30 runs, 9 diverged, rates being multiples of the reference: sgd 6 of 15 (3/3 at 3.16e0, 3/3 at 1e1); "
-        "adamw 3 of 15 (3/3 at 1e1)."
+        "Of 30 runs, 9 diverged, rates being multiples of the reference: sgd 6 of 15 (3/3 at 3.16, 3/3 at 10); "
+        "adamw 3 of 15 (3/3 at 10)."
     )
     whole = " ".join(texts)
     assert "Lowest NLL at the best rate: adamw, 2.810" in whole
@@ -161,7 +162,7 @@ def test_an_optimizer_that_diverged_everywhere_has_no_best_rate_and_is_counted(t
     assert "sgd 15 of 15" in texts[0] and "Without any: sgd." in texts[1]
     assert any("higher of sgd" in text for text in texts if text.startswith("NLL at the best"))
     windows, steps = optimizer_tables(study)
-    row = next(row for row in windows.rows if row[0].text == "sa sgd")
+    row = next(row for row in windows.rows if row[0].text == "sgd")
     assert [cell.text for cell in row[1:7]] == ["15/15", "--", "none finite", "none", "none", "--"]
     with matplotlib.rc_context(RC):
         assert write_figures(tmp_path / "studies" / "scaled", tmp_path / "figures")
@@ -170,7 +171,7 @@ def test_an_optimizer_that_diverged_everywhere_has_no_best_rate_and_is_counted(t
 def test_tables_name_no_rate_of_one_optimizer_beside_another_s(scaled):
     windows, steps = optimizer_tables(scaled)
     assert windows.header[2:] == ("best", "NLL", "to stable", "to 5 %", "α_max / α", "sensitivity")
-    assert [row[2].text for row in windows.rows] == ["1e0", "1e0"]
+    assert [row[2].text for row in windows.rows] == ["1", "1"]
     assert [row[4].text for row in windows.rows] == ["0.50–1.00", "0.00–0.50"]
     assert [row[3].bold for row in windows.rows] == [True, False]
     assert [row[3].text for row in steps.rows] == ["8.00", "4.00"]
@@ -199,6 +200,21 @@ def test_the_section_stands_in_the_report_and_in_what_a_sweep_prints(tmp_path):
     assert "Reference rates adamw 1e-3, sgd 3e-4; LR and" in pdf
     assert "Optimizers: what a step is, and costs" in summary(folder)
     assert "optimizers.svg" in [path.name for path in write_figures(folder, tmp_path / "figures")]
+
+
+def test_many_optimizers_have_a_panel_each_beside_the_one_that_all_are_compared_with(tmp_path, monkeypatch):
+    study = load(write_scaled(tmp_path))
+    (group,) = groups(study)
+    assert optimizer_figures.apart_figure(study, group) is None, "two curves can be told apart in one panel"
+    monkeypatch.setattr(optimizer_figures, "MOST_TOGETHER", 1)
+    with matplotlib.rc_context(RC):
+        figure = optimizer_figures.apart_figure(study, group)
+    adamw, sgd = figure.axes
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["adamw", "sgd"]
+    assert [text.get_text() for text in sgd.texts] == ["3/3", "3/3"] and len(adamw.texts) == 1, "diverged, of all"
+    beside = sgd.lines[0].get_ydata()
+    assert beside[:4] == pytest.approx([3.11, 2.91, 2.81, 2.91]) and math.isnan(beside[4]), "adamw's medians"
+    assert sgd.lines[1].get_ydata()[:3] == pytest.approx([3.16, 3.11, 3.01])
 
 
 def test_a_study_of_one_optimizer_has_no_such_section(tmp_path):
