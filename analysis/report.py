@@ -67,6 +67,7 @@ def write_figures(study_dir: Path | str, folder: Path | str, suffix: str = "svg"
 def _subtitle(study: Study) -> str:
     lrs = sorted(set(study.runs["lr"]))
     span = lr_text(lrs[0]) if len(lrs) == 1 else f"{lr_text(lrs[0])} to {lr_text(lrs[-1])}"
+    span += " times each optimizer's own" if study.is_in_multiples else ""
     counts = f"{plural(study.runs['seed'].nunique(), 'seed')} · {plural(len(study.runs), 'run')}"
     return f"{listed(study.series)} · {plural(len(lrs), 'learning rate')}, {span} · {counts}"
 

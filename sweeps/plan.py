@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from stability.config.sweep import SweepSpec
 from stability.corpora.base import AbstractCorpus
+from stability.registry import Registry
 from stability.runs.directory import step_of
 from sweeps.costs import OPERATIONS, REFERENCE_SPEED, Cost, Timing, measure_costs, timed_as
 from sweeps.search.rounds import Search
@@ -46,7 +47,6 @@ def describe(
     the runs of the plan in their order, what is finished of them is left out of what it costs; None where ``corpus``
     only stands for data that was not read. ``search``: what chooses further runs once these have ended."""
     points, costs = spec.points(corpus.fingerprint), measure_costs(spec, corpus)
-    rates = sorted({run.lr_peak for _, run in points})
     left = [left_of(trial, spec.retry) for trial in trials] if trials is not None else [Left(1.0, True)] * len(points)
     kinds = [timed_as(run, variant) for variant, run in points]
     numbers, missing = (
@@ -57,7 +57,7 @@ def describe(
     lines = [
         f"study {spec.name}: "
         f"{runs(len(points))}{'' if trials is None else f' ({len(points) - missing.total()} of them finished)'}, "
-        f"{_rates_text(rates)}, {spec.seeds} seed{'s' if spec.seeds > 1 else ''}",
+        f"{_rates_text(spec)}, {spec.seeds} seed{'s' if spec.seeds > 1 else ''}",
         _data_line(spec, corpus, trials is not None),
         f"{'kind of run':{wide}}{'runs':>6}{'left':>6}{'parameters':>13}{f'mixing/{_unit(spec, 1)}':>14}"
         f"{'step':>10}{'run':>10}{'memory':>10}",
@@ -84,12 +84,19 @@ def describe(
     return "\n".join(lines)
 
 
-def _rates_text(rates: Sequence[float]) -> str:
-    return (
+def _rates_text(spec: SweepSpec) -> str:
+    """Name the learning rates that all kinds of run have, or of which optimizer's reference rate they are multiples."""
+    own = spec.lr.scaled
+    rates = list(spec.lr.rates()) if own else sorted({lr for each in spec.rates() for lr in each})
+    text = (
         f"{len(rates)} learning rates from {rates[0]:g} to {rates[-1]:g}"
         if len(rates) > 1
         else f"learning rate {rates[0]:g}"
     )
+    if not own:
+        return text
+    references = {item.name: Registry("optimizers").load(item.name).lr_reference for item in spec.optimizer}
+    return f"{text} times each optimizer's own ({', '.join(f'{name} {lr:g}' for name, lr in references.items())})"
 
 
 def _data_line(spec: SweepSpec, corpus: AbstractCorpus, is_read: bool) -> str:
@@ -102,8 +109,6 @@ def _data_line(spec: SweepSpec, corpus: AbstractCorpus, is_read: bool) -> str:
 
 def _unit(spec: SweepSpec, number: int = 2) -> str:
     """Return what a model's positions are called: tokens, or an objective's own word."""
-    from stability.registry import Registry
-
     one, many = Registry("objectives").load(spec.objective.name).words.position
     return one if number == 1 else many
 

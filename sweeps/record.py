@@ -75,9 +75,19 @@ def _origin(spec: SweepSpec, corpus: AbstractCorpus) -> dict[str, Any]:
         "launcher": spec.launcher,
         "command": origin["command"],
         "spec": spec.model_dump(mode="json"),
+        **_references(spec),
         "words": asdict(words_of(spec)),
         "provenance": {**origin, "started_at": started_at, **data},
     }
+
+
+def _references(spec: SweepSpec) -> dict[str, Any]:
+    """Return ``lr_references``, each optimizer's reference rate by its name, and with lr=scaled the multiples of it
+    that are swept (``lr_multiples``), for a report that compares optimizers; {} where there is one optimizer."""
+    if len(spec.optimizer) == 1:
+        return {}
+    found = {item.name: Registry("optimizers").load(item.name).lr_reference for item in spec.optimizer}
+    return {"lr_references": found} | ({"lr_multiples": list(spec.lr.rates())} if spec.lr.scaled else {})
 
 
 def words_of(spec: SweepSpec) -> Words:

@@ -26,6 +26,7 @@ from analysis.claims.streams import mixing_claims
 from analysis.claims.words import weight
 from analysis.drawing.tables import width_text
 from analysis.numbers.comparison import Comparison, compare_windows, decide, diverged_everywhere
+from analysis.numbers.optimizers import compares_optimizers
 from analysis.numbers.windows import SeriesWindows
 from analysis.study.load import FINISHED, Frame, Study
 from analysis.words import listed, plural
@@ -49,6 +50,11 @@ STATEMENTS = {
 
 def another_question(study: Study) -> bool:
     """Return whether a study without consensus runs compares something else."""
+    return compares_schemes(study) or ("sc" not in set(study.runs["mechanism"]) and compares_optimizers(study))
+
+
+def compares_schemes(study: Study) -> bool:
+    """Return whether a study without consensus runs compares residual schemes, or mechanisms with their rivals."""
     return "sc" not in set(study.runs["mechanism"]) and (compares_residuals(study) or compares_mechanisms(study))
 
 
@@ -64,7 +70,8 @@ def scale_of_the_papers(study: Study) -> str:
         if compares_residuals(study)
         else []
     )
-    return "; ".join(papers + (["AttentionX's are a ViT-small and GPT-2"] if compares_mechanisms(study) else []))
+    papers += ["AttentionX's are a ViT-small and GPT-2"] if compares_mechanisms(study) else []
+    return "; ".join(papers) or "which optimizer is ahead after so few steps says little of other sizes and lengths"
 
 
 def claims(study: Study, found: Mapping[str, SeriesWindows], shortfalls: Mapping[str, str]) -> list[Claim]:

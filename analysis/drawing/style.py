@@ -115,7 +115,7 @@ def looks(study: Study) -> dict[str, Look]:
     if len(by_mechanism) == 1 < len(settings) and not study.runs["variant"].any():
         palette = [*FIXED.values(), *OTHERS]
         return {
-            name: Look(*palette[place % len(palette)], DASHES[place % len(DASHES)])
+            name: Look(*palette[place % len(palette)], DASHES[(place + place // len(palette)) % len(DASHES)])
             for place, name in enumerate(study.series)
         }
     pairs = study.runs[["series", "mechanism", "setting"]].drop_duplicates().itertuples(index=False)

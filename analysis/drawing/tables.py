@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from analysis.numbers.windows import Window
-from analysis.study import wording
+from analysis.study import multiples, wording
 from analysis.study.load import FINISHED, PENDING, Frame, Study
 from analysis.words import plural
 
@@ -29,6 +29,7 @@ def source(study: Study) -> str:
         "Data fingerprint "
         f"{study.fingerprint}{f' ({named})' if named else ''}.{f' Objective: {objective}.' if objective else ''}"
     )
+    text += f" {multiples.TOLD}" if study.is_in_multiples else ""
     weights = wording.weights(study)
     return f"{text} Every run {weights}." if weights else text
 

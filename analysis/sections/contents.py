@@ -18,6 +18,7 @@ from analysis.sections import (
     gradients,
     lineage,
     nll_figures,
+    optimizers,
     overview,
     qk,
     samples,
@@ -33,6 +34,7 @@ SECTIONS: tuple[Section, ...] = (
     claims.SECTION,
     search.SECTION,
     lineage.SECTION,
+    optimizers.SECTION,
     edge.SECTION,
     ablation_figure.SECTION,
     nll_figures.SECTION,
@@ -55,4 +57,4 @@ SECTIONS: tuple[Section, ...] = (
 )
 
 # What a sweep prints after the tables of the other sections: the end of a printout is what its reader sees.
-PRINTED_LAST: tuple[Section, ...] = (ablation_figure.SECTION, alpha.SECTION, claims.SECTION)
+PRINTED_LAST: tuple[Section, ...] = (ablation_figure.SECTION, alpha.SECTION, optimizers.SECTION, claims.SECTION)

@@ -15,6 +15,7 @@ from matplotlib.transforms import ScaledTranslation, blended_transform_factory
 from analysis.drawing.legends import mechanism_legend
 from analysis.drawing.style import MUTED, WIDTH_INCHES, Look, looks, lr_axis
 from analysis.drawing.typeset import Table, heading, paragraph
+from analysis.numbers.optimizers import compares_optimizers_alone
 from analysis.numbers.windows import TOLERANCE, VALIDATION, SeriesWindows, median_line, outcomes, windows
 from analysis.sections.ablation import tells_all
 from analysis.sections.edge import edge_tables
@@ -49,7 +50,7 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
     styles, found = looks(study), windows(study, column=column)
     figure = Figure(figsize=(WIDTH_INCHES, 2.5 + 0.15 * len(tables)), layout="constrained")
     ax, bars = figure.subplots(2, 1, sharex=True, height_ratios=(2.15, 0.2 + 0.15 * len(tables)))
-    _nll_limits(ax, tables, unigram := float(study.runs["unigram_nll"].median()) if column == VALIDATION else math.nan)
+    nll_limits(ax, tables, unigram := float(study.runs["unigram_nll"].median()) if column == VALIDATION else math.nan)
     for name, table in tables.items():
         _nll_line(ax, table, styles[name])
     if math.isfinite(unigram):
@@ -65,7 +66,7 @@ def nll_figure(study: Study, column: str = VALIDATION) -> Figure | None:
     return figure
 
 
-def _nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
+def nll_limits(ax: Axes, tables: dict[str, Frame], unigram: float) -> None:
     """Set the axis from the best run to the worst or, where one is far off, to twice the distance from the best to the
     token-frequency NLL; and that line."""
     finite = np.concatenate([table.to_numpy(dtype=float).ravel() for table in tables.values()])
@@ -215,7 +216,8 @@ def applies(study: Study) -> bool:
 
 
 def figures(study: Study) -> Figures:
-    drawn = ((NLL, nll_figure(study), NLL_CAPTION), (WINDOW, window_figure(study), WINDOW_CAPTION))
+    curves = None if compares_optimizers_alone(study) else nll_figure(study)  # their own section has them
+    drawn = ((NLL, curves, NLL_CAPTION), (WINDOW, window_figure(study), WINDOW_CAPTION))
     return {name: sourced(study, figure, caption) for name, figure, caption in drawn if figure is not None}
 
 
@@ -231,7 +233,9 @@ def _tables(study: Study) -> list[Table]:
 
 def body(study: Study, drawn: Drawn) -> str:
     missing = (
-        "A single learning rate makes neither a curve nor a window: the tables say what there is."
+        "The optimizers' own section draws the curves, over each one's reference rate."
+        if compares_optimizers_alone(study)
+        else "A single learning rate makes neither a curve nor a window: the tables say what there is."
         if study.runs["lr"].nunique() < 2
         else "No run ended with a finite validation NLL: there is neither a curve nor a stable window to draw."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.claims.rivals import another_question
+from analysis.claims.rivals import compares_schemes
 from analysis.drawing.tables import source
 from analysis.drawing.typeset import Cell, Table
 from analysis.numbers.side_by_side import FEWEST_TURNS, ratio
@@ -18,7 +18,7 @@ from analysis.words import plural
 def throughput_table(study: Study) -> Table | None:
     """Return a table with a row a series, the first one being what the others are measured against; None where the
     study compares no schemes with a plain one."""
-    if not another_question(study):
+    if not compares_schemes(study):
         return None
     return _side_by_side(study) if study.throughput else _as_trained(study)
 

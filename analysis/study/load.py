@@ -16,7 +16,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from stability.runs.schema import OPTIONAL, REQUIRED, SCHEMA_VERSION, TEXT, own_columns
+from analysis.study import multiples
+from stability.runs.schema import OPTIONAL, REQUIRED, SCHEMA_VERSION, TEXT, YOUNGER, own_columns
 
 if TYPE_CHECKING:
     # pandas annotates its results as unions of all that can come out: checked against those, every second line is a
@@ -45,9 +46,8 @@ class Study:
 
     `runs` carries three columns more than its file: `setting` (the other axes that vary in this study, "" where none
     does), `series` (mechanism, sa+ca with its cross mechanism, and setting: what one line of a figure shows) and `base`
-    (the series that a variant of an ablation belongs to; its own for the rest). ``tokenizer``: the folder of what its
-    structure tokenizer was measured to do, where it has one. ``throughput``: what `benchmarks.throughput` measured side
-    by side (``results/throughput.json``), {} where it did not.
+    (the series that a variant of an ablation belongs to; its own for the rest). ``tokenizer``: the folder with what its
+    structure tokenizer does. ``throughput``: what `benchmarks.throughput` measured side by side, {} where it did not.
     """
 
     name: str
@@ -77,6 +77,11 @@ class Study:
         """Whether every run has settings of its own (`search=optuna`), or is a part of one (`search=pbt`): tables of
         learning rate against mechanism mean nothing then."""
         return not self.searches.keys().isdisjoint({"search", "lineage"})
+
+    @property
+    def is_in_multiples(self) -> bool:
+        """Whether every LR and α_max is a multiple of its optimizer's reference rate (`multiples`)."""
+        return multiples.are_rates_of_their_own(self.study)
 
     @property
     def fingerprint(self) -> str:
@@ -118,16 +123,18 @@ def load(study_dir: Path | str) -> Study:
     study_dir = Path(study_dir)
     manifest = _manifest(study_dir)
     frames = {name: _frame(study_dir, name, manifest) for name in REQUIRED}
-    frames["runs"] = _with_series(frames["runs"].drop_duplicates("run_id").reset_index(drop=True))
+    frames["runs"] = frames["runs"].drop_duplicates("run_id").reset_index(drop=True)
     if frames["runs"].empty:
-        raise ValueError(
-            f"{study_dir}: results/runs.parquet lists no run; `{_sweep_command(study_dir, manifest)}` makes them"
-        )
+        command = _sweep_command(study_dir, manifest)
+        raise ValueError(f"{study_dir}: results/runs.parquet lists no run; `{command}` makes them")
     found = {path.stem for path in (study_dir / "results").glob("*.parquet") if path.is_file()}
     extra = {
         kind: {name: _frame(study_dir, name, manifest) for name in tables if name in found}
         for kind, tables in OPTIONAL.items()
     }  # fmt: skip
+    if multiples.are_rates_of_their_own(manifest):
+        frames, extra = multiples.of_tables(frames, extra, manifest)
+    frames["runs"] = _with_series(frames["runs"])
     return Study(
         name=str(manifest.get("name") or study_dir.name),
         study=manifest,
@@ -209,12 +216,13 @@ def _frame(study_dir: Path, name: str, manifest: dict[str, Any]) -> Frame:
             f"{path} has {found}, this analysis reads version {SCHEMA_VERSION}: `{command}` writes it again"
         )
     columns = [*COLUMNS[name], *own_columns(name, table.column_names)]
-    lacking = [column for column in columns if column not in table.column_names]
+    absent = [column for column in columns if column not in table.column_names]
+    lacking = [column for column in absent if column not in YOUNGER.get(name, ())]
     if lacking:
         raise ValueError(
             f"{path} lacks the column{'s' * (len(lacking) > 1)} {', '.join(lacking)}: `{command}` writes it again"
         )
-    return _typed(table.select(list(columns)).to_pandas())
+    return _typed(table.select([name for name in columns if name not in absent]).to_pandas().reindex(columns=columns))
 
 
 def _schema_version(metadata: dict[bytes, bytes]) -> int | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from analysis.study import multiples
 from analysis.study.load import Study
-from analysis.words import count_range, listed, plural
+from analysis.words import count_range, listed, lr_text, plural
 from stability.runs.recorded_words import recorded
 from stability.runs.words import Words
 
@@ -41,7 +42,16 @@ def facts(study: Study) -> list[tuple[str, str]]:
     """Return the rows of "What was run"."""
     rows = [("Objective", objective(study)), ("Model", _model(study)), ("Training", _training(study))]
     start = [("Initialisation", weights(study))] if weights(study) else []
-    return [(name, said or "not recorded") for name, said in rows] + start
+    own = [("Reference rates", reference_rates(study))] if reference_rates(study) else []
+    return [(name, said or "not recorded") for name, said in rows] + own + start
+
+
+def reference_rates(study: Study) -> str:
+    """Name each optimizer's reference rate, e.g. ``"adamw 1e-3, sgd 1e-1; LR and α_max are multiples of them"``; ""
+    where the study does not have them."""
+    known = multiples.references(study.study)
+    text = ", ".join(f"{name} {lr_text(lr)}" for name, lr in known.items())
+    return f"{text}; LR and α_max are multiples of them" if study.is_in_multiples else text
 
 
 def weights(study: Study) -> str:

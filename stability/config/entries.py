@@ -63,6 +63,10 @@ class HessianSpec(Settings):
         for key, example in (("data", "data=text data.path=FILE_OR_FOLDER"), ("lr", "lr=2e-5")):
             if self.hf is not None and getattr(self, key) is None:
                 raise ValueError(f"{key}: a value is missing; hf={self.hf} needs {example}")
+        if self.lr is not None and self.lr.scaled:
+            raise ValueError(
+                "lr.scaled=true is of a sweep's optimizers; name the rates themselves, e.g. lr=[1e-5,1e-4]"
+            )
         if self.lr is not None and self.lr.edge is not None:
             raise ValueError(
                 "lr=edge belongs to a sweep, which trains; name the rates that are asked about, e.g. lr=[1e-5,1e-4]"

@@ -81,6 +81,16 @@ def settings_of(family: str, name: str, settings: dict[str, Any], *, path: str |
         raise ValueError(explain(error, config, key)) from None
 
 
+def require_schedule(optimizer: Part, schedule: str) -> None:
+    """Raise a ``ValueError`` of one line where an optimizer makes no sense under a schedule, naming those that fit."""
+    fitting = Registry("optimizers").load(optimizer.name).schedules
+    if fitting is not None and schedule not in fitting:
+        raise ValueError(
+            f"schedule={schedule} does not fit optimizer={optimizer.name}, which takes "
+            f"schedule={' or '.join(fitting)}; choose that, or leave {optimizer.name} out"
+        )
+
+
 def require_trainable(key: str, item: Part) -> None:
     """Raise a ``ValueError`` of one line where a mechanism, or one that its settings name, is not to be trained.
 

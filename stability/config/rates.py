@@ -1,4 +1,5 @@
-"""Define the peak learning rates of a sweep: listed, or in equal ratios between two."""
+"""Define the peak learning rates of a sweep: listed, or in equal ratios between two; as they are, or as multiples of
+each optimizer's own reference rate."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class EdgeSettings(Settings):
 
 class LearningRates(Settings):
     """Either ``values``, or ``num`` rates from ``low`` to ``high`` in equal ratios, rounded to three digits; with
-    ``edge`` these are only the first."""
+    ``edge`` these are only the first. With ``scaled`` the numbers are no rates but multiples of a reference rate that
+    each optimizer has (`AbstractOptimizer.lr_reference`)."""
 
     items_written_flat: ClassVar[str | None] = "values"
     values: tuple[float, ...] | None = Field(
@@ -42,6 +44,10 @@ class LearningRates(Settings):
     low: float | None = Field(default=None, gt=0, description="smallest rate of a range")
     high: float | None = Field(default=None, gt=0, description="largest rate of a range")
     num: int | None = Field(default=None, ge=2, le=500, description="number of rates of a range")
+    scaled: bool = Field(
+        default=False,
+        description="whether values, low and high are multiples of each optimizer's own reference rate (lr=scaled)",
+    )
     edge: EdgeSettings | None = Field(
         default=None, description="further rates around the best one and the edges of stability (lr=edge); null: none"
     )
@@ -76,12 +82,29 @@ class LearningRates(Settings):
         return self
 
     def rates(self) -> tuple[float, ...]:
-        """Return the rates, rising; with ``edge``, those of the first round."""
+        """Return the rates, rising; with ``edge``, those of the first round; with ``scaled``, their multiples."""
+        return self._numbers() if self.values is not None else tuple(map(rounded_lr, self._numbers()))
+
+    def rates_of(self, reference: float) -> tuple[float, ...]:
+        """Return the rates of an optimizer, rising: with ``scaled`` multiples of its ``reference``, rounded to three
+        digits, else those that all have. Errors: ``ValueError`` where two of them are the same then."""
+        if not self.scaled:
+            return self.rates()
+        found = tuple(rounded_lr(number * reference) for number in self._numbers())
+        if found[0] <= 0 or len(set(found)) < len(found):
+            raise ValueError(
+                f"lr.scaled=true: {len(found)} multiples from {self._numbers()[0]:g} to {self._numbers()[-1]:g} of the "
+                f"reference rate {reference:g} are not distinct rates in three digits; give fewer, or a wider range"
+            )
+        return found
+
+    def _numbers(self) -> tuple[float, ...]:
+        """Return the listed numbers, or those of the range, rising and not rounded."""
         if self.values is not None:
             return tuple(sorted(self.values))
         assert self.low is not None and self.high is not None and self.num is not None
         ratio = math.log(self.high / self.low) / (self.num - 1)
-        return tuple(rounded_lr(self.low * math.exp(index * ratio)) for index in range(self.num))
+        return tuple(self.low * math.exp(index * ratio) for index in range(self.num))
 
 
 def rounded_lr(lr: float) -> float:

@@ -10,7 +10,7 @@ from stability.config.base import Settings
 from stability.config.cross import CrossOfEach, cross_choice, cross_fits, cross_has_context
 from stability.config.identity import Bare, Family, Since
 from stability.config.model import ModelSpec
-from stability.config.parts import Part, one_part, read_by, require_trainable
+from stability.config.parts import Part, one_part, read_by, require_schedule, require_trainable
 from stability.config.training import (
     CheckpointSpec,
     EvaluationSpec,
@@ -70,8 +70,7 @@ class AbstractRecipe(Settings):
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> AbstractRecipe:
-        if self.schedule.warmup_steps >= self.steps and self.schedule.warmup_steps > 0:
-            raise ValueError(f"schedule.warmup_steps={self.schedule.warmup_steps} must be below steps={self.steps}")
+        self.schedule.check(self.steps)
         return self
 
     @model_validator(mode="after")
@@ -201,6 +200,11 @@ class RunSpec(AbstractRecipe):
                 f"data={self.data.name} has none; choose another graph"
             )
         mechanism.check_positions(settings, self.model.positions)
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_fits(self) -> RunSpec:
+        require_schedule(self.optimizer, self.schedule.name)
         return self
 
     @model_validator(mode="after")

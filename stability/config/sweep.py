@@ -17,7 +17,7 @@ from stability.config.curvature import CurvatureSpec
 from stability.config.generation import GenerationSpec, asked_for
 from stability.config.identity import Place
 from stability.config.launchers import GpuShare, RaySpec, SlurmSpec, check_devices, check_launcher, check_shards
-from stability.config.parts import Part, part, require_trainable, some_parts
+from stability.config.parts import Part, part, require_schedule, require_trainable, some_parts
 from stability.config.rates import LearningRates
 from stability.config.run import AbstractRecipe, RunSpec
 from stability.config.search import AnySearch, HalvingSpec, check_search, chosen, halving_asked_for
@@ -108,6 +108,12 @@ class SweepSpec(AbstractRecipe):
         return value
 
     @model_validator(mode="after")
+    def _schedule_fits_all(self) -> SweepSpec:
+        for item in self.optimizer:
+            require_schedule(item, self.schedule.name)
+        return self
+
+    @model_validator(mode="after")
     def _devices_have_work(self) -> SweepSpec:
         """Refuse what the launcher does not read, more devices than parts, and what cannot be sharded."""
         if self.shard_parameters and self.compile:
@@ -131,8 +137,8 @@ class SweepSpec(AbstractRecipe):
 
     @model_validator(mode="after")
     def _one_way_of_searching(self) -> SweepSpec:
-        """Refuse two of search, lr=edge, ablate and halving together where they exclude each other, and a search
-        without a learning rate."""
+        """Refuse two of search, lr=edge, lr=scaled, ablate and halving together where they exclude each other, rates
+        that are not distinct, and a search without a learning rate."""
         if self.search is not None and (self.lr.edge is not None or self.ablate):
             raise ValueError(
                 f"search={self.search.name} chooses its own points: leave "
@@ -142,6 +148,12 @@ class SweepSpec(AbstractRecipe):
             raise ValueError(
                 "halving leaves runs of a grid early, search and lr=edge need every run to its end; choose one"
             )
+        if self.lr.scaled and self.search is not None and self.search.center_lr is not None:
+            raise ValueError(
+                "lr.scaled=true gives each optimizer rates of its own, and search.space.lr_peak gives all the same "
+                "range; leave one of the two out"
+            )
+        self.rates()
         if self.search is not None:
             check_search(self.search, self.launcher, self.schedule.name, len(self.lr.rates()))
         return self
@@ -164,18 +176,26 @@ class SweepSpec(AbstractRecipe):
         bases: list[dict[str, Any]] = [dict(zip(AXES, kind, strict=True)) for kind in kinds]
         return tuple((label, choice) for base in bases for label, choice in self._around(base))
 
+    def rates(self) -> tuple[tuple[float, ...], ...]:
+        """Return the learning rates of each of `curves`, rising: with lr=edge those of the first round, with lr=scaled
+        those of the curve's own optimizer; a search over rates has one."""
+        center, registry = None if self.search is None else self.search.center_lr, Registry("optimizers")
+        return tuple(
+            self.lr.rates_of(registry.load(choice["optimizer"].name).lr_reference) if center is None else (center,)
+            for _, choice in self.curves()
+        )
+
     def points(
         self, data_fingerprint: str, rates: Sequence[Sequence[float]] | None = None
     ) -> tuple[tuple[str, RunSpec], ...]:
         """Return every run with its variant's label, seeds innermost: a table fills row by row. ``rates``: those of
-        each of `curves`; None: the sweep's own, which with lr=edge are those of the first round; a search has one."""
+        each of `curves`; None: the sweep's own (`rates`)."""
         shared = {name: getattr(self, name) for name in AbstractRecipe.model_fields} | {
             "cross": self.cross,
             "data_fingerprint": data_fingerprint,
             "weights": self.init,
         }
-        curves, center = self.curves(), None if self.search is None else self.search.center_lr
-        each = rates if rates is not None else [self.lr.rates() if center is None else (center,)] * len(curves)
+        curves, each = self.curves(), self.rates() if rates is None else rates
         numbers = [[{"lr_peak": lr, "seed": seed} for lr in own for seed in range(self.seeds)] for own in each]
         return tuple(
             (label, checked(RunSpec, shared | choice | number))

@@ -16,14 +16,31 @@ Precision = Literal["float32", "tf32", "bf16"]
 class ScheduleSpec(Settings):
     """Learning rate over the steps, as a factor of its peak."""
 
-    name: Literal["constant", "linear", "cosine"] = Field(description="shape of the decay after warm-up")
+    name: Literal["constant", "linear", "cosine", "wsd"] = Field(description="shape of the decay after warm-up")
     warmup_steps: int = Field(default=0, ge=0, description="steps of linear warm-up from 0")
     final_ratio: float = Field(
         default=0.1,
         ge=0,
         le=1,
-        description="what the decay heads for, over the peak: reached one step after the last (linear, cosine)",
+        description="what the decay heads for, over the peak: reached one step after the last (linear, cosine, wsd)",
     )
+    decay_share: Annotated[float, Since(0.2)] = Field(
+        default=0.2, gt=0, le=1, description="share of all steps, the last ones, in which wsd decays"
+    )
+
+    def decay_steps(self, num_steps: int) -> int:
+        """Return how many of the last steps wsd decays in: at least one."""
+        return max(1, round(self.decay_share * num_steps))
+
+    def check(self, num_steps: int) -> None:
+        """Raise a ``ValueError`` of one line where warm-up, and with wsd the decay after it, do not fit the steps."""
+        if self.warmup_steps >= num_steps and self.warmup_steps > 0:
+            raise ValueError(f"schedule.warmup_steps={self.warmup_steps} must be below steps={num_steps}")
+        if self.name == "wsd" and self.warmup_steps + self.decay_steps(num_steps) > num_steps:
+            raise ValueError(
+                f"schedule.warmup_steps={self.warmup_steps} and the {self.decay_steps(num_steps)} steps of "
+                f"schedule.decay_share={self.decay_share:g} are more than steps={num_steps}; give less of either"
+            )
 
 
 class InitSpec(Settings):

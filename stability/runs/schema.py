@@ -49,6 +49,8 @@ RUNS_COLUMNS = [
     "undefined_states",  # optimizer states asked for in which the run's optimizer has no α_max
     "planned_steps",  # that the run was to take; num_steps is how far it came
     "last_checkpoint_step",  # missing where it left none
+    "optimizer_state_bytes",
+    "step_s",  # median seconds of a training step
 ]
 # A row a training step, as logged.
 CURVES_COLUMNS = ["run_id", "step", "loss", "grad_norm", "update_norm", "lr", "val_nll"]
@@ -79,6 +81,7 @@ CURVATURE_COLUMNS = [
     "difference_curvature",  # what the central difference behind rel_error gave
     "float64_curvature",  # the curvature once more in float64, where the two did not agree
     CHECKPOINT_STEP,
+    "rms_u",  # root mean square of the entries of u = (θ⁺ − θ)/lr
 ]
 COLLECTED_CURVATURE_COLUMNS = [*CURVATURE_COLUMNS, PROTOCOL]
 # What `stability.hessian measure=…` adds beside <phase>.parquet, as <phase>_<name>.parquet, where a run has it.
@@ -162,6 +165,9 @@ OPTIONAL = {
     "searches": SEARCH_COLUMNS,
     "gradients": {"gradients": GRADIENT_COLUMNS},
 }
+
+# By the table's name: columns that files lack which are older than they; a reader takes them for empty.
+YOUNGER = {"runs": ("optimizer_state_bytes", "step_s"), "curvature": ("rms_u",)}
 
 # By the table's name: how the columns begin that an objective adds under names of its own, all of them numbers. What it
 # validates beside the NLL, the parts that this is a sum of, what frequencies reach of each, parts of an oracle's NLL.

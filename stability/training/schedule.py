@@ -8,12 +8,17 @@ from stability.config.training import ScheduleSpec
 
 
 def lr_factor(schedule: ScheduleSpec, step: int, num_steps: int) -> float:
-    """Return the learning rate of the ``step``-th update (counted from 1) over its peak; always positive."""
+    """Return the learning rate of the ``step``-th update (counted from 1) over its peak; always positive.
+
+    ``wsd``: warm-up, stable, decay: the peak until the last `ScheduleSpec.decay_steps`, then linear as a cool-down (Hu
+    et al. 2024, arXiv:2404.06395, section 4; linear: Hägele et al. 2024, arXiv:2405.18392).
+    """
     if step <= schedule.warmup_steps:
         return step / (schedule.warmup_steps + 1)
-    progress = (step - 1 - schedule.warmup_steps) / max(1, num_steps - schedule.warmup_steps)
+    kept = num_steps - schedule.decay_steps(num_steps) if schedule.name == "wsd" else schedule.warmup_steps
+    progress = max(0, step - 1 - kept) / max(1, num_steps - kept)
     floor = schedule.final_ratio
-    if schedule.name == "linear":
+    if schedule.name in ("linear", "wsd"):
         return floor + (1 - floor) * (1 - progress)
     if schedule.name == "cosine":
         return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 from typing import Any
 
 import torch
@@ -12,8 +13,8 @@ from stability.build import build_model
 from stability.config.run import RunSpec
 from stability.corpora.base import AbstractCorpus
 from stability.models.backbone import num_parameters
-from stability.optimizers import Averaging
-from stability.runs.directory import RunDirectory
+from stability.optimizers import Averaging, state_bytes
+from stability.runs.directory import RunDirectory, read_jsonl
 from stability.training.checkpoint import MOVING
 from stability.training.checkpointed import Checkpointed
 from stability.training.devices.base import Devices
@@ -152,9 +153,18 @@ class Trainer(Replica, Checkpointed):
             "num_params": num_parameters(self.model),
             "num_tokens": self.step * self.spec.batch * self.spec.model.positions,
             "wall_s": self.wall_s(),
+            "optimizer_state_bytes": round(state_bytes(self.optimizer) * num_parameters(self.model)),
+            "step_s": self._median_step_s(),
             **self.guard.counts(),
         } | ({"best_steps": self.keeper.best_steps} if self.spec.checkpoint.keep_best else {})
         return verdict, reason, result
+
+    def _median_step_s(self) -> float | None:
+        """Return the median seconds of a step, which validations and other interruptions of a few hardly move; None
+        without a logged one."""
+        tokens = self.spec.batch * self.spec.model.positions
+        seconds = [tokens / row["tokens_per_s"] for row in read_jsonl(self.directory.timing_file)]
+        return median(seconds) if seconds else None
 
     def close(self, summary: dict[str, Any]) -> None:
         self.telemetry.close()

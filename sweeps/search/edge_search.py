@@ -22,17 +22,18 @@ class EdgeSearch:
     def __init__(self, spec: SweepSpec, fingerprint: str):
         assert spec.lr.edge is not None
         self._spec, self._fingerprint, self._settings = spec, fingerprint, spec.lr.edge
-        self._curves = [Curve(spec.lr.rates(), spec.lr.edge) for _ in spec.curves()]
+        self._curves = [Curve(rates, spec.lr.edge) for rates in spec.rates()]
         self._asked: list[dict[float, list[str]]] = [{} for _ in self._curves]
         self._rounds = [0] * len(self._curves)
         self._stuck = [False] * len(self._curves)
 
     @property
     def most_runs(self) -> int:
-        return len(self._curves) * self._spec.seeds * most_rates(self._spec.lr.rates(), self._settings)
+        return self._spec.seeds * sum(most_rates(rates, self._settings) for rates in self._spec.rates())
 
     def plan(self) -> str:
-        each, settings = most_rates(self._spec.lr.rates(), self._settings), self._settings
+        settings = self._settings
+        each = max(most_rates(rates, settings) for rates in self._spec.rates())
         return (
             f"lr=edge: these are the first round; best rate and edges to {settings.resolution_decades:g} decades "
             f"take up to {each} rates of each kind"

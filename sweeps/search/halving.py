@@ -38,12 +38,9 @@ class HalvingSearch:
                 "the only one; give several: lr=range"
             )
         points = spec.points(fingerprint)
-        width = len(rates) * spec.seeds
-        for start in range(0, len(points), width):
-            curve = points[start : start + width]
-            self._alive.append(
-                [_Rate(lr, curve[index * spec.seeds : (index + 1) * spec.seeds]) for index, lr in enumerate(rates)]
-            )
+        by_rate = iter([points[start : start + spec.seeds] for start in range(0, len(points), spec.seeds)])
+        for own in spec.rates():
+            self._alive.append([_Rate(lr, next(by_rate)) for lr in own])
         self.most_runs = len(points)
 
     @property

@@ -45,12 +45,12 @@ class PbtSearch:
     def __init__(self, spec: SweepSpec, fingerprint: str):
         assert isinstance(spec.search, PbtSpec)
         self._ends = spec.search.ends(spec.steps)
-        rates, points = spec.lr.rates(), spec.points(fingerprint)
-        width = len(rates) * spec.seeds
+        points = spec.points(fingerprint)
+        width = len(spec.lr.rates()) * spec.seeds
         self._populations = [
             _Population(label, run, rates, spec.search, self._ends)
-            for start in range(0, len(points), width)
-            for label, run in points[start : start + spec.seeds]
+            for number, rates in enumerate(spec.rates())
+            for label, run in points[number * width : number * width + spec.seeds]
         ]
         self._segment = 0
         self.most_runs = len(points) * len(self._ends)

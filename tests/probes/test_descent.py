@@ -240,3 +240,17 @@ def test_float64_is_left_out_where_nothing_is_doubtful_or_the_model_is_narrower(
     for doubtful, loss_in_double in ((1.0, lambda: loss), (0.0, None), (0.0, lambda: narrow), (0.0, lambda: refuses)):
         row, _ = in_float32(monkeypatch, doubtful, loss_in_double)
         assert "float64_curvature" not in row and row["difference_curvature"] > 0
+
+
+@pytest.mark.parametrize("state", ["plain", "paper"])
+def test_rms_u_is_the_root_mean_square_of_the_step_over_the_rate(state):
+    _, step, row = first_step(state)
+    u = step.direction["w"]
+    assert row["rms_u"] == pytest.approx(math.sqrt(sum(float(entry) ** 2 for entry in u.flatten()) / 3))
+
+
+def test_rms_u_is_over_all_entries_whatever_tensor_they_are_in():
+    tensors = {"a": torch.full((3, 2), 2.0), "b": torch.tensor([6.0, 0.0])}
+    assert descents.root_mean_square(tensors) == pytest.approx(math.sqrt((6 * 4 + 36) / 8))
+    tiny = {"a": torch.full((4,), 1e-30)}
+    assert descents.root_mean_square(tiny) == pytest.approx(1e-30), "its square is 0 in float32"

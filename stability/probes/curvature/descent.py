@@ -94,7 +94,8 @@ class Descent:
         numbers, so that the share of stable steps keeps its denominator. A step that is zero, or along which the loss
         does not change, has no α_max: a row of method "not defined", which that share leaves out. ``note``: why a row
         has no numbers; of numbers that are not finite, the first parameter or module that they come from. ``gradient``:
-        whose slope entered α_max, "true" (the loss's own) or "clipped".
+        whose slope entered α_max, "true" (the loss's own) or "clipped". ``rms_u``: the root mean square of u's entries,
+        by which the units of two optimizers' rates translate into each other.
         """
         lost, gradient = self._broken_parameter(), self.curvature.gradient_of(state)
         if lost is None:
@@ -154,8 +155,10 @@ class Descent:
             self._set_gradient(stepped_by)
         found = {"rate_found": self.optimizer.rate_found()} if isinstance(self.optimizer, FindingRate) else {}
         direction = self._step()
+        size = {"rms_u": root_mean_square(direction)}
         if not any(tensor.any() for tensor in direction.values()):
             return {
+                **size,
                 "method": NOT_DEFINED,
                 "note": NO_STEP,
                 "loss_before": held.loss,
@@ -164,7 +167,7 @@ class Descent:
         along = held.along(direction)
         losses = {"loss_before": along.loss, "loss_after": self._loss_here(loss, batches), **found}
         if along.slope == along.curvature == 0:
-            return {"method": NOT_DEFINED, "note": NO_CHANGE, **losses}
+            return {"method": NOT_DEFINED, "note": NO_CHANGE, **losses, **size}
         step = Step(loss, batches, held.params, direction, along)
         recorded = with_slope(along, kept * along.slope) if slope_of == "clipped" else along
         row = {key: getattr(recorded, key) for key in COLUMNS} | {"difference_curvature": along.difference}
@@ -172,7 +175,7 @@ class Descent:
             row |= by_the_papers_difference(step, recorded.slope)
         row |= self._judged(step, first + number)
         observed = {} if self.observe is None else self.observe(step)
-        return {**row, "note": along.nonfinite, **losses, **observed}
+        return {**row, "note": along.nonfinite, **losses, **size, **observed}
 
     def _step(self) -> Tensors:
         """Take the optimizer's step; its direction u, or with ``weight_decay=false`` that of the step without decay
@@ -235,6 +238,13 @@ class Descent:
                 return loss(self.params).item()
             terms = [loss(self.params, batch) for batch in batches]
             return sum(total.item() for total, _ in terms) / sum(float(count) for _, count in terms)
+
+
+def root_mean_square(tensors: Tensors) -> float:
+    """Return the root mean square over all entries of all tensors, added up in float64: of u, what a unit of the
+    learning rate moves a parameter by."""
+    total = sum(float(tensor.double().square().sum()) for tensor in tensors.values())
+    return math.sqrt(total / sum(tensor.numel() for tensor in tensors.values()))
 
 
 def _is_finite(tensors: Tensors) -> bool:

@@ -1,0 +1,251 @@
+"""What the report says of several optimizers, from studies whose numbers are made up and worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import matplotlib
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from analysis.claims.optimizers import QUANTITIES, difference, reading
+from analysis.drawing.style import RC
+from analysis.numbers.optimizers import groups, numbers_of
+from analysis.report import build, summary, write_figures
+from analysis.sections import optimizer_figures
+from analysis.sections.optimizers import bounds_text, optimizer_tables
+from analysis.study import multiples
+from analysis.study.load import load
+from tests.analysis.synthetic import run_id, write_study, write_table
+from tests.analysis.test_report import text_of
+
+REFERENCES = {"adamw": 1e-3, "sgd": 3e-4}
+MULTIPLES = (0.1, 0.316, 1.0, 3.16, 10.0)
+# NLL by multiple of the reference; ∞ where it diverged
+VALLEYS = {
+    "adamw": dict(zip(MULTIPLES, (3.1, 2.9, 2.8, 2.9, math.inf), strict=True)),
+    "sgd": dict(zip(MULTIPLES, (3.15, 3.1, 3.0, math.inf, math.inf), strict=True)),
+}
+
+
+def rate(optimizer, multiple):
+    return float(f"{multiple * REFERENCES[optimizer]:.3g}")
+
+
+def write_scaled(
+    folder, *, seeds=3, record=True, name="scaled", valleys=VALLEYS, shift=lambda optimizer, seed: 0.01 * seed
+):
+    """Two optimizers whose rates differ, joined from two studies as a sweep with `lr=scaled` leaves them."""
+    parts = []
+    for optimizer in valleys:
+        own = {rate(optimizer, multiple): multiple for multiple in valleys[optimizer]}
+
+        def nll(_mechanism, lr, seed, optimizer=optimizer, own=own):
+            return valleys[optimizer][own[lr]] + shift(optimizer, seed)
+
+        def alpha(_mechanism, lr, seed, _state):
+            return [2 * lr, 4 * lr, math.inf, 0.5 * lr + seed * lr]
+
+        parts.append(
+            write_study(
+                folder / optimizer, name=name, mechanisms=["sa"], lrs=list(own), seeds=seeds, nll=nll, alpha=alpha,
+                states=("checkpoint",), settings=({"optimizer": optimizer},),
+            )
+        )  # fmt: skip
+    target = folder / "studies" / name
+    (target / "results").mkdir(parents=True)
+    for table in ("runs", "curvature", "curves"):
+        frame = pd.concat([pd.read_parquet(part / "results" / f"{table}.parquet") for part in parts], ignore_index=True)
+        if table == "runs":
+            size = frame["optimizer"].map({"adamw": 8, "sgd": 4})
+            frame["optimizer_state_bytes"], frame["step_s"] = (
+                frame["num_params"] * size,
+                0.001 * size + 1e-4 * frame["seed"],
+            )
+        if table == "curvature":
+            frame["rms_u"] = 0.5
+        write_table(target / "results" / f"{table}.parquet", table, frame.to_dict("records"))
+    manifest = json.loads((parts[0] / "study.json").read_text())
+    if record:
+        manifest |= {"lr_references": {name: REFERENCES[name] for name in valleys}, "lr_multiples": list(MULTIPLES)}
+    (target / "study.json").write_text(json.dumps(manifest))
+    return target
+
+
+@pytest.fixture
+def scaled(tmp_path):
+    return load(write_scaled(tmp_path))
+
+
+def test_rates_of_a_scaled_study_are_the_multiples_that_were_swept_and_ratios_stay(scaled, tmp_path):
+    assert {name: sorted(set(part["lr"])) for name, part in scaled.runs.groupby("optimizer")} == {
+        "adamw": list(MULTIPLES),
+        "sgd": list(MULTIPLES),
+    }, "9.48e-5 of a reference of 3e-4 is the multiple 0.316 that was rounded to it"
+    steps = scaled.with_run(scaled.curvature)
+    first = steps[steps["step"] == 0]
+    assert (first["alpha_max"] / first["lr"]).tolist() == pytest.approx([2.0] * len(first))
+    assert set(steps["rms_u"]) == {0.5}
+    raw = pq.read_table(tmp_path / "studies" / "scaled" / "results" / "runs.parquet")["lr"].to_pylist()
+    assert rate("sgd", 0.316) in raw and 0.316 not in raw, "the file holds the rates themselves"
+
+
+def test_rates_are_left_alone_where_all_optimizers_have_one_reference_or_it_is_not_on_record(tmp_path):
+    study = load(write_scaled(tmp_path, record=False))
+    assert not study.is_in_multiples and rate("sgd", 10.0) in set(study.runs["lr"])
+    same = {"lr_references": {"adamw": 1e-3, "lion": 1e-3}, "lr_multiples": [1.0]}
+    assert not multiples.are_rates_of_their_own(same)
+
+
+def test_numbers_are_those_worked_out_by_hand(scaled):
+    (group,) = groups(scaled)
+    found = numbers_of(scaled, group)
+    adamw, sgd = found["sa adamw"], found["sa sgd"]
+    assert (adamw.best, sgd.best) == (1.0, 1.0)
+    assert (adamw.nll.median, sgd.nll.median) == pytest.approx((2.81, 3.01))
+    assert adamw.to_stable == pytest.approx((math.log10(3.16), 1.0)) and sgd.to_stable == pytest.approx(
+        (0.0, math.log10(3.16))
+    )
+    assert adamw.to_near == pytest.approx((math.log10(3.16), 1.0)), "2.9 lies within 5 % of 2.8, the next rate diverged"
+    # of 2, 4, ∞, 0.5 + seed: the finite ones' medians 2, 2, 2.5
+    assert (adamw.ratio.median, adamw.ratio.n) == (2.0, 3)
+    assert (adamw.rms_u.median, adamw.rms_step.median) == pytest.approx((0.5, 0.5e-3))
+    assert sgd.rms_step.median == pytest.approx(0.5 * 3e-4), "in rates themselves, not in multiples"
+    assert (adamw.state_bytes, sgd.state_bytes) == (8.0, 4.0)
+    assert (
+        sgd.diverged == {0.1: (0, 3), 0.316: (0, 3), 1.0: (0, 3), 3.16: (3, 3), 10.0: (3, 3)} and sgd.num_diverged == 6
+    )
+
+
+def test_the_reading_counts_divergences_first_and_tells_apart_what_differs_beyond_the_intervals(scaled):
+    texts = reading(scaled)
+    assert texts[0] == (
+        "Of 30 runs, 9 diverged, rates being multiples of the reference: sgd 6 of 15 (3/3 at 3.16, 3/3 at 10); "
+        "adamw 3 of 15 (3/3 at 10)."
+    )
+    whole = " ".join(texts)
+    assert "Lowest NLL at the best rate: adamw, 2.810" in whole
+    assert "NLL at the best rate, against adamw's seed by seed: higher of sgd +0.200 (+0.200 to +0.200)." in whole
+    assert "α_max over the rate, at the best rate, against adamw's seed by seed: not told apart: sgd." in whole
+    assert "Bytes of state a parameter, least and most: sgd 4.00 and adamw 8.00." in whole
+    assert "1 comparison a quantity, uncorrected" in whole
+
+
+def test_what_the_seeds_do_not_agree_on_is_not_told_apart(tmp_path):
+    swings = {"adamw": (0.0, 0.0, 0.0), "sgd": (-0.9, 0.3, 0.1)}
+    study = load(write_scaled(tmp_path, shift=lambda optimizer, seed: swings[optimizer][seed]))
+    text = next(each for each in reading(study) if each.startswith("NLL at the best rate, against"))
+    assert text == "NLL at the best rate, against adamw's seed by seed: not told apart: sgd."
+
+
+def test_one_seed_allows_no_comparison(tmp_path):
+    texts = reading(load(write_scaled(tmp_path, seeds=1)))
+    assert not any("against adamw's seed by seed" in text for text in texts)
+    assert any(text.startswith("With one seed nothing is said of differences.") for text in texts)
+
+
+def test_a_difference_of_bounds_is_told_by_what_they_leave_possible():
+    room = next(each for each in QUANTITIES if each.key == "room")
+    wide, narrow = {0: (1.0, 1.5), 1: (1.0, 1.4)}, {0: (0.2, 0.5), 1: (0.2, 0.6)}
+    assert difference(room, wide, narrow).direction == 1 and difference(room, narrow, wide).direction == -1
+    open_ended = {0: (0.2, math.inf), 1: (0.2, 0.6)}
+    assert difference(room, wide, open_ended).direction == 0
+    assert difference(room, {0: (1.0, math.inf), 1: (1.0, math.inf)}, narrow).direction == 1
+
+
+def test_an_optimizer_that_diverged_everywhere_has_no_best_rate_and_is_counted(tmp_path):
+    lost = VALLEYS | {"sgd": dict.fromkeys(MULTIPLES, math.inf)}
+    study = load(write_scaled(tmp_path, valleys=lost))
+    texts = reading(study)
+    assert "sgd 15 of 15" in texts[0] and "Without any: sgd." in texts[1]
+    assert any("higher of sgd" in text for text in texts if text.startswith("NLL at the best"))
+    windows, steps = optimizer_tables(study)
+    row = next(row for row in windows.rows if row[0].text == "sgd")
+    assert [cell.text for cell in row[1:7]] == ["15/15", "--", "none finite", "none", "none", "--"]
+    with matplotlib.rc_context(RC):
+        assert write_figures(tmp_path / "studies" / "scaled", tmp_path / "figures")
+
+
+def test_tables_name_no_rate_of_one_optimizer_beside_another_s(scaled):
+    windows, steps = optimizer_tables(scaled)
+    assert windows.header[2:] == ("best", "NLL", "to stable", "to 5 %", "α_max / α", "sensitivity")
+    assert [row[2].text for row in windows.rows] == ["1", "1"]
+    assert [row[4].text for row in windows.rows] == ["0.50–1.00", "0.00–0.50"]
+    assert [row[3].bold for row in windows.rows] == [True, False]
+    assert [row[3].text for row in steps.rows] == ["8.00", "4.00"]
+    # 4 ms + 0.1 ms a seed over 8 ms + 0.1 ms a seed: the middle seed's
+    assert [row[4].text for row in steps.rows] == ["1.00", f"{4.1 / 8.1:.2f}"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"),
+    [
+        ((0.5, 0.5), "0.50"),
+        ((0.5, 1.0), "0.50–1.00"),
+        ((0.5, math.inf), "≥ 0.50"),
+        ((math.nan, math.nan), "none"),
+        ((-0.0, 0.5), "0.00–0.50"),
+    ],
+)
+def test_decades_say_what_is_known_of_them(bounds, text):
+    assert bounds_text(bounds) == text
+
+
+def test_the_section_stands_in_the_report_and_in_what_a_sweep_prints(tmp_path):
+    folder = write_scaled(tmp_path)
+    pdf = text_of(build(folder, tmp_path / "reports"))
+    assert pdf.count("Optimizers, each at rates of its own") == 1
+    assert "Reference rates adamw 1e-3, sgd 3e-4; LR and" in pdf
+    assert "Optimizers: what a step is, and costs" in summary(folder)
+    assert "optimizers.svg" in [path.name for path in write_figures(folder, tmp_path / "figures")]
+
+
+def test_many_optimizers_have_a_panel_each_beside_the_one_that_all_are_compared_with(tmp_path, monkeypatch):
+    study = load(write_scaled(tmp_path))
+    (group,) = groups(study)
+    assert optimizer_figures.apart_figure(study, group) is None, "two curves can be told apart in one panel"
+    monkeypatch.setattr(optimizer_figures, "MOST_TOGETHER", 1)
+    with matplotlib.rc_context(RC):
+        figure = optimizer_figures.apart_figure(study, group)
+    adamw, sgd = figure.axes
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["adamw", "sgd"]
+    assert [text.get_text() for text in sgd.texts] == ["3/3", "3/3"] and len(adamw.texts) == 1, "diverged, of all"
+    beside = sgd.lines[0].get_ydata()
+    assert beside[:4] == pytest.approx([3.11, 2.91, 2.81, 2.91]) and math.isnan(beside[4]), "adamw's medians"
+    assert sgd.lines[1].get_ydata()[:3] == pytest.approx([3.16, 3.11, 3.01])
+
+
+def test_a_study_of_one_optimizer_has_no_such_section(tmp_path):
+    folder = write_study(tmp_path, mechanisms=["sa", "sc"])
+    assert groups(load(folder)) == [] and "Optimizers" not in summary(folder)
+
+
+def test_results_that_are_older_than_the_columns_are_read(tmp_path):
+    folder = write_study(tmp_path, mechanisms=["sa"], lrs=[1e-3], seeds=1, alpha=lambda *_: [1.0])
+    for name, columns in (("runs", ["optimizer_state_bytes", "step_s"]), ("curvature", ["rms_u"])):
+        path = folder / "results" / f"{name}.parquet"
+        pq.write_table(pq.read_table(path).drop_columns(columns), path)
+    study = load(folder)
+    assert study.curvature["rms_u"].isna().all() and study.runs["step_s"].isna().all()
+    assert study.curvature["alpha_max"].tolist() == [1.0] * len(study.curvature)
+
+
+def test_what_lr_edge_found_is_in_multiples_too(tmp_path):
+    folder = write_scaled(tmp_path)
+    edge = {
+        "num_seeds": 3, "best_lr": rate("sgd", 1.0), "best_nll": 3.0, "best_low": rate("sgd", 0.316), "best_high": 4e-4,
+        "verdict_lr": 5e-4, "verdict_next_lr": 6e-4, "verdict_exceptions": f"{rate('sgd', 0.316):g}", "nll_lr": 4e-4,
+        "nll_next_lr": 5e-4, "nll_exceptions": "", "lowest_lr": rate("sgd", 0.1), "highest_lr": rate("sgd", 10.0),
+        "resolution_decades": 0.05, "nll_tolerance": 0.05, "num_rates": 5, "num_runs": 15, "num_grid_runs": 100,
+        "num_rounds": 2, "state": "found",
+    }  # fmt: skip
+    own = run_id("scaled", "sa", rate("sgd", 0.1), 0, {"optimizer": "sgd"})
+    write_table(folder / "results" / "edges.parquet", "edges", [{"run_id": own} | edge])
+    study = load(folder)
+    (row,) = study.searches["edges"].itertuples()
+    assert (row.best_lr, row.best_low, row.verdict_exceptions) == (1.0, 0.316, "0.316")
+    assert (row.verdict_lr, row.verdict_next_lr) == (1.67, 2.0)
+    found = numbers_of(study, groups(study)[0])["sa sgd"]
+    assert found.to_stable == pytest.approx((math.log10(1.67), math.log10(2.0)))
