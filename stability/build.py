@@ -66,7 +66,7 @@ def build_model(spec: RunSpec, data_format: Any) -> Backbone:
             objective.pool,
             _head(spec, objective, embedding, table),
             spec.model.loops,
-            dropout=spec.model.dropout_inside,
+            dropout=spec.model.dropout_of("embedding"),
         )
         initialise(
             model,
@@ -152,7 +152,8 @@ def _placed(spec: RunSpec, objective: AbstractObjective, embedding: nn.Module) -
 def _shape(spec: RunSpec, objective: AbstractObjective, layer: int = 0, num_layers: int = 1) -> MixerShape:
     rope = Registry("positions").load(spec.position.name).rope(spec.position.settings)
     size = spec.model
-    return MixerShape(size.width, size.heads, objective.direction, layer, num_layers, rope, size.dropout_inside)
+    dropout = size.dropout_of("attention")
+    return MixerShape(size.width, size.heads, objective.direction, layer, num_layers, rope, dropout)
 
 
 def _mixer(spec: RunSpec, module: nn.Module) -> nn.Module:
@@ -187,6 +188,7 @@ def _block(spec: RunSpec, objective: AbstractObjective, layer: int) -> Block:
     shape = _shape(spec, objective, layer, size.layers)
     mixer = Registry("mechanisms").load(spec.mechanism.name).build(spec.mechanism.settings, shape)
     ffn = Registry("ffns").load(spec.ffn.name).build(spec.ffn.settings, size.width, size.ffn_multiple)
+    ffn.hidden_dropout = size.dropout_of("hidden")
     residual, num = Registry("residuals").load(spec.residual.name), _branches(spec)
     return Block(
         _mixer(spec, mixer),

@@ -30,11 +30,12 @@ class ModelSpec(Settings):
         lt=1,
         description="share of numbers that training drops (`dropout_at`), the rest scaled by 1/(1 − share); 0: none",
     )
-    dropout_at: Annotated[Literal["all", "branches"], Since("all")] = Field(
+    dropout_at: Annotated[Literal["all", "branches", "maps"], Since("all")] = Field(
         default="all",
         description=(
-            "where: after the embedding, at attention's weights and at each branch's output (nanoGPT), or at the "
-            "outputs alone (SEDD)"
+            "all: after the embedding, at attention's weights and at each branch's output (nanoGPT); branches: at the "
+            "outputs alone (SEDD); maps: after the embedding, at the outputs and in the feed-forward network's hidden "
+            "layer (ViT)"
         ),
     )
     qk_bias: float = Field(
@@ -66,10 +67,10 @@ class ModelSpec(Settings):
         description="linear maps of mixers that add a bias: all, the last one of each alone, none",
     )
 
-    @property
-    def dropout_inside(self) -> float:
-        """The share that is dropped elsewhere than at the branches' outputs."""
-        return self.dropout if self.dropout_at == "all" else 0.0
+    def dropout_of(self, place: Literal["embedding", "attention", "hidden"]) -> float:
+        """Return the share that is dropped at a place other than the branches' outputs."""
+        places = {"all": ("embedding", "attention"), "branches": (), "maps": ("embedding", "hidden")}
+        return self.dropout if place in places[self.dropout_at] else 0.0
 
     @model_validator(mode="after")
     def _something_is_dropped(self) -> ModelSpec:

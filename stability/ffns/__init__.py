@@ -6,8 +6,9 @@ from typing import Any
 
 from stability.ffns._base import AbstractFeedForward
 from stability.models.auxiliary import WithLoss
+from stability.models.precision import at_least_float32
 
-__all__ = ["AbstractFeedForward", "WithLoss", "build"]
+__all__ = ["AbstractFeedForward", "WithLoss", "at_least_float32", "build"]
 
 
 def build(name: str, *, width: int, ffn_multiple: float = 4.0, **settings: Any):

@@ -42,7 +42,7 @@ class GatedLinearUnit(AbstractFeedForward):
         self.out = nn.Linear(hidden, width, bias=config.bias)
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        return self.out(self.activation(self.gate(x_BND)) * self.hidden(x_BND))
+        return self.out(self.dropped(self.activation(self.gate(x_BND)) * self.hidden(x_BND)))
 
 
 EXPORT = GatedLinearUnit

@@ -37,7 +37,7 @@ class MultilayerPerceptron(AbstractFeedForward):
         self.out = nn.Linear(hidden, width, bias=config.bias)
 
     def forward(self, x_BND: Tensor) -> Tensor:
-        return self.out(self.activation(self.hidden(x_BND)))
+        return self.out(self.dropped(self.activation(self.hidden(x_BND))))
 
 
 EXPORT = MultilayerPerceptron

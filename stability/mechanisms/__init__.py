@@ -8,6 +8,7 @@ from stability.mechanisms._attention import AbstractSoftmaxAttention
 from stability.mechanisms._base import AbstractCrossMechanism, AbstractMechanism, MixerShape, without_padding
 from stability.mechanisms._observed import AbstractAttention, AbstractConsensus
 from stability.models.auxiliary import WithLoss
+from stability.models.precision import at_least_float32
 
 __all__ = [
     "AbstractAttention",
@@ -17,6 +18,7 @@ __all__ = [
     "AbstractSoftmaxAttention",
     "MixerShape",
     "WithLoss",
+    "at_least_float32",
     "build",
     "without_padding",
 ]

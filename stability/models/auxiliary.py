@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -14,7 +15,8 @@ class WithLoss(NamedTuple):
     it on so.
 
     ``loss_B``: for each sequence, in nats, what is added to that sequence's share of the training loss. It may depend
-    on that sequence alone, or microbatches would not add up to the batch.
+    on that sequence alone, or microbatches would not add up to the batch. In float32 or wider, as every loss is: what a
+    linear map gives in a run in bfloat16 is widened first (`stability.models.precision.at_least_float32`).
     """
 
     output: Any
@@ -29,6 +31,9 @@ def parted(found: Any, losses: list[Tensor]) -> Any:
         raise ValueError(
             f"an auxiliary loss has shape {tuple(found.loss_B.shape)}; expected (B,), a number for each sequence"
         )
+    if torch.finfo(found.loss_B.dtype).bits < 32:
+        dtype = str(found.loss_B.dtype).removeprefix("torch.")
+        raise ValueError(f"an auxiliary loss is {dtype}; expected float32 or wider, made of what at_least_float32 gives")
     losses.append(found.loss_B)
     return found.output
 

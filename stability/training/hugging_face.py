@@ -49,6 +49,10 @@ def read_config(place: str) -> dict[str, Any]:
     config = read_json(folder / CONFIG)
     if config.get("model_type") != "gpt2":
         raise ValueError(f"{word} holds a model of the type {config.get('model_type')}; gpt2 is the one that is known")
+    for name in ("n_head", "layer_norm_epsilon"):
+        value = {"layer_norm_epsilon": 1e-5, **config}.get(name)
+        if not isinstance(value, int | float):
+            raise ValueError(f"{word}: its {CONFIG} says {name}={value}, which is no number")
     scaled_otherwise = config.get("scale_attn_by_inverse_layer_idx") or not config.get("scale_attn_weights", True)
     if scaled_otherwise or config.get("add_cross_attention"):
         raise ValueError(f"{word}: its attention is scaled otherwise than GPT-2's, or reads a second sequence")
@@ -115,6 +119,8 @@ def tensors(place: str, own: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]
         given = {name.removeprefix("transformer."): tensor.float() for name, tensor in load_file(file).items()}
     except SafetensorError as error:
         raise ValueError(f"init=hf:{place}: {file} cannot be read ({error})") from None
+    if "wte.weight" not in given:
+        raise ValueError(f"init=hf:{place}: its {MODEL} holds no wte.weight, the tokens' table of a GPT-2")
     try:
         found = dict(_renamed(given))
     except LookupError as error:

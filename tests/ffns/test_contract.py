@@ -3,6 +3,8 @@ derivatives, and settings that are read."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -52,3 +54,22 @@ def test_its_last_projection_is_scaled_down_with_the_depth(lab, name):
     deep = spec.model_copy(update={"model": spec.model.model_copy(update={"layers": 4 * spec.model.layers})})
     first, other = (build_model(each, 8).blocks[0].ffn.out.weight for each in (spec, deep))
     torch.testing.assert_close(other, first / 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_hidden_layer_is_dropped_where_the_model_says_and_in_training_alone(lab, name):
+    spec = lab.spec(ffn=name)
+    shares = {}
+    for place in ("all", "maps"):
+        size = spec.model.model_copy(update={"dropout": 0.25, "dropout_at": place})
+        ffn: Any = build_model(spec.model_copy(update={"model": size}), 8).blocks[1].ffn
+        shares[place] = ffn.hidden_dropout
+    assert shares == {"all": 0.0, "maps": 0.25}
+    reached, x_BND = [], torch.randn(4, 50, 16)
+    ffn.out.register_forward_pre_hook(lambda _, args: reached.append(args[0]))
+    for training in (False, True):
+        ffn.train(training)(x_BND)
+    whole, dropped = reached
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], whole[kept] / 0.75)
+    assert (kept.double().mean() - 0.75).abs() < 4.5 * (0.25 * 0.75 / kept.numel()) ** 0.5

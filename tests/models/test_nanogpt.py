@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stability.build import build_model, count_parameters
-from tests.models.parity import ours, renamed, shaken
+from tests.models.parity import ours, renamed, shaken, twice_in_training
 from tests.models.public import nanogpt
 from tests.reading import read_spec
 
@@ -42,6 +42,19 @@ def test_the_same_weights_give_the_same_logits(bias):
         assert expected.std() > 0.5
         torch.testing.assert_close(model(tokens), expected, rtol=0, atol=1e-10)
         torch.testing.assert_close(model(tokens[:, :5]), theirs(tokens[:, :5]), rtol=0, atol=1e-10)
+
+
+def test_in_training_mode_the_same_draws_drop_the_same_numbers():
+    """After the embedding, at attention's weights and at each branch's output, in this order."""
+    theirs = shaken(nanogpt.GPT(TINY._replace(dropout=0.3)))
+    model = ours(29, **changes(TINY, dropout=0.3)).double()
+    state = renamed(theirs.state_dict(), nanogpt.NAMES)
+    del state["lm_head.weight"]
+    model.load_state_dict(state)
+    tokens = torch.randint(29, (3, 12), generator=torch.Generator().manual_seed(0))
+    expected, found = twice_in_training(lambda: theirs.train()(tokens), lambda: model.train()(tokens))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert not torch.allclose(model.eval()(tokens), expected)
 
 
 @pytest.mark.parametrize(("size", "million"), [("s", 44.6), ("m", 123.6), ("l", 353.6)])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from stability.build import build_objective, count_parameters
-from tests.models.parity import ours, renamed, shaken, spec_of
+from tests.models.parity import ours, renamed, shaken, spec_of, twice_in_training
 from tests.models.public import sedd
 from tests.reading import read_spec
 
@@ -35,8 +35,8 @@ CHANGES = {
 WORDS = ["objective=score_entropy", "norm.layernorm.bias=false", "ffn.activation=gelu_tanh", "mechanism=sa"]
 
 
-def theirs(width=16):
-    return sedd.SEDD(TOKENS, hidden_size=width, n_blocks=3, n_heads=2, cond_dim=10)
+def theirs(width=16, **changes):
+    return sedd.SEDD(TOKENS, hidden_size=width, n_blocks=3, n_heads=2, cond_dim=10, **changes)
 
 
 def without_the_masks_row(state):
@@ -57,6 +57,20 @@ def test_the_same_weights_give_the_same_scores():
         scores = build_objective(spec_of(**CHANGES), TOKENS).log_score(model, noisy, SIGMA)
         masked = noisy == TOKENS
         torch.testing.assert_close(scores[masked], public(noisy, SIGMA)[masked], rtol=0, atol=1e-10)
+
+
+def test_in_training_mode_the_same_draws_drop_the_same_numbers():
+    """At each branch's output, before its gate, and nowhere else."""
+    public = shaken(theirs(dropout=0.3))
+    size = CHANGES["model"] | {"dropout": 0.3, "dropout_at": "branches"}
+    model = ours(TOKENS, **CHANGES | {"model": size}).double()
+    model.load_state_dict(without_the_masks_row(renamed(public.state_dict(), sedd.NAMES)))
+    noisy = torch.randint(TOKENS + 1, (3, 12), generator=torch.Generator().manual_seed(0))
+    expected, found = twice_in_training(
+        lambda: public.train().network(noisy, SIGMA)[..., :TOKENS], lambda: model.train()(noisy, sigma_B=SIGMA)
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert not torch.allclose(model.eval()(noisy, sigma_B=SIGMA), expected)
 
 
 @pytest.mark.parametrize("size", ["small", "medium"])

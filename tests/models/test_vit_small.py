@@ -12,7 +12,7 @@ from stability.config.identity import run_id
 from stability.mechanisms import build
 from stability.models.images import ImageFormat
 from tests.mechanisms import checks
-from tests.models.parity import ours, renamed, shaken, spec_of
+from tests.models.parity import ours, renamed, shaken, spec_of, twice_in_training
 from tests.models.public import vit_small
 from tests.reading import read_spec
 
@@ -47,8 +47,9 @@ WORDS = [
 ]
 
 
-def theirs(width=16):
-    return vit_small.ViT((8, 12), 4, 5, dim=width, depth=3, heads=2, mlp_dim=2 * width, dim_head=width // 2)
+def theirs(width=16, **changes):
+    size = {"dim": width, "depth": 3, "heads": 2, "mlp_dim": 2 * width, "dim_head": width // 2}
+    return vit_small.ViT((8, 12), 4, 5, **size, **changes)
 
 
 def named(model):
@@ -68,6 +69,21 @@ def test_the_same_weights_give_the_same_logits():
         expected = public(images_BHWC.permute(0, 3, 1, 2))
         assert expected.std() > 0.5
         torch.testing.assert_close(model(images_BHWC)[:, 0], expected, rtol=0, atol=1e-10)
+
+
+def test_in_training_mode_the_same_draws_drop_the_same_numbers():
+    """Where the preset says: after the embedding, in the MLP and at each branch's output, not at attention's weights."""
+    (preset,) = read_spec("sweep", ["model=vit_small_spt", *WORDS, "lr=1e-4", "seeds=1"]).expand("f" * 64)
+    dropped = {key: getattr(preset.model, key) for key in ("dropout", "dropout_at")}
+    public = shaken(theirs(dropout=0.1))
+    model = ours(IMAGE._asdict(), **CHANGES | {"model": CHANGES["model"] | dropped}).double()
+    model.load_state_dict(named(public))
+    images_BHWC = torch.randn(4, 8, 12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected, found = twice_in_training(
+        lambda: public.train()(images_BHWC.permute(0, 3, 1, 2)), lambda: model.train()(images_BHWC)[:, 0]
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    assert not torch.allclose(model.eval()(images_BHWC)[:, 0], expected)
 
 
 def test_the_preset_has_its_number_of_parameters():

@@ -22,6 +22,7 @@ from stability.curvature.taylor import missing_rule
 from stability.mechanisms import AbstractMechanism, WithLoss
 from stability.mechanisms.two_way import TwoWay
 from stability.models.block import Block
+from stability.models.precision import computing_in
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.checkpoint_descent import Probe
 from stability.registry import add_plugin
@@ -229,6 +230,30 @@ def test_a_run_logs_it_as_a_column_of_its_own_and_validates_without(lab):
     )
     assert rows[1]["loss"] == pytest.approx(plain[1]["loss"] + rows[1]["auxiliary_loss"], rel=1e-6)
     assert rows[0]["val_nll"] == plain[0]["val_nll"] and rows[-1]["val_nll"] != plain[-1]["val_nll"]
+
+
+def test_in_bfloat16_the_loss_is_made_in_float32_of_rounded_scores(lab):
+    """By hand in float64 from the scores that the routers give, which are products in bfloat16."""
+    model, objective, examples = small(lab)
+    model.float()
+    scores: list[Tensor] = []
+    for block in model.blocks:
+        block.ffn.router.register_forward_hook(lambda _, args, output: scores.append(output))
+    with computing_in("bf16", "cpu"):
+        found = objective.training_loss(model, examples)
+    assert [each.dtype for each in scores] == [torch.bfloat16] * 2
+    weight_B = examples.weights_BN.sum(1)
+    loss_B = sum(EXPERTS * BALANCE * each.double().softmax(-1).mean(1).square().sum(-1) for each in scores)
+    assert found.auxiliary.dtype == torch.float32
+    torch.testing.assert_close(found.auxiliary.double(), (weight_B * loss_B).sum(), rtol=1e-6, atol=0)
+
+
+def test_a_loss_that_is_made_in_bfloat16_is_refused(lab):
+    model, objective, examples = small(lab)
+    compute = model.blocks[0].ffn.forward
+    model.blocks[0].ffn.forward = lambda x_BND: WithLoss(*(each.bfloat16() for each in compute(x_BND)))
+    with pytest.raises(ValueError, match="an auxiliary loss is bfloat16; expected float32 or wider, made of what at_l"):
+        objective.training_loss(model, examples)
 
 
 def test_a_model_without_such_parts_logs_no_column(lab):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.nn import functional as F
 
 from stability import sweep
@@ -110,12 +111,18 @@ def test_a_folder_that_holds_no_gpt2_says_why(lab, tmp_path):
         return str(caught.value).removeprefix(f"init=hf:{folder}")
 
     assert refusal({"model_type": "llama"}) == " holds a model of the type llama; gpt2 is the one that is known"
+    for name in ("n_head", "layer_norm_epsilon"):
+        assert refusal({name: "two"}) == f": its config.json says {name}=two, which is no number"
+    assert refusal({"n_head": None}) == ": its config.json says n_head=None, which is no number"
     for changes in ({"scale_attn_weights": False}, {"scale_attn_by_inverse_layer_idx": True}):
         assert refusal(changes).startswith(": its attention is scaled otherwise")
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[:1000])
     with pytest.raises(ValueError, match=f"init=hf:{folder}: .*model.safetensors cannot be read"):
         hugging_face.tensors(str(folder), {})
+    save_file({"h.0.ln_1.weight": torch.ones(16)}, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=f"init=hf:{folder}: its model.safetensors holds no wte.weight, the tokens'"):
+        hugging_face.tensors(str(folder), {"head.weight": (256, 16)})
     (folder / "model.safetensors").unlink()
     assert refusal({}).startswith(": no model.safetensors there; give a folder that save_pretrained wrote")
     with pytest.raises(ValueError, match="does not fit the model: .*; of another shape: embedding.embedding.weight"):

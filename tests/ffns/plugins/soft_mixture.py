@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.ffns import AbstractFeedForward, WithLoss
+from stability.ffns import AbstractFeedForward, WithLoss, at_least_float32
 
 
 class SoftMixture(AbstractFeedForward):
@@ -26,7 +26,7 @@ class SoftMixture(AbstractFeedForward):
         self.out = nn.Linear(width, width)
 
     def forward(self, x_BND: Tensor) -> WithLoss:
-        p_BNE = self.router(x_BND).softmax(-1)
+        p_BNE = at_least_float32(self.router(x_BND)).softmax(-1)
         hidden_BNDE = torch.stack([expert(x_BND).tanh() for expert in self.experts], -1)
         share_BE = p_BNE.mean(1)
         loss_B = self.config.balance * self.config.experts * (share_BE * share_BE).sum(-1)

@@ -1,5 +1,5 @@
 """nanoGPT's GPT, stated again from its public code (github.com/karpathy/nanoGPT, model.py): plain torch, nothing of
-this project's. Left out are dropout, generation and the optimizer."""
+this project's. Left out are generation and the optimizer."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Config(NamedTuple):
     n_head: int = 12
     n_embd: int = 768
     bias: bool = False
+    dropout: float = 0.0
 
 
 class LayerNorm(nn.Module):
@@ -36,6 +37,7 @@ class CausalSelfAttention(nn.Module):
         self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
         self.n_head, self.n_embd = config.n_head, config.n_embd
+        self.attn_dropout, self.resid_dropout = nn.Dropout(config.dropout), nn.Dropout(config.dropout)
 
     def forward(self, x):
         B, T, C = x.size()
@@ -43,8 +45,8 @@ class CausalSelfAttention(nn.Module):
         q, k, v = (part.view(B, T, self.n_head, C // self.n_head).transpose(1, 2) for part in (q, k, v))
         att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
         att = att.masked_fill(torch.tril(torch.ones(T, T)) == 0, float("-inf"))
-        y = F.softmax(att, dim=-1) @ v
-        return self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C))
+        y = self.attn_dropout(F.softmax(att, dim=-1)) @ v
+        return self.resid_dropout(self.c_proj(y.transpose(1, 2).contiguous().view(B, T, C)))
 
 
 class MLP(nn.Module):
@@ -52,9 +54,10 @@ class MLP(nn.Module):
         super().__init__()
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
-        return self.c_proj(F.gelu(self.c_fc(x)))
+        return self.dropout(self.c_proj(F.gelu(self.c_fc(x))))
 
 
 class Block(nn.Module):
@@ -76,6 +79,7 @@ class GPT(nn.Module):
             {
                 "wte": nn.Embedding(config.vocab_size, config.n_embd),
                 "wpe": nn.Embedding(config.block_size, config.n_embd),
+                "drop": nn.Dropout(config.dropout),
                 "h": nn.ModuleList([Block(config) for _ in range(config.n_layer)]),
                 "ln_f": LayerNorm(config.n_embd, config.bias),
             }
@@ -101,7 +105,7 @@ class GPT(nn.Module):
 
     def forward(self, idx):
         pos = torch.arange(0, idx.size(1), dtype=torch.long)
-        x = self.transformer.wte(idx) + self.transformer.wpe(pos)
+        x = self.transformer.drop(self.transformer.wte(idx) + self.transformer.wpe(pos))
         for block in self.transformer.h:
             x = block(x)
         return self.lm_head(self.transformer.ln_f(x))

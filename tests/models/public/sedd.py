@@ -1,7 +1,7 @@
 """SEDD's network, stated again from its public code (github.com/louaaron/Score-Entropy-Discrete-Diffusion,
 model/transformer.py and model/rotary.py): plain torch, nothing of this project's.
 
-Left out are dropout, casts to float32 and bfloat16, and flash attention, for which a softmax stands.
+Left out are casts to float32 and bfloat16, and flash attention, for which a softmax stands.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class TimestepEmbedder(nn.Module):
 
 
 class DDiTBlock(nn.Module):
-    def __init__(self, dim, n_heads, cond_dim, mlp_ratio=4):
+    def __init__(self, dim, n_heads, cond_dim, mlp_ratio=4, dropout=0.0):
         super().__init__()
-        self.n_heads = n_heads
+        self.n_heads, self.dropout = n_heads, dropout
         self.norm1 = LayerNorm(dim)
         self.attn_qkv = nn.Linear(dim, 3 * dim, bias=False)
         self.attn_out = nn.Linear(dim, dim, bias=False)
@@ -83,8 +83,9 @@ class DDiTBlock(nn.Module):
         q, k = (part * cos + rotate_half(part) * sin for part in (q, k))
         scores = torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(dim // self.n_heads)
         mixed = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), v).reshape(batch, length, dim)
-        x = x + gate_msa * self.attn_out(mixed)
-        return x + gate_mlp * self.mlp(modulate(self.norm2(x), shift_mlp, scale_mlp))
+        x = x + gate_msa * F.dropout(self.attn_out(mixed), self.dropout, self.training)
+        fed = self.mlp(modulate(self.norm2(x), shift_mlp, scale_mlp))
+        return x + gate_mlp * F.dropout(fed, self.dropout, self.training)
 
 
 class EmbeddingLayer(nn.Module):
@@ -116,13 +117,15 @@ class DDitFinalLayer(nn.Module):
 class SEDD(nn.Module):
     """Of the absorbing graph, with ``scale_by_sigma``, as configs/model/small.yaml and medium.yaml have it."""
 
-    def __init__(self, tokens, hidden_size=768, n_blocks=12, n_heads=12, cond_dim=128):
+    def __init__(self, tokens, hidden_size=768, n_blocks=12, n_heads=12, cond_dim=128, dropout=0.0):
         super().__init__()
         vocab_size = tokens + 1
         self.head_dim = hidden_size // n_heads
         self.vocab_embed = EmbeddingLayer(hidden_size, vocab_size)
         self.sigma_map = TimestepEmbedder(cond_dim)
-        self.blocks = nn.ModuleList([DDiTBlock(hidden_size, n_heads, cond_dim) for _ in range(n_blocks)])
+        self.blocks = nn.ModuleList(
+            [DDiTBlock(hidden_size, n_heads, cond_dim, dropout=dropout) for _ in range(n_blocks)]
+        )
         self.output_layer = DDitFinalLayer(hidden_size, vocab_size, cond_dim)
 
     def network(self, indices, sigma):

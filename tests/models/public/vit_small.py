@@ -1,6 +1,6 @@
 """The ViT-small that the AttentionX paper trains, stated again from its public code (models/vit_small.py of
 github.com/kentaroy47/vision-transformers-cifar10, after lucidrains' vit_for_small_dataset): plain torch, nothing of this
-project's. Left out are dropout and, for einops, reshapes stand."""
+project's. For einops, reshapes stand."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch.nn import functional as F
 
 
 class LSA(nn.Module):
-    def __init__(self, dim, heads, dim_head):
+    def __init__(self, dim, heads, dim_head, dropout):
         super().__init__()
         inner_dim = dim_head * heads
         self.heads, self.dim_head = heads, dim_head
         self.temperature = nn.Parameter(torch.log(torch.tensor(dim_head**-0.5)))
         self.to_qkv = nn.Linear(dim, inner_dim * 3, bias=False)
         self.to_out = nn.Linear(inner_dim, dim)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x):
         b, n, _ = x.shape
@@ -24,7 +25,22 @@ class LSA(nn.Module):
         dots = torch.matmul(q, k.transpose(-1, -2)) * self.temperature.exp()
         mask = torch.eye(dots.shape[-1], dtype=torch.bool)
         attn = dots.masked_fill(mask, -torch.finfo(dots.dtype).max).softmax(dim=-1)
-        return self.to_out(torch.matmul(attn, v).transpose(1, 2).reshape(b, n, -1))
+        return self.dropout(self.to_out(torch.matmul(attn, v).transpose(1, 2).reshape(b, n, -1)))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, dim, hidden_dim, dropout):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(dim, hidden_dim),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            nn.Linear(hidden_dim, dim),
+            nn.Dropout(dropout),
+        )
+
+    def forward(self, x):
+        return self.net(x)
 
 
 class PreNorm(nn.Module):
@@ -54,17 +70,20 @@ class SPT(nn.Module):
 
 
 class ViT(nn.Module):
-    def __init__(self, image_size, patch_size, num_classes, dim, depth, heads, mlp_dim, channels=3, dim_head=64):
+    def __init__(
+        self, image_size, patch_size, num_classes, dim, depth, heads, mlp_dim, channels=3, dim_head=64, dropout=0.0
+    ):
         super().__init__()
         num_patches = (image_size[0] // patch_size) * (image_size[1] // patch_size)
         self.to_patch_embedding = SPT(dim, patch_size, channels)
         self.pos_embedding = nn.Parameter(torch.randn(1, num_patches + 1, dim))
         self.cls_token = nn.Parameter(torch.randn(1, 1, dim))
+        self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
             nn.ModuleList(
                 [
-                    PreNorm(dim, LSA(dim, heads, dim_head)),
-                    PreNorm(dim, nn.Sequential(nn.Linear(dim, mlp_dim), nn.GELU(), nn.Linear(mlp_dim, dim))),
+                    PreNorm(dim, LSA(dim, heads, dim_head, dropout)),
+                    PreNorm(dim, FeedForward(dim, mlp_dim, dropout)),
                 ]
             )
             for _ in range(depth)
@@ -74,7 +93,7 @@ class ViT(nn.Module):
     def forward(self, img):
         x = self.to_patch_embedding(img)
         x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), dim=1)
-        x = x + self.pos_embedding[:, : x.shape[1]]
+        x = self.dropout(x + self.pos_embedding[:, : x.shape[1]])
         for attn, ff in self.layers:
             x = attn(x) + x
             x = ff(x) + x
@@ -93,8 +112,8 @@ NAMES = (
     ("0.fn.temperature", "mixer.log_temperature"),
     ("0.fn.to_qkv", "mixer.qkv"),
     ("0.fn.to_out", "mixer.out"),
-    ("1.fn.0", "ffn.hidden"),
-    ("1.fn.2", "ffn.out"),
+    ("1.fn.net.0", "ffn.hidden"),
+    ("1.fn.net.3", "ffn.out"),
     ("mlp_head.0", "final_norm"),
     ("mlp_head.1", "head"),
 )
