@@ -164,31 +164,23 @@ def swept(tmp_path_factory):
     return by
 
 
+@pytest.fixture(scope="module")
+def serial_ledger(swept):
+    trials = swept("serial")
+    return Path(trials[0].pool).parent, ledger(trials)
+
+
 def sweep(spec, trials):
     return launching.run(spec, trials, console=Console(file=io.StringIO()))
 
 
 @pytest.mark.parametrize("choice", [["ray"], ["slurm", "slurm.executor=local"]], ids=["ray", "slurm"])
-def test_every_launcher_leaves_the_same_ledger_byte_for_byte(cluster, swept, choice):
-    trials, expected = swept(*choice), ledger(swept("serial"))
+def test_every_launcher_leaves_the_same_ledger_byte_for_byte(cluster, swept, serial_ledger, choice):
+    trials, (_, expected) = swept(*choice), serial_ledger
     assert ledger(trials) == expected
     assert {name.rpartition("/")[2] for name in expected} >= {"metrics.jsonl", "model.safetensors", "status.json"}
     owners = {trial.directory.status()["owner"]["pid"] for trial in trials}
     assert len(owners) == 2 and os.getpid() not in owners
-
-
-def test_ray_and_serial_write_the_same_curvature_bit_for_bit(cluster, swept):
-    for one, other in zip(swept("serial"), swept("ray"), strict=True):
-        tables = [pd.read_parquet(trial.directory.curvature_file("terminal")) for trial in (one, other)]
-        assert len(tables[0]) == 4  # two states, two steps
-        assert np.isfinite(tables[0][["slope", "curvature"]]).all(axis=None)
-        pd.testing.assert_frame_equal(*tables, check_exact=True)
-
-
-def test_ray_and_serial_write_the_same_samples_byte_for_byte(cluster, swept):
-    for one, other in zip(swept("serial"), swept("ray"), strict=True):
-        files = [(trial.directory.path / "samples" / "terminal.jsonl").read_bytes() for trial in (one, other)]
-        assert files[0] == files[1] and len(files[0].splitlines()) == 2
 
 
 def tables(folder):
@@ -196,8 +188,10 @@ def tables(folder):
     return {path.parent.name: json.loads(path.open().readlines()[-1]) for path in folder.glob("*/*/result.json")}
 
 
-def test_what_is_finished_is_not_handed_to_tune_and_tunes_own_tables_say_what_the_ledger_does(cluster, swept, tmp_path):
-    serial = swept("serial")
+def test_what_is_finished_is_not_handed_to_tune_and_tunes_own_tables_say_what_the_ledger_does(
+    cluster, serial_ledger, tmp_path
+):
+    spec, serial = make_sweep(serial_ledger[0], "lr=1e-2", pool="serial")
     spec, trials = make_sweep(tmp_path, "lr=1e-2", "launcher=ray", "name=study")
     shutil.copytree(serial[0].directory.path, trials[0].directory.path)
     before = trials[0].directory.metrics_file.stat().st_mtime_ns
@@ -228,6 +222,20 @@ def test_a_worker_runs_the_same_spec_first_and_last_with_the_same_bits(cluster, 
     assert len({trial.directory.status()["owner"]["pid"] for trial in trials}) == 1
     one, other = ({Path(name).parts[1:]: file for name, file in ledger([trial]).items()} for trial in (first, last))
     assert one == other
+
+
+def test_ray_and_serial_write_the_same_curvature_bit_for_bit(cluster, swept):
+    for one, other in zip(swept("serial"), swept("ray"), strict=True):
+        tables = [pd.read_parquet(trial.directory.curvature_file("terminal")) for trial in (one, other)]
+        assert len(tables[0]) == 4  # two states, two steps
+        assert np.isfinite(tables[0][["slope", "curvature"]]).all(axis=None)
+        pd.testing.assert_frame_equal(*tables, check_exact=True)
+
+
+def test_ray_and_serial_write_the_same_samples_byte_for_byte(cluster, swept):
+    for one, other in zip(swept("serial"), swept("ray"), strict=True):
+        files = [(trial.directory.path / "samples" / "terminal.jsonl").read_bytes() for trial in (one, other)]
+        assert files[0] == files[1] and len(files[0].splitlines()) == 2
 
 
 def test_the_monitor_and_parallel_directional_work_inside_a_ray_task(cluster):
