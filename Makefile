@@ -4,6 +4,9 @@ BIN := .venv/bin
 # --no-compile: Python compiles what it imports, a small part of what is installed
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-compile
 export OMP_NUM_THREADS ?= 1
+# where the environment forbids Python to keep what it compiles (containers do), every process of a sweep and of the
+# tests would compile all that it imports anew: Ray's workers twice as long as they import
+unexport PYTHONDONTWRITEBYTECODE
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 # no more threads than cores; each of the jobs first reads all tests, so more than 4 save nothing
 JOBS ?= $(shell jobs=$$(( $(CORES) / $(OMP_NUM_THREADS) )); echo $$(( jobs < 1 ? 1 : jobs > 4 ? 4 : jobs )))

@@ -12,7 +12,7 @@ most cast to float32 inside; causal LM loss, one padded row). "missing" names th
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -98,12 +98,17 @@ class Verdict(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
+    yield from parts()
+    yield from hugging_face()
+
+
+def parts() -> Iterator[Case]:
+    """Yield a case for each part of ours."""
     yield from mechanisms()
     yield from cross_mechanisms()
     yield from residuals()
     yield from norms()
     yield from objectives()
-    yield from hugging_face()
 
 
 def verdict(case: Case) -> Verdict:
@@ -199,8 +204,8 @@ def objectives() -> Iterator[Case]:
         yield Case("objective", name, loss, {"x": logits}, [examples])
 
 
-def hugging_face() -> Iterator[Case]:
-    """Yield a case for each model of `HUGGING_FACE` and way of computing attention; none without transformers."""
+def hugging_face(names: Iterable[str] = HUGGING_FACE) -> Iterator[Case]:
+    """Yield a case for each model of `HUGGING_FACE` named and way of computing attention; none without transformers."""
     try:
         import transformers
     except ModuleNotFoundError:
@@ -216,7 +221,8 @@ def hugging_face() -> Iterator[Case]:
         "attention_mask": mask,
         "use_cache": False,
     }
-    for name, sizes in HUGGING_FACE.items():
+    for name in names:
+        sizes = HUGGING_FACE[name]
         config = transformers.AutoConfig.for_model(name, **ENDS, **sizes)
         model_class = transformers.AutoModelForCausalLM._model_mapping[type(config)]
         # torch's grouped product has no float64

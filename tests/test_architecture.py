@@ -7,14 +7,13 @@ import ast
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from stability.config.base import AXES, checked
-from stability.config.model import ModelSpec
+from stability.config.base import AXES
 from stability.config.parse import parse
-from stability.config.rates import LearningRates
 from stability.config.sweep import SweepSpec
 from stability.registry import Registry
 from tests.reading import compose
@@ -156,19 +155,24 @@ def test_every_part_has_one_file_and_one_yaml():
     }
 
 
+@cache
+def read(*words):
+    """The sweep of a command line; each is read once for all tests of this file."""
+    return parse(SweepSpec, {**compose("sweep", words), "name": "x"})
+
+
 def test_every_yaml_holds_the_defaults_of_its_config():
     """A part built in Python and the same part chosen on the command line are the same part."""
     for group, family in AXES.items():
         for name in Registry(family).names(**({"cross": False} if family == "mechanisms" else {})):
-            composed = parse(SweepSpec, {**compose("sweep", [f"{group}={name}"]), "name": "x"})
-            assert getattr(composed, group)[0].settings == Registry(family).load(name).Config(), (group, name)
+            found = getattr(read(f"{group}={name}"), group)[0]
+            assert found.settings == Registry(family).load(name).Config(), (group, name)
     for family, group in (("ffns", "ffn"), ("positions", "position"), ("linears", "linear")):
         for name in Registry(family).names():
-            composed = parse(SweepSpec, {**compose("sweep", [f"{group}={name}"]), "name": "x"})
-            assert getattr(composed, group).settings == Registry(family).load(name).Config(), (group, name)
+            found = getattr(read(f"{group}={name}"), group)
+            assert found.settings == Registry(family).load(name).Config(), (group, name)
     for name in Registry("mechanisms").names(cross=True):
-        composed = parse(SweepSpec, {**compose("sweep", [f"cross={name}"]), "name": "x"})
-        assert composed.cross.settings == Registry("mechanisms").load(name).Config(), name
+        assert read(f"cross={name}").cross.settings == Registry("mechanisms").load(name).Config(), name
 
 
 TABLE_10 = {
@@ -186,7 +190,7 @@ TABLE_10 = {
 
 @pytest.mark.parametrize("name", TABLE_10)
 def test_model_sizes_are_those_of_table_10(name):
-    model = checked(ModelSpec, compose("sweep", [f"model={name}"])["model"])
+    model = read(f"model={name}").model
     assert (model.layers, model.heads, model.width, model.positions) == TABLE_10[name]
 
 
@@ -201,7 +205,7 @@ TABLE_11 = {
 
 @pytest.mark.parametrize("name", TABLE_11)
 def test_learning_rates_are_those_of_table_11(name):
-    assert checked(LearningRates, compose("sweep", [f"lr={name}"])["lr"]).rates() == TABLE_11[name]
+    assert read(f"lr={name}").lr.rates() == TABLE_11[name]
 
 
 def test_every_choice_of_every_group_composes_and_parses():
@@ -224,5 +228,4 @@ def test_every_choice_of_every_group_composes_and_parses():
                 if folder.name == "study" and choice.stem.startswith("protein_")
                 else extra
             )
-            word = f"curvature={choice.stem}" if folder.name == "curvature" else f"{folder.name}={choice.stem}"
-            parse(SweepSpec, {**compose("sweep", [word, *extra]), "name": "x"})
+            read(f"{folder.name}={choice.stem}", *extra)

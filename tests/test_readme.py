@@ -206,13 +206,20 @@ TINY += (
 )
 
 
-def swept(tmp_path, *words: str):
-    """The results of a sweep of one small run, with its α_max."""
-    assert sweep.main([*TINY, *words, f"runs_dir={tmp_path}/runs", "name=own"]) == 0
-    return collect(tmp_path / "runs" / "studies" / "own")
+@pytest.fixture
+def swept(lab):
+    """The results of a sweep of one small run, with its α_max, on the lab's page: the standard library's docstrings
+    take longer to read than to train on."""
+
+    def run(folder, *words: str):
+        own = [f"runs_dir={folder}/runs", "name=own"]
+        assert sweep.main([*TINY, "data=text", f"data.path={lab.text}", *words, *own]) == 0
+        return collect(folder / "runs" / "studies" / "own")
+
+    return run
 
 
-def test_the_optimizer_of_the_docs_is_swept_and_measured(own_part, tmp_path):
+def test_the_optimizer_of_the_docs_is_swept_and_measured(own_part, swept, tmp_path):
     results = swept(tmp_path, *own_part("signum"), "optimizer=signum", "optimizer.signum.weight_decay=0.1")
     assert set(results.runs["optimizer"]) == {"signum"} and results.runs["val_nll"].notna().all()
     assert set(results.curvature["state"]) == {"checkpoint"}, "the paper's state is Adam's"
@@ -230,7 +237,7 @@ def test_the_step_of_that_optimizer_is_the_formula_above_it(own_part):
     assert parameter.tolist() == pytest.approx([(2.0 * 0.999 - 0.01) * 0.999 + 0.01, (-0.999 + 0.01) * 0.999])
 
 
-def test_the_norm_of_the_docs_is_swept_and_measured(own_part, tmp_path):
+def test_the_norm_of_the_docs_is_swept_and_measured(own_part, swept, tmp_path):
     words = ["norm=[layernorm,scalenorm]", "norm.scalenorm.epsilon=1e-4"]
     results = swept(tmp_path, *own_part("scalenorm"), *words)
     assert sorted(results.runs["norm"]) == ["layernorm", "scalenorm"] and results.runs["val_nll"].notna().all()
@@ -245,7 +252,7 @@ def test_that_norm_is_the_formula_above_it(own_part):
     assert norm(torch.zeros(4)).tolist() == [0.0] * 4
 
 
-def test_the_feed_forward_network_of_the_docs_is_swept_and_measured(own_part, tmp_path):
+def test_the_feed_forward_network_of_the_docs_is_swept_and_measured(own_part, swept, tmp_path):
     known = own_part("bilinear")
     runs = {
         share: swept(tmp_path / share, *known, "ffn=bilinear", f"ffn.share={share}").runs for share in ("0.25", "0.5")
@@ -257,7 +264,7 @@ def test_the_feed_forward_network_of_the_docs_is_swept_and_measured(own_part, tm
     assert [run["model"].item() for run in (usual.runs, runs["0.5"])] == ["nano", "nano ffn=bilinear"]
 
 
-def test_the_mixture_of_the_docs_is_trained_and_measured_with_its_own_loss(own_part, tmp_path):
+def test_the_mixture_of_the_docs_is_trained_and_measured_with_its_own_loss(own_part, swept, tmp_path):
     words = [*own_part("mixture"), "ffn=mixture", "ffn.experts=3"]
     rows, losses = {}, {}
     for balance in ("0.0", "0.5"):
@@ -273,7 +280,7 @@ def test_the_mixture_of_the_docs_is_trained_and_measured_with_its_own_loss(own_p
     assert (losses["0.5"] > losses["0.0"] + 0.4).all(), "of the loss that α_max looks at"
 
 
-def test_the_objective_of_the_docs_is_swept_and_measured(own_part, tmp_path):
+def test_the_objective_of_the_docs_is_swept_and_measured(own_part, swept, tmp_path):
     results = swept(tmp_path, *own_part("denoise"), "objective=denoise", "objective.rate=0.5")
     assert (
         set(results.runs["objective"]) == {"denoise"}
@@ -282,7 +289,7 @@ def test_the_objective_of_the_docs_is_swept_and_measured(own_part, tmp_path):
     )
 
 
-def test_the_data_source_of_the_docs_is_swept_and_known_by_its_content(own_part, tmp_path, monkeypatch):
+def test_the_data_source_of_the_docs_is_swept_and_known_by_its_content(own_part, swept, tmp_path, monkeypatch):
     rows = "".join(
         f'"a row about number {number} and its square, {number * number}, as text",{number}\n' for number in range(400)
     )

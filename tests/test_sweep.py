@@ -179,7 +179,7 @@ def test_hessian_measures_what_a_sweep_left_out(lab, words, capsys):
 
 
 def test_report_is_made_again_from_a_name_or_a_folder(lab, words, tmp_path):
-    sweep.main([*words, "report=false"])
+    sweep.main([*words, "mechanism=sa", "lr=1e-3", "hessian=false", "report=false"])  # drawn four times: a run
     assert report.main(["name=small", f"runs_dir={lab.pool}", f"reports_dir={tmp_path / 'one'}"]) == 0
     assert report.main([f"name={lab.pool / 'studies' / 'small'}", f"reports_dir={tmp_path / 'two'}"]) == 0
     assert (tmp_path / "one" / "small.pdf").exists()

@@ -116,6 +116,20 @@ def test_paths_with_hydras_own_characters_arrive_whole(path):
     assert sweep("data=text", f"data.path={path}").data.settings.path == path
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """The data that tests of this file prepare, once for all: the standard library's docstrings take seconds."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def runs(cache, tmp_path):
+    """A folder for runs that holds nothing but the shared cache."""
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "cache").symlink_to(cache)
+    return tmp_path / "runs"
+
+
 def test_the_shim_touches_nothing_else():
     words = ["mechanism=[sa,sc]", "+x=1", "lr=range", "lr.num=9", "~lr", "hessian=false"]
     assert [str(word) for word in Invocation.of(words).overrides] == words
@@ -187,8 +201,8 @@ def test_the_shim_touches_nothing_else():
         (["model.positions=1000000"], "the held-out 1 % has"),
     ],
 )
-def test_bad_input_is_two_lines_and_exit_code_2_and_leaves_nothing(argv, message, tmp_path, entered):
-    is_refused(entered("stability.sweep", "dry_run=true", f"runs_dir={tmp_path / 'runs'}", *argv), message, tmp_path)
+def test_bad_input_is_two_lines_and_exit_code_2_and_leaves_nothing(argv, message, runs, tmp_path, entered):
+    is_refused(entered("stability.sweep", "dry_run=true", f"runs_dir={runs}", *argv), message, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +212,8 @@ def test_bad_input_is_two_lines_and_exit_code_2_and_leaves_nothing(argv, message
         (["model.positions=1000000"], "the held-out 1 % has"),  # after it
     ],
 )
-def test_a_process_of_its_own_says_no_more_than_that(argv, message, tmp_path):
-    is_refused(entry("stability.sweep", "dry_run=true", f"runs_dir={tmp_path / 'runs'}", *argv), message, tmp_path)
+def test_a_process_of_its_own_says_no_more_than_that(argv, message, runs, tmp_path):
+    is_refused(entry("stability.sweep", "dry_run=true", f"runs_dir={runs}", *argv), message, tmp_path)
 
 
 def is_refused(out, message, tmp_path):

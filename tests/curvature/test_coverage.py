@@ -4,28 +4,32 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from benchmarks.coverage import Case, cases, verdict
+from benchmarks.coverage import HUGGING_FACE, Case, hugging_face, parts, verdict
 
 POINT = {"x": torch.linspace(0.5, 1.5, 4, dtype=torch.float64)}
 WITHOUT_A_RULE = ("bloom", "falcon", "mixtral", "qwen3_moe")
-ALL = [case for case in cases() if case.params]
-CASES = [case for case in ALL if not case.name.startswith(WITHOUT_A_RULE)]
-REST = [case for case in ALL if case.name.startswith(WITHOUT_A_RULE)]
+PARTS = [case for case in parts() if case.params]
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{case.family}-{case.name}" for case in CASES])
-def test_taylor_covers_it_and_agrees_with_double_backward(case):
+@pytest.mark.parametrize("case", PARTS, ids=[f"{case.family}-{case.name}" for case in PARTS])
+def test_taylor_covers_a_part_and_agrees_with_double_backward(case):
     found = verdict(case)
     assert (found.method, found.missing) == ("taylor", None)
-    assert found.off is not None
-    assert found.off < (1e-6 if case.family == "Hugging Face" else 1e-12)
+    assert found.off is not None and found.off < 1e-12
 
 
-@pytest.mark.parametrize("case", REST, ids=[case.name for case in REST])
-def test_where_taylor_has_no_rule_it_is_named_and_double_backward_stands_in(case):
-    found = verdict(case)
-    assert (found.method, found.off) == ("double_backward", None)
-    assert "taylor" in found.missing
+@pytest.mark.parametrize("name", HUGGING_FACE)  # built by its test alone: all of them take seconds
+def test_taylor_covers_a_model_of_hugging_face_or_names_the_missing_rule(name):
+    pytest.importorskip("transformers")
+    found = [verdict(case) for case in hugging_face([name])]
+    assert found
+    for each in found:
+        if name in WITHOUT_A_RULE:
+            assert (each.method, each.off) == ("double_backward", None)
+            assert "taylor" in each.missing
+        else:
+            assert (each.method, each.missing) == ("taylor", None)
+            assert each.off is not None and each.off < 1e-6
 
 
 def test_a_missing_rule_is_named_with_the_method_that_stands_in():

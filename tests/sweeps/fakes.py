@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,19 +162,19 @@ def _missing() -> None:
     raise AttributeError("only another version has it")
 
 
-def run_valley(trial: Trial) -> Iterator[None]:
+def run_valley(trial: Trial, *, step_s: float = 0.05) -> Iterator[None]:
     """Under the run's lock: validates at each step; the NLL is lowest at a rate of 10^-2.5. It goes on where the log
     stands."""
-    yield from run_trial(trial, _through_valley)
+    yield from run_trial(trial, partial(_through_valley, step_s=step_s))
 
 
-def _through_valley(trial: Trial) -> Iterator[None]:
+def _through_valley(trial: Trial, *, step_s: float) -> Iterator[None]:
     directory, steps = trial.directory, trial.spec["steps"]
     directory.path.mkdir(parents=True, exist_ok=True)
     step = directory.status()["step"]
     try:
         while step < steps:
-            time.sleep(0.05)
+            time.sleep(step_s)
             step += 1
             log_step(directory, step, wall_s=0.1, val_nll=valley(trial.spec, step))
             yield

@@ -25,7 +25,6 @@ from stability.curvature import AlphaMaxMonitor, parallel_directional
 from stability.runs.processes import Process
 from sweeps import launch as launching
 from sweeps.interrupt import Interrupt
-from sweeps.launchers import serial as serial_launcher
 from sweeps.launchers.ray import address as ray_address
 from sweeps.launchers.ray import cluster as ray_cluster
 from sweeps.launchers.ray import launcher as ray_launcher
@@ -57,6 +56,7 @@ def worker_of(trial):
     return json.loads((trial.directory.path / "worker.json").read_text())
 
 
+@pytest.mark.slow  # three processes that import torch; the next one keeps a death in the fast suite
 def test_a_dead_worker_fails_its_own_trial_only(cluster, tmp_path, capfd):
     trials = [fakes.make_trial(tmp_path, index) for index in range(6)]
     assert not launch(trials, run=fakes.run_and_die, node_retries=0).requested
@@ -85,7 +85,11 @@ def test_a_run_whose_worker_dies_goes_on_in_another_where_it_stopped(cluster, tm
     assert said == ["a worker process died under sa lr=0.01 seed=1 (000000000001), which goes on in another"]
 
 
-@pytest.mark.parametrize("where", ["the worker", "the driver, too"])
+@pytest.mark.parametrize(
+    "where",
+    # the rarest of errors, and Ray's workers start again for it
+    ["the worker", pytest.param("the driver, too", marks=pytest.mark.slow)],
+)
 def test_an_error_that_cannot_be_written_down_is_not_tried_again(cluster, tmp_path, monkeypatch, where):
     trials = [fakes.make_trial(tmp_path, index) for index in range(3)]
 
@@ -104,6 +108,7 @@ def test_an_error_that_cannot_be_written_down_is_not_tried_again(cluster, tmp_pa
     assert len((trials[1].directory.path / "begun.txt").read_text().split()) == 1
 
 
+@pytest.mark.slow  # a mistake of clusters of several versions: Ray's workers start and end for it
 def test_workers_that_cannot_start_end_the_sweep_with_a_word_and_fail_no_run(cluster, tmp_path):
     trials = [fakes.make_trial(tmp_path, index) for index in range(3)]
     with pytest.raises(
@@ -139,23 +144,39 @@ def ledger(trials):
     return {str(path.relative_to(trials[0].pool)): path.read_bytes() if path.name in exact else b"" for path in files}
 
 
+# a run of each mechanism, its α_max and two samples of it
+MEASURED = ("lr=1e-2", "hessian=true", "curvature.batch=2", "curvature.warmup_batches=2", "curvature.warmup_steps=1")
+MEASURED += ("curvature.recorded_steps=2", "generate.num=2")
+
+
 @pytest.fixture(scope="module")
-def serial_ledger(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ledger")
-    spec, trials = make_sweep(folder, "lr=1e-2", pool="serial")
-    sweep(spec, trials)
-    return folder, ledger(trials)
+def swept(tmp_path_factory):
+    """The trials of one sweep by each launcher, trained and measured when a test first asks for them."""
+    folder, found = tmp_path_factory.mktemp("ledger"), {}
+
+    def by(launcher, *more):
+        if launcher not in found:
+            spec, trials = make_sweep(folder, *MEASURED, f"launcher={launcher}", *more, pool=launcher)
+            assert (sweep(spec, trials).num_trained, len(trials)) == (2, 2)
+            found[launcher] = trials
+        return found[launcher]
+
+    return by
+
+
+@pytest.fixture(scope="module")
+def serial_ledger(swept):
+    trials = swept("serial")
+    return Path(trials[0].pool).parent, ledger(trials)
 
 
 def sweep(spec, trials):
     return launching.run(spec, trials, console=Console(file=io.StringIO()))
 
 
-@pytest.mark.parametrize("choice", [["launcher=ray"], ["launcher=slurm", "slurm.executor=local"]], ids=["ray", "slurm"])
-def test_every_launcher_leaves_the_same_ledger_byte_for_byte(cluster, serial_ledger, choice):
-    folder, expected = serial_ledger
-    spec, trials = make_sweep(folder, "lr=1e-2", *choice, pool=choice[0].replace("launcher=", ""))
-    assert (sweep(spec, trials).num_trained, len(trials)) == (2, 2)
+@pytest.mark.parametrize("choice", [["ray"], ["slurm", "slurm.executor=local"]], ids=["ray", "slurm"])
+def test_every_launcher_leaves_the_same_ledger_byte_for_byte(cluster, swept, serial_ledger, choice):
+    trials, (_, expected) = swept(*choice), serial_ledger
     assert ledger(trials) == expected
     assert {name.rpartition("/")[2] for name in expected} >= {"metrics.jsonl", "model.safetensors", "status.json"}
     owners = {trial.directory.status()["owner"]["pid"] for trial in trials}
@@ -203,31 +224,16 @@ def test_a_worker_runs_the_same_spec_first_and_last_with_the_same_bits(cluster, 
     assert one == other
 
 
-def test_ray_and_serial_write_the_same_curvature_bit_for_bit(cluster, tmp_path):
-    protocol = [
-        "hessian=true",
-        "curvature.batch=2",
-        "curvature.warmup_batches=2",
-        "curvature.warmup_steps=1",
-        "curvature.recorded_steps=2",
-    ]
-    _, serial = make_sweep(tmp_path, *protocol, pool="serial")
-    _, ray = make_sweep(tmp_path, *protocol, pool="ray")
-    serial_launcher.launch(serial, on_tick=lambda: None, interrupt=Interrupt(), run=run_trial)
-    launch(ray)
-    for one, other in zip(serial, ray, strict=True):
+def test_ray_and_serial_write_the_same_curvature_bit_for_bit(cluster, swept):
+    for one, other in zip(swept("serial"), swept("ray"), strict=True):
         tables = [pd.read_parquet(trial.directory.curvature_file("terminal")) for trial in (one, other)]
         assert len(tables[0]) == 4  # two states, two steps
         assert np.isfinite(tables[0][["slope", "curvature"]]).all(axis=None)
         pd.testing.assert_frame_equal(*tables, check_exact=True)
 
 
-def test_ray_and_serial_write_the_same_samples_byte_for_byte(cluster, tmp_path):
-    _, serial = make_sweep(tmp_path, "generate.num=2", pool="serial")
-    _, ray = make_sweep(tmp_path, "generate.num=2", pool="ray")
-    serial_launcher.launch(serial, on_tick=lambda: None, interrupt=Interrupt(), run=run_trial)
-    launch(ray)
-    for one, other in zip(serial, ray, strict=True):
+def test_ray_and_serial_write_the_same_samples_byte_for_byte(cluster, swept):
+    for one, other in zip(swept("serial"), swept("ray"), strict=True):
         files = [(trial.directory.path / "samples" / "terminal.jsonl").read_bytes() for trial in (one, other)]
         assert files[0] == files[1] and len(files[0].splitlines()) == 2
 

@@ -12,6 +12,8 @@ def cluster():
         yield scratch
 
 
+# Ray's workers start again in every round; the fast suite has the rounds on `launcher=serial`, and asha on Ray
+pytestmark = pytest.mark.slow
 RATES = "lr=[1e-4,3e-4,1e-3,3e-3,1e-2,3e-2]"
 
 
@@ -21,17 +23,9 @@ RATES = "lr=[1e-4,3e-4,1e-3,3e-3,1e-2,3e-2]"
         pytest.param(
             [RATES, "halving.reduction=3", "halving.first_step=6", "steps=18", "evaluation.every_steps=6"], id="halving"
         ),
-        pytest.param(["lr=edge"], id="edge", marks=pytest.mark.slow),
-        pytest.param(
-            [RATES, "search=pbt", "search.every_steps=6", "steps=18", "evaluation.every_steps=6"],
-            id="pbt",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ["search=optuna", "search.num=14", "search.startup=5", "search.batch=3"],
-            id="optuna",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param(["lr=edge"], id="edge"),
+        pytest.param([RATES, "search=pbt", "search.every_steps=6", "steps=18", "evaluation.every_steps=6"], id="pbt"),
+        pytest.param(["search=optuna", "search.num=14", "search.startup=5", "search.batch=3"], id="optuna"),
     ],
 )
 def test_a_search_in_rounds_leaves_the_ledger_that_serial_leaves(cluster, tmp_path, words):
