@@ -33,12 +33,14 @@ reports/<name>.pdf. Without arguments: study=quickstart. The same command again 
 Axes: one choice or several, [a,b]; a sweep is their product. Their settings: mechanism.sc.window=4 norm.dyt.alpha=0.7
   mechanism=   sa, sw, sc, mix, attentionx, two_way (a causal one read from both ends); or your own: plugins=[my.module]
   residual=    identity, hc, mhc, mhc_lite        norm=  layernorm, rmsnorm, dyt, derf
-  optimizer=   adamw, sgd        optimizer.groups.ROLE.lr_scale=0.5  weight_decay=…  settings by role: embedding,
-               position, norm, mixer, cross, residual, ffn, condition, head
+  optimizer=   adamw, sgd, adafactor, adan, ademamix, adopt, cautious_adamw, galore_adamw, lamb, lion, mars_adamw, muon,
+               prodigy, radam, schedulefree_adamw, shampoo, soap, sophia, turbo_muon
+               optimizer.groups.ROLE.lr_scale=0.5  weight_decay=…  settings by role: embedding, position, norm, mixer,
+               cross, residual, ffn, condition, head
   precision=   float32, tf32, bf16                seeds=3        ablate.sc.window=[2,4,8]: one at a time around the base
   lr=          1e-3 | [1e-4,1e-3] | values | range: lr.low= lr.high= lr.num= | edge: the best rate and the largest
-               stable ones to 0.05 decades | mini_text, mini_dna, mini_protein | Table 11: paper_small, paper_medium,
-               paper_large, paper_text_385m, paper_text_385m_mix
+               stable ones to 0.05 decades | scaled: multiples of each optimizer's own rate | mini_text, mini_dna,
+               mini_protein | Table 11: paper_small, paper_medium, paper_large, paper_text_385m, paper_text_385m_mix
 
 One choice for all runs
   model=       nano, nano_2, text_54m, text_193m, text_385m, dna_51m, dna_172m, dna_331m, protein_35m, protein_133m,
@@ -55,7 +57,7 @@ One choice for all runs
                protein_133m, protein_320m, attentionx_gpt, attentionx_gpt_mini, attentionx_vit, attentionx_vit_mini
 
 Training
-  steps=500 batch=16 microbatch=4 clip_norm=1 compile=true threads=1     schedule=constant|linear|cosine
+  steps=500 batch=16 microbatch=4 clip_norm=1 compile=true threads=1     schedule=constant|linear|cosine|wsd
   init=ckpt:FOLDER | hf:FOLDER   every run starts from these weights; init.partial=true: from those tensors that match
   evaluation.every_steps=100     checkpoint.every_steps=50 checkpoint.keep_last=2     log.gradients=20: of each block
   verdict.spike_nats=0.5         guards.on_nonfinite=skip_step guards.retries=3: off by default, they hide divergence
