@@ -52,9 +52,10 @@ One choice for all runs
   data=        stdlib | text data.path=PATH (txt, jsonl, .gz, .zst, parquet) | dna data.path=FASTA |
                images data.path=PATH | hf data.dataset=ID | protein data.path=STRUCTURES; data.tokenizer=gpt2
   study=       a preset; what it sets of data, objective, … applies while you choose no other: quickstart, flagship,
-               optimizers, curvature, ablation_consensus, residuals, residuals_mini, nanogpt, sedd, vit_small, text_mini, text_54m,
-               text_193m, text_385m, text_385m_mix, dna_mini, dna_51m, dna_172m, dna_331m, protein_mini, protein_35m,
-               protein_133m, protein_320m, attentionx_gpt, attentionx_gpt_mini, attentionx_vit, attentionx_vit_mini
+               optimizers, curvature, ablation_consensus, residuals, residuals_mini, nanogpt, sedd, vit_small,
+               text_mini, text_54m, text_193m, text_385m, text_385m_mix, dna_mini, dna_51m, dna_172m, dna_331m,
+               protein_mini, protein_35m, protein_133m, protein_320m, attentionx_gpt, attentionx_gpt_mini,
+               attentionx_vit, attentionx_vit_mini
 
 Training
   steps=500 batch=16 microbatch=4 clip_norm=1 compile=true threads=1     schedule=constant|linear|cosine|wsd
