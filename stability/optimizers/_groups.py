@@ -110,11 +110,19 @@ def require_matrices(model: nn.Module) -> None:
 
 
 def kinds(model: nn.Module) -> dict[str, str]:
-    """Return of each parameter by its name whether an optimizer of matrices takes it (`MATRICES`) or not (`REST`)."""
-    return {
-        name: kind_of(parameter, _role(model, name), model.get_submodule(name.rpartition(".")[0]))
-        for name, parameter in model.named_parameters()
-    }
+    """Return of each parameter by its name whether an optimizer of matrices takes it (`MATRICES`) or not (`REST`).
+
+    Where some parameters play a role, those that play none are rest, as a tokenizer's first and last maps are; of a
+    model that knows no roles at all every parameter is judged by its axes and its module (`kind_of`).
+    """
+    played = {name: _role(model, name) for name, _ in model.named_parameters()}
+    knows_roles = any(played.values())
+    found = {}
+    for name, parameter in model.named_parameters():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        is_outside = knows_roles and played[name] is None
+        found[name] = REST if is_outside else kind_of(parameter, played[name], owner)
+    return found
 
 
 def grouped(

@@ -14,6 +14,8 @@ from stability.build import build_optimizer
 from stability.curvature.alpha_max import step_direction, step_without_decay
 from stability.optimizers import build, kinds, set_lr
 from stability.registry import Registry
+from stability.training import checkpoint
+from tests.conftest import Lab
 from tests.optimizers.checks import steps
 from tests.optimizers.test_roles import by_name, spec_of
 
@@ -54,6 +56,18 @@ def test_a_resumed_models_steps_are_the_same_bit_for_bit(name, groups):
         for each, other in ((optimizer, model), (second, resumed)):
             steps(each, other, number, number)
         assert all(map(torch.equal, values(model), values(resumed))), f"step {number}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_interrupted_run_goes_on_bit_for_bit(lab, tmp_path_factory, name):
+    groups = {"mixer": {"lr_scale": 0.5}}
+    changes = {"optimizer": {"name": name, "weight_decay": 0.1, "groups": groups}, "steps": 6, "microbatch": 2}
+    spec, elsewhere = lab.spec(**changes), Lab(tmp_path_factory.mktemp("whole"))
+    lab.train(spec, steps=3)
+    resumed, whole = lab.train(spec), elsewhere.train(elsewhere.spec(**changes))
+    assert resumed.metrics_file.read_bytes() == whole.metrics_file.read_bytes()
+    (_, one), (_, other) = (checkpoint.load(directory.checkpoints()[-1]) for directory in (resumed, whole))
+    assert all(torch.equal(value, other.state_dict()[key]) for key, value in one.state_dict().items())
 
 
 @pytest.mark.parametrize("name", NAMES)

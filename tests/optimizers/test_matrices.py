@@ -3,6 +3,8 @@ embedding, a head, a norm or a convolution."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from torch import nn
 
@@ -53,6 +55,14 @@ def test_a_convolution_in_a_mixer_and_a_table_of_a_foreign_model_are_not_taken()
     assert "blocks.0.mixer.convolution.weight" not in taken(model)
     foreign = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4))
     assert kinds(foreign) == {"0.weight": "rest", "1.weight": "matrices", "1.bias": "rest"}
+
+
+def test_of_a_stack_of_blocks_the_maps_before_and_behind_them_are_not_taken():
+    """So a tokenizer's encoder is made, of which nothing says roles but its blocks."""
+    blocks = built(spec_of("mlm", {})).get_submodule("blocks")
+    found = kinds(nn.ModuleList([nn.Linear(9, 16), blocks, nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4))]))
+    taken = {name for name, kind in found.items() if kind == "matrices"}
+    assert taken and all(name.startswith("1.") and re.search(r"\.(mixer|ffn)\.", name) for name in taken)
 
 
 @pytest.mark.parametrize("name", (*MECHANISMS, *CROSS))
