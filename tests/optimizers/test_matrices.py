@@ -111,6 +111,29 @@ def test_splits_that_are_not_the_rows_of_the_weight_are_named(monkeypatch):
         taken(model)
 
 
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (
+            {"head": {"momentum": 0.5}},
+            "optimizer.groups.head.momentum: no parameter of that role is a matrix; AdamW steps them",
+        ),
+        ({"norm": {"iterations": 4}}, "optimizer.groups.norm.iterations: no parameter of that role is a matrix; AdamW"),
+        ({"ffn": {"rest_beta1": 0.5}}, "groups.ffn.rest_beta1: no parameter of that role is AdamW's; all are matrices"),
+    ],
+)
+def test_a_setting_that_nothing_of_its_role_has_is_refused_in_a_line(groups, message):
+    model = built(spec_of("mlm", {}, ffn={"name": "mlp", "bias": False}))
+    with pytest.raises(ValueError, match=message):
+        build_optimizer(spec_of("mlm", {}, optimizer={"name": "muon", "groups": groups}), model)
+    for fine in (
+        {"head": {"rest_beta1": 0.5, "weight_decay": 0.1}},
+        {"ffn": {"momentum": 0.5}},
+        {"norm": {"lr_scale": 2}},
+    ):
+        build_optimizer(spec_of("mlm", {}, optimizer={"name": "muon", "groups": fine}), model)
+
+
 PLUGINS = "[tests.optimizers.plugins.shifting,tests.optimizers.plugins.scaling]"
 
 
