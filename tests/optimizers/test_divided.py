@@ -178,7 +178,8 @@ class Apart(nn.Module):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_parameter_of_several_matrices_takes_the_steps_of_each(name):
     fused = Fused().double()
-    apart = Apart(list(fused.qkv.weight.detach().split((3, 3, 4))))
+    start = fused.qkv.weight.detach().clone()
+    apart = Apart(list(start.split((3, 3, 4))))
     pair = [build(name, module, lr=0.1, weight_decay=0.3) for module in (fused, apart)]
     draws = torch.Generator().manual_seed(1)
     for _ in range(4):
@@ -190,6 +191,7 @@ def test_a_parameter_of_several_matrices_takes_the_steps_of_each(name):
             optimizer.step()
         assert torch.equal(fused.qkv.weight.grad, gradient), "a step changes the gradient"
     torch.testing.assert_close(fused.qkv.weight, torch.cat(list(apart.parts)), rtol=1e-12, atol=1e-13)
+    assert (fused.qkv.weight != start * (1 - 0.1 * 0.3) ** 4).all(), "nothing moves but by decay"
 
 
 @pytest.mark.parametrize("name", NAMES)
