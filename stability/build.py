@@ -228,14 +228,14 @@ def build_optimizer(spec: RunSpec | TokenizerRunSpec, model: nn.Module) -> torch
 
 def require_roles(spec: RunSpec, data_format: Any) -> None:
     """Raise a ``ValueError`` of one line where an optimizer's settings are for a role that no parameter of the run's
-    model plays, or it takes matrices and there is none. Nothing is allocated."""
+    model plays, or it takes matrices and the model, or a role with settings for them, has none. Allocates nothing."""
     takes_matrices = Registry("optimizers").load(spec.optimizer.name).takes_matrices
     if spec.optimizer.groups or takes_matrices:
         with torch.device("meta"):
             model = build_model(spec, data_format)
             check_roles(spec.optimizer.groups, model)
             if takes_matrices:
-                require_matrices(model)
+                require_matrices(model, spec.optimizer.groups)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -12,7 +12,7 @@ from torch import nn
 
 from stability.config.groups import LR_SCALE, ROLES, Group
 from stability.optimizers._base import AbstractOptimizer, Parameters
-from stability.optimizers._kinds import KIND, MATRICES, REST, SPLITS, kind_of, splits
+from stability.optimizers._kinds import KIND, MATRICES, OF_REST, REST, SPLITS, kind_of, splits
 from stability.registry import near_misses
 
 
@@ -26,7 +26,7 @@ def optimizer_of(
     `set_lr` sets is scaled in them. Errors: as `check_roles`.
     """
     if part.takes_matrices:
-        require_matrices(model)
+        require_matrices(model, groups)
     if not groups:
         return part.build(config, grouped(part, config, model), lr)
     played = check_roles(groups, model)
@@ -100,21 +100,38 @@ def _role(model: nn.Module, name: str) -> str | None:
     return role
 
 
-def require_matrices(model: nn.Module) -> None:
-    """Raise a ``ValueError`` of one line where a model has nothing that an optimizer of matrices takes."""
-    if MATRICES not in kinds(model).values():
+def require_matrices(model: nn.Module, groups: Sequence[Group] = ()) -> None:
+    """Raise a ``ValueError`` of one line where a model has nothing that an optimizer of matrices takes, or a role that
+    has none, or nothing else, has a setting for them."""
+    found = kinds(model)
+    if MATRICES not in found.values():
         raise ValueError(
             "the optimizer takes matrices, and this model has none: no parameter of two axes in a mixer or a "
             "feed-forward network; choose another optimizer, e.g. adamw"
         )
+    for group in groups:
+        held = {kind for name, kind in found.items() if _role(model, name) == group.role}
+        for key, _ in group.settings:
+            kind = REST if key.startswith(OF_REST) else MATRICES
+            if held and key != "weight_decay" and kind not in held:
+                told = "is a matrix; AdamW steps them" if kind == MATRICES else "is AdamW's; all are matrices"
+                raise ValueError(f"optimizer.groups.{group.role}.{key}: no parameter of that role {told}")
 
 
 def kinds(model: nn.Module) -> dict[str, str]:
-    """Return of each parameter by its name whether an optimizer of matrices takes it (`MATRICES`) or not (`REST`)."""
-    return {
-        name: kind_of(parameter, _role(model, name), model.get_submodule(name.rpartition(".")[0]))
-        for name, parameter in model.named_parameters()
-    }
+    """Return of each parameter by its name whether an optimizer of matrices takes it (`MATRICES`) or not (`REST`).
+
+    Where some parameters play a role, those that play none are rest, as a tokenizer's first and last maps are; of a
+    model that knows no roles at all every parameter is judged by its axes and its module (`kind_of`).
+    """
+    played = {name: _role(model, name) for name, _ in model.named_parameters()}
+    knows_roles = any(played.values())
+    found = {}
+    for name, parameter in model.named_parameters():
+        owner = model.get_submodule(name.rpartition(".")[0])
+        is_outside = knows_roles and played[name] is None
+        found[name] = REST if is_outside else kind_of(parameter, played[name], owner)
+    return found
 
 
 def grouped(

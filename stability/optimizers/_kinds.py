@@ -10,6 +10,7 @@ from stability.config.groups import MATRIX_ROLES
 
 KIND, SPLITS = "kind", "splits"  # entries of a parameter group
 MATRICES, REST = "matrices", "rest"
+OF_REST = "rest_"  # with which the settings of AdamW begin in an optimizer of matrices
 
 
 def kind_of(parameter: nn.Parameter, role: str | None, owner: nn.Module | None = None) -> str:

@@ -14,6 +14,8 @@ from stability.build import build_optimizer
 from stability.curvature.alpha_max import step_direction, step_without_decay
 from stability.optimizers import build, kinds, set_lr
 from stability.registry import Registry
+from stability.training import checkpoint
+from tests.conftest import Lab
 from tests.optimizers.checks import steps
 from tests.optimizers.test_roles import by_name, spec_of
 
@@ -54,6 +56,18 @@ def test_a_resumed_models_steps_are_the_same_bit_for_bit(name, groups):
         for each, other in ((optimizer, model), (second, resumed)):
             steps(each, other, number, number)
         assert all(map(torch.equal, values(model), values(resumed))), f"step {number}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_interrupted_run_goes_on_bit_for_bit(lab, tmp_path_factory, name):
+    groups = {"mixer": {"lr_scale": 0.5}}
+    changes = {"optimizer": {"name": name, "weight_decay": 0.1, "groups": groups}, "steps": 6, "microbatch": 2}
+    spec, elsewhere = lab.spec(**changes), Lab(tmp_path_factory.mktemp("whole"))
+    lab.train(spec, steps=3)
+    resumed, whole = lab.train(spec), elsewhere.train(elsewhere.spec(**changes))
+    assert resumed.metrics_file.read_bytes() == whole.metrics_file.read_bytes()
+    (_, one), (_, other) = (checkpoint.load(directory.checkpoints()[-1]) for directory in (resumed, whole))
+    assert all(torch.equal(value, other.state_dict()[key]) for key, value in one.state_dict().items())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -164,7 +178,8 @@ class Apart(nn.Module):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_parameter_of_several_matrices_takes_the_steps_of_each(name):
     fused = Fused().double()
-    apart = Apart(list(fused.qkv.weight.detach().split((3, 3, 4))))
+    start = fused.qkv.weight.detach().clone()
+    apart = Apart(list(start.split((3, 3, 4))))
     pair = [build(name, module, lr=0.1, weight_decay=0.3) for module in (fused, apart)]
     draws = torch.Generator().manual_seed(1)
     for _ in range(4):
@@ -176,6 +191,7 @@ def test_a_parameter_of_several_matrices_takes_the_steps_of_each(name):
             optimizer.step()
         assert torch.equal(fused.qkv.weight.grad, gradient), "a step changes the gradient"
     torch.testing.assert_close(fused.qkv.weight, torch.cat(list(apart.parts)), rtol=1e-12, atol=1e-13)
+    assert (fused.qkv.weight != start * (1 - 0.1 * 0.3) ** 4).all(), "nothing moves but by decay"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,6 +3,8 @@ embedding, a head, a norm or a convolution."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from torch import nn
 
@@ -55,6 +57,14 @@ def test_a_convolution_in_a_mixer_and_a_table_of_a_foreign_model_are_not_taken()
     assert kinds(foreign) == {"0.weight": "rest", "1.weight": "matrices", "1.bias": "rest"}
 
 
+def test_of_a_stack_of_blocks_the_maps_before_and_behind_them_are_not_taken():
+    """So a tokenizer's encoder is made, of which nothing says roles but its blocks."""
+    blocks = built(spec_of("mlm", {})).get_submodule("blocks")
+    found = kinds(nn.ModuleList([nn.Linear(9, 16), blocks, nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4))]))
+    taken = {name for name, kind in found.items() if kind == "matrices"}
+    assert taken and all(name.startswith("1.") and re.search(r"\.(mixer|ffn)\.", name) for name in taken)
+
+
 @pytest.mark.parametrize("name", (*MECHANISMS, *CROSS))
 def test_a_mixer_says_of_every_weight_of_several_widths_what_matrices_it_holds(name):
     """Rows that are a multiple of the width are most likely several matrices, one above the other; a mechanism that has
@@ -99,6 +109,29 @@ def test_splits_that_are_not_the_rows_of_the_weight_are_named(monkeypatch):
     monkeypatch.setattr(model.get_submodule("blocks.0.ffn"), "own_splits", {"hidden": (1, 2)}, raising=False)
     with pytest.raises(AssertionError, match="own_splits of hidden"):
         taken(model)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (
+            {"head": {"momentum": 0.5}},
+            "optimizer.groups.head.momentum: no parameter of that role is a matrix; AdamW steps them",
+        ),
+        ({"norm": {"iterations": 4}}, "optimizer.groups.norm.iterations: no parameter of that role is a matrix; AdamW"),
+        ({"ffn": {"rest_beta1": 0.5}}, "groups.ffn.rest_beta1: no parameter of that role is AdamW's; all are matrices"),
+    ],
+)
+def test_a_setting_that_nothing_of_its_role_has_is_refused_in_a_line(groups, message):
+    model = built(spec_of("mlm", {}, ffn={"name": "mlp", "bias": False}))
+    with pytest.raises(ValueError, match=message):
+        build_optimizer(spec_of("mlm", {}, optimizer={"name": "muon", "groups": groups}), model)
+    for fine in (
+        {"head": {"rest_beta1": 0.5, "weight_decay": 0.1}},
+        {"ffn": {"momentum": 0.5}},
+        {"norm": {"lr_scale": 2}},
+    ):
+        build_optimizer(spec_of("mlm", {}, optimizer={"name": "muon", "groups": fine}), model)
 
 
 PLUGINS = "[tests.optimizers.plugins.shifting,tests.optimizers.plugins.scaling]"

@@ -66,7 +66,7 @@ def built(name: str, **settings):
     return model, optimizer_of(optimizer, config, groups_of(optimizer, name, config, groups), model, LR)
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", "sgd", *Registry("optimizers").names(takes_matrices=True)])
 def test_alpha_max_is_that_of_the_dense_hessian_along_the_step_of_all_roles(name):
     model, optimizer = built(name, weight_decay=0.1)
     params, seen, starts = dict(model.named_parameters()), [], []
