@@ -107,6 +107,13 @@ class SweepSpec(AbstractRecipe):
             require_trainable("mechanism", item)
         return value
 
+    @field_validator("precision")
+    @classmethod
+    def _each_precision_once(cls, value: tuple[Precision, ...]) -> tuple[Precision, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError(f"precision=[{','.join(value)}] names one twice; give each once")
+        return value
+
     @model_validator(mode="after")
     def _devices_have_work(self) -> SweepSpec:
         """Refuse what the launcher does not read, more devices than parts, and what cannot be sharded."""
