@@ -107,6 +107,13 @@ class SweepSpec(AbstractRecipe):
             require_trainable("mechanism", item)
         return value
 
+    @field_validator("precision")
+    @classmethod
+    def _each_precision_once(cls, value: tuple[Precision, ...]) -> tuple[Precision, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError(f"precision=[{','.join(value)}] names one twice; give each once")
+        return value
+
     @model_validator(mode="after")
     def _schedule_fits_all(self) -> SweepSpec:
         for item in self.optimizer:

@@ -15,7 +15,7 @@ from stability.ffns._base import AbstractFeedForward
 
 class MultilayerPerceptron(AbstractFeedForward):
     """A perceptron of one hidden layer, y = W_o a(W_h x + b_h) + b_o, hidden width multiple·D, to the nearest whole
-    number."""
+    number, at least 1."""
 
     class Config(Settings):
         """Settings of the hidden layer."""
@@ -31,7 +31,7 @@ class MultilayerPerceptron(AbstractFeedForward):
 
     def __init__(self, config: Config, width: int, multiple: float):
         super().__init__()
-        hidden = round(width * (multiple if config.multiple is None else config.multiple))
+        hidden = max(1, round(width * (multiple if config.multiple is None else config.multiple)))
         self.activation = ACTIVATIONS[config.activation]
         self.hidden = nn.Linear(width, hidden, bias=config.bias)
         self.out = nn.Linear(hidden, width, bias=config.bias)

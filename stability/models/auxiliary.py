@@ -33,9 +33,7 @@ def parted(found: Any, losses: list[Tensor]) -> Any:
         )
     if torch.finfo(found.loss_B.dtype).bits < 32:
         dtype = str(found.loss_B.dtype).removeprefix("torch.")
-        raise ValueError(
-            f"an auxiliary loss is {dtype}; expected float32 or wider, made of what at_least_float32 gives"
-        )
+        raise ValueError(f"an auxiliary loss is {dtype}; expected float32 or wider: at_least_float32 widens")
     losses.append(found.loss_B)
     return found.output
 

@@ -57,6 +57,11 @@ def test_its_last_projection_is_scaled_down_with_the_depth(lab, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_a_multiple_that_rounds_to_nothing_leaves_a_hidden_layer_of_one(name):
+    assert build(name, width=8, multiple=0.01).out.in_features == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_its_hidden_layer_is_dropped_where_the_model_says_and_in_training_alone(lab, name):
     spec = lab.spec(ffn=name)
     shares = {}

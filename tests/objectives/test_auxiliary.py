@@ -252,7 +252,7 @@ def test_a_loss_that_is_made_in_bfloat16_is_refused(lab):
     model, objective, examples = small(lab)
     compute = model.blocks[0].ffn.forward
     model.blocks[0].ffn.forward = lambda x_BND: WithLoss(*(each.bfloat16() for each in compute(x_BND)))
-    with pytest.raises(ValueError, match="an auxiliary loss is bfloat16; expected float32 or wider, made of what at_l"):
+    with pytest.raises(ValueError, match="an auxiliary loss is bfloat16; expected float32 or wider: at_least_float32"):
         objective.training_loss(model, examples)
 
 

@@ -21,6 +21,7 @@ from stability.registry import Registry
 from stability.residuals import build
 from stability.runs.directory import read_jsonl
 from stability.training.draws import training_examples
+from tests.reading import read_spec
 from tests.residuals.test_contract import shake
 from tests.training.test_loop import final_weights, same
 
@@ -163,6 +164,12 @@ def test_precision_is_in_a_run_s_id_but_for_float32(lab):
     plain = lab.spec()
     assert run_id(lab.spec(precision="float32")) == run_id(plain)
     assert len({run_id(lab.spec(precision=name)) for name in ("float32", "tf32", "bf16")}) == 3
+
+
+def test_a_precision_that_is_named_twice_is_refused():
+    assert read_spec("sweep", ["precision=[float32,bf16]"]).precision == ("float32", "bf16")
+    with pytest.raises(ValueError, match=r"^precision=\[bf16,bf16\] names one twice; give each once$"):
+        read_spec("sweep", ["precision=[bf16,bf16]"])
 
 
 def test_tf32_is_refused_where_there_is_none(lab):
