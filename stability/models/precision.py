@@ -27,6 +27,14 @@ def in_float32(device: torch.device | str) -> AbstractContextManager[Any]:
     return torch.autocast(torch.device(device).type, enabled=False)
 
 
+def rounds_products(device: torch.device | str) -> bool:
+    """Return whether matrix products round their factors to fewer bits than float32 has: within autocast, or where TF32
+    is allowed."""
+    kind = torch.device(device).type
+    is_tf32 = kind == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return is_tf32 or torch.is_autocast_enabled(kind)
+
+
 def require_precision(precision: Precision, device: torch.device) -> None:
     """Raise a ``ValueError`` where the device does not compute in that precision."""
     if precision == "tf32" and device.type != "cuda":

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
-from stability.models.precision import in_float32
+from stability.models.precision import in_float32, rounds_products
 from stability.residuals._base import AbstractResidual, Branch
 from stability.residuals._sinkhorn import sinkhorn
 
@@ -41,9 +41,11 @@ class Coefficients(NamedTuple):
 class AbstractStreams(AbstractResidual):
     """A residual connection of n streams per token, X (B, N, S, D): u = Σ_s pre_s X_s, X' = mixᵀX + post ⊗ F(u). At
     first X is the embedding n times; the head reads the sum of the normed streams. ``static``: the names of the
-    coefficients that do not depend on the token."""
+    coefficients that do not depend on the token. ``sums_to_one``: each column of mix does, by construction, so that
+    equal streams stay what they are."""
 
     static: ClassVar[tuple[str, ...]]
+    sums_to_one: ClassVar[bool] = False
 
     def __init__(self, config: Any, *, width: int, layer: int):
         super().__init__(config, width=width, layer=layer)
@@ -63,14 +65,23 @@ class AbstractStreams(AbstractResidual):
         return x_BND.unsqueeze(-2).expand(-1, -1, self.config.streams, -1).contiguous()
 
     def forward(self, state: Tensor, branch: Branch) -> Tensor:
+        """Return X' (B, N, S, D), in the dtype of ``state``."""
         # Coefficients, and what they are multiplied with, stay in float32: a matrix rounded to bfloat16 loses 0.18 % of
-        # a constant signal at each connection.
+        # a constant signal at each connection. Where products are rounded nevertheless, streams are mixed as differences
+        # to the first: X'_t = X_1 + Σ_s mix_st (X_s − X_1), in which equal streams are kept exactly however mix is
+        # rounded. Runs in float32 keep the plain form, and their bits.
+        by_differences = self.sums_to_one and rounds_products(state.device)
         with in_float32(state.device):
             pre_BNS, mix_BNST, post_BNS = self.coefficients(state)
             wide = state.to(pre_BNS.dtype)
             # One product reads the streams once; `split`, since the gradient of indexing is a copy of everything,
             # mostly zeros.
-            u, mixed_BNSD = (torch.cat([pre_BNS.unsqueeze(-2), mix_BNST.mT], -2) @ wide).split([1, wide.shape[-2]], -2)
+            if by_differences:
+                first = wide.narrow(-2, 0, 1)
+                u, mixed_BNSD = pre_BNS.unsqueeze(-2) @ wide, first + mix_BNST.mT @ (wide - first)
+            else:
+                both = torch.cat([pre_BNS.unsqueeze(-2), mix_BNST.mT], -2) @ wide
+                u, mixed_BNSD = both.split([1, wide.shape[-2]], -2)
         added_BND = branch(u.squeeze(-2).to(state.dtype)).to(wide.dtype)
         return torch.addcmul(mixed_BNSD, post_BNS.unsqueeze(-1), added_BND.unsqueeze(-2)).to(state.dtype)
 

@@ -11,6 +11,7 @@ import torch
 from pydantic import TypeAdapter
 
 from stability.config.parts import Part, settings_of, some_parts
+from stability.models.precision import computing_in
 from stability.residuals import build
 from stability.residuals._permutations import permutation_matrices, permutations
 from stability.residuals._sinkhorn import sinkhorn
@@ -143,6 +144,40 @@ def test_in_bfloat16_the_first_mixing_matrix_of_mhc_lite_is_not_doubly_stochasti
     for sums in (mix_BNST.bfloat16().double().sum(-2), mix_BNST.bfloat16().double().sum(-1)):
         torch.testing.assert_close(sums, torch.full_like(sums, 0.99818), rtol=0, atol=1e-5)
     assert (mix_BNST.double().sum(-2) - 1).abs().max() < 1e-6
+
+
+def after_48(precision, dtype=torch.float32):
+    """A constant signal in all streams, before and after 48 shaken connections of mhc_lite whose branches give 0."""
+    draws = torch.Generator().manual_seed(5)
+    state = torch.randn(2, 3, 1, WIDTH, generator=draws).expand(-1, -1, 4, -1).contiguous().to(dtype)
+    begun = state
+    with torch.no_grad(), computing_in(precision, "cpu"):
+        for layer in range(48):
+            module = build("mhc_lite", width=WIDTH, layer=layer)
+            for value in module.parameters():
+                value.add_(torch.randn(value.shape, generator=draws))
+            state = module(state, torch.zeros_like)
+    return begun, state
+
+
+def test_where_products_are_rounded_mhc_lite_keeps_a_constant_signal_exactly():
+    assert torch.equal(*after_48("bf16"))
+    begun, plain = after_48("float32")
+    assert not torch.equal(begun, plain), "float32 takes the plain form, which is off by its rounding"
+    torch.testing.assert_close(plain, begun, rtol=1e-5, atol=1e-6)
+
+
+def test_mixing_by_differences_is_the_plain_mixing_of_other_streams():
+    """Of streams that differ, in float64, where both forms can be told apart from their rounding."""
+    module, state = build("mhc_lite", width=WIDTH).double(), some_streams()
+    with torch.no_grad():
+        for value in module.parameters():
+            value.add_(torch.randn(value.shape, generator=torch.Generator().manual_seed(6), dtype=value.dtype))
+        plain = module(state, torch.sin)
+        with computing_in("bf16", "cpu"):
+            found = module(state, torch.sin)
+    torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
+    assert not torch.equal(found, plain), "both took the same form"
 
 
 def test_mhc_lite_learns_any_doubly_stochastic_matrix():
