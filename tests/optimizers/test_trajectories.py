@@ -44,12 +44,12 @@ class Bowl:
         draws = torch.Generator().manual_seed(1)
         self.target = torch.randn(6, 4, generator=draws, dtype=torch.float64)
         self.curvature = torch.logspace(-1, 0, 24, dtype=torch.float64).view(6, 4)
-        self.model = torch.nn.Module()
         away = 0.03 * torch.randn(6, 4, generator=draws, dtype=torch.float64)
-        self.model.matrix = torch.nn.Parameter(self.target + away)
+        self.matrix = torch.nn.Parameter(self.target + away)
+        self.model = torch.nn.ParameterList([self.matrix])
 
     def loss(self) -> Tensor:
-        return (self.curvature * (self.model.matrix - self.target) ** 2).sum() / 2
+        return (self.curvature * (self.matrix - self.target) ** 2).sum() / 2
 
 
 @pytest.mark.parametrize("multiple", [1.0, 3.0, 10.0])
