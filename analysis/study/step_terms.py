@@ -26,6 +26,7 @@ def explained(protocols: Iterable[str]) -> list[str]:
 
 
 def _sentences(name: str, terms: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each of an optimizer's flags that changes what its α_max says."""
     found = []
     if terms.get("is_multiplier"):
         found.append(

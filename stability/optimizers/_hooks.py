@@ -1,4 +1,4 @@
-"""What a built optimizer may have beside a torch optimizer's methods: whoever trains or measures asks for it."""
+"""Optimizers may have more than torch's methods: means of their weights, needs of their own, a rate that they find."""
 
 from __future__ import annotations
 

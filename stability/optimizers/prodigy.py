@@ -48,6 +48,7 @@ class Prodigy(AbstractOptimizer):
 
     @classmethod
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
+        """Build the library's optimizer with its decoupled decay."""
         made: torch.optim.Optimizer = _telling()(
             parameters,
             lr=lr,

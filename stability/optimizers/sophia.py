@@ -37,7 +37,16 @@ class Sophia(AbstractOptimizer):
 
     @classmethod
     def build(cls, config: Config, parameters: Parameters, lr: float) -> torch.optim.Optimizer:
-        return SophiaH(parameters, {"lr": lr, **config.model_dump()})
+        settings: dict[str, Any] = {
+            "lr": lr,
+            "weight_decay": config.weight_decay,
+            "beta1": config.beta1,
+            "beta2": config.beta2,
+            "gamma": config.gamma,
+            "epsilon": config.epsilon,
+            "hessian_every": config.hessian_every,
+        }
+        return SophiaH(parameters, settings)
 
     @classmethod
     def by_group(cls, config: Config) -> str:
@@ -46,8 +55,8 @@ class Sophia(AbstractOptimizer):
 
 
 class SophiaH(torch.optim.Optimizer):
-    """The optimizer; ``settings``: the fields of `Sophia.Config` and ``lr``. A step that takes no new estimate uses the
-    last one's average as it is."""
+    """Sophia as a torch optimizer, whose step uses the average h as it is: whoever trains asks whether an estimate is
+    due before it. ``settings``: the fields of `Sophia.Config`, and ``lr``."""
 
     def __init__(self, parameters: Parameters, settings: dict[str, Any]):
         super().__init__(parameters, {**settings, "step": 0})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -20,7 +22,8 @@ def test_estimate_is_the_probe_times_the_dense_hessians_product_with_it():
     loss = token_loss(net, tokens)
     found = hutchinson_diagonal(loss, params, generator=torch.Generator().manual_seed(3))
     z = flatten(drawn(params, 3))
-    expected = unflatten(z * (dense_hessian(loss, params) @ z), params)
+    hessian: Any = dense_hessian(loss, params)
+    expected = unflatten(z * (hessian @ z), params)
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-11)
 

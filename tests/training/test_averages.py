@@ -17,8 +17,10 @@ from stability.corpora.cache import load
 from stability.optimizers import evaluated
 from stability.probes.checkpoints import Loaded
 from stability.probes.curvature.checkpoint_descent import Probe
+from stability.runs.directory import RunDirectory
 from stability.training import checkpoint
 from stability.training.evaluate import Validation
+from stability.training.run import train
 from stability.training.trainer import Trainer
 from stability.training.weights import Weights
 from tests.conftest import Lab
@@ -153,3 +155,18 @@ def test_alpha_max_starts_from_what_moves(lab):
     examples = probe._batch(CurvatureSpec().warmup_batches)
     total, count = probe.objective.training_loss(loaded.model, examples)[:2]
     assert row["loss_before"] == pytest.approx(float(total / count), rel=1e-6)
+
+
+def test_a_run_split_over_two_processes_keeps_the_averages_of_one(lab, tmp_path):
+    spec = lab.spec(**FREE | {"steps": 3})
+    ends = []
+    for shards in (1, 2):
+        directory = RunDirectory(tmp_path / str(shards), lab.directory(spec).run_id)
+        for _ in train(spec, directory, cache_dir=lab.cache, device="cpu", devices=shards, shard=shards > 1):
+            pass
+        folder = directory.checkpoints()[-1]
+        moving = checkpoint.load_trainer(folder)[checkpoint.MOVING]
+        ends.append((load_file(folder / checkpoint.MODEL), moving, directory.status()["result"]["val_nll"]))
+    for alone, split in zip(ends[0][:2], ends[1][:2], strict=True):
+        assert all((split[name] - value).abs().max() < 1e-5 for name, value in alone.items())
+    assert ends[1][2] == pytest.approx(ends[0][2], abs=1e-4)
