@@ -146,6 +146,24 @@ def test_one_seed_allows_no_comparison(tmp_path):
     assert any(text.startswith("With one seed nothing is said of differences.") for text in texts)
 
 
+def test_a_seed_whose_other_runs_are_missing_is_no_seed_that_diverged_everywhere(tmp_path):
+    folder = write_scaled(tmp_path)
+    path = folder / "results" / "runs.parquet"
+    runs = pd.read_parquet(path)
+    lost = (runs["optimizer"] == "sgd") & (runs["seed"] == 0) & (runs["status"] != "diverged")
+    runs.loc[lost, ["status", "val_nll"]] = ["failed", None]
+    write_table(path, "runs", runs.to_dict("records"))
+    study = load(folder)
+    (group,) = groups(study)
+    by_seed = numbers_of(study, group)["sa sgd"].by_seed
+    assert set(by_seed["nll"]) == set(by_seed["room"]) == {1, 2}
+
+
+def test_where_runs_of_many_rates_diverged_the_range_is_named(tmp_path):
+    lost = VALLEYS | {"sgd": dict.fromkeys(MULTIPLES, math.inf)}
+    assert "sgd 15 of 15 (at 5 of 5 rates, from 0.1 to 10)" in reading(load(write_scaled(tmp_path, valleys=lost)))[0]
+
+
 def test_a_difference_of_bounds_is_told_by_what_they_leave_possible():
     room = next(each for each in QUANTITIES if each.key == "room")
     wide, narrow = {0: (1.0, 1.5), 1: (1.0, 1.4)}, {0: (0.2, 0.5), 1: (0.2, 0.6)}
