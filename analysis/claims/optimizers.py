@@ -19,6 +19,8 @@ from analysis.numbers.optimizers import Bounds, Numbers, groups, numbers_of, oth
 from analysis.study.load import Study
 from analysis.words import listed, plural
 
+MOST_RATES = 4  # named one by one
+
 
 @dataclass(frozen=True)
 class Quantity:
@@ -83,17 +85,20 @@ def _divergences(numbers: list[Numbers]) -> str:
     if not lost:
         return f"None of {plural(total, 'run')} diverged."
     some = sorted((each for each in numbers if each.num_diverged), key=lambda each: -each.num_diverged)
-    told = [
-        f"{each.name} {each.num_diverged} of {each.num_runs} ("
-        + ", ".join(f"{count}/{of} at {rate:.3g}" for rate, (count, of) in each.diverged.items() if count)
-        + ")"
-        for each in some
-    ]
+    told = [f"{each.name} {each.num_diverged} of {each.num_runs} ({_where(each)})" for each in some]
     none = [each.name for each in numbers if not each.num_diverged]
     rest = f" None of {listed(none)}." if none else ""
     return (
         f"Of {plural(total, 'run')}, {lost} diverged, rates being multiples of the reference: {'; '.join(told)}.{rest}"
     )
+
+
+def _where(each: Numbers) -> str:
+    """Say at which rates an optimizer's runs diverged, each with its count, or where they are many from which on."""
+    lost = {rate: f"{count}/{of}" for rate, (count, of) in each.diverged.items() if count}
+    if len(lost) > MOST_RATES:
+        return f"at {len(lost)} of {len(each.diverged)} rates, from {min(lost):.3g} to {max(lost):.3g}"
+    return ", ".join(f"{text} at {rate:.3g}" for rate, text in lost.items())
 
 
 def _best(numbers: list[Numbers]) -> str:

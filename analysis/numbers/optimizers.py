@@ -111,6 +111,8 @@ def _numbers(study: Study, found: SeriesWindows, edge: Any) -> Numbers:
     mistuned = sensitivity(study, series)
     at_best = table.loc[best_lr] if best_lr in table.index else table.iloc[0] * math.nan
     finished = runs[runs["status"].isin(FINISHED)]
+    # a seed without a finite NLL counts where all of its runs diverged, and not where the others are missing
+    known = {seed for seed in table.columns if np.isfinite(table[seed]).any() or np.isposinf(table[seed]).all()}
     return Numbers(
         series=series,
         name=name,
@@ -130,8 +132,12 @@ def _numbers(study: Study, found: SeriesWindows, edge: Any) -> Numbers:
             lr / on_axis: (int((part["status"] == "diverged").sum()), len(part)) for lr, part in runs.groupby("lr")
         },
         by_seed={
-            "nll": {int(seed): _exactly(_lowest(table[seed])) for seed in table.columns if table[seed].notna().any()},
-            "room": {seed: (0.0, 0.0) if each is None else room(each) for seed, each in found.by_seed.items()},
+            "nll": {int(seed): _exactly(float(np.nanmin(table[seed]))) for seed in table.columns if seed in known},
+            "room": {
+                seed: (0.0, 0.0) if each is None else room(each)
+                for seed, each in found.by_seed.items()
+                if seed in known
+            },
             "ratio": {
                 int(runs.set_index("run_id")["seed"][run]): _exactly(math.log10(value))
                 for run, value in ratios.items()
@@ -154,11 +160,6 @@ def room(found: Window) -> Bounds:
 
 def _exactly(value: float) -> Bounds:
     return value, value
-
-
-def _lowest(nlls: Any) -> float:
-    """Return the lowest NLL of a seed; ∞ where all of its runs diverged."""
-    return float(np.nanmin(nlls.to_numpy(dtype=float)))
 
 
 def _edges(study: Study) -> dict[str, Any]:
