@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 import signal
@@ -56,6 +57,17 @@ TINY: dict[str, Any] = {
     "lr_peak": 1e-3,
     "seed": 0,
 }
+
+
+def pytest_collection() -> None:
+    """What collecting makes stays to the end: looking through it for garbage again and again takes a fifth of the
+    time."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

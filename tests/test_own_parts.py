@@ -10,6 +10,7 @@ import unicodedata
 from pathlib import Path
 
 import numpy as np
+import pytest
 from pypdf import PdfReader
 
 from stability.runs.results import collect
@@ -21,7 +22,7 @@ PARTS = ("mean", "signum", "scalenorm", "bilinear", "denoise")  # as the pages o
 TINY = """
     lr=[1e-2,3e-2] seeds=1 steps=16 batch=16 evaluation.every_steps=8 evaluation.sequences=8 model.layers=1
     model.width=16 model.heads=2 model.positions=16 model.embedding_std=0.1 curvature.warmup_batches=1
-    curvature.warmup_steps=1 curvature.recorded_steps=2 launcher=serial device=cpu
+    curvature.warmup_steps=1 curvature.recorded_steps=2 launcher=serial device=cpu data=text data.path=page.txt
 """
 
 
@@ -34,6 +35,7 @@ def typed(folder: Path, command: str) -> str:
     return " ".join(done.stdout.split())
 
 
+@pytest.mark.usefixtures("lab")  # page.txt
 def test_parts_of_all_five_kinds_go_from_a_package_elsewhere_to_the_report(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     for name in PARTS:
