@@ -166,17 +166,21 @@ def base_rates(study: Study) -> str:
     return f" LR and α_max are the base rate: of the parameters' roles {listed(whose)}."
 
 
-# The project's optimizers that are no Adam: state "paper" is not defined for them. Known here for runs that left no
-# file to say it; a test holds it to them.
-NO_ADAM = ("prodigy", "schedulefree_adamw", "sgd", "sophia")
+# The project's optimizers that keep Adam's averages, for which state "paper" is defined: known here for runs that left
+# no file to say it. A test holds it to them.
+ADAMS = ("adamw",)
 
 
 def lacks_state(study: Study, state: str) -> Column:
     """Return which runs' optimizer does not define an optimizer state, a row of ``study.runs`` each: what an optimizer
-    is decides, not what became of a run."""
+    is decides, not what became of a run. Where no run's file tells, state "paper" is one that Adam alone has."""
     told = study.runs["undefined_states"].map(lambda names: state in names.split())
-    optimizers = set(study.runs.loc[told, "optimizer"]) | set(NO_ADAM if state == "paper" else ())
-    return study.runs["optimizer"].isin(optimizers)
+    lacking = set(study.runs.loc[told, "optimizer"])
+    if state == "paper":
+        measured = study.curvature.loc[study.curvature["state"] == state, "run_id"]
+        having = study.runs.loc[study.runs["run_id"].isin(measured), "optimizer"]
+        lacking |= {*study.runs["optimizer"]} - {*ADAMS, *having}
+    return study.runs["optimizer"].isin(lacking)
 
 
 def undefined_states(study: Study) -> str:
