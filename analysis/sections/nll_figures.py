@@ -232,6 +232,7 @@ def _tables(study: Study) -> list[Table]:
 
 
 def body(study: Study, drawn: Drawn) -> str:
+    """Return the section: the curves, or why there are none, then tables and widths of the windows."""
     missing = (
         "The optimizers' own section draws the curves, over each one's reference rate."
         if compares_optimizers_alone(study)
