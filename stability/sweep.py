@@ -39,8 +39,9 @@ Axes: one choice or several, [a,b]; a sweep is their product. Their settings: me
                cross, residual, ffn, condition, head
   precision=   float32, tf32, bf16                seeds=3        ablate.sc.window=[2,4,8]: one at a time around the base
   lr=          1e-3 | [1e-4,1e-3] | values | range: lr.low= lr.high= lr.num= | edge: the best rate and the largest
-               stable ones to 0.05 decades | scaled: multiples of each optimizer's own rate | mini_text, mini_dna,
-               mini_protein | Table 11: paper_small, paper_medium, paper_large, paper_text_385m, paper_text_385m_mix
+               stable ones to 0.05 decades | scaled, edge_scaled: multiples of each optimizer's own rate | mini_text,
+               mini_dna, mini_protein | Table 11: paper_small, paper_medium, paper_large, paper_text_385m,
+               paper_text_385m_mix
 
 One choice for all runs
   model=       nano, nano_2, text_54m, text_193m, text_385m, dna_51m, dna_172m, dna_331m, protein_35m, protein_133m,
