@@ -6,7 +6,8 @@ table says after how many seconds the command had ended and with which exit code
 processes lived on ten seconds later, how many times the same command was needed until every run was done, and whether
 every ``metrics.jsonl`` is byte for byte that of ``launcher=serial`` left in peace. ``gcs_joined`` kills the head of a
 cluster that the sweep has joined; the command is then repeated without it. To such a cluster ``blind`` adds a node on
-which another file system hides the runs' folder. Linux; ``disk`` and ``blind`` mount file systems and need root.
+which another file system hides the runs' folder: its last words name it where the sweep is still at work half a minute
+later (``--steps=3000``). Linux; ``disk`` and ``blind`` mount file systems and need root.
 """
 
 from __future__ import annotations
