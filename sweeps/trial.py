@@ -125,7 +125,8 @@ def trials_of(spec: SweepSpec, points: Points) -> list[Trial]:
 def is_done(trial: Trial, is_measured: IsMeasured | None = None) -> bool:
     """Return whether a trial has its verdict and all that was asked for beside it. ``is_measured`` stands in for the
     probe's own in tests."""
-    if trial.stop_at is not None and trial.directory.status()["step"] >= trial.stop_at:
+    # at its last step a run has a verdict to come, which an interrupt may have kept it from
+    if trial.stop_at is not None and trial.directory.status()["step"] >= trial.stop_at < trial.spec["steps"]:
         return True
     if trial.stopped_by and is_stopped(trial):
         return True

@@ -3,10 +3,13 @@ were tried."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from analysis.drawing.style import WIDTH_INCHES, fitting_legend, lr_text, mechanism_looks
 from analysis.drawing.tables import source
@@ -17,10 +20,11 @@ from analysis.study.load import Frame, Study
 from analysis.words import plural
 
 NAME = "lineage"
+MOST_COLUMNS = 3
 CAPTION = (
     "Population based training: thin, the learning rate of every member, segment by segment; thick, with a point at "
     "each change, the schedule found: the rates of the runs that the population's best member descends from. Dotted: "
-    "a checkpoint that another member took over."
+    "a checkpoint that another member took over. A panel for each seed."
 )
 
 
@@ -88,33 +92,44 @@ def figures(study: Study) -> Figures:
 
 
 def _figure(known: list[tuple[str, str, int, Frame]]) -> Figure:
-    """Draw the learning rate against the step: of every member of all populations thin, with dotted lines where a
-    checkpoint was taken over, of the line that led to each population's best member thick."""
-    figure = Figure(figsize=(WIDTH_INCHES, 2.8), layout="constrained")
-    ax, styles = figure.subplots(), mechanism_looks([mechanism for _, mechanism, _, _ in known])
-    handles = []
-    for series, mechanism, seed, members in known:
-        color, marker = styles[mechanism]
-        for _, own in members.groupby("member"):
-            for row in own.to_dict("records"):
-                ax.plot([row["first_step"], row["last_step"]], [row["lr"]] * 2, color=color, linewidth=0.6, alpha=0.5)
-        by_id = members.drop_duplicates("run_id").set_index("run_id")["lr"]
-        for row in members[members["took_over"] > 0].to_dict("records"):
-            rates = [by_id[row["parent"]], row["lr"]]
-            ax.plot([row["first_step"]] * 2, rates, ":", color=color, linewidth=0.6, alpha=0.5)
-        line = best_line(members)
-        steps, rates = [line[0]["first_step"]], [line[0]["lr"]]
-        for row in line:
-            steps, rates = [*steps, row["first_step"], row["last_step"]], [*rates, row["lr"], row["lr"]]
-        label = f"{series}, seed {seed}"
-        handles += ax.plot(steps, rates, color=color, linewidth=1.8, label=label)
-        changes = _schedule(line)
-        ax.plot([step for step, _ in changes], [lr for _, lr in changes], marker, color=color, markersize=4)
-    ax.set_yscale("log")
-    ax.set_xlabel("step")
-    ax.set_ylabel("learning rate")
-    fitting_legend(figure, handles, 6)
+    """Draw the populations, in a panel for each seed: what they have in common hides one behind the other."""
+    seeds = sorted({seed for _, _, seed, _ in known})
+    columns = min(len(seeds), MOST_COLUMNS)
+    height = math.ceil(len(seeds) / columns)
+    figure = Figure(figsize=(WIDTH_INCHES, 2.2 * height + 0.6), layout="constrained")
+    panels = figure.subplots(height, columns, sharex=True, sharey=True, squeeze=False)
+    styles, handles = mechanism_looks([mechanism for _, mechanism, _, _ in known]), {}
+    for seed, ax in zip(seeds, panels.flat, strict=False):
+        for series, mechanism, _, members in [each for each in known if each[2] == seed]:
+            handles[series] = _population(ax, members, *styles[mechanism], series)
+        ax.set_title(f"seed {seed}")
+    for ax in panels.flat[len(seeds) :]:
+        ax.set_visible(False)
+    panels[0, 0].set_yscale("log")
+    figure.supxlabel("step")
+    figure.supylabel("learning rate")
+    fitting_legend(figure, list(handles.values()), 6)
     return figure
+
+
+def _population(ax: Axes, members: Frame, color: str, marker: str, label: str) -> Line2D:
+    """Draw the learning rate against the step: of every member thin, with dotted lines where a checkpoint was taken
+    over, of the line that led to the best member thick; return the last."""
+    for _, own in members.groupby("member"):
+        for row in own.to_dict("records"):
+            ax.plot([row["first_step"], row["last_step"]], [row["lr"]] * 2, color=color, linewidth=0.6, alpha=0.5)
+    by_id = members.drop_duplicates("run_id").set_index("run_id")["lr"]
+    for row in members[members["took_over"] > 0].to_dict("records"):
+        rates = [by_id[row["parent"]], row["lr"]]
+        ax.plot([row["first_step"]] * 2, rates, ":", color=color, linewidth=0.6, alpha=0.5)
+    line = best_line(members)
+    steps, rates = [line[0]["first_step"]], [line[0]["lr"]]
+    for row in line:
+        steps, rates = [*steps, row["first_step"], row["last_step"]], [*rates, row["lr"], row["lr"]]
+    (found,) = ax.plot(steps, rates, color=color, linewidth=1.8, label=label)
+    changes = _schedule(line)
+    ax.plot([step for step, _ in changes], [lr for _, lr in changes], marker, color=color, markersize=4)
+    return found
 
 
 def applies(study: Study) -> bool:

@@ -64,6 +64,14 @@ def test_the_figure_has_every_segment_and_the_schedule(tmp_path):
     assert sum(line.get_linestyle() == ":" for line in ax.lines) == 1  # who took over
 
 
+def test_populations_of_several_seeds_are_drawn_in_a_panel_each(tmp_path):
+    known = lineage.populations(load(with_lineage(tmp_path)[0]))
+    [(series, mechanism, _, members)] = known
+    panels = lineage._figure([(series, mechanism, seed, members) for seed in (3, 5, 8, 9)]).axes
+    assert [ax.get_title() for ax in panels if ax.get_visible()] == ["seed 3", "seed 5", "seed 8", "seed 9"]
+    assert {len(ax.lines) for ax in panels if ax.get_visible()} == {6 + 1 + 1 + 1}  # segments, taken over, line, points
+
+
 def test_the_report_has_it_and_no_table_of_rates_whose_seeds_would_be_segments(tmp_path):
     path, rows = with_lineage(tmp_path)
     printed, pdf = summary(path), text_of(build(path, tmp_path))

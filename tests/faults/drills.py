@@ -5,8 +5,9 @@ Each drill starts the sweep's command on small real runs, strikes once two of th
 table says after how many seconds the command had ended and with which exit code and last words, how many of its
 processes lived on ten seconds later, how many times the same command was needed until every run was done, and whether
 every ``metrics.jsonl`` is byte for byte that of ``launcher=serial`` left in peace. ``gcs_joined`` kills the head of a
-cluster that the sweep has joined; the command is then repeated without it. Linux; ``disk`` mounts a small file system
-and needs root.
+cluster that the sweep has joined; the command is then repeated without it. To such a cluster ``blind`` adds a node on
+which another file system hides the runs' folder: its last words name it where the sweep is still at work half a minute
+later (``--steps=3000``). Linux; ``disk`` and ``blind`` mount file systems and need root.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Sweep:
     pool: Path
     process: subprocess.Popen[bytes] | None = None
     of_cluster: list[int] = field(default_factory=list)
+    address: str = ""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -72,7 +74,7 @@ class Sweep:
              "--num-cpus=2", "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={scratch}"],
             env=self.environment | {"RAY_AUTH_MODE": "disabled"}, check=True, capture_output=True,
         )  # fmt: skip
-        self.of_cluster = self.processes()
+        self.address, self.of_cluster = address, self.processes()
         return f"ray.address={address}"
 
     def wait(self, timeout_s: float) -> int | None:
@@ -109,7 +111,7 @@ class Sweep:
 
     def last_words(self) -> str:
         lines = (self.folder / "log.txt").read_text(errors="replace").strip().splitlines()
-        told = [line for line in lines if line.startswith(("error", "interrupted", "failed", "stopped"))]
+        told = [line for line in lines if line.startswith(("error", "interrupted", "failed", "stopped", "node"))]
         return (told or lines or [""])[-1][:150]
 
 
@@ -164,9 +166,21 @@ def disk(sweep: Sweep) -> None:
             file.flush()
 
 
+def blind(sweep: Sweep) -> None:
+    """Have a node join on which the runs' folder is an empty one."""
+    ray = f"{Path(sys.executable).with_name('ray')} start --address={sweep.address} --num-cpus=2 --disable-usage-stats"
+    before = sweep.processes()
+    subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs tmpfs {sweep.pool} && exec {ray}"],
+        env=sweep.environment | {"RAY_AUTH_MODE": "disabled"}, check=True, capture_output=True,
+    )  # fmt: skip
+    sweep.of_cluster += [pid for pid in sweep.processes("raylet") if pid not in before]
+
+
 DRILLS: dict[str, Callable[[Sweep], None]] = {
     "ctrl_c": ctrl_c, "ctrl_c_twice": ctrl_c_twice, "driver": driver, "worker": worker, "workers": workers,
     "gcs": gcs, "gcs_joined": gcs, "raylet": raylet, "head": head, "disk": disk,
+    "blind": blind,
 }  # fmt: skip
 
 
@@ -192,7 +206,7 @@ def run(name: str, launcher: str, options: argparse.Namespace, folder: Path, cal
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(pool)], check=True)
     sweep = Sweep(own, words(folder, pool, launcher, options.runs, options.steps), pool)
     try:
-        more = [sweep.cluster()] if name == "gcs_joined" else []
+        more = [sweep.cluster()] if name in ("gcs_joined", "blind") else []
         return {"launcher": launcher, "drill": name, **_struck(sweep, DRILLS[name], options.patience, calm, more)}
     finally:
         for pid in sweep.processes():

@@ -14,6 +14,7 @@ from sweeps.trial import trials_of
 from tests.reading import read_spec
 from tests.sweeps import fakes
 from tests.sweeps.searching import Sweep
+from tests.sweeps.tune_tables import assert_agrees
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,7 @@ def test_asha_stops_and_marks_what_is_not_among_the_best_and_another_sweep_goes_
     best = {run.run_id for run in runs if json.loads(run.spec_file.read_text())["lr_peak"] == 3e-3}
     assert len(best) == 2 and not best & stopped.keys()  # the best goes on, whatever came before it
     assert sweep.study.read()["stopped"] == {run_id: status["reason"] for run_id, status in stopped.items()}
+    assert_agrees(launching.folder_of(sweep.spec), runs)
     again = Sweep(tmp_path, *ASHA, "name=asha")
     assert (again.run(fakes.run_valley).num_trained, again.study.read()) == (0, sweep.study.read())
     spec = read_spec("sweep", [*(word for word in sweep.words if word not in ASHA[:2]), "launcher=serial"])

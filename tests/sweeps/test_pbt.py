@@ -3,6 +3,8 @@ on from another one's checkpoint."""
 
 import json
 import math
+import os
+import signal
 
 import pytest
 
@@ -69,6 +71,29 @@ def test_a_training_of_populations_that_was_cut_off_ends_as_one_that_was_not(tmp
     assert cut.run(cut_at(cut, count)).interrupted
     cut.run()
     assert sorted(cut.trained) == sorted(whole.trained) and rows_of(cut) == rows_of(whole)
+
+
+def left_after_its_last_step(sweep):
+    """A runner under which Ctrl-C comes between the last step of the second run and its verdict."""
+
+    def train(trial):
+        yield from sweep.train(trial)
+        if len(sweep.trained) == 2:
+            trial.directory.set_status("interrupted", step=trial.spec["steps"], num_steps=trial.spec["steps"])
+            os.kill(os.getpid(), signal.SIGINT)
+            yield
+
+    return train
+
+
+def test_a_run_that_was_left_after_its_last_step_gets_its_verdict_from_the_same_command(tmp_path):
+    for name in ("cut", "whole"):
+        (tmp_path / name).mkdir()
+    cut, whole = Sweep(tmp_path / "cut", *WORDS), Sweep(tmp_path / "whole", *WORDS)
+    whole.run()
+    assert cut.run(left_after_its_last_step(cut)).interrupted
+    cut.run()
+    assert rows_of(cut) == rows_of(whole)
 
 
 def test_a_segment_of_the_same_rate_is_the_rest_of_an_undisturbed_run_byte_for_byte(lab):

@@ -8,7 +8,9 @@ import pytest
 
 from stability.runs.processes import Process
 from sweeps.interrupt import Interrupt
+from sweeps.launchers.ray import cluster as ray_cluster
 from sweeps.launchers.ray.share import Share
+from sweeps.launchers.ray.watch import Watch
 from tests.sweeps import fakes
 
 # as Ray words them
@@ -18,6 +20,8 @@ DRAINED = (
 )
 WORKER = "The actor died unexpectedly before finishing this task.\nWorker exit type: SYSTEM_ERROR Worker exit detail: End of file."
 CREATION = "The actor died because of an error raised in its creation task, ray::RunTrainable.__init__() (pid=1)\nImportError: no sweeps here"
+
+BLIND = "The actor died because of an error raised in its creation task, ray::RunTrainable.__init__() (pid=1)\nRuntimeError: the runs' folder is not there on node 8a2f"
 
 
 class Loop:
@@ -46,8 +50,9 @@ class Loop:
         file = self.folder / "error.txt"
         with file.open("a") as error:
             error.write(f"Failure # of many\n{account}\n")
-        trial = SimpleNamespace(config={"run": {"id": self.trials[1].run_id}}, error_file=str(file))
+        trial = SimpleNamespace(config={"run": {"id": self.trials[1].run_id}}, error_file=str(file), max_failures=2)
         (self.board.on_trial_error if is_last else self.board.on_trial_recover)(0, [], trial)
+        return trial
 
     def step(self, status="PENDING"):
         self.board.on_step_begin(0, [SimpleNamespace(status=status)])
@@ -122,6 +127,20 @@ def test_a_worker_that_cannot_start_ends_the_sweep_and_fails_nothing(loop):
     ):
         one.step()
     assert one.status()["state"] == "queued"
+
+
+def test_a_node_that_does_not_see_the_runs_folder_is_left_out_which_is_no_failure_of_the_run(loop, monkeypatch):
+    one, node = loop(node_retries=0), {"NodeManagerHostname": "gpu-07", "NodeManagerAddress": "10.0.0.7"}
+    monkeypatch.setattr(one.module, "alive", lambda: [{"NodeID": "8a2f", "Resources": {"CPU": 1.0}, **node}])
+    monkeypatch.setattr(ray_cluster, "_session", session := ray_cluster.Session(None, Watch()))
+    for _ in range(2):
+        assert one.lose(BLIND).max_failures == 3
+    one.step()
+    assert one.said == [
+        f"node gpu-07 (10.0.0.7) of the Ray cluster and the runs' folder {one.folder}: it is not there; it is left out "
+        "(every node must see it under the same path; put runs_dir on a shared file system)"
+    ]
+    assert (session.left_out, one.status()["state"]) == ({"8a2f"}, "queued")
 
 
 def test_when_the_last_node_has_died_the_sweep_ends_and_says_so(loop, monkeypatch):

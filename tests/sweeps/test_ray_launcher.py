@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,9 +29,12 @@ from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray import address as ray_address
 from sweeps.launchers.ray import cluster as ray_cluster
 from sweeps.launchers.ray import launcher as ray_launcher
+from sweeps.launchers.ray import shared_folder
+from sweeps.launchers.ray.share import Share
 from sweeps.trial import run_trial
 from tests.sweeps import fakes
 from tests.sweeps.real import make_sweep
+from tests.sweeps.tune_tables import assert_agrees, last_rows, told
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,7 +68,8 @@ def test_a_dead_worker_fails_its_own_trial_only(cluster, tmp_path, capfd):
     status = trials[1].directory.status()
     assert (status["step"], status["num_steps"]) == (2, 4)
     assert status["reason"] == "its worker process died: killed, out of memory, or a crash in native code"
-    assert "The actor died unexpectedly" in trials[1].directory.traceback_file.read_text()
+    account = trials[1].directory.traceback_file.read_text()
+    assert re.search(r"The actor (died unexpectedly|[0-9a-f]+ is unavailable)", account)  # by which call finds it out
     workers = [worker_of(trial) for trial in trials]
     # two slots, and one in place of the dead one: actors are reused
     assert len({worker["pid"] for worker in workers}) <= 3
@@ -118,11 +123,48 @@ def test_workers_that_cannot_start_end_the_sweep_with_a_word_and_fail_no_run(clu
     assert states(trials) == ["queued"] * 3
 
 
-def test_a_worker_that_does_not_see_the_runs_folder_says_so(tmp_path, monkeypatch):
+def test_a_worker_that_does_not_see_the_runs_folder_says_so(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(fakes.imported("sweeps.launchers.ray.trainable"), "ARRIVAL_S", 0.1)
-    folder = tmp_path / "elsewhere"
-    with pytest.raises(RuntimeError, match=f"^node .* does not see {folder}; every node must see it under the same"):
-        fakes.worker(fakes.make_trial(tmp_path), fakes.run_fake, folder, Process.current())
+    with pytest.raises(RuntimeError, match="^the runs' folder is not there on node [0-9a-f]{56}$"):
+        fakes.worker(fakes.make_trial(tmp_path), fakes.run_fake, tmp_path / "elsewhere", Process.current())
+
+
+def test_a_node_that_does_not_see_the_runs_folder_is_refused_at_first_and_later_left_out(
+    cluster, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(ray_cluster, "_session", own := ray_cluster.Session(None, ray_cluster.session().watch))
+    monkeypatch.setattr(ray_cluster, "alive", lambda: [{"NodeID": "8a2f"}])
+    for module in (ray_cluster, shared_folder):
+        monkeypatch.setattr(module, "unseen", lambda pool, nodes, ask=None: {"8a2f": f"node gpu-07 and {pool}: no"})
+    said = []
+    with pytest.raises(RuntimeError, match=f"^node gpu-07 and {tmp_path}: no;\nevery node must see it under the same"):
+        ray_cluster.admit(str(tmp_path), said.append)
+    own.is_admitted = True
+    ray_cluster.admit(str(tmp_path), said.append)
+    assert said == [f"node gpu-07 and {tmp_path}: no; it is left out ({shared_folder.RULE})"]
+    assert own.left_out == {"8a2f"}
+
+
+def test_a_node_that_is_left_out_is_asked_for_nothing_more(cluster, monkeypatch):
+    import ray
+
+    asked = fakes.imported("sweeps.launchers.ray.request").request(Share(1, 0))
+    left_out = {"0" * 56, ray.get_runtime_context().get_node_id(), "f" * 56}
+    arrived = []
+    for ids in (set(), left_out):
+        monkeypatch.setattr(ray_cluster.session(), "left_out", ids)
+        group = asked.to_placement_group()
+        arrived.append((group.wait(5), len(ray_cluster.alive())))
+        ray.util.remove_placement_group(group)
+    assert arrived == [(True, 1), (False, 0)]
+
+
+def test_where_the_dashboard_is_is_told_once(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_cluster.session(), "dashboard", "10.0.0.1:8265")
+    said = []
+    for index in range(2):
+        launch([fakes.make_trial(tmp_path, index)], run=fakes.run_fake, say=said.append)
+    assert said == ["Ray's dashboard: http://10.0.0.1:8265"]
 
 
 def test_an_interrupt_saves_what_runs_and_starts_nothing_more(cluster, tmp_path):
@@ -183,11 +225,6 @@ def test_every_launcher_leaves_the_same_ledger_byte_for_byte(cluster, swept, ser
     assert len(owners) == 2 and os.getpid() not in owners
 
 
-def tables(folder):
-    """The last row of each of Tune's own tables, by the run's id."""
-    return {path.parent.name: json.loads(path.open().readlines()[-1]) for path in folder.glob("*/*/result.json")}
-
-
 def test_what_is_finished_is_not_handed_to_tune_and_tunes_own_tables_say_what_the_ledger_does(
     cluster, serial_ledger, tmp_path
 ):
@@ -198,10 +235,41 @@ def test_what_is_finished_is_not_handed_to_tune_and_tunes_own_tables_say_what_th
     outcome = sweep(spec, trials)
     assert (outcome.num_skipped, outcome.num_trained, outcome.num_failed) == (1, 1, 0)
     assert trials[0].directory.metrics_file.stat().st_mtime_ns == before
-    rows, status = tables(tmp_path / "runs/studies/study/ray"), trials[1].directory.status()
-    assert list(rows) == [trials[1].run_id]
-    assert rows[trials[1].run_id]["state"] == status["state"]
-    assert rows[trials[1].run_id]["val_nll"] == status["result"]["val_nll"]
+    assert_agrees(launching.folder_of(spec), [trials[1].directory])
+    assert told(trials[1].directory)[2] == trials[1].directory.status()["result"]["val_nll"]
+
+
+def run_and_crash_once(trial):
+    """Seed 1 of sc raises after two steps; the others are trained."""
+    is_doomed = (trial.spec["mechanism"]["name"], trial.spec["seed"]) == ("sc", 1)
+    yield from run_trial(trial, *([crash] if is_doomed else []))
+
+
+def crash(trial):
+    for count, _ in enumerate(fakes.run_fake(trial), 1):
+        yield
+        if count == 2:
+            raise ValueError("planted")
+
+
+def test_tunes_own_tables_say_of_finished_diverged_and_failed_runs_what_the_ledger_does(cluster, tmp_path):
+    spec, trials = make_sweep(tmp_path, "lr=[1e-2,1e4]", "seeds=2", "launcher=ray", "name=study")
+    launching.run(spec, trials, console=Console(file=io.StringIO()), run=run_and_crash_once)
+    assert len(set(states(trials))) == 3 and {"diverged", "failed"} < set(states(trials))  # and a verdict of the rest
+    assert_agrees(launching.folder_of(spec), [trial.directory for trial in trials])
+
+
+def test_tunes_own_tables_are_copied_to_the_study_while_its_runs_are_trained(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_launcher, "COPY_S", 1)
+    monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "1")
+    trial, seen = fakes.make_trial(tmp_path, steps=80), []
+
+    def look():
+        if trial.directory.status()["state"] == "running":
+            seen.extend(row["step"] for row in last_rows(tmp_path / "studies/study/ray").values())
+
+    launch([trial], on_tick=look, run=fakes.run_slowly)
+    assert seen and all(0 < step <= 80 for step in seen)
 
 
 def run_and_leave_a_mess(trial):

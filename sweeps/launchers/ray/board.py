@@ -11,9 +11,11 @@ from typing import Any
 from ray import tune
 from ray.tune.experiment import Trial as TuneTrial
 
+from stability.runs.directory import STOPPED
 from sweeps.interrupt import Interrupt
-from sweeps.launchers.ray.cluster import alive
+from sweeps.launchers.ray.cluster import alive, leave_out
 from sweeps.launchers.ray.share import Share
+from sweeps.launchers.ray.shared_folder import BLIND, put
 from sweeps.launchers.ray.trainable import ACCOUNT, RUN, Job
 from sweeps.trial import mark_failed
 
@@ -67,7 +69,10 @@ class Board(tune.Callback):
     def on_trial_result(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any], **info: Any
     ) -> None:
-        """Set a run failed whose failure its worker could not write down."""
+        """Set a run failed whose failure its worker could not write down; put down in Tune's table that one was
+        stopped by the scheduler, which is told nowhere else there."""
+        if result.get("done") and result.get("state") == "running":
+            result["state"] = STOPPED
         if ACCOUNT in result:
             self._fail(_run_id(trial), _last_line(result[ACCOUNT]), result[ACCOUNT])
 
@@ -79,10 +84,15 @@ class Board(tune.Callback):
 
     def _lost(self, trial: TuneTrial) -> None:
         """Judge what the loss of a run's worker means: that it goes on in another, or, the last time, that it has
-        failed. A run that Tune gives up earlier is left as it is, and handed out again by the sweep. Workers that
-        cannot even start end the sweep: they would fail every run."""
+        failed. A run that Tune gives up earlier is left as it is, and handed out again by the sweep. A node that does
+        not see the runs' folder is left out. Workers that cannot even start end the sweep: they would fail every
+        run."""
         run_id, account = _run_id(trial), _account(trial)
         last = account.rpartition(FAILURE)[2]
+        if BLIND in last:
+            trial.max_failures += 1  # no failure of the run's
+            self._leave_out(_last_line(last).rpartition(BLIND)[2])
+            return
         if "error raised in its creation task" in last:
             self._error = RuntimeError(f"no worker starts on a node of the Ray cluster: {_last_line(last)}")
             return
@@ -93,6 +103,12 @@ class Board(tune.Callback):
         else:
             label = self._job.trials[run_id].label
             self._say(f"a {what} died under {label} ({run_id}), which goes on {_ON_ANOTHER[what]}")
+
+    def _leave_out(self, node_id: str) -> None:
+        """Hand nothing more to a node that came later than the sweep and does not see the runs' folder."""
+        for node in alive():
+            if node["NodeID"] == node_id:
+                leave_out(node_id, put(node, next(iter(self._job.trials.values())).pool, "it is not there"), self._say)
 
     def _fail(self, run_id: str, reason: str, account: str) -> None:
         try:

@@ -19,7 +19,7 @@ from sweeps.launchers.ray import address as ray_address
 from sweeps.launchers.ray import head as ray_head
 from sweeps.launchers.ray.head import Head
 from sweeps.launchers.ray.share import Share, require_room
-from sweeps.launchers.ray.shared_folder import check
+from sweeps.launchers.ray.shared_folder import RULE, check, unseen
 from sweeps.launchers.ray.watch import CLUSTER_S, GONE_S, Watch
 from sweeps.trial import Trial
 
@@ -28,12 +28,16 @@ TICK_S = 0.2
 
 @dataclass
 class Session:
-    """Ray as it runs within `cluster`. ``head``: of a Ray of its own; ``peaks``: measured GPU memory, by the kinds of
-    runs."""
+    """Ray as it runs within `cluster`. ``head``: of a Ray of its own; ``dashboard``: HOST:PORT of the dashboard of one
+    that was joined, until the user is told; ``peaks``: measured GPU memory, by the kinds of runs; ``is_admitted``:
+    whether all nodes were seen to share the runs' folder; ``left_out``: ids of those that came later and don't."""
 
     head: Head | None
     watch: Watch
+    dashboard: str = ""
     peaks: dict[frozenset[str], Peak] = field(default_factory=dict)
+    is_admitted: bool = False
+    left_out: set[str] = field(default_factory=set)
 
     def require(self) -> None:
         """Raise a ``RuntimeError`` where Ray is gone: whoever asks that for anything then waits for minutes."""
@@ -64,22 +68,20 @@ def cluster(*, threads: int = 1, address: str | None = None, num_cpus: int | Non
         import_ray()
         yield _session.head and _session.head.scratch
         return
-    with _ray(threads, address, num_cpus) as (head, watch):
-        _session = Session(head, watch)
+    with _ray(threads, address, num_cpus) as _session:
         try:
-            yield head and head.scratch
+            yield _session.head and _session.head.scratch
         finally:
             _session = None
 
 
 @contextmanager
-def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[tuple[Head | None, Watch]]:
-    """Make this process a driver of Ray, and yield the head of a Ray of its own (None: it has joined one) and the watch
-    over it."""
+def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[Session]:
+    """Make this process a driver of Ray: of one of its own, or of one that it joins."""
     with ExitStack() as stack:
         stack.enter_context(environment(of_driver() | of_workers(threads)))
         stack.enter_context(_quiet())
-        ray, head = import_ray(), None
+        ray, head, dashboard = import_ray(), None, ""
         is_ours = not ray.is_initialized()
         if is_ours and address is None:
             stack.enter_context(environment({"RAY_AUTH_MODE": "disabled"}))
@@ -87,9 +89,9 @@ def _ray(threads: int, address: str | None, num_cpus: int | None) -> Iterator[tu
         watch = stack.enter_context(Watch())
         if is_ours:
             stack.callback(ray.shutdown)
-            _join(ray, address, head)
+            dashboard = _join(ray, address, head)
         watch.begin(_watched(ray, head))
-        yield head, watch
+        yield Session(head, watch, dashboard)
 
 
 def _watched(ray: Any, head: Head | None) -> dict[str, tuple[str, float]]:
@@ -115,20 +117,34 @@ def require(share: Share, address: str | None) -> None:
     require_room(share, [{"CPU": float(os.cpu_count() or 1), "GPU": float(torch.cuda.device_count())}])
 
 
-def admit(pool: str, nodes: Sequence[dict[str, Any]]) -> None:
-    """Raise a ``RuntimeError`` where a node other than the driver's own doesn't see the runs' folder."""
+def admit(pool: str, say: Callable[[str], None]) -> None:
+    """Have only nodes in use that see the runs' folder. Errors: ``RuntimeError`` where one doesn't, before anything was
+    begun in this session; later such a node is left out."""
     import ray
 
-    here = ray.get_runtime_context().get_node_id()
-    if others := [node for node in nodes if node["NodeID"] != here]:
+    here, own = ray.get_runtime_context().get_node_id(), session()
+    others = [node for node in alive() if node["NodeID"] != here]
+    if others and not own.is_admitted:
         check(pool, others)
+    elif others:
+        for node_id, told in unseen(pool, others).items():
+            leave_out(node_id, told, say)
+    own.is_admitted = True
+
+
+def leave_out(node_id: str, told: str, say: Callable[[str], None]) -> None:
+    """Hand nothing more to a node, and say so, once."""
+    if node_id not in session().left_out:
+        session().left_out.add(node_id)
+        say(f"{told}; it is left out ({RULE})")
 
 
 def alive() -> list[dict[str, Any]]:
-    """Return the nodes that are alive, as ``ray.nodes()`` describes them."""
+    """Return the nodes that are alive and not left out, as ``ray.nodes()`` describes them."""
     import ray
 
-    return [node for node in ray.nodes() if node["Alive"]]
+    left_out = _session.left_out if _session else ()
+    return [node for node in ray.nodes() if node["Alive"] and node["NodeID"] not in left_out]
 
 
 def gpus_of(
@@ -184,17 +200,18 @@ def import_ray(name: str = "ray") -> Any:
         ) from None
 
 
-def _join(ray: Any, address: str | None, head: Head | None) -> None:
-    """Join the Ray at ``address``, or that of ``head``. Errors: ``RuntimeError`` where it cannot be joined."""
+def _join(ray: Any, address: str | None, head: Head | None) -> str:
+    """Join the Ray at ``address``, or that of ``head``; return HOST:PORT of its dashboard, "" without. Errors:
+    ``RuntimeError`` where it cannot be joined."""
     quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL, "configure_logging": True}
     if head is not None:
         ray.init(address=head.address, **quiet)
-        return
+        return ""
     # a cluster's workers don't inherit this process's environment
     names = ("PYTHONPATH", "OMP_NUM_THREADS", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_CHDIR_TO_TRIAL_DIR")
     inherited = {name: os.environ[name] for name in names}
     try:
-        ray.init(address=address, runtime_env={"env_vars": inherited}, **quiet)
+        return ray.init(address=address, runtime_env={"env_vars": inherited}, **quiet).dashboard_url or ""
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise RuntimeError(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 NODE_RETRIES = 2
 SETTLE_S = 10.0  # the last workers end a moment after their Tuner
+COPY_S = 60  # between two copies of Tune's own files to where they stay
 MORE = 8  # trials that a cluster is asked for beyond those that it holds: what makes it grow
 SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",  # our live table is the progress report
@@ -88,13 +89,14 @@ def launch(
         import_ray("ray.tune")  # while Ray starts
         stack.enter_context(cluster(threads=int(trials[0].spec["threads"]), address=address))
         tick = partial(_tick, on_tick)
+        _announce(say)
         if not interrupt.requested:
             gpus = gpus_of(trials, tick, interrupt, say) if gpus_per_trial == "auto" else gpus_per_trial
         if interrupt.requested:
             return
+        admit(trials[0].pool, say)
         share, nodes = Share(cpus_per_trial, gpus), alive()
         require_room(share, [node["Resources"] for node in nodes])
-        admit(trials[0].pool, nodes)
         slots = sum(share.fits(node["Resources"]) for node in nodes)
         stack.enter_context(environment({"TUNE_MAX_PENDING_TRIALS_PG": str(slots + (MORE if address else 0))}))
         from sweeps.launchers.ray.trainable import Job
@@ -123,13 +125,14 @@ def _fit(
     from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback
 
     from sweeps.launchers.ray.board import Board, Stopping
+    from sweeps.launchers.ray.request import request
     from sweeps.launchers.ray.trainable import RUN, RunTrainable
 
     settle = (lambda: True) if scheduler is None else scheduler.settle
     board = Board(
         job, share, node_retries, on_tick=partial(_past_tune, tick), settle=settle, interrupt=interrupt, say=say
     )
-    trainable = tune.with_resources(tune.with_parameters(RunTrainable, job=job), {"cpu": share.cpus, "gpu": share.gpus})
+    trainable = tune.with_resources(tune.with_parameters(RunTrainable, job=job), request(share))
     tuner = tune.Tuner(
         trainable,
         param_space={RUN: tune.grid_search([described(trial) for trial in job.trials.values()])},
@@ -142,6 +145,7 @@ def _fit(
         run_config=tune.RunConfig(
             name=Path(job.folder).name,
             storage_path=str(Path(job.folder).parent),
+            sync_config=tune.SyncConfig(sync_period=COPY_S),
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),  # a run saves itself
             failure_config=tune.FailureConfig(max_failures=node_retries),
             stop=Stopping(board),
@@ -167,6 +171,13 @@ def _fit(
 def described(trial: Trial) -> dict[str, Any]:
     """Return a run's row in Tune's tables: its id and what the sweep varies most."""
     return {"id": trial.run_id, "label": trial.label, "lr": trial.spec["lr_peak"], "seed": trial.spec["seed"]}
+
+
+def _announce(say: Callable[[str], None]) -> None:
+    """Tell the user, once a session, where the dashboard of a cluster is."""
+    if session().dashboard:
+        say(f"Ray's dashboard: http://{session().dashboard}")
+        session().dashboard = ""
 
 
 def _tick(on_tick: Callable[[], None]) -> None:

@@ -15,6 +15,7 @@ from stability.runs.leftovers import temporary
 ANSWER_S = 60.0  # a node starts a process for its answer
 ARRIVAL_S = 10.0  # a network file system shows another machine's new files only after a while
 TOKEN = "token"
+BLIND = "the runs' folder is not there on node "  # before the node's id, as a worker tells it
 RULE = "every node must see it under the same path; put runs_dir on a shared file system"
 
 Ask = Callable[[str, str, str, str], Any]
@@ -23,18 +24,29 @@ Ask = Callable[[str, str, str, str], Any]
 def check(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = None) -> None:
     """Raise a ``RuntimeError`` naming the first node (of ``ray.nodes()``) that doesn't see ``pool``, or that the driver
     doesn't hear from there."""
+    for told in unseen(pool, nodes, ask).values():
+        raise RuntimeError(f"{told};\n{RULE}")
+
+
+def unseen(pool: str, nodes: Sequence[dict[str, Any]], ask: Ask | None = None) -> dict[str, str]:
+    """Return what to tell the user of each node that doesn't see ``pool``, or that the driver doesn't hear from there,
+    by the node's id."""
     folder, token = temporary(Path(pool) / f"seen-{uuid.uuid4().hex[:12]}"), uuid.uuid4().hex
     _lay(folder, token)
+    told = {}
     try:
         pending = {node["NodeID"]: (ask or _ask)(str(folder), token, node["NodeID"], TOKEN) for node in nodes}
         for node in nodes:
-            reason = _answer(pending[node["NodeID"]]) or _missing(folder / node["NodeID"], token)
-            if reason:
-                raise RuntimeError(
-                    f"node {name_of(node)} of the Ray cluster and the runs' folder {pool}: {reason};\n{RULE}"
-                )
+            if reason := _answer(pending[node["NodeID"]]) or _missing(folder / node["NodeID"], token):
+                told[node["NodeID"]] = put(node, pool, reason)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    return told
+
+
+def put(node: dict[str, Any], pool: str, reason: str) -> str:
+    """Return what to tell the user of a node that doesn't see the runs' folder."""
+    return f"node {name_of(node)} of the Ray cluster and the runs' folder {pool}: {reason}"
 
 
 def name_of(node: dict[str, Any]) -> str:

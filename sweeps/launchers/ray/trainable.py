@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
 from ray import tune
 
 from stability.runs.directory import tail
 from stability.runs.processes import Process
 from stability.startup import uncollected
 from sweeps.gpu_memory import release
-from sweeps.launchers.ray.shared_folder import ARRIVAL_S, RULE
+from sweeps.launchers.ray.shared_folder import ARRIVAL_S, BLIND
 from sweeps.launchers.serial import RunTrial, steps_of
 from sweeps.trial import Trial
 
@@ -26,6 +27,7 @@ REPORT_S = 1.0  # between two results of a run, but for those of its validations
 LOOK_S = 0.2  # between two looks at whether the sweep is to stop
 LAST_BREATH_S = 10.0  # a worker reported dead may still write, until it finds out that it is alone
 STOP = "stop"
+COLUMNS = ("step", "loss", "lr", "val_nll")  # of Tune's tables, beside the state: a CSV's are those of its first row
 RUN = "run"  # the key of a trial's configuration that holds the run's id
 ACCOUNT = "traceback"  # the key of a result that tells of an error which the run's own folder could not be told
 
@@ -56,7 +58,7 @@ class RunTrainable(tune.Trainable):
         deadline = time.monotonic() + ARRIVAL_S
         while not Path(job.folder).is_dir():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"node {os.uname().nodename} does not see {job.folder}; {RULE}")
+                raise RuntimeError(f"{BLIND}{ray.get_runtime_context().get_node_id()}")
             time.sleep(LOOK_S)
         with uncollected():
             importlib.import_module("stability.training.run")
@@ -111,7 +113,7 @@ class RunTrainable(tune.Trainable):
         while (owner := trial.lock.owner()) and owner.launch == trial.launch and time.monotonic() < deadline:
             time.sleep(LOOK_S)
         self._steps: Generator[None, None, None] | None = steps_of(trial, self._job.run)
-        self._told: dict[str, Any] = {}
+        self._told: dict[str, Any] = {**dict.fromkeys(COLUMNS), "state": "running"}
         self._begun_at = self._count = 0
 
     def _stands_at_a_milestone(self) -> bool:
@@ -120,7 +122,7 @@ class RunTrainable(tune.Trainable):
             return False
         if self._count == 1:
             self._read()
-            self._begun_at = self._told.get("step", 1) - 1
+            self._begun_at = (self._told["step"] or 1) - 1
         return self._begun_at + self._count in self._job.milestones
 
     def _close(self) -> None:
@@ -133,14 +135,17 @@ class RunTrainable(tune.Trainable):
                 release()
 
     def _ended(self) -> dict[str, Any]:
-        """Close the run, whose state is then on disk, and return its last result."""
+        """Close the run, whose status is then on disk, and return its last result, which says what that says: a run
+        that diverged stands at its last good step and has no NLL, whatever its log ends with."""
         self._close()
         self._read()
-        return {**self._told, "state": self._trial.directory.status()["state"], "done": True}
+        status = self._trial.directory.status()
+        nll = {"val_nll": status["result"]["val_nll"]} if "result" in status else {}
+        return {**self._told, "state": status["state"], "step": status["step"], **nll, "done": True}
 
     def _read(self) -> None:
         """Take in the end of the run's log: the last row, and the last validation."""
         rows = tail(self._trial.directory.metrics_file)
         validated = [row["val_nll"] for row in rows if row.get("val_nll") is not None]
-        self._told |= {key: rows[-1][key] for key in ("step", "loss", "lr") if rows and rows[-1].get(key) is not None}
+        self._told |= {key: rows[-1][key] for key in COLUMNS[:-1] if rows and rows[-1].get(key) is not None}
         self._told |= {"val_nll": validated[-1]} if validated else {}
