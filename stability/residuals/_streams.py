@@ -67,9 +67,9 @@ class AbstractStreams(AbstractResidual):
     def forward(self, state: Tensor, branch: Branch) -> Tensor:
         """Return X' (B, N, S, D), in the dtype of ``state``."""
         # Coefficients, and what they are multiplied with, stay in float32: a matrix rounded to bfloat16 loses 0.18 % of
-        # a constant signal at each connection. Where products are rounded nevertheless, streams are mixed as differences
-        # to the first: X'_t = X_1 + Σ_s mix_st (X_s − X_1), in which equal streams are kept exactly however mix is
-        # rounded. Runs in float32 keep the plain form, and their bits.
+        # a constant signal at each connection. Where products are rounded nevertheless, streams are mixed by their
+        # differences to the first: X'_t = X_1 + Σ_s mix_st (X_s − X_1), in which equal streams are kept exactly however
+        # mix is rounded. Runs in float32 keep the plain form, and their bits.
         by_differences = self.sums_to_one and rounds_products(state.device)
         with in_float32(state.device):
             pre_BNS, mix_BNST, post_BNS = self.coefficients(state)
