@@ -11,8 +11,6 @@ from torch import Tensor
 
 from stability.optimizers._divided import AbstractMatrixOptimizer, Groups, MatrixSettings
 
-OWN = {"rank_share", "every", "scale", "beta1", "beta2", "epsilon"}  # settings for matrices
-
 
 class LowRankAdam(torch.optim.Optimizer):
     """Move each matrix (m, n), m ≤ n, by θ ← θ − lr·s·PN: N is Adam's step, of its two bias-corrected means, for PᵀG
@@ -64,7 +62,9 @@ class GaLoreAdamW(AbstractMatrixOptimizer):
 
     @classmethod
     def of_matrices(cls, config: Config, groups: Groups) -> torch.optim.Optimizer:
-        return LowRankAdam(groups, config.model_dump(include=OWN))
+        settings = {"rank_share": config.rank_share, "every": config.every, "scale": config.scale}
+        adam = {"beta1": config.beta1, "beta2": config.beta2, "epsilon": config.epsilon}
+        return LowRankAdam(groups, settings | adam)
 
 
 def first_directions(wide: Tensor, rank: int) -> Tensor:

@@ -88,6 +88,7 @@ WITH: dict[str, dict[str, Any]] = {
     "model.dropout_at": {"model": {"dropout": 0.3}},
     "model.embedding_std": {"model": {"tied": True}},
     "schedule.final_ratio": {"schedule": {"name": "cosine"}},
+    "schedule.decay_share": {"schedule": {"name": "wsd"}},
     "checkpoint.keep_last": {"checkpoint": {"every_steps": 2}},
     "verdict.noise_margin": {"verdict": {"spike_nats": 1e-9, "smoothing_steps": 1}},
     "guards.check_every": SMALL_STEP,

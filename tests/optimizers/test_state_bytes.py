@@ -12,6 +12,7 @@ from torch import nn
 
 from stability.optimizers import build, state_bytes
 from stability.registry import Registry
+from tests.optimizers.checks import give_hessian
 
 Shape = tuple[int, ...]
 SHAPES: dict[str, Shape] = {"wide": (64, 256), "tall": (256, 64), "square": (128, 128), "vector": (64,)}
@@ -70,6 +71,7 @@ def test_state_is_what_the_rule_needs(name):
     for _ in range(2):
         for value in model.parameters():
             value.grad = torch.randn(value.shape, generator=torch.Generator().manual_seed(1))
+        give_hessian(optimizer, model)
         optimizer.step()
     expected = 4 * sum(map(NUMBERS[name], SHAPES.values())) / sum(map(math.prod, SHAPES.values()))
     assert state_bytes(optimizer) == pytest.approx(expected, abs=0.01)

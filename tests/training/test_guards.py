@@ -231,7 +231,7 @@ def everything(directory: RunDirectory):
         "metrics": directory.metrics_file.read_bytes(),
         "gradients": directory.gradients_file.read_bytes(),
         "checkpoints": {path.name: (path / "model.safetensors").read_bytes() for path in directory.checkpoints()},
-        "result": {key: value for key, value in status["result"].items() if key != "wall_s"},
+        "result": {key: value for key, value in status["result"].items() if key not in ("wall_s", "step_s")},
         "verdict": (status["state"], status["reason"]),
     }
 

@@ -1,4 +1,4 @@
-"""What a trial asks Ray for. Imported where Ray Tune is wanted only."""
+"""A trial's request for a share of a node, as Ray Tune makes it. Imported where Ray Tune is wanted only."""
 
 from __future__ import annotations
 
