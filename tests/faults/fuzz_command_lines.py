@@ -81,7 +81,8 @@ class Sandbox:
 
     def __init__(self, root: Path):
         self.root, self.home, self.tmp, self.work = root, root / "home", root / "tmp", root / "a" / "b" / "c" / "work"
-        for folder in (self.home, self.tmp, self.work):
+        self.torch = root / "torch"  # where torch makes a folder as soon as it is asked for a model's shapes
+        for folder in (self.home, self.tmp, self.work, self.torch):
             folder.mkdir(parents=True)
         self.corpus = _corpus(root)
         self.before = self._snapshot()
@@ -96,6 +97,7 @@ class Sandbox:
             "TMPDIR": self.tmp,
             "XDG_CACHE_HOME": self.home / "cache",
             "HF_HOME": self.home / "hf",
+            "TORCHINDUCTOR_CACHE_DIR": self.torch,
         }
         environment = {key: str(value) for key, value in places.items()} | {"SECRET": SECRET, "HF_HUB_OFFLINE": "1"}
         before, limit = Path.cwd(), signal.signal(signal.SIGPROF, _too_long)
