@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from sweeps import launch as launching
 from sweeps.launchers.ray.cluster import cluster as open_cluster
-from sweeps.trial import trials_of
+from sweeps.trial import is_done, mark_stopped, trials_of
 from tests.reading import read_spec
 from tests.sweeps import fakes
 from tests.sweeps.searching import Sweep
@@ -51,6 +52,24 @@ def test_asha_stops_and_marks_what_is_not_among_the_best_and_another_sweep_goes_
     rest = partial(fakes.run_valley, step_s=0.0)
     assert launching.run(spec, trials, console=Console(file=io.StringIO()), run=rest).num_trained == len(stopped)
     assert states(trials) == ["stable"] * 12
+
+
+@pytest.mark.parametrize(("state", "step"), [("running", 3), ("interrupted", 5)])
+def test_a_run_whose_worker_was_killed_while_it_saved_is_stopped_at_its_last_checkpoint(tmp_path, state, step):
+    trial = replace(fakes.make_trial(tmp_path, steps=18), stopped_by="asha 3 at 2 6")
+    (trial.directory.path / "checkpoints/step_000003").mkdir(parents=True)
+    trial.directory.set_status(state, step=0 if state == "running" else 5, num_steps=18)
+    assert mark_stopped(trial, "why")
+    status = trial.directory.status()
+    assert (status["state"], status["step"], status["by"]) == ("stopped", step, "asha 3 at 2 6")
+    assert is_done(trial) and not is_done(replace(trial, stopped_by=""))
+
+
+@pytest.mark.parametrize("state", ["queued", "stable", "diverged", "failed"])
+def test_a_run_that_has_ended_meanwhile_is_not_stopped(tmp_path, state):
+    trial = fakes.make_trial(tmp_path)
+    trial.directory.set_status(state, step=4, num_steps=4)
+    assert mark_stopped(trial, "why") and trial.directory.status()["state"] == state
 
 
 def test_asha_begun_again_knows_the_rungs_that_the_ledger_holds(tmp_path):

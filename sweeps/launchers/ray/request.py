@@ -1,4 +1,4 @@
-"""What a trial asks Ray for. Imported where Ray Tune is wanted only."""
+"""The share of a node that a trial asks Ray for. Imported where Ray Tune is wanted only."""
 
 from __future__ import annotations
 
