@@ -371,6 +371,20 @@ def test_the_head_of_a_cluster_is_one_that_can_be_joined_and_another_of_its_port
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_ray_that_another_sweep_started_for_itself_is_not_found_by_auto(cluster, monkeypatch, capfd):
+    import ray
+
+    # where auto looks first: on a machine of many Rays it would find any
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    with pytest.raises(
+        RuntimeError,
+        match="^ray.address=auto: no Ray cluster that can be joined: what runs on this machine is another sweep's own "
+        "Ray, which ends with it; start one with: ray start --head$",
+    ):
+        ray_address.check("auto")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_without_ray_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
