@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from stability.runs.processes import Process
 from sweeps import launch as launching
 from sweeps.launchers.ray.cluster import cluster as open_cluster
 from sweeps.trial import is_done, mark_stopped, trials_of
@@ -52,6 +53,23 @@ def test_asha_stops_and_marks_what_is_not_among_the_best_and_another_sweep_goes_
     rest = partial(fakes.run_valley, step_s=0.0)
     assert launching.run(spec, trials, console=Console(file=io.StringIO()), run=rest).num_trained == len(stopped)
     assert states(trials) == ["stable"] * 12
+
+
+def gone_back_at_five(trial):
+    """Steps of which a guard takes two back after the fifth, as `guards.on_nonfinite=restore_last_good` does."""
+    for step in (1, 2, 3, 4, 5, 4, 5, 6, 7, 8):
+        fakes.log_step(trial.directory, step, wall_s=0.1, val_nll=2.0)
+        yield
+    fakes.finish(trial.directory, "stable", step=8, val_nll=2.0)
+
+
+def test_a_run_that_went_back_some_steps_is_compared_at_its_rungs_all_the_same(tmp_path):
+    worker = fakes.worker(fakes.make_trial(tmp_path, steps=8), gone_back_at_five, tmp_path, Process.current())
+    worker._job = replace(worker._job, milestones=frozenset({2, 6}))
+    told = [worker.step()]
+    while not told[-1]["done"]:
+        told.append(worker.step())
+    assert [result["step"] for result in told] == [2, 6, 8]
 
 
 @pytest.mark.parametrize(("state", "step"), [("running", 3), ("interrupted", 5)])

@@ -124,7 +124,12 @@ class RunTrainable(tune.Trainable):
         if self._count == 1:
             self._read()
             self._begun_at = (self._told["step"] or 1) - 1
-        return self._begun_at + self._count in self._job.milestones
+        step = self._begun_at + self._count
+        if step not in self._job.milestones:
+            return False
+        self._read()
+        self._begun_at += (self._told["step"] or step) - step  # a guard may have gone back to an earlier step
+        return self._told["step"] == step
 
     def _close(self) -> None:
         """Close the run, which saves it where it has not ended."""
