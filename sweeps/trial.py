@@ -16,7 +16,7 @@ from stability.config.generation import GenerationSpec
 from stability.config.identity import run_id
 from stability.config.run import RunSpec
 from stability.config.sweep import SweepSpec
-from stability.runs.directory import INTERRUPTED, STOPPED, RunDirectory
+from stability.runs.directory import INTERRUPTED, RUNNING, STOPPED, RunDirectory, step_of
 from stability.runs.leftovers import leftovers, remove
 from stability.runs.lock import LostLock, Owner, RunLock
 from stability.runs.provenance import command_line
@@ -151,16 +151,18 @@ def is_stopped(trial: Trial) -> bool:
 
 
 def mark_stopped(trial: Trial, reason: str) -> bool:
-    """Set the run of a trial that was stopped by its search, and saved, ``stopped``; whether that is done: not yet
-    where somebody works on the run. A run that has ended meanwhile stays as it is."""
+    """Set the run of a trial that was stopped by its search ``stopped``; whether that is done: not yet where somebody
+    works on the run. A run that has ended meanwhile stays as it is; one whose worker was killed while it saved
+    stands at its last checkpoint."""
     lock = trial.lock
     if not lock.acquire():
         return False
     try:
         status = trial.directory.status()
-        if status["state"] == INTERRUPTED:
+        if status["state"] in (INTERRUPTED, RUNNING):
             how = {"num_steps": trial.spec["steps"], "by": trial.stopped_by}
-            trial.directory.set_status(STOPPED, step=status["step"], reason=reason, **how)
+            step = max(status["step"], *map(step_of, trial.directory.checkpoints()), 0)
+            trial.directory.set_status(STOPPED, step=step, reason=reason, **how)
     finally:
         lock.release()
     return True

@@ -21,7 +21,8 @@ TAIL_BYTES = 8192
 STOPPED = "stopped"  # at a rung of a search: resumable, and no result
 # between two steps, by Ctrl-C or the end of a job: saved, and gone on with by the same command
 INTERRUPTED = "interrupted"
-STATES = ("queued", "running", *FINISHED, STOPPED, INTERRUPTED, "failed")
+RUNNING = "running"  # with nobody at it: its process was killed, and the same command goes on
+STATES = ("queued", RUNNING, *FINISHED, STOPPED, INTERRUPTED, "failed")
 
 
 def write_atomically(path: Path, data: bytes | memoryview) -> None:

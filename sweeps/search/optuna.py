@@ -1,13 +1,14 @@
 """`search=optuna`: a tree-structured Parzen estimator over numeric fields of the recipe. Optuna is imported only here,
-when points are chosen."""
+when points are chosen; with `launcher=ray` it is Ray Tune's `OptunaSearch` that asks it."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import itertools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from stability.config.identity import run_id
@@ -38,7 +39,8 @@ class OptunaSearch:
         self._spec, self._search = spec, spec.search
         bases = [(label, run) for label, run in spec.points(fingerprint) if run.seed == 0]
         batch = self._search.batch or max(1, int(slots) // (len(bases) * spec.seeds))
-        self._curves = [_Curve(run, self._search, spec.seeds, batch) for _, run in bases]
+        by_tune = spec.launcher == "ray"
+        self._curves = [_Curve(run, self._search, spec.seeds, batch, by_tune) for _, run in bases]
         _require_used(self._search, [run.model_dump(mode="json") for _, run in bases])
         for curve in self._curves:
             curve.remember(history.get(curve.key, []))
@@ -70,8 +72,9 @@ class OptunaSearch:
 class _Curve:
     """The search of one kind of run: its rounds of points, and the objective of those that have finished."""
 
-    def __init__(self, base: RunSpec, search: SearchSpec, seeds: int, batch: int):
+    def __init__(self, base: RunSpec, search: SearchSpec, seeds: int, batch: int, by_tune: bool):
         self._recipe, self._search, self._seeds, self._batch = base.model_dump(mode="json"), search, seeds, batch
+        self._by_tune = by_tune
         self._space = tuple(dimension for dimension in search.space if applies(dimension.path, self._recipe))
         self._whole = {
             dimension.path for dimension in self._space if isinstance(current(dimension.path, self._recipe), int)
@@ -146,7 +149,8 @@ class _Curve:
         """Return new points that make valid recipes; fewer than wanted, or none, where the space holds no more."""
         known, found = self.points, []
         told = [(self.points[index], value) for index, value in sorted(self._told.items()) if value is not None]
-        for values in propose(self._space, self._whole, told, self._search, len(known), wanted * DRAWS):
+        most, by_tune = wanted * DRAWS, self._by_tune
+        for values in propose(self._space, self._whole, told, self._search, len(known), most, by_tune=by_tune):
             if values not in known and values not in found and _is_valid(self._recipe, values):
                 found.append(values)
             if len(found) == wanted:
@@ -161,9 +165,12 @@ def propose(
     search: SearchSpec,
     num_asked: int,
     most: int,
-):
+    *,
+    by_tune: bool = False,
+) -> Iterator[Values]:
     """Yield points to try next, one after another, each chosen with those before it under way. ``told``: points and
-    their objectives; floats have three digits."""
+    their objectives; floats have three digits. ``by_tune``: through Tune's `OptunaSearch`, which gives the same
+    points."""
     optuna = _import_optuna()
     kinds = {dimension.path: _distribution(optuna, dimension, dimension.path in whole) for dimension in space}
     with warnings.catch_warnings():
@@ -171,12 +178,26 @@ def propose(
         sampler = optuna.samplers.TPESampler(
             seed=_seed(search.seed, num_asked), n_startup_trials=search.startup, constant_liar=True
         )
-        study = optuna.create_study(sampler=sampler)
-        study.add_trials(
-            [optuna.trial.create_trial(params=values, distributions=kinds, value=value) for values, value in told]
-        )
-        for _ in range(most):
-            yield {path: _rounded(value, kinds[path]) for path, value in study.ask(kinds).params.items()}
+        if by_tune:
+            from sweeps.launchers.ray.optuna import suggestions
+
+            drawn = suggestions(kinds, sampler, told)
+        else:
+            drawn = _drawn(optuna, kinds, sampler, told)
+        for values in itertools.islice(drawn, most):
+            yield {path: _rounded(value, kinds[path]) for path, value in values.items()}
+
+
+def _drawn(
+    optuna: Any, kinds: Mapping[str, Any], sampler: Any, told: Sequence[tuple[Values, float]]
+) -> Iterator[Values]:
+    """Yield points of a study that is told what the ledger holds."""
+    study = optuna.create_study(sampler=sampler)
+    study.add_trials(
+        [optuna.trial.create_trial(params=values, distributions=kinds, value=value) for values, value in told]
+    )
+    while True:
+        yield study.ask(kinds).params
 
 
 def _seed(seed: int, num_asked: int) -> int:

@@ -2,15 +2,17 @@
 
 import io
 import json
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from stability.runs.processes import Process
 from sweeps import launch as launching
 from sweeps.launchers.ray.cluster import cluster as open_cluster
-from sweeps.trial import trials_of
+from sweeps.trial import is_done, mark_stopped, trials_of
 from tests.reading import read_spec
 from tests.sweeps import fakes
 from tests.sweeps.searching import Sweep
@@ -51,6 +53,41 @@ def test_asha_stops_and_marks_what_is_not_among_the_best_and_another_sweep_goes_
     rest = partial(fakes.run_valley, step_s=0.0)
     assert launching.run(spec, trials, console=Console(file=io.StringIO()), run=rest).num_trained == len(stopped)
     assert states(trials) == ["stable"] * 12
+
+
+def gone_back_at_five(trial):
+    """Steps of which a guard takes two back after the fifth, as `guards.on_nonfinite=restore_last_good` does."""
+    for step in (1, 2, 3, 4, 5, 4, 5, 6, 7, 8):
+        fakes.log_step(trial.directory, step, wall_s=0.1, val_nll=2.0)
+        yield
+    fakes.finish(trial.directory, "stable", step=8, val_nll=2.0)
+
+
+def test_a_run_that_went_back_some_steps_is_compared_at_its_rungs_all_the_same(tmp_path):
+    worker = fakes.worker(fakes.make_trial(tmp_path, steps=8), gone_back_at_five, tmp_path, Process.current())
+    worker._job = replace(worker._job, milestones=frozenset({2, 6}))
+    told = [worker.step()]
+    while not told[-1]["done"]:
+        told.append(worker.step())
+    assert [result["step"] for result in told] == [2, 6, 8]
+
+
+@pytest.mark.parametrize(("state", "step"), [("running", 3), ("interrupted", 5)])
+def test_a_run_whose_worker_was_killed_while_it_saved_is_stopped_at_its_last_checkpoint(tmp_path, state, step):
+    trial = replace(fakes.make_trial(tmp_path, steps=18), stopped_by="asha 3 at 2 6")
+    (trial.directory.path / "checkpoints/step_000003").mkdir(parents=True)
+    trial.directory.set_status(state, step=0 if state == "running" else 5, num_steps=18)
+    assert mark_stopped(trial, "why")
+    status = trial.directory.status()
+    assert (status["state"], status["step"], status["by"]) == ("stopped", step, "asha 3 at 2 6")
+    assert is_done(trial) and not is_done(replace(trial, stopped_by=""))
+
+
+@pytest.mark.parametrize("state", ["queued", "stable", "diverged", "failed"])
+def test_a_run_that_has_ended_meanwhile_is_not_stopped(tmp_path, state):
+    trial = fakes.make_trial(tmp_path)
+    trial.directory.set_status(state, step=4, num_steps=4)
+    assert mark_stopped(trial, "why") and trial.directory.status()["state"] == state
 
 
 def test_asha_begun_again_knows_the_rungs_that_the_ledger_holds(tmp_path):

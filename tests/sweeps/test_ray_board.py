@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from stability.runs.processes import Process
+from sweeps.environment import environment
 from sweeps.interrupt import Interrupt
 from sweeps.launchers.ray import cluster as ray_cluster
+from sweeps.launchers.ray.launcher import SETTINGS
 from sweeps.launchers.ray.share import Share
 from sweeps.launchers.ray.watch import Watch
 from tests.sweeps import fakes
@@ -103,6 +105,14 @@ def test_a_run_under_which_worker_after_worker_dies_is_failed_after_its_retries(
     one.lose(account, is_last=True)
     assert (one.status()["state"], one.status()["reason"]) == ("failed", reason)
     assert one.trials[1].directory.traceback_file.read_text().count(account) == retries + 1
+
+
+def test_a_node_that_is_taken_away_is_one_of_the_retries_for_tune_as_for_the_board(tmp_path):
+    trial = fakes.imported("ray.tune.experiment.trial").Trial("a", stub=True)
+    trial.storage = SimpleNamespace(trial_driver_staging_path=str(tmp_path))
+    with environment(SETTINGS):
+        trial.handle_error(fakes.imported("ray.exceptions").RayActorError(preempted=True))
+    assert trial.run_metadata.num_failures == 1
 
 
 def test_what_died_last_is_told_and_not_what_died_before(loop):

@@ -129,6 +129,19 @@ def test_a_worker_that_does_not_see_the_runs_folder_says_so(cluster, tmp_path, m
         fakes.worker(fakes.make_trial(tmp_path), fakes.run_fake, tmp_path / "elsewhere", Process.current())
 
 
+def test_tunes_table_says_of_a_run_that_another_sweep_works_on_that_it_is_left_to_it(tmp_path):
+    trial = replace(fakes.make_trial(tmp_path), launch="own")
+    trial.directory.set_status("running", step=0, num_steps=4)
+    lock = replace(trial, launch="other").lock
+    assert lock.acquire()
+    try:
+        result = fakes.worker(trial, fakes.run_valley, tmp_path, Process.current()).step()
+    finally:
+        lock.release()
+    assert (result["state"], result["done"]) == ("left to another sweep", True)
+    assert fakes.worker(trial, fakes.run_valley, tmp_path, Process.current()).step()["state"] == "stable"
+
+
 def test_a_node_that_does_not_see_the_runs_folder_is_refused_at_first_and_later_left_out(
     cluster, tmp_path, monkeypatch
 ):
@@ -355,6 +368,20 @@ def test_the_head_of_a_cluster_is_one_that_can_be_joined_and_another_of_its_port
         "cluster",
     ):
         ray_address.check(other)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_ray_that_another_sweep_started_for_itself_is_not_found_by_auto(cluster, monkeypatch, capfd):
+    import ray
+
+    # where auto looks first: on a machine of many Rays it would find any
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    with pytest.raises(
+        RuntimeError,
+        match="^ray.address=auto: no Ray cluster that can be joined: what runs on this machine is another sweep's own "
+        "Ray, which ends with it; start one with: ray start --head$",
+    ):
+        ray_address.check("auto")
     assert capfd.readouterr() == ("", "")
 
 

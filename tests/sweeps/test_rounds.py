@@ -14,6 +14,7 @@ from sweeps.search.optuna import OptunaSearch, propose
 from sweeps.search.rounds import search_of
 from sweeps.trial import trials_of
 from tests.reading import read_spec
+from tests.sweeps import fakes
 from tests.sweeps.searching import EDGES, Sweep, cut_at
 
 
@@ -192,6 +193,20 @@ def test_the_same_seed_proposes_the_same_points_and_another_one_others():
     told = [({"x": 1.5, "n": 3}, 1.0), ({"x": 8.5, "n": 40}, 2.0), ({"x": 1.7, "n": 5}, 1.1)]
     assert proposed(0, told) == proposed(0, told) != proposed(1, told)
     assert proposed(0) != proposed(0, told)
+
+
+@pytest.mark.parametrize(
+    "told", [[], [({"x": 1.5, "n": 3}, 1.0), ({"x": 8.5, "n": 40}, 2.0), ({"x": 1.7, "n": 5}, 1.1)]]
+)
+def test_tunes_optuna_search_is_told_the_same_and_suggests_the_same_points(told, monkeypatch):
+    space = (Dimension(path="x", low=1, high=9, log=True), Dimension(path="n", low=1, high=50))
+    search, asked = SearchSpec(name="optuna", startup=2, space=space), []
+    tunes = fakes.imported("ray.tune.search.optuna").OptunaSearch
+    suggest = tunes.suggest
+    monkeypatch.setattr(tunes, "suggest", lambda self, trial: asked.append(trial) or suggest(self, trial))
+    own, by_tune = (list(propose(space, {"n"}, told, search, len(told), 6, by_tune=how)) for how in (False, True))
+    assert own == by_tune and len(asked) == len({point["x"] for point in own}) == 6
+    assert (own != list(propose(space, {"n"}, [], search, len(told), 6))) == bool(told)
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,10 @@ def head(num_threads: int, num_cpus: int | None = None) -> Iterator[Head]:
 def _started(num_threads: int, num_cpus: int | None) -> Iterator[Head]:
     """Start the process of a head, with a temporary folder and a reaper of its own; process and folder go with the
     ``with`` block."""
+    from sweeps.launchers.ray.address import OWN
     from sweeps.reaper import reaper
 
-    scratch = Path(tempfile.mkdtemp(prefix="stability-ray-", dir=_short_temporary_folder()))
+    scratch = Path(tempfile.mkdtemp(prefix=OWN, dir=_short_temporary_folder()))
     try:
         with reaper(scratch), (scratch / "head.err").open("w") as errors:
             command = [sys.executable, __file__, str(scratch), str(num_cpus or ALL_CPUS)]

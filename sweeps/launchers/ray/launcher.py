@@ -40,7 +40,7 @@ SETTINGS = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a result between two validations has no NLL
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "TUNE_WARN_THRESHOLD_S": "60",
-    "RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE": "0",
+    "RAY_TRAIN_COUNT_PREEMPTION_AS_FAILURE": "1",  # a node that is taken away counts as one that dies, as for the board
 }
 
 

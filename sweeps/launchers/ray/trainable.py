@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray import tune
 
-from stability.runs.directory import tail
+from stability.runs.directory import RUNNING, tail
 from stability.runs.processes import Process
 from stability.startup import uncollected
 from sweeps.gpu_memory import release
@@ -28,6 +28,7 @@ LOOK_S = 0.2  # between two looks at whether the sweep is to stop
 LAST_BREATH_S = 10.0  # a worker reported dead may still write, until it finds out that it is alone
 STOP = "stop"
 COLUMNS = ("step", "loss", "lr", "val_nll")  # of Tune's tables, beside the state: a CSV's are those of its first row
+LEFT = "left to another sweep"  # in place of a run's state
 RUN = "run"  # the key of a trial's configuration that holds the run's id
 ACCOUNT = "traceback"  # the key of a result that tells of an error which the run's own folder could not be told
 
@@ -123,7 +124,12 @@ class RunTrainable(tune.Trainable):
         if self._count == 1:
             self._read()
             self._begun_at = (self._told["step"] or 1) - 1
-        return self._begun_at + self._count in self._job.milestones
+        step = self._begun_at + self._count
+        if step not in self._job.milestones:
+            return False
+        self._read()
+        self._begun_at += (self._told["step"] or step) - step  # a guard may have gone back to an earlier step
+        return self._told["step"] == step
 
     def _close(self) -> None:
         """Close the run, which saves it where it has not ended."""
@@ -136,10 +142,13 @@ class RunTrainable(tune.Trainable):
 
     def _ended(self) -> dict[str, Any]:
         """Close the run, whose status is then on disk, and return its last result, which says what that says: a run
-        that diverged stands at its last good step and has no NLL, whatever its log ends with."""
+        that diverged stands at its last good step and has no NLL, whatever its log ends with. One that another sweep
+        works on has not ended: it is left to that sweep."""
         self._close()
         self._read()
         status = self._trial.directory.status()
+        if status["state"] in ("queued", RUNNING) and self._trial.held_by_another():
+            return {**self._told, "state": LEFT, "done": True}
         nll = {"val_nll": status["result"]["val_nll"]} if "result" in status else {}
         return {**self._told, "state": status["state"], "step": status["step"], **nll, "done": True}
 
