@@ -97,6 +97,10 @@ class AbstractMechanism(OwnInit):
 
     ``trainable``: False for a mechanism that only stands in for another one in a model that is trained, e.g. one that
     skips what hardly counts; runs and tokenizers refuse it, and say what it is ``used_for``.
+
+    ``piecewise_smooth``: True for one that selects by its own scores (the best positions, the best blocks). Between two
+    changes of the selection it is smooth, and its second derivative is that of the piece; `margin` says how far away
+    the next change is.
     """
 
     family: ClassVar[str] = "mechanisms"
@@ -106,6 +110,7 @@ class AbstractMechanism(OwnInit):
     directions: ClassVar[frozenset[str]]
     trainable: ClassVar[bool] = True
     used_for: ClassVar[str] = "looking at trained models"
+    piecewise_smooth: ClassVar[bool] = False
 
     @classmethod
     def build(cls, config: Any, shape: MixerShape) -> AbstractMechanism:
@@ -153,6 +158,11 @@ class AbstractMechanism(OwnInit):
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
         """Return the multiply-adds of one forward pass over one sequence of ``num_positions``, projections included."""
+        raise NotImplementedError
+
+    def margin(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
+        """Return the least difference, a scalar, between a score that is selected by and the value at which the
+        selection changes; inf where nothing can change. For mechanisms that are `piecewise_smooth`."""
         raise NotImplementedError
 
     def forward(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:

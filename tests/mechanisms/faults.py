@@ -57,6 +57,15 @@ class IgnoresPast(Mean):
         return torch.eye(x_BND.shape[1], dtype=torch.bool)
 
 
+class SelectsAtATie(Mean):
+    """Sound, but at a point where its curvature is not that of one piece."""
+
+    piecewise_smooth = True
+
+    def margin(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
+        return x_BND.new_tensor(0.0)
+
+
 class ReadsPadding(Mean):
     def forward(self, x_BND: Tensor, *, mask_BN: Tensor | None = None) -> Tensor:
         return super().forward(x_BND)

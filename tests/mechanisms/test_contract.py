@@ -49,6 +49,7 @@ PLANTED = (
     (checks.check_padding_is_unread, faults.ReadsPadding),
     (checks.check_wholly_padded_is_finite, faults.EmptyRows),
     (checks.check_second_derivatives, faults.ForgetsCurvature),
+    (checks.check_second_derivatives, faults.SelectsAtATie),
     (checks.check_degenerate_inputs, faults.DividesByZeroNorm),
     (checks.check_weights_reproduce_forward, faults.ExposesASoftmax),
     (checks.check_weights_reproduce_forward, faults.ClaimsToAverage),
