@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import matplotlib
 import pandas as pd
@@ -195,6 +196,13 @@ def test_tables_name_no_rate_of_one_optimizer_beside_another_s(scaled):
     assert [row[3].text for row in steps.rows] == ["8.00", "4.00"]
     # 4 ms + 0.1 ms a seed over 8 ms + 0.1 ms a seed: the middle seed's
     assert [row[4].text for row in steps.rows] == ["1.00", f"{4.1 / 8.1:.2f}"]
+
+
+def test_the_table_with_alpha_max_says_whose_is_a_multiplier(scaled):
+    protocol = json.dumps({"optimizer": {"name": "prodigy", "is_multiplier": True}})
+    told = replace(scaled, curvature=scaled.curvature.assign(protocol=protocol))
+    assert "The LR of prodigy multiplies a rate that it finds by itself" in optimizer_tables(told)[0].caption
+    assert "multiplies" not in optimizer_tables(scaled)[0].caption
 
 
 @pytest.mark.parametrize(

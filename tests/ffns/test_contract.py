@@ -58,7 +58,9 @@ def test_its_last_projection_is_scaled_down_with_the_depth(lab, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_multiple_that_rounds_to_nothing_leaves_a_hidden_layer_of_one(name):
-    assert build(name, width=8, multiple=0.01).out.in_features == 1
+    assert build(name, width=8, ffn_multiple=0.01).out.in_features == 1
+    if "multiple" in Registry("ffns").load(name).Config.model_fields:
+        assert build(name, width=8, multiple=0.01).out.in_features == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

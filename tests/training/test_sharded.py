@@ -15,6 +15,7 @@ import torch
 from stability import registry
 from stability.build import build_model, build_objective, build_optimizer
 from stability.corpora.cache import load
+from stability.optimizers import evaluated
 from stability.runs.directory import RunDirectory, read_jsonl
 from stability.training import checkpoint
 from stability.training import trainer as loop
@@ -63,7 +64,8 @@ def by_hand(lab, spec):
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
             parameter.grad = gradient * min(1.0, spec.clip_norm / (norm.item() + 1e-6))
         optimizer.step()
-    return model.state_dict()
+    with evaluated(optimizer):  # what a checkpoint holds
+        return {name: value.clone() for name, value in model.state_dict().items()}
 
 
 def off(found, truth) -> float:
