@@ -4,18 +4,20 @@ arXiv:2503.02130)."""
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from pydantic import Field, field_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from stability.config import Settings
 from stability.mechanisms._base import CAUSAL, MixerShape
 from stability.mechanisms._written_out import AbstractWrittenOutAttention
 from stability.models.precision import at_least_float32, in_float32
+
+Time = Annotated[float, Field(gt=0)]
 
 
 class ForgettingAttention(AbstractWrittenOutAttention):
@@ -38,17 +40,10 @@ class ForgettingAttention(AbstractWrittenOutAttention):
         rope: Literal["none", "absolute"] = Field(
             default="none", description="whether queries and keys are rotated, too (with position=rope)"
         )
-        decay_times: tuple[float, float] | None = Field(
+        decay_times: tuple[Time, Time] | None = Field(
             default=None,
             description="positions over which the first and the last head begin to forget; null: gates begin at ½",
         )
-
-        @field_validator("decay_times")
-        @classmethod
-        def _can_be_times(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
-            if value is not None and not all(0 < time < math.inf for time in value):
-                raise ValueError("both must be above 0 and finite, in positions, e.g. [2,128]")
-            return value
 
     directions = frozenset({CAUSAL})
     rows_sum_to_one = True

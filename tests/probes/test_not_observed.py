@@ -76,7 +76,7 @@ def test_attention_without_a_softmax_gets_no_softmax_spectra(trained, capsys, wh
 @pytest.mark.parametrize("what", ["spectra", "qk", "pdmm"])
 def test_a_study_names_what_is_not_observed_and_measures_the_rest(trained, capsys, what):
     lab, runs = trained
-    unknown = "unseen_sigmoid" if what == "spectra" else "sigmoid_seen, unseen_sigmoid"
+    unknown = "unseen_sigmoid" if what == "spectra" else "unseen_sigmoid, sigmoid_seen"
     study = study_of(lab, what, runs["sa"], runs["sigmoid"], runs["seen"], runs["mix"])
     assert main([f"what={what}", f"ckpt={study.path}", *SMALL[what]]) == 0
     said = capsys.readouterr().out
