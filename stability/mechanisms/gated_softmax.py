@@ -19,8 +19,9 @@ class GatedSoftmaxAttention(SoftmaxAttention):
     (section 2.2, at the position G1, with gates of each head's own).
 
     x is what the layer reads, normed by the block. Elementwise, W_g is (D, D) and each entry of each head has a gate;
-    headwise it is (H, D), with one gate per head. The paper's maps have no biases; here b_g begins at 0 under every
-    initialisation, so that the gates begin about ½ and the branch about half as large as that of `sa`.
+    headwise it is (H, D), with one gate per head. b_g begins at 0 under every initialisation, so that the gates begin
+    about ½ and the branch about half as large as that of `sa`; the paper's maps have no biases, as with
+    ``model.mixer_bias=none``.
     """
 
     class Config(SoftmaxAttention.Config):
@@ -36,13 +37,9 @@ class GatedSoftmaxAttention(SoftmaxAttention):
         nn.init.zeros_(self.gate.bias)
 
     @property
-    def own_init(self) -> frozenset[str]:
-        return super().own_init | {"gate.bias"}
-
-    @property
     def own_decay(self) -> dict[str, bool]:
         """The gates' biases are kept from weight decay, which would draw them to half open."""
-        return {**super().own_decay, "gate.bias": False}
+        return super().own_decay if self.gate.bias is None else {**super().own_decay, "gate.bias": False}
 
     @classmethod
     def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:

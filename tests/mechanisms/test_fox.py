@@ -179,6 +179,15 @@ def test_keeps_the_contract_with_other_settings(settings):
         check(made)
 
 
+def test_rows_that_see_nothing_pass_no_nan_on():
+    """It would be masked later, and the output be right; whoever looks for the first NaN of a backward pass finds it."""
+    layer, x_BND, mask_BN = module(), inputs().requires_grad_(), padding()
+    mask_BN[2] = False
+    with torch.autograd.set_detect_anomaly(True):
+        (gradient_BND,) = torch.autograd.grad(layer(x_BND, mask_BN=mask_BN).square().sum(), x_BND)
+    assert gradient_BND.isfinite().all() and not layer.weights(x_BND, mask_BN=mask_BN)[2].any()
+
+
 def test_long_sequences_that_forget_much_stay_finite_and_exact_in_float32():
     """D is −2,000 from end to end, and +2,000 towards the future, where e^D is no float32."""
     layer = module(decay_times=(0.25, 64)).double()

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from stability.build import build_model, build_optimizer
 from stability.config.parts import settings_of
 from stability.mechanisms import build
 from stability.mechanisms._base import MixerShape
@@ -136,6 +137,15 @@ def test_gates_begin_half_open_under_every_rule_and_their_biases_are_not_decayed
     assert layer.own_decay == {"gate.bias": False}
     learned = build("gated_softmax", width=16, heads=2, temperature="learned")
     assert learned.own_decay == {"gate.bias": False, "log_temperature": False}
+
+
+def test_a_model_without_biases_has_none_of_gates_either_as_in_the_paper(lab):
+    model = {"name": "x", "layers": 2, "width": 16, "heads": 2, "positions": 16, "mixer_bias": "none"}
+    spec = lab.spec(mechanism={"name": "gated_softmax"}, model=model)
+    made = build_model(spec, 8)
+    assert build_optimizer(spec, made).param_groups
+    for block in made.blocks:
+        assert block.mixer.gate.bias is None and block.mixer.qkv.bias is None and block.mixer.out.bias is None
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
