@@ -153,7 +153,7 @@ def _shape(spec: RunSpec, objective: AbstractObjective, layer: int = 0, num_laye
     rope = Registry("positions").load(spec.position.name).rope(spec.position.settings)
     size = spec.model
     dropout = size.dropout_of("attention")
-    return MixerShape(size.width, size.heads, objective.direction, layer, num_layers, rope, dropout)
+    return MixerShape(size.width, size.heads, objective.direction, layer, num_layers, rope, dropout, size.positions)
 
 
 def _mixer(spec: RunSpec, module: nn.Module) -> nn.Module:

@@ -24,6 +24,7 @@ class MixerShape:
     choose by it). ``rope``: the rotation by which the mixer tells positions apart; None: it turns nothing, whatever its
     own settings say, since positions are told elsewhere or not at all. ``dropout``: the share of its weights that an
     attention drops in training mode; a mixer without such weights leaves it alone, and its output is dropped anyway.
+    ``num_positions``: how long the sequences are that the model is made for (`model.positions`); None: nobody says.
     """
 
     width: int
@@ -33,6 +34,7 @@ class MixerShape:
     num_layers: int = 1
     rope: Rope | None = Rope()
     dropout: float = 0.0
+    num_positions: int | None = None
 
     def __post_init__(self):
         for name, value in (("width", self.width), ("heads", self.heads)):

@@ -78,6 +78,8 @@ OTHERS: dict[str, Any] = {
     "two_way.of": "sw",
     "attentionx.gamma": 0.5,
     "attentionx.mask_diagonal": False,
+    "sigmoid.length": 4,
+    "fox.decay_times": [2.0, 8.0],
     "cc.graph": "complete",
     "sc.graph": "cycle",
     "mhc_lite.permutations": 3,
@@ -95,6 +97,8 @@ WITH: dict[str, dict[str, Any]] = {
     "guards.on_nonfinite": {"guards": {"post_clip_norm": 0.01, "retries": 0}},
     "guards.retries": {"guards": {"post_clip_norm": 0.01, "on_nonfinite": "skip_step", "retries": 2}},
     "mix.order": {"model": {"layers": 4}},
+    "fox.rope": {"objective": "ar"},
+    "fox.decay_times": {"objective": "ar"},
     "mhc_lite.permutation_seed": {"residual": {"permutations": 3}},
 }
 # of settings that only go together

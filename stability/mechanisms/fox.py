@@ -1,0 +1,92 @@
+"""`fox`: softmax attention with a forget gate, that of the Forgetting Transformer (Lin et al. 2025,
+arXiv:2503.02130)."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from stability.config import Settings
+from stability.mechanisms._base import CAUSAL, MixerShape
+from stability.mechanisms._written_out import AbstractWrittenOutAttention
+from stability.models.precision import at_least_float32, in_float32
+
+Time = Annotated[float, Field(gt=0)]
+
+
+class ForgettingAttention(AbstractWrittenOutAttention):
+    """Causal attention that forgets: y_i = W_o Σ_{j ≤ i} softmax_j(q_i·k_j / √K + D_ij) v_j + b_o per head, where
+    D_ij = Σ_{l = j+1..i} ln f_l and f_l = σ(w_f·x_l + b_f) (section 3, Forgetting Attention).
+
+    At padding ln f = 0, so that nothing is forgotten over it. The gates tell positions apart: queries and keys are not
+    rotated, whatever the run's positions are (so that position=rope and none are the same model), unless
+    ``rope="absolute"``, which rotates them as `sa` does where position=rope. This is the paper's plain block (FoX,
+    LLaMA); its Pro block has an output gate and norm, normed q and k and a shift of keys and values besides.
+
+    b_f begins at 0, as in the paper's released code: about half is forgotten at every position. With ``decay_times``
+    the heads begin with f = e^(−1/T), T on a logarithmic scale from the first head's to the last's, as the paper starts
+    gates that do not read x: b_f = −ln(e^(1/T) − 1).
+    """
+
+    class Config(Settings):
+        """Settings of the rotation, and of where the gates begin."""
+
+        rope: Literal["none", "absolute"] = Field(
+            default="none", description="whether queries and keys are rotated, too (with position=rope)"
+        )
+        decay_times: tuple[Time, Time] | None = Field(
+            default=None,
+            description="positions over which the first and the last head begin to forget; null: gates begin at ½",
+        )
+
+    directions = frozenset({CAUSAL})
+    rows_sum_to_one = True
+
+    def __init__(self, config: Config, shape: MixerShape):
+        super().__init__(shape, shape.rope if config.rope == "absolute" else None)
+        self.forget = nn.Linear(shape.width, shape.heads)
+        nn.init.zeros_(self.forget.bias)
+        if config.decay_times is not None:
+            first, last = (math.log(time) for time in config.decay_times)
+            time_H = torch.linspace(first, last, shape.heads, dtype=torch.float64).exp()
+            with torch.no_grad():
+                self.forget.bias.copy_(-torch.expm1(1 / time_H).log())
+
+    @property
+    def own_init(self) -> frozenset[str]:
+        return frozenset({"forget.bias"})
+
+    @property
+    def own_decay(self) -> dict[str, bool]:
+        """The gates' biases are kept from weight decay, which would draw memory to that of f = ½."""
+        return {"forget.bias": False}
+
+    @classmethod
+    def cost(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
+        """Count the gates' map beside the attention."""
+        return super().cost(config, shape, num_positions) + num_positions * shape.width * shape.heads
+
+    def weighed(self, logits_BHNN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N N"]:
+        visible = self.seen(x_BND, mask_BN)
+        # A padded row may see nothing: it is given all keys, lest a derivative be NaN, and what comes of it is dropped.
+        given = visible | ~visible.any(-1, keepdim=True)
+        decayed_BHNN = logits_BHNN + self.decay(x_BND, mask_BN)
+        return decayed_BHNN.masked_fill(~given, -math.inf).softmax(-1).masked_fill(~visible, 0.0)
+
+    def decay(self, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N N"]:
+        """Return D, (B, H, N, N), float32 or wider; of use where j ≤ i only."""
+        with in_float32(x_BND.device):
+            log_f_BNH = F.logsigmoid(self.forget(at_least_float32(x_BND)))
+        if mask_BN is not None:
+            log_f_BNH = log_f_BNH.masked_fill(~mask_BN[..., None], 0.0)
+        until_BHN = log_f_BNH.cumsum(1).transpose(1, 2)
+        return until_BHN[..., :, None] - until_BHN[..., None, :]
+
+
+EXPORT = ForgettingAttention

@@ -1,0 +1,74 @@
+"""`sigmoid`: attention whose weights are sigmoids and are not normalised (Ramapuram et al. 2024, arXiv:2409.04431)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor, nn
+
+from stability.config import Settings
+from stability.mechanisms._base import BIDIRECTIONAL, CAUSAL, MixerShape
+from stability.mechanisms._written_out import AbstractWrittenOutAttention
+from stability.models.precision import at_least_float32
+
+
+class SigmoidAttention(AbstractWrittenOutAttention):
+    """Attention without a softmax: y_i = W_o Σ_j σ(q̃_i·k̃_j / √K + b) v_j + b_o with b = −ln n, per head (its
+    section 2); RoPE on q and k; j ≤ i where causal. What is masked has the weight 0, and no row is normalised.
+
+    With b = −ln n the weights of n positions that score 0 sum to n/(n + 1), about 1 as a softmax's do; without it, to
+    n/2. n is the sequence length that the model is trained on (`model.positions`), as there, where b is a constant: a
+    causal position's output then does not hang on how long the sequence becomes. Where nobody says that length (a layer
+    built by hand, a tokenizer's), n is the number of each sequence's own valid positions, so that padding around it
+    changes nothing. ``norm="after"`` is the hybrid norm that the paper's longer language models need, W_o norm(AV): a
+    root mean square norm of all heads side by side. ``qk_norm`` is a LayerNorm of each head's q and k before the
+    rotation, with scales that the heads share.
+    """
+
+    class Config(Settings):
+        """Settings of the bias and of the norms around the sum."""
+
+        length: int | None = Field(
+            default=None, ge=1, description="n of the bias −ln n; null: the sequence length that the model is made for"
+        )
+        norm: Literal["none", "after"] = Field(
+            default="none", description="root mean square norm of what the heads give, before the output map, or none"
+        )
+        qk_norm: bool = Field(default=False, description="whether each head's queries and keys are normed (LayerNorm)")
+
+    directions = frozenset({BIDIRECTIONAL, CAUSAL})
+    rows_sum_to_one = False
+
+    def __init__(self, config: Config, shape: MixerShape):
+        super().__init__(shape, shape.rope)
+        self.length = shape.num_positions if config.length is None else config.length
+        self.norm = nn.RMSNorm(shape.width, eps=1e-5) if config.norm == "after" else None
+        self.q_norm, self.k_norm = (nn.LayerNorm(shape.head_width) if config.qk_norm else None for _ in range(2))
+
+    def compared(self, q_BNHK: Tensor, k_BNHK: Tensor) -> tuple[Tensor, Tensor]:
+        """Return queries and keys, normed by head where the settings say so."""
+        if self.q_norm is None or self.k_norm is None:
+            return q_BNHK, k_BNHK
+        return self.q_norm(q_BNHK), self.k_norm(k_BNHK)
+
+    def weighed(self, logits_BHNN: Tensor, x_BND: Tensor, mask_BN: Tensor | None) -> Float[Tensor, "B H N N"]:
+        a_BHNN = (logits_BHNN + self.bias(x_BND, mask_BN)).sigmoid()
+        return a_BHNN.masked_fill(~self.seen(x_BND, mask_BN), 0.0)
+
+    def bias(self, x_BND: Tensor, mask_BN: Tensor | None) -> float | Float[Tensor, "B 1 1 1"]:
+        """Return b = −ln n."""
+        if self.length is not None or mask_BN is None:
+            return -math.log(self.length or x_BND.shape[1])
+        valid_B = mask_BN.sum(-1).clamp_min(1)
+        return -at_least_float32(valid_B.to(x_BND.dtype)).log()[:, None, None, None]
+
+    def joined(self, y_BHNK: Tensor, x_BND: Tensor) -> Float[Tensor, "B N D"]:
+        """Return the heads' sums side by side, normed where the settings say so, through W_o."""
+        y_BND = y_BHNK.transpose(1, 2).flatten(2)
+        return self.out(y_BND if self.norm is None else self.norm(at_least_float32(y_BND)))
+
+
+EXPORT = SigmoidAttention
