@@ -68,7 +68,7 @@ class AbstractSoftmaxAttention(AbstractAttention):
         return self.dropout if self.training else 0.0
 
     @classmethod
-    def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int:
+    def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
         """Return how many pairs (query, key) of a sequence are computed; a masked diagonal is computed like the
         rest."""
         return num_positions * (num_positions + 1) // 2 if shape.direction == CAUSAL else num_positions**2
@@ -130,7 +130,7 @@ def visible_pairs(
 
 def attended(
     q_BHNK: Tensor, k_BHNK: Tensor, v_BHNK: Tensor, visible: Tensor, dropped: float = 0.0
-) -> Float[Tensor, "B H N K"]:
+) -> Float[Tensor, "... N K"]:
     """Return softmax(q̃k̃ᵀ/√K) v over the visible keys by torch's scaled_dot_product_attention, and zero, the empty
     sum, in rows that see nothing. ``dropped``: the share of the softmax's weights that is dropped."""
     empty = ~visible.any(-1, keepdim=True)

@@ -95,6 +95,8 @@ WITH: dict[str, dict[str, Any]] = {
     "guards.on_nonfinite": {"guards": {"post_clip_norm": 0.01, "retries": 0}},
     "guards.retries": {"guards": {"post_clip_norm": 0.01, "on_nonfinite": "skip_step", "retries": 2}},
     "mix.order": {"model": {"layers": 4}},
+    "bigbird.link_seed": {"mechanism": {"block": 2}},  # with fewer blocks all are seen
+    "sparse_transformer.summary": {"mechanism": {"pattern": "fixed"}},
     "mhc_lite.permutation_seed": {"residual": {"permutations": 3}},
 }
 # of settings that only go together

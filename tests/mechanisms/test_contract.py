@@ -136,7 +136,13 @@ def test_weights_with_other_settings_reproduce_forward(name, settings, direction
 def test_the_mechanisms_that_probes_observe_are_these():
     """Without the class a mechanism is not observed, and nothing here would fail."""
     classes = {name: REGISTRY.load(name) for name in NAMES}
-    assert [name for name in NAMES if issubclass(classes[name], AbstractSoftmaxAttention)] == ["attentionx", "sa", "sw"]
+    assert [name for name in NAMES if issubclass(classes[name], AbstractSoftmaxAttention)] == [
+        "attentionx",
+        "bigbird",
+        "sa",
+        "sparse_transformer",
+        "sw",
+    ]
     assert [name for name in NAMES if issubclass(classes[name], AbstractConsensus)] == ["sc"]
 
 
