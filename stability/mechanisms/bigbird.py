@@ -70,7 +70,7 @@ class BigBirdAttention(AbstractSoftmaxAttention):
         num_blocks, causal = -(-num_positions // config.block), shape.direction == CAUSAL
         plan = block_links(config, shape.layer, causal, num_blocks)
         gathered = sum(map(len, plan)) * config.block**2
-        return gathered + (num_blocks - len(plan)) * config.block * num_positions
+        return gathered + min((num_blocks - len(plan)) * config.block, num_positions) * num_positions
 
     def links(self, num_blocks: int) -> tuple[tuple[int, ...], ...]:
         """Return which blocks of keys each block of queries sees, in order and without those that fill a list up; first
