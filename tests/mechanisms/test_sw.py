@@ -66,7 +66,7 @@ def test_window_over_the_whole_sequence_is_softmax_attention():
     torch.testing.assert_close(layer(x_BND), whole(x_BND), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["sw", "sc"])
+@pytest.mark.parametrize("name", ["sw", "sc", "longformer", "bigbird"])
 def test_no_tensor_grows_with_the_square_of_the_length(name):
     largest = []
     layer = build_seeded(lambda: build(name, width=WIDTH, heads=2)).double()
