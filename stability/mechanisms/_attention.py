@@ -1,4 +1,4 @@
-"""Softmax attention with rotary positions is the base that `sa`, `sw` and `attentionx` share."""
+"""Softmax attention with rotary positions is the base of `sa`, `sw`, `attentionx` and others."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ class AbstractSoftmaxAttention(AbstractAttention):
         return float(4 * num_positions * shape.width**2 + 2 * pairs * shape.width)
 
     def visible(self, num_positions: int, device: torch.device) -> Bool[Tensor, "N N"]:
-        """Return the pairs (N, N), True where query i (first axis) sees key j in a sequence without padding."""
+        """Return the pairs (N, N), True where query i (first axis) sees key j in a sequence without padding; (H, N, N)
+        where heads see different ones."""
         causal, mask_diagonal = self.causal, self.mask_diagonal
         return visible_pairs(num_positions, None, causal=causal, mask_diagonal=mask_diagonal, device=device)[0, 0]
 

@@ -61,12 +61,14 @@ def test_attention_without_a_softmax_gets_no_softmax_spectra(trained, capsys, wh
         with pytest.raises(ValueError) as caught:
             main(argv)
         reason = "sigmoid has neither consensus nor softmax-attention layers"
-        looks = "what=spectra looks at attentionx, sa, sc, sigmoid_seen, sw"  # a plugin is named like one of ours
+        looks = "what=spectra looks at attentionx, bigbird, longformer, sa, sc, sigmoid_seen, sparse_transformer, sw"  # a plugin is named like one of ours
         assert str(caught.value) == f"not observed: sigmoid; {reason}; {looks}"
     else:
         assert main(argv) == 0
         said = capsys.readouterr().out
-        assert said.startswith(f"not observed: sigmoid; what={what} looks at attentionx, sa, sw\n")
+        assert said.startswith(
+            f"not observed: sigmoid; what={what} looks at attentionx, bigbird, sa, sparse_transformer, sw\n"
+        )
         assert "leaves out" not in said
     assert tables_of(runs["sigmoid"]) == []
 
@@ -129,7 +131,7 @@ def test_the_largest_logit_is_left_empty_where_a_layer_is_not_observed_which_is_
     place = study.path if is_study else runs["mix"].checkpoints()[-1]
     assert hessian.main([f"ckpt={place}", *SHARPNESS]) == 0
     said = capsys.readouterr().out
-    looks = "measure=sharpness looks at attentionx, sa, sw"
+    looks = "measure=sharpness looks at attentionx, bigbird, sa, sparse_transformer, sw"
     lacking = "so their runs get no attention_logit_max and no attention_entropy"
     assert said.startswith(f"not observed: sigmoid, {lacking}; {looks}\n")
     seen = {"mix": False, "sigmoid": False, "sa": True} if is_study else {"mix": False}

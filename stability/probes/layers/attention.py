@@ -1,5 +1,5 @@
-"""Measure how sharp attention has become: the largest logit and the entropy of each softmax-attention layer (sa, sw,
-attentionx), from one forward pass."""
+"""Measure how sharp attention has become: the largest logit and the entropy of each softmax-attention layer, from one
+forward pass."""
 
 from __future__ import annotations
 
