@@ -68,7 +68,7 @@ class AbstractSoftmaxAttention(AbstractAttention):
         return self.dropout if self.training else 0.0
 
     @classmethod
-    def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> float:
+    def num_pairs(cls, config: Any, shape: MixerShape, num_positions: int) -> int | float:
         """Return how many pairs (query, key) of a sequence are computed; a masked diagonal is computed like the
         rest."""
         return num_positions * (num_positions + 1) // 2 if shape.direction == CAUSAL else num_positions**2
